@@ -1,0 +1,54 @@
+"""Where the shipped TOML files are, and how they are read. Nothing about what they mean."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ficco.errors import InputError, closest
+
+__all__ = ["load", "names"]
+
+
+@cache
+def _root() -> Path:
+    """Return the folder of shipped data: inside the package, or beside it in a source tree."""
+    here = Path(__file__).resolve().parent
+    for root in (here / "schedules", here.parent / "schedules"):
+        if (root / "named").is_dir():
+            return root
+    raise InputError(
+        f"the shipped schedules were looked for in {here} and {here.parent} and are in neither; "
+        "install ficco again"
+    )
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """Return the shipped names of one kind (`named`, `machines`), sorted."""
+    return tuple(sorted(path.stem for path in (_root() / kind).glob("*.toml")))
+
+
+def load(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, Any]:
+    """Read a shipped file by its name, or any file by its path (when the name ends in .toml).
+
+    Raises:
+        InputError: (as `error`) there is no such file, or it is not TOML.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+    elif name in names(kind):
+        path = _root() / kind / f"{name}.toml"
+    else:
+        known = names(kind)
+        raise error(
+            f"unknown {what} {name!r}{closest(name, known)}. Known: {', '.join(known)}; "
+            "or give a path that ends in .toml"
+        )
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise error(f"{what} file {name!r} cannot be read: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise error(f"{what} file {name!r} is not valid TOML: {problem}") from None

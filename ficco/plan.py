@@ -1,0 +1,243 @@
+"""Plan: the data that everything else consumes. Buffers, lanes and steps of every rank.
+
+A plan is the contract between lowering, verifier, simulator and engines. This file holds its types
+and the places of signals in a window; `plan_json` reads and writes it; nothing here makes or judges
+one. Types are named tuples because a plan of 8 ranks has thousands of them and is made per shape.
+
+How a plan runs. Each rank forks all its lanes from the call's start and joins them at its end. A
+lane runs its steps one after another, in the order of the list; lanes are concurrent. Steps meet
+through words (`signal`, `wait`, `clear`) and through `after`. Every window exists `copies` times; a
+call uses one copy, and the number in a region or word is counted from the copy of this call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import NamedTuple
+
+from ficco.problem import MAX_WORLD, Problem
+from ficco.schedule import MAX_CHUNKS, Schedule
+
+__all__ = [
+    "KINDS",
+    "ROLES",
+    "UNITS",
+    "VERSION",
+    "WORDS",
+    "WORDS_PER_COPY",
+    "Buffer",
+    "Part",
+    "Plan",
+    "Product",
+    "RankPlan",
+    "Region",
+    "Step",
+    "Word",
+    "digest_of",
+    "word_place",
+]
+
+VERSION = 1
+
+ROLES = ("input", "weight", "output", "window", "workspace")
+
+# Which unit each kind of step may occupy.
+UNITS: dict[str, tuple[str, ...]] = {
+    "copy": ("dma", "sm"),
+    "local_copy": ("sm",),
+    "signal": ("none",),
+    "wait": ("none",),
+    "clear": ("none",),
+    "gemm": ("sm",),
+    "reduce": ("sm",),
+    "collective": ("sm", "dma"),
+    "bag": ("sm",),
+}
+KINDS = tuple(UNITS)
+
+# Words of a window copy, on the rank that holds (waits for and clears) them:
+#   data[writer][chunk]  the writer's chunk has landed          raised by the writer
+#   entered[writer]      the writer has started this call       raised by the writer
+#   free[reader]         the reader is done with its own window raised by the reader
+#   ready[peer][chunk]   a part of a gated step is done         raised by the holder itself
+# Their places never depend on sizes, grain or operator.
+WORDS: dict[str, int] = {  # name: words per peer
+    "data": MAX_CHUNKS,
+    "entered": 1,
+    "free": 1,
+    "ready": MAX_CHUNKS,
+}
+_BASES = {
+    "data": 0,
+    "entered": MAX_WORLD * MAX_CHUNKS,
+    "free": MAX_WORLD * (MAX_CHUNKS + 1),
+    "ready": MAX_WORLD * (MAX_CHUNKS + 2),
+}
+WORDS_PER_COPY = MAX_WORLD * (2 * MAX_CHUNKS + 2)
+
+
+class Region(NamedTuple):
+    """A 2-D box of a buffer: rows [row0, row1), columns [col0, col1)."""
+
+    rank: int
+    buffer: str
+    row0: int
+    row1: int
+    col0: int
+    col1: int
+    copy: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Height of the box."""
+        return self.row1 - self.row0
+
+    @property
+    def cols(self) -> int:
+        """Width of the box."""
+        return self.col1 - self.col0
+
+    @property
+    def area(self) -> int:
+        """Elements in the box."""
+        return (self.row1 - self.row0) * (self.col1 - self.col0)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.buffer}@{self.rank}[{self.row0}:{self.row1}, {self.col0}:{self.col1}]"
+            + (f" copy +{self.copy}" if self.copy else "")
+        )
+
+
+class Word(NamedTuple):
+    """A signal word in the window of `rank`. `entered` carries the plan's digest, others 1."""
+
+    rank: int
+    name: str
+    peer: int
+    chunk: int = 0
+    copy: int = 0
+
+    def __str__(self) -> str:
+        chunk = f"[{self.chunk}]" if WORDS.get(self.name, 1) > 1 else ""
+        return f"{self.name}[{self.peer}]{chunk}@{self.rank}" + (
+            f" copy +{self.copy}" if self.copy else ""
+        )
+
+
+class Product(NamedTuple):
+    """c = a.b (+ c, if `accumulate`) (+ every region of `add`, in order).
+
+    A region of `add` with one row is added to every row of c (a bias). Sums are float32; c is
+    rounded once.
+    """
+
+    a: Region
+    b: Region
+    c: Region
+    accumulate: bool = False
+    add: tuple[Region, ...] = ()
+
+
+class Part(NamedTuple):
+    """A part of a gated step: waits for its words, does its work, raises its signals.
+
+    Parts of one step may run at the same time; only words order them.
+    """
+
+    waits: tuple[Word, ...] = ()
+    products: tuple[Product, ...] = ()
+    reads: tuple[Region, ...] = ()
+    writes: tuple[Region, ...] = ()
+    signals: tuple[Word, ...] = ()
+
+
+class Step(NamedTuple):
+    """An entry of a plan.
+
+    Attributes:
+        id: unique on its rank.
+        lane: the ordered queue that runs it.
+        kind: one of KINDS.
+        unit: "sm", "dma" or "none".
+        reads, writes: copy, local_copy: reads[i] goes to writes[i]. reduce: the sum of reads, in
+            order, in float32, goes to the one region of writes. collective: reads is what this
+            rank gives, writes what it gets. bag: reads table, indices, offsets (its bags); writes
+            their sums.
+        words: signal: raises them; wait: waits for all; clear: sets them to 0.
+        products: gemm: its products, in order.
+        transpose_a, transpose_b: gemm: the operand is stored transposed.
+        after: ids of earlier steps of this rank, of any lane, that are done before this one starts.
+        parts: a gated gemm or bag: its parts; then products, reads and writes stay empty.
+        collective: "all_gather" or "all_to_all": which.
+        concurrent: a gated step that both waits and signals, so that its plan needs lanes that
+            really run at the same time.
+    """
+
+    id: str
+    lane: str
+    kind: str
+    unit: str
+    reads: tuple[Region, ...] = ()
+    writes: tuple[Region, ...] = ()
+    words: tuple[Word, ...] = ()
+    products: tuple[Product, ...] = ()
+    transpose_a: bool = False
+    transpose_b: bool = False
+    after: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    collective: str = ""
+    concurrent: bool = False
+
+
+class Buffer(NamedTuple):
+    """A 2-D array of a rank. Windows are equal on all ranks and visible to peers; others are not."""
+
+    name: str
+    role: str
+    rows: int
+    cols: int
+    dtype: str
+    copies: int = 1
+
+
+class RankPlan(NamedTuple):
+    """What one rank does. Steps stand in the order in which they are submitted."""
+
+    rank: int
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+
+    def buffer(self, name: str) -> Buffer:
+        """Return a buffer by name (KeyError where there is none)."""
+        for buffer in self.buffers:
+            if buffer.name == name:
+                return buffer
+        raise KeyError(name)
+
+
+class Plan(NamedTuple):
+    """All ranks' plans of one call. A rank's own runtime holds just its entry of `ranks`."""
+
+    problem: Problem
+    schedule: Schedule
+    digest: int
+    ranks: tuple[RankPlan, ...]
+
+
+def digest_of(problem: Problem, schedule: Schedule) -> int:
+    """Return the 32-bit non-zero number that says two ranks run the same call.
+
+    It covers the version, what the ranks must agree on in the problem, and the schedule without
+    its name, so that every rank has it without lowering the others.
+    """
+    axes = {axis: value for axis, value in schedule.to_json().items() if axis != "name"}
+    text = json.dumps([VERSION, problem.agreed(), axes], sort_keys=True)
+    number = int.from_bytes(hashlib.blake2s(text.encode(), digest_size=4).digest(), "little")
+    return number or 1
+
+
+def word_place(word: Word) -> int:
+    """Return the index of a word within its window copy's words."""
+    return _BASES[word.name] + word.peer * WORDS[word.name] + word.chunk

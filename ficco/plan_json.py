@@ -1,0 +1,293 @@
+"""A plan as JSON, both ways. The format is described in schedules/plan.schema.json.
+
+Reading checks form alone (fields, types, known kinds); whether a plan is right is for the verifier.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ficco.errors import InputError, PlanError, closest
+from ficco.plan import (
+    KINDS,
+    ROLES,
+    VERSION,
+    WORDS,
+    Buffer,
+    Part,
+    Plan,
+    Product,
+    RankPlan,
+    Region,
+    Step,
+    Word,
+    digest_of,
+)
+from ficco.problem import DTYPES, Problem
+from ficco.schedule import Schedule
+
+__all__ = ["dumps", "loads"]
+
+T = TypeVar("T")
+
+
+def dumps(plan: Plan) -> str:
+    """Return a plan as JSON text, one step a line."""
+    head = {
+        "version": VERSION,
+        "problem": plan.problem.to_json(),
+        "schedule": plan.schedule.to_json(),
+        "digest": plan.digest,
+    }
+    lines = [json.dumps(head)[:-1] + ', "ranks": [']
+    for i, rank in enumerate(plan.ranks):
+        buffers = json.dumps([buffer._asdict() for buffer in rank.buffers])
+        steps = ",\n  ".join(json.dumps(_step(step)) for step in rank.steps)
+        comma = "," if i + 1 < len(plan.ranks) else ""
+        lines.append(
+            f' {{"rank": {rank.rank}, "buffers": {buffers}, "steps": [\n  {steps}\n ]}}{comma}'
+        )
+    return "\n".join(lines) + "\n]}\n"
+
+
+def _step(step: Step) -> dict[str, Any]:
+    """Return a step without its empty fields; id, lane, kind and unit always stand."""
+    out: dict[str, Any] = {
+        "id": step.id,
+        "lane": step.lane,
+        "kind": step.kind,
+        "unit": step.unit,
+        "reads": [_region(r) for r in step.reads],
+        "writes": [_region(r) for r in step.writes],
+        "words": [w._asdict() for w in step.words],
+        "products": [_product(p) for p in step.products],
+        "transpose_a": step.transpose_a,
+        "transpose_b": step.transpose_b,
+        "after": list(step.after),
+        "parts": [_part(p) for p in step.parts],
+        "collective": step.collective,
+        "concurrent": step.concurrent,
+    }
+    return {key: value for key, value in out.items() if value}
+
+
+def _region(region: Region) -> dict[str, Any]:
+    return {
+        "rank": region.rank,
+        "buffer": region.buffer,
+        "copy": region.copy,
+        "rows": [region.row0, region.row1],
+        "cols": [region.col0, region.col1],
+    }
+
+
+def _product(product: Product) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "a": _region(product.a),
+        "b": _region(product.b),
+        "c": _region(product.c),
+        "accumulate": product.accumulate,
+    }
+    if product.add:
+        out["add"] = [_region(r) for r in product.add]
+    return out
+
+
+def _part(part: Part) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "waits": [w._asdict() for w in part.waits],
+        "products": [_product(p) for p in part.products],
+        "reads": [_region(r) for r in part.reads],
+        "writes": [_region(r) for r in part.writes],
+        "signals": [w._asdict() for w in part.signals],
+    }
+    return {key: value for key, value in out.items() if value}
+
+
+def loads(text: str, source: str = "plan") -> Plan:
+    """Read a plan from JSON text; `source` names it in messages.
+
+    Raises:
+        PlanError: not JSON, or not of the plan's form; the message names the place.
+    """
+    try:
+        raw = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as wrong:
+        raise PlanError(f"{source} is not JSON: {wrong}") from None
+    top = _Fields(raw, source, ("version", "problem", "schedule", "digest", "ranks"))
+    version = top.get("version", _whole)
+    if version != VERSION:
+        raise PlanError(
+            f"{source}: version {version} found, this ficco reads version {VERSION}; write the "
+            "plan again with `ficco plan --json`"
+        )
+    try:
+        problem = Problem.from_json(top.get("problem", _mapping))
+        schedule = Schedule.from_json(top.get("schedule", _mapping))
+    except (InputError, TypeError) as wrong:
+        raise PlanError(f"{source}: {wrong}") from None
+    ranks = top.list("ranks", _read_rank)
+    expected = digest_of(problem, schedule)
+    digest = top.get("digest", _whole, expected)
+    if digest != expected:
+        raise PlanError(
+            f"{source}: digest {digest} found, version, problem and schedule give {expected}; "
+            "leave the field out or write that number"
+        )
+    return Plan(problem, schedule, digest, ranks)
+
+
+def _read_rank(raw: Any, where: str) -> RankPlan:
+    f = _Fields(raw, where, ("rank", "buffers", "steps"))
+    return RankPlan(
+        f.get("rank", _whole), f.list("buffers", _read_buffer), f.list("steps", _read_step)
+    )
+
+
+def _read_buffer(raw: Any, where: str) -> Buffer:
+    f = _Fields(raw, where, Buffer._fields)
+    return Buffer(
+        f.get("name", _text),
+        f.get("role", _one_of(ROLES)),
+        f.get("rows", _whole),
+        f.get("cols", _whole),
+        f.get("dtype", _one_of(DTYPES)),
+        f.get("copies", _whole, 1),
+    )
+
+
+def _read_step(raw: Any, where: str) -> Step:
+    f = _Fields(raw, where, Step._fields)
+    return Step(
+        id=f.get("id", _text),
+        lane=f.get("lane", _text),
+        kind=f.get("kind", _one_of(KINDS)),
+        unit=f.get("unit", _one_of(("sm", "dma", "none"))),
+        reads=f.list("reads", _read_region, ()),
+        writes=f.list("writes", _read_region, ()),
+        words=f.list("words", _read_word, ()),
+        products=f.list("products", _read_product, ()),
+        transpose_a=f.get("transpose_a", _flag, False),
+        transpose_b=f.get("transpose_b", _flag, False),
+        after=f.list("after", _text, ()),
+        parts=f.list("parts", _read_part, ()),
+        collective=f.get("collective", _text, ""),
+        concurrent=f.get("concurrent", _flag, False),
+    )
+
+
+def _read_region(raw: Any, where: str) -> Region:
+    f = _Fields(raw, where, ("rank", "buffer", "copy", "rows", "cols"))
+    rows, cols = f.list("rows", _whole), f.list("cols", _whole)
+    if len(rows) != 2 or len(cols) != 2:
+        raise PlanError(f"{where}: rows and cols are [first, one past the last]")
+    return Region(
+        f.get("rank", _whole), f.get("buffer", _text), *rows, *cols, f.get("copy", _whole, 0)
+    )
+
+
+def _read_word(raw: Any, where: str) -> Word:
+    f = _Fields(raw, where, Word._fields)
+    return Word(
+        f.get("rank", _whole),
+        f.get("name", _one_of(WORDS)),
+        f.get("peer", _whole),
+        f.get("chunk", _whole, 0),
+        f.get("copy", _whole, 0),
+    )
+
+
+def _read_product(raw: Any, where: str) -> Product:
+    f = _Fields(raw, where, Product._fields)
+    return Product(
+        f.get("a", _read_region),
+        f.get("b", _read_region),
+        f.get("c", _read_region),
+        f.get("accumulate", _flag, False),
+        f.list("add", _read_region, ()),
+    )
+
+
+def _read_part(raw: Any, where: str) -> Part:
+    f = _Fields(raw, where, Part._fields)
+    return Part(
+        f.list("waits", _read_word, ()),
+        f.list("products", _read_product, ()),
+        f.list("reads", _read_region, ()),
+        f.list("writes", _read_region, ()),
+        f.list("signals", _read_word, ()),
+    )
+
+
+class _Missing:
+    """Marks a field without a default."""
+
+
+class _Fields:
+    """The fields of one JSON object; every error names its place."""
+
+    def __init__(self, raw: Any, where: str, known: tuple[str, ...]) -> None:
+        self.raw: Mapping[str, Any] = _mapping(raw, where)
+        self.where = where
+        for field in self.raw:
+            if field not in known:
+                raise PlanError(
+                    f"{where}: unknown field {field!r}{closest(field, known)}. "
+                    f"Known: {', '.join(known)}"
+                )
+
+    def get(self, field: str, read: Callable[[Any, str], T], default: Any = _Missing) -> T:
+        if field not in self.raw:
+            if default is _Missing:
+                raise PlanError(f"{self.where}: the field {field!r} is missing")
+            return default  # type: ignore[no-any-return]
+        return read(self.raw[field], f"{self.where}.{field}")
+
+    def list(
+        self, field: str, read: Callable[[Any, str], T], default: Any = _Missing
+    ) -> tuple[T, ...]:
+        entries: Any = self.get(field, _array, default)
+        return tuple(read(e, f"{self.where}.{field}[{i}]") for i, e in enumerate(entries))
+
+
+def _mapping(raw: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(raw, dict):
+        raise PlanError(f"{where}: an object is expected, {type(raw).__name__} found")
+    return raw
+
+
+def _array(raw: Any, where: str) -> list[Any]:
+    if not isinstance(raw, list):
+        raise PlanError(f"{where}: a list is expected, {type(raw).__name__} found")
+    return raw
+
+
+def _whole(raw: Any, where: str) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or raw < 0:
+        raise PlanError(f"{where}: a whole number is expected, {raw!r} found")
+    return raw
+
+
+def _text(raw: Any, where: str) -> str:
+    if not isinstance(raw, str) or not raw:
+        raise PlanError(f"{where}: a text is expected, {raw!r} found")
+    return raw
+
+
+def _flag(raw: Any, where: str) -> bool:
+    if not isinstance(raw, bool):
+        raise PlanError(f"{where}: true or false is expected, {raw!r} found")
+    return raw
+
+
+def _one_of(known: Any) -> Callable[[Any, str], str]:
+    def read(raw: Any, where: str) -> str:
+        if not isinstance(raw, str) or raw not in known:
+            raise PlanError(
+                f"{where}: {raw!r}{closest(str(raw), known)}; it is one of {', '.join(known)}"
+            )
+        return raw
+
+    return read

@@ -1,0 +1,308 @@
+"""Problem: what is asked. Operators, sizes, dtypes; nothing about how or where.
+
+A Problem speaks of all ranks. `rows` and `splits` are equal on every rank and part of what the
+ranks agree on; column counts of a gather's outputs and inner sizes of a reduction concern one rank
+each, so that a rank which knows only its own can still build its plan (`agreed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ficco.errors import InputError, closest
+
+__all__ = [
+    "DTYPES",
+    "MAX_WORLD",
+    "OPERATORS",
+    "Output",
+    "Problem",
+    "chunk_sizes",
+    "offsets",
+]
+
+MAX_WORLD = 64  # ranks in one group; places of signals in a window are computed from it
+
+DTYPES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of an element
+
+GATHERING = ("all_gather_matmul",)
+REDUCING = ("matmul_reduce_scatter", "matmul_all_reduce")
+EXCHANGING = ("all_to_all_matmul", "matmul_all_to_all")
+OPERATORS = (*GATHERING, *REDUCING, *EXCHANGING, "embedding_all_to_all")
+
+
+def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:
+    """Cut `total` by torch.chunk's rule: every part ceil(total / parts), the last ones less or 0."""
+    size = -(-total // parts)
+    return tuple(max(0, min(size, total - i * size)) for i in range(parts))
+
+
+def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return where each part begins, and the total as one last entry."""
+    at = [0]
+    for size in sizes:
+        at.append(at[-1] + size)
+    return tuple(at)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One product of a call. All outputs of a gathering operator read the same gather.
+
+    Attributes:
+        columns: columns of the product on each rank (n_r for rank r).
+        operand: name of the weight buffer that it multiplies with.
+        axis: "rows": [m, k] . w[k, n_r] -> [m, n_r]. "contraction": concat(x)^T . w[m, n_r] ->
+            [k, n_r], which accumulates over what arrives (a weight gradient).
+        operand_transposed: the operand is given as [n_r, k] (or [n_r, m]).
+        bias: a row of n_r values is added to every row.
+    """
+
+    columns: tuple[int, ...]
+    operand: str = "w"
+    axis: str = "rows"
+    operand_transposed: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An operator with its sizes.
+
+    Attributes:
+        op: one of OPERATORS.
+        world: ranks p, 1 to 64.
+        rows: per rank; what each holds (all_gather_matmul, all_to_all: its total), or what each
+            gets (matmul_reduce_scatter, matmul_all_reduce's owned part, embedding: its batch slice).
+        k: the contraction, global.
+        outputs: products; reducing and exchanging operators have exactly one.
+        dtype: of inputs and outputs: float32, float16, bfloat16.
+        depths: reducing operators: the part of k on each rank.
+        splits: all-to-all: splits[s][r] rows go from rank s to rank r.
+        tables: embedding: rows of each table, per rank.
+        scales: "none"; the place for scaled dtypes, of which none is implemented.
+    """
+
+    op: str
+    world: int
+    rows: tuple[int, ...]
+    k: int
+    outputs: tuple[Output, ...]
+    dtype: str = "float32"
+    depths: tuple[int, ...] = ()
+    splits: tuple[tuple[int, ...], ...] = ()
+    tables: tuple[tuple[int, ...], ...] = ()
+    scales: str = "none"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def m(self) -> int:
+        """Rows over all ranks."""
+        return sum(self.rows)
+
+    @property
+    def n(self) -> int:
+        """Columns of the whole product: over all ranks where n is split, over all outputs."""
+        if self.op in GATHERING:
+            return sum(sum(output.columns) for output in self.outputs)
+        return self.outputs[0].columns[0]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the inputs."""
+        return DTYPES[self.dtype]
+
+    @classmethod
+    def chunked(
+        cls,
+        op: str,
+        world: int,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str = "float32",
+        bias: bool = False,
+        rows: Sequence[int] | None = None,
+    ) -> Problem:
+        """Build a problem from global sizes, split over ranks by torch.chunk's rule.
+
+        Args:
+            rows: rows per rank, where they are not torch.chunk's.
+
+        Raises:
+            InputError: a size, world, operator or dtype that cannot be.
+        """
+        if op not in OPERATORS:
+            raise InputError(
+                f"unknown operator {op!r}{closest(op, OPERATORS)}. Known: {', '.join(OPERATORS)}"
+            )
+        for name, value in (("m", m), ("n", n), ("k", k)):
+            if value < 1:
+                raise InputError(f"{name}={value}: sizes are 1 or more")
+        _check_world(world)
+        row_sizes = tuple(rows) if rows is not None else chunk_sizes(m, world)
+        if sum(row_sizes) != m:
+            raise InputError(f"rows={list(row_sizes)} add up to {sum(row_sizes)}, but m={m}")
+        columns = chunk_sizes(n, world) if op in GATHERING else (n,) * world
+        return cls(
+            op=op,
+            world=world,
+            rows=row_sizes,
+            k=k,
+            outputs=(Output(columns, bias=bias),),
+            dtype=dtype,
+            depths=chunk_sizes(k, world) if op in REDUCING else (),
+            splits=tuple(chunk_sizes(r, world) for r in row_sizes) if op in EXCHANGING else (),
+        )
+
+    def agreed(self) -> dict[str, Any]:
+        """What every rank of the group must hold equal: all that decides who sends what to whom.
+
+        Columns of a gather and depths of a reduction stay out: no peer needs them, and a rank may
+        know only its own.
+        """
+        facts: dict[str, Any] = {
+            "op": self.op,
+            "world": self.world,
+            "rows": list(self.rows),
+            "dtype": self.dtype,
+            "splits": [list(row) for row in self.splits],
+            "tables": [list(row) for row in self.tables],
+            "scales": self.scales,
+        }
+        facts["width"] = self.n if self.op in REDUCING else self.k
+        if self.op == "matmul_all_to_all":
+            facts["width"] = self.n
+        return facts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the problem as JSON values; `from_json` is the inverse."""
+        return {
+            "op": self.op,
+            "world": self.world,
+            "rows": list(self.rows),
+            "k": self.k,
+            "dtype": self.dtype,
+            "outputs": [
+                {
+                    "columns": list(output.columns),
+                    "operand": output.operand,
+                    "axis": output.axis,
+                    "operand_transposed": output.operand_transposed,
+                    "bias": output.bias,
+                }
+                for output in self.outputs
+            ],
+            "depths": list(self.depths),
+            "splits": [list(row) for row in self.splits],
+            "tables": [list(row) for row in self.tables],
+            "scales": self.scales,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Problem:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: a field is missing, unknown or of the wrong type.
+        """
+        try:
+            outputs = tuple(
+                Output(
+                    columns=tuple(_int(c) for c in output["columns"]),
+                    operand=str(output.get("operand", "w")),
+                    axis=str(output.get("axis", "rows")),
+                    operand_transposed=bool(output.get("operand_transposed", False)),
+                    bias=bool(output.get("bias", False)),
+                )
+                for output in data["outputs"]
+            )
+            return cls(
+                op=str(data["op"]),
+                world=_int(data["world"]),
+                rows=tuple(_int(r) for r in data["rows"]),
+                k=_int(data["k"]),
+                outputs=outputs,
+                dtype=str(data["dtype"]),
+                depths=tuple(_int(d) for d in data.get("depths", ())),
+                splits=tuple(tuple(_int(v) for v in row) for row in data.get("splits", ())),
+                tables=tuple(tuple(_int(v) for v in row) for row in data.get("tables", ())),
+                scales=str(data.get("scales", "none")),
+            )
+        except KeyError as missing:
+            raise InputError(f"problem: the field {missing} is missing") from None
+        except (TypeError, AttributeError) as wrong:
+            raise InputError(f"problem: a field has the wrong type: {wrong}") from None
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _check_world(world: int) -> None:
+    if not 1 <= world <= MAX_WORLD:
+        raise InputError(f"world={world}: ficco runs 1 to {MAX_WORLD} ranks")
+
+
+def _check(problem: Problem) -> None:
+    """Refuse what is no problem at all; every message names the field."""
+    p = problem
+    if p.op not in OPERATORS:
+        raise InputError(
+            f"unknown operator {p.op!r}{closest(p.op, OPERATORS)}. Known: {', '.join(OPERATORS)}"
+        )
+    _check_world(p.world)
+    if p.dtype not in DTYPES:
+        raise InputError(
+            f"dtype {p.dtype!r} is not implemented{closest(p.dtype, DTYPES)}. "
+            f"Known: {', '.join(DTYPES)}"
+        )
+    if p.scales != "none":
+        raise InputError(f"scales={p.scales!r}: no scaled dtype is implemented; use 'none'")
+    if p.k < 1 or p.m < 1:
+        raise InputError(f"m={p.m}, k={p.k}: sizes are 1 or more")
+    _check_per_rank("rows", p.rows, p.world)
+    if not p.outputs:
+        raise InputError("outputs: a problem has at least one")
+    for index, output in enumerate(p.outputs):
+        _check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
+        if sum(output.columns) < 1:
+            raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
+        if output.axis not in ("rows", "contraction"):
+            raise InputError(
+                f"outputs[{index}].axis={output.axis!r}: it is 'rows' or 'contraction'"
+            )
+        if not output.operand.isidentifier():
+            raise InputError(f"outputs[{index}].operand={output.operand!r} is no name")
+    if p.op not in GATHERING:
+        only = p.outputs[0]
+        if len(p.outputs) > 1 or only.axis != "rows" or len(set(only.columns)) > 1:
+            raise InputError(f"{p.op} has one output, along rows, with the same n on every rank")
+    if p.op in REDUCING:
+        _check_per_rank("depths", p.depths, p.world)
+        if sum(p.depths) != p.k:
+            raise InputError(f"depths={list(p.depths)} add up to {sum(p.depths)}, but k={p.k}")
+    elif p.depths:
+        raise InputError(f"depths belong to {' and '.join(REDUCING)}, not to {p.op}")
+    if p.op in EXCHANGING:
+        if len(p.splits) != p.world:
+            raise InputError(f"splits: {len(p.splits)} rows found, one per rank is {p.world}")
+        for rank, row in enumerate(p.splits):
+            _check_per_rank(f"splits[{rank}]", row, p.world)
+            if sum(row) != p.rows[rank]:
+                raise InputError(f"splits[{rank}] add up to {sum(row)}, but rows are {p.rows[rank]}")
+    elif p.splits:
+        raise InputError(f"splits belong to {' and '.join(EXCHANGING)}, not to {p.op}")
+
+
+def _check_per_rank(name: str, sizes: Sequence[int], world: int) -> None:
+    if len(sizes) != world:
+        raise InputError(f"{name}={list(sizes)}: {len(sizes)} entries found, world is {world}")
+    if any(size < 0 for size in sizes):
+        raise InputError(f"{name}={list(sizes)}: sizes are 0 or more")

@@ -1,0 +1,147 @@
+"""Schedule: how to cut and interleave. One frozen dataclass over seven axes, and its named points.
+
+A schedule says nothing about sizes. Values that depend on where it runs are written "world" (grain)
+and "machine" (route, order) and become concrete in `resolve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ficco import data
+from ficco.errors import ScheduleError, closest
+from ficco.machine import Machine
+
+__all__ = ["AXES", "MAX_CHUNKS", "Schedule"]
+
+MAX_CHUNKS = 256  # chunks of one shard; places of signals in a window are computed from it
+
+AXES: dict[str, tuple[str, ...]] = {
+    "cut": ("rows", "columns"),
+    "route": ("all_peers", "rotation", "machine"),
+    "order": ("by_step", "by_peer", "machine"),
+    "start": ("together", "local_first"),
+    "compute": ("whole", "per_step", "per_chunk", "gated"),
+    "transport": ("dma", "sm", "collective"),
+    "network_transport": ("dma", "sm", "collective"),
+    "taper": ("none", "head", "tail", "both"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A point of the design space.
+
+    Attributes:
+        grain: chunks per shard, 1 (shard level) to 256, or "world": as many as ranks (FiCCO's).
+        cut: "rows" (1-D), or "columns" (2-D: slices of k that accumulate).
+        route: "all_peers" (a lane to every peer, all links at once), "rotation" (one peer at a
+            time: rank+1, rank+2, ...), or "machine": what suits the machine's links.
+        order: "by_step" (chunk j to every peer, then j+1), "by_peer" (all chunks to one peer, then
+            the next), or "machine".
+        start: "together" (own shard takes part in the steps), or "local_first" (own shard is
+            computed while the first chunks fly).
+        compute: "whole" (one GEMM), "per_step" (one GEMM over what a step brought), "per_chunk",
+            or "gated" (one launch whose parts wait for their chunks).
+        transport: "dma" (copy engines), "sm", or "collective", inside a node.
+        network_transport: the same, between nodes.
+        taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
+        name: a label; carries no meaning.
+    """
+
+    grain: int | str = "world"
+    cut: str = "rows"
+    route: str = "machine"
+    order: str = "by_step"
+    start: str = "together"
+    compute: str = "per_step"
+    transport: str = "dma"
+    network_transport: str = "collective"
+    taper: str = "none"
+    name: str = "custom"
+
+    def __post_init__(self) -> None:
+        for axis, values in AXES.items():
+            value = getattr(self, axis)
+            if value not in values:
+                raise ScheduleError(
+                    f"schedule {self.name!r}: {axis}={value!r}{closest(str(value), values)}. "
+                    f"{axis} is one of {', '.join(values)}"
+                )
+        grain = self.grain
+        if grain != "world" and (
+            isinstance(grain, bool) or not isinstance(grain, int) or not 1 <= grain <= MAX_CHUNKS
+        ):
+            raise ScheduleError(
+                f"schedule {self.name!r}: grain={grain!r}; it is a whole number from 1 to "
+                f"{MAX_CHUNKS}, or 'world' for as many chunks as there are ranks"
+            )
+
+    @classmethod
+    def named(cls, name: str) -> Schedule:
+        """Read a shipped schedule, or a file where the name ends in .toml.
+
+        Raises:
+            ScheduleError: there is none, or it is no schedule.
+        """
+        return cls.from_toml(data.load("named", name, "schedule", ScheduleError), name)
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """Return the shipped names, plainest first."""
+        first = ("serial", "shard_p2p")
+        return (*first, *sorted(set(data.names("named")) - set(first), reverse=True))
+
+    @classmethod
+    def from_toml(cls, table: Mapping[str, Any], name: str) -> Schedule:
+        """Build a schedule from a parsed file; `name` serves for messages.
+
+        Raises:
+            ScheduleError: a field is unknown or its value impossible.
+        """
+        known = [field.name for field in fields(cls)]
+        for field in table:
+            if field not in known and field != "about":
+                raise ScheduleError(
+                    f"schedule {name!r}: unknown axis {field!r}{closest(field, known)}. "
+                    f"Known: {', '.join(known)}, about"
+                )
+        return cls(**{key: value for key, value in table.items() if key != "about"})
+
+    def resolve(self, world: int, machine: Machine) -> Schedule:
+        """Return the schedule with every value concrete for this group and machine."""
+        return replace(
+            self,
+            grain=world if self.grain == "world" else self.grain,
+            route=machine.best_route if self.route == "machine" else self.route,
+            order=machine.best_order if self.order == "machine" else self.order,
+        )
+
+    @property
+    def chunks(self) -> int:
+        """Chunks per shard.
+
+        Raises:
+            ScheduleError: the schedule is not resolved.
+        """
+        if isinstance(self.grain, str):
+            raise ScheduleError(
+                f"schedule {self.name!r}: grain='world' has no value yet; call "
+                "Schedule.resolve(world, machine) first"
+            )
+        return self.grain
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schedule as JSON values; `from_json` is the inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> Schedule:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ScheduleError: a field is unknown or its value impossible.
+        """
+        return cls.from_toml(table, str(table.get("name", "custom")))
