@@ -1,0 +1,52 @@
+"""Cutting a shard into chunks, and the order in which chunks leave and arrive. No steps here."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ficco.schedule import Schedule
+
+__all__ = ["arrivals", "chunk_bounds", "departures"]
+
+
+@lru_cache(maxsize=4096)
+def chunk_bounds(size: int, chunks: int, taper: str) -> tuple[int, ...]:
+    """Return where each chunk of a shard begins, and the size as one last entry.
+
+    Chunks are as equal as whole numbers allow; with fewer rows than chunks some are empty. A taper
+    makes the first (head) or last (tail) two chunks a quarter and half as large as the others.
+    """
+    weights = [
+        min(
+            1 << min(j, 2) if taper in ("head", "both") else 4,
+            1 << min(chunks - 1 - j, 2) if taper in ("tail", "both") else 4,
+        )
+        for j in range(chunks)
+    ]
+    total, done, bounds = sum(weights), 0, [0]
+    for weight in weights:
+        done += weight
+        bounds.append(size * done // total)
+    return tuple(bounds)
+
+
+def departures(schedule: Schedule, world: int, rank: int) -> list[tuple[int, int]]:
+    """Return (peer, chunk) in the order in which `rank` submits its pushes."""
+    peers = [(rank + turn) % world for turn in range(1, world)]
+    return _in_order(schedule, peers)
+
+
+def arrivals(schedule: Schedule, world: int, rank: int) -> list[tuple[int, int]]:
+    """Return (peer, chunk) in the order in which chunks reach `rank` when nobody is late.
+
+    In turn t rank r pushes to r+t, so r hears from r-1 first.
+    """
+    peers = [(rank - turn) % world for turn in range(1, world)]
+    return _in_order(schedule, peers)
+
+
+def _in_order(schedule: Schedule, peers: list[int]) -> list[tuple[int, int]]:
+    chunks = range(schedule.chunks)
+    if schedule.order == "by_step":
+        return [(peer, chunk) for chunk in chunks for peer in peers]
+    return [(peer, chunk) for peer in peers for chunk in chunks]

@@ -1,0 +1,187 @@
+"""Symbolic contents of buffers: which operands' rows and columns a box holds, or sums of products.
+
+Everything is written in the buffer's own coordinates: element (i, j) of a `Source` box is element
+(i + down, j + right) of an operand; a `Sum` box is a sum of terms whose coordinates shift with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Box", "Content", "Field", "Owner", "Source", "Sum", "combined", "dot", "row_of", "shift"]
+
+Owner = tuple[int, str]  # rank and buffer of an operand
+Key = tuple[object, ...]
+Interval = tuple[int, int]
+
+
+class Box(NamedTuple):
+    """Rows [r0, r1), columns [c0, c1)."""
+
+    r0: int
+    r1: int
+    c0: int
+    c1: int
+
+    @property
+    def area(self) -> int:
+        return (self.r1 - self.r0) * (self.c1 - self.c0)
+
+    def clip(self, other: Box) -> Box | None:
+        """Return the common box, or None."""
+        r0, r1 = max(self.r0, other.r0), min(self.r1, other.r1)
+        c0, c1 = max(self.c0, other.c0), min(self.c1, other.c1)
+        return Box(r0, r1, c0, c1) if r0 < r1 and c0 < c1 else None
+
+    def minus(self, hole: Box) -> Iterator[Box]:
+        """Yield what is left of this box around a hole that lies inside it."""
+        if self.r0 < hole.r0:
+            yield Box(self.r0, hole.r0, self.c0, self.c1)
+        if hole.r1 < self.r1:
+            yield Box(hole.r1, self.r1, self.c0, self.c1)
+        if self.c0 < hole.c0:
+            yield Box(hole.r0, hole.r1, self.c0, hole.c0)
+        if hole.c1 < self.c1:
+            yield Box(hole.r0, hole.r1, hole.c1, self.c1)
+
+    def __str__(self) -> str:
+        return f"[{self.r0}:{self.r1}, {self.c0}:{self.c1}]"
+
+
+class Source(NamedTuple):
+    """Elements of one operand."""
+
+    owner: Owner
+    down: int
+    right: int
+
+
+class Sum(NamedTuple):
+    """A sum of terms. A term is its key and, for a dot product, the intervals it sums over.
+
+    Keys: ("dot", A, a_along_rows, a_shift, B, b_along_columns, b_shift, b_minus_a): element (i, j)
+    sums A[i + a_shift, t] B[t + b_minus_a, j + b_shift] over t, where the flags say that the
+    contraction runs along A's rows, or along B's columns, instead. ("row", B, right): element
+    (0, j + right) of B. ("one", A, down, right): an element of A.
+    """
+
+    terms: tuple[tuple[Key, tuple[Interval, ...]], ...]
+
+
+Content = Source | Sum
+
+
+def dot(
+    a: Owner,
+    a_along_rows: bool,
+    a_shift: int,
+    b: Owner,
+    b_along_columns: bool,
+    b_shift: int,
+    b_minus_a: int,
+    over: Interval,
+) -> Sum:
+    """Return one dot product over an interval, counted in A's coordinates."""
+    key = ("dot", a, a_along_rows, a_shift, b, b_along_columns, b_shift, b_minus_a)
+    return Sum(((key, (over,)),))
+
+
+def row_of(source: Source) -> Sum:
+    """Return a single row of an operand, the same in every row."""
+    return Sum(((("row", source.owner, source.right), ((0, 1),)),))
+
+
+def combined(contents: Iterable[Content]) -> Content:
+    """Return the sum of contents, in a form that is equal for equal sums."""
+    terms: dict[Key, list[Interval]] = {}
+    for content in contents:
+        if isinstance(content, Source):
+            terms.setdefault(("one", *content), []).append((0, 1))
+        else:
+            for key, intervals in content.terms:
+                terms.setdefault(key, []).extend(intervals)
+    joined = tuple(sorted((key, _joined(found)) for key, found in terms.items()))
+    if len(joined) == 1 and joined[0][0][0] == "one" and joined[0][1] == ((0, 1),):
+        return Source(*joined[0][0][1:])  # type: ignore[arg-type]
+    return Sum(joined)
+
+
+def _joined(intervals: list[Interval]) -> tuple[Interval, ...]:
+    """Join intervals that touch; ones that overlap stay apart, which no right sum has."""
+    result: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if result and result[-1][1] == begin:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((begin, end))
+    return tuple(result)
+
+
+def shift(content: Content, down: int, right: int) -> Content:
+    """Return the content seen from a box that lies `down` rows and `right` columns earlier."""
+    if not (down or right):
+        return content
+    if isinstance(content, Source):
+        return Source(content.owner, content.down + down, content.right + right)
+    terms = []
+    for key, intervals in content.terms:
+        if key[0] == "dot":
+            kind, a, along, a_shift, b, across, b_shift, gap = key
+            key = (kind, a, along, a_shift + down, b, across, b_shift + right, gap)  # type: ignore[operator]
+        elif key[0] == "row":
+            key = ("row", key[1], key[2] + right)  # type: ignore[operator]
+        else:
+            key = ("one", key[1], key[2] + down, key[3] + right)  # type: ignore[operator]
+        terms.append((key, intervals))
+    return Sum(tuple(sorted(terms)))
+
+
+@dataclass(slots=True)
+class Field:
+    """The contents of one buffer copy, as disjoint boxes grouped by content."""
+
+    boxes: dict[Content, list[Box]] = field(default_factory=dict)
+
+    def read(self, box: Box) -> list[tuple[Box, Content]]:
+        """Return the known parts of a box; what is missing was never written."""
+        return [
+            (part, content)
+            for content, boxes in self.boxes.items()
+            for known in boxes
+            if (part := known.clip(box))
+        ]
+
+    def write(self, box: Box, content: Content) -> None:
+        """Put content into a box, over whatever it held."""
+        for known in list(self.boxes):
+            boxes = self.boxes[known]
+            if any(entry.clip(box) for entry in boxes):
+                left = []
+                for entry in boxes:
+                    hole = entry.clip(box)
+                    left += list(entry.minus(hole)) if hole else [entry]
+                if left:
+                    self.boxes[known] = left
+                else:
+                    del self.boxes[known]
+        mine = self.boxes.setdefault(content, [])
+        while True:  # join with neighbours of the same content
+            for i, entry in enumerate(mine):
+                joined = _touching(entry, box)
+                if joined:
+                    del mine[i]
+                    box = joined
+                    break
+            else:
+                mine.append(box)
+                return
+
+
+def _touching(a: Box, b: Box) -> Box | None:
+    if (a.c0, a.c1) == (b.c0, b.c1) and (a.r1 == b.r0 or b.r1 == a.r0):
+        return Box(min(a.r0, b.r0), max(a.r1, b.r1), a.c0, a.c1)
+    if (a.r0, a.r1) == (b.r0, b.r1) and (a.c1 == b.c0 or b.c1 == a.c0):
+        return Box(a.r0, a.r1, min(a.c0, b.c0), max(a.c1, b.c1))
+    return None

@@ -1,0 +1,216 @@
+"""Form: each step by itself. Regions lie in buffers, sizes and dtypes agree, units fit kinds.
+
+No order, no values. What passes here can be given to the later stages without further checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ficco.plan import UNITS, Buffer, Plan, Product, RankPlan, Region, Step
+from ficco.verifier.meaning import required_buffers
+from ficco.verifier.violation import Violation
+
+__all__ = ["check_form", "regions_of"]
+
+# Fields that each kind of step uses; all others stay empty.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "copy": ("reads", "writes"),
+    "local_copy": ("reads", "writes"),
+    "signal": ("words",),
+    "wait": ("words",),
+    "clear": ("words",),
+    "gemm": ("products", "parts"),
+    "reduce": ("reads", "writes"),
+    "collective": ("reads", "writes", "collective"),
+    "bag": ("reads", "writes", "parts"),
+}
+
+
+def check_form(plan: Plan) -> list[Violation]:
+    """Return what is malformed, over all ranks."""
+    world = plan.problem.world
+    if [entry.rank for entry in plan.ranks] != list(range(world)):
+        found = [entry.rank for entry in plan.ranks]
+        return [
+            Violation(0, "-", "ranks", f"the plan has ranks {found}, the problem's world is {world}",
+                      f"give the plans of ranks 0 to {world - 1}, in order")
+        ]  # fmt: skip
+    buffers = {
+        (entry.rank, buffer.name): buffer for entry in plan.ranks for buffer in entry.buffers
+    }
+    violations: list[Violation] = []
+    for entry in plan.ranks:
+        violations += _buffers(plan, entry)
+        violations += _steps(entry, buffers)
+    return violations
+
+
+def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
+    rank = entry.rank
+    seen: dict[str, Buffer] = {}
+    for buffer in entry.buffers:
+        if buffer.name in seen:
+            yield _bad(rank, buffer.name, "buffers", "declared twice", "give each its own name")
+        seen[buffer.name] = buffer
+        window = buffer.role == "window"
+        if buffer.copies not in ((1, 2) if window else (1,)):
+            yield _bad(rank, buffer.name, "buffers", f"{buffer.copies} copies",
+                       "a window has 1 or 2 copies, other buffers 1")  # fmt: skip
+    windows = [buffer for buffer in entry.buffers if buffer.role == "window"]
+    first = [buffer for buffer in plan.ranks[0].buffers if buffer.role == "window"]
+    if windows != first:
+        yield _bad(rank, "-", "buffers", "its windows differ from those of rank 0",
+                   "declare the same windows, in the same order, on every rank")  # fmt: skip
+    for needed in required_buffers(plan.problem, rank):
+        found = seen.pop(needed.name, None)
+        if found is None or found != needed:
+            what = f"{found} found" if found else "missing"
+            yield _bad(rank, needed.name, "buffers", f"the problem asks for {needed}; {what}",
+                       "declare it so")  # fmt: skip
+    for extra in seen.values():
+        if extra.role not in ("window", "workspace"):
+            yield _bad(rank, extra.name, "buffers", f"a buffer of role {extra.role!r} that the "
+                       "problem does not know", "make it a workspace")  # fmt: skip
+
+
+def _steps(entry: RankPlan, buffers: dict[tuple[int, str], Buffer]) -> Iterator[Violation]:
+    seen: set[str] = set()
+    for step in entry.steps:
+        if step.id in seen:
+            yield _bad(entry.rank, step.id, "steps", "its id stands twice", "rename one")
+        for other in step.after:
+            if other not in seen:
+                yield _bad(entry.rank, step.id, "steps",
+                           f"after={other!r} names no earlier step of this rank",
+                           "name a step that stands before this one")  # fmt: skip
+        seen.add(step.id)
+        for message, mend in _step(entry.rank, step, buffers):
+            yield _bad(entry.rank, step.id, "form", message, mend)
+
+
+def _step(
+    rank: int, step: Step, buffers: dict[tuple[int, str], Buffer]
+) -> Iterator[tuple[str, str]]:
+    if step.unit not in UNITS[step.kind]:
+        units = " or ".join(UNITS[step.kind])
+        yield f"a {step.kind} on unit {step.unit!r}", f"its unit is {units}"
+    for field in ("reads", "writes", "words", "products", "parts", "collective"):
+        if getattr(step, field) and field not in _FIELDS[step.kind]:
+            yield f"a {step.kind} has no {field}", f"leave {field} out"
+    outside = [region for region in regions_of(step) if not _inside(region, buffers)]
+    for region in outside:
+        yield f"{region} does not lie in a buffer", "keep regions within their buffers"
+    if outside:
+        return
+    for region in regions_of(step):
+        if region.rank != rank and buffers[region.rank, region.buffer].role != "window":
+            yield f"{region} is no window, so rank {rank} cannot reach it", "go through a window"
+    for region in _written(step):
+        if buffers[region.rank, region.buffer].role in ("input", "weight"):
+            yield f"it writes {region}, an operand of the caller", "write elsewhere"
+    yield from _parts(step)
+    yield from _shapes(step, buffers)
+
+
+def _parts(step: Step) -> Iterator[tuple[str, str]]:
+    if step.parts and (step.products or step.reads or step.writes):
+        yield "parts and work beside them", "put all work into parts"
+    both = any(part.waits for part in step.parts) and any(part.signals for part in step.parts)
+    if both != step.concurrent:
+        found = "waits and signals" if both else "does not both wait and signal"
+        yield (
+            f"it {found}, and concurrent is {step.concurrent}",
+            f"set concurrent to {both}",
+        )
+
+
+def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tuple[str, str]]:
+    def dtype(region: Region) -> str:
+        return buffers[region.rank, region.buffer].dtype
+
+    works = [(step.reads, step.writes)] if not step.parts else []
+    works += [(part.reads, part.writes) for part in step.parts]
+    for reads, writes in works:
+        if step.kind in ("copy", "local_copy"):
+            if len(reads) != len(writes) or not reads:
+                yield f"{len(reads)} regions read, {len(writes)} written", "pair them"
+            for source, target in zip(reads, writes, strict=False):
+                if (source.rows, source.cols) != (target.rows, target.cols):
+                    yield f"{source} and {target} differ in size", "copy between equal boxes"
+                if dtype(source) != dtype(target):
+                    yield f"{source} and {target} differ in dtype", "convert by a reduce step"
+        elif step.kind == "reduce":
+            if len(writes) != 1 or not reads:
+                yield f"{len(reads)} regions read, {len(writes)} written", "sum into one region"
+            elif any((r.rows, r.cols) != (writes[0].rows, writes[0].cols) for r in reads):
+                yield f"terms of {writes[0]} differ from it in size", "sum equal boxes"
+        elif step.kind == "bag" and (reads or writes):
+            if len(reads) != 3 or len(writes) != 1:
+                yield "a bag reads table, indices, offsets and writes one region", "give those"
+            elif (reads[2].cols, reads[0].cols) != (writes[0].rows, writes[0].cols):
+                yield f"{writes[0]} does not fit its bags and table", "one row a bag"
+        elif step.kind == "collective":
+            if step.collective not in ("all_gather", "all_to_all"):
+                yield f"collective={step.collective!r}", "it is 'all_gather' or 'all_to_all'"
+        elif step.kind == "gemm" and (reads or writes):
+            yield "a gemm reads and writes by its products", "leave reads and writes out"
+    for product in _products(step):
+        yield from _product(step, product, dtype(product.c))
+    if step.kind in ("signal", "wait", "clear") and not step.words:
+        yield f"a {step.kind} of no words", "name its words, or leave the step out"
+
+
+def _product(step: Step, product: Product, c_dtype: str) -> Iterator[tuple[str, str]]:
+    a, b, c = product.a, product.b, product.c
+    m, k = (a.cols, a.rows) if step.transpose_a else (a.rows, a.cols)
+    k2, n = (b.cols, b.rows) if step.transpose_b else (b.rows, b.cols)
+    if (m, n) != (c.rows, c.cols) or k != k2:
+        yield (
+            f"{a} . {b} is [{m}, {k}] . [{k2}, {n}], which does not give {c}",
+            "make the sizes agree",
+        )
+    for region in product.add:
+        if region.cols != n or region.rows not in (1, m):
+            yield f"{region} cannot be added to {c}", "add equal boxes, or a single row"
+    if product.accumulate and c_dtype != "float32":
+        yield (
+            f"it adds to {c}, which is {c_dtype}, so sums would be rounded more than once",
+            "accumulate in a float32 workspace and round once by a reduce step",
+        )
+
+
+def regions_of(step: Step) -> list[Region]:
+    """Return every region that a step names, its parts' included."""
+    regions = [*step.reads, *step.writes]
+    for part in step.parts:
+        regions += [*part.reads, *part.writes]
+    for product in _products(step):
+        regions += [product.a, product.b, product.c, *product.add]
+    return regions
+
+
+def _written(step: Step) -> Iterable[Region]:
+    yield from step.writes
+    for part in step.parts:
+        yield from part.writes
+    for product in _products(step):
+        yield product.c
+
+
+def _products(step: Step) -> list[Product]:
+    return [*step.products, *(product for part in step.parts for product in part.products)]
+
+
+def _inside(region: Region, buffers: dict[tuple[int, str], Buffer]) -> bool:
+    buffer = buffers.get((region.rank, region.buffer))
+    return (
+        buffer is not None
+        and 0 <= region.row0 < region.row1 <= buffer.rows
+        and 0 <= region.col0 < region.col1 <= buffer.cols
+        and 0 <= region.copy < buffer.copies
+    )
+
+
+def _bad(rank: int, step: str, rule: str, message: str, mend: str) -> Violation:
+    return Violation(rank, step, rule, message, mend)

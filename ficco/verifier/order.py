@@ -1,0 +1,205 @@
+"""Happens-before over all ranks: events, their edges, and clocks that answer "a before b?".
+
+Events of a rank: `before` (the end of its previous call's use of a window copy), `start`, one per
+step (two for a collective: entering and leaving; a gated step has one at each end and one per
+part), and `end`. Edges:
+
+    before -> start -> first step of each lane -> ... -> last step of each lane -> end
+    last event of a step -> first event of the steps that come `after` it
+    raise of a word -> every wait for it;  before(q) -> every wait for free[q], raised by q earlier
+    every rank's entering of a collective -> every rank's leaving
+
+An event's clock holds, per chain (a lane, a part, a call), how far that chain is in its past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco.plan import Part, Plan, Step
+from ficco.verifier.violation import Violation
+from ficco.verifier.words import Uses, WordUses
+
+__all__ = ["Event", "Order"]
+
+
+class Event:
+    """One moment of the plan. `work` is what it reads and writes, if it is that moment."""
+
+    __slots__ = ("chain", "known", "part", "pos", "rank", "sm", "step", "work")
+
+    def __init__(self, rank: int, chain: int, pos: int, step: Step | None, sm: bool) -> None:
+        self.rank, self.chain, self.pos = rank, chain, pos
+        self.step, self.sm = step, sm
+        self.part: int = -1
+        self.work: Step | Part | None = None
+        self.known: npt.NDArray[np.int32] = _NOTHING
+
+    @property
+    def name(self) -> str:
+        """The step's id, with the part's number; "-" for a call's start or end."""
+        if self.step is None:
+            return "-"
+        return self.step.id if self.part < 0 else f"{self.step.id}[{self.part}]"
+
+
+_NOTHING: npt.NDArray[np.int32] = np.empty(0, np.int32)
+
+
+class Order:
+    """The happens-before relation of a plan whose form and word uses are right.
+
+    Attributes:
+        events: in an order that respects all edges.
+        cycle: violations, where steps wait for each other; then nothing else is filled.
+        before: per (rank, copy): the end of the previous call's use of that window copy.
+        first, last: per (rank, step id): the step's first and last event.
+    """
+
+    def __init__(self, plan: Plan, words: WordUses) -> None:
+        self.plan = plan
+        self.chains = 0
+        self.first: dict[tuple[int, str], Event] = {}
+        self.last: dict[tuple[int, str], Event] = {}
+        self.before: dict[tuple[int, int], Event] = {}
+        self.starts: list[Event] = []
+        self._all: list[Event] = []
+        self._after: dict[Event, list[Event]] = {}
+        self._parts: dict[tuple[int, str], list[Event]] = {}
+        for entry in plan.ranks:
+            self._rank(entry.rank, entry.steps)
+        self._collectives()
+        for uses in words.values():
+            self._word(uses)
+        self.events = self._sorted()
+        self.cycle = self._blocked() if len(self.events) < len(self._all) else []
+        if not self.cycle:
+            self._clocks()
+
+    def hb(self, a: Event, b: Event) -> bool:
+        """Whether a happens before b (and is not b)."""
+        if a.chain == b.chain:
+            return a.pos < b.pos
+        return bool(b.known[a.chain] >= a.pos)
+
+    def at(self, rank: int, step: str, part: int = -1) -> Event:
+        """Return the event that awaits or raises a word: of the step, or of one part."""
+        return self.last[rank, step] if part < 0 else self._parts[rank, step][part]
+
+    def preds(self, event: Event) -> list[Event]:
+        """Return the direct predecessors."""
+        return self._after[event]
+
+    def _chain(self) -> int:
+        self.chains += 1
+        return self.chains - 1
+
+    def _new(self, rank: int, chain: int, pos: int, step: Step | None, after: list[Event]) -> Event:
+        event = Event(rank, chain, pos, step, step is not None and step.unit == "sm")
+        self._all.append(event)
+        self._after[event] = after
+        return event
+
+    def _rank(self, rank: int, steps: tuple[Step, ...]) -> None:
+        before = []
+        for copy in range(2):
+            self.before[rank, copy] = self._new(rank, self._chain(), 0, None, [])
+            before.append(self.before[rank, copy])
+        call = self._chain()
+        start = self._new(rank, call, 0, None, before)
+        self.starts.append(start)
+        tails: dict[str, Event] = {}
+        chains: dict[str, int] = {}
+        for step in steps:
+            tail = tails.get(step.lane, start)
+            chain = chains.setdefault(step.lane, self._chain()) if tail is start else tail.chain
+            pos = 0 if tail is start else tail.pos + 1
+            after = [tail, *(self.last[rank, other] for other in step.after)]
+            event = self._new(rank, chain, pos, step, after)
+            self.first[rank, step.id] = event
+            if step.parts:
+                parts = []
+                for number, part in enumerate(step.parts):
+                    piece = self._new(rank, self._chain(), 0, step, [event])
+                    piece.part, piece.work = number, part
+                    parts.append(piece)
+                self._parts[rank, step.id] = parts
+                event = self._new(rank, chain, pos + 1, step, [event, *parts])
+            elif step.kind == "collective":
+                event = self._new(rank, chain, pos + 1, step, [event])
+                event.work = step
+            else:
+                event.work = step
+            self.last[rank, step.id] = tails[step.lane] = event
+        self._new(rank, call, 1, None, [start, *tails.values()])
+
+    def _collectives(self) -> None:
+        per_rank = [
+            [step for step in entry.steps if step.kind == "collective"] for entry in self.plan.ranks
+        ]
+        for together in zip(*per_rank, strict=True):
+            enters = [self.first[rank, step.id] for rank, step in enumerate(together)]
+            for rank, step in enumerate(together):
+                self._after[self.last[rank, step.id]] += enters
+
+    def _word(self, uses: Uses) -> None:
+        raised = [self.at(*use) for use in uses.raises]
+        if uses.word.name == "free":  # what a wait sees is the previous call's raise
+            raised = [self.before[uses.word.peer, uses.word.copy]]
+        for wait in uses.waits:
+            self._after[self.at(*wait)] += raised
+
+    def _sorted(self) -> list[Event]:
+        followers: dict[Event, list[Event]] = {event: [] for event in self._all}
+        missing: dict[Event, int] = {}
+        for event, after in self._after.items():
+            missing[event] = len(after)
+            for earlier in after:
+                followers[earlier].append(event)
+        ready = [event for event in self._all if not missing[event]]
+        done = []
+        while ready:
+            event = ready.pop()
+            done.append(event)
+            for follower in followers[event]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    ready.append(follower)
+        return done
+
+    def _blocked(self) -> list[Violation]:
+        """Name, per rank, the first step that can never run."""
+        done = set(self.events)
+        found: dict[int, Violation] = {}
+        for event in self._all:
+            if event in done or event.step is None or event.rank in found:
+                continue
+            waits_for = [e for e in self._after[event] if e not in done]
+            names = ", ".join(sorted({f"{e.name} of rank {e.rank}" for e in waits_for}))
+            found[event.rank] = Violation(
+                event.rank, event.name, "cycle", f"it waits for {names}, which waits for it",
+                "raise the signal before waiting for the answer",
+            )  # fmt: skip
+        return list(found.values())
+
+    def _clocks(self) -> None:
+        nothing = np.full(self.chains, -1, np.int32)
+        for event in self.events:
+            after = self._after[event]
+            lane = next((e for e in after if e.chain == event.chain), None)
+            others = [e for e in after if e.chain != event.chain]
+            known = lane.known if lane else nothing
+            if others:
+                known = known.copy()
+                for other in others:
+                    np.maximum(known, other.known, out=known)
+                for other in others:
+                    known[other.chain] = max(known[other.chain], other.pos)
+            event.known = known
+
+    def works(self) -> Iterator[Event]:
+        """Yield the events that read or write, in an order that respects all edges."""
+        return (event for event in self.events if event.work is not None)

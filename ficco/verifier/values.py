@@ -1,0 +1,345 @@
+"""Values: follows what every buffer holds, symbolically, and compares outputs with the problem.
+
+Runs once all conflicting accesses are known to be ordered, so one order of events stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ficco.plan import Part, Product, Region, Step
+from ficco.problem import Problem
+from ficco.verifier.contents import Box, Content, Field, Source, combined, dot, row_of, shift
+from ficco.verifier.meaning import expected
+from ficco.verifier.order import Event, Order
+from ficco.verifier.violation import Violation
+
+__all__ = ["check_values"]
+
+
+def check_values(order: Order) -> list[Violation]:
+    """Return reads of what was never written, and outputs that differ from what is asked."""
+    memory = _Memory(order)
+    for event in order.events:
+        if event.step is not None and event.step.kind == "collective":
+            violations = memory.collective(event)
+        elif event.work is not None:
+            violations = list(memory.run(event, event.step, event.work))
+        else:
+            continue
+        if violations:  # what follows from an unknown value would only repeat it
+            return violations
+    return [
+        violation
+        for entry in order.plan.ranks
+        for violation in memory.outputs(order.plan.problem, entry.rank)
+    ]
+
+
+class _Memory:
+    """The symbolic contents of all buffers."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.fields: dict[tuple[int, str, int], Field] = {}
+        self.writers: dict[tuple[int, str], str] = {}
+        self.gathered: dict[int, list[list[tuple[Box, Content]]]] = {}
+        for entry in order.plan.ranks:
+            for buffer in entry.buffers:
+                field = Field()
+                if buffer.role in ("input", "weight") and buffer.rows and buffer.cols:
+                    whole = Box(0, buffer.rows, 0, buffer.cols)
+                    field.write(whole, Source((entry.rank, buffer.name), 0, 0))
+                for copy in range(buffer.copies):
+                    self.fields[entry.rank, buffer.name, copy] = field if copy == 0 else Field()
+
+    def run(self, event: Event, step: Step | None, work: Step | Part) -> Iterator[Violation]:
+        """Carry out the work of one event."""
+        assert step is not None
+        if step.kind in ("copy", "local_copy"):
+            for source, target in zip(work.reads, work.writes, strict=True):
+                parts, hole = self._read(source)
+                if hole:
+                    yield _unwritten(event, hole)
+                    return
+                self._put(event, target, source, parts)
+        elif step.kind == "reduce":
+            yield from self._reduce(event, work)
+        elif step.kind == "bag" and work.reads:
+            yield from self._bag(event, work)
+        for product in work.products:
+            yield from self._multiply(event, step, product)
+
+    def outputs(self, problem: Problem, rank: int) -> Iterator[Violation]:
+        """Compare a rank's outputs with what the problem asks for."""
+        for want in expected(problem, rank):
+            found = self.fields[rank, want.buffer, 0].read(want.box)
+            step = self.writers.get((rank, want.buffer), "-")
+            for box, content in found:
+                if content != want.content:
+                    yield Violation(rank, step, "value",
+                                    f"{want.buffer}{box} is wrong: {_difference(want.content, content)}",
+                                    "mend the regions or the step that should bring it")  # fmt: skip
+            if sum(box.area for box, _ in found) < want.box.area:
+                yield Violation(rank, step, "value",
+                                f"{want.buffer}{want.box} is not written wholly",
+                                "write every element of the output")  # fmt: skip
+
+    def _field(self, region: Region) -> Field:
+        return self.fields[region.rank, region.buffer, region.copy]
+
+    def _read(self, region: Region) -> tuple[list[tuple[Box, Content]], Region | None]:
+        """Return the contents of a region, and the region itself where some of it is unknown."""
+        parts = self._field(region).read(Box(*region[2:6]))
+        known = sum(box.area for box, _ in parts)
+        return parts, region if known < region.area else None
+
+    def _put(
+        self, event: Event, target: Region, source: Region, parts: list[tuple[Box, Content]]
+    ) -> None:
+        """Write contents read from `source` to `target`."""
+        down, right = source.row0 - target.row0, source.col0 - target.col0
+        field = self._field(target)
+        for box, content in parts:
+            moved = Box(box.r0 - down, box.r1 - down, box.c0 - right, box.c1 - right)
+            field.write(moved, shift(content, down, right))
+        self.writers[target.rank, target.buffer] = event.name
+
+    def _reduce(self, event: Event, work: Step | Part) -> Iterator[Violation]:
+        target = work.writes[0]
+        terms = []
+        for source in work.reads:
+            parts, hole = self._read(source)
+            if hole:
+                yield _unwritten(event, hole)
+                return
+            terms.append(_moved(parts, source, target))
+        self._store(event, target, _sums(terms, Box(*target[2:6])))
+
+    def _store(self, event: Event, target: Region, parts: list[tuple[Box, Content]]) -> None:
+        for box, content in parts:
+            self._field(target).write(box, content)
+        self.writers[target.rank, target.buffer] = event.name
+
+    def _bag(self, event: Event, work: Step | Part) -> Iterator[Violation]:
+        table, _, bags = work.reads
+        target = work.writes[0]
+        parts, hole = self._read(table)
+        whole = self.order.plan.ranks[table.rank].buffer(table.buffer)
+        if hole or table.area != whole.rows * whole.cols or bags.row0 != 0:
+            yield Violation(event.rank, event.name, "value", f"{table} is not a whole table",
+                            "give the bag its table whole")  # fmt: skip
+            return
+        owner = (event.rank, f"bags of {table.buffer}")
+        content = Source(owner, bags.col0 - target.row0, -target.col0)
+        self._store(event, target, [(Box(*target[2:6]), content)])
+
+    def _multiply(self, event: Event, step: Step, product: Product) -> Iterator[Violation]:
+        c = product.c
+        box = Box(*c[2:6])
+        halves = []
+        for region in (product.a, product.b):
+            parts, hole = self._read(region)
+            if hole:
+                yield _unwritten(event, hole)
+                return
+            if not all(isinstance(content, Source) for _, content in parts):
+                yield Violation(event.rank, event.name, "value",
+                                f"it multiplies {region}, which holds sums, not an operand",
+                                "multiply operands alone")  # fmt: skip
+                return
+            halves.append(parts)
+        terms = [_dots(step, product, *halves)]
+        for region in (c,) if product.accumulate else ():
+            parts, hole = self._read(region)
+            if hole:
+                yield _unwritten(event, hole)
+                return
+            terms.append(parts)
+        for region in product.add:
+            parts, hole = self._read(region)
+            if hole:
+                yield _unwritten(event, hole)
+                return
+            spread = region.rows == 1 and c.rows > 1
+            if spread or (region.rows == 1 and _is_bias(parts)):
+                terms.append(_spread(parts, region, c))
+            else:
+                terms.append(_moved(parts, region, c))
+        self._store(event, c, _sums(terms, box))
+
+    def collective(self, event: Event) -> list[Violation]:
+        """Snapshot what a rank gives when it enters; write what it gets when it leaves."""
+        step = event.step
+        assert step is not None
+        world = self.order.plan.problem.world
+        number = [
+            s.id for s in self.order.plan.ranks[event.rank].steps if s.kind == "collective"
+        ].index(step.id)
+        given = self.gathered.setdefault(number, [[] for _ in range(world)])
+        peers = [
+            [s for s in entry.steps if s.kind == "collective"][number]
+            for entry in self.order.plan.ranks
+        ]
+        if event.work is None:
+            for region in step.reads:
+                parts, hole = self._read(region)
+                if hole:
+                    return [_unwritten(event, hole)]
+                given[event.rank].append((Box(*region[2:6]), Source((-1, "-"), 0, 0)))
+                given[event.rank] += parts
+            return []
+        pairs = _exchanged(event.rank, step, peers)
+        if pairs is None:
+            return [
+                Violation(event.rank, step.id, "collective", "what its peers give does not fit "
+                          "what it takes", "make the regions agree on all ranks")
+            ]  # fmt: skip
+        for source, target in pairs:
+            parts = [
+                (part, content)
+                for box, content in given[source.rank]
+                if content != Source((-1, "-"), 0, 0)
+                and (part := box.clip(Box(*source[2:6]))) is not None
+            ]
+            self._put(event, target, source, parts)
+        return []
+
+
+def _exchanged(rank: int, step: Step, peers: list[Step]) -> list[tuple[Region, Region]] | None:
+    """Return what goes where on this rank, or None where sizes do not fit."""
+    if step.collective == "all_gather":
+        if len(step.writes) != 1:
+            return None
+        target, row, pairs = step.writes[0], step.writes[0].row0, []
+        for peer in peers:
+            for source in peer.reads:
+                pairs.append((source, target._replace(row0=row, row1=row + source.rows)))
+                row += source.rows
+        fits = row == target.row1 and all(s.cols == target.cols for s, _ in pairs)
+        return pairs if fits else None
+    if len(step.writes) != len(peers) or any(len(peer.reads) != len(peers) for peer in peers):
+        return None
+    pairs = [(peer.reads[rank], step.writes[s]) for s, peer in enumerate(peers)]
+    fits = all((s.rows, s.cols) == (t.rows, t.cols) for s, t in pairs)
+    return pairs if fits else None
+
+
+def _is_bias(parts: list[tuple[Box, Content]]) -> bool:
+    return all(isinstance(content, Source) for _, content in parts)
+
+
+def _moved(
+    parts: list[tuple[Box, Content]], source: Region, target: Region
+) -> list[tuple[Box, Content]]:
+    down, right = source.row0 - target.row0, source.col0 - target.col0
+    return [
+        (Box(b.r0 - down, b.r1 - down, b.c0 - right, b.c1 - right), shift(content, down, right))
+        for b, content in parts
+    ]
+
+
+def _spread(
+    parts: list[tuple[Box, Content]], row: Region, target: Region
+) -> list[tuple[Box, Content]]:
+    """Return a single row added to every row of the target. Only operands can be."""
+    found = []
+    for box, content in _moved(parts, row, target):
+        if not isinstance(content, Source) or content.down + target.row0 != 0:
+            content = Source((-1, "a row that is no bias"), 0, 0)
+        found.append((Box(target.row0, target.row1, box.c0, box.c1), row_of(content)))
+    return found
+
+
+def _dots(
+    step: Step,
+    product: Product,
+    a_parts: list[tuple[Box, Content]],
+    b_parts: list[tuple[Box, Content]],
+) -> list[tuple[Box, Content]]:
+    """Return the products of all pieces of a with all pieces of b, where they meet in c."""
+    a, b, c = product.a, product.b, product.c
+    left = [_oriented(box, content, a, step.transpose_a) for box, content in a_parts]
+    right = [_oriented(box, content, b, not step.transpose_b) for box, content in b_parts]
+    found = []
+    for a_outer, a_inner, a_owner, a_outer_shift, a_inner_shift in left:
+        for b_outer, b_inner, b_owner, b_outer_shift, b_inner_shift in right:
+            begin, end = max(a_inner[0], b_inner[0]), min(a_inner[1], b_inner[1])
+            if begin >= end:
+                continue
+            box = Box(c.row0 + a_outer[0], c.row0 + a_outer[1],
+                      c.col0 + b_outer[0], c.col0 + b_outer[1])  # fmt: skip
+            content = dot(
+                a_owner, step.transpose_a, a_outer_shift - c.row0,
+                b_owner, step.transpose_b, b_outer_shift - c.col0,
+                b_inner_shift - a_inner_shift, (begin + a_inner_shift, end + a_inner_shift),
+            )  # fmt: skip
+            found.append((box, content))
+    return found
+
+
+def _oriented(
+    box: Box, content: Content, region: Region, inner_is_rows: bool
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, str], int, int]:
+    """Return outer and inner ranges counted from the region, owner, outer and inner shifts."""
+    assert isinstance(content, Source)
+    rows = (box.r0 - region.row0, box.r1 - region.row0)
+    cols = (box.c0 - region.col0, box.c1 - region.col0)
+    down, right = region.row0 + content.down, region.col0 + content.right
+    if inner_is_rows:
+        return cols, rows, content.owner, right, down
+    return rows, cols, content.owner, down, right
+
+
+def _sums(terms: list[list[tuple[Box, Content]]], target: Box) -> list[tuple[Box, Content]]:
+    """Cut the target where any term changes, and return the sum in every cell.
+
+    A column of a product list may hold several boxes over one place: its slices of k.
+    """
+    boxes = [(box, content) for parts in terms for box, content in parts]
+    rows = sorted({target.r0, target.r1, *(edge for box, _ in boxes for edge in box[:2])})
+    cols = sorted({target.c0, target.c1, *(edge for box, _ in boxes for edge in box[2:])})
+    found = []
+    for r0, r1 in zip(rows, rows[1:], strict=False):
+        across = [(box, content) for box, content in boxes if box.r0 <= r0 and r1 <= box.r1]
+        for c0, c1 in zip(cols, cols[1:], strict=False):
+            here = [content for box, content in across if box.c0 <= c0 and c1 <= box.c1]
+            found.append((Box(r0, r1, c0, c1), combined(here)))
+    return found
+
+
+def _unwritten(event: Event, region: Region) -> Violation:
+    return Violation(
+        event.rank, event.name, "value", f"it reads {region}, part of which this call never wrote",
+        "bring the data there first, and wait for it",
+    )  # fmt: skip
+
+
+def _difference(want: Content, found: Content) -> str:
+    """Say how a content differs from what is asked."""
+    if isinstance(found, Source):
+        return f"it holds rows of {found.owner[1]} of rank {found.owner[0]}, not a sum of products"
+    if isinstance(want, Source):
+        return f"it is no plain copy of {want.owner[1]} of rank {want.owner[0]}"
+    wanted, got = dict(want.terms), dict(found.terms)
+    for key, intervals in got.items():
+        if any(a[1] > b[0] for a, b in zip(intervals, intervals[1:], strict=False)):
+            return f"terms of {_term(key)} are counted twice"
+        if key not in wanted:
+            return f"it adds {_term(key)}, in the wrong place or not asked for"
+        if intervals != wanted[key]:
+            return f"of {_term(key)} it sums over {list(intervals)}, not {list(wanted[key])}"
+    missing = next(key for key in wanted if key not in got)
+    return f"{_term(missing)} is missing"
+
+
+def _term(key: tuple[object, ...]) -> str:
+    def owner(index: int) -> str:
+        rank, name = key[index]  # type: ignore[misc]
+        return f"{name} of rank {rank}"
+
+    if key[0] == "dot":
+        return f"{owner(1)} times {owner(4)}"
+    return owner(1)
+
+

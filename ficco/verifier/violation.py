@@ -1,0 +1,20 @@
+"""One thing that is wrong with a plan, as the verifier's stages report it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Violation"]
+
+
+class Violation(NamedTuple):
+    """What is wrong, where, by which rule, and what would mend it."""
+
+    rank: int
+    step: str
+    rule: str
+    message: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, step {self.step!r}: {self.rule}: {self.message}; {self.mend}"

@@ -1,0 +1,184 @@
+"""Words: every signal has one raiser, waiters on one rank, one clearer, and a state to return to.
+
+Between calls all words are 0 but `free`, which is 1 or still to come from the reader's previous
+call. `check_uses` holds what needs no order of events; `check_words` what does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ficco.plan import WORDS, Plan, Word
+from ficco.verifier.violation import Violation
+
+if TYPE_CHECKING:
+    from ficco.verifier.order import Order
+
+__all__ = ["Use", "Uses", "WordUses", "check_uses", "check_words", "words_of"]
+
+Use = tuple[int, str, int]  # rank, step id, part (-1: the step itself)
+
+
+@dataclass(slots=True)
+class Uses:
+    """Who raises, awaits and clears one word."""
+
+    word: Word
+    raises: list[Use] = field(default_factory=list)
+    waits: list[Use] = field(default_factory=list)
+    clears: list[Use] = field(default_factory=list)
+
+
+WordUses = dict[Word, Uses]
+
+
+def words_of(plan: Plan) -> WordUses:
+    """Collect all uses of all words of a plan."""
+    found: WordUses = {}
+
+    def of(word: Word) -> Uses:
+        uses = found.get(word)
+        if uses is None:
+            uses = found[word] = Uses(word)
+        return uses
+
+    for entry in plan.ranks:
+        for step in entry.steps:
+            use = (entry.rank, step.id, -1)
+            for word in step.words:
+                uses = of(word)
+                if step.kind == "signal":
+                    uses.raises.append(use)
+                elif step.kind == "wait":
+                    uses.waits.append(use)
+                else:
+                    uses.clears.append(use)
+            for number, part in enumerate(step.parts):
+                for word in part.waits:
+                    of(word).waits.append((entry.rank, step.id, number))
+                for word in part.signals:
+                    of(word).raises.append((entry.rank, step.id, number))
+    return found
+
+
+def check_uses(plan: Plan, words: WordUses) -> list[Violation]:
+    """Return violations that need no order: wrong owners, missing or repeated uses."""
+    violations = [violation for uses in words.values() for violation in _owners(plan, uses)]
+    if violations:
+        return violations
+    counts = [violation for uses in words.values() for violation in _counts(uses)]
+    return counts + _collectives(plan)
+
+
+def _owners(plan: Plan, uses: Uses) -> Iterator[Violation]:
+    word, world = uses.word, plan.problem.world
+    any_use = (uses.raises + uses.waits + uses.clears)[0]
+    local = word.name == "ready"
+    fits = (
+        0 <= word.rank < world
+        and 0 <= word.peer < world
+        and 0 <= word.chunk < WORDS[word.name]
+        and 0 <= word.copy < 2
+        and (local or word.peer != word.rank)
+    )
+    if not fits:
+        yield _bad(any_use, f"{word} is no word of this group",
+                   f"ranks are 0 to {world - 1}, chunks 0 to {WORDS[word.name] - 1}, "
+                   "and a rank signals itself by `ready` alone")  # fmt: skip
+        return
+    raiser = word.rank if local else word.peer
+    for use in uses.raises:
+        if use[0] != raiser:
+            yield _bad(use, f"it raises {word}, which belongs to rank {raiser}",
+                       f"let rank {raiser} raise it, or raise {word.name}[{use[0]}]")  # fmt: skip
+    for use in uses.waits + uses.clears:
+        if use[0] != word.rank:
+            yield _bad(use, f"it uses {word}, which lies with rank {word.rank}",
+                       f"only rank {word.rank} may wait for it and clear it")  # fmt: skip
+
+
+def _counts(uses: Uses) -> Iterator[Violation]:
+    word = uses.word
+    for extra in uses.raises[1:]:
+        yield _bad(extra, f"{word} is raised a second time, first by {_name(uses.raises[0])}",
+                   "raise a word once a call")  # fmt: skip
+    for extra in uses.clears[1:]:
+        yield _bad(extra, f"{word} is cleared a second time, first by {_name(uses.clears[0])}",
+                   "clear a word once a call")  # fmt: skip
+    if word.name == "free":
+        if uses.clears and not uses.raises:
+            yield _bad(uses.clears[0], f"{word} is cleared and never raised again",
+                       f"let rank {word.peer} raise it when it is done with its window")  # fmt: skip
+        if (uses.raises or uses.waits) and not uses.clears:
+            use = (uses.raises or uses.waits)[0]
+            yield _bad(use, f"{word} is used but not cleared, though it is 1 when a call starts",
+                       f"let rank {word.rank} clear it after waiting for it")  # fmt: skip
+        return
+    if uses.waits and not uses.raises:
+        yield _bad(uses.waits[0], f"it waits for {word}, which nothing raises",
+                   f"let rank {word.peer} raise it")  # fmt: skip
+    if uses.raises and not uses.clears:
+        yield _bad(uses.raises[0], f"{word} is raised and never cleared",
+                   f"let rank {word.rank} clear it after its last wait for it")  # fmt: skip
+
+
+def _collectives(plan: Plan) -> list[Violation]:
+    """All ranks meet in the same collectives, in the same order."""
+    per_rank = [
+        [step for step in entry.steps if step.kind == "collective"] for entry in plan.ranks
+    ]
+    for rank, steps in enumerate(per_rank):
+        if [step.collective for step in steps] != [step.collective for step in per_rank[0]]:
+            step = steps[0].id if steps else "-"
+            return [
+                Violation(rank, step, "collective", "its collectives differ from those of rank 0",
+                          "let all ranks take part in the same collectives, in the same order")
+            ]  # fmt: skip
+    return []
+
+
+def check_words(order: Order, words: WordUses) -> list[Violation]:
+    """Return violations of the one-shot rule, now that the order of events is known."""
+    return [violation for uses in words.values() for violation in _ordered(order, uses)]
+
+
+def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
+    word = uses.word
+    if not uses.clears:
+        return
+    clear = order.at(*uses.clears[0])
+    for use in uses.waits:
+        if not order.hb(order.at(*use), clear):
+            yield _bad(use, f"its wait for {word} may come after the word is cleared by "
+                       f"{_name(uses.clears[0])}", "clear the word after the last wait")  # fmt: skip
+    for use in uses.raises:
+        raised = order.at(*use)
+        if word.name == "free":
+            if not order.hb(clear, raised):
+                yield _bad(use, f"it raises {word} perhaps before rank {word.rank} has cleared the "
+                           "one before it", f"wait for entered[{word.rank}], raised behind the "
+                           "clear, first")  # fmt: skip
+            continue
+        if not order.hb(raised, clear):
+            yield _bad(uses.clears[0], f"it clears {word} perhaps before it is raised by "
+                       f"{_name(use)}", "wait for the word before clearing it")  # fmt: skip
+        if not order.hb(order.before[word.rank, word.copy], raised):
+            yield _bad(use, f"it raises {word} perhaps while rank {word.rank} is still in its "
+                       "previous call", f"wait for free[{word.rank}] first")  # fmt: skip
+    if word.name == "free" and not order.hb(order.before[word.peer, word.copy], clear):
+        yield _bad(uses.clears[0], f"it clears {word} perhaps before it has come",
+                   "wait for the word before clearing it")  # fmt: skip
+
+
+def _bad(use: Use, message: str, mend: str) -> Violation:
+    return Violation(use[0], _label(use), "words", message, mend)
+
+
+def _label(use: Use) -> str:
+    return use[1] if use[2] < 0 else f"{use[1]}[{use[2]}]"
+
+
+def _name(use: Use) -> str:
+    return f"{_label(use)} of rank {use[0]}"
