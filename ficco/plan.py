@@ -16,7 +16,7 @@ import hashlib
 import json
 from typing import NamedTuple
 
-from ficco.problem import MAX_WORLD, Problem
+from ficco.problem import DTYPES, MAX_WORLD, Problem
 from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "Step",
     "Word",
     "digest_of",
+    "window_places",
+    "word_at",
     "word_place",
 ]
 
@@ -241,3 +243,25 @@ def digest_of(problem: Problem, schedule: Schedule) -> int:
 def word_place(word: Word) -> int:
     """Return the index of a word within its window copy's words."""
     return _BASES[word.name] + word.peer * WORDS[word.name] + word.chunk
+
+
+def word_at(rank: int, place: int) -> Word:
+    """Return the word that `word_place` puts at this index, in the window of `rank`."""
+    name = max((n for n, base in _BASES.items() if base <= place), key=_BASES.__getitem__)
+    peer, chunk = divmod(place - _BASES[name], WORDS[name])
+    return Word(rank, name, peer, chunk)
+
+
+WINDOW_ALIGN = 256  # bytes; several window buffers of a plan lie behind one another
+
+
+def window_places(buffers: tuple[Buffer, ...]) -> tuple[dict[str, int], int]:
+    """Return the byte offset of each window buffer within a window copy, and the bytes of all."""
+    places: dict[str, int] = {}
+    end = 0
+    for buffer in buffers:
+        if buffer.role == "window":
+            places[buffer.name] = end
+            size = buffer.rows * buffer.cols * DTYPES[buffer.dtype]
+            end += -(-size // WINDOW_ALIGN) * WINDOW_ALIGN
+    return places, end

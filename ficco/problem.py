@@ -280,6 +280,7 @@ def _check(problem: Problem) -> None:
             )
         if not output.operand.isidentifier():
             raise InputError(f"outputs[{index}].operand={output.operand!r} is no name")
+    _check_operands(p.outputs)
     if p.op not in GATHERING:
         only = p.outputs[0]
         if len(p.outputs) > 1 or only.axis != "rows" or len(set(only.columns)) > 1:
@@ -299,6 +300,20 @@ def _check(problem: Problem) -> None:
                 raise InputError(f"splits[{rank}] add up to {sum(row)}, but rows are {p.rows[rank]}")
     elif p.splits:
         raise InputError(f"splits belong to {' and '.join(EXCHANGING)}, not to {p.op}")
+
+
+def _check_operands(outputs: tuple[Output, ...]) -> None:
+    """Outputs that name one operand must see one shape."""
+    first: dict[str, Output] = {}
+    for index, output in enumerate(outputs):
+        other = first.setdefault(output.operand, output)
+        if (output.columns, output.axis, output.operand_transposed) != (
+            other.columns, other.axis, other.operand_transposed,
+        ):  # fmt: skip
+            raise InputError(
+                f"outputs[{index}] and an earlier one name operand {output.operand!r} with "
+                "different shapes; give each operand a name of its own"
+            )
 
 
 def _check_per_rank(name: str, sizes: Sequence[int], world: int) -> None:

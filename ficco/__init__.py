@@ -1,0 +1,75 @@
+"""ficco hides tensor-parallel communication behind the GEMMs that need it.
+
+Importing it loads nothing heavy; names below are fetched when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ficco.errors import (
+        EngineError,
+        FiccoError,
+        InputError,
+        MachineError,
+        PlanError,
+        ScheduleError,
+        TimeoutExceeded,
+    )
+    from ficco.machine import Machine
+    from ficco.node import Node
+    from ficco.plan import Plan
+    from ficco.problem import Output, Problem
+    from ficco.schedule import Schedule
+    from ficco.timeline import Span, Timeline
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EngineError": "errors",
+    "FiccoError": "errors",
+    "InputError": "errors",
+    "Machine": "machine",
+    "MachineError": "errors",
+    "Node": "node",
+    "Output": "problem",
+    "Plan": "plan",
+    "PlanError": "errors",
+    "Problem": "problem",
+    "Schedule": "schedule",
+    "ScheduleError": "errors",
+    "Span": "timeline",
+    "Timeline": "timeline",
+    "TimeoutExceeded": "errors",
+}
+
+__all__ = [
+    "EngineError",
+    "FiccoError",
+    "InputError",
+    "Machine",
+    "MachineError",
+    "Node",
+    "Output",
+    "Plan",
+    "PlanError",
+    "Problem",
+    "Schedule",
+    "ScheduleError",
+    "Span",
+    "Timeline",
+    "TimeoutExceeded",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"ficco.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'ficco' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,253 @@
+"""The native core of the host engine: copy lanes as native threads, windows, words, paced links.
+
+What the compiled module offers, and what each call promises. The rows of a program are described
+at `Program`. No Python object is touched by a lane, so nothing here needs the GIL to make progress;
+whatever may block releases it.
+
+Errors: ValueError for an argument that is out of its range, RuntimeError for a call that the
+present state forbids, MemoryError where memory cannot be had. A wait that never ends is not an
+exception but a failure of the group: calls return False and `Group.failure` says what happened.
+
+Processes: lanes are threads, so a process that forks must not use its groups in the child.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_WORLD: int
+"""Most ranks of a group."""
+
+MAX_CHUNKS: int
+"""Most chunks per shard, which is the number of `data` words per writer."""
+
+MAX_LANES: int
+"""Most native lanes of a rank."""
+
+WORDS_PER_COPY: int
+"""Words in one copy of a window; their places are those of `ficco.plan.word_place`."""
+
+def now_ns() -> int:
+    """Return CLOCK_MONOTONIC in nanoseconds: the clock of `Program.times`."""
+
+def sleep_until_ns(t: int) -> None:
+    """Sleep until CLOCK_MONOTONIC reaches `t` ns, as precisely as the kernel can.
+
+    Returns at once where `t` is past. The GIL is released.
+    """
+
+class Fabric:
+    """Links that are paced: a copy over one lasts at least as long as a model says.
+
+    Copies at the same time share by max-min fairness (a fluid model). A copy first takes its
+    latency, which holds no bandwidth, then its bytes flow.
+    """
+
+    def __init__(self, world: int, per: Literal["pair", "port"], gbps: float) -> None:
+        """Make the links between `world` ranks.
+
+        Args:
+            world: number of ranks, 1 to MAX_WORLD.
+            per: "pair": each ordered pair of ranks has a link of its own. "port": each rank has
+                one port out and one port in, shared by all its copies.
+            gbps: rate of a link or of a port in 1e9 bytes per second.
+        """
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def per(self) -> Literal["pair", "port"]:
+        """What the rate belongs to."""
+
+    @property
+    def gbps(self) -> float:
+        """Rate of a link or of a port in 1e9 bytes per second."""
+
+class Group:
+    """What the ranks of one node share: windows, words, lane threads and the first failure."""
+
+    def __init__(self, world: int, timeout_s: float, fabric: Fabric | None) -> None:
+        """Make the windows, without room for data; see `grow`.
+
+        Args:
+            world: number of ranks, 1 to MAX_WORLD.
+            timeout_s: how long a wait may last before the group has failed.
+            fabric: the paced links, of the same world; None copies as fast as memory allows.
+        """
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of data in each copy of each window."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a wait may last. A new value holds for waits that run already, too."""
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None: ...
+    def grow(self, data_bytes: int) -> None:
+        """Give each copy of each window at least `data_bytes`, rounded up to pages.
+
+        Words keep their values. Where there is room already nothing happens; otherwise the data
+        are lost and addresses change.
+
+        Raises:
+            RuntimeError: a program runs.
+            MemoryError: the memory cannot be had. The windows stay as they were.
+        """
+
+    def window(self, rank: int, copy: int) -> int:
+        """Return the address of the data of one copy of a rank's window; 0 before `grow`."""
+
+    def word(self, rank: int, copy: int, index: int) -> int:
+        """Return the value of a word now, for tests and messages."""
+
+    def fail(self, rank: int) -> None:
+        """Mark the group failed ("stopped") because `rank` cannot go on.
+
+        Waits give up within about 10 ms and what is queued is skipped. An earlier failure stays
+        the one that is reported.
+        """
+
+    def failure(
+        self,
+    ) -> tuple[int, int, int, int, Literal["timeout", "stopped"], float, int, int] | None:
+        """Return the first failure, or None.
+
+        Returns:
+            (rank, step, word_rank, word_index, kind, seconds, found, expected). `step` is the
+            index in the program of `rank`. `seconds` is how long it waited, `found` what the word
+            held then. A wait for a step of the same program (an "after" row) has word_rank -1 and
+            the awaited step as word_index. After `fail` all but rank and kind are -1 or 0.
+        """
+
+    def reset(self) -> None:
+        """Put all words into their first state and forget the failure. Data stay as they are.
+
+        Raises:
+            RuntimeError: a program runs.
+        """
+
+class Program:
+    """A bound plan of one rank: rows that lanes and the calling thread run, call after call.
+
+    A row of `ops` is 16 numbers:
+
+        0 segment      rows are sorted by it; a segment is what one `submit` hands over
+        1 lane         0 .. MAX_LANES - 1: a native thread; -1: the thread that calls `submit`
+        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after
+        3 step         index of the step that the row belongs to
+
+        copy           4 source slot, 5 row, 6 byte in the row; 7 destination slot, 8 row, 9 byte
+                       in the row; 10 rows, 11 bytes per row; 12 link from rank (-1: over no
+                       link), 13 link to rank; 14 latency in ns;
+                       15 bit 0: source in the other copy of its window, bit 1: destination
+        raise          4 rank that holds the word, 5 its index, 6 value, 7 = 1: the call's digest
+        wait, clear      instead of the value; 15 bit 0: in the other copy. wait: until the word
+                       equals the value; clear: sets it to 0
+        after          4 step of this program that is done before the row ends
+
+    A slot is an address and a pitch (bytes from one row to the next). Slots that are windows are
+    fixed here; the others are given for each call.
+
+    A lane runs its rows one after another, in order. A row of lane -1 runs inside `submit`; rows
+    that stand behind one that may block (copy, wait, after) are handed over after it has ended.
+
+    A step is done when all its rows have ended; a step that Python runs is done by `mark`.
+
+    One thread at a time may call, but `mark` may be called by any.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        rank: int,
+        ops: npt.NDArray[np.int64],
+        window_slots: npt.NDArray[np.int64],
+        segments: int,
+        steps: int,
+        slots: int,
+        marked: Sequence[int] = (),
+    ) -> None:
+        """Bind rows to a group; all numbers are checked and copied here.
+
+        Args:
+            group: kept alive by the program.
+            rank: the rank that runs it.
+            ops: [count, 16], C-contiguous, as above.
+            window_slots: [count, 4], C-contiguous: (slot, rank, byte offset, pitch) of each slot
+                that lies in a window.
+            segments: number of segments; one may be empty.
+            steps: number of steps.
+            slots: number of slots.
+            marked: steps that Python runs although they have rows of their own (say, a gated
+                multiplication with its waits): they are done by `mark` alone. Steps with no rows,
+                or with no rows but "after", need not be named.
+
+        Raises:
+            ValueError: a number out of its range; the message names row and field.
+        """
+
+    @property
+    def running(self) -> bool:
+        """Whether a call has been started and not finished."""
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of a window copy that the rows touch; `start` wants as much capacity."""
+
+    def start(
+        self,
+        copy: int,
+        digest: int,
+        addresses: npt.NDArray[np.uint64] | Sequence[int],
+        pitches: npt.NDArray[np.int64] | Sequence[int],
+    ) -> None:
+        """Begin a call: no step is done, all times are 0.
+
+        Args:
+            copy: 0 or 1, the copy of the windows.
+            digest: 32 bits, for rows that ask for it.
+            addresses: one per slot; those of windows are not looked at. May be 0 where no row
+                moves a byte.
+            pitches: one per slot in bytes; those of windows are not looked at.
+
+        Raises:
+            RuntimeError: the group has failed, or the program runs, or the windows are too small.
+            ValueError: wrong lengths, an address that is missing.
+        """
+
+    def submit(self, segment: int) -> bool:
+        """Hand the rows of a segment to their lanes and run those of lane -1.
+
+        Segments are submitted in increasing order. Returns False if the group has failed, and
+        then rows may have been skipped. The GIL is released.
+        """
+
+    def mark(self, step: int) -> None:
+        """Say that a step that Python ran is done.
+
+        Raises:
+            ValueError: the step's rows say by themselves when it is done.
+            RuntimeError: no call runs.
+        """
+
+    def finish(self) -> bool:
+        """End the call: wait for all that was submitted. False if the group has failed.
+
+        The GIL is released.
+        """
+
+    def times(self) -> npt.NDArray[np.int64]:
+        """Return [steps, 2]: CLOCK_MONOTONIC ns of each step's first start and last end.
+
+        They are those of the last call, of native rows alone; 0 where nothing ran.
+        """

@@ -1,0 +1,1 @@
+"""Commands. They read arguments, call the rooms below, and print."""

@@ -1,0 +1,105 @@
+"""Arguments that several commands share, and what they stand for. No printing, no running."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+
+from ficco.errors import InputError, closest
+from ficco.lowering import implemented
+from ficco.machine import Machine
+from ficco.problem import DTYPES, MAX_WORLD, OPERATORS, Problem
+from ficco.schedule import Schedule
+
+__all__ = ["Asked", "add_problem", "asked_from"]
+
+# The default job: on mesh4 its chunks last 4.4 ms and its GEMM a little longer than its transfer.
+DEFAULT_SIZE = 1024
+DEFAULT_RANKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A problem, the machine to run it on, and resolved schedules."""
+
+    problem: Problem
+    machine: Machine
+    schedules: tuple[Schedule, ...]
+
+
+def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
+    """Add operator, sizes, machine and schedule to a command."""
+    parser.add_argument(
+        "op", nargs="?", default="all_gather_matmul", metavar="OP",
+        help=f"operator: {', '.join(OPERATORS)} (default all_gather_matmul)",
+    )  # fmt: skip
+    for name, what in (("m", "rows of x"), ("n", "columns of w"), ("k", "the contraction")):
+        parser.add_argument(
+            f"--{name}", type=int, default=DEFAULT_SIZE, help=f"{what}, over all ranks (%(default)s)"
+        )
+    parser.add_argument("--ranks", type=int, default=DEFAULT_RANKS, help="ranks (%(default)s)")
+    parser.add_argument("--rows", help="rows per rank, comma-separated, where they are uneven")
+    parser.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)} (%(default)s)")
+    parser.add_argument(
+        "--machine", help="profile to run as: a shipped name or a .toml file (a mesh that fits)"
+    )
+    parser.add_argument("--schedule", default=schedule, help=schedule_help(schedule))
+    parser.add_argument("--grain", type=int, help="chunks per shard, instead of the schedule's")
+
+
+def schedule_help(default: str) -> str:
+    """Return the help text of --schedule."""
+    return f"name, several by comma, a .toml file, or all: {', '.join(Schedule.names())} ({default})"
+
+
+def asked_from(args: argparse.Namespace) -> Asked:
+    """Turn parsed arguments into a problem, a machine and schedules.
+
+    Raises:
+        InputError: any of them cannot be.
+    """
+    if args.op not in OPERATORS:
+        raise InputError(
+            f"unknown operator {args.op!r}{closest(args.op, OPERATORS)}. "
+            f"Known: {', '.join(OPERATORS)}"
+        )
+    if args.op not in implemented():
+        raise InputError(
+            f"{args.op} has no lowering yet. Implemented: {', '.join(implemented())}"
+        )
+    if not 1 <= args.ranks <= MAX_WORLD:
+        raise InputError(f"--ranks {args.ranks}: ficco runs 1 to {MAX_WORLD} ranks")
+    machine = Machine.named(args.machine or _fitting(args.ranks))
+    if args.ranks > machine.ranks:
+        raise InputError(
+            f"--ranks {args.ranks}: machine {machine.name!r} has {machine.ranks}; "
+            "choose a larger one, 'host' for example"
+        )
+    rows = None if args.rows is None else _numbers(args.rows, "--rows", args.ranks)
+    problem = Problem.chunked(
+        args.op, args.ranks, args.m, args.n, args.k, args.dtype, rows=rows
+    )
+    everything = args.schedule == "all"
+    names = Schedule.names() if everything else args.schedule.split(",")
+    schedules = []
+    for name in names:
+        schedule = Schedule.named(name)
+        # `all` keeps shard level what it is; a schedule asked for by name takes any grain
+        if args.grain is not None and not (everything and schedule.grain == 1):
+            schedule = replace(schedule, grain=args.grain)
+        schedules.append(schedule.resolve(args.ranks, machine))
+    return Asked(problem, machine, tuple(schedules))
+
+
+def _fitting(ranks: int) -> str:
+    return "mesh4" if ranks <= 4 else "mesh8" if ranks <= 8 else "host"
+
+
+def _numbers(text: str, option: str, count: int) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} {text!r}: whole numbers, separated by commas") from None
+    if len(numbers) != count or any(number < 0 for number in numbers):
+        raise InputError(f"{option} {text!r}: {count} numbers of 0 or more are needed, one a rank")
+    return numbers

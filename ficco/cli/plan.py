@@ -1,0 +1,76 @@
+"""`ficco plan`: print a plan, or check one from a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ficco.cli.arguments import add_problem, asked_from
+from ficco.errors import InputError
+from ficco.lowering import lower
+from ficco.plan import Plan
+from ficco.plan_json import dumps, loads
+from ficco.report.plan_text import plan_text
+from ficco.verifier import verify
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "plan", help="print a plan, or check one",
+        description="Print the plan of a problem and schedule, or verify a plan's JSON.",
+    )  # fmt: skip
+    add_problem(parser, "hetero_fused_1d")
+    parser.add_argument("--check", metavar="FILE", help="verify the plan in FILE (- for stdin)")
+    parser.add_argument("--rank", type=int, help="print this rank's plan alone")
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
+    parser.set_defaults(main=_main)
+
+
+def _main(args: argparse.Namespace) -> int:
+    if args.check is not None:
+        return _check(args.check, args.json)
+    asked = asked_from(args)
+    if len(asked.schedules) != 1:
+        raise InputError("ficco plan prints one plan; give one --schedule")
+    if args.rank is not None and not 0 <= args.rank < asked.problem.world:
+        raise InputError(f"--rank {args.rank}: ranks are 0 to {asked.problem.world - 1}")
+    plan = lower(asked.problem, asked.schedules[0])
+    if args.json:
+        sys.stdout.write(dumps(plan))
+    else:
+        print(plan_text(plan, args.rank))
+    return 0
+
+
+def _check(source: str, as_json: bool) -> int:
+    try:
+        if source == "-":
+            text = sys.stdin.read()
+        else:
+            with open(source, encoding="utf-8") as file:
+                text = file.read()
+    except OSError as error:
+        raise InputError(f"--check {source}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--check {source}: it is not a text file") from None
+    plan = loads(text, "stdin" if source == "-" else source)
+    violations = verify(plan)
+    if as_json:
+        found = [violation._asdict() for violation in violations]
+        print(json.dumps({"ok": not violations, "violations": found}))
+    elif violations:
+        for violation in violations:
+            print(violation)
+    else:
+        print(_right(plan))
+    return 1 if violations else 0
+
+
+def _right(plan: Plan) -> str:
+    steps = sum(len(entry.steps) for entry in plan.ranks)
+    return f"right: {plan.problem.op}, {plan.problem.world} ranks, {steps} steps"

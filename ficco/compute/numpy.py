@@ -1,0 +1,47 @@
+"""GEMMs and reductions by NumPy. 16-bit operands are widened to float32, where BLAS is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NumpyCompute"]
+
+Array = npt.NDArray[Any]
+
+
+class NumpyCompute:
+    """See `ficco.compute.Compute`. Handles are arrays."""
+
+    name = "numpy"
+
+    def handle(self, array: Array, operand: bool = False) -> Array:
+        """Return the array; a 16-bit operand is widened here, once for all its GEMMs."""
+        return _wide(array) if operand else array
+
+    def gemm(self, a: Array, b: Array, c: Array, accumulate: bool, add: list[Array]) -> None:
+        """See `Compute.gemm`."""
+        if c.dtype == np.float32 and not accumulate and not add and a.dtype == np.float32:
+            np.matmul(a, _wide(b), out=c)
+            return
+        total = np.matmul(_wide(a), _wide(b))
+        if accumulate:
+            total += c
+        for term in add:
+            total += _wide(term)
+        c[...] = total
+
+    def reduce(self, sources: list[Array], target: Array) -> None:
+        """See `Compute.reduce`."""
+        total = _wide(sources[0])
+        if len(sources) > 1:
+            total = total + _wide(sources[1])
+            for term in sources[2:]:
+                total += _wide(term)
+        target[...] = total
+
+
+def _wide(array: Array) -> Array:
+    return array if array.dtype == np.float32 else array.astype(np.float32)

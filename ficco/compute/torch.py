@@ -1,0 +1,55 @@
+"""GEMMs and reductions by PyTorch on the CPU, over NumPy's memory."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["TorchCompute"]
+
+# Inputs may be read-only; ficco never writes to them.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+class TorchCompute:
+    """See `ficco.compute.Compute`. Handles are tensors that share the array's memory."""
+
+    name = "torch"
+
+    def handle(self, array: npt.NDArray[Any], operand: bool = False) -> torch.Tensor:
+        """Return a tensor over the array (over a copy, where strides are negative)."""
+        if any(stride < 0 for stride in array.strides):
+            array = np.ascontiguousarray(array)
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    def gemm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        accumulate: bool,
+        add: list[torch.Tensor],
+    ) -> None:
+        """See `Compute.gemm`."""
+        if a.dtype == b.dtype == c.dtype and not accumulate and not add:
+            torch.mm(a, b, out=c)
+            return
+        total = torch.mm(a.float(), b.float())
+        if accumulate:
+            total += c
+        for term in add:
+            total += term.float()
+        c.copy_(total)
+
+    def reduce(self, sources: list[torch.Tensor], target: torch.Tensor) -> None:
+        """See `Compute.reduce`."""
+        total = sources[0].float()
+        for term in sources[1:]:
+            total = total + term.float()
+        target.copy_(total)

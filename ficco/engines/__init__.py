@@ -1,0 +1,1 @@
+"""Engines execute plans. They alone import the native layer."""

@@ -1,0 +1,324 @@
+"""The host engine: one rank's plan on native threads and a compute library.
+
+Lanes without compute are native threads. Lanes with compute run on the calling thread, in
+submission order (which every verified plan survives): what stands between two compute steps is one
+native call that hands work to the lanes and carries out waits and signals in between.
+
+    calling thread   submit 0 | gemm | submit 1 | gemm | ... | finish
+    lane threads       copy, signal, copy, signal ...
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco import _native
+from ficco.compute import Compute, dtype_of
+from ficco.errors import EngineError
+from ficco.machine import Machine
+from ficco.plan import (
+    Part,
+    Product,
+    RankPlan,
+    Region,
+    Step,
+    Word,
+    window_places,
+    word_place,
+)
+from ficco.problem import DTYPES
+from ficco.timeline import Span
+
+__all__ = ["BoundPlan", "new_group"]
+
+_COMPUTE = ("gemm", "reduce")
+_COPY, _RAISE, _WAIT, _CLEAR, _AFTER = range(5)
+_INLINE = -1
+_COLUMNS = 16  # of an op; their meaning is documented in ficco/_native.pyi
+
+
+def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
+    """Return the ranks' shared windows and lanes, paced if the machine's links have rates."""
+    link = machine.link
+    fabric = _native.Fabric(world, link.per, link.peak_gbps) if link.paced else None
+    return _native.Group(world, timeout_s, fabric)
+
+
+class _Row(NamedTuple):
+    """A row of the trace: a step, or a part of a gated one, or that part's waits and signals."""
+
+    name: str
+    step: Step
+    kind: str
+
+
+class _Work(NamedTuple):
+    """A compute step, or one part of a gated one, that runs on the calling thread."""
+
+    index: int  # row in the trace
+    step: Step
+    work: Step | Part
+    least_us: float  # by the machine's profile
+    mark: int  # step to mark as done afterwards, or -1
+
+
+@dataclass(slots=True)
+class _Ops:
+    """Op rows under construction, and the segment that they go to."""
+
+    rows: list[list[int]]
+    segment: int = 0
+
+    def add(self, lane: int, kind: int, index: int, *fields: int) -> None:
+        row = [self.segment, lane, kind, index, *fields]
+        self.rows.append(row + [0] * (_COLUMNS - len(row)))
+
+
+class BoundPlan:
+    """A rank's plan, bound to a group's windows and ready to run with any arrays of its shapes.
+
+    Attributes:
+        rows: what every row of the trace stands for.
+    """
+
+    def __init__(
+        self, plan: RankPlan, group: _native.Group, machine: Machine, compute: Compute
+    ) -> None:
+        self.plan, self.group = plan, group
+        self._compute, self._machine = compute, machine
+        self.rows = [_Row(step.id, step, step.kind) for step in plan.steps]
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._slots: dict[tuple[int, str], int] = {}
+        self._places, _ = window_places(plan.buffers)
+        self._lanes = self._native_lanes()
+        self._program: list[_Work] = []
+        self._bind()
+        self._workspaces = {
+            buffer.name: np.empty((buffer.rows, buffer.cols), dtype_of(buffer.dtype))
+            for buffer in plan.buffers
+            if buffer.role == "workspace"
+        }
+        self._times: npt.NDArray[np.int64] = np.zeros((len(self.rows), 2), np.int64)
+
+    def _native_lanes(self) -> dict[str, int]:
+        """Number the lanes that get a thread: those without compute."""
+        computing, others = set(), {}
+        for step in self.plan.steps:
+            if step.kind in ("collective", "bag"):
+                raise EngineError(
+                    f"step {step.id!r}: the host engine has no {step.kind} steps; use a schedule "
+                    "with transport='dma'"
+                )
+            if step.kind in _COMPUTE or step.unit == "sm":
+                computing.add(step.lane)
+        for step in self.plan.steps:
+            if step.lane not in computing:
+                others.setdefault(step.lane, len(others))
+        if len(computing) > 1 and any(step.concurrent for step in self.plan.steps):
+            raise EngineError(
+                "the plan needs concurrent lanes, but the host engine runs its compute lanes "
+                f"{sorted(computing)} on one thread; put them into one lane"
+            )
+        return others
+
+    def _bind(self) -> None:
+        ops = _Ops([])
+        steps = self.plan.steps
+        index_of = {step.id: i for i, step in enumerate(steps)}
+        awaited = {index_of[other] for step in steps for other in step.after}
+        for i, step in enumerate(steps):
+            lane = self._lanes.get(step.lane, _INLINE)
+            for other in step.after:
+                ops.add(lane, _AFTER, i, index_of[other])
+            if step.parts:
+                for number, part in enumerate(step.parts):
+                    row = len(self.rows)
+                    name = f"{step.id}[{number}]"
+                    self.rows.append(_Row(f"{name}.wait", step, "wait"))
+                    self.rows.append(_Row(name, step, step.kind))
+                    self.rows.append(_Row(f"{name}.signal", step, "signal"))
+                    self._signals(ops, lane, _WAIT, row, part.waits)
+                    last = number == len(step.parts) - 1
+                    self._computes(ops, row + 1, step, part, i if last and i in awaited else -1)
+                    self._signals(ops, lane, _RAISE, row + 2, part.signals)
+            elif step.kind in _COMPUTE:
+                self._computes(ops, i, step, step, i if i in awaited else -1)
+            elif step.kind in ("copy", "local_copy"):
+                for source, target in zip(step.reads, step.writes, strict=True):
+                    self._copy(ops, lane, i, source, target)
+            else:
+                kind = {"signal": _RAISE, "wait": _WAIT, "clear": _CLEAR}[step.kind]
+                self._signals(ops, lane, kind, i, step.words)
+        windows = [
+            (slot, rank, self._places[name], self._pitch(name))
+            for (rank, name), slot in self._slots.items()
+            if name in self._places
+        ]
+        self._native = _native.Program(
+            self.group,
+            self.plan.rank,
+            np.array(ops.rows, np.int64).reshape(-1, _COLUMNS),
+            np.array(windows, np.int64).reshape(-1, 4),
+            ops.segment + 1,
+            len(self.rows),
+            len(self._slots),
+        )
+
+    def _computes(self, ops: _Ops, row: int, step: Step, work: Step | Part, mark: int) -> None:
+        flops = sum(_flops(step, product) for product in work.products)
+        dtype = self._buffers[work.products[0].a.buffer].dtype if work.products else "float32"
+        least_us = self._machine.gemm_us(flops, dtype) if flops else 0.0
+        self._program.append(_Work(row, step, work, least_us, mark))
+        ops.segment += 1
+
+    def _signals(
+        self, ops: _Ops, lane: int, kind: int, index: int, words: tuple[Word, ...]
+    ) -> None:
+        for word in words:
+            digest = word.name == "entered" and kind != _CLEAR
+            value = 0 if kind == _CLEAR else 1
+            ops.add(
+                lane, kind, index, word.rank, word_place(word), value, int(digest),
+                *[0] * 7, word.copy,
+            )  # fmt: skip
+
+    def _copy(self, ops: _Ops, lane: int, index: int, source: Region, target: Region) -> None:
+        item = DTYPES[self._buffers[source.buffer].dtype]
+        size = source.area * item
+        link = self._machine.link
+        remote = source.rank != target.rank
+        latency_ns = 0
+        if remote and link.paced:
+            latency_ns = round(1e3 * (link.transfer_us(size) - size / (link.peak_gbps * 1e3)))
+        ops.add(
+            lane, _COPY, index,
+            self._slot(source), source.row0, source.col0 * item,
+            self._slot(target), target.row0, target.col0 * item,
+            source.rows, source.cols * item,
+            source.rank if remote else -1, target.rank if remote else -1, latency_ns,
+            source.copy | target.copy << 1,
+        )  # fmt: skip
+
+    def _slot(self, region: Region) -> int:
+        return self._slots.setdefault((region.rank, region.buffer), len(self._slots))
+
+    def _pitch(self, name: str) -> int:
+        buffer = self._buffers[name]
+        return buffer.cols * DTYPES[buffer.dtype]
+
+    def run(self, arrays: Mapping[str, npt.NDArray[Any]], copy: int, digest: int) -> bool:
+        """Run one call to its end.
+
+        Args:
+            arrays: inputs, weights and outputs by buffer name, of the plan's shapes and dtypes;
+                inputs that copies read have unit stride along rows.
+            copy: the window copy of this call.
+            digest: the plan's.
+
+        Returns:
+            False if the group failed meanwhile; outputs are then undefined.
+        """
+        local = {**arrays, **self._workspaces}
+        handles = self._handles(local, copy)
+        addresses = np.zeros(len(self._slots), np.uint64)
+        pitches = np.zeros(len(self._slots), np.int64)
+        for (_, name), slot in self._slots.items():
+            if name not in self._places:
+                addresses[slot] = local[name].ctypes.data
+                pitches[slot] = local[name].strides[0]
+        native = self._native
+        self._times[:] = 0
+        native.start(copy, digest, addresses, pitches)
+        try:
+            for segment, work in enumerate(self._program):
+                if not native.submit(segment):
+                    break
+                self._perform(work, handles)
+            else:
+                native.submit(len(self._program))
+        except BaseException:
+            self.group.fail(self.plan.rank)
+            raise
+        finally:
+            done = native.finish()
+        return done
+
+    def _handles(
+        self, local: Mapping[str, npt.NDArray[Any]], copy: int
+    ) -> dict[tuple[str, int], Any]:
+        compute, buffers = self._compute, self._buffers
+        handles = {
+            (name, 0): compute.handle(array, buffers[name].role == "weight")
+            for name, array in local.items()
+        }
+        for name, place in self._places.items():
+            buffer = buffers[name]
+            for shift in range(buffer.copies):
+                base = self.group.window(self.plan.rank, copy ^ shift) + place
+                array = _array_at(base, buffer.rows, buffer.cols, buffer.dtype)
+                handles[name, shift] = compute.handle(array)
+        return handles
+
+    def _perform(self, work: _Work, handles: dict[tuple[str, int], Any]) -> None:
+        begin = _native.now_ns()
+        step, compute = work.step, self._compute
+
+        def view(region: Region) -> Any:
+            handle = handles[region.buffer, region.copy]
+            return handle[region.row0 : region.row1, region.col0 : region.col1]
+
+        if step.kind == "reduce":
+            compute.reduce([view(r) for r in work.work.reads], view(work.work.writes[0]))
+        for product in work.work.products:
+            a, b = view(product.a), view(product.b)
+            compute.gemm(
+                a.T if step.transpose_a else a,
+                b.T if step.transpose_b else b,
+                view(product.c),
+                product.accumulate,
+                [view(region) for region in product.add],
+            )
+        if work.least_us:
+            _native.sleep_until_ns(begin + round(work.least_us * 1e3))
+        self._times[work.index] = begin, _native.now_ns()
+        if work.mark >= 0:
+            self._native.mark(work.mark)
+
+    def spans(self) -> list[Span]:
+        """Return what the last call ran; times are of the monotonic clock, in us."""
+        times = self._native.times()
+        computed = self._times[:, 1] > 0
+        times[computed] = self._times[computed]
+        spans = []
+        for row, (begin, end) in zip(self.rows, times.tolist(), strict=True):
+            if end:
+                step = row.step
+                moved = sum(
+                    region.area * DTYPES[self._buffers[region.buffer].dtype]
+                    for region in step.writes
+                    if row.kind == "copy"
+                )
+                unit = step.unit if row.kind == step.kind else "none"
+                spans.append(
+                    Span(self.plan.rank, step.lane, row.name, row.kind, unit,
+                         begin / 1e3, end / 1e3, moved)
+                )  # fmt: skip
+        return spans
+
+
+def _flops(step: Step, product: Product) -> float:
+    depth = product.a.rows if step.transpose_a else product.a.cols
+    return 2.0 * product.c.area * depth
+
+
+def _array_at(address: int, rows: int, cols: int, dtype: str) -> npt.NDArray[Any]:
+    """Return a window buffer as an array over the group's memory."""
+    kind = dtype_of(dtype)
+    memory = (ctypes.c_uint8 * (rows * cols * kind.itemsize)).from_address(address)
+    return np.frombuffer(memory, np.uint8).view(kind).reshape(rows, cols)

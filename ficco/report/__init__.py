@@ -1,0 +1,1 @@
+"""Reports: tables, text timelines, traces. They show what others measured and decide nothing."""

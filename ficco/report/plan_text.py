@@ -1,0 +1,71 @@
+"""A plan for people: per rank its buffers, then its lanes with their steps in order."""
+
+from __future__ import annotations
+
+from ficco.plan import Part, Plan, Product, RankPlan, Step, Word
+
+__all__ = ["plan_text"]
+
+
+def plan_text(plan: Plan, rank: int | None = None) -> str:
+    """Return the plan of one rank, or of all."""
+    p, s = plan.problem, plan.schedule
+    lines = [
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  ranks={p.world}  {p.dtype}",
+        f"schedule {s.name}: grain={s.grain} cut={s.cut} route={s.route} order={s.order} "
+        f"start={s.start} compute={s.compute} transport={s.transport} taper={s.taper}",
+        f"digest {plan.digest:#010x}",
+    ]
+    for entry in plan.ranks:
+        if rank is None or entry.rank == rank:
+            lines += ["", *_rank(entry)]
+    return "\n".join(lines)
+
+
+def _rank(entry: RankPlan) -> list[str]:
+    lines = [f"rank {entry.rank}"]
+    for b in entry.buffers:
+        copies = f" x {b.copies} copies" if b.copies > 1 else ""
+        lines.append(f"  {b.role:<9} {b.name} [{b.rows}, {b.cols}] {b.dtype}{copies}")
+    lanes: dict[str, list[Step]] = {}
+    for step in entry.steps:
+        lanes.setdefault(step.lane, []).append(step)
+    for lane, steps in lanes.items():
+        lines.append(f"  lane {lane}")
+        for step in steps:
+            lines += [f"    {line}" for line in _step(step)]
+    return lines
+
+
+def _step(step: Step) -> list[str]:
+    after = f"  after {', '.join(step.after)}" if step.after else ""
+    unit = "" if step.unit == "none" else f" ({step.unit})"
+    head = f"{step.id:<18} {step.kind}{unit} "
+    if step.words:
+        return [head + _words(step.words) + after]
+    if step.kind == "gemm":
+        turned = "^T" if step.transpose_a else ""
+        body = [_product(product, turned, step.transpose_b) for product in step.products]
+        if step.parts:
+            body = [_part(part, turned, step.transpose_b) for part in step.parts]
+            return [head + f"{len(body)} parts" + after, *(f"  {line}" for line in body)]
+        return [head + body[0] + after, *(" " * len(head) + line for line in body[1:])]
+    reads = " + ".join(str(r) for r in step.reads)
+    writes = ", ".join(str(w) for w in step.writes)
+    return [head + f"{reads} -> {writes}" + after]
+
+
+def _part(part: Part, turned: str, b_turned: bool) -> str:
+    waits = f"[{_words(part.waits)}] " if part.waits else ""
+    signals = f" raises {_words(part.signals)}" if part.signals else ""
+    return waits + "; ".join(_product(p, turned, b_turned) for p in part.products) + signals
+
+
+def _product(product: Product, turned: str, b_turned: bool) -> str:
+    sign = "+=" if product.accumulate else "="
+    added = "".join(f" + {region}" for region in product.add)
+    return f"{product.c} {sign} {product.a}{turned} . {product.b}{'^T' if b_turned else ''}{added}"
+
+
+def _words(words: tuple[Word, ...]) -> str:
+    return " ".join(str(word) for word in words)

@@ -1,0 +1,63 @@
+"""Tables and headings for terminals, drawn by rich."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ficco.machine import Machine
+from ficco.problem import Problem
+
+__all__ = ["drawn", "heading", "results_table"]
+
+
+def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str:
+    """Return what runs, where, and whether it is paced."""
+    p, link = problem, machine.link
+    lines = [
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  {p.world} ranks  {p.dtype}  median of {iters}",
+        f"engine host ({compute}), machine {machine.name}: {machine.about}",
+    ]
+    if machine.paced:
+        rates = []
+        if link.paced:
+            rates.append(f"{link.peak_gbps:g} GB/s a {link.per}, {link.latency_us:g} us latency")
+        if machine.gemm_gflops:
+            gemm = ", ".join(f"{name} {rate:g}" for name, rate in machine.gemm_gflops)
+            rates.append(f"GEMM GFLOP/s a rank: {gemm}")
+        lines.append(f"PACED: real bytes and real GEMMs, lengthened to {'; '.join(rates)}")
+    return "\n".join(lines)
+
+
+def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of `ficco run`."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("schedule", "grain", "ms", "x serial", "of ideal", "copies", "MB", "max error", ""):
+        table.add_column(name, justify="left" if name in ("schedule", "") else "right")
+    best = max((row["speedup"] for row in rows), default=0.0)
+    for row in rows:
+        style = "bold" if row["speedup"] == best else ""
+        table.add_row(
+            Text(row["schedule"], style),
+            str(row["grain"]),
+            f"{row['overlap_ms']:.2f}",
+            Text(f"{row['speedup']:.2f}", style),
+            f"{row['efficiency']:.0%}",
+            str(row["copies"]),
+            f"{row['bytes'] / 1e6:.1f}",
+            f"{row['max_rel_error']:.1e}",
+            "right" if row["ok"] else Text("WRONG", "bold red"),
+        )
+    return drawn(table)
+
+
+def drawn(table: Table) -> str:
+    """Return a table as text, wide enough for all of it."""
+    out = io.StringIO()
+    Console(file=out, width=140, highlight=False).print(table)
+    return out.getvalue().rstrip("\n")

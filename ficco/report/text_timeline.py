@@ -1,0 +1,43 @@
+"""A timeline as lines of characters: one line a lane."""
+
+from __future__ import annotations
+
+from ficco.timeline import Span, Timeline
+
+__all__ = ["text_timeline"]
+
+_MARKS = {  # kind: mark; later kinds win where several fall into one column
+    "wait": "·",
+    "clear": "·",
+    "signal": "·",
+    "local_copy": "c",
+    "reduce": "r",
+    "copy": "=",
+    "gemm": "#",
+}
+
+
+def text_timeline(timeline: Timeline, width: int = 96) -> str:
+    """Return a picture of `width` columns, with a legend."""
+    total = timeline.duration_us or 1.0
+    lanes: dict[tuple[int, str], list[Span]] = {}
+    for span in timeline.spans:
+        lanes.setdefault((span.rank, span.lane), []).append(span)
+    label = max((len(lane) for _, lane in lanes), default=0)
+    lines = []
+    previous = -1
+    for (rank, lane), spans in sorted(lanes.items()):
+        row = [" "] * width
+        for span in sorted(spans, key=lambda s: list(_MARKS).index(s.kind)):
+            begin = int(span.start_us / total * width)
+            end = max(begin + 1, round(span.end_us / total * width))
+            for column in range(begin, min(end, width)):
+                row[column] = _MARKS[span.kind]
+        head = f"rank {rank}" if rank != previous else ""
+        previous = rank
+        lines.append(f"{head:<8}{lane:<{label}} |{''.join(row)}|")
+    legend = "# gemm   = copy   c local copy   r rounding or sum   · waiting"
+    scale = f"{total / 1e3:.2f} ms"
+    lines.append(f"{'':<8}{'':<{label}}  0{scale:>{width - 1}}")
+    lines.append(f"{'':<8}{'':<{label}}  {legend}")
+    return "\n".join(lines)

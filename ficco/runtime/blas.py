@@ -1,0 +1,36 @@
+"""One BLAS thread a rank while ranks compute side by side, and the user's setting back after."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["single_threaded"]
+
+_lock = threading.Lock()
+_users = 0
+_limit: Any = None
+_controller: Any = None
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Hold BLAS libraries to one thread; several holders at once are counted."""
+    global _users, _limit, _controller  # noqa: PLW0603 - the libraries' setting is global, too
+    from threadpoolctl import ThreadpoolController
+
+    with _lock:
+        if _controller is None:
+            _controller = ThreadpoolController()
+        if _users == 0:
+            _limit = _controller.limit(limits=1, user_api="blas")
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _limit.restore_original_limits()

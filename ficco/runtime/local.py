@@ -1,0 +1,196 @@
+"""All ranks in one process: a thread a rank, windows that every rank can reach, no torch.
+
+A runtime takes problems, keeps their bound plans, and turns a failure into one error. It does not
+look at what a user passes; that is `node`'s part.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy.typing as npt
+
+from ficco.compute import Compute
+from ficco.engines import host
+from ficco.errors import EngineError, InputError, TimeoutExceeded
+from ficco.lowering import lower
+from ficco.machine import Machine
+from ficco.plan import Plan, digest_of, window_places, word_at
+from ficco.problem import Problem
+from ficco.runtime.blas import single_threaded
+from ficco.schedule import Schedule
+from ficco.timeline import Span, Timeline
+
+__all__ = ["BOUND_PLANS", "LocalRuntime"]
+
+BOUND_PLANS = 64  # kept per runtime, least recently used out first
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class LocalRuntime:
+    """The ranks of one process.
+
+    Args:
+        world: number of ranks.
+        machine: a profile whose engine is "host".
+        compute: the library for GEMMs.
+        timeout_s: how long any wait may last.
+    """
+
+    def __init__(self, world: int, machine: Machine, compute: Compute, timeout_s: float) -> None:
+        if machine.engine != "host":
+            raise InputError(
+                f"machine {machine.name!r} needs the {machine.engine} engine; ranks in one process "
+                "run on the host engine: use a machine such as 'host' or 'mesh4'"
+            )
+        if world > machine.ranks:
+            raise InputError(
+                f"{world} ranks asked for, machine {machine.name!r} has {machine.ranks}; use fewer "
+                "ranks or a larger machine, 'host' for example"
+            )
+        self.world, self.machine = world, machine
+        self._compute = compute
+        self._group = host.new_group(world, machine, timeout_s)
+        self._threads = ThreadPoolExecutor(world, thread_name_prefix="ficco-rank")
+        self._bound: OrderedDict[tuple[Problem, Schedule], list[host.BoundPlan]] = OrderedDict()
+        self._last: list[host.BoundPlan] = []
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._closed = False
+
+    @property
+    def timeout_s(self) -> float:
+        """How long any wait may last, in seconds."""
+        return self._group.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        self._group.timeout_s = value
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of all windows of all ranks, both copies."""
+        return self.world * 2 * self._group.capacity
+
+    def execute(
+        self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]
+    ) -> None:
+        """Run a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
+
+        Raises:
+            ScheduleError: nothing implements the schedule.
+            TimeoutExceeded: a wait outlasted `timeout_s`; the runtime needs `reset` then.
+            EngineError: the runtime is closed or has failed before.
+        """
+        with self._lock:
+            key = (problem, schedule)
+            bound = self._bound.get(key)
+            if bound is None:
+                bound = self._bind(lower(problem, schedule))
+                self._bound[key] = bound
+                if len(self._bound) > BOUND_PLANS:
+                    self._bound.popitem(last=False)
+            self._bound.move_to_end(key)
+            self._run(bound, digest_of(problem, schedule), arrays)
+
+    def execute_plan(self, plan: Plan, arrays: Sequence[Arrays]) -> None:
+        """Run a plan made elsewhere, as it is. Verify it first: the engine believes it.
+
+        Raises: as `execute`.
+        """
+        with self._lock:
+            self._run(self._bind(plan), plan.digest, arrays)
+
+    def _bind(self, plan: Plan) -> list[host.BoundPlan]:
+        self._check_alive()
+        need = max(window_places(entry.buffers)[1] for entry in plan.ranks)
+        if need > self._group.capacity:
+            self._group.grow(need)
+        return [
+            host.BoundPlan(entry, self._group, self.machine, self._compute) for entry in plan.ranks
+        ]
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise EngineError("this node is closed; make a new one")
+        if self._group.failure() is not None:
+            raise EngineError(
+                "an earlier call on this node failed, so its windows are in an unknown state; "
+                "call reset() on it first"
+            )
+
+    def _run(self, bound: list[host.BoundPlan], digest: int, arrays: Sequence[Arrays]) -> None:
+        self._check_alive()
+        copy = self._calls % 2
+        self._calls += 1
+        self._last = bound
+        with single_threaded():
+            futures = [
+                self._threads.submit(entry.run, arrays[rank], copy, digest)
+                for rank, entry in enumerate(bound)
+            ]
+            try:
+                wait(futures)
+            except BaseException:  # an interrupt: let the ranks stop before it goes on
+                self._group.fail(0)
+                wait(futures)
+                raise
+        self._raise_failure(bound, futures)
+
+    def _raise_failure(
+        self, bound: list[host.BoundPlan], futures: Sequence[Future[bool]]
+    ) -> None:
+        for rank, future in enumerate(futures):
+            error = future.exception()
+            if error is not None:
+                raise EngineError(f"rank {rank} failed: {error!r}; call reset() to go on") from error
+        failure = self._group.failure()
+        if failure is None:
+            return
+        rank, row, word_rank, place, kind, seconds, found, wanted = failure
+        if kind != "timeout":
+            raise EngineError(f"rank {rank} stopped; call reset() to go on")
+        step = bound[rank].rows[row].name
+        if word_rank < 0:
+            raise TimeoutExceeded(
+                rank, step, f"step {bound[rank].rows[place].name!r}", seconds,
+                "Raise timeout_s if the machine is slow; call reset() to go on.",
+            )  # fmt: skip
+        word = word_at(word_rank, place)
+        raiser = word.rank if word.name == "ready" else word.peer
+        hint = f"Rank {raiser} should have raised it"
+        if found != 0:
+            hint += f", and raised {found} where {wanted} was expected: it runs another call"
+        raise TimeoutExceeded(
+            rank, step, f"signal {word}", seconds,
+            f"{hint}. Raise timeout_s if the machine is slow; call reset() to go on.",
+        )  # fmt: skip
+
+    def timeline(self) -> Timeline:
+        """Return what the last call ran; time 0 is the first step's start."""
+        spans = [span for entry in self._last for span in entry.spans()]
+        zero = min((span.start_us for span in spans), default=0.0)
+        moved = [
+            Span(s.rank, s.lane, s.step, s.kind, s.unit, s.start_us - zero, s.end_us - zero, s.bytes)
+            for s in spans
+        ]
+        moved.sort(key=lambda s: (s.rank, s.start_us))
+        return Timeline(tuple(moved), "host", self.machine.name, paced=self.machine.paced)
+
+    def reset(self) -> None:
+        """Bring all signals to their first state, after a failure."""
+        with self._lock:
+            self._group.reset()
+
+    def close(self) -> None:
+        """End all threads. Calls after this raise EngineError."""
+        with self._lock:
+            self._closed = True
+            self._threads.shutdown()
+            self._bound.clear()
+            self._last = []

@@ -1,0 +1,51 @@
+// How transfers share links: a fluid model with max-min fairness. Numbers only: no clock, no thread.
+//
+// Each transfer is a flow through one or two ports of equal rate. The rates of all flows are raised
+// together; where a port is full its flows keep what they have and the others go on (progressive
+// filling). Rates change only when a flow starts or ends, so the model jumps from event to event.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "ficco/limits.hpp"
+
+namespace ficco::fluid {
+
+inline constexpr int kMaxPorts = kMaxWorld * kMaxWorld;  // a link of its own for each pair of ranks
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// Plain data, so that it can lie in shared memory. Times are in ns, rates in bytes per ns (GB/s).
+struct Flow {
+    std::int32_t ports[2];  // the second is -1 where a flow goes through one only
+    double start_ns;        // before it no bandwidth is used
+    double left_bytes;
+    double rate;
+    double end_ns;  // kNever until the flow has ended
+};
+
+// The model itself. Holds scratch memory only; all state is in the flows.
+class Model {
+  public:
+    explicit Model(double rate) : rate_(rate), room_(kMaxPorts), users_(kMaxPorts) {}
+
+    // Moves flows from `now_ns` to `until_ns`, or to the `max_ends`-th end if that is earlier, and
+    // returns the time reached. `live` holds the indices of the flows that have not ended; those
+    // that end get their `end_ns` and leave it.
+    double advance(std::span<Flow> flows, std::vector<std::int32_t>& live, double now_ns,
+                   double until_ns, int max_ends = std::numeric_limits<int>::max());
+
+    double rate() const noexcept { return rate_; }
+
+  private:
+    void share(std::span<Flow> flows, const std::vector<std::int32_t>& live, double now_ns);
+
+    double rate_;
+    std::vector<double> room_;         // per port: rate that is not given to a flow yet
+    std::vector<std::int32_t> users_;  // per port: flows whose rate is not settled yet
+    std::vector<std::int32_t> open_;   // flows whose rate is not settled yet
+};
+
+}  // namespace ficco::fluid

@@ -1,0 +1,24 @@
+// Sizes that all ranks must agree on, and the places of signal words that native code knows.
+// Places of all other words are computed by ficco/plan.py, which must say the same.
+#pragma once
+
+#include <cstdint>
+
+namespace ficco {
+
+inline constexpr int kMaxWorld = 64;
+inline constexpr int kMaxChunks = 256;
+
+// Native lanes of a rank: one per peer, and as many again for local work.
+inline constexpr int kMaxLanes = 128;
+
+// Per peer: `data` and `ready` for each chunk, `entered` and `free` once.
+inline constexpr int kWordsPerCopy = kMaxWorld * (2 * kMaxChunks + 2);
+inline constexpr int kFreeWords = kMaxWorld * (kMaxChunks + 1);
+
+inline constexpr int kWindowCopies = 2;
+
+// How soon anyone who sleeps notices that the group has failed.
+inline constexpr std::int64_t kLookAgainNs = 5'000'000;
+
+}  // namespace ficco
