@@ -1,7 +1,7 @@
 """Node: all ranks in one process, on NumPy arrays. Looks at what the user passes and names faults.
 
-    node = ficco.Node(4, machine="mesh4")
-    ys = node.all_gather_matmul(xs, ws)      # lists with one array per rank
+node = ficco.Node(4, machine="mesh4")
+ys = node.all_gather_matmul(xs, ws)      # lists with one array per rank
 """
 
 from __future__ import annotations
@@ -279,9 +279,7 @@ def _gathering(
             _check_bias([entry[i] for entry in biases], columns, dtype)
         operand = "w" if count == 1 else f"w{i}"
         outputs.append(Output(tuple(columns), operand, axes[i], bias=any(has_bias)))
-    return Problem(
-        "all_gather_matmul", len(shards), rows, k, tuple(outputs), dtype=dtype.name
-    )
+    return Problem("all_gather_matmul", len(shards), rows, k, tuple(outputs), dtype=dtype.name)
 
 
 def _check_bias(biases: list[Any], columns: list[int], dtype: np.dtype[Any]) -> None:

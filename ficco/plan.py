@@ -20,6 +20,7 @@ from ficco.problem import DTYPES, MAX_WORLD, Problem
 from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = [
+    "ELEMENT_BYTES",
     "KINDS",
     "ROLES",
     "UNITS",
@@ -41,6 +42,9 @@ __all__ = [
 ]
 
 VERSION = 1
+
+# Bytes of a buffer's element: a problem's dtypes, and the indices of an embedding.
+ELEMENT_BYTES = {**DTYPES, "int64": 8}
 
 ROLES = ("input", "weight", "output", "window", "workspace")
 
@@ -106,9 +110,8 @@ class Region(NamedTuple):
         return (self.row1 - self.row0) * (self.col1 - self.col0)
 
     def __str__(self) -> str:
-        return (
-            f"{self.buffer}@{self.rank}[{self.row0}:{self.row1}, {self.col0}:{self.col1}]"
-            + (f" copy +{self.copy}" if self.copy else "")
+        return f"{self.buffer}@{self.rank}[{self.row0}:{self.row1}, {self.col0}:{self.col1}]" + (
+            f" copy +{self.copy}" if self.copy else ""
         )
 
 
@@ -194,7 +197,7 @@ class Step(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """A 2-D array of a rank. Windows are equal on all ranks and visible to peers; others are not."""
+    """A 2-D array of a rank. Windows are equal on all ranks and visible to peers; others not."""
 
     name: str
     role: str
@@ -262,6 +265,6 @@ def window_places(buffers: tuple[Buffer, ...]) -> tuple[dict[str, int], int]:
     for buffer in buffers:
         if buffer.role == "window":
             places[buffer.name] = end
-            size = buffer.rows * buffer.cols * DTYPES[buffer.dtype]
+            size = buffer.rows * buffer.cols * ELEMENT_BYTES[buffer.dtype]
             end += -(-size // WINDOW_ALIGN) * WINDOW_ALIGN
     return places, end

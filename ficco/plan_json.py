@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ficco.errors import InputError, PlanError, closest
 from ficco.plan import (
+    ELEMENT_BYTES,
     KINDS,
     ROLES,
     VERSION,
@@ -25,7 +26,7 @@ from ficco.plan import (
     Word,
     digest_of,
 )
-from ficco.problem import DTYPES, Problem
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 __all__ = ["dumps", "loads"]
@@ -153,7 +154,7 @@ def _read_buffer(raw: Any, where: str) -> Buffer:
         f.get("role", _one_of(ROLES)),
         f.get("rows", _whole),
         f.get("cols", _whole),
-        f.get("dtype", _one_of(DTYPES)),
+        f.get("dtype", _one_of(ELEMENT_BYTES)),
         f.get("copies", _whole, 1),
     )
 

@@ -34,7 +34,7 @@ OPERATORS = (*GATHERING, *REDUCING, *EXCHANGING, "embedding_all_to_all")
 
 
 def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:
-    """Cut `total` by torch.chunk's rule: every part ceil(total / parts), the last ones less or 0."""
+    """Cut `total` by torch.chunk's rule: parts of ceil(total / parts), the last ones less or 0."""
     size = -(-total // parts)
     return tuple(max(0, min(size, total - i * size)) for i in range(parts))
 
@@ -74,8 +74,8 @@ class Problem:
     Attributes:
         op: one of OPERATORS.
         world: ranks p, 1 to 64.
-        rows: per rank; what each holds (all_gather_matmul, all_to_all: its total), or what each
-            gets (matmul_reduce_scatter, matmul_all_reduce's owned part, embedding: its batch slice).
+        rows: per rank; what each holds (all_gather_matmul, all_to_all), gets
+            (matmul_reduce_scatter, embedding: its batch slice) or reduces (matmul_all_reduce).
         k: the contraction, global.
         outputs: products; reducing and exchanging operators have exactly one.
         dtype: of inputs and outputs: float32, float16, bfloat16.
@@ -131,6 +131,13 @@ class Problem:
         """Build a problem from global sizes, split over ranks by torch.chunk's rule.
 
         Args:
+            op: one of OPERATORS.
+            world: ranks.
+            m: rows over all ranks.
+            n: columns of the product over all ranks.
+            k: the contraction over all ranks.
+            dtype: of inputs and outputs.
+            bias: whether a bias is added.
             rows: rows per rank, where they are not torch.chunk's.
 
         Raises:
@@ -297,7 +304,9 @@ def _check(problem: Problem) -> None:
         for rank, row in enumerate(p.splits):
             _check_per_rank(f"splits[{rank}]", row, p.world)
             if sum(row) != p.rows[rank]:
-                raise InputError(f"splits[{rank}] add up to {sum(row)}, but rows are {p.rows[rank]}")
+                raise InputError(
+                    f"splits[{rank}] add up to {sum(row)}, but rows are {p.rows[rank]}"
+                )
     elif p.splits:
         raise InputError(f"splits belong to {' and '.join(EXCHANGING)}, not to {p.op}")
 

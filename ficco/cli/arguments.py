@@ -35,7 +35,10 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
     )  # fmt: skip
     for name, what in (("m", "rows of x"), ("n", "columns of w"), ("k", "the contraction")):
         parser.add_argument(
-            f"--{name}", type=int, default=DEFAULT_SIZE, help=f"{what}, over all ranks (%(default)s)"
+            f"--{name}",
+            type=int,
+            default=DEFAULT_SIZE,
+            help=f"{what}, over all ranks (%(default)s)",
         )
     parser.add_argument("--ranks", type=int, default=DEFAULT_RANKS, help="ranks (%(default)s)")
     parser.add_argument("--rows", help="rows per rank, comma-separated, where they are uneven")
@@ -49,7 +52,9 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
 
 def schedule_help(default: str) -> str:
     """Return the help text of --schedule."""
-    return f"name, several by comma, a .toml file, or all: {', '.join(Schedule.names())} ({default})"
+    return (
+        f"name, several by comma, a .toml file, or all: {', '.join(Schedule.names())} ({default})"
+    )
 
 
 def asked_from(args: argparse.Namespace) -> Asked:
@@ -64,9 +69,7 @@ def asked_from(args: argparse.Namespace) -> Asked:
             f"Known: {', '.join(OPERATORS)}"
         )
     if args.op not in implemented():
-        raise InputError(
-            f"{args.op} has no lowering yet. Implemented: {', '.join(implemented())}"
-        )
+        raise InputError(f"{args.op} has no lowering yet. Implemented: {', '.join(implemented())}")
     if not 1 <= args.ranks <= MAX_WORLD:
         raise InputError(f"--ranks {args.ranks}: ficco runs 1 to {MAX_WORLD} ranks")
     machine = Machine.named(args.machine or _fitting(args.ranks))
@@ -76,9 +79,7 @@ def asked_from(args: argparse.Namespace) -> Asked:
             "choose a larger one, 'host' for example"
         )
     rows = None if args.rows is None else _numbers(args.rows, "--rows", args.ranks)
-    problem = Problem.chunked(
-        args.op, args.ranks, args.m, args.n, args.k, args.dtype, rows=rows
-    )
+    problem = Problem.chunked(args.op, args.ranks, args.m, args.n, args.k, args.dtype, rows=rows)
     everything = args.schedule == "all"
     names = Schedule.names() if everything else args.schedule.split(",")
     schedules = []

@@ -127,5 +127,3 @@ def _devices(library: str, init: str, get_count: str) -> int | str:
     count = ctypes.c_int()
     status = getattr(driver, get_count)(ctypes.byref(count))
     return count.value if status == 0 else f"{get_count} gives error {status}"
-
-

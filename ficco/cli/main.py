@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except MemoryError as error:
         print(
-            f"ficco {args.command}: not enough memory for these sizes ({error}); choose smaller ones",
+            f"ficco {args.command}: not enough memory for these sizes ({error}); "
+            "choose smaller ones",
             file=sys.stderr,
         )
         return 2

@@ -111,9 +111,7 @@ def _opened(path: str | None) -> IO[str] | None:
         raise InputError(f"--trace {path}: {error.strerror}") from None
 
 
-def _measure(
-    node: Node, asked: Asked, iters: int, seed: int
-) -> tuple[list[_Point], float]:
+def _measure(node: Node, asked: Asked, iters: int, seed: int) -> tuple[list[_Point], float]:
     """Run all schedules in turn, one round after another, each round on fresh inputs.
 
     Returns the points, a serial one first, and the ideal time: the longer of the whole GEMM and the

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from ficco.compute import Compute, dtype_of
 from ficco.errors import EngineError
 from ficco.machine import Machine
 from ficco.plan import (
+    ELEMENT_BYTES,
     Part,
     Product,
     RankPlan,
@@ -32,7 +33,6 @@ from ficco.plan import (
     window_places,
     word_place,
 )
-from ficco.problem import DTYPES
 from ficco.timeline import Span
 
 __all__ = ["BoundPlan", "new_group"]
@@ -46,7 +46,10 @@ _COLUMNS = 16  # of an op; their meaning is documented in ficco/_native.pyi
 def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
     """Return the ranks' shared windows and lanes, paced if the machine's links have rates."""
     link = machine.link
-    fabric = _native.Fabric(world, link.per, link.peak_gbps) if link.paced else None
+    fabric = None
+    if link.paced:
+        per: Literal["pair", "port"] = "pair" if link.per == "pair" else "port"
+        fabric = _native.Fabric(world, per, link.peak_gbps)
     return _native.Group(world, timeout_s, fabric)
 
 
@@ -61,7 +64,7 @@ class _Row(NamedTuple):
 class _Work(NamedTuple):
     """A compute step, or one part of a gated one, that runs on the calling thread."""
 
-    index: int  # row in the trace
+    row: int  # in the trace
     step: Step
     work: Step | Part
     least_us: float  # by the machine's profile
@@ -108,7 +111,8 @@ class BoundPlan:
 
     def _native_lanes(self) -> dict[str, int]:
         """Number the lanes that get a thread: those without compute."""
-        computing, others = set(), {}
+        computing: set[str] = set()
+        others: dict[str, int] = {}
         for step in self.plan.steps:
             if step.kind in ("collective", "bag"):
                 raise EngineError(
@@ -189,7 +193,7 @@ class BoundPlan:
             )  # fmt: skip
 
     def _copy(self, ops: _Ops, lane: int, index: int, source: Region, target: Region) -> None:
-        item = DTYPES[self._buffers[source.buffer].dtype]
+        item = ELEMENT_BYTES[self._buffers[source.buffer].dtype]
         size = source.area * item
         link = self._machine.link
         remote = source.rank != target.rank
@@ -210,7 +214,7 @@ class BoundPlan:
 
     def _pitch(self, name: str) -> int:
         buffer = self._buffers[name]
-        return buffer.cols * DTYPES[buffer.dtype]
+        return buffer.cols * ELEMENT_BYTES[buffer.dtype]
 
     def run(self, arrays: Mapping[str, npt.NDArray[Any]], copy: int, digest: int) -> bool:
         """Run one call to its end.
@@ -286,7 +290,7 @@ class BoundPlan:
             )
         if work.least_us:
             _native.sleep_until_ns(begin + round(work.least_us * 1e3))
-        self._times[work.index] = begin, _native.now_ns()
+        self._times[work.row] = begin, _native.now_ns()
         if work.mark >= 0:
             self._native.mark(work.mark)
 
@@ -300,7 +304,7 @@ class BoundPlan:
             if end:
                 step = row.step
                 moved = sum(
-                    region.area * DTYPES[self._buffers[region.buffer].dtype]
+                    region.area * ELEMENT_BYTES[self._buffers[region.buffer].dtype]
                     for region in step.writes
                     if row.kind == "copy"
                 )
@@ -321,4 +325,5 @@ def _array_at(address: int, rows: int, cols: int, dtype: str) -> npt.NDArray[Any
     """Return a window buffer as an array over the group's memory."""
     kind = dtype_of(dtype)
     memory = (ctypes.c_uint8 * (rows * cols * kind.itemsize)).from_address(address)
-    return np.frombuffer(memory, np.uint8).view(kind).reshape(rows, cols)
+    array: npt.NDArray[Any] = np.frombuffer(memoryview(memory), np.uint8)
+    return array.view(kind).reshape(rows, cols)

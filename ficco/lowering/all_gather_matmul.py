@@ -1,8 +1,8 @@
 """all_gather_matmul: rank r holds x_r [m_r, k] and w_r [k, n_r]; it gets concat(x) . w_r [m, n_r].
 
 Every rank pushes its shard, chunk by chunk, straight from x into all peers' windows, and multiplies
-what has arrived. The window `gathered` is the whole [m, k] input, so a chunk lands where a GEMM over
-any neighbourhood of it can read it. With two chunks a shard, three ranks, on rank 0:
+what has arrived. The window `gathered` is the whole [m, k] input, so a chunk lands where a GEMM
+over any neighbourhood of it can read it. With two chunks a shard, three ranks, on rank 0:
 
     push      [free] enter  x0.0->1 x0.0->2 x0.1->1 x0.1->2
     compute   x0 . w  [x2.0 x1.0] step 0 . w  [x2.1 x1.1] step 1 . w  [entered] clear, free
@@ -118,9 +118,7 @@ class _Cut:
             chunk_bounds(rows if self.by_rows else problem.k, self.chunks, schedule.taper)
             for rows in problem.rows
         )
-        self.arrivals = [
-            at for at in arrivals(schedule, self.world, rank) if not self.empty(*at)
-        ]
+        self.arrivals = [at for at in arrivals(schedule, self.world, rank) if not self.empty(*at)]
 
     def box(self, shard: int, chunk: int) -> tuple[int, int, int, int]:
         """Return row0, row1 (within the shard), col0, col1 of a chunk."""
@@ -403,9 +401,7 @@ class _Products:
             if self._target(i) == f"acc{i}":
                 found.append(Buffer(f"acc{i}", "workspace", height, columns, "float32"))
         if window:
-            found.append(
-                Buffer(WINDOW, "window", problem.m, problem.k, problem.dtype, copies=2)
-            )
+            found.append(Buffer(WINDOW, "window", problem.m, problem.k, problem.dtype, copies=2))
         return tuple(found)
 
 

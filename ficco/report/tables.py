@@ -37,7 +37,17 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
 def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of `ficco run`."""
     table = Table(box=None, pad_edge=False)
-    for name in ("schedule", "grain", "ms", "x serial", "of ideal", "copies", "MB", "max error", ""):
+    for name in (
+        "schedule",
+        "grain",
+        "ms",
+        "x serial",
+        "of ideal",
+        "copies",
+        "MB",
+        "max error",
+        "",
+    ):
         table.add_column(name, justify="left" if name in ("schedule", "") else "right")
     best = max((row["speedup"] for row in rows), default=0.0)
     for row in rows:

@@ -43,9 +43,7 @@ def chrome_trace(timeline: Timeline, title: str) -> str:
         "paced": timeline.paced,
         "simulated": timeline.simulated,
     }
-    return json.dumps(
-        {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": about}
-    )
+    return json.dumps({"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": about})
 
 
 def _named(kind: str, rank: int, thread: int, name: str) -> dict[str, object]:

@@ -77,9 +77,7 @@ class LocalRuntime:
         """Bytes of all windows of all ranks, both copies."""
         return self.world * 2 * self._group.capacity
 
-    def execute(
-        self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]
-    ) -> None:
+    def execute(self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]) -> None:
         """Run a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
 
         Raises:
@@ -142,13 +140,13 @@ class LocalRuntime:
                 raise
         self._raise_failure(bound, futures)
 
-    def _raise_failure(
-        self, bound: list[host.BoundPlan], futures: Sequence[Future[bool]]
-    ) -> None:
+    def _raise_failure(self, bound: list[host.BoundPlan], futures: Sequence[Future[bool]]) -> None:
         for rank, future in enumerate(futures):
             error = future.exception()
             if error is not None:
-                raise EngineError(f"rank {rank} failed: {error!r}; call reset() to go on") from error
+                raise EngineError(
+                    f"rank {rank} failed: {error!r}; call reset() to go on"
+                ) from error
         failure = self._group.failure()
         if failure is None:
             return
@@ -176,7 +174,9 @@ class LocalRuntime:
         spans = [span for entry in self._last for span in entry.spans()]
         zero = min((span.start_us for span in spans), default=0.0)
         moved = [
-            Span(s.rank, s.lane, s.step, s.kind, s.unit, s.start_us - zero, s.end_us - zero, s.bytes)
+            Span(
+                s.rank, s.lane, s.step, s.kind, s.unit, s.start_us - zero, s.end_us - zero, s.bytes
+            )
             for s in spans
         ]
         moved.sort(key=lambda s: (s.rank, s.start_us))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ficco.plan import Plan, Step
+from ficco.plan import Plan, Step, Word
 from ficco.verifier.order import Event, Order
 from ficco.verifier.violation import Violation
 from ficco.verifier.words import WordUses
@@ -69,14 +69,14 @@ def _newly_complete(plan: Plan, at: list[int], entered: list[int], rank: int) ->
     )
 
 
-def _awaited(step: Step) -> Iterator[object]:
+def _awaited(step: Step) -> Iterator[Word]:
     if step.kind == "wait":
         yield from step.words
     for part in step.parts:
         yield from part.waits
 
 
-def _raised(step: Step) -> Iterator[object]:
+def _raised(step: Step) -> Iterator[Word]:
     if step.kind == "signal":
         yield from step.words
     for part in step.parts:

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Box", "Content", "Field", "Owner", "Source", "Sum", "combined", "dot", "row_of", "shift"]
+__all__ = [
+    "Box",
+    "Content",
+    "Field",
+    "Owner",
+    "Source",
+    "Sum",
+    "combined",
+    "dot",
+    "row_of",
+    "shift",
+]
 
 Owner = tuple[int, str]  # rank and buffer of an operand
 Key = tuple[object, ...]
@@ -27,6 +38,7 @@ class Box(NamedTuple):
 
     @property
     def area(self) -> int:
+        """Elements in the box."""
         return (self.r1 - self.r0) * (self.c1 - self.c0)
 
     def clip(self, other: Box) -> Box | None:
@@ -127,15 +139,17 @@ def shift(content: Content, down: int, right: int) -> Content:
         return Source(content.owner, content.down + down, content.right + right)
     terms = []
     for key, intervals in content.terms:
-        if key[0] == "dot":
-            kind, a, along, a_shift, b, across, b_shift, gap = key
-            key = (kind, a, along, a_shift + down, b, across, b_shift + right, gap)  # type: ignore[operator]
-        elif key[0] == "row":
-            key = ("row", key[1], key[2] + right)  # type: ignore[operator]
-        else:
-            key = ("one", key[1], key[2] + down, key[3] + right)  # type: ignore[operator]
-        terms.append((key, intervals))
+        terms.append((_shifted(key, down, right), intervals))
     return Sum(tuple(sorted(terms)))
+
+
+def _shifted(key: Any, down: int, right: int) -> Key:
+    if key[0] == "dot":
+        kind, a, along, a_shift, b, across, b_shift, gap = key
+        return (kind, a, along, a_shift + down, b, across, b_shift + right, gap)
+    if key[0] == "row":
+        return ("row", key[1], key[2] + right)
+    return ("one", key[1], key[2] + down, key[3] + right)
 
 
 @dataclass(slots=True)

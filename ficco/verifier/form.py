@@ -33,8 +33,8 @@ def check_form(plan: Plan) -> list[Violation]:
     if [entry.rank for entry in plan.ranks] != list(range(world)):
         found = [entry.rank for entry in plan.ranks]
         return [
-            Violation(0, "-", "ranks", f"the plan has ranks {found}, the problem's world is {world}",
-                      f"give the plans of ranks 0 to {world - 1}, in order")
+            _bad(0, "-", "ranks", f"the plan has ranks {found}, the problem's world is {world}",
+                 f"give the plans of ranks 0 to {world - 1}, in order")
         ]  # fmt: skip
     buffers = {
         (entry.rank, buffer.name): buffer for entry in plan.ranks for buffer in entry.buffers
@@ -62,7 +62,7 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
     if windows != first:
         yield _bad(rank, "-", "buffers", "its windows differ from those of rank 0",
                    "declare the same windows, in the same order, on every rank")  # fmt: skip
-    for needed in required_buffers(plan.problem, rank):
+    for needed in required_buffers(plan.problem, entry):
         found = seen.pop(needed.name, None)
         if found is None or found != needed:
             what = f"{found} found" if found else "missing"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ficco.plan import Buffer
+from ficco.plan import Buffer, RankPlan
 from ficco.problem import Problem, offsets
 from ficco.verifier.contents import Box, Content, Source, combined, dot, row_of
 
@@ -23,17 +23,11 @@ class Expected(NamedTuple):
     content: Content
 
 
-def required_buffers(problem: Problem, rank: int) -> list[Buffer]:
+def required_buffers(problem: Problem, declared: RankPlan) -> list[Buffer]:
     """Return the inputs, weights and outputs that a rank's plan must declare."""
-    p, dtype = problem, problem.dtype
+    p, dtype, rank = problem, problem.dtype, declared.rank
     if p.op == "embedding_all_to_all":
-        # Indices and offsets have the sizes of the batch, which the plan states.
-        width = p.outputs[0].columns[0] * sum(len(tables) for tables in p.tables)
-        tables = [
-            Buffer(f"table{i}", "weight", rows, p.outputs[0].columns[0], dtype)
-            for i, rows in enumerate(p.tables[rank])
-        ]
-        return [*tables, Buffer("y0", "output", p.rows[rank], width, dtype)]
+        return _embedding_buffers(p, declared)
     depth = p.depths[rank] if p.depths else p.k
     height = p.m if p.depths else p.rows[rank]
     buffers = {"x": Buffer("x", "input", height, depth, dtype)}
@@ -47,6 +41,21 @@ def required_buffers(problem: Problem, rank: int) -> list[Buffer]:
         rows = p.k if output.axis == "contraction" else _result_rows(p, rank)
         buffers[f"y{i}"] = Buffer(f"y{i}", "output", rows, columns, dtype)
     return list(buffers.values())
+
+
+def _embedding_buffers(p: Problem, declared: RankPlan) -> list[Buffer]:
+    """Tables, and the whole batch's indices (as many as the plan states) and offsets."""
+    dim = p.outputs[0].columns[0]
+    width = dim * sum(len(tables) for tables in p.tables)
+    stated = {buffer.name: buffer.cols for buffer in declared.buffers}
+    buffers = [Buffer("y0", "output", p.rows[declared.rank], width, p.dtype)]
+    for i, rows in enumerate(p.tables[declared.rank]):
+        buffers += [
+            Buffer(f"table{i}", "weight", rows, dim, p.dtype),
+            Buffer(f"indices{i}", "input", 1, stated.get(f"indices{i}", 0), "int64"),
+            Buffer(f"offsets{i}", "input", 1, p.m, "int64"),
+        ]
+    return buffers
 
 
 def _result_rows(p: Problem, rank: int) -> int:
@@ -80,31 +89,39 @@ def _boxes(p: Problem, rank: int, i: int) -> Iterator[tuple[Box, list[Content]]]
 
     if p.op == "all_gather_matmul" and output.axis == "rows":
         for s in range(p.world):
-            yield Box(first[s], first[s + 1], 0, columns), [
-                dot((s, "x"), False, -first[s], weight(rank), turned, 0, 0, (0, p.k))
-            ]
+            yield (
+                Box(first[s], first[s + 1], 0, columns),
+                [dot((s, "x"), False, -first[s], weight(rank), turned, 0, 0, (0, p.k))],
+            )
     elif p.op == "all_gather_matmul":
-        yield Box(0, p.k, 0, columns), [
-            dot((s, "x"), True, 0, weight(rank), turned, 0, first[s], (0, p.rows[s]))
-            for s in range(p.world)
-            if p.rows[s]
-        ]
+        yield (
+            Box(0, p.k, 0, columns),
+            [
+                dot((s, "x"), True, 0, weight(rank), turned, 0, first[s], (0, p.rows[s]))
+                for s in range(p.world)
+                if p.rows[s]
+            ],
+        )
     elif p.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         scattered = p.op == "matmul_reduce_scatter"
         top = first[rank] if scattered else 0
-        yield Box(0, p.rows[rank] if scattered else p.m, 0, columns), [
-            dot((s, "x"), False, top, weight(s), turned, 0, 0, (0, p.depths[s]))
-            for s in range(p.world)
-            if p.depths[s]
-        ]
+        yield (
+            Box(0, p.rows[rank] if scattered else p.m, 0, columns),
+            [
+                dot((s, "x"), False, top, weight(s), turned, 0, 0, (0, p.depths[s]))
+                for s in range(p.world)
+                if p.depths[s]
+            ],
+        )
     else:
         arrived = offsets([p.splits[s][rank] for s in range(p.world)])
         for s in range(p.world):
             begin = offsets(p.splits[s])[rank]
             owner = rank if p.op == "all_to_all_matmul" else s
-            yield Box(arrived[s], arrived[s + 1], 0, columns), [
-                dot((s, "x"), False, begin - arrived[s], weight(owner), turned, 0, 0, (0, p.k))
-            ]
+            yield (
+                Box(arrived[s], arrived[s + 1], 0, columns),
+                [dot((s, "x"), False, begin - arrived[s], weight(owner), turned, 0, 0, (0, p.k))],
+            )
 
 
 def _embedding(p: Problem, rank: int) -> Iterator[Expected]:

@@ -74,9 +74,7 @@ def _races(order: Order, place: Place, found: list[_Access]) -> Iterator[Violati
         if not one.writes:
             continue
         r0, r1, c0, c1 = boxes[i]
-        overlaps = (
-            (boxes[:, 0] < r1) & (boxes[:, 1] > r0) & (boxes[:, 2] < c1) & (boxes[:, 3] > c0)
-        )
+        overlaps = (boxes[:, 0] < r1) & (boxes[:, 1] > r0) & (boxes[:, 2] < c1) & (boxes[:, 3] > c0)
         for j in np.flatnonzero(overlaps):
             other = found[j]
             if other.last is one.last or (other.writes and j < i):
@@ -148,5 +146,3 @@ def _released(
 
 def _bad(event: Event, message: str, mend: str) -> Violation:
     return Violation(event.rank, event.name, "handover", message, mend)
-
-

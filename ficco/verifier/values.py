@@ -6,10 +6,12 @@ Runs once all conflicting accesses are known to be ordered, so one order of even
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import cast
 
 from ficco.plan import Part, Product, Region, Step
 from ficco.problem import Problem
-from ficco.verifier.contents import Box, Content, Field, Source, combined, dot, row_of, shift
+from ficco.verifier.contents import Box, Content, Field, Owner, Source, combined, dot, row_of, shift
 from ficco.verifier.meaning import expected
 from ficco.verifier.order import Event, Order
 from ficco.verifier.violation import Violation
@@ -77,9 +79,9 @@ class _Memory:
             step = self.writers.get((rank, want.buffer), "-")
             for box, content in found:
                 if content != want.content:
-                    yield Violation(rank, step, "value",
-                                    f"{want.buffer}{box} is wrong: {_difference(want.content, content)}",
-                                    "mend the regions or the step that should bring it")  # fmt: skip
+                    difference = _difference(want.content, content)
+                    yield Violation(rank, step, "value", f"{want.buffer}{box}: {difference}",
+                                    "mend the regions or the step that brings it")  # fmt: skip
             if sum(box.area for box, _ in found) < want.box.area:
                 yield Violation(rank, step, "value",
                                 f"{want.buffer}{want.box} is not written wholly",
@@ -124,7 +126,7 @@ class _Memory:
     def _bag(self, event: Event, work: Step | Part) -> Iterator[Violation]:
         table, _, bags = work.reads
         target = work.writes[0]
-        parts, hole = self._read(table)
+        _, hole = self._read(table)
         whole = self.order.plan.ranks[table.rank].buffer(table.buffer)
         if hole or table.area != whole.rows * whole.cols or bags.row0 != 0:
             yield Violation(event.rank, event.name, "value", f"{table} is not a whole table",
@@ -243,11 +245,11 @@ def _spread(
     parts: list[tuple[Box, Content]], row: Region, target: Region
 ) -> list[tuple[Box, Content]]:
     """Return a single row added to every row of the target. Only operands can be."""
-    found = []
+    found: list[tuple[Box, Content]] = []
     for box, content in _moved(parts, row, target):
-        if not isinstance(content, Source) or content.down + target.row0 != 0:
-            content = Source((-1, "a row that is no bias"), 0, 0)
-        found.append((Box(target.row0, target.row1, box.c0, box.c1), row_of(content)))
+        whole = isinstance(content, Source) and content.down + target.row0 == 0
+        row = content if whole else Source((-1, "a row that is no bias"), 0, 0)
+        found.append((Box(target.row0, target.row1, box.c0, box.c1), row_of(row)))
     return found
 
 
@@ -261,7 +263,7 @@ def _dots(
     a, b, c = product.a, product.b, product.c
     left = [_oriented(box, content, a, step.transpose_a) for box, content in a_parts]
     right = [_oriented(box, content, b, not step.transpose_b) for box, content in b_parts]
-    found = []
+    found: list[tuple[Box, Content]] = []
     for a_outer, a_inner, a_owner, a_outer_shift, a_inner_shift in left:
         for b_outer, b_inner, b_owner, b_outer_shift, b_inner_shift in right:
             begin, end = max(a_inner[0], b_inner[0]), min(a_inner[1], b_inner[1])
@@ -300,9 +302,9 @@ def _sums(terms: list[list[tuple[Box, Content]]], target: Box) -> list[tuple[Box
     rows = sorted({target.r0, target.r1, *(edge for box, _ in boxes for edge in box[:2])})
     cols = sorted({target.c0, target.c1, *(edge for box, _ in boxes for edge in box[2:])})
     found = []
-    for r0, r1 in zip(rows, rows[1:], strict=False):
+    for r0, r1 in pairwise(rows):
         across = [(box, content) for box, content in boxes if box.r0 <= r0 and r1 <= box.r1]
-        for c0, c1 in zip(cols, cols[1:], strict=False):
+        for c0, c1 in pairwise(cols):
             here = [content for box, content in across if box.c0 <= c0 and c1 <= box.c1]
             found.append((Box(r0, r1, c0, c1), combined(here)))
     return found
@@ -323,7 +325,7 @@ def _difference(want: Content, found: Content) -> str:
         return f"it is no plain copy of {want.owner[1]} of rank {want.owner[0]}"
     wanted, got = dict(want.terms), dict(found.terms)
     for key, intervals in got.items():
-        if any(a[1] > b[0] for a, b in zip(intervals, intervals[1:], strict=False)):
+        if any(a[1] > b[0] for a, b in pairwise(intervals)):
             return f"terms of {_term(key)} are counted twice"
         if key not in wanted:
             return f"it adds {_term(key)}, in the wrong place or not asked for"
@@ -335,11 +337,9 @@ def _difference(want: Content, found: Content) -> str:
 
 def _term(key: tuple[object, ...]) -> str:
     def owner(index: int) -> str:
-        rank, name = key[index]  # type: ignore[misc]
+        rank, name = cast(Owner, key[index])
         return f"{name} of rank {rank}"
 
     if key[0] == "dot":
         return f"{owner(1)} times {owner(4)}"
     return owner(1)
-
-

@@ -110,7 +110,7 @@ def _counts(uses: Uses) -> Iterator[Violation]:
     if word.name == "free":
         if uses.clears and not uses.raises:
             yield _bad(uses.clears[0], f"{word} is cleared and never raised again",
-                       f"let rank {word.peer} raise it when it is done with its window")  # fmt: skip
+                       f"let rank {word.peer} raise it, done with its window")  # fmt: skip
         if (uses.raises or uses.waits) and not uses.clears:
             use = (uses.raises or uses.waits)[0]
             yield _bad(use, f"{word} is used but not cleared, though it is 1 when a call starts",
@@ -126,9 +126,7 @@ def _counts(uses: Uses) -> Iterator[Violation]:
 
 def _collectives(plan: Plan) -> list[Violation]:
     """All ranks meet in the same collectives, in the same order."""
-    per_rank = [
-        [step for step in entry.steps if step.kind == "collective"] for entry in plan.ranks
-    ]
+    per_rank = [[step for step in entry.steps if step.kind == "collective"] for entry in plan.ranks]
     for rank, steps in enumerate(per_rank):
         if [step.collective for step in steps] != [step.collective for step in per_rank[0]]:
             step = steps[0].id if steps else "-"
@@ -152,7 +150,7 @@ def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
     for use in uses.waits:
         if not order.hb(order.at(*use), clear):
             yield _bad(use, f"its wait for {word} may come after the word is cleared by "
-                       f"{_name(uses.clears[0])}", "clear the word after the last wait")  # fmt: skip
+                       f"{_name(uses.clears[0])}", "clear it after the last wait")  # fmt: skip
     for use in uses.raises:
         raised = order.at(*use)
         if word.name == "free":

@@ -5,18 +5,18 @@
 namespace ficco::fluid {
 
 namespace {
-// Less than this is nothing: a byte takes at least 1 ns up to 1 GB/s and sleeps are not that exact.
+// Bytes that are left by rounding alone.
 constexpr double kNothing = 0.5;
 // Shares that differ by less are equal; they are sums and differences of few numbers.
 constexpr double kEqual = 1.0 + 1e-9;
 }  // namespace
 
-void Model::share(std::span<Flow> flows, const std::vector<std::int32_t>& live, double now_ns) {
+void Model::share(std::span<Flow> flows, const Indices& live, double now_ns) {
     open_.clear();
     for (const std::int32_t index : live) {
         const Flow& flow = flows[static_cast<std::size_t>(index)];
         if (flow.start_ns > now_ns) continue;
-        open_.push_back(index);
+        open_.push(index);
         for (const std::int32_t port : flow.ports) {
             if (port < 0) continue;
             room_[static_cast<std::size_t>(port)] = rate_;
@@ -44,7 +44,7 @@ void Model::share(std::span<Flow> flows, const std::vector<std::int32_t>& live, 
         }
         // Settling one flow of a full port leaves the share of its other flows as it is, so that
         // all flows of all ports that are full at this level are found in one pass.
-        std::erase_if(open_, [&](std::int32_t index) {
+        open_.erase_if([&](std::int32_t index) {
             Flow& flow = flows[static_cast<std::size_t>(index)];
             if (bound(flow) > level * kEqual) return false;
             flow.rate = level;
@@ -58,8 +58,8 @@ void Model::share(std::span<Flow> flows, const std::vector<std::int32_t>& live, 
     }
 }
 
-double Model::advance(std::span<Flow> flows, std::vector<std::int32_t>& live, double now_ns,
-                      double until_ns, int max_ends) {
+double Model::advance(std::span<Flow> flows, Indices& live, double now_ns, double until_ns,
+                      int max_ends) {
     while (!live.empty()) {
         share(flows, live, now_ns);
         double next = until_ns;
@@ -68,11 +68,13 @@ double Model::advance(std::span<Flow> flows, std::vector<std::int32_t>& live, do
             next = std::min(next, flow.start_ns > now_ns ? flow.start_ns
                                                          : now_ns + flow.left_bytes / flow.rate);
         }
-        std::erase_if(live, [&](std::int32_t index) {
+        live.erase_if([&](std::int32_t index) {
             Flow& flow = flows[static_cast<std::size_t>(index)];
             if (flow.start_ns > now_ns) return false;
+            // By time as well as by bytes, or a step too small for a double would be no progress.
+            const bool due = now_ns + flow.left_bytes / flow.rate <= next;
             flow.left_bytes -= flow.rate * (next - now_ns);
-            if (flow.left_bytes > kNothing) return false;
+            if (!due && flow.left_bytes > kNothing) return false;
             flow.end_ns = next;
             --max_ends;
             return true;

@@ -16,8 +16,7 @@ void futex_wait(const Word& word, std::uint32_t seen, std::int64_t deadline_ns) 
     deadline.tv_sec = static_cast<time_t>(deadline_ns / 1'000'000'000);
     deadline.tv_nsec = static_cast<long>(deadline_ns % 1'000'000'000);
     // Of the two waits only this one takes an absolute time.
-    syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &deadline, nullptr,
-            FUTEX_BITSET_MATCH_ANY);
+    syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &deadline, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
 void futex_wake_all(const Word& word) noexcept {

@@ -10,8 +10,7 @@ namespace ficco {
 
 Mapping::Mapping(std::size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;
-    void* pages =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) {
         throw OutOfMemory("a window of " + std::to_string(bytes) +
                           " bytes cannot be mapped: " + std::strerror(errno));

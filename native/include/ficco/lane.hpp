@@ -1,0 +1,49 @@
+// A lane: a thread that runs what it is handed, in order. Knows nothing of plans.
+#pragma once
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+
+namespace ficco {
+
+class Lane {
+  public:
+    // What a lane calls. It outlives all jobs that name it.
+    class Runner {
+      public:
+        virtual void run_range(int first, int last) noexcept = 0;
+
+      protected:
+        ~Runner() = default;
+    };
+
+    struct Job {
+        Runner* runner;
+        int first;
+        int last;
+    };
+
+    explicit Lane(const std::string& name);  // throws std::runtime_error
+    ~Lane();                                 // runs what is queued, then joins
+    Lane(const Lane&) = delete;
+    Lane& operator=(const Lane&) = delete;
+
+    // Never blocks for long; jobs run in the order of the pushes.
+    void push(const Job& job);
+
+  private:
+    static void* enter(void* lane);
+    void loop();
+
+    std::mutex mutex_;
+    std::condition_variable work_;
+    std::deque<Job> jobs_;
+    bool stop_ = false;
+    pthread_t thread_{};
+};
+
+}  // namespace ficco

@@ -1,0 +1,174 @@
+// ficco._native: names and argument types for Python, and where the GIL is released. No logic.
+// What each call promises is written in ficco/_native.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ficco/clock.hpp"
+#include "ficco/fabric.hpp"
+#include "ficco/group.hpp"
+#include "ficco/limits.hpp"
+#include "ficco/program.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using ficco::Fabric;
+using ficco::Group;
+using ficco::Program;
+using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
+
+template <class Number, int Columns>
+using Table = nb::ndarray<const Number, nb::shape<-1, Columns>, nb::c_contig, nb::device::cpu>;
+template <class Number>
+using Column = nb::ndarray<const Number, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
+using Times = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 2>>;
+
+template <class Array>
+auto span_of(const Array& array) {
+    return std::span(array.data(), array.size());
+}
+
+// Destructors join lanes, which may take as long as a wait: let other threads run meanwhile.
+struct DeleteWithoutGil {
+    template <class Object>
+    void operator()(Object* object) const {
+        const nb::gil_scoped_release release;
+        delete object;
+    }
+};
+
+template <class Object, class... Arguments>
+std::shared_ptr<Object> make(Arguments&&... arguments) {
+    return {new Object(std::forward<Arguments>(arguments)...), DeleteWithoutGil{}};
+}
+
+using FailureTuple =
+    std::tuple<int, int, int, int, std::string_view, double, std::uint32_t, std::uint32_t>;
+
+std::optional<FailureTuple> failure_tuple(const Group& group) {
+    const auto failure = group.failure();
+    if (!failure) return std::nullopt;
+    const bool timeout = failure->kind == ficco::Failure::Kind::timeout;
+    return FailureTuple{failure->rank,
+                        failure->step,
+                        failure->word_rank,
+                        failure->word_index,
+                        timeout ? "timeout" : "stopped",
+                        failure->seconds,
+                        failure->found,
+                        failure->expected};
+}
+
+Times times_of(const Program& program) {
+    static_assert(sizeof(ficco::StepTimes) == 2 * sizeof(std::int64_t));
+    auto* times = new std::vector<ficco::StepTimes>(static_cast<std::size_t>(program.steps()));
+    const nb::capsule owner(times,
+                            [](void* data) noexcept { delete static_cast<decltype(times)>(data); });
+    program.times(*times);
+    return Times(times->data(), {times->size(), 2}, owner);
+}
+
+void bind_fabric(nb::module_& module) {
+    nb::class_<Fabric>(module, "Fabric")
+        .def(nb::new_(&make<Fabric, int, std::string_view, double>), "world"_a, "per"_a, "gbps"_a)
+        .def_prop_ro("world", &Fabric::world)
+        .def_prop_ro("per",
+                     [](const Fabric& fabric) {
+                         return fabric.per() == Fabric::Per::pair ? "pair" : "port";
+                     })
+        .def_prop_ro("gbps", &Fabric::gbps);
+}
+
+void bind_group(nb::module_& module) {
+    nb::class_<Group>(module, "Group")
+        .def(nb::new_(&make<Group, int, double, std::shared_ptr<Fabric>>), "world"_a, "timeout_s"_a,
+             "fabric"_a.none())
+        .def_prop_ro("world", &Group::world)
+        .def_prop_ro("capacity", &Group::capacity)
+        .def_prop_rw("timeout_s", &Group::timeout_s, &Group::set_timeout_s)
+        .def("grow", &Group::grow, "data_bytes"_a, WithoutGil())
+        .def(
+            "window",
+            [](const Group& group, int rank, int copy) {
+                return reinterpret_cast<std::uintptr_t>(group.window(rank, copy));
+            },
+            "rank"_a, "copy"_a)
+        .def(
+            "word",
+            [](const Group& group, int rank, int copy, int index) {
+                return group.word(rank, copy, index).load(std::memory_order_acquire);
+            },
+            "rank"_a, "copy"_a, "index"_a)
+        .def("fail", nb::overload_cast<int>(&Group::fail), "rank"_a)
+        .def("failure", &failure_tuple)
+        .def("reset", &Group::reset, WithoutGil());
+}
+
+void bind_program(nb::module_& module) {
+    const auto bind =
+        [](std::shared_ptr<Group> group, int rank, const Table<std::int64_t, ficco::kOpFields>& ops,
+           const Table<std::int64_t, ficco::kWindowSlotFields>& window_slots, int segments,
+           int steps, int slots, const std::vector<std::int64_t>& marked) {
+            return make<Program>(std::move(group),
+                                 ficco::Binding{rank, span_of(ops), span_of(window_slots), segments,
+                                                steps, slots, marked});
+        };
+    const auto start = [](Program& program, int copy, std::uint32_t digest, const auto& addresses,
+                          const auto& pitches) {
+        program.start(copy, digest, span_of(addresses), span_of(pitches));
+    };
+    nb::class_<Program>(module, "Program")
+        .def(nb::new_(bind), "group"_a, "rank"_a, "ops"_a, "window_slots"_a, "segments"_a,
+             "steps"_a, "slots"_a, "marked"_a = std::vector<std::int64_t>())
+        .def_prop_ro("running", &Program::running)
+        .def_prop_ro("window_bytes", &Program::window_bytes)
+        .def(
+            "start",
+            [start](Program& program, int copy, std::uint32_t digest,
+                    const Column<std::uint64_t>& addresses, const Column<std::int64_t>& pitches) {
+                start(program, copy, digest, addresses, pitches);
+            },
+            "copy"_a, "digest"_a, "addresses"_a, "pitches"_a)
+        .def(
+            "start",
+            [start](Program& program, int copy, std::uint32_t digest,
+                    const std::vector<std::uint64_t>& addresses,
+                    const std::vector<std::int64_t>& pitches) {
+                start(program, copy, digest, addresses, pitches);
+            },
+            "copy"_a, "digest"_a, "addresses"_a, "pitches"_a)
+        .def("submit", &Program::submit, "segment"_a, WithoutGil())
+        .def("mark", &Program::mark, "step"_a)
+        .def("finish", &Program::finish, WithoutGil())
+        .def("times", &times_of);
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    module.attr("MAX_WORLD") = ficco::kMaxWorld;
+    module.attr("MAX_CHUNKS") = ficco::kMaxChunks;
+    module.attr("MAX_LANES") = ficco::kMaxLanes;
+    module.attr("WORDS_PER_COPY") = ficco::kWordsPerCopy;
+    module.def("now_ns", &ficco::now_ns);
+    module.def("sleep_until_ns", &ficco::sleep_until_ns, "t"_a, WithoutGil());
+    bind_fabric(module);
+    bind_group(module);
+    bind_program(module);
+}

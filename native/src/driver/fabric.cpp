@@ -1,0 +1,180 @@
+#include "ficco/fabric.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "ficco/clock.hpp"
+
+namespace ficco {
+
+namespace {
+
+// How many ends are looked ahead. It bounds the time under the mutex; up to eight ranks and all
+// their peers at once it is nearly always enough to know every end exactly.
+constexpr int kAhead = 16;
+
+// An end that comes earlier by less is not worth waking anybody.
+constexpr double kEarlierNs = 1000.0;
+
+// How often one looks for a place among kMaxFlows. It never happens in practice.
+constexpr std::int64_t kPlaceNs = 100'000;
+
+Fabric::Per per_of(std::string_view name) {
+    if (name == "pair") return Fabric::Per::pair;
+    if (name == "port") return Fabric::Per::port;
+    throw std::invalid_argument("per is \"pair\" or \"port\", not \"" + std::string(name) + "\"");
+}
+
+}  // namespace
+
+Fabric::Fabric(int world, std::string_view per, double gbps) : Fabric(world, per_of(per), gbps) {}
+
+Fabric::Fabric(int world, Per per, double gbps)
+    : world_(world),
+      per_(per),
+      state_(new State{}),
+      model_(gbps),
+      ahead_(new fluid::Flow[fluid::kMaxFlows]),
+      ahead_of_(new std::int32_t[fluid::kMaxFlows]) {
+    if (world < 1 || world > kMaxWorld) {
+        throw std::invalid_argument("world is " + std::to_string(world) + ", not 1 to " +
+                                    std::to_string(kMaxWorld));
+    }
+    if (!(gbps > 0.0) || !std::isfinite(gbps)) {
+        throw std::invalid_argument("gbps is " + std::to_string(gbps) + ", not above 0");
+    }
+    state_->epoch_ns = ficco::now_ns();
+}
+
+double Fabric::clock() const noexcept {
+    return static_cast<double>(ficco::now_ns() - state_->epoch_ns);
+}
+
+int Fabric::take_place() {
+    for (int place = 0; place < fluid::kMaxFlows; ++place) {
+        if (!state_->transfers[place].used) return place;
+    }
+    return -1;
+}
+
+// Moves the model to the present. Flows that end on the way do so at their exact times.
+void Fabric::settle() {
+    const double now = std::max(clock(), state_->now_ns);
+    model_.advance(state_->flows, state_->live, state_->now_ns, now);
+    state_->now_ns = now;
+}
+
+bool Fabric::related(const fluid::Flow& one, const fluid::Flow& other) const noexcept {
+    return per_ == Per::port || one.ports[0] == other.ports[0];
+}
+
+// A flow came or was given up: what was known of the ends of those it may share with is void.
+void Fabric::changed(const fluid::Flow& by) {
+    State& state = *state_;
+    bool asleep = false;
+    for (const std::int32_t index : state.live) {
+        asleep |= state.transfers[index].asleep && related(state.flows[index], by);
+    }
+    if (asleep) {
+        predict(by);
+        return;
+    }
+    for (const std::int32_t index : state.live) {
+        if (related(state.flows[index], by)) state.transfers[index].look_ns = 0.0;
+    }
+}
+
+// Works out when to look at each flow that is related to one, supposing that no other one begins.
+void Fabric::predict(const fluid::Flow& of) {
+    State& state = *state_;
+    int count = 0;
+    ahead_live_.clear();
+    for (const std::int32_t index : state.live) {
+        if (!related(state.flows[index], of)) continue;
+        ahead_[static_cast<std::size_t>(count)] = state.flows[index];
+        ahead_of_[static_cast<std::size_t>(count)] = index;
+        ahead_live_.push(count++);
+    }
+    const std::span flows(ahead_.get(), static_cast<std::size_t>(count));
+    const double reached = model_.advance(flows, ahead_live_, state.now_ns, fluid::kNever, kAhead);
+    for (int at = 0; at < count; ++at) {
+        const fluid::Flow& flow = flows[static_cast<std::size_t>(at)];
+        Transfer& transfer = state.transfers[ahead_of_[static_cast<std::size_t>(at)]];
+        // Beyond what was looked ahead: a time before which it cannot end.
+        const double look = flow.end_ns < fluid::kNever
+                                ? flow.end_ns
+                                : std::max(reached, flow.start_ns) + flow.left_bytes / gbps();
+        if (transfer.asleep && look < transfer.look_ns - kEarlierNs) {
+            transfer.woken.fetch_add(1, std::memory_order_relaxed);
+            futex_wake_all(transfer.woken);
+        }
+        transfer.look_ns = look;
+    }
+}
+
+int Fabric::begin(int from, int to, std::int64_t bytes, std::int64_t latency_ns) {
+    std::unique_lock lock(mutex_);
+    int place = take_place();
+    while (place < 0) {
+        lock.unlock();
+        sleep_until_ns(ficco::now_ns() + kPlaceNs);
+        lock.lock();
+        place = take_place();
+    }
+    settle();
+    State& state = *state_;
+    fluid::Flow& flow = state.flows[place];
+    if (per_ == Per::pair) {
+        flow.ports[0] = from * world_ + to;
+        flow.ports[1] = -1;
+    } else {
+        flow.ports[0] = from;
+        flow.ports[1] = world_ + to;
+    }
+    flow.start_ns = state.now_ns + static_cast<double>(latency_ns);
+    flow.left_bytes = static_cast<double>(bytes);
+    flow.rate = 0.0;
+    flow.end_ns = fluid::kNever;
+    state.transfers[place].used = true;
+    state.transfers[place].asleep = false;
+    state.transfers[place].look_ns = 0.0;
+    state.live.push(place);
+    changed(flow);
+    return place;
+}
+
+bool Fabric::end(int place, const std::atomic<bool>& stop) {
+    std::unique_lock lock(mutex_);
+    fluid::Flow& flow = state_->flows[place];
+    Transfer& transfer = state_->transfers[place];
+    bool ended = true;
+    for (;;) {
+        if (clock() >= transfer.look_ns) {
+            settle();
+            if (flow.end_ns < fluid::kNever) break;
+            predict(flow);
+        }
+        if (stop.load(std::memory_order_acquire)) {
+            settle();
+            state_->live.erase_if([place](std::int32_t index) { return index == place; });
+            changed(flow);
+            ended = false;
+            break;
+        }
+        const auto look = static_cast<std::int64_t>(std::ceil(transfer.look_ns));
+        const std::int64_t deadline =
+            std::min(state_->epoch_ns + look, ficco::now_ns() + kLookAgainNs);
+        const std::uint32_t seen = transfer.woken.load(std::memory_order_relaxed);
+        transfer.asleep = true;
+        lock.unlock();
+        futex_wait(transfer.woken, seen, deadline);
+        lock.lock();
+        transfer.asleep = false;
+    }
+    transfer.used = false;
+    return ended;
+}
+
+}  // namespace ficco

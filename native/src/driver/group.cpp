@@ -1,0 +1,223 @@
+#include "ficco/group.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "ficco/clock.hpp"
+
+namespace ficco {
+
+namespace {
+
+// Shorter than a sleep and its wake; longer would take the core from whoever raises the word.
+constexpr std::int64_t kSpinNs = 300;
+
+// More than any memory, and far from overflow when rounded up and multiplied.
+constexpr std::size_t kMostBytes = std::size_t{1} << 56;
+
+int checked_world(int world) {
+    if (world < 1 || world > kMaxWorld) {
+        throw std::invalid_argument("world is " + std::to_string(world) + ", not 1 to " +
+                                    std::to_string(kMaxWorld));
+    }
+    return world;
+}
+
+}  // namespace
+
+Group::Group(int world, double timeout_s, std::shared_ptr<Fabric> fabric)
+    : world_(checked_world(world)),
+      fabric_(std::move(fabric)),
+      words_(static_cast<std::size_t>(world) * kWindowCopies * kWordsPerCopy * sizeof(Word)),
+      windows_(static_cast<std::size_t>(world)),
+      lanes_(static_cast<std::size_t>(world) * kMaxLanes) {
+    if (fabric_ && fabric_->world() != world) {
+        throw std::invalid_argument("the fabric links " + std::to_string(fabric_->world()) +
+                                    " ranks, the group has " + std::to_string(world));
+    }
+    set_timeout_s(timeout_s);
+    set_first_words();
+}
+
+void Group::check_rank(int rank) const {
+    if (rank >= 0 && rank < world_) return;
+    throw std::invalid_argument("rank is " + std::to_string(rank) + ", not 0 to " +
+                                std::to_string(world_ - 1));
+}
+
+void Group::check_copy(int copy) const {
+    if (copy >= 0 && copy < kWindowCopies) return;
+    throw std::invalid_argument("copy is " + std::to_string(copy) + ", not 0 or 1");
+}
+
+void Group::check_idle(const char* what) const {
+    if (running_ == 0) return;
+    throw std::runtime_error(std::string(what) + " while " + std::to_string(running_) +
+                             " programs run; finish them first");
+}
+
+void Group::set_timeout_s(double timeout_s) {
+    if (!(timeout_s > 0.0) || !std::isfinite(timeout_s)) {
+        throw std::invalid_argument("timeout_s is " + std::to_string(timeout_s) + ", not above 0");
+    }
+    timeout_s_.store(timeout_s, std::memory_order_relaxed);
+}
+
+// ---- windows
+
+void Group::grow(std::size_t data_bytes) {
+    const std::lock_guard lock(mutex_);
+    check_idle("the windows were to grow");
+    if (data_bytes <= capacity_) return;
+    if (data_bytes > kMostBytes) {
+        throw OutOfMemory("windows of " + std::to_string(data_bytes) + " bytes were asked for");
+    }
+    const std::size_t page = Mapping::page_bytes();
+    const std::size_t capacity = (data_bytes + page - 1) / page * page;
+    std::vector<Mapping> windows;
+    for (int rank = 0; rank < world_; ++rank) windows.emplace_back(capacity * kWindowCopies);
+    windows_.swap(windows);
+    capacity_ = capacity;
+}
+
+std::size_t Group::capacity() const {
+    const std::lock_guard lock(mutex_);
+    return capacity_;
+}
+
+std::byte* Group::window(int rank, int copy) const {
+    check_rank(rank);
+    check_copy(copy);
+    const std::lock_guard lock(mutex_);
+    std::byte* data = windows_[static_cast<std::size_t>(rank)].data();
+    return copy == 0 ? data : data + capacity_;
+}
+
+Word& Group::word(int rank, int copy, int index) const {
+    check_rank(rank);
+    check_copy(copy);
+    if (index < 0 || index >= kWordsPerCopy) {
+        throw std::invalid_argument("word is " + std::to_string(index) + ", not 0 to " +
+                                    std::to_string(kWordsPerCopy - 1));
+    }
+    return reinterpret_cast<Word*>(
+        words_.data())[(rank * kWindowCopies + copy) * kWordsPerCopy + index];
+}
+
+// Between calls every word is 0, but `free` of every peer is raised.
+void Group::set_first_words() noexcept {
+    for (int rank = 0; rank < world_; ++rank) {
+        for (int copy = 0; copy < kWindowCopies; ++copy) {
+            Word* words = &word(rank, copy, 0);
+            for (int index = 0; index < kWordsPerCopy; ++index) {
+                const int peer = index - kFreeWords;
+                const bool raised = peer >= 0 && peer < world_ && peer != rank;
+                // Most are 0 already, and a page that is not written is not memory.
+                const std::uint32_t value = raised ? 1 : 0;
+                if (words[index].load(std::memory_order_relaxed) != value) {
+                    words[index].store(value, std::memory_order_release);
+                }
+            }
+        }
+    }
+}
+
+// ---- words
+
+void Group::raise(Word& word, std::uint32_t value) noexcept {
+    [[maybe_unused]] const std::uint32_t before = word.exchange(value, std::memory_order_release);
+    assert((before == 0 || value == 0) && "a word was raised twice");
+    futex_wake_all(word);
+}
+
+bool Group::await(const Word& word, std::uint32_t value, const Waiter& waiter) noexcept {
+    if (word.load(std::memory_order_acquire) == value) return true;
+    const std::int64_t start = now_ns();
+    std::int64_t now = start;
+    while (now < start + kSpinNs) {
+        spin_pause();
+        if (word.load(std::memory_order_acquire) == value) return true;
+        now = now_ns();
+    }
+    for (;;) {
+        const std::uint32_t found = word.load(std::memory_order_acquire);
+        if (found == value) return true;
+        if (failed()) return false;
+        now = now_ns();
+        const double seconds = static_cast<double>(now - start) * 1e-9;
+        const double left = timeout_s() - seconds;
+        if (left <= 0.0) {
+            fail({waiter.rank, waiter.step, waiter.word_rank, waiter.word_index,
+                  Failure::Kind::timeout, seconds, found, value});
+            return false;
+        }
+        const double look_again = std::min(left * 1e9, static_cast<double>(kLookAgainNs));
+        futex_wait(word, found, now + static_cast<std::int64_t>(look_again) + 1);
+    }
+}
+
+// ---- failure
+
+void Group::fail(const Failure& failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = failure;
+    failed_.store(true, std::memory_order_release);
+}
+
+void Group::fail(int rank) {
+    check_rank(rank);
+    fail({rank, -1, -1, -1, Failure::Kind::stopped, 0.0, 0, 0});
+}
+
+std::optional<Failure> Group::failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+void Group::reset() {
+    const std::lock_guard lock(mutex_);
+    check_idle("the group was to be reset");
+    set_first_words();
+    failure_.reset();
+    failed_.store(false, std::memory_order_release);
+}
+
+// ---- lanes and calls
+
+Lane& Group::lane(int rank, int index) {
+    check_rank(rank);
+    if (index < 0 || index >= kMaxLanes) {
+        throw std::invalid_argument("lane is " + std::to_string(index) + ", not 0 to " +
+                                    std::to_string(kMaxLanes - 1));
+    }
+    const std::lock_guard lock(mutex_);
+    auto& lane = lanes_[static_cast<std::size_t>(rank * kMaxLanes + index)];
+    if (!lane) {
+        lane =
+            std::make_unique<Lane>("ficco r" + std::to_string(rank) + " l" + std::to_string(index));
+    }
+    return *lane;
+}
+
+void Group::enter(std::size_t window_bytes) {
+    const std::lock_guard lock(mutex_);
+    if (failure_) throw std::runtime_error("the group has failed; reset it first");
+    if (window_bytes > capacity_) {
+        throw std::runtime_error("the program touches " + std::to_string(window_bytes) +
+                                 " bytes of a window copy, and the windows have " +
+                                 std::to_string(capacity_) + "; grow them first");
+    }
+    ++running_;
+}
+
+void Group::leave() noexcept {
+    const std::lock_guard lock(mutex_);
+    --running_;
+}
+
+}  // namespace ficco

@@ -1,0 +1,135 @@
+"""Laws of plans: what is lowered verifies and interprets right; what can go wrong is rejected."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from cases import NAMED, describe, plan_of, plans
+from edits import BENIGN, MUTATIONS
+from handmade import HANDMADE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interpreter import Wrong, interpret
+
+from ficco.plan import Plan
+from ficco.plan_json import dumps, loads
+from ficco.verifier import verify
+
+SEEDS = range(4)
+
+
+def goes_wrong(plan: Plan, seeds: range = SEEDS) -> str | None:
+    """Return how a plan goes wrong in some interleaving, or None."""
+    data = json.loads(dumps(plan))
+    for seed in seeds:
+        for in_order in (False, True):
+            try:
+                interpret(data, seed, calls=3, in_order=in_order)
+            except Wrong as wrong:
+                return f"seed {seed}, in_order {in_order}: {wrong}"
+    return None
+
+
+@settings(max_examples=1200)
+@given(plans(), st.integers(0, 2**20), st.booleans())
+def test_every_legal_plan_verifies_and_interprets_right(
+    plan: Plan, seed: int, in_order: bool
+) -> None:
+    assert not verify(plan), describe(plan)
+    assert interpret(json.loads(dumps(plan)), seed, calls=3, in_order=in_order) >= 0
+
+
+@settings(max_examples=300)
+@given(plans())
+def test_json_gives_the_same_plan_back(plan: Plan) -> None:
+    assert loads(dumps(plan)) == plan, describe(plan)
+
+
+@pytest.mark.parametrize("name", sorted(MUTATIONS))
+def test_mutants_that_can_go_wrong_are_rejected(name: str) -> None:
+    caught = 0
+
+    @settings(max_examples=220)
+    @given(plans(max_world=4), st.integers(0, 2**20))
+    def run(plan: Plan, seed: int) -> None:
+        nonlocal caught
+        mutant = MUTATIONS[name](plan, random.Random(seed))
+        if mutant is None or mutant == plan:
+            return
+        if verify(mutant):
+            caught += 1
+            return
+        wrong = goes_wrong(mutant)
+        assert wrong is None, f"{name} seed {seed}: accepted, but {wrong}; {describe(plan)}"
+
+    run()
+    assert caught > 10, f"{name} made hardly any plan that is rejected; it tests nothing"
+
+
+@pytest.mark.parametrize("name", sorted(BENIGN))
+def test_benign_edits_are_accepted(name: str) -> None:
+    edited = 0
+
+    @settings(max_examples=200)
+    @given(plans(max_world=4), st.integers(0, 2**20))
+    def run(plan: Plan, seed: int) -> None:
+        nonlocal edited
+        other = BENIGN[name](plan, random.Random(seed))
+        if other is None:
+            return
+        edited += 1
+        found = verify(other)
+        assert not found, f"{name} seed {seed}: {found[0]}; {describe(plan)}"
+        assert goes_wrong(other, range(1)) is None
+
+    run()
+    assert edited > 10, f"{name} hardly ever applies; it tests nothing"
+
+
+@pytest.mark.parametrize("name", sorted(HANDMADE))
+def test_plans_written_by_hand_are_accepted(name: str) -> None:
+    plan = HANDMADE[name]()
+    assert not verify(plan)
+    data = json.loads(dumps(plan))
+    for seed in range(60):
+        interpret(data, seed)
+    if name != "signalling_reduce_scatter":  # the one that needs concurrent lanes
+        interpret(data, 0, in_order=True)
+
+
+@pytest.mark.parametrize("name", sorted(HANDMADE))
+def test_mutants_of_plans_written_by_hand_are_rejected(name: str) -> None:
+    plan, rng, rejected = HANDMADE[name](), random.Random(7), 0
+    concurrent = name == "signalling_reduce_scatter"
+    for edit in MUTATIONS.values():
+        for _ in range(25):
+            mutant = edit(plan, rng)
+            if mutant is None or mutant == plan:
+                continue
+            if verify(mutant):
+                rejected += 1
+                continue
+            data = json.loads(dumps(mutant))
+            for seed in SEEDS:
+                for in_order in (False,) if concurrent else (False, True):
+                    interpret(data, seed, in_order=in_order)
+    assert rejected > 20
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_dropping_any_step_is_noticed_unless_it_is_implied(name: str) -> None:
+    """Every step of a named schedule is needed, but for waits that data signals imply."""
+    plan = plan_of(name, 3, 13, 7, 11, "bfloat16")
+    for rank, entry in enumerate(plan.ranks):
+        for index, step in enumerate(entry.steps):
+            steps = entry.steps[:index] + entry.steps[index + 1 :]
+            ranks = list(plan.ranks)
+            ranks[rank] = entry._replace(steps=steps)
+            found = verify(plan._replace(ranks=tuple(ranks)))
+            if step.id == "compute.wait_entered" and name != "gated_1d":
+                assert not found  # every peer's data says that the peer has entered
+            else:
+                assert found, f"{step.id} of rank {rank} can be dropped"
+                assert all(v.mend and v.message and v.step for v in found)

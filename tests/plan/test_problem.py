@@ -1,0 +1,229 @@
+"""Problems, schedules, machines: what they hold, and how they refuse what cannot be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ficco import data
+from ficco.errors import FiccoError, InputError, MachineError, ScheduleError
+from ficco.lowering import lower_rank
+from ficco.lowering.cutting import arrivals, chunk_bounds, departures
+from ficco.machine import Link, Machine
+from ficco.plan import WORDS, WORDS_PER_COPY, Word, word_at, word_place
+from ficco.problem import MAX_WORLD, Output, Problem, chunk_sizes
+from ficco.schedule import AXES, MAX_CHUNKS, Schedule
+
+
+def ag(world: int = 2, **fields: object) -> Problem:
+    return Problem.chunked("all_gather_matmul", world, 4, 4, 4, **fields)
+
+
+class TestProblem:
+    @given(st.integers(0, 1000), st.integers(1, 64))
+    def test_chunk_sizes_are_torch_chunks(self, total: int, parts: int) -> None:
+        sizes = chunk_sizes(total, parts)
+        assert len(sizes) == parts and sum(sizes) == total
+        full = -(-total // parts)
+        assert all(size in (full, 0) for size in sizes[:-1]) or sorted(sizes)[::-1] == list(sizes)
+
+    def test_json_round_trip(self) -> None:
+        outputs = (Output((3, 1), "w"), Output((2, 2), "v", "contraction", True, True))
+        problem = Problem("all_gather_matmul", 2, (5, 0), 3, outputs, "bfloat16")
+        assert Problem.from_json(problem.to_json()) == problem
+
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            ({"op": "all_gather"}, "all_gather_matmul"),
+            ({"world": 0}, "1 to 64"),
+            ({"world": 65}, "1 to 64"),
+            ({"dtype": "float64"}, "float32"),
+            ({"k": 0}, "1 or more"),
+            ({"rows": (1, 2, 3)}, "world is 2"),
+            ({"rows": (-1, 2)}, "0 or more"),
+            ({"outputs": ()}, "at least one"),
+            ({"outputs": (Output((1,)),)}, "world is 2"),
+            ({"outputs": (Output((0, 0)),)}, "n is 0"),
+            ({"outputs": (Output((1, 1), axis="k"),)}, "contraction"),
+            ({"outputs": (Output((1, 1)), Output((2, 2)))}, "name of its own"),
+            ({"scales": "tensor"}, "no scaled dtype"),
+            ({"depths": (2, 2)}, "belong to"),
+            ({"splits": ((1, 1), (1, 1))}, "belong to"),
+        ],
+    )
+    def test_says_what_cannot_be(self, fields: dict[str, object], words: str) -> None:
+        good: dict[str, object] = {
+            "op": "all_gather_matmul", "world": 2, "rows": (2, 2), "k": 4,
+            "outputs": (Output((2, 2)),),
+        }  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            Problem(**{**good, **fields})
+
+    def test_other_operators_hold_their_sizes(self) -> None:
+        reduce = Problem.chunked("matmul_reduce_scatter", 3, 7, 5, 10)
+        assert (reduce.m, reduce.n, reduce.k, reduce.depths) == (7, 5, 10, (4, 4, 2))
+        exchange = Problem.chunked("all_to_all_matmul", 2, 5, 3, 4)
+        assert [sum(row) for row in exchange.splits] == list(exchange.rows)
+
+    def test_what_ranks_agree_on_leaves_out_what_one_rank_alone_knows(self) -> None:
+        mine = Problem("all_gather_matmul", 2, (2, 2), 4, (Output((3, 3)),))
+        theirs = Problem("all_gather_matmul", 2, (2, 2), 4, (Output((5, 5), bias=True),))
+        assert mine.agreed() == theirs.agreed()
+        assert mine.agreed() != ag(dtype="float16").agreed()
+
+
+class TestSchedule:
+    def test_the_named_ones_are_there_and_explain_themselves(self) -> None:
+        assert set(Schedule.names()) == {
+            "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d",
+            "uniform_fused_2d", "gated_1d",
+        }  # fmt: skip
+        for name in Schedule.names():
+            assert Schedule.named(name).name == name
+            assert data.load("named", name, "schedule", ScheduleError)["about"]
+
+    @pytest.mark.parametrize("axis", sorted(AXES))
+    def test_an_impossible_value_names_the_possible(self, axis: str) -> None:
+        with pytest.raises(ScheduleError, match=AXES[axis][0]):
+            Schedule(**{axis: "nonsense"})
+
+    @pytest.mark.parametrize("grain", [0, -1, MAX_CHUNKS + 1, 2.5, True, "p"])
+    def test_an_impossible_grain(self, grain: object) -> None:
+        with pytest.raises(ScheduleError, match="grain"):
+            Schedule(grain=grain)
+
+    @pytest.mark.parametrize(
+        ("fields", "nearest"),
+        [
+            ({"transport": "sm"}, "transport='dma'"),
+            ({"transport": "collective"}, "transport='dma'"),
+            ({"compute": "gated", "cut": "columns"}, "cut='rows'"),
+        ],
+    )
+    def test_what_nothing_implements_names_the_nearest(
+        self, fields: dict[str, object], nearest: str
+    ) -> None:
+        schedule = Schedule(grain=2, route="rotation", **fields)
+        with pytest.raises(ScheduleError, match=nearest):
+            lower_rank(ag(), schedule, 0)
+
+    def test_a_gated_contraction_names_the_nearest(self) -> None:
+        problem = Problem("all_gather_matmul", 2, (2, 2), 4, (Output((1, 1), axis="contraction"),))
+        with pytest.raises(ScheduleError, match="per_chunk"):
+            lower_rank(problem, Schedule(grain=2, route="rotation", compute="gated"), 0)
+
+    def test_unresolved_values_are_not_lowered(self) -> None:
+        with pytest.raises(ScheduleError, match="resolve"):
+            lower_rank(ag(), Schedule(), 0)
+        with pytest.raises(ScheduleError, match="resolve"):
+            lower_rank(ag(), Schedule(route="rotation"), 0)
+
+    def test_an_operator_without_lowering(self) -> None:
+        problem = Problem.chunked("matmul_reduce_scatter", 2, 4, 4, 4)
+        with pytest.raises(ScheduleError, match="all_gather_matmul"):
+            lower_rank(problem, Schedule(grain=1, route="rotation"), 0)
+
+    def test_files(self, tmp_path: Path) -> None:
+        mine = tmp_path / "mine.toml"
+        mine.write_text('name = "mine"\ngrain = 3\ncompute = "per_chunk"\n')
+        assert Schedule.named(str(mine)).grain == 3
+        for text, words in (("grain = ", "not valid TOML"), ("grains = 3", "did you mean 'grain'")):
+            mine.write_text(text)
+            with pytest.raises(ScheduleError, match=words):
+                Schedule.named(str(mine))
+        with pytest.raises(ScheduleError, match="cannot be read"):
+            Schedule.named(str(tmp_path / "none.toml"))
+        with pytest.raises(ScheduleError, match="did you mean 'serial'"):
+            Schedule.named("seral")
+
+
+class TestMachine:
+    def test_the_shipped_ones(self) -> None:
+        assert set(data.names("machines")) == {"host", "mesh4", "mesh8", "switch4", "switch8"}
+        for name in data.names("machines"):
+            machine = Machine.named(name)
+            assert machine.name == name and machine.about
+            assert machine.paced == (name != "host")
+        for ranks in (4, 8):
+            mesh, switch = Machine.named(f"mesh{ranks}"), Machine.named(f"switch{ranks}")
+            assert mesh.best_route == "all_peers" and switch.best_route == "rotation"
+            # the switch has the same total rate out of a device as the mesh
+            assert switch.link.peak_gbps == pytest.approx((ranks - 1) * mesh.link.peak_gbps)
+            # chunks of the default job at FiCCO's grain last 3 ms or more on the mesh
+            chunk = 1024 // ranks // ranks * 1024 * 4
+            assert mesh.link.transfer_us(chunk) >= 3000
+
+    def test_rates_lie_between_points(self) -> None:
+        link = Link("node", "pair", ((1000, 1.0), (1_000_000, 4.0)), latency_us=5)
+        assert link.gbps_at(10) == 1.0 and link.gbps_at(10**9) == 4.0
+        assert 1.0 < link.gbps_at(30_000) < 4.0
+        assert link.transfer_us(1_000_000) == pytest.approx(5 + 250)
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("devices = 2", "name"),
+            ('name = "m"\nengine = "host"\ndevices = "2"\nlinks = []', "int is expected"),
+            ('name = "m"\nengine = "host"\ndevices = 2\nlinks = []', "exactly one"),
+            ('name = "m"\nengine = "tpu"\ndevices = 2\n[[links]]\nscope="node"\nper="pair"', "tpu"),
+            ('name = "m"\nengine = "host"\ndevices = 2\n[[links]]\nscope="node"\nper="hub"', "hub"),
+            ('name = "m"\nengine = "host"\ndevice = 2', "unknown field 'device'"),
+            (
+                'name="m"\nengine="host"\ndevices=2\n[[links]]\nscope="node"\nper="pair"\n'
+                "gbps=[[1, -2.0]]",
+                "positive",
+            ),
+            ('name="m"\nengine="host"\ndevices=2\n[gemm_gflops]\nany="x"\n[[links]]', "scope"),
+        ],
+    )
+    def test_a_broken_profile(self, tmp_path: Path, text: str, words: str) -> None:
+        path = tmp_path / "m.toml"
+        path.write_text(text)
+        with pytest.raises(MachineError, match=words):
+            Machine.named(str(path))
+
+    def test_an_unknown_name(self) -> None:
+        with pytest.raises(FiccoError, match="did you mean 'mesh"):
+            Machine.named("mesh")
+
+
+class TestCutting:
+    @given(
+        st.integers(0, 300), st.integers(1, 70), st.sampled_from(("none", "head", "tail", "both"))
+    )
+    def test_chunks_cover_a_shard(self, size: int, chunks: int, taper: str) -> None:
+        bounds = chunk_bounds(size, chunks, taper)
+        assert bounds[0] == 0 and bounds[-1] == size and len(bounds) == chunks + 1
+        assert list(bounds) == sorted(bounds)
+
+    def test_tapers(self) -> None:
+        def sizes(taper: str) -> list[int]:
+            bounds = chunk_bounds(1900, 6, taper)
+            return [b - a for a, b in pairwise(bounds)]
+
+        assert sizes("head") == [100, 200, 400, 400, 400, 400]
+        assert sizes("tail") == [400, 400, 400, 400, 200, 100]
+        assert max(sizes("none")) - min(sizes("none")) <= 1
+
+    @pytest.mark.parametrize("order", ["by_step", "by_peer"])
+    def test_what_leaves_in_turn_arrives_in_turn(self, order: str) -> None:
+        schedule = Schedule(grain=3, route="rotation", order=order)
+        for rank in range(4):
+            for turn, (peer, chunk) in enumerate(departures(schedule, 4, rank)):
+                assert arrivals(schedule, 4, peer)[turn] == (rank, chunk)
+
+
+def test_every_word_has_a_place_of_its_own() -> None:
+    places = {}
+    for name, count in WORDS.items():
+        for peer in (0, 1, MAX_WORLD - 1):
+            for chunk in {0, count // 2, count - 1}:
+                word = Word(3, name, peer, chunk)
+                assert places.setdefault(word_place(word), word) == word
+                assert word_at(3, word_place(word)) == word
+                assert 0 <= word_place(word) < WORDS_PER_COPY

@@ -1,0 +1,264 @@
+"""What the verifier says: the rule, the place and the remedy of directed faults."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from cases import plan_of
+from edits import steps_of, with_steps
+from handmade import collective_all_gather, reduce_scatter, signalling_reduce_scatter
+
+import ficco.verifier
+from ficco.plan import Plan, Step, Word
+from ficco.verifier import Violation, verify
+
+
+def find(plan: Plan, rank: int, name: str) -> int:
+    return next(i for i, step in enumerate(plan.ranks[rank].steps) if step.id == name)
+
+
+def changed(plan: Plan, rank: int, name: str, **fields: object) -> Plan:
+    steps = steps_of(plan, rank)
+    at = find(plan, rank, name)
+    steps[at] = steps[at]._replace(**fields)
+    return with_steps(plan, rank, steps)
+
+
+def without(plan: Plan, rank: int, name: str) -> Plan:
+    steps = steps_of(plan, rank)
+    del steps[find(plan, rank, name)]
+    return with_steps(plan, rank, steps)
+
+
+def moved(plan: Plan, rank: int, name: str, to: int) -> Plan:
+    steps = steps_of(plan, rank)
+    step = steps.pop(find(plan, rank, name))
+    steps.insert(to, step)
+    return with_steps(plan, rank, steps)
+
+
+def rules(found: list[Violation]) -> set[str]:
+    return {violation.rule for violation in found}
+
+
+class TestOrderOfSteps:
+    plan = plan_of("hetero_fused_1d", 3, 12, 6, 8)
+
+    def test_a_read_without_its_wait_is_a_race(self) -> None:
+        found = verify(without(self.plan, 1, "wait.step0"))
+        assert "race" in rules(found)
+        assert any("push.0to1" in v.message + v.step for v in found)
+
+    def test_a_wait_after_its_read_is_a_race(self) -> None:
+        steps = steps_of(self.plan, 0)
+        at = find(self.plan, 0, "wait.step1")
+        steps[at], steps[at + 1] = steps[at + 1], steps[at]
+        assert "race" in rules(verify(with_steps(self.plan, 0, steps)))
+
+    def test_a_signal_in_front_of_its_copy_is_a_race(self) -> None:
+        steps = steps_of(self.plan, 2)
+        at = find(self.plan, 2, "push.1to0")
+        steps[at], steps[at + 1] = steps[at + 1], steps[at]
+        assert "race" in rules(verify(with_steps(self.plan, 2, steps)))
+
+    def test_a_lost_signal_names_the_rank_that_should_raise_it(self) -> None:
+        found = verify(without(self.plan, 2, "landed.1to0"))
+        assert rules(found) == {"words"}
+        assert any(v.rank == 0 and "rank 2" in v.mend for v in found)
+
+    def test_free_before_the_last_read_is_rejected(self) -> None:
+        plan = moved(self.plan, 0, "compute.leave", find(self.plan, 0, "wait.step2"))
+        assert rules(verify(plan)) & {"handover", "words"}
+
+    def test_clear_before_the_wait_is_rejected(self) -> None:
+        plan = moved(self.plan, 0, "compute.clear", find(self.plan, 0, "wait.step2"))
+        assert "words" in rules(verify(plan))
+
+    def test_entering_before_the_peer_is_free_is_reuse_of_a_word(self) -> None:
+        plan = without(without(self.plan, 0, "push1.wait_free"), 0, "push1.clear_free")
+        found = verify(plan)
+        assert rules(found) == {"words"}
+        plan = without(self.plan, 0, "push1.wait_free")
+        assert any("previous call" in v.message for v in verify(plan))
+
+    def test_two_ranks_that_wait_for_each_other_are_a_cycle(self) -> None:
+        plan = plan_of("hetero_fused_1d", 2, 4, 2, 2)
+        for rank in range(2):
+            plan = moved(plan, rank, "wait.step0", 0)
+            plan = changed(plan, rank, "wait.step0", lane="push" + str(1 - rank))
+        found = verify(plan)
+        assert rules(found) == {"cycle"}
+        assert {v.rank for v in found} == {0, 1}
+
+    def test_submission_order_that_blocks_shared_queues_is_rejected(self) -> None:
+        plan = plan_of("hetero_fused_1d", 2, 4, 2, 2)
+        for rank in range(2):
+            plan = moved(plan, rank, "wait.step0", 0)  # its own lane, but in front of the pushes
+        found = verify(plan)
+        assert rules(found) == {"submission"}
+        assert {v.rank for v in found} == {0, 1}
+
+
+class TestValues:
+    plan = plan_of("hetero_unfused_1d", 3, 12, 6, 8)
+
+    def test_a_source_shifted_by_a_row(self) -> None:
+        step = self.plan.ranks[1].steps[find(self.plan, 1, "push.0to2")]
+        region = step.reads[0]
+        shifted = region._replace(row0=region.row0 + 1, row1=region.row1 + 1)
+        found = verify(changed(self.plan, 1, "push.0to2", reads=(shifted,)))
+        assert rules(found) == {"value"}
+        assert found[0].rank == 2
+
+    def test_a_region_one_row_short(self) -> None:
+        step = self.plan.ranks[1].steps[find(self.plan, 1, "gemm.own")]
+        product = step.products[0]
+        short = product._replace(
+            a=product.a._replace(row1=product.a.row1 - 1),
+            c=product.c._replace(row1=product.c.row1 - 1),
+        )
+        found = verify(changed(self.plan, 1, "gemm.own", products=(short,)))
+        assert "not written wholly" in found[0].message
+
+    def test_a_term_twice(self) -> None:
+        plan = plan_of("uniform_fused_2d", 2, 4, 2, 4)
+        steps = steps_of(plan, 0)
+        at = find(plan, 0, "gemm.step1")
+        steps.insert(at + 1, steps[at]._replace(id="once more"))
+        found = verify(with_steps(plan, 0, steps))
+        assert "counted twice" in found[0].message
+
+    def test_a_term_missing(self) -> None:
+        plan = plan_of("uniform_fused_2d", 2, 4, 2, 4)
+        found = verify(without(plan, 0, "gemm.step1"))
+        assert rules(found) == {"value"}
+
+    def test_the_wrong_weight_rows(self) -> None:
+        plan = plan_of("uniform_fused_2d", 2, 4, 2, 4)
+        step = plan.ranks[0].steps[find(plan, 0, "gemm.step1")]
+        product = step.products[0]
+        bent = product._replace(b=product.b._replace(row0=1, row1=3))
+        assert rules(verify(changed(plan, 0, "gemm.step1", products=(bent,)))) == {"value"}
+
+    def test_stale_window_data(self) -> None:
+        plan = plan_of("serial", 2, 4, 2, 4)
+        found = verify(without(plan, 0, "stage"))
+        assert "never wrote" in found[0].message
+
+
+class TestForm:
+    plan = plan_of("serial", 2, 4, 2, 4)
+
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            ({"unit": "sm"}, "unit"),
+            ({"id": "stage"}, "twice"),
+            ({"after": ("nothing",)}, "no earlier step"),
+        ],
+    )
+    def test_of_a_step(self, fields: dict[str, object], words: str) -> None:
+        name = "push.0to1" if "id" not in fields else "gemm.whole"
+        if fields == {"unit": "sm"}:
+            name, fields = "compute.leave", {"unit": "sm"}
+        found = verify(changed(self.plan, 0, name, **fields))
+        assert any(words in v.message for v in found), found
+
+    def test_a_region_outside_its_buffer(self) -> None:
+        step = self.plan.ranks[0].steps[find(self.plan, 0, "push.0to1")]
+        wide = step.reads[0]._replace(row1=99)
+        found = verify(changed(self.plan, 0, "push.0to1", reads=(wide,)))
+        assert rules(found) == {"form"}
+
+    def test_another_ranks_tensor_cannot_be_reached(self) -> None:
+        step = self.plan.ranks[0].steps[find(self.plan, 0, "push.0to1")]
+        there = step.writes[0]._replace(buffer="y0", col1=1, row0=0, row1=2)
+        here = step.reads[0]._replace(col1=1)
+        found = verify(changed(self.plan, 0, "push.0to1", reads=(here,), writes=(there,)))
+        assert any("cannot reach" in v.message for v in found)
+
+    def test_windows_that_differ_between_ranks(self) -> None:
+        entry = self.plan.ranks[1]
+        buffers = tuple(
+            b._replace(rows=b.rows + 1) if b.role == "window" else b for b in entry.buffers
+        )
+        ranks = (self.plan.ranks[0], entry._replace(buffers=buffers))
+        assert any("windows" in v.mend for v in verify(self.plan._replace(ranks=ranks)))
+
+    def test_ranks_that_are_missing(self) -> None:
+        assert rules(verify(self.plan._replace(ranks=self.plan.ranks[:1]))) == {"ranks"}
+
+    def test_sums_in_sixteen_bits(self) -> None:
+        plan = plan_of("uniform_fused_2d", 2, 4, 2, 4, "bfloat16")
+        ranks = tuple(
+            entry._replace(
+                buffers=tuple(
+                    b._replace(dtype="bfloat16") if b.name == "acc0" else b for b in entry.buffers
+                )
+            )
+            for entry in plan.ranks
+        )
+        assert any("rounded" in v.message for v in verify(plan._replace(ranks=ranks)))
+
+
+class TestSpinning:
+    def test_a_kernel_may_not_spin_before_its_peers_have_entered(self) -> None:
+        plan = plan_of("gated_1d", 2, 4, 2, 4)
+        plan = moved(plan, 0, "compute.wait_entered", find(plan, 0, "gemm"))
+        found = verify(plan)
+        assert rules(found) == {"spin"}
+        assert found[0].rank == 0
+
+    def test_a_kernel_may_not_spin_for_another_kernel(self) -> None:
+        """The pushed data come from a multiprocessor's copy that nothing orders before the spin."""
+        plan = plan_of("gated_1d", 2, 4, 2, 4)
+        steps = steps_of(plan, 1)
+        at = find(plan, 1, "push0.wait_free")
+        own = plan.ranks[1].steps[find(plan, 1, "push.0to0")].reads[0]
+        window = own._replace(buffer="gathered", row0=2, row1=2 + own.rows)
+        steps.insert(at, Step("move", "other", "local_copy", "sm", (own,), (window,)))
+        push = find(with_steps(plan, 1, steps), 1, "push.0to0")
+        steps[push] = steps[push]._replace(reads=(window,), after=("move",))
+        leave = find(with_steps(plan, 1, steps), 1, "compute.leave")
+        steps[leave] = steps[leave]._replace(after=("push.0to0",))
+        assert rules(verify(with_steps(plan, 1, steps))) == {"spin"}
+
+    def test_concurrent_must_be_marked(self) -> None:
+        plan = changed(signalling_reduce_scatter(), 0, "g", concurrent=False)
+        assert rules(verify(plan)) == {"form"}
+
+    def test_waiting_tiles_before_others_are_rejected(self) -> None:
+        plan = signalling_reduce_scatter()
+        parts = plan.ranks[0].steps[find(plan, 0, "g")].parts
+        found = verify(changed(plan, 0, "g", parts=parts[::-1]))
+        assert rules(found) == {"spin"}
+
+
+class TestOtherKinds:
+    def test_a_reduction_that_leaves_out_a_term(self) -> None:
+        plan = reduce_scatter()
+        step = plan.ranks[0].steps[find(plan, 0, "sum")]
+        found = verify(changed(plan, 0, "sum", reads=step.reads[:1]))
+        assert "missing" in found[0].message
+
+    def test_collectives_that_differ(self) -> None:
+        plan = without(collective_all_gather(), 0, "gather")
+        plan = changed(plan, 0, "g", after=())
+        assert rules(verify(plan)) == {"collective"}
+
+    def test_a_word_of_a_rank_that_is_not_there(self) -> None:
+        plan = plan_of("serial", 2, 4, 2, 4)
+        found = verify(changed(plan, 0, "landed.0to1", words=(Word(5, "data", 0, 0),)))
+        assert any("no word of this group" in v.message for v in found)
+
+
+def test_the_verifier_knows_the_plan_alone() -> None:
+    """It imports no lowering, and never reads the schedule."""
+    for path in Path(ficco.verifier.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                assert "lowering" not in (node.module or ""), path
+            assert not (isinstance(node, ast.Attribute) and node.attr == "schedule"), path
