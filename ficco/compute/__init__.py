@@ -25,7 +25,7 @@ class Compute(Protocol):
         """Return a handle of an array; `operand`: a weight, read whole by several GEMMs."""
 
     def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
-        """Store a.b (+ c) (+ each of `add`) in c: [m, k], [k, n], [m, n]; `add` may have one row."""
+        """Store a.b (+ c) (+ each of `add`) in c; terms of `add` may have one row."""
 
     def reduce(self, sources: list[Any], target: Any) -> None:
         """Put the sum of sources, in order, into the target; shapes are equal."""

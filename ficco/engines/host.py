@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ficco import _native
 from ficco.compute import Compute, dtype_of
 from ficco.errors import EngineError
 from ficco.machine import Machine
@@ -34,6 +33,14 @@ from ficco.plan import (
     word_place,
 )
 from ficco.timeline import Span
+
+try:
+    from ficco import _native
+except ImportError as missing:
+    raise EngineError(
+        f"the native core cannot be loaded ({missing}); install ficco (pip install .) and run it "
+        "from outside its source folder"
+    ) from missing
 
 __all__ = ["BoundPlan", "new_group"]
 
@@ -238,7 +245,12 @@ class BoundPlan:
                 pitches[slot] = local[name].strides[0]
         native = self._native
         self._times[:] = 0
-        native.start(copy, digest, addresses, pitches)
+        try:
+            native.start(copy, digest, addresses, pitches)
+        except RuntimeError:
+            if self.group.failure() is not None:
+                return False  # another rank has failed before this one began
+            raise
         try:
             for segment, work in enumerate(self._program):
                 if not native.submit(segment):

@@ -247,9 +247,10 @@ def _spread(
     """Return a single row added to every row of the target. Only operands can be."""
     found: list[tuple[Box, Content]] = []
     for box, content in _moved(parts, row, target):
-        whole = isinstance(content, Source) and content.down + target.row0 == 0
-        row = content if whole else Source((-1, "a row that is no bias"), 0, 0)
-        found.append((Box(target.row0, target.row1, box.c0, box.c1), row_of(row)))
+        known = Source((-1, "a row that is no bias"), 0, 0)
+        if isinstance(content, Source) and content.down + target.row0 == 0:
+            known = content
+        found.append((Box(target.row0, target.row1, box.c0, box.c1), row_of(known)))
     return found
 
 

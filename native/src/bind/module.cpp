@@ -44,7 +44,8 @@ auto span_of(const Array& array) {
     return std::span(array.data(), array.size());
 }
 
-// Destructors join lanes, which may take as long as a wait: let other threads run meanwhile.
+// Neither constructors nor destructors touch Python. They start threads and join them, which may
+// take as long as a wait, so that other threads of Python run meanwhile.
 struct DeleteWithoutGil {
     template <class Object>
     void operator()(Object* object) const {
@@ -55,6 +56,7 @@ struct DeleteWithoutGil {
 
 template <class Object, class... Arguments>
 std::shared_ptr<Object> make(Arguments&&... arguments) {
+    const nb::gil_scoped_release release;
     return {new Object(std::forward<Arguments>(arguments)...), DeleteWithoutGil{}};
 }
 

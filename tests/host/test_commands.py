@@ -1,0 +1,231 @@
+"""The commands, as a person or a script calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ficco.cli.main import main
+from ficco.schedule import Schedule
+
+SMALL = ["--m", "67", "--n", "29", "--k", "31", "--iters", "1"]
+
+
+def call(capsys: Any, *args: str) -> tuple[int, str, str]:
+    try:
+        code = main(list(args))
+    except SystemExit as stop:  # argparse
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+class TestRun:
+    @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+    @pytest.mark.parametrize("ranks", ["1", "2", "3", "4", "8"])
+    def test_all_schedules_are_right(self, capsys: Any, dtype: str, ranks: str) -> None:
+        code, out, err = call(
+            capsys, "run", "--schedule", "all", "--m", "515", "--n", "257", "--k", "129",
+            "--ranks", ranks, "--dtype", dtype, "--machine", "host", "--iters", "1", "--json",
+        )  # fmt: skip
+        document = json.loads(out)
+        assert code == 0, err
+        assert [row["schedule"] for row in document["results"]] == list(Schedule.names())
+        assert all(row["ok"] for row in document["results"])
+
+    def test_the_document_has_the_promised_fields(self, capsys: Any) -> None:
+        code, out, err = call(capsys, "run", *SMALL, "--ranks", "2", "--json", "--grain", "3")
+        document = json.loads(out)
+        assert code == 0
+        assert set(document) == {
+            "op", "m", "n", "k", "ranks", "dtype", "engine", "machine", "paced", "link_gbps",
+            "results",
+        }  # fmt: skip
+        assert (document["machine"], document["paced"]) == ("mesh4", True)
+        assert document["link_gbps"] == 0.045
+        for row in document["results"]:
+            assert set(row) == {
+                "schedule", "grain", "serial_ms", "overlap_ms", "speedup", "ideal_ms",
+                "efficiency", "max_rel_error", "ok", "copies", "bytes",
+            }  # fmt: skip
+            assert row["grain"] == (1 if row["schedule"] in ("serial", "shard_p2p") else 3)
+            assert row["copies"] == 2 * row["grain"]
+            assert row["bytes"] == 67 * 31 * 4  # every shard goes to one peer
+            assert row["overlap_ms"] > 0 and row["ideal_ms"] > 0
+        assert "PACED" in err and "0.045 GB/s" in err
+
+    def test_the_table_says_what_is_paced(self, capsys: Any) -> None:
+        code, out, _ = call(capsys, "run", *SMALL, "--schedule", "gated_1d")
+        assert code == 0
+        assert "PACED" in out and "gated_1d" in out and "right" in out
+        code, out, _ = call(capsys, "run", *SMALL, "--machine", "host", "--schedule", "serial")
+        assert code == 0 and "PACED" not in out
+
+    def test_a_trace_is_what_perfetto_reads(self, capsys: Any, tmp_path: Path) -> None:
+        file = tmp_path / "trace.json"
+        code, _, _ = call(capsys, "run", *SMALL, "--schedule", "hetero_fused_1d", "--trace", str(file))
+        assert code == 0
+        events = json.loads(file.read_text())["traceEvents"]
+        slices = [event for event in events if event["ph"] == "X"]
+        assert {event["pid"] for event in slices} == {0, 1, 2, 3}
+        assert any(event["cat"] == "copy" and event["args"]["bytes"] > 0 for event in slices)
+        assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in slices)
+        names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+        assert {"rank 0", "compute", "push1"} <= names
+
+    def test_pytorch_computes(self, capsys: Any, torch: Any) -> None:
+        code, out, _ = call(capsys, "run", *SMALL, "--compute", "torch", "--schedule", "serial")
+        assert code == 0 and "torch" in out
+
+    def test_uneven_rows(self, capsys: Any) -> None:
+        code, out, _ = call(capsys, "run", *SMALL, "--ranks", "3", "--rows", "0,60,7", "--json")
+        assert code == 0 and all(row["ok"] for row in json.loads(out)["results"])
+
+    def test_a_wrong_result_is_exit_1(self, capsys: Any, monkeypatch: Any) -> None:
+        import ficco.node
+
+        right = ficco.node.Node.all_gather_matmul
+
+        def wrong(self: Any, *args: Any, **options: Any) -> Any:
+            ys = right(self, *args, **options)
+            ys[1][3, 2] += 1
+            return ys
+
+        monkeypatch.setattr(ficco.node.Node, "all_gather_matmul", wrong)
+        code, out, _ = call(capsys, "run", *SMALL, "--json")
+        assert code == 1
+        assert not any(row["ok"] for row in json.loads(out)["results"])
+
+    def test_a_run_that_times_out_is_exit_1(self, capsys: Any) -> None:
+        code, out, err = call(capsys, "run", "--timeout", "0.001", "--schedule", "serial")
+        assert code == 1 and out == ""
+        assert "did not come within" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["run", "--schedule", "fast"], "unknown schedule 'fast'"),
+        (["run", "all_gather"], "unknown operator 'all_gather' (did you mean"),
+        (["run", "matmul_all_reduce"], "no lowering yet"),
+        (["run", "--ranks", "0"], "1 to 64"),
+        (["run", "--ranks", "9", "--machine", "mesh8"], "'mesh8' has 8"),
+        (["run", "--ranks", "65"], "1 to 64"),
+        (["run", "--m", "0"], "m=0"),
+        (["run", "--m", "many"], "invalid int value"),
+        (["run", "--dtype", "float64"], "float64"),
+        (["run", "--machine", "h200"], "unknown machine"),
+        (["run", "--machine", "/no/such.toml"], "cannot be read"),
+        (["run", "--grain", "0"], "grain=0"),
+        (["run", "--iters", "0"], "--iters 0"),
+        (["run", "--seed", "-1"], "--seed -1"),
+        (["run", "--timeout", "-1"], "timeout_s=-1"),
+        (["run", "--rows", "1,2"], "4 numbers"),
+        (["run", "--rows", "1,2,3,4"], "add up to 10"),
+        (["run", "--trace", "/no/such/folder/trace"], "--trace"),
+        (["run", "--engine", "cuda"], "invalid choice"),
+        (["run", "--m", "1000000000", "--n", "1000000000", "--k", "1000000000"], "memory"),
+        (["plan", "--schedule", "all"], "one --schedule"),
+        (["plan", "--rank", "4"], "--rank 4"),
+        (["plan", "--check", "/no/such/plan.json"], "--check"),
+        (["fly"], "invalid choice"),
+        ([], "usage"),
+    ],
+)
+def test_bad_arguments_are_exit_2_with_a_reason(capsys: Any, args: list[str], words: str) -> None:
+    code, out, err = call(capsys, *args)
+    assert code == 2 and out == ""
+    assert words in err
+    assert "Traceback" not in err
+
+
+class TestPlan:
+    def test_it_prints_every_rank(self, capsys: Any) -> None:
+        code, out, _ = call(capsys, "plan", "all_gather_matmul", "--schedule", "gated_1d")
+        assert code == 0
+        for words in ("rank 0", "rank 3", "lane push1", "lane compute", "window", "parts"):
+            assert words in out
+        code, out, _ = call(capsys, "plan", "--rank", "2")
+        assert "rank 2" in out and "\nrank 1" not in out
+
+    @pytest.mark.parametrize("name", Schedule.names())
+    def test_what_it_prints_as_json_checks(self, capsys: Any, tmp_path: Path, name: str) -> None:
+        code, out, _ = call(capsys, "plan", *SMALL[:6], "--schedule", name, "--json")
+        file = tmp_path / "plan.json"
+        file.write_text(out)
+        assert code == 0
+        code, out, _ = call(capsys, "plan", "--check", str(file))
+        assert code == 0 and out.startswith("right:") and out.count("\n") == 1
+
+    def test_a_rejected_plan_is_exit_1_with_a_line_a_violation(
+        self, capsys: Any, tmp_path: Path
+    ) -> None:
+        _, out, _ = call(capsys, "plan", *SMALL[:6], "--json")
+        plan = json.loads(out)
+        steps = plan["ranks"][1]["steps"]
+        steps[:] = [step for step in steps if step["id"] != "wait.step2"]
+        file = tmp_path / "plan.json"
+        file.write_text(json.dumps(plan))
+        code, out, err = call(capsys, "plan", "--check", str(file))
+        assert code == 1 and err == ""
+        assert all(line.startswith("rank ") for line in out.splitlines())
+        code, out, _ = call(capsys, "plan", "--check", str(file), "--json")
+        found = json.loads(out)
+        assert code == 1 and not found["ok"]
+        assert set(found["violations"][0]) == {"rank", "step", "rule", "message", "mend"}
+
+    def test_broken_json_is_exit_2(self, capsys: Any, tmp_path: Path) -> None:
+        file = tmp_path / "plan.json"
+        file.write_text('{"version": 1')
+        code, out, err = call(capsys, "plan", "--check", str(file))
+        assert code == 2 and out == "" and "not JSON" in err
+        file.write_bytes(b"\xff\xfe\x00")
+        code, out, err = call(capsys, "plan", "--check", str(file))
+        assert code == 2 and "not a text file" in err
+
+
+def test_doctor_says_what_is_here_and_what_is_missing(capsys: Any) -> None:
+    code, out, _ = call(capsys, "doctor", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["ok"]
+    names = {finding["name"] for finding in document["findings"]}
+    assert {"platform", "native core", "numpy", "torch", "CUDA driver", "HIP runtime"} <= names
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0 and "native core" in out
+
+
+class TestAsAProgram:
+    """In a process of its own: what only the installed command shows."""
+
+    def test_stdout_holds_one_document(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "ficco.cli.main", "run", *SMALL, "--json"],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        assert json.loads(done.stdout)["ranks"] == 4
+
+    def test_plans_pass_through_a_pipe(self) -> None:
+        command = f"{sys.executable} -P -m ficco.cli.main"
+        line = f"{command} plan --ranks 2 --json | {command} plan --check -"
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and done.stdout.startswith("right:"), done.stderr
+
+    def test_a_reader_that_leaves_is_no_traceback(self) -> None:
+        line = f"{sys.executable} -P -m ficco.cli.main plan --ranks 8 --json | head -c 10"
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=120)
+        assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+    def test_the_readme_example_runs(self, tmp_path: Path) -> None:
+        readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+        example = readme.split("```python\n")[1].split("```")[0]
+        assert 5 <= len(example.strip().splitlines()) <= 12
+        subprocess.run(
+            [sys.executable, "-c", example], check=True, timeout=120, cwd=tmp_path,
+            env={**os.environ, "PYTHONWARNINGS": "error"},
+        )  # fmt: skip

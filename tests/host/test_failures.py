@@ -1,0 +1,173 @@
+"""What happens when a call cannot end: an error that names rank, step and signal, never a hang."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from arrays import assert_right, inputs
+
+import ficco
+from ficco.compute import named
+from ficco.lowering import lower
+from ficco.machine import Link, Machine
+from ficco.plan import Plan, Step
+from ficco.problem import Problem
+from ficco.runtime.local import LocalRuntime
+from ficco.schedule import Schedule
+from ficco.verifier import verify
+
+HOST = Machine.named("host")
+
+
+def plan(world: int = 3, name: str = "hetero_fused_1d") -> Plan:
+    problem = Problem.chunked("all_gather_matmul", world, 12, 6, 8)
+    return lower(problem, Schedule.named(name).resolve(world, HOST))
+
+
+def without(given: Plan, rank: int, step_id: str) -> Plan:
+    entry = given.ranks[rank]
+    steps = tuple(step for step in entry.steps if step.id != step_id)
+    assert len(steps) == len(entry.steps) - 1
+    ranks = list(given.ranks)
+    ranks[rank] = entry._replace(steps=steps)
+    return given._replace(ranks=tuple(ranks))
+
+
+def arrays(given: Plan) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [
+        {
+            b.name: rng.standard_normal((b.rows, b.cols)).astype(np.float32)
+            for b in entry.buffers
+            if b.role in ("input", "weight", "output")
+        }
+        for entry in given.ranks
+    ]
+
+
+@pytest.fixture
+def runtime():
+    runtime = LocalRuntime(3, HOST, named("numpy"), timeout_s=0.3)
+    yield runtime
+    runtime.close()
+
+
+class TestLostSignal:
+    def test_it_ends_in_an_error_that_names_rank_step_and_signal(self, runtime) -> None:
+        broken = without(plan(), 2, "landed.1to0")
+        assert verify(broken)
+        begin = time.monotonic()
+        with pytest.raises(ficco.TimeoutExceeded) as caught:
+            runtime.execute_plan(broken, arrays(broken))
+        assert time.monotonic() - begin < 10
+        error = caught.value
+        assert (error.rank, error.step) == (0, "wait.step1")
+        assert "data[2][1]@0" in error.signal
+        assert "Rank 2 should have raised it" in str(error)
+        assert error.seconds >= 0.3
+
+    def test_the_runtime_refuses_calls_until_it_is_reset(self, runtime) -> None:
+        broken, good = without(plan(), 2, "landed.1to0"), plan()
+        with pytest.raises(ficco.TimeoutExceeded):
+            runtime.execute_plan(broken, arrays(broken))
+        with pytest.raises(ficco.EngineError, match="reset"):
+            runtime.execute_plan(good, arrays(good))
+        runtime.reset()
+        for _ in range(3):
+            given = arrays(good)
+            runtime.execute_plan(good, given)
+            xs, ws = [a["x"] for a in given], [a["w"] for a in given]
+            assert_right(xs, ws, [a["y0"] for a in given])
+
+    def test_in_a_gated_part(self, runtime) -> None:
+        broken = without(plan(name="gated_1d"), 1, "landed.0to2")
+        with pytest.raises(ficco.TimeoutExceeded) as caught:
+            runtime.execute_plan(broken, arrays(broken))
+        assert caught.value.rank == 2
+        assert caught.value.step.startswith("gemm[")
+
+    def test_a_free_that_never_comes_stops_the_next_call_but_one(self, runtime) -> None:
+        """Every copy of the window is handed over once; the second use of a copy finds it taken."""
+        broken, good = without(plan(), 1, "compute.leave"), plan()
+        runtime.execute_plan(broken, arrays(broken))
+        runtime.execute_plan(good, arrays(good))
+        with pytest.raises(ficco.TimeoutExceeded) as caught:
+            runtime.execute_plan(good, arrays(good))
+        assert "free[1]" in caught.value.signal
+
+
+def test_a_call_of_another_kind_is_named_by_its_digest(runtime) -> None:
+    mine, theirs = plan(), plan(name="hetero_unfused_1d")
+    mixed = mine._replace(ranks=(mine.ranks[0], theirs.ranks[1], mine.ranks[2]))
+    bound = runtime._bind(mixed)
+    given = arrays(mixed)
+    runtime._threads.submit(lambda: None).result()
+    futures = [
+        runtime._threads.submit(
+            entry.run, given[rank], 0, theirs.digest if rank == 1 else mine.digest
+        )
+        for rank, entry in enumerate(bound)
+    ]
+    assert not all(future.result(timeout=30) for future in futures)
+    with pytest.raises(ficco.TimeoutExceeded, match="runs another call"):
+        runtime._raise_failure(bound, futures)
+
+
+def test_an_error_in_one_rank_stops_all(runtime) -> None:
+    good = plan()
+    given = arrays(good)
+    given[1]["w"] = given[1]["w"][:3]  # what Node would refuse
+    begin = time.monotonic()
+    with pytest.raises(ficco.EngineError, match="rank 1 failed"):
+        runtime.execute_plan(good, given)
+    assert time.monotonic() - begin < 5
+    runtime.reset()
+    runtime.execute_plan(good, arrays(good))
+
+
+def test_a_timeout_shorter_than_the_links_need() -> None:
+    slow = Machine("slow", 1, 2, "host", (Link("node", "pair", ((1, 0.0001),)),))
+    xs, ws = inputs(2, 64, 4, 256)  # 32 KiB a shard: a third of a second each
+    with ficco.Node(2, machine=slow, timeout_s=0.05) as node:
+        with pytest.raises(ficco.TimeoutExceeded, match=r"rank [01], step 'wait.step0'.*data"):
+            node.all_gather_matmul(xs, ws, grain=1)
+        node.reset()
+        node.timeout_s = 20
+        assert_right(xs, ws, node.all_gather_matmul(xs, ws, grain=1))
+
+
+def test_a_closed_node_says_so() -> None:
+    node = ficco.Node(2)
+    node.close()
+    xs, ws = inputs(2, 4, 4, 4)
+    with pytest.raises(ficco.EngineError, match="closed"):
+        node.all_gather_matmul(xs, ws)
+    node.close()
+
+
+def test_steps_that_the_host_engine_has_not_are_named(runtime) -> None:
+    good = plan()
+    entry = good.ranks[0]
+    extra = Step("all", "c", "collective", "sm", collective="all_gather")
+    ranks = (entry._replace(steps=(*entry.steps, extra)), *good.ranks[1:])
+    with pytest.raises(ficco.EngineError, match="no collective steps"):
+        runtime.execute_plan(good._replace(ranks=ranks), arrays(good))
+
+
+def test_a_plan_written_by_hand_runs(runtime) -> None:
+    """Copies on a compute lane, `after` between lanes, a copy in two halves."""
+    from pathlib import Path
+
+    from ficco.plan_json import loads
+
+    by_hand = loads((Path(__file__).parents[1] / "plan" / "by_hand.json").read_text())
+    small = LocalRuntime(2, HOST, named("numpy"), timeout_s=5)
+    try:
+        for _ in range(20):
+            given = arrays(by_hand)
+            small.execute_plan(by_hand, given)
+            assert_right([a["x"] for a in given], [a["w"] for a in given], [a["y0"] for a in given])
+    finally:
+        small.close()

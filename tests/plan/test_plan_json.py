@@ -1,0 +1,96 @@
+"""A plan's JSON: its documented schema holds, and broken input is named by its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from cases import NAMED, plan_of
+from handmade import HANDMADE
+
+from ficco.errors import PlanError
+from ficco.plan_json import dumps, loads
+
+SCHEMA = json.loads(
+    (Path(__file__).resolve().parents[2] / "schedules" / "plan.schema.json").read_text()
+)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("world", [1, 3])
+def test_lowered_plans_fit_the_schema(name: str, world: int) -> None:
+    jsonschema.validate(json.loads(dumps(plan_of(name, world, 7, 5, 6, "bfloat16"))), SCHEMA)
+
+
+@pytest.mark.parametrize("name", sorted(HANDMADE))
+def test_plans_written_by_hand_fit_the_schema(name: str) -> None:
+    plan = HANDMADE[name]()
+    jsonschema.validate(json.loads(dumps(plan)), SCHEMA)
+    assert loads(dumps(plan)) == plan
+
+
+def test_the_schema_is_strict() -> None:
+    data = json.loads(dumps(plan_of("serial", 2, 4, 2, 2)))
+    data["ranks"][0]["steps"][0]["colour"] = "red"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, SCHEMA)
+
+
+def edited(*path: object, value: object = None, drop: bool = False) -> str:
+    data = json.loads(dumps(plan_of("gated_1d", 2, 4, 2, 2)))
+    at = data
+    for key in path[:-1]:
+        at = at[key]
+    if drop:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "an object is expected"),
+        (edited("version", value=2), "version 2 found"),
+        (edited("problem", "op", value="all"), "unknown operator"),
+        (edited("problem", "rows", drop=True), "'rows' is missing"),
+        (edited("problem", "rows", value=["a", 2]), "not a whole number"),
+        (edited("problem", "rows", value=3), "wrong type"),
+        (edited("schedule", "grain", value=0), "grain"),
+        (edited("schedule", "speed", value=0), "unknown axis"),
+        (edited("digest", value=7), "digest 7 found"),
+        (edited("ranks", value={}), "a list is expected"),
+        (edited("ranks", 1, "steps", 0, "kind", value="fly"), r"ranks\[1\].steps\[0\].kind"),
+        (edited("ranks", 0, "steps", 0, "lane", drop=True), r"steps\[0\]: the field 'lane'"),
+        (edited("ranks", 0, "steps", 0, "wrods", value=[]), "did you mean 'words'"),
+        (edited("ranks", 0, "steps", 0, "words", 0, "peer", value=-1), "words\\[0\\].peer"),
+        (edited("ranks", 0, "buffers", 0, "dtype", value="f8"), "buffers\\[0\\].dtype"),
+        (edited("ranks", 0, "buffers", 0, "rows", value=1.5), "a whole number is expected"),
+        (edited("ranks", 0, "steps", 0, "id", value=""), "a text is expected"),
+        (edited("ranks", 0, "steps", 0, "concurrent", value=1), "true or false"),
+    ],
+)
+def test_broken_json_is_named_by_its_place(text: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        loads(text)
+
+
+def test_a_digest_may_be_left_out() -> None:
+    plan = plan_of("serial", 2, 4, 2, 2)
+    data = json.loads(dumps(plan))
+    del data["digest"]
+    assert loads(json.dumps(data)) == plan
+
+
+def test_a_file_from_the_format_alone() -> None:
+    """A plan that somebody wrote by hand, with names and an order of their own."""
+    from ficco.verifier import verify
+
+    text = (Path(__file__).parent / "by_hand.json").read_text()
+    jsonschema.validate(json.loads(text), SCHEMA)
+    assert not verify(loads(text, "by_hand.json"))
