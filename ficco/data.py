@@ -25,6 +25,7 @@ def _root() -> Path:
     )
 
 
+@cache
 def names(kind: str) -> tuple[str, ...]:
     """Return the shipped names of one kind (`named`, `machines`), sorted."""
     return tuple(sorted(path.stem for path in (_root() / kind).glob("*.toml")))
@@ -37,15 +38,22 @@ def load(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, 
         InputError: (as `error`) there is no such file, or it is not TOML.
     """
     if name.endswith(".toml"):
-        path = Path(name)
-    elif name in names(kind):
-        path = _root() / kind / f"{name}.toml"
-    else:
-        known = names(kind)
+        return _parsed(Path(name), name, what, error)
+    known = names(kind)
+    if name not in known:
         raise error(
             f"unknown {what} {name!r}{closest(name, known)}. Known: {', '.join(known)}; "
             "or give a path that ends in .toml"
         )
+    return _shipped(kind, name, what, error)
+
+
+@cache
+def _shipped(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, Any]:
+    return _parsed(_root() / kind / f"{name}.toml", name, what, error)
+
+
+def _parsed(path: Path, name: str, what: str, error: type[InputError]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:

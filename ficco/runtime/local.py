@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -19,7 +19,7 @@ from ficco.engines import host
 from ficco.errors import EngineError, InputError, TimeoutExceeded
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import Plan, digest_of, window_places, word_at
+from ficco.plan import Plan, window_places, word_at
 from ficco.problem import Problem
 from ficco.runtime.blas import single_threaded
 from ficco.schedule import Schedule
@@ -30,6 +30,13 @@ __all__ = ["BOUND_PLANS", "LocalRuntime"]
 BOUND_PLANS = 64  # kept per runtime, least recently used out first
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class _Bound(NamedTuple):
+    """A plan that is ready to run."""
+
+    ranks: list[host.BoundPlan]
+    digest: int
 
 
 class LocalRuntime:
@@ -57,7 +64,7 @@ class LocalRuntime:
         self._compute = compute
         self._group = host.new_group(world, machine, timeout_s)
         self._threads = ThreadPoolExecutor(world, thread_name_prefix="ficco-rank")
-        self._bound: OrderedDict[tuple[Problem, Schedule], list[host.BoundPlan]] = OrderedDict()
+        self._bound: OrderedDict[tuple[Problem, Schedule], _Bound] = OrderedDict()
         self._last: list[host.BoundPlan] = []
         self._lock = threading.Lock()
         self._calls = 0
@@ -89,12 +96,13 @@ class LocalRuntime:
             key = (problem, schedule)
             bound = self._bound.get(key)
             if bound is None:
-                bound = self._bind(lower(problem, schedule))
+                plan = lower(problem, schedule)
+                bound = _Bound(self._bind(plan), plan.digest)
                 self._bound[key] = bound
                 if len(self._bound) > BOUND_PLANS:
                     self._bound.popitem(last=False)
             self._bound.move_to_end(key)
-            self._run(bound, digest_of(problem, schedule), arrays)
+            self._run(bound.ranks, bound.digest, arrays)
 
     def execute_plan(self, plan: Plan, arrays: Sequence[Arrays]) -> None:
         """Run a plan made elsewhere, as it is. Verify it first: the engine believes it.

@@ -69,7 +69,9 @@ class TestRun:
 
     def test_a_trace_is_what_perfetto_reads(self, capsys: Any, tmp_path: Path) -> None:
         file = tmp_path / "trace.json"
-        code, _, _ = call(capsys, "run", *SMALL, "--schedule", "hetero_fused_1d", "--trace", str(file))
+        code, _, _ = call(
+            capsys, "run", *SMALL, "--schedule", "hetero_fused_1d", "--trace", str(file)
+        )
         assert code == 0
         events = json.loads(file.read_text())["traceEvents"]
         slices = [event for event in events if event["ph"] == "X"]

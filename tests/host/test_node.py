@@ -48,8 +48,13 @@ def test_all_legal_points_are_right() -> None:
                     for compute in ("whole", "per_step", "per_chunk", "gated"):
                         if (cut, compute) == ("columns", "gated"):
                             continue
-                        for route, taper, grain in (("rotation", "both", 5), ("all_peers", "none", 2)):
-                            schedule = Schedule(grain, cut, route, order, start, compute, taper=taper)
+                        for route, taper, grain in (
+                            ("rotation", "both", 5),
+                            ("all_peers", "none", 2),
+                        ):
+                            schedule = Schedule(
+                                grain, cut, route, order, start, compute, taper=taper
+                            )
                             ys = node.all_gather_matmul(xs, ws, schedule=schedule)
                             assert_right(xs, ws, ys, repr(schedule))
 
@@ -115,7 +120,9 @@ class TestArguments:
                 ys = node.all_gather_matmul(xs, ws, bias=bias, axes=axes, schedule=name)
                 for rank in range(2):
                     q, k, dw = ys[rank]
-                    np.testing.assert_allclose(q, x @ ws[rank][0] + bias[rank][0], rtol=2e-5, atol=1e-5)
+                    np.testing.assert_allclose(
+                        q, x @ ws[rank][0] + bias[rank][0], rtol=2e-5, atol=1e-5
+                    )
                     np.testing.assert_allclose(k, x @ ws[rank][1], rtol=2e-5, atol=1e-5)
                     want = x.T @ ws[rank][2] + bias[rank][2]
                     np.testing.assert_allclose(dw, want, rtol=2e-5, atol=1e-5)

@@ -1,8 +1,8 @@
 """Runs all ranks of a plan's JSON under a seeded random interleaving: the tests' oracle.
 
 Written from schedules/plan.schema.json alone, it shares nothing with the lowering or the verifier.
-Moving and computing take two events, between which what they write is NaN. A window turns to NaN
-when its rank says that it is done with it. All values are whole, so that sums are exact.
+Every write takes two events, between which its target is NaN. A window turns to NaN when its rank
+says that it is done with it. All values are whole, so that sums are exact.
 """
 
 import json
@@ -31,203 +31,194 @@ def bags(table: Array, indices: Array, offsets: Array) -> Array:
     return np.array(sums).reshape(offsets.size, table.shape[1])
 
 
-def cut(array: Array, lengths: list[int], i: int) -> Array:
-    return array[sum(lengths[:i]) : sum(lengths[: i + 1])]
-
-
-def values(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, Array]:
-    """Random inputs of a call, and its outputs straight from the problem, by rank and name."""
+def outputs(problem: dict, given: dict[tuple, Array], rng: np.random.Generator) -> dict:
+    """Outputs by rank and name, straight from the problem; draws the given indices and offsets."""
     op, rows, ranks = problem["op"], problem["rows"], range(problem["world"])
-    found = {key: rng.integers(-9, 10, shape).astype(float) for key, shape in shapes.items()}
-    x, w = ([found.get((r, name)) for r in ranks] for name in "xw")
-    if op == "all_gather_matmul":
-        for r, i, out in ((r, i, out) for r in ranks for i, out in enumerate(problem["outputs"])):
-            a, b = np.concatenate(x), found[r, out["operand"]]
+    splits, found = problem.get("splits") or [rows for _ in ranks], {}
+    tables, sums = problem.get("tables") or [], [np.zeros((sum(rows), 0))]
+    for r, i, size in [
+        (r, i, size) for r in range(len(tables)) for i, size in enumerate(tables[r])
+    ]:
+        table, index, begins = (given[r, f"{name}{i}"] for name in ("table", "indices", "offsets"))
+        index[...] = rng.integers(0, max(1, size), index.shape)
+        low = 0 if size else index.size  # the bags of an empty table are empty
+        begins[...] = np.sort(rng.integers(low, index.size + 1, begins.shape))
+        sums.append(bags(table, index, begins))
+    for r, i, out in [(r, i, out) for r in ranks for i, out in enumerate(problem["outputs"])]:
+        cuts = [slice(sum(split[:r]), sum(split[: r + 1])) for split in splits]
+        if op == "all_gather_matmul":
+            a, b = np.concatenate([given[s, "x"] for s in ranks]), given[r, out["operand"]]
             a = a.T if out.get("axis") == "contraction" else a
             y = a @ (b.T if out.get("operand_transposed") else b)
-            found[r, f"y{i}"] = y + found[r, f"bias{i}"] if out.get("bias") else y
-        return found
-    if op == "embedding_all_to_all":
-        y = np.zeros((sum(rows), 0))
-        for r, i, size in ((r, *table) for r in ranks for table in enumerate(problem["tables"][r])):
-            index, begins = found[r, f"indices{i}"], found[r, f"offsets{i}"]
-            index[...] = rng.integers(0, max(1, size), index.shape)
-            low = 0 if size else index.size  # bags of an empty table are empty
-            begins[...] = np.sort(rng.integers(low, index.size + 1, begins.shape))
-            y = np.append(y, bags(found[r, f"table{i}"], index, begins), axis=1)
-    elif op in ("matmul_reduce_scatter", "matmul_all_reduce"):
-        y = np.sum([x[s] @ w[s] for s in ranks], axis=0)
-    for r in ranks:
-        if op in ("all_to_all_matmul", "matmul_all_to_all"):
-            blocks, late = [cut(x[s], problem["splits"][s], r) for s in ranks], op.startswith("all")
-            y = np.concatenate([blocks[s] @ w[r if late else s] for s in ranks])
-        found[r, "y0"] = cut(y, rows, r) if op in SLICED else y
+            y = y + given[r, f"bias{i}"] if out.get("bias") else y
+        elif op == "embedding_all_to_all":
+            y = np.concatenate(sums, axis=1)[cuts[0]]
+        else:
+            cuts = [slice(None) for _ in ranks] if op == "matmul_all_reduce" else cuts
+            w = [given[r if op == "all_to_all_matmul" else s, "w"] for s in ranks]
+            parts = [given[s, "x"][cuts[s]] @ w[s] for s in ranks]
+            y = np.concatenate(parts) if "to_all" in op else np.sum(parts, axis=0)
+        found[r, f"y{i}"] = y
     return found
 
 
-def work(step: dict, part: dict, see: object, rank: int, met: dict) -> None:
-    """Brings what a part reads, or its products, to where it belongs."""
-    for product in part.get("products", ()):
-        a, b, c = (see(product[name]) for name in "abc")
-        total = (a.T if step.get("transpose_a") else a) @ (b.T if step.get("transpose_b") else b)
-        for region in [product["c"]] * product.get("accumulate", 0) + product.get("add", []):
-            term = see(region)
-            total = total + same(term, (1 if len(term) == 1 else len(c), c.shape[1]))
-        c[...] = same(total, c.shape)
-    if step["kind"] == "gemm":
-        return
-    moved = [see(region) for region in part["reads"]]
-    if step["kind"] == "reduce":
-        moved = [sum(same(term, moved[0].shape) for term in moved)]
-    elif step["kind"] == "bag":  # .base is all of the offsets: the last bag ends where the next begins
-        moved = [bags(*moved[:2], moved[2].base)[slice(*part["reads"][2]["cols"])]]
-    elif step["kind"] == "collective":
-        sent = [met[s] for s in sorted(met)]
-        gather = step["collective"] == "all_gather"
-        moved = [np.concatenate([some[0] for some in sent])] if gather else [some[rank] for some in sent]
-    for region, array in zip(part["writes"], moved, strict=True):
-        see(region)[...] = same(array, see(region).shape)
+def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = False) -> int:
+    """Runs calls with no barrier between them; returns how many steps ran, or raises Wrong."""
+    plan = json.loads(source) if isinstance(source, str) else source
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    ranks = {rank["rank"]: rank["steps"] for rank in plan["ranks"]}
+    buffers = {(rank["rank"], b["name"]): b for rank in plan["ranks"] for b in rank["buffers"]}
+    blank = {key: np.full((b["rows"], b["cols"]), np.nan) for key, b in buffers.items()}
+    windows = [key for key, b in buffers.items() if b["role"] == "window"]
+    inputs = [key for key, b in buffers.items() if b["role"] in ("input", "weight")]
+    given = {
+        key: [numbers.integers(-9, 10, blank[key].shape) * 1.0 for _ in range(calls)]
+        for key in inputs
+    }
+    both = range(min([buffers[key].get("copies", 1) for key in windows], default=1))
+    copies_of = [rng.sample(both, len(both)) for _ in range(calls)]
+    # Windows by rank, name and copy; other buffers by rank, name and who may reach them.
+    memory = {(*key, copy): blank[key].copy() for key in windows for copy in both}
+    at_rest = {(r, "free", s, 0, copy) for r in ranks for s in ranks if r != s for copy in both}
+    flags = set(at_rest)  # words that are 1 (of 5 fields), and what has ended
+    met, at, waiting, ready = {}, {}, {}, []  # a lane is [priority, events, rank, flag at its end]
+    # How unfair this run is: tournaments between lanes, ranks set apart, moods, and late reads.
+    levels = ((1, 2, 4, 12), (0, 1, 5), (0, 0.02, 0.3), (0, 0.5, 1))
+    keen, apart, moods, lateness = map(rng.choice, levels)
+    bias = {rank: rng.random() * apart for rank in ranks}
 
-
-class Run:
-    """The lanes of all ranks, memory, and flags: words (of 5 fields) that are 1, and what ended."""
-
-    def __init__(self, plan: dict, seed: int, calls: int, in_order: bool) -> None:
-        self.rng, numbers, self.in_order = random.Random(seed), np.random.default_rng(seed), in_order
-        self.steps, self.roles, self.blank = {}, {}, {}
-        for rank in sorted(plan["ranks"], key=lambda rank: rank["rank"]): 
-            self.steps[rank["rank"]] = [step | {FIELDS.get(step["kind"], "words"): step.get("words", ())} for step in rank["steps"]]
-            for buffer in rank["buffers"]:
-                key = (rank["rank"], buffer["name"])
-                self.roles[key], self.blank[key] = buffer["role"], np.full((buffer["rows"], buffer["cols"]), np.nan)
-                
-        copies = range(min([b.get("copies", 1) for rank in plan["ranks"] for b in rank["buffers"] if b["role"] == "window"], default=1))
-        self.copies = [self.rng.sample(copies, len(copies)) for _ in range(calls)]
-        given = {key: self.blank[key].shape for key, role in self.roles.items() if role in ("input", "weight")}
-        self.values = [values(plan["problem"], given, numbers) for _ in range(calls)]
-        # Windows by rank, name and copy; other buffers by rank, name and who may reach them.
-        self.memory = {(*key, copy): self.blank[key].copy() for key, role in self.roles.items() if role == "window" for copy in copies}
-        pairs = [(r, s) for r in self.steps for s in self.steps if r != s]
-        self.at_rest = {(r, "free", s, 0, copy) for r, s in pairs for copy in copies}
-        self.flags, self.waiting, self.at, self.met = set(self.at_rest), {}, {}, {}
-        # Lanes are [priority, events, rank, flag at their end]; runs differ in how unfair they are.
-        levels = ((1, 2, 4, 12), (0, 1, 5), (0, 0.02, 0.3), (0, 0.5, 1))
-        self.keen, apart, self.moods, self.late = map(self.rng.choice, levels)
-        self.bias, self.ready = [self.rng.random() * apart for _ in self.steps], []
-        for r in self.steps:
-            self.fork(r, {("rank", r): self.call(r, 0)})
-
-    def fork(self, rank: int, lanes: dict[tuple, Events]) -> Events:
-        self.ready += [[self.rng.random() + self.bias[rank], lanes[end], rank, end] for end in lanes]
-        return self.until(*lanes)
-
-    def until(self, *flags: tuple) -> Events:
-        for flag in flags:
-            while flag not in self.flags:
+    def until(*needed: tuple) -> Events:
+        for flag in needed:
+            while flag not in flags:
                 yield flag
 
-    def set(self, flag: tuple) -> None:
-        self.flags.add(flag)
-        self.ready += self.waiting.pop(flag, ())
+    def fork(rank: int, lanes: dict[tuple, Events]) -> Events:
+        ready.extend([rng.random() + bias[rank], lanes[end], rank, end] for end in lanes)
+        return until(*lanes)
 
-    def run(self) -> int:
-        while self.ready:
-            lane = max(self.rng.choices(self.ready, k=self.keen))
-            self.here = f"rank {lane[2]}, {self.at.get(lane[3])}"
-            flag = next(lane[1], lane)
-            if self.rng.random() < self.moods:
-                lane[0] = self.rng.random() + self.bias[lane[2]]
-            if flag is not None:
-                self.ready.remove(lane)
-                self.set(lane[3]) if flag is lane else self.waiting.setdefault(flag, []).append(lane)
-        stuck = [f"{self.at.get(x[3])} for {flag}" for flag, lanes in self.waiting.items() for x in lanes]
-        words = sorted({flag for flag in self.flags if len(flag) == 5} ^ self.at_rest)
-        if stuck or words:
-            raise Wrong(f"stuck: {stuck}; words not at rest: {words}")
-        return sum(map(len, self.steps.values())) * len(self.values)
+    def hoist(flag: tuple) -> None:
+        flags.add(flag)
+        ready.extend(waiting.pop(flag, ()))
 
-    def call(self, rank: int, number: int) -> Events:
-        known, copies, steps = self.values[number], self.copies[number], self.steps[rank]
-        mine = {name: role for (owner, name), role in self.roles.items() if owner == rank and role != "window"}
+    def play_call(rank: int, call: int) -> Events:
+        steps, copies, known = ranks[rank], copies_of[call], knowns[call]
 
         def see(region: dict) -> Array:
-            owner, name, copy = region["rank"], region["buffer"], copies[region.get("copy", 0)]
-            array = self.memory[owner, name, rank if name in mine else copy]
+            key, copy = (region["rank"], region["buffer"]), copies[region.get("copy", 0)]
             (top, bottom), (left, right) = region["rows"], region["cols"]
-            return same(array[top:bottom, left:right], (bottom - top, right - left))
+            array = memory[*key, copy if key in windows else rank][top:bottom, left:right]
+            return same(array, (bottom - top, right - left))
 
         def word(some: dict, side: str) -> tuple:
             if some[side] != rank:
-                raise ValueError(f"{some} is not this rank's")
+                raise ValueError(f"may not touch {some}")
             copy = copies[some.get("copy", 0)]
-            return (some["rank"], some["name"], some["peer"], some.get("chunk", 0), copy)
+            return some["rank"], some["name"], some["peer"], some.get("chunk", 0), copy
+
+        def product(step: dict, p: dict) -> Array:
+            a, b, c = (see(p[name]) for name in "abc")
+            y = (a.T if step.get("transpose_a") else a) @ (b.T if step.get("transpose_b") else b)
+            for term in ([c] if p.get("accumulate") else []) + [see(x) for x in p.get("add", ())]:
+                y = y + same(term, (1 if len(term) == 1 else len(c), c.shape[1]))
+            return y
+
+        def moved(step: dict, reads: list[dict], i: int, sent: list[list[Array]]) -> Array:
+            match step.get("collective", step["kind"]):
+                case "reduce":
+                    return sum(same(see(region), see(reads[0]).shape) for region in reads)
+                case "bag":  # .base is the whole buffer: a bag ends where the next one begins
+                    table, index, begins = map(see, reads)
+                    return bags(table, index, begins.base)[slice(*reads[2]["cols"])]
+                case "all_gather":
+                    return np.concatenate([sent[s][0] for s in ranks])
+                case "all_to_all":
+                    return sent[i][rank]
+            return see(reads[i])
+
+        def write(region: dict, value: object) -> Events:
+            target, late = see(region), rng.random() < lateness
+            early, old = None if late else value(), target.copy()
+            target[...] = np.nan
+            yield None
+            target[...] = old  # a late product may add to it
+            target[...] = same(value() if late else early, target.shape)
 
         def play(step: dict, part: dict) -> Events:
-            yield from self.until(*(word(some, "rank") for some in part.get("waits", ())))
-            results = part.get("writes", []) + [product["c"] for product in part.get("products", ())]
-            targets, met, meeting = [see(region) for region in results], {}, []
+            yield from until(*(word(some, "rank") for some in part.get("waits", ())))
+            sent, writes = {}, () if step["kind"] == "gemm" else part.get("writes", ())
             if step["kind"] == "collective":
-                index = [s["id"] for s in steps if s["kind"] == "collective"].index(step["id"])
-                meeting = [("met", number, index, step["collective"])]
-                met = self.met.setdefault(meeting[0], {})
-                met[rank] = [see(region).copy() for region in step["reads"]]
-                if len(met) == len(self.steps):
-                    self.set(meeting[0])
-            late = met or self.rng.random() < self.late
-            if not late:
-                work(step, part, see, rank, met)
-            kept = [target.copy() for target in targets]
-            for target in targets:
-                target.fill(np.nan)
-            if targets:
-                yield None
-            yield from self.until(*meeting)
-            for target, old in zip(targets, kept, strict=True):
-                target[...] = old
-            if late:
-                work(step, part, see, rank, met)
+                order = [other["id"] for other in steps if other["kind"] == "collective"]
+                meeting = (call, order.index(step["id"]), step["collective"])
+                sent = met.setdefault(meeting, {})
+                sent[rank] = [see(region).copy() for region in step["reads"]]
+                if len(sent) == len(ranks):
+                    hoist(meeting)
+                yield from until(meeting)
+            for p in part.get("products", ()):
+                yield from write(p["c"], lambda p=p: product(step, p))
+            for i, region in enumerate(writes):
+                yield from write(region, lambda i=i: moved(step, part["reads"], i, sent))
             for some in part.get("signals", ()):
                 flag = word(some, "rank" if some["name"] == "ready" else "peer")
-                if flag in self.flags:
+                if flag in flags:
                     raise ValueError(f"{flag} is raised twice")
-                if some["name"] == "free" and ...
-                    poison
-                self.set(flag)
+                if some["name"] == "free" and ("done", rank, call, flag[4]) not in flags:
+                    flags.add(("done", rank, call, flag[4]))
+                    for key in [key for key in windows if key[0] == rank]:
+                        memory[*key, flag[4]].fill(np.nan)
+                hoist(flag)
                 yield None
-            self.flags.difference_update(word(some, "rank") for some in part.get("clears", ()))
+            flags.difference_update(word(some, "rank") for some in part.get("clears", ()))
 
-        def lane(name: str, end: tuple) -> Events:
-            for step in (step for step in steps if name in ("", step["lane"])):
-                self.at[end] = step["id"]
-                yield from self.until(*((rank, number, other) for other in step.get("after", ())))
-                parts = enumerate(step.get("parts") or [step])
-                plays = {(rank, number, step["id"], i): play(step, part) for i, part in parts}
-                if self.in_order or len(plays) == 1:
-                    for events in plays.values():
-                        yield from events
+        def lane(name: str) -> Events:
+            for step in [step for step in steps if name in ("", step["lane"])]:
+                at[rank, call, "lane", name] = step["id"]
+                yield from until(*((rank, call, other) for other in step.get("after", ())))
+                whole = step | {FIELDS.get(step["kind"], "words"): step.get("words", ())}
+                parts = [play(step, part) for part in step.get("parts") or [whole]]
+                if in_order or len(parts) == 1:
+                    for part in parts:
+                        yield from part
                 else:
-                    yield from self.fork(rank, plays)
-                self.set((rank, number, step["id"]))
+                    ends = {(rank, call, step["id"], i): part for i, part in enumerate(parts)}
+                    yield from fork(rank, ends)
+                hoist((rank, call, step["id"]))
                 yield None
 
-        for name, role in mine.items():
-            source = known if role in ("input", "weight") else self.blank
-            self.memory[rank, name, rank] = source[rank, name].copy()
-        names = [""] if self.in_order else dict.fromkeys(step["lane"] for step in steps)
-        ends = ...
-        yield from self.fork(rank, {(rank, number, "lane", name): lane(name, ) for name in names})
-        for name, role in mine.items():
-            if role != "workspace" and not np.array_equal(self.memory[rank, name, rank], known[rank, name]):
-                raise Wrong(f"{name} is wrong")
-        if number + 1 < len(self.values):
-            yield from self.call(rank, number + 1)
+        mine = [key for key in buffers if key[0] == rank and key not in windows]
+        memory.update({(*key, rank): given[call].get(key, blank[key]).copy() for key in mine})
+        lanes = [""] if in_order else dict.fromkeys(step["lane"] for step in steps)
+        yield from fork(rank, {(rank, call, "lane", name): lane(name) for name in lanes})
+        for key in mine:
+            if buffers[key]["role"] != "workspace" and not np.array_equal(
+                memory[*key, rank], known[key]
+            ):
+                raise Wrong(f"{key} is wrong")
+        if call + 1 < calls:
+            yield from play_call(rank, call + 1)
 
-
-def interpret(plan: str | dict, seed: int, calls: int = 3, in_order: bool = False) -> int:
-    """Runs calls of a plan with no barrier between them; returns how many steps it ran."""
-    run = Run(json.loads(plan) if isinstance(plan, str) else plan, seed, calls, in_order)
-    try:
-        with np.errstate(invalid="ignore"):
-            return run.run()
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Wrong(f"{run.here}: {error!r}") from error
+    for rank in ranks:
+        fork(rank, {("rank", rank): play_call(rank, 0)})
+    while ready:
+        turn = max(rng.choices(ready, k=keen))
+        try:
+            flag = next(turn[1], "end")
+        except (LookupError, TypeError, ValueError) as error:
+            raise Wrong(f"rank {turn[2]}, {at.get(turn[3], turn[3])}: {error!r}") from error
+        if rng.random() < moods:
+            turn[0] = rng.random() + bias[turn[2]]
+        if flag is not None:
+            ready.remove(turn)
+            waiting.setdefault(flag, []).append(turn)
+        if flag == "end":
+            hoist(turn[3])
+    stuck = [
+        (at.get(turn[3], turn[3]), flag)
+        for flag in waiting
+        for turn in waiting[flag]
+        if flag != "end"
+    ]
+    words = sorted(flag for flag in flags ^ at_rest if len(flag) == 5)
+    if stuck or words:
+        raise Wrong(f"stuck: {stuck}; words not at rest: {words}")
+    return sum(map(len, ranks.values())) * calls

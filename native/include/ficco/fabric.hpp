@@ -39,9 +39,9 @@ class Fabric {
   private:
     struct Transfer {
         bool used;
-        bool asleep;
-        double look_ns;  // its end, or an earlier time to look again; 0: not worked out
-        Word woken;      // counts the times its sleeper was told to look again
+        double look_ns;   // its end, or an earlier time to look again; 0: not worked out
+        double sleep_ns;  // when its sleeper will wake by itself; 0: nobody sleeps
+        Word woken;       // counts the times its sleeper was told to look again
     };
 
     // Everything that is not scratch. Plain and of a fixed size, for it may lie in shared memory

@@ -51,7 +51,7 @@ struct Indices {
 // The model itself. Holds scratch memory only; all state is in the flows.
 class Model {
   public:
-    explicit Model(double rate) : rate_(rate), room_(kMaxPorts), users_(kMaxPorts) {}
+    explicit Model(double rate) : rate_(rate), ports_(kMaxPorts) {}
 
     // Moves flows from `now_ns` to `until_ns`, or to the `max_ends`-th end if that is earlier, and
     // returns the time reached. `live` holds the indices of the flows that have not ended; those
@@ -64,10 +64,17 @@ class Model {
   private:
     void share(std::span<Flow> flows, const Indices& live, double now_ns);
 
+    // Used anew for each sharing.
+    struct Port {
+        double room;         // rate that is not given to a flow yet
+        std::int32_t users;  // flows whose rate is not settled yet
+        bool full;           // its users get no more than the present level
+    };
+
     double rate_;
-    std::vector<double> room_;         // per port: rate that is not given to a flow yet
-    std::vector<std::int32_t> users_;  // per port: flows whose rate is not settled yet
-    Indices open_;                     // flows whose rate is not settled yet
+    std::vector<Port> ports_;
+    std::vector<std::int32_t> used_;  // ports of live flows
+    Indices open_;                    // flows whose rate is not settled yet
 };
 
 }  // namespace ficco::fluid

@@ -12,46 +12,46 @@ constexpr double kEqual = 1.0 + 1e-9;
 }  // namespace
 
 void Model::share(std::span<Flow> flows, const Indices& live, double now_ns) {
+    const auto of = [&flows](std::int32_t index) -> Flow& {
+        return flows[static_cast<std::size_t>(index)];
+    };
+    const auto port = [this](std::int32_t number) -> Port& {
+        return ports_[static_cast<std::size_t>(number)];
+    };
+
     open_.clear();
+    used_.clear();
     for (const std::int32_t index : live) {
-        const Flow& flow = flows[static_cast<std::size_t>(index)];
-        if (flow.start_ns > now_ns) continue;
+        if (of(index).start_ns > now_ns) continue;
         open_.push(index);
-        for (const std::int32_t port : flow.ports) {
-            if (port < 0) continue;
-            room_[static_cast<std::size_t>(port)] = rate_;
-            users_[static_cast<std::size_t>(port)] = 0;
+        for (const std::int32_t number : of(index).ports) {
+            if (number >= 0) port(number) = {rate_, 0, false};
         }
     }
     for (const std::int32_t index : open_) {
-        for (const std::int32_t port : flows[static_cast<std::size_t>(index)].ports) {
-            if (port >= 0) ++users_[static_cast<std::size_t>(port)];
+        for (const std::int32_t number : of(index).ports) {
+            if (number >= 0 && port(number).users++ == 0) used_.push_back(number);
         }
     }
-    const auto bound = [this](const Flow& flow) {  // what the fuller of its ports leaves a flow
-        double least = kNever;
-        for (const std::int32_t port : flow.ports) {
-            if (port < 0) continue;
-            const auto at = static_cast<std::size_t>(port);
-            least = std::min(least, room_[at] / users_[at]);
-        }
-        return least;
-    };
     while (!open_.empty()) {
         double level = kNever;
-        for (const std::int32_t index : open_) {
-            level = std::min(level, bound(flows[static_cast<std::size_t>(index)]));
+        for (const std::int32_t number : used_) {
+            if (port(number).users > 0)
+                level = std::min(level, port(number).room / port(number).users);
         }
-        // Settling one flow of a full port leaves the share of its other flows as it is, so that
-        // all flows of all ports that are full at this level are found in one pass.
+        for (const std::int32_t number : used_) {
+            port(number).full = port(number).room <= level * kEqual * port(number).users;
+        }
         open_.erase_if([&](std::int32_t index) {
-            Flow& flow = flows[static_cast<std::size_t>(index)];
-            if (bound(flow) > level * kEqual) return false;
+            Flow& flow = of(index);
+            if (!port(flow.ports[0]).full && (flow.ports[1] < 0 || !port(flow.ports[1]).full)) {
+                return false;
+            }
             flow.rate = level;
-            for (const std::int32_t port : flow.ports) {
-                if (port < 0) continue;
-                room_[static_cast<std::size_t>(port)] -= level;
-                --users_[static_cast<std::size_t>(port)];
+            for (const std::int32_t number : flow.ports) {
+                if (number < 0) continue;
+                port(number).room -= level;
+                --port(number).users;
             }
             return true;
         });

@@ -1,0 +1,28 @@
+"""What the repository promises about itself: tables made from results, no paths of a machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_readme_tables_are_those_of_the_results() -> None:
+    done = subprocess.run([sys.executable, ROOT / "bench" / "readme.py", "--check"], timeout=60)
+    assert done.returncode == 0, "run `python bench/readme.py`"
+
+
+def test_readme_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert len(links) > 5
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_readme_shows_every_named_schedule() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path in (ROOT / "schedules" / "named").glob("*.toml"):
+        assert f"`{path.stem}`" in text
