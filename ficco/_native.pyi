@@ -150,10 +150,10 @@ class Program:
                        in the row; 10 rows, 11 bytes per row; 12 link from rank (-1: over no
                        link), 13 link to rank; 14 latency in ns;
                        15 bit 0: source in the other copy of its window, bit 1: destination
-        raise          4 rank that holds the word, 5 its index, 6 value, 7 = 1: the call's digest
-        wait, clear      instead of the value; 15 bit 0: in the other copy. wait: until the word
-                       equals the value; clear: sets it to 0
-        after          4 step of this program that is done before the row ends
+        raise, wait,   4 rank that holds the word, 5 its index; 6 value that raise stores and wait
+        clear          wants, 7 = 1: the call's digest instead; 15 bit 0: word in the other copy.
+                       clear stores 0
+        after          4 step of this program that must be done
 
     A slot is an address and a pitch (bytes from one row to the next). Slots that are windows are
     fixed here; the others are given for each call.
@@ -161,7 +161,8 @@ class Program:
     A lane runs its rows one after another, in order. A row of lane -1 runs inside `submit`; rows
     that stand behind one that may block (copy, wait, after) are handed over after it has ended.
 
-    A step is done when all its rows have ended; a step that Python runs is done by `mark`.
+    A step is done when all its rows have ended. A step with no rows, or with no rows but "after",
+    is one that Python runs: it is done by `mark`.
 
     One thread at a time may call, but `mark` may be called by any.
     """
@@ -175,7 +176,6 @@ class Program:
         segments: int,
         steps: int,
         slots: int,
-        marked: Sequence[int] = (),
     ) -> None:
         """Bind rows to a group; all numbers are checked and copied here.
 
@@ -188,21 +188,10 @@ class Program:
             segments: number of segments; one may be empty.
             steps: number of steps.
             slots: number of slots.
-            marked: steps that Python runs although they have rows of their own (say, a gated
-                multiplication with its waits): they are done by `mark` alone. Steps with no rows,
-                or with no rows but "after", need not be named.
 
         Raises:
             ValueError: a number out of its range; the message names row and field.
         """
-
-    @property
-    def running(self) -> bool:
-        """Whether a call has been started and not finished."""
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes of a window copy that the rows touch; `start` wants as much capacity."""
 
     def start(
         self,
@@ -221,7 +210,8 @@ class Program:
             pitches: one per slot in bytes; those of windows are not looked at.
 
         Raises:
-            RuntimeError: the group has failed, or the program runs, or the windows are too small.
+            RuntimeError: the group has failed, or the program runs, or the windows have less room
+                than the rows touch.
             ValueError: wrong lengths, an address that is missing.
         """
 
@@ -236,7 +226,7 @@ class Program:
         """Say that a step that Python ran is done.
 
         Raises:
-            ValueError: the step's rows say by themselves when it is done.
+            ValueError: the step is done when its rows have ended.
             RuntimeError: no call runs.
         """
 

@@ -45,12 +45,12 @@ def load(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, 
             f"unknown {what} {name!r}{closest(name, known)}. Known: {', '.join(known)}; "
             "or give a path that ends in .toml"
         )
-    return _shipped(kind, name, what, error)
+    return _shipped(kind, name)
 
 
 @cache
-def _shipped(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, Any]:
-    return _parsed(_root() / kind / f"{name}.toml", name, what, error)
+def _shipped(kind: str, name: str) -> dict[str, Any]:
+    return _parsed(_root() / kind / f"{name}.toml", name, kind, InputError)
 
 
 def _parsed(path: Path, name: str, what: str, error: type[InputError]) -> dict[str, Any]:

@@ -167,9 +167,10 @@ class Step(NamedTuple):
         kind: one of KINDS.
         unit: "sm", "dma" or "none".
         reads, writes: copy, local_copy: reads[i] goes to writes[i]. reduce: the sum of reads, in
-            order, in float32, goes to the one region of writes. collective: reads is what this
-            rank gives, writes what it gets. bag: reads table, indices, offsets (its bags); writes
-            their sums.
+            order, in float32, goes to the one region of writes; one of a single row is added to
+            every row, none at all give zeros. collective: reads is what this rank gives, writes
+            what it gets. bag: reads table, indices, offsets (of its bags), again and again, and
+            writes[i] gets the sums of the i-th three.
         words: signal: raises them; wait: waits for all; clear: sets them to 0.
         products: gemm: its products, in order.
         transpose_a, transpose_b: gemm: the operand is stored transposed.

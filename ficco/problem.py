@@ -81,7 +81,8 @@ class Problem:
         dtype: of inputs and outputs: float32, float16, bfloat16.
         depths: reducing operators: the part of k on each rank.
         splits: all-to-all: splits[s][r] rows go from rank s to rank r.
-        tables: embedding: rows of each table, per rank.
+        tables: embedding: rows of each table, per rank; n is their dimension.
+        lookups: embedding: how many indices a rank has for each table; no peer needs them.
         scales: "none"; the place for scaled dtypes, of which none is implemented.
     """
 
@@ -94,6 +95,7 @@ class Problem:
     depths: tuple[int, ...] = ()
     splits: tuple[tuple[int, ...], ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
+    lookups: tuple[tuple[int, ...], ...] = ()
     scales: str = "none"
 
     def __post_init__(self) -> None:
@@ -207,6 +209,7 @@ class Problem:
             "depths": list(self.depths),
             "splits": [list(row) for row in self.splits],
             "tables": [list(row) for row in self.tables],
+            "lookups": [list(row) for row in self.lookups],
             "scales": self.scales,
         }
 
@@ -238,6 +241,7 @@ class Problem:
                 depths=tuple(_int(d) for d in data.get("depths", ())),
                 splits=tuple(tuple(_int(v) for v in row) for row in data.get("splits", ())),
                 tables=tuple(tuple(_int(v) for v in row) for row in data.get("tables", ())),
+                lookups=tuple(tuple(_int(v) for v in row) for row in data.get("lookups", ())),
                 scales=str(data.get("scales", "none")),
             )
         except KeyError as missing:
@@ -288,6 +292,7 @@ def _check(problem: Problem) -> None:
         if not output.operand.isidentifier():
             raise InputError(f"outputs[{index}].operand={output.operand!r} is no name")
     _check_operands(p.outputs)
+    _check_tables(p)
     if p.op not in GATHERING:
         only = p.outputs[0]
         if len(p.outputs) > 1 or only.axis != "rows" or len(set(only.columns)) > 1:
@@ -311,6 +316,20 @@ def _check(problem: Problem) -> None:
         raise InputError(f"splits belong to {' and '.join(EXCHANGING)}, not to {p.op}")
 
 
+def _check_tables(p: Problem) -> None:
+    if p.op != "embedding_all_to_all":
+        if p.tables or p.lookups:
+            raise InputError(f"tables and lookups belong to embedding_all_to_all, not to {p.op}")
+        return
+    for name, per_rank in (("tables", p.tables), ("lookups", p.lookups)):
+        if len(per_rank) != p.world:
+            raise InputError(f"{name}: {len(per_rank)} entries found, one per rank is {p.world}")
+        for rank, sizes in enumerate(per_rank):
+            _check_per_rank(f"{name}[{rank}]", sizes, len(p.tables[rank]), "tables of that rank")
+    if not any(p.tables):
+        raise InputError("tables: no rank has any")
+
+
 def _check_operands(outputs: tuple[Output, ...]) -> None:
     """Outputs that name one operand must see one shape."""
     first: dict[str, Output] = {}
@@ -325,8 +344,8 @@ def _check_operands(outputs: tuple[Output, ...]) -> None:
             )
 
 
-def _check_per_rank(name: str, sizes: Sequence[int], world: int) -> None:
-    if len(sizes) != world:
-        raise InputError(f"{name}={list(sizes)}: {len(sizes)} entries found, world is {world}")
+def _check_per_rank(name: str, sizes: Sequence[int], count: int, what: str = "world") -> None:
+    if len(sizes) != count:
+        raise InputError(f"{name}={list(sizes)}: {len(sizes)} entries found, {what} is {count}")
     if any(size < 0 for size in sizes):
         raise InputError(f"{name}={list(sizes)}: sizes are 0 or more")

@@ -28,7 +28,7 @@ class Compute(Protocol):
         """Store a.b (+ c) (+ each of `add`) in c; terms of `add` may have one row."""
 
     def reduce(self, sources: list[Any], target: Any) -> None:
-        """Put the sum of sources, in order, into the target; shapes are equal."""
+        """Put the sum of sources, in order, into the target; one may have a single row."""
 
 
 def dtype_of(name: str) -> np.dtype[Any]:

@@ -35,11 +35,12 @@ class NumpyCompute:
 
     def reduce(self, sources: list[Array], target: Array) -> None:
         """See `Compute.reduce`."""
-        total = _wide(sources[0])
-        if len(sources) > 1:
-            total = total + _wide(sources[1])
-            for term in sources[2:]:
-                total += _wide(term)
+        if not sources:
+            target[...] = 0
+            return
+        total = np.array(np.broadcast_to(sources[0], target.shape), np.float32)
+        for term in sources[1:]:
+            total += _wide(term)
         target[...] = total
 
 

@@ -49,6 +49,9 @@ class TorchCompute:
 
     def reduce(self, sources: list[torch.Tensor], target: torch.Tensor) -> None:
         """See `Compute.reduce`."""
+        if not sources:
+            target.zero_()
+            return
         total = sources[0].float()
         for term in sources[1:]:
             total = total + term.float()

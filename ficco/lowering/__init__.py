@@ -6,14 +6,28 @@ A rank lowers only its own plan at run time (`lower_rank`); `lower` makes all of
 from __future__ import annotations
 
 from ficco.errors import ScheduleError
-from ficco.lowering import all_gather_matmul
+from ficco.lowering import (
+    all_gather_matmul,
+    all_to_all_matmul,
+    embedding_all_to_all,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_reduce_scatter,
+)
 from ficco.plan import Plan, RankPlan, digest_of
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 __all__ = ["implemented", "lower", "lower_rank"]
 
-_LOWERINGS = {"all_gather_matmul": all_gather_matmul.lower_rank}
+_LOWERINGS = {
+    "all_gather_matmul": all_gather_matmul.lower_rank,
+    "matmul_reduce_scatter": matmul_reduce_scatter.lower_rank,
+    "matmul_all_reduce": matmul_all_reduce.lower_rank,
+    "all_to_all_matmul": all_to_all_matmul.lower_rank,
+    "matmul_all_to_all": matmul_all_to_all.lower_rank,
+    "embedding_all_to_all": embedding_all_to_all.lower_rank,
+}
 
 
 def implemented() -> tuple[str, ...]:

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ficco.errors import ScheduleError
 from ficco.schedule import Schedule
 
-__all__ = ["arrivals", "chunk_bounds", "departures"]
+__all__ = ["arrivals", "check_implemented", "chunk_bounds", "departures"]
+
+
+def check_implemented(op: str, schedule: Schedule) -> None:
+    """Refuse what no lowering implements, or what is not resolved yet.
+
+    Raises:
+        ScheduleError: it names the nearest that works.
+    """
+    if schedule.transport != "dma":
+        raise ScheduleError(
+            f"{op}: transport={schedule.transport!r} is not implemented; the nearest that works "
+            "is transport='dma'"
+        )
+    for axis in ("route", "order"):
+        if getattr(schedule, axis) == "machine":
+            raise ScheduleError(
+                f"{axis}='machine' has no value yet; call Schedule.resolve(world, machine) first"
+            )
+    schedule.chunks  # noqa: B018 - raises where grain is not resolved
 
 
 @lru_cache(maxsize=4096)

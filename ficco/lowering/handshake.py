@@ -9,15 +9,30 @@ rank has consumed `free`, so that its peers may raise it again. Why this suffice
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ficco.plan import Step, Word
+from ficco.schedule import Schedule
 
-__all__ = ["await_entered", "enter", "leave"]
+__all__ = ["await_entered", "enter_all", "leave", "push_lanes"]
 
 
-def enter(rank: int, peers: Sequence[int], lane: str) -> list[Step]:
-    """Return the steps that open the peers' windows to the pushes of `lane`."""
+def push_lanes(schedule: Schedule, peers: Sequence[int]) -> dict[int, str]:
+    """Return the lane that pushes to each peer: one for all, or one each."""
+    if schedule.route == "rotation":
+        return dict.fromkeys(peers, "push")
+    return {peer: f"push{peer}" for peer in peers}
+
+
+def enter_all(rank: int, lanes: Mapping[int, str]) -> list[Step]:
+    """Return the steps that open the peers' windows to all pushes."""
+    peers: dict[str, list[int]] = {}
+    for peer, lane in lanes.items():
+        peers.setdefault(lane, []).append(peer)
+    return [step for lane, found in peers.items() for step in _enter(rank, found, lane)]
+
+
+def _enter(rank: int, peers: Sequence[int], lane: str) -> list[Step]:
     free = tuple([Word(rank, "free", peer) for peer in peers])
     entered = tuple([Word(peer, "entered", rank) for peer in peers])
     return [

@@ -62,7 +62,7 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
     if windows != first:
         yield _bad(rank, "-", "buffers", "its windows differ from those of rank 0",
                    "declare the same windows, in the same order, on every rank")  # fmt: skip
-    for needed in required_buffers(plan.problem, entry):
+    for needed in required_buffers(plan.problem, rank):
         found = seen.pop(needed.name, None)
         if found is None or found != needed:
             what = f"{found} found" if found else "missing"
@@ -141,15 +141,17 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
                 if dtype(source) != dtype(target):
                     yield f"{source} and {target} differ in dtype", "convert by a reduce step"
         elif step.kind == "reduce":
-            if len(writes) != 1 or not reads:
-                yield f"{len(reads)} regions read, {len(writes)} written", "sum into one region"
-            elif any((r.rows, r.cols) != (writes[0].rows, writes[0].cols) for r in reads):
+            if len(writes) != 1:
+                yield f"{len(writes)} regions written", "sum into one region"
+            elif any(r.cols != writes[0].cols or r.rows not in (1, writes[0].rows) for r in reads):
                 yield f"terms of {writes[0]} differ from it in size", "sum equal boxes"
         elif step.kind == "bag" and (reads or writes):
-            if len(reads) != 3 or len(writes) != 1:
-                yield "a bag reads table, indices, offsets and writes one region", "give those"
-            elif (reads[2].cols, reads[0].cols) != (writes[0].rows, writes[0].cols):
-                yield f"{writes[0]} does not fit its bags and table", "one row a bag"
+            if len(reads) != 3 * len(writes):
+                yield "it reads no three regions for each it writes", "table, indices, offsets"
+            for i, target in enumerate(writes[: len(reads) // 3]):
+                table, _, bags = reads[3 * i : 3 * i + 3]
+                if (bags.cols, table.cols) != (target.rows, target.cols):
+                    yield f"{target} does not fit its bags and table", "one row a bag"
         elif step.kind == "collective":
             if step.collective not in ("all_gather", "all_to_all"):
                 yield f"collective={step.collective!r}", "it is 'all_gather' or 'all_to_all'"

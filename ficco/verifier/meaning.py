@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ficco.plan import Buffer, RankPlan
+from ficco.plan import Buffer
 from ficco.problem import Problem, offsets
 from ficco.verifier.contents import Box, Content, Source, combined, dot, row_of
 
@@ -23,11 +23,11 @@ class Expected(NamedTuple):
     content: Content
 
 
-def required_buffers(problem: Problem, declared: RankPlan) -> list[Buffer]:
+def required_buffers(problem: Problem, rank: int) -> list[Buffer]:
     """Return the inputs, weights and outputs that a rank's plan must declare."""
-    p, dtype, rank = problem, problem.dtype, declared.rank
+    p, dtype = problem, problem.dtype
     if p.op == "embedding_all_to_all":
-        return _embedding_buffers(p, declared)
+        return _embedding_buffers(p, rank)
     depth = p.depths[rank] if p.depths else p.k
     height = p.m if p.depths else p.rows[rank]
     buffers = {"x": Buffer("x", "input", height, depth, dtype)}
@@ -43,16 +43,16 @@ def required_buffers(problem: Problem, declared: RankPlan) -> list[Buffer]:
     return list(buffers.values())
 
 
-def _embedding_buffers(p: Problem, declared: RankPlan) -> list[Buffer]:
-    """Tables, and the whole batch's indices (as many as the plan states) and offsets."""
+def _embedding_buffers(p: Problem, rank: int) -> list[Buffer]:
+    """Tables, and the whole batch's indices and offsets."""
     dim = p.outputs[0].columns[0]
     width = dim * sum(len(tables) for tables in p.tables)
-    stated = {buffer.name: buffer.cols for buffer in declared.buffers}
-    buffers = [Buffer("y0", "output", p.rows[declared.rank], width, p.dtype)]
-    for i, rows in enumerate(p.tables[declared.rank]):
+    lookups = p.lookups[rank]
+    buffers = [Buffer("y0", "output", p.rows[rank], width, p.dtype)]
+    for i, rows in enumerate(p.tables[rank]):
         buffers += [
             Buffer(f"table{i}", "weight", rows, dim, p.dtype),
-            Buffer(f"indices{i}", "input", 1, stated.get(f"indices{i}", 0), "int64"),
+            Buffer(f"indices{i}", "input", 1, lookups[i], "int64"),
             Buffer(f"offsets{i}", "input", 1, p.m, "int64"),
         ]
     return buffers
@@ -72,56 +72,45 @@ def expected(problem: Problem, rank: int) -> Iterator[Expected]:
         yield from _embedding(problem, rank)
         return
     for i, output in enumerate(problem.outputs):
-        bias = row_of(Source((rank, f"bias{i}"), 0, 0)) if output.bias else None
-        for box, terms in _boxes(problem, rank, i):
+        for owner, box, terms in _boxes(problem, rank, i):
             if box.area:
-                both = [*terms, bias] if bias is not None else terms
-                yield Expected(f"y{i}", box, combined(both))
+                bias = [row_of(Source((owner, f"bias{i}"), 0, 0))] if output.bias else []
+                yield Expected(f"y{i}", box, combined([*terms, *bias]))
 
 
-def _boxes(p: Problem, rank: int, i: int) -> Iterator[tuple[Box, list[Content]]]:
+def _boxes(p: Problem, rank: int, i: int) -> Iterator[tuple[int, Box, list[Content]]]:
+    """Yield, of output i, whose bias a box takes, the box, and the terms that add up there."""
     output = p.outputs[i]
     columns, turned = output.columns[rank], output.operand_transposed
     first = offsets(p.rows)
 
-    def weight(owner: int) -> tuple[int, str]:
-        return owner, output.operand
+    def term(s: int, owner: int, along: bool, down: int, gap: int, depth: int) -> Content:
+        """Return x of rank s times the weight of `owner`."""
+        weight = (owner, output.operand)
+        return dot((s, "x"), along, down, weight, turned, 0, gap, (0, depth))
 
     if p.op == "all_gather_matmul" and output.axis == "rows":
         for s in range(p.world):
-            yield (
-                Box(first[s], first[s + 1], 0, columns),
-                [dot((s, "x"), False, -first[s], weight(rank), turned, 0, 0, (0, p.k))],
-            )
+            box = Box(first[s], first[s + 1], 0, columns)
+            yield rank, box, [term(s, rank, False, -first[s], 0, p.k)]
     elif p.op == "all_gather_matmul":
-        yield (
-            Box(0, p.k, 0, columns),
-            [
-                dot((s, "x"), True, 0, weight(rank), turned, 0, first[s], (0, p.rows[s]))
-                for s in range(p.world)
-                if p.rows[s]
-            ],
-        )
+        sources = [s for s in range(p.world) if p.rows[s]]
+        terms = [term(s, rank, True, 0, first[s], p.rows[s]) for s in sources]
+        yield rank, Box(0, p.k, 0, columns), terms
     elif p.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        sources = [s for s in range(p.world) if p.depths[s]]
         scattered = p.op == "matmul_reduce_scatter"
-        top = first[rank] if scattered else 0
-        yield (
-            Box(0, p.rows[rank] if scattered else p.m, 0, columns),
-            [
-                dot((s, "x"), False, top, weight(s), turned, 0, 0, (0, p.depths[s]))
-                for s in range(p.world)
-                if p.depths[s]
-            ],
-        )
+        for owner in (rank,) if scattered else range(p.world):
+            at = 0 if scattered else first[owner]
+            terms = [term(s, s, False, first[owner] - at, 0, p.depths[s]) for s in sources]
+            yield owner, Box(at, at + p.rows[owner], 0, columns), terms
     else:
         arrived = offsets([p.splits[s][rank] for s in range(p.world)])
         for s in range(p.world):
             begin = offsets(p.splits[s])[rank]
             owner = rank if p.op == "all_to_all_matmul" else s
-            yield (
-                Box(arrived[s], arrived[s + 1], 0, columns),
-                [dot((s, "x"), False, begin - arrived[s], weight(owner), turned, 0, 0, (0, p.k))],
-            )
+            box = Box(arrived[s], arrived[s + 1], 0, columns)
+            yield rank, box, [term(s, owner, False, begin - arrived[s], 0, p.k)]
 
 
 def _embedding(p: Problem, rank: int) -> Iterator[Expected]:

@@ -107,6 +107,22 @@ class _Memory:
             field.write(moved, shift(content, down, right))
         self.writers[target.rank, target.buffer] = event.name
 
+    def _added(
+        self, parts: list[tuple[Box, Content]], region: Region, target: Region
+    ) -> list[tuple[Box, Content]]:
+        """Return a term as the target sees it: a single row (a bias) in every row."""
+        if region.rows == 1 and (target.rows > 1 or all(self._is_row(c) for _, c in parts)):
+            return _spread(parts, region, target)
+        return _moved(parts, region, target)
+
+    def _is_row(self, content: Content) -> bool:
+        """Whether a content comes from an operand of a single row."""
+        if not isinstance(content, Source):
+            return False
+        rank, name = content.owner
+        heights = {b.name: b.rows for b in self.order.plan.ranks[rank].buffers}
+        return heights.get(name) == 1
+
     def _reduce(self, event: Event, work: Step | Part) -> Iterator[Violation]:
         target = work.writes[0]
         terms = []
@@ -115,7 +131,7 @@ class _Memory:
             if hole:
                 yield _unwritten(event, hole)
                 return
-            terms.append(_moved(parts, source, target))
+            terms.append(self._added(parts, source, target))
         self._store(event, target, _sums(terms, Box(*target[2:6])))
 
     def _store(self, event: Event, target: Region, parts: list[tuple[Box, Content]]) -> None:
@@ -124,17 +140,29 @@ class _Memory:
         self.writers[target.rank, target.buffer] = event.name
 
     def _bag(self, event: Event, work: Step | Part) -> Iterator[Violation]:
-        table, _, bags = work.reads
-        target = work.writes[0]
-        _, hole = self._read(table)
-        whole = self.order.plan.ranks[table.rank].buffer(table.buffer)
-        if hole or table.area != whole.rows * whole.cols or bags.row0 != 0:
-            yield Violation(event.rank, event.name, "value", f"{table} is not a whole table",
-                            "give the bag its table whole")  # fmt: skip
-            return
-        owner = (event.rank, f"bags of {table.buffer}")
-        content = Source(owner, bags.col0 - target.row0, -target.col0)
-        self._store(event, target, [(Box(*target[2:6]), content)])
+        for i, target in enumerate(work.writes):
+            table, indices, bags = work.reads[3 * i : 3 * i + 3]
+            problem = self._not_a_bag(table, indices, bags)
+            if problem:
+                yield Violation(event.rank, event.name, "value", problem,
+                                "give a bag its whole table, with its own indices and offsets",
+                                )  # fmt: skip
+                return
+            owner = (event.rank, f"bags of {table.buffer}")
+            content = Source(owner, bags.col0 - target.row0, -target.col0)
+            self._store(event, target, [(Box(*target[2:6]), content)])
+
+    def _not_a_bag(self, table: Region, indices: Region, bags: Region) -> str:
+        """Say why three regions are no table with its indices and offsets, or nothing."""
+        number = table.buffer.removeprefix("table")
+        named = (indices.buffer, bags.buffer) == (f"indices{number}", f"offsets{number}")
+        if not table.buffer.startswith("table") or not named:
+            return f"{table}, {indices} and {bags} do not belong together"
+        for region in (table, indices):
+            whole = self.order.plan.ranks[region.rank].buffer(region.buffer)
+            if region.area != whole.rows * whole.cols:
+                return f"{region} is not whole"
+        return ""
 
     def _multiply(self, event: Event, step: Step, product: Product) -> Iterator[Violation]:
         c = product.c
@@ -163,11 +191,7 @@ class _Memory:
             if hole:
                 yield _unwritten(event, hole)
                 return
-            spread = region.rows == 1 and c.rows > 1
-            if spread or (region.rows == 1 and _is_bias(parts)):
-                terms.append(_spread(parts, region, c))
-            else:
-                terms.append(_moved(parts, region, c))
+            terms.append(self._added(parts, region, c))
         self._store(event, c, _sums(terms, box))
 
     def collective(self, event: Event) -> list[Violation]:
@@ -225,10 +249,6 @@ def _exchanged(rank: int, step: Step, peers: list[Step]) -> list[tuple[Region, R
     pairs = [(peer.reads[rank], step.writes[s]) for s, peer in enumerate(peers)]
     fits = all((s.rows, s.cols) == (t.rows, t.cols) for s, t in pairs)
     return pairs if fits else None
-
-
-def _is_bias(parts: list[tuple[Box, Content]]) -> bool:
-    return all(isinstance(content, Source) for _, content in parts)
 
 
 def _moved(

@@ -85,13 +85,12 @@ struct Sizes {
     int slots = 0;
 };
 
-inline std::unique_ptr<Program> bind(std::shared_ptr<Group> group, int rank, const Rows& rows,
-                                     const Sizes& sizes,
-                                     const std::vector<std::int64_t>& window_slots = {},
-                                     const std::vector<std::int64_t>& marked = {}) {
+inline std::unique_ptr<Program> bound(std::shared_ptr<Group> group, int rank, const Rows& rows,
+                                      const Sizes& sizes,
+                                      const std::vector<std::int64_t>& window_slots = {}) {
     return std::make_unique<Program>(
-        std::move(group), Binding{rank, rows.fields(), window_slots, sizes.segments, sizes.steps,
-                                  sizes.slots, marked});
+        std::move(group),
+        Binding{rank, rows.fields(), window_slots, sizes.segments, sizes.steps, sizes.slots});
 }
 
 // The slots that a caller gives.

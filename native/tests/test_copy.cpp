@@ -50,7 +50,7 @@ TEST(copy_boxes_of_odd_sizes) {
         Slots slots(2);
         slots.set(0, source.data(), from_pitch);
         slots.set(1, target.data(), to_pitch);
-        const auto program = bind(
+        const auto program = bound(
             group, 0, Rows().on(0, static_cast<int>(round % 3) - 1).copy(from, to, rows, row_bytes),
             {.slots = 2});
         CHECK(call(*program, 1, 0, 0, slots));
@@ -70,7 +70,7 @@ TEST(copy_through_both_copies_of_windows) {
     rows.on(0, 0).step(0).copy({0}, {1, 2, 3}, 6, 50, {}, 2);
     rows.step(1).copy({1, 2, 3}, {2}, 6, 50, {}, 1);
     const std::vector<std::int64_t> windows{1, 1, 1000, 100};
-    const auto program = bind(group, 0, rows, {.steps = 2, .slots = 3}, windows);
+    const auto program = bound(group, 0, rows, {.steps = 2, .slots = 3}, windows);
     CHECK_EQ(program->window_bytes(), std::size_t{1000 + 7 * 100 + 3 + 50});
     Slots slots(3);
     slots.set(0, source.data(), 100);
@@ -92,8 +92,8 @@ TEST(copy_through_both_copies_of_windows) {
 TEST(copy_of_nothing_needs_no_address) {
     const auto group = std::make_shared<Group>(1, 10.0, nullptr);
     const auto program =
-        bind(group, 0, Rows().copy({0}, {1}, 0, 8).copy({0}, {1}, 8, 0), {.slots = 2});
+        bound(group, 0, Rows().copy({0}, {1}, 0, 8).copy({0}, {1}, 8, 0), {.slots = 2});
     CHECK(call(*program, 1, 0, 0, Slots(2)));
-    const auto some = bind(group, 0, Rows().copy({0}, {1}, 1, 1), {.slots = 2});
+    const auto some = bound(group, 0, Rows().copy({0}, {1}, 1, 1), {.slots = 2});
     CHECK_THROWS(std::invalid_argument, "slot 0 has no address", call(*some, 1, 0, 0, Slots(2)));
 }

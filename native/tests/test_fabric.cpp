@@ -107,12 +107,12 @@ TEST(model_is_fair_for_any_flows) {
             for (const double sum : load) CHECK_LE(sum, 10.0 + 1e-6);
             for (const auto index : before) {
                 const fluid::Flow& each = flows[static_cast<std::size_t>(index)];
-                bool bound = false;
+                bool bottleneck = false;
                 for (const auto port : each.ports) {
-                    bound |= load[static_cast<std::size_t>(port)] >= 10.0 - 1e-6 &&
-                             fastest[static_cast<std::size_t>(port)] <= each.rate + 1e-6;
+                    bottleneck |= load[static_cast<std::size_t>(port)] >= 10.0 - 1e-6 &&
+                                  fastest[static_cast<std::size_t>(port)] <= each.rate + 1e-6;
                 }
-                CHECK(bound);
+                CHECK(bottleneck);
             }
         }
     }
@@ -238,11 +238,10 @@ TEST(all_to_all_over_ports_takes_as_long_as_its_bytes) {
 TEST(sleepers_are_woken_when_they_end_earlier) {
     Fabric fabric(8, Fabric::Per::port, 0.1);
     const std::atomic<bool> never{false};
-    std::atomic<bool> stop{false};
-    std::vector<std::thread> others;
+    const std::atomic<bool> stop{true};
     const std::int64_t start = now_ns();
     // 0 -> 1 and 2 -> 1 share the port into 1: 600 ms each, if nothing else begins.
-    others.emplace_back([&] { fabric.end(fabric.begin(0, 1, 30'000'000, 0), stop); });
+    std::vector<int> others{fabric.begin(0, 1, 30'000'000, 0)};
     std::int64_t lasted = 0;
     std::thread watched([&] {
         CHECK(fabric.end(fabric.begin(2, 1, 30'000'000, 0), never));
@@ -251,15 +250,32 @@ TEST(sleepers_are_woken_when_they_end_earlier) {
     sleep_until_ns(start + 20'000'000);
     // Nine more out of 0: 0 -> 1 gets a tenth, 2 -> 1 nine tenths from now on.
     for (int number = 0; number < 9; ++number) {
-        others.emplace_back(
-            [&, number] { fabric.end(fabric.begin(0, 2 + number % 6, 30'000'000, 0), stop); });
+        others.push_back(fabric.begin(0, 2 + number % 6, 30'000'000, 0));
     }
     watched.join();
-    stop = true;
-    for (std::thread& thread : others) thread.join();
+    for (const int other : others) CHECK(!fabric.end(other, stop));
     // 20 ms at a half, then 90 MB/s: 342 ms.
     CHECK_LE(std::int64_t{340'000'000}, lasted);
     CHECK_LE(lasted, std::int64_t{560'000'000});
+}
+
+TEST(a_transfer_given_up_leaves_its_share) {
+    Fabric fabric(2, Fabric::Per::pair, 0.1);
+    const std::atomic<bool> never{false};
+    const std::atomic<bool> stop{true};
+    const std::int64_t start = now_ns();
+    const int other = fabric.begin(0, 1, 100'000'000, 0);
+    std::int64_t lasted = 0;
+    std::thread watched([&] {
+        CHECK(fabric.end(fabric.begin(0, 1, 20'000'000, 0), never));
+        lasted = now_ns() - start;
+    });
+    sleep_until_ns(start + 20'000'000);
+    CHECK(!fabric.end(other, stop));
+    watched.join();
+    // 20 ms at a half, then alone: 210 ms; with a half all the way 400.
+    CHECK_LE(std::int64_t{208'000'000}, lasted);
+    CHECK_LE(lasted, std::int64_t{390'000'000});
 }
 
 TEST(copies_of_programs_are_paced) {
@@ -271,7 +287,7 @@ TEST(copies_of_programs_are_paced) {
     rows.on(0, 0).step(0).copy({0}, {1}, 1000, 1000, {0, 1, 1'000'000});
     rows.step(1).copy({0}, {1}, 1, 1'000'000);  // local: at once
     const std::vector<std::int64_t> windows{1, 1, 0, 1000};
-    const auto program = bind(group, 0, rows, {.steps = 2, .slots = 2}, windows);
+    const auto program = bound(group, 0, rows, {.steps = 2, .slots = 2}, windows);
     Slots slots(2);
     slots.set(0, memory.data(), 1000);
     CHECK(call(*program, 1, 1, 0, slots));

@@ -29,16 +29,18 @@ TEST(timeout_fails_all_ranks_and_reset_heals) {
     // Rank 0 waits for a digest that is another one; rank 1 for a word that nobody raises, and has
     // much behind it.
     const auto first =
-        bind(group, 0, Rows().on(0, 0).step(4).wait(0, entered_word(1), 0, true), {.steps = 5});
+        bound(group, 0, Rows().on(0, 0).step(4).wait(0, entered_word(1), 0, true), {.steps = 5});
     Rows rows;
     rows.on(0, 1).step(0).raise(0, entered_word(1), 99);
     rows.on(0, 0).wait(1, data_word(0, 3));
     for (int word = 0; word < 100; ++word) rows.wait(1, data_word(0, word));
     rows.on(0, 2).step(1).after(0).raise(0, data_word(1, 0));
-    const auto second = bind(group, 1, rows, {.steps = 2});
+    rows.on(1, 0).raise(0, data_word(1, 1));  // queued behind the wait that fails
+    const auto second = bound(group, 1, rows, {.segments = 2, .steps = 2});
     for (int round = 0; round < 5; ++round) {
         second->start(0, 0, {}, {});
         second->submit(0);
+        second->submit(1);
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
         first->start(0, 7, {}, {});
         first->submit(0);
@@ -64,13 +66,14 @@ TEST(timeout_fails_all_ranks_and_reset_heals) {
             CHECK_EQ(failure->word_index, 0);
         }
         CHECK_EQ(group->word(0, 0, data_word(1, 0)).load(), 0U);  // skipped
+        CHECK_EQ(group->word(0, 0, data_word(1, 1)).load(), 0U);
         CHECK_THROWS(std::runtime_error, "reset it first", first->start(0, 7, {}, {}));
 
         group->reset();
         CHECK(!group->failure());
         CHECK_EQ(group->word(0, 0, entered_word(1)).load(), 0U);
         CHECK_EQ(group->word(0, 0, free_word(1)).load(), 1U);
-        const auto well = bind(group, 0, Rows().on(0, 0).wait(0, free_word(1)), {});
+        const auto well = bound(group, 0, Rows().on(0, 0).wait(0, free_word(1)), {});
         CHECK(call(*well, 1));
     }
 }
@@ -87,7 +90,7 @@ TEST(fail_ends_waits_and_paced_copies_soon) {
     rows.on(0, 1).copy({0}, {1}, 1, 1'000'000, {0, 1});  // 1000 s
     rows.on(0, 2).after(1);
     rows.on(0, -1).wait(0, data_word(1, 1));
-    const auto program = bind(group, 0, rows, {.steps = 2, .slots = 2});
+    const auto program = bound(group, 0, rows, {.steps = 2, .slots = 2});
     std::int64_t start = 0;
     std::thread other([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -108,7 +111,7 @@ TEST(fail_ends_waits_and_paced_copies_soon) {
 
 TEST(timeout_may_be_set_while_waiting) {
     const auto group = std::make_shared<Group>(1, 1000.0, nullptr);
-    const auto program = bind(group, 0, Rows().on(0, 0).wait(0, data_word(0, 0)), {});
+    const auto program = bound(group, 0, Rows().on(0, 0).wait(0, data_word(0, 0)), {});
     program->start(0, 0, {}, {});
     CHECK(program->submit(0));
     group->set_timeout_s(0.01);
@@ -126,7 +129,7 @@ TEST(no_thread_outlives_its_group) {
     }();
     for (int round = 0; round < 20; ++round) {
         auto group = std::make_shared<Group>(1, 0.02, nullptr);
-        auto program = bind(group, 0, rows, {});
+        auto program = bound(group, 0, rows, {});
         CHECK_EQ(threads(), before + 5);
         if (round % 2 == 0) {  // busy
             program->start(0, 0, {}, {});
@@ -149,13 +152,13 @@ TEST(no_thread_outlives_its_group) {
 
 TEST(destroyed_while_running_lets_its_lanes_end) {
     const auto group = std::make_shared<Group>(2, 60.0, nullptr);
-    auto program = bind(group, 0,
-                        Rows()
-                            .on(0, 0)
-                            .wait(0, data_word(1, 0))
-                            .clear(0, data_word(1, 0))
-                            .raise(1, data_word(0, 0)),
-                        {});
+    auto program = bound(group, 0,
+                         Rows()
+                             .on(0, 0)
+                             .wait(0, data_word(1, 0))
+                             .clear(0, data_word(1, 0))
+                             .raise(1, data_word(0, 0)),
+                         {});
     program->start(0, 0, {}, {});
     CHECK(program->submit(0));
     std::thread other([&] {

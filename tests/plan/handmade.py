@@ -144,7 +144,15 @@ def collective_all_gather() -> Plan:
 def pooled_embedding() -> Plan:
     """Bags of own tables for the whole batch, then an all-to-all of batch slices."""
     rows, dim, tables = (M0, M1), 2, ((5,), (4, 6))
-    problem = Problem("embedding_all_to_all", 2, rows, 1, (Output((dim, dim)),), tables=tables)
+    problem = Problem(
+        "embedding_all_to_all",
+        2,
+        rows,
+        1,
+        (Output((dim, dim)),),
+        tables=tables,
+        lookups=((9,), (9, 9)),
+    )
     edges, widths = (0, M0, M), [dim * len(t) for t in tables]
     columns = (0, widths[0], widths[0] + widths[1])
     ranks = []

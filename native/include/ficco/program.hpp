@@ -27,7 +27,6 @@ struct Binding {
     int segments;
     int steps;
     int slots;
-    std::span<const std::int64_t> marked;  // steps that are done by mark() though they have rows
 };
 
 // First start and last end of a step, CLOCK_MONOTONIC ns; 0 where nothing ran.
@@ -56,7 +55,7 @@ class Program final : private Lane::Runner {
     // Hands over a segment; segments come in increasing order. False: the group has failed.
     bool submit(int segment);
 
-    // A step that the caller ran is done.
+    // A step that the caller ran is done: one with no rows, or with no rows but `after`.
     void mark(int step);
 
     // Ends a call when all that was submitted has ended. False: the group has failed.
@@ -72,17 +71,16 @@ class Program final : private Lane::Runner {
         int last;
     };
     struct StepPlan {
-        std::uint32_t rows = 0;  // that must end before the step is done; of a marked one: 1
-        bool marked = false;     // done by mark()
+        std::uint32_t rows = 0;  // that must end before it is done; 0: it is done by mark()
         bool awaited = false;    // by an `after`
     };
     struct StepState {
-        Word left{0};  // of rows; 0: done
+        Word left{0};  // of rows, or 1 until mark(); 0: done
         std::atomic<std::int64_t> start_ns{0};
         std::atomic<std::int64_t> end_ns{0};
     };
 
-    void plan_steps(const std::vector<Op>& ops, const Binding& binding);
+    void plan_steps(const std::vector<Op>& ops, int steps);
     void plan_slots(const std::vector<Op>& ops, const Binding& binding);
     std::vector<int> sort_by_lane(const std::vector<Op>& ops);
     void plan_actions(const std::vector<Op>& ops, int segments);

@@ -123,23 +123,21 @@ void bind_group(nb::module_& module) {
 }
 
 void bind_program(nb::module_& module) {
-    const auto bind =
-        [](std::shared_ptr<Group> group, int rank, const Table<std::int64_t, ficco::kOpFields>& ops,
-           const Table<std::int64_t, ficco::kWindowSlotFields>& window_slots, int segments,
-           int steps, int slots, const std::vector<std::int64_t>& marked) {
-            return make<Program>(std::move(group),
-                                 ficco::Binding{rank, span_of(ops), span_of(window_slots), segments,
-                                                steps, slots, marked});
-        };
+    const auto bind = [](std::shared_ptr<Group> group, int rank,
+                         const Table<std::int64_t, ficco::kOpFields>& ops,
+                         const Table<std::int64_t, ficco::kWindowSlotFields>& window_slots,
+                         int segments, int steps, int slots) {
+        return make<Program>(
+            std::move(group),
+            ficco::Binding{rank, span_of(ops), span_of(window_slots), segments, steps, slots});
+    };
     const auto start = [](Program& program, int copy, std::uint32_t digest, const auto& addresses,
                           const auto& pitches) {
         program.start(copy, digest, span_of(addresses), span_of(pitches));
     };
     nb::class_<Program>(module, "Program")
         .def(nb::new_(bind), "group"_a, "rank"_a, "ops"_a, "window_slots"_a, "segments"_a,
-             "steps"_a, "slots"_a, "marked"_a = std::vector<std::int64_t>())
-        .def_prop_ro("running", &Program::running)
-        .def_prop_ro("window_bytes", &Program::window_bytes)
+             "steps"_a, "slots"_a)
         .def(
             "start",
             [start](Program& program, int copy, std::uint32_t digest,

@@ -1,3 +1,4 @@
+// CLOCK_MONOTONIC and the timer slack of a thread, by the calls of Linux.
 #include "ficco/clock.hpp"
 
 #include <sys/prctl.h>

@@ -1,3 +1,4 @@
+// Keeps the fluid model at the present time, and sleeps. How rates come about is in fluid.cpp.
 #include "ficco/fabric.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Max-min sharing and jumping from event to event. No clock: times are arguments.
 #include "ficco/fluid.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The futex system call. No policy: how often to look again is the callers' matter.
 #include "ficco/futex.hpp"
 
 #include <linux/futex.h>

@@ -1,3 +1,4 @@
+// Windows, words, failure and lanes of a node. What is done with them is in lanes/.
 #include "ficco/group.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The thread of a lane and its queue. What a job does is the runner's matter.
 #include "ficco/lane.hpp"
 
 #include <signal.h>

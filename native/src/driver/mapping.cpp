@@ -1,3 +1,4 @@
+// Anonymous memory by mmap. Named shared memory will stand beside it, not in it.
 #include "ficco/mapping.hpp"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// Reads and checks rows of numbers. Nothing here looks at a group or runs a row.
 #include "ficco/op.hpp"
 
 #include <limits>

@@ -1,5 +1,8 @@
+// Calling a program: the caller's side and the lanes' side. What is worked out once is in
+// binding.cpp.
 #include "ficco/program.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -7,8 +10,6 @@
 #include "ficco/copy.hpp"
 
 namespace ficco {
-
-// Binding is in bind.cpp.
 
 Program::~Program() {
     if (!running()) return;
@@ -51,7 +52,7 @@ void Program::start(int copy, std::uint32_t digest, std::span<const std::uint64_
     }
     for (std::size_t step = 0; step < step_plans_.size(); ++step) {
         StepState& state = step_states_[step];
-        state.left.store(step_plans_[step].rows, std::memory_order_relaxed);
+        state.left.store(std::max(step_plans_[step].rows, 1U), std::memory_order_relaxed);
         state.start_ns.store(0, std::memory_order_relaxed);
         state.end_ns.store(0, std::memory_order_relaxed);
     }
@@ -91,7 +92,7 @@ void Program::mark(int step) {
                                     std::to_string(steps() - 1));
     }
     const StepPlan& plan = step_plans_[static_cast<std::size_t>(step)];
-    if (!plan.marked) {
+    if (plan.rows > 0) {
         throw std::invalid_argument("step " + std::to_string(step) +
                                     " is done when its rows have ended; it cannot be marked");
     }
@@ -152,8 +153,8 @@ void Program::run(int first, int last) noexcept {
         }
         if (!done) return;
 
+        if (op.kind == Op::Kind::after) continue;  // of whatever the step does
         const StepPlan& plan = step_plans_[static_cast<std::size_t>(op.step)];
-        if (plan.marked || op.kind == Op::Kind::after) continue;
         if (state.left.fetch_sub(1, std::memory_order_acq_rel) == 1 && plan.awaited) {
             futex_wake_all(state.left);
         }

@@ -29,31 +29,20 @@ Program::Program(std::shared_ptr<Group> group, const Binding& binding)
     const OpLimits limits{group_->world(), binding.segments, binding.steps, binding.slots};
     const std::vector<Op> ops = read_ops(binding.ops, limits);
     window_slots_ = read_window_slots(binding.window_slots, limits);
-    plan_steps(ops, binding);
+    plan_steps(ops, binding.steps);
     plan_slots(ops, binding);
     plan_actions(ops, binding.segments);
 }
 
-void Program::plan_steps(const std::vector<Op>& ops, const Binding& binding) {
-    step_plans_.resize(static_cast<std::size_t>(binding.steps));
+void Program::plan_steps(const std::vector<Op>& ops, int steps) {
+    step_plans_.resize(static_cast<std::size_t>(steps));
     step_states_ = std::make_unique<StepState[]>(step_plans_.size());
-    for (const std::int64_t step : binding.marked) {
-        if (step < 0 || step >= binding.steps) {
-            throw std::invalid_argument("marked step is " + std::to_string(step) + ", not 0 to " +
-                                        std::to_string(binding.steps - 1));
-        }
-        step_plans_[static_cast<std::size_t>(step)].marked = true;
-    }
     for (const Op& op : ops) {
         if (op.kind == Op::Kind::after) {
             step_plans_[static_cast<std::size_t>(op.awaited)].awaited = true;
-        } else if (StepPlan& plan = step_plans_[static_cast<std::size_t>(op.step)]; !plan.marked) {
-            ++plan.rows;
+        } else {
+            ++step_plans_[static_cast<std::size_t>(op.step)].rows;
         }
-    }
-    for (StepPlan& plan : step_plans_) {
-        plan.marked |= plan.rows == 0;
-        if (plan.marked) plan.rows = 1;
     }
 }
 

@@ -1,0 +1,77 @@
+"""Finishing: what is done with what has arrived, chunk by chunk or at once, and the call's end."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ficco.lowering.handshake import await_entered, leave
+from ficco.lowering.producing import COMPUTE
+from ficco.lowering.scattering import Chunk, Cut, Made
+from ficco.plan import Region, Step, Word
+
+__all__ = ["Batch", "batches", "close", "move", "reduce"]
+
+
+class Batch(NamedTuple):
+    """Arrivals that are finished together: their words, and (peer, chunk) pairs."""
+
+    name: str
+    words: tuple[Word, ...]
+    arrived: tuple[tuple[int, int], ...]
+
+
+def batches(cut: Cut, per_chunk: bool) -> list[Batch]:
+    """Return arrivals as they are finished: all at once, by step or peer, or one by one.
+
+    With `per_chunk` false, arrivals of one step stay together (a sum needs all peers').
+    """
+    schedule, rank = cut.schedule, cut.rank
+    groups: dict[str, list[tuple[int, int]]] = {}
+    for peer, j in cut.arrivals():
+        if schedule.compute == "whole" or (schedule.order == "by_peer" and not per_chunk):
+            key = "all"
+        elif per_chunk and schedule.compute in ("per_chunk", "gated"):
+            key = f"{j}of{peer}"
+        else:
+            key = f"peer{peer}" if schedule.order == "by_peer" else f"step{j}"
+        groups.setdefault(key, []).append((peer, j))
+    return [
+        Batch(key, tuple([Word(rank, "data", peer, j) for peer, j in found]), tuple(found))
+        for key, found in groups.items()
+    ]
+
+
+def await_data(batch: Batch) -> Step:
+    """Return the wait for a batch."""
+    return Step(f"wait.{batch.name}", COMPUTE, "wait", "none", words=batch.words)
+
+
+def reduce(cut: Cut, batch: Batch, out_row: int, bias: bool) -> list[Step]:
+    """Return the sums of a batch over all ranks, in rank order, into rows of y0 from `out_row`."""
+    rank, rows, width = cut.rank, cut.blocks.own.rows, cut.widths[cut.rank]
+    whole = Chunk(0, rows, 0, width)
+    chunk = whole if batch.name == "all" else cut.received(*batch.arrived[0])
+    terms = []
+    for source in range(cut.world):
+        if source == rank:
+            terms.append(cut.piece(rank, chunk).target)
+        else:
+            terms.append(cut.landed(source, chunk))
+    if bias:
+        terms.append(Region(rank, "bias0", 0, 1, chunk.col0, chunk.col1))
+    target = Region(rank, "y0", out_row + chunk.row0, out_row + chunk.row1, chunk.col0, chunk.col1)
+    return [Step(f"sum.{batch.name}", COMPUTE, "reduce", "sm", tuple(terms), (target,))]
+
+
+def move(cut: Cut, batch: Batch) -> list[Step]:
+    """Return the local copy of a batch from the window to the same place of y0."""
+    reads = tuple([cut.landed(peer, cut.received(peer, j)) for peer, j in batch.arrived])
+    writes = tuple([region._replace(buffer="y0") for region in reads])
+    return [Step(f"move.{batch.name}", COMPUTE, "local_copy", "sm", reads, writes)]
+
+
+def close(cut: Cut, made: Made, data: list[Word]) -> None:
+    """End the call: every peer has entered, nothing of the window is read any more."""
+    peers = list(made.lanes)
+    made.steps.append(await_entered(cut.rank, peers, COMPUTE))
+    made.steps += leave(cut.rank, peers, COMPUTE, data)

@@ -1,0 +1,103 @@
+"""matmul_all_reduce: from x_r [m, k_r] and w_r [k_r, n], the whole sum of x_s . w_s, on every rank.
+
+A reduce-scatter whose owners push their sums on, chunk by chunk, as they are made; then every rank
+moves what it got from the window into its output (by local copies, which are part of the operator).
+"""
+
+from __future__ import annotations
+
+from ficco.errors import ScheduleError
+from ficco.lowering.cutting import check_implemented
+from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
+from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
+from ficco.lowering.producing import COMPUTE, Products
+from ficco.lowering.scattering import Chunk, Cut, Made, make_and_push
+from ficco.lowering.single import alone
+from ficco.plan import Buffer, RankPlan, Region, Step, Word
+from ficco.problem import Problem, offsets
+from ficco.schedule import MAX_CHUNKS, Schedule
+
+__all__ = ["lower_rank"]
+
+REDUCED = "reduced"  # window: the peers' sums
+
+
+def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of one rank. See `ficco.lowering`."""
+    check_implemented(problem.op, schedule)
+    if 2 * schedule.chunks > MAX_CHUNKS:
+        raise ScheduleError(
+            f"matmul_all_reduce: grain={schedule.chunks}; every chunk travels twice, so grain is "
+            f"at most {MAX_CHUNKS // 2}"
+        )
+    products = Products(problem, rank)
+    if problem.world == 1:
+        return alone(problem, products)
+    cut = reduction_cut(problem, schedule, rank)
+    first = offsets(problem.rows)
+    made = make_and_push(cut, products)
+    data: list[Word] = []
+    for batch in batches(cut, per_chunk=False):
+        sums = reduce(cut, batch, first[rank], problem.outputs[0].bias)
+        made.steps += [await_data(batch), *sums]
+        made.steps += _push_on(cut, made, batch, sums[-1])
+        data += batch.words
+    data += _collect(cut, made, first)
+    close(cut, made, data)
+    buffers = reduction_buffers(problem, products, cut)
+    buffers += [
+        Buffer("y0", "output", problem.m, problem.n, problem.dtype),
+        Buffer(REDUCED, "window", problem.m, problem.n, problem.dtype, copies=2),
+    ]
+    return RankPlan(rank, tuple(buffers), tuple(made.steps))
+
+
+def _slot(cut: Cut, index: int) -> int:
+    """Return the place of the signal of a chunk of sums, behind those of the partial sums."""
+    return cut.schedule.chunks + index
+
+
+def _push_on(cut: Cut, made: Made, batch: Batch, sums: Step) -> list[Step]:
+    """Return the pushes of a batch's sums to all peers, after they are made."""
+    index = 0 if batch.name == "all" else batch.arrived[0][1]
+    steps = []
+    for peer, lane in made.lanes.items():
+        source = sums.writes[0]
+        target = source._replace(rank=peer, buffer=REDUCED)
+        name = f"sum{index}to{peer}"
+        steps.append(
+            Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=(sums.id,))
+        )
+        landed = (Word(peer, "data", cut.rank, _slot(cut, index)),)
+        steps.append(Step(f"landed.{name}", lane, "signal", "none", words=landed))
+    return steps
+
+
+def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
+    """Wait for the peers' sums and move them into the output; return the words that said so."""
+    schedule, rank = cut.schedule, cut.rank
+    at_once = schedule.compute == "whole" or schedule.order == "by_peer"
+    groups: dict[int, list[tuple[Word, Region]]] = {}
+    for turn in range(1, cut.world):
+        peer = (rank - turn) % cut.world
+        rows, width = cut.blocks.outgoing[peer].rows, cut.widths[peer]
+        for j in range(1 if at_once else schedule.chunks):
+            chunk = Chunk(0, rows, 0, width) if at_once else cut.chunk(rows, width, j)
+            if chunk.empty:
+                continue
+            region = Region(
+                rank, REDUCED, first[peer] + chunk.row0, first[peer] + chunk.row1,
+                chunk.col0, chunk.col1,
+            )  # fmt: skip
+            groups.setdefault(j, []).append((Word(rank, "data", peer, _slot(cut, j)), region))
+    words: list[Word] = []
+    for j in sorted(groups):
+        awaited = tuple([word for word, _ in groups[j]])
+        reads = tuple([region for _, region in groups[j]])
+        writes = tuple([region._replace(buffer="y0") for region in reads])
+        made.steps += [
+            Step(f"wait.sum{j}", COMPUTE, "wait", "none", words=awaited),
+            Step(f"move.sum{j}", COMPUTE, "local_copy", "sm", reads, writes),
+        ]
+        words += awaited
+    return words

@@ -1,0 +1,48 @@
+"""matmul_all_to_all: x_r in blocks, one for each rank; rank r gets concat over s of block r . w_s.
+
+An expert's last GEMM and the combine of a mixture of experts. Results arrive in a window and are
+moved into the output by local copies, which are part of the operator.
+"""
+
+from __future__ import annotations
+
+from ficco.errors import ScheduleError
+from ficco.lowering.blocks import exchanged
+from ficco.lowering.cutting import check_implemented
+from ficco.lowering.finishing import await_data, batches, close, move
+from ficco.lowering.producing import PARTIAL, Products
+from ficco.lowering.scattering import LANDING, Cut, make_and_push
+from ficco.lowering.single import alone
+from ficco.plan import Buffer, RankPlan, Word
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+
+__all__ = ["lower_rank"]
+
+
+def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of one rank. See `ficco.lowering`."""
+    check_implemented(problem.op, schedule)
+    products = Products(problem, rank)
+    if problem.world == 1:
+        return alone(problem, products)
+    if problem.outputs[0].bias:
+        raise ScheduleError(
+            "matmul_all_to_all has no bias: rows come from other ranks' weights; add it afterwards"
+        )
+    n, blocks = problem.n, exchanged(problem, rank)
+    widths, lefts = (n,) * problem.world, (0,) * problem.world
+    cut = Cut(blocks, schedule, widths, lefts, "y0", own_row=blocks.own.landing)
+    made = make_and_push(cut, products)
+    data: list[Word] = []
+    for batch in batches(cut, per_chunk=True):
+        made.steps += [await_data(batch), *move(cut, batch)]
+        data += batch.words
+    close(cut, made, data)
+    buffers = [
+        *products.operands(),
+        Buffer("y0", "output", blocks.arriving, n, problem.dtype),
+        Buffer(PARTIAL, "workspace", problem.rows[rank], n, problem.dtype),
+        Buffer(LANDING, "window", blocks.window_rows, n, problem.dtype, copies=2),
+    ]
+    return RankPlan(rank, tuple(buffers), tuple(made.steps))

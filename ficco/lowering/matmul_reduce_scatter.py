@@ -1,0 +1,56 @@
+"""matmul_reduce_scatter: from x_r [m, k_r] and w_r [k_r, n], its rows of the sum of x_s . w_s.
+
+Partial sums travel in the input's dtype; the owner adds them in float32, in rank order, with its
+own part unrounded, and rounds once.
+"""
+
+from __future__ import annotations
+
+from ficco.lowering.blocks import scattered
+from ficco.lowering.cutting import check_implemented
+from ficco.lowering.finishing import await_data, batches, close, reduce
+from ficco.lowering.producing import PARTIAL, Products
+from ficco.lowering.scattering import LANDING, Cut, make_and_push
+from ficco.lowering.single import alone
+from ficco.plan import Buffer, RankPlan, Word
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+
+__all__ = ["lower_rank", "reduction_buffers", "reduction_cut"]
+
+OWN = "own"  # workspace: the own part, float32
+
+
+def reduction_cut(problem: Problem, schedule: Schedule, rank: int) -> Cut:
+    """Return how the sums of all ranks are cut: every rank makes all n columns."""
+    widths = (problem.n,) * problem.world
+    return Cut(scattered(problem, rank), schedule, widths, (0,) * problem.world, OWN)
+
+
+def reduction_buffers(problem: Problem, products: Products, cut: Cut) -> list[Buffer]:
+    """Return operands, workspaces and the window of a reduction."""
+    n, dtype = problem.n, problem.dtype
+    return [
+        *products.operands(),
+        Buffer(PARTIAL, "workspace", problem.m, n, dtype),
+        Buffer(OWN, "workspace", problem.rows[cut.rank], n, "float32"),
+        Buffer(LANDING, "window", cut.blocks.window_rows, n, dtype, copies=2),
+    ]
+
+
+def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of one rank. See `ficco.lowering`."""
+    check_implemented(problem.op, schedule)
+    products = Products(problem, rank)
+    if problem.world == 1:
+        return alone(problem, products)
+    cut = reduction_cut(problem, schedule, rank)
+    made = make_and_push(cut, products)
+    data: list[Word] = []
+    for batch in batches(cut, per_chunk=False):
+        made.steps += [await_data(batch), *reduce(cut, batch, 0, problem.outputs[0].bias)]
+        data += batch.words
+    close(cut, made, data)
+    buffers = reduction_buffers(problem, products, cut)
+    buffers.append(Buffer("y0", "output", problem.rows[rank], problem.n, problem.dtype))
+    return RankPlan(rank, tuple(buffers), tuple(made.steps))

@@ -1,0 +1,151 @@
+"""Producing: the steps that make a piece of what a rank sends, by GEMM or by pooling bags.
+
+A piece is a box of what this rank makes for all ranks: rows of x times columns of w, or bags of the
+batch by columns of its tables. Where it goes (a workspace to be pushed, or an own result) is said
+by the piece. Nothing here knows order, lanes of pushes or arrivals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from ficco.plan import Buffer, Part, Product, Region, Step, Word
+from ficco.problem import Problem, offsets
+
+__all__ = ["COMPUTE", "PARTIAL", "Bags", "Piece", "Producer", "Products"]
+
+COMPUTE = "compute"
+PARTIAL = "partial"  # workspace: what is made for peers
+
+
+class Piece(NamedTuple):
+    """Rows [row0, row1) and columns [col0, col1) of what is made; `target` takes them."""
+
+    row0: int
+    row1: int
+    col0: int
+    col1: int
+    target: Region
+
+
+class Producer(Protocol):
+    """Makes pieces."""
+
+    def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
+        """Return the steps that make some pieces; the last one ends when all are made."""
+
+    def gated(self, groups: Sequence[tuple[Sequence[Piece], tuple[Word, ...]]]) -> list[Step]:
+        """Return one launch with a part per group, which raises the group's words when made."""
+
+    def operands(self) -> list[Buffer]:
+        """Return the buffers that it reads."""
+
+
+class Products:
+    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. Where k_r is 0 they are zeros."""
+
+    def __init__(self, problem: Problem, rank: int) -> None:
+        self.problem, self.rank = problem, rank
+        self.output = problem.outputs[0]
+        self.depth = problem.depths[rank] if problem.depths else problem.k
+        self.height = problem.m if problem.depths else problem.rows[rank]
+
+    def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
+        """See `Producer.steps`."""
+        if not self.depth:
+            return [
+                Step(f"zero.{name}.{i}", COMPUTE, "reduce", "sm", writes=(piece.target,))
+                for i, piece in enumerate(pieces)
+            ]
+        products = tuple([self._product(piece) for piece in pieces])
+        turned = self.output.operand_transposed
+        return [Step(f"gemm.{name}", COMPUTE, "gemm", "sm", products=products, transpose_b=turned)]
+
+    def gated(self, groups: Sequence[tuple[Sequence[Piece], tuple[Word, ...]]]) -> list[Step]:
+        """See `Producer.gated`. Without a contraction the parts are steps and signals."""
+        if not self.depth:
+            steps: list[Step] = []
+            for number, (pieces, words) in enumerate(groups):
+                steps += self.steps(str(number), pieces)
+                if words:
+                    steps.append(Step(f"ready.{number}", COMPUTE, "signal", "none", words=words))
+            return steps
+        parts = tuple(
+            Part(products=tuple([self._product(piece) for piece in pieces]), signals=words)
+            for pieces, words in groups
+        )
+        turned = self.output.operand_transposed
+        return [Step("gemm", COMPUTE, "gemm", "sm", parts=parts, transpose_b=turned)]
+
+    def operands(self) -> list[Buffer]:
+        """See `Producer.operands`."""
+        columns, dtype = self.output.columns[self.rank], self.problem.dtype
+        turned = self.output.operand_transposed
+        shape = (columns, self.depth) if turned else (self.depth, columns)
+        found = [
+            Buffer("x", "input", self.height, self.depth, dtype),
+            Buffer(self.output.operand, "weight", *shape, dtype),
+        ]
+        if self.output.bias:
+            found.append(Buffer("bias0", "weight", 1, columns, dtype))
+        return found
+
+    def _product(self, piece: Piece) -> Product:
+        rank = self.rank
+        a = Region(rank, "x", piece.row0, piece.row1, 0, self.depth)
+        if self.output.operand_transposed:
+            b = Region(rank, self.output.operand, piece.col0, piece.col1, 0, self.depth)
+        else:
+            b = Region(rank, self.output.operand, 0, self.depth, piece.col0, piece.col1)
+        return Product(a, b, piece.target)
+
+
+class Bags:
+    """Pieces by pooling: bags of the batch, over all tables of this rank side by side."""
+
+    def __init__(self, problem: Problem, rank: int, lookups: Sequence[int]) -> None:
+        self.problem, self.rank, self.lookups = problem, rank, lookups
+        self.dim = problem.outputs[0].columns[0]
+        self.tables = problem.tables[rank]
+
+    def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
+        """See `Producer.steps`."""
+        reads, writes = self._threes(pieces)
+        return [Step(f"bag.{name}", COMPUTE, "bag", "sm", reads, writes)]
+
+    def gated(self, groups: Sequence[tuple[Sequence[Piece], tuple[Word, ...]]]) -> list[Step]:
+        """See `Producer.gated`."""
+        parts = []
+        for pieces, words in groups:
+            reads, writes = self._threes(pieces)
+            parts.append(Part(reads=reads, writes=writes, signals=words))
+        return [Step("bag", COMPUTE, "bag", "sm", parts=tuple(parts))]
+
+    def operands(self) -> list[Buffer]:
+        """See `Producer.operands`."""
+        found = []
+        for i, rows in enumerate(self.tables):
+            found += [
+                Buffer(f"table{i}", "weight", rows, self.dim, self.problem.dtype),
+                Buffer(f"indices{i}", "input", 1, self.lookups[i], "int64"),
+                Buffer(f"offsets{i}", "input", 1, self.problem.m, "int64"),
+            ]
+        return found
+
+    def _threes(self, pieces: Sequence[Piece]) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
+        """Return a table's reads and its columns of the target, for every piece and table."""
+        reads: list[Region] = []
+        writes: list[Region] = []
+        rank, edges = self.rank, offsets([self.dim] * len(self.tables))
+        for piece in pieces:
+            for i, rows in enumerate(self.tables):
+                target = piece.target
+                left = target.col0 + edges[i]
+                reads += [
+                    Region(rank, f"table{i}", 0, rows, 0, self.dim),
+                    Region(rank, f"indices{i}", 0, 1, 0, self.lookups[i]),
+                    Region(rank, f"offsets{i}", 0, 1, piece.row0, piece.row1),
+                ]
+                writes.append(target._replace(col0=left, col1=left + self.dim))
+        return tuple(reads), tuple(writes)

@@ -1,0 +1,250 @@
+"""Scattering: a rank makes pieces for all ranks, peers' first, and pushes each as it is made.
+
+The mirror of gathering. What arrives is summed with the own piece (matmul_reduce_scatter), summed
+and pushed on (matmul_all_reduce), or moved into the output (matmul_all_to_all, embedding). With two
+chunks a block, three ranks, on rank 0 (hetero_fused_1d; own part last):
+
+    compute   make 1.0 2.0   make 1.1 2.1   make own   [..] finish 0   [..] finish 1   clear, free
+    push      [free] enter   1.0->1 2.0->2   1.1->1 2.1->2      (each after it is made)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ficco.lowering.blocks import Blocks
+from ficco.lowering.cutting import arrivals, chunk_bounds, departures
+from ficco.lowering.handshake import enter_all, push_lanes
+from ficco.lowering.producing import PARTIAL, Piece, Producer
+from ficco.plan import Region, Step, Word
+from ficco.schedule import Schedule
+
+__all__ = ["LANDING", "Cut", "Made", "make_and_push"]
+
+LANDING = "landing"  # window: what peers made for this rank
+
+
+class Chunk(NamedTuple):
+    """A chunk of a block: rows and columns within it."""
+
+    row0: int
+    row1: int
+    col0: int
+    col1: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return self.row0 == self.row1 or self.col0 == self.col1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a rank sends and receives, and how it is cut.
+
+    Attributes:
+        blocks: rows of what is made, per destination; where they land.
+        width: columns that this rank makes.
+        widths: columns that each rank makes (differ for embedding tables).
+        landing_cols: the first column where each rank's work lands.
+        own: buffer for the own block; its first row is `own_row`, its first column `own_col`.
+    """
+
+    blocks: Blocks
+    schedule: Schedule
+    widths: tuple[int, ...]
+    landing_cols: tuple[int, ...]
+    own: str
+    own_row: int = 0
+    own_col: int = 0
+
+    @property
+    def rank(self) -> int:
+        """The rank whose plan is made."""
+        return self.blocks.rank
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return len(self.widths)
+
+    def chunk(self, rows: int, width: int, index: int) -> Chunk:
+        """Return a chunk of a block of so many rows and columns."""
+        by_rows = self.schedule.cut == "rows"
+        bounds = chunk_bounds(rows if by_rows else width, self.schedule.chunks, self.schedule.taper)
+        begin, end = bounds[index], bounds[index + 1]
+        return Chunk(begin, end, 0, width) if by_rows else Chunk(0, rows, begin, end)
+
+    def sent(self, peer: int, index: int) -> Chunk:
+        """Return a chunk of what this rank makes for a peer, or keeps."""
+        return self.chunk(self.blocks.outgoing[peer].rows, self.widths[self.rank], index)
+
+    def received(self, peer: int, index: int) -> Chunk:
+        """Return a chunk of what a peer makes for this rank."""
+        return self.chunk(self.blocks.incoming[peer].rows, self.widths[peer], index)
+
+    def arrivals(self) -> list[tuple[int, int]]:
+        """Return (peer, chunk) of all that arrives, in the order in which it does."""
+        order = arrivals(self.schedule, self.world, self.rank)
+        return [at for at in order if not self.received(*at).empty]
+
+    def piece(self, peer: int, chunk: Chunk) -> Piece:
+        """Return a chunk as a piece to make: into the workspace, or an own result."""
+        begin = self.blocks.outgoing[peer].begin
+        rows = (begin + chunk.row0, begin + chunk.row1)
+        if peer == self.rank:
+            top, left = self.own_row, self.own_col
+            target = Region(
+                self.rank, self.own, top + chunk.row0, top + chunk.row1,
+                left + chunk.col0, left + chunk.col1,
+            )  # fmt: skip
+        else:
+            target = Region(self.rank, PARTIAL, *rows, chunk.col0, chunk.col1)
+        return Piece(*rows, chunk.col0, chunk.col1, target)
+
+    def landed(self, peer: int, chunk: Chunk) -> Region:
+        """Return where a chunk of a peer's work lies in the own window."""
+        top, left = self.blocks.incoming[peer].landing, self.landing_cols[peer]
+        return Region(
+            self.rank, LANDING, top + chunk.row0, top + chunk.row1,
+            left + chunk.col0, left + chunk.col1,
+        )  # fmt: skip
+
+
+@dataclass
+class Made:
+    """Steps so far, and the lane to each peer."""
+
+    steps: list[Step] = field(default_factory=list)
+    lanes: dict[int, str] = field(default_factory=dict)
+
+
+class _Group(NamedTuple):
+    """What one step makes: (destination, chunk) pairs, the own ones among them."""
+
+    name: str
+    sent: list[tuple[int, int]]
+    own: list[Chunk]
+
+
+def make_and_push(cut: Cut, producer: Producer) -> Made:
+    """Return the steps that make everything and push what is for peers."""
+    rank, schedule = cut.rank, cut.schedule
+    peers = [(rank + turn) % cut.world for turn in range(1, cut.world)]
+    made = Made(lanes=push_lanes(schedule, peers))
+    made.steps += enter_all(rank, made.lanes)
+    order = [at for at in departures(schedule, cut.world, rank) if not cut.sent(*at).empty]
+    own = [chunk for j in range(schedule.chunks) if not (chunk := cut.sent(rank, j)).empty]
+    if schedule.start == "local_first" and own:
+        rows, width = cut.blocks.own.rows, cut.widths[rank]
+        own = [Chunk(0, rows, 0, width)]
+    if schedule.compute == "gated":
+        _gated(cut, producer, made, order, own)
+        return made
+    for group in _groups(schedule, cut, order, own):
+        pieces = _merged(
+            [cut.piece(peer, cut.sent(peer, j)) for peer, j in group.sent]
+            + [cut.piece(rank, chunk) for chunk in group.own]
+        )
+        if not pieces:
+            continue
+        steps = producer.steps(group.name, pieces)
+        made.steps += steps
+        for peer, j in group.sent:
+            made.steps += _push(cut, made.lanes, peer, j, after=tuple([s.id for s in steps]))
+    return made
+
+
+def _groups(
+    schedule: Schedule, cut: Cut, order: list[tuple[int, int]], own: list[Chunk]
+) -> list[_Group]:
+    """Return what is made in which order: peers' first, the own whole block last."""
+    together = schedule.start == "together"
+    last = [] if together else [_Group("own", [], own)]
+    shared = own if together else []
+    if schedule.compute == "whole":
+        return [_Group("whole", order, shared), *last]
+    by_step = schedule.order == "by_step"
+    if schedule.compute == "per_step":
+        sent: dict[int, list[tuple[int, int]]] = {}
+        for peer, j in order:
+            key = j if by_step else (peer - cut.rank) % cut.world
+            sent.setdefault(key, []).append((peer, j))
+        mine = _by_chunk(cut) if together and by_step else {}
+        groups = [
+            _Group(f"step{key}", sent.get(key, []), mine.get(key, []))
+            for key in sorted({*sent, *mine})
+        ]
+        return groups + (last if not together else [] if by_step else [_Group("own", [], own)])
+    single = [(j, _Group(f"{j}for{peer}", [(peer, j)], [])) for peer, j in order]
+    if together:
+        single += [(j, _Group(f"own.{j}", [], found)) for j, found in _by_chunk(cut).items()]
+    if by_step:
+        single.sort(key=lambda entry: entry[0])  # stable: the own chunk of a step comes last
+    return [group for _, group in single] + last
+
+
+def _by_chunk(cut: Cut) -> dict[int, list[Chunk]]:
+    chunks = ((j, cut.sent(cut.rank, j)) for j in range(cut.schedule.chunks))
+    return {j: [chunk] for j, chunk in chunks if not chunk.empty}
+
+
+def _gated(
+    cut: Cut, producer: Producer, made: Made, order: list[tuple[int, int]], own: list[Chunk]
+) -> None:
+    """One launch whose parts say when they are done; every push waits for its part."""
+    rank = cut.rank
+    groups: list[tuple[list[Piece], tuple[Word, ...]]] = [
+        ([cut.piece(peer, cut.sent(peer, j))], (Word(rank, "ready", peer, j),)) for peer, j in order
+    ]
+    groups += [([cut.piece(rank, chunk)], ()) for chunk in own]
+    if groups:
+        made.steps += producer.gated(groups)
+    for peer, j in order:
+        made.steps += _push(cut, made.lanes, peer, j, ready=Word(rank, "ready", peer, j))
+
+
+def _push(
+    cut: Cut,
+    lanes: dict[int, str],
+    peer: int,
+    index: int,
+    after: tuple[str, ...] = (),
+    ready: Word | None = None,
+) -> list[Step]:
+    """Return a push with its signal behind it, after its steps or behind its word."""
+    rank, lane, name = cut.rank, lanes[peer], f"{index}to{peer}"
+    chunk, block = cut.sent(peer, index), cut.blocks.outgoing[peer]
+    source = cut.piece(peer, chunk).target
+    left = cut.landing_cols[rank]
+    target = Region(
+        peer, LANDING, block.landing + chunk.row0, block.landing + chunk.row1,
+        left + chunk.col0, left + chunk.col1,
+    )  # fmt: skip
+    steps = []
+    if ready is not None:
+        steps.append(Step(f"made.{name}", lane, "wait", "none", words=(ready,)))
+        steps.append(Step(f"unmade.{name}", lane, "clear", "none", words=(ready,)))
+    steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
+    landed = (Word(peer, "data", rank, index),)
+    steps.append(Step(f"landed.{name}", lane, "signal", "none", words=landed))
+    return steps
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Join pieces that lie below one another, in what is made and in their target alike."""
+    joined: list[Piece] = []
+    for piece in sorted(pieces, key=lambda p: (p.target.buffer, p.col0, p.col1, p.row0)):
+        last = joined[-1] if joined else None
+        if (
+            last
+            and last.target.buffer == piece.target.buffer
+            and (last.col0, last.col1, last.row1) == (piece.col0, piece.col1, piece.row0)
+            and last.target.row1 == piece.target.row0
+        ):
+            target = last.target._replace(row1=piece.target.row1)
+            joined[-1] = last._replace(row1=piece.row1, target=target)
+        else:
+            joined.append(piece)
+    return joined
