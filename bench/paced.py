@@ -17,7 +17,6 @@ from record import finish, spread
 
 from ficco import Node, oracle
 from ficco.cli.arguments import DEFAULT_SIZES
-from ficco.compute import dtype_of
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -51,18 +50,17 @@ def measure(machine_name: str, ranks: int, schedules: list[Schedule]) -> list[li
     """Return per schedule the times of RUNS interleaved rounds, in ms; check every result."""
     machine = Machine.named(machine_name)
     problem = Problem.chunked("all_gather_matmul", ranks, M, N, K)
-    columns = problem.outputs[0].columns
     times: list[list[float]] = [[] for _ in schedules]
     with Node(ranks, machine=machine) as node:
         for turn in range(RUNS + 1):
-            xs, ws = oracle.random_inputs(problem.rows, columns, K, dtype_of("float32"), turn)
+            given = oracle.inputs(problem, turn)
             for index, schedule in enumerate(schedules):
                 begin = time.perf_counter()
-                ys = node.all_gather_matmul(xs, ws, schedule=schedule)
+                found = node.run(problem, given, schedule=schedule)
                 elapsed_ms = 1e3 * (time.perf_counter() - begin)
                 if turn == 0:
-                    for w, y in zip(ws, ys, strict=True):
-                        assert oracle.judge(y, *oracle.all_gather_matmul(xs, w), "float32", K).ok
+                    for ys, wanted in zip(found, oracle.results(problem, given), strict=True):
+                        assert oracle.judge(ys[0], wanted[0], "float32").ok
                 else:
                     times[index].append(elapsed_ms)
     return times

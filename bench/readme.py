@@ -22,8 +22,8 @@ def paced_tables(result: dict[str, Any]) -> list[str]:
     first = next(iter(runs.values()))
     lines += [
         f"All-gather + matmul, m={first['m']} n={first['n']} k={first['k']} {first['dtype']}, "
-        "**paced**: real copies and GEMMs, lengthened to the profiles' rates. Milliseconds, median of "
-        f"{first['rows'][0]['ms']['runs']}, with the speed-up over `serial` "
+        "**paced**: real copies and GEMMs, lengthened to the profiles' rates. Milliseconds, median "
+        f"of {first['rows'][0]['ms']['runs']}, with the speed-up over `serial` "
         "([`bench/results/paced.json`](bench/results/paced.json)):",
         "",
         "| schedule | " + " | ".join(f"`{name}`" for name in runs) + " |",
@@ -39,8 +39,8 @@ def paced_tables(result: dict[str, Any]) -> list[str]:
         lines.append(f"| `{row['schedule']}` | " + " | ".join(cells) + " |")
     lines += [
         "",
-        "On a full mesh shard-level overlap leaves all links but one idle and loses to `serial`; cut",
-        "finer, every transfer uses every link. On a switch a rank's port is busy either way.",
+        "On a full mesh shard-level overlap leaves all links but one idle and loses to `serial`;",
+        "cut finer, every transfer uses every link. On a switch a rank's port is busy either way.",
     ]
     return lines
 

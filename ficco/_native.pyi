@@ -68,7 +68,10 @@ class Fabric:
         """Rate of a link or of a port in 1e9 bytes per second."""
 
 class Group:
-    """What the ranks of one node share: windows, words, lane threads and the first failure."""
+    """What the ranks of one node share: windows, words, lane threads and the first failure.
+
+    Ranks are threads of this process, or processes that share memory (see `join_group`).
+    """
 
     def __init__(self, world: int, timeout_s: float, fabric: Fabric | None) -> None:
         """Make the windows, without room for data; see `grow`.
@@ -100,7 +103,7 @@ class Group:
         are lost and addresses change.
 
         Raises:
-            RuntimeError: a program runs.
+            RuntimeError: a program runs, or processes share the windows.
             MemoryError: the memory cannot be had. The windows stay as they were.
         """
 
@@ -131,6 +134,25 @@ class Group:
 
     def reset(self) -> None:
         """Put all words into their first state and forget the failure. Data stay as they are.
+
+        Raises:
+            RuntimeError: a program runs, or processes share the words.
+        """
+
+    def rank_state(
+        self, rank: int
+    ) -> tuple[Literal["absent", "here", "closed", "died"], float, int, int]:
+        """Return what is known of a rank: (presence, age_s, calls, digest).
+
+        Returns:
+            presence: "absent" until its process has joined, "closed" after `close` or its group's
+                end, "died" where its process ended without. age_s: since its last heartbeat, which
+                comes every 0.05 s while the process runs; 0 where ranks are threads. calls: how
+                many it has begun; digest: that of the last one.
+        """
+
+    def close(self) -> None:
+        """Say that this process takes no further part; `start` is refused from now on.
 
         Raises:
             RuntimeError: a program runs.
@@ -241,3 +263,53 @@ class Program:
 
         They are those of the last call, of native rows alone; 0 where nothing ran.
         """
+
+def create_memory(world: int, data_bytes: int) -> int:
+    """Make the memory of a group whose ranks are processes: words, windows and paced links.
+
+    It has no name; it is gone when the last process has closed and unmapped it. It can never
+    shrink, and children do not inherit the descriptor.
+
+    Args:
+        world: number of ranks, 1 to MAX_WORLD.
+        data_bytes: of each copy of each window, rounded up to pages.
+
+    Returns:
+        A file descriptor, to be sent to the other processes and closed by each after joining.
+
+    Raises:
+        MemoryError: all of it is more than the machine has to spare.
+    """
+
+def join_fabric(memory: int, world: int, per: Literal["pair", "port"], gbps: float) -> Fabric:
+    """Return the paced links that lie in a group's memory; every process names the same ones.
+
+    Args:
+        memory: file descriptor of the memory; it may be closed afterwards.
+        world: as for `create_memory`.
+        per: as for Fabric.
+        gbps: as for Fabric.
+    """
+
+def join_group(
+    memory: int, world: int, rank: int, data_bytes: int, timeout_s: float, fabric: Fabric | None
+) -> Group:
+    """Take a rank's place in a group's memory, reserve its windows, and start its heartbeat.
+
+    No call may begin before all ranks have joined. Programs run for this rank only. `failure` is
+    the same on all ranks; all give up soon after the first. Where a rank's process dies, waits of
+    the others end 1 s after they began, or sooner by `timeout_s`. `grow` and `reset` are refused:
+    when all ranks have ended their calls, they join other memory.
+
+    Args:
+        memory: file descriptor of the memory; it may be closed afterwards.
+        world: as for `create_memory`.
+        rank: of this process. No other process joins as this rank.
+        data_bytes: as for `create_memory`.
+        timeout_s: how long a wait of this rank may last before the group has failed.
+        fabric: the paced links of this memory, by `join_fabric`.
+
+    Raises:
+        MemoryError: this rank's part cannot be had.
+        ValueError: the memory is not that of such a group, or the rank has joined already.
+    """

@@ -7,7 +7,7 @@ ys = node.all_gather_matmul(xs, ws)      # lists with one array per rank
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco import compute as computes
+from ficco import posing
 from ficco.compute import dtype_of
 from ficco.errors import InputError
 from ficco.machine import Machine
-from ficco.problem import DTYPES, MAX_WORLD, Output, Problem
+from ficco.problem import MAX_WORLD, Problem
 from ficco.runtime.local import LocalRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
@@ -119,34 +120,195 @@ class Node:
             InputError: shapes or dtypes that do not fit; ScheduleError: a schedule that nothing
             implements; TimeoutExceeded, EngineError: the call failed.
         """
-        shards = [_matrix(x, f"xs[{r}]") for r, x in enumerate(self._per_rank(xs, "xs"))]
-        single = all(not isinstance(w, (tuple, list)) for w in ws)
-        weights = [
-            [
-                _matrix(w, f"ws[{r}]" + ("" if single else f"[{i}]"))
-                for i, w in enumerate(_several(entry))
-            ]
-            for r, entry in enumerate(self._per_rank(ws, "ws"))
+        posed = posing.gathering(self._per_rank(xs, "xs"), self._per_rank(ws, "ws"), bias, axes)
+        found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
+        if any(isinstance(w, (tuple, list)) for w in ws):
+            return [tuple(mine) for mine in found]
+        return [mine[0] for mine in found]
+
+    def matmul_reduce_scatter(
+        self,
+        xs: Sequence[Array],
+        ws: Sequence[Array],
+        *,
+        rows: Sequence[int] | None = None,
+        bias: Sequence[Any] | None = None,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+    ) -> list[Array]:
+        """Sum all ranks' products, and give each rank its rows of the sum.
+
+        Args:
+            xs: per rank x_r [m, k_r].
+            ws: per rank w_r [k_r, n].
+            rows: per rank, how many rows it gets; torch.chunk's rule where left out.
+            bias: per rank [n], added to that rank's rows.
+            schedule: instead of the node's.
+            grain: chunks per shard, instead of the schedule's.
+
+        Returns:
+            Per rank y_r [m_r, n].
+
+        Raises: as `all_gather_matmul`.
+        """
+        return self._reducing("matmul_reduce_scatter", xs, ws, rows, bias, schedule, grain)
+
+    def matmul_all_reduce(
+        self,
+        xs: Sequence[Array],
+        ws: Sequence[Array],
+        *,
+        bias: Sequence[Any] | None = None,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+    ) -> list[Array]:
+        """Sum all ranks' products, and give every rank the whole sum.
+
+        Args:
+            xs: per rank x_r [m, k_r].
+            ws: per rank w_r [k_r, n].
+            bias: per rank [n], the same on all.
+            schedule: instead of the node's.
+            grain: chunks per shard, instead of the schedule's.
+
+        Returns:
+            Per rank y [m, n], bitwise equal on all.
+
+        Raises: as `all_gather_matmul`.
+        """
+        return self._reducing("matmul_all_reduce", xs, ws, None, bias, schedule, grain)
+
+    def all_to_all_matmul(
+        self,
+        xs: Sequence[Array],
+        ws: Sequence[Array],
+        splits: Sequence[Sequence[int]],
+        *,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+    ) -> list[Array]:
+        """Send every rank its block of rows, and multiply what each got with its weight.
+
+        Args:
+            xs: per rank x_r [sum of splits[r], k], blocks for rank 0, 1, ... below one another.
+            ws: per rank w_r [k, n].
+            splits: splits[s][r] rows go from rank s to rank r.
+            schedule: instead of the node's.
+            grain: chunks per block, instead of the schedule's.
+
+        Returns:
+            Per rank [rows received, n], rows by the rank they came from.
+
+        Raises: as `all_gather_matmul`.
+        """
+        return self._exchanging("all_to_all_matmul", xs, ws, splits, schedule, grain)
+
+    def matmul_all_to_all(
+        self,
+        xs: Sequence[Array],
+        ws: Sequence[Array],
+        splits: Sequence[Sequence[int]],
+        *,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+    ) -> list[Array]:
+        """Multiply each rank's rows with its weight, and send every rank its block of the product.
+
+        Arguments, result and errors are those of `all_to_all_matmul`.
+        """
+        return self._exchanging("matmul_all_to_all", xs, ws, splits, schedule, grain)
+
+    def embedding_all_to_all(
+        self,
+        tables: Sequence[Sequence[Array]],
+        indices: Sequence[Sequence[Array]],
+        offsets: Sequence[Sequence[Array]],
+        *,
+        rows: Sequence[int] | None = None,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+    ) -> list[Array]:
+        """Pool every rank's tables for the whole batch; give each rank its slice of all tables.
+
+        Args:
+            tables: per rank its tables, each [rows, d].
+            indices: per rank and table [lookups], int64.
+            offsets: per rank and table [batch], int64: where each bag begins in its indices.
+            rows: per rank, how many rows of the batch it gets; torch.chunk's rule where left out.
+            schedule: instead of the node's.
+            grain: chunks per batch slice, instead of the schedule's.
+
+        Returns:
+            Per rank [its rows, all tables of all ranks side by side].
+
+        Raises: as `all_gather_matmul`.
+        """
+        posed = posing.embedding(
+            self._per_rank(tables, "tables"),
+            self._per_rank(indices, "indices"),
+            self._per_rank(offsets, "offsets"),
+            rows,
+        )
+        found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
+        return [mine[0] for mine in found]
+
+    def run(
+        self,
+        problem: Problem,
+        arrays: Sequence[Mapping[str, Array]],
+        *,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+    ) -> list[list[Array]]:
+        """Run a problem on named inputs, which are taken to fit it; the methods above check.
+
+        Args:
+            problem: what to compute; its world is the node's.
+            arrays: per rank, inputs and weights by buffer name (see the plan's schema).
+            schedule: instead of the node's.
+            grain: chunks per shard, instead of the schedule's.
+
+        Returns:
+            Per rank, its outputs.
+        """
+        if problem.world != self.world:
+            raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
+        results = [_empty_outputs(problem, rank) for rank in range(self.world)]
+        named = [
+            {**mine, **{f"y{i}": y for i, y in enumerate(ys)}}
+            for mine, ys in zip(arrays, results, strict=True)
         ]
-        biases = self._biases(bias, weights)
-        problem = _gathering(shards, weights, biases, axes)
-        chosen = self._resolved(schedule, grain)
-        arrays, results = [], []
-        for rank in range(self.world):
-            named = {"x": _row_contiguous(shards[rank])}
-            mine = []
-            for i, (output, w) in enumerate(zip(problem.outputs, weights[rank], strict=True)):
-                named[output.operand] = w
-                if output.bias:
-                    named[f"bias{i}"] = np.reshape(biases[rank][i], (1, -1))
-                height = problem.m if output.axis == "rows" else problem.k
-                y = np.empty((height, output.columns[rank]), dtype_of(problem.dtype))
-                named[f"y{i}"] = y
-                mine.append(y)
-            arrays.append(named)
-            results.append(mine[0] if single else tuple(mine))
-        self._runtime.execute(problem, chosen, arrays)
+        self._runtime.execute(problem, self._resolved(schedule, grain), named)
         return results
+
+    def _reducing(
+        self,
+        op: str,
+        xs: Sequence[Array],
+        ws: Sequence[Array],
+        rows: Sequence[int] | None,
+        bias: Sequence[Any] | None,
+        schedule: str | Schedule | None,
+        grain: int | None,
+    ) -> list[Array]:
+        xs, ws = self._per_rank(xs, "xs"), self._per_rank(ws, "ws")
+        posed = posing.reducing(op, xs, ws, rows, bias)
+        found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
+        return [mine[0] for mine in found]
+
+    def _exchanging(
+        self,
+        op: str,
+        xs: Sequence[Array],
+        ws: Sequence[Array],
+        splits: Sequence[Sequence[int]],
+        schedule: str | Schedule | None,
+        grain: int | None,
+    ) -> list[Array]:
+        xs, ws = self._per_rank(xs, "xs"), self._per_rank(ws, "ws")
+        posed = posing.exchanging(op, xs, ws, splits)
+        found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
+        return [mine[0] for mine in found]
 
     def timeline(self) -> Timeline:
         """Return what the last call ran, over all ranks."""
@@ -180,19 +342,6 @@ class Node:
             raise InputError(f"{name} has {len(entries)} entries, the node has {self.world} ranks")
         return entries
 
-    def _biases(self, bias: Sequence[Any] | None, weights: list[list[Array]]) -> list[list[Any]]:
-        if bias is None:
-            return [[None] * len(entry) for entry in weights]
-        found = []
-        for rank, entry in enumerate(self._per_rank(bias, "bias")):
-            mine = list(entry) if isinstance(entry, (tuple, list)) else [entry]
-            if len(mine) != len(weights[rank]):
-                raise InputError(
-                    f"bias[{rank}] has {len(mine)} entries, ws[{rank}] has {len(weights[rank])}"
-                )
-            found.append(mine)
-        return found
-
     def _resolved(self, schedule: str | Schedule | None, grain: int | None) -> Schedule:
         chosen = self._schedule if schedule is None else schedule
         if not isinstance(chosen, Schedule):
@@ -207,90 +356,6 @@ def _check_timeout(value: float) -> None:
         raise InputError(f"timeout_s={value!r}: it is a positive number of seconds")
 
 
-def _several(entry: Any) -> Sequence[Any]:
-    return entry if isinstance(entry, (tuple, list)) else (entry,)
-
-
-def _matrix(array: Any, name: str) -> Array:
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{name}: {type(array).__name__} found; a NumPy array is needed")
-    if array.dtype.name not in DTYPES:
-        raise InputError(
-            f"{name}: dtype {array.dtype.name} found; it is one of {', '.join(DTYPES)} "
-            "(bfloat16 from ml_dtypes)"
-        )
-    if not array.dtype.isnative:
-        raise InputError(f"{name}: its bytes are not in this machine's order; convert it first")
-    if array.ndim != 2:
-        raise InputError(f"{name}: shape {array.shape} found; a matrix is needed")
-    return array
-
-
-def _row_contiguous(x: Array) -> Array:
-    """Return x, or a copy where a copy engine could not read its rows."""
-    row_bytes = x.shape[1] * x.itemsize
-    fits = x.strides[1] == x.itemsize and (x.strides[0] >= row_bytes or x.shape[0] <= 1)
-    return x if fits and x.strides[0] >= 0 else np.ascontiguousarray(x)
-
-
-def _gathering(
-    shards: list[Array],
-    weights: list[list[Array]],
-    biases: list[list[Any]],
-    axes: Sequence[str] | None,
-) -> Problem:
-    """Return the problem that the arrays pose, or say what does not fit."""
-    dtype, k = shards[0].dtype, shards[0].shape[1]
-    rows = tuple(x.shape[0] for x in shards)
-    count = len(weights[0])
-    if axes is None:
-        axes = ("rows",) * count
-    if len(axes) != count:
-        raise InputError(f"axes has {len(axes)} entries, there are {count} weights a rank")
-    for rank, x in enumerate(shards):
-        _same_dtype(x, dtype, f"xs[{rank}]")
-        if x.shape[1] != k:
-            raise InputError(
-                f"xs[{rank}] has {x.shape[1]} columns, xs[0] has {k}; all shards are [m_r, k]"
-            )
-    if k < 1 or sum(rows) < 1:
-        raise InputError(f"xs: m={sum(rows)}, k={k}; there is nothing to gather")
-    outputs = []
-    for i in range(count):
-        inner = {"rows": k, "contraction": sum(rows)}.get(axes[i])
-        if inner is None:
-            raise InputError(f"axes[{i}]={axes[i]!r}: it is 'rows' or 'contraction'")
-        columns = []
-        for rank, entry in enumerate(weights):
-            name = f"ws[{rank}]" + (f"[{i}]" if count > 1 else "")
-            if len(entry) != count:
-                raise InputError(f"ws[{rank}] has {len(entry)} weights, ws[0] has {count}")
-            _same_dtype(entry[i], dtype, name)
-            if entry[i].shape[0] != inner:
-                raise InputError(
-                    f"{name} has shape {entry[i].shape}; with xs of m={sum(rows)}, k={k} and axis "
-                    f"{axes[i]!r} it is [{inner}, n_r] (pass linear.weight.T)"
-                )
-            columns.append(entry[i].shape[1])
-        has_bias = [biases[rank][i] is not None for rank in range(len(weights))]
-        if any(has_bias) != all(has_bias):
-            raise InputError("bias: some ranks have one and some have none")
-        if any(has_bias):
-            _check_bias([entry[i] for entry in biases], columns, dtype)
-        operand = "w" if count == 1 else f"w{i}"
-        outputs.append(Output(tuple(columns), operand, axes[i], bias=any(has_bias)))
-    return Problem("all_gather_matmul", len(shards), rows, k, tuple(outputs), dtype=dtype.name)
-
-
-def _check_bias(biases: list[Any], columns: list[int], dtype: np.dtype[Any]) -> None:
-    for rank, bias in enumerate(biases):
-        if not isinstance(bias, np.ndarray):
-            raise InputError(f"bias[{rank}]: {type(bias).__name__} found; an array is needed")
-        _same_dtype(bias, dtype, f"bias[{rank}]")
-        if bias.shape not in ((columns[rank],), (1, columns[rank])):
-            raise InputError(f"bias[{rank}] has shape {bias.shape}; it is [{columns[rank]}]")
-
-
-def _same_dtype(array: Array, dtype: np.dtype[Any], name: str) -> None:
-    if array.dtype != dtype:
-        raise InputError(f"{name} is {array.dtype.name}, xs[0] is {dtype.name}; give one dtype")
+def _empty_outputs(problem: Problem, rank: int) -> list[Array]:
+    dtype = dtype_of(problem.dtype)
+    return [np.empty(shape, dtype) for shape in problem.result_shapes(rank)]

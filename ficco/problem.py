@@ -30,6 +30,7 @@ DTYPES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of
 GATHERING = ("all_gather_matmul",)
 REDUCING = ("matmul_reduce_scatter", "matmul_all_reduce")
 EXCHANGING = ("all_to_all_matmul", "matmul_all_to_all")
+TABLES, POOLING = 2, 8  # of an embedding that is given by sizes alone
 OPERATORS = (*GATHERING, *REDUCING, *EXCHANGING, "embedding_all_to_all")
 
 
@@ -118,6 +119,23 @@ class Problem:
         """Bytes of an element of the inputs."""
         return DTYPES[self.dtype]
 
+    def result_shapes(self, rank: int) -> list[tuple[int, int]]:
+        """Return the shape of each output of a rank."""
+        if self.op == "embedding_all_to_all":
+            return [(self.rows[rank], self.n * sum(len(tables) for tables in self.tables))]
+        shapes = []
+        for output in self.outputs:
+            if output.axis == "contraction":
+                height = self.k
+            elif self.op == "matmul_reduce_scatter":
+                height = self.rows[rank]
+            elif self.splits:
+                height = sum(row[rank] for row in self.splits)
+            else:
+                height = self.m
+            shapes.append((height, output.columns[rank]))
+        return shapes
+
     @classmethod
     def chunked(
         cls,
@@ -131,6 +149,9 @@ class Problem:
         rows: Sequence[int] | None = None,
     ) -> Problem:
         """Build a problem from global sizes, split over ranks by torch.chunk's rule.
+
+        For an embedding m is the batch, n the tables' dimension and k their rows; every rank has
+        TABLES tables and POOLING lookups a bag on average.
 
         Args:
             op: one of OPERATORS.
@@ -157,6 +178,7 @@ class Problem:
         if sum(row_sizes) != m:
             raise InputError(f"rows={list(row_sizes)} add up to {sum(row_sizes)}, but m={m}")
         columns = chunk_sizes(n, world) if op in GATHERING else (n,) * world
+        pooled = op == "embedding_all_to_all"
         return cls(
             op=op,
             world=world,
@@ -166,6 +188,8 @@ class Problem:
             dtype=dtype,
             depths=chunk_sizes(k, world) if op in REDUCING else (),
             splits=tuple(chunk_sizes(r, world) for r in row_sizes) if op in EXCHANGING else (),
+            tables=((k,) * TABLES,) * world if pooled else (),
+            lookups=((m * POOLING,) * TABLES,) * world if pooled else (),
         )
 
     def agreed(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_readme_tables_are_those_of_the_results() -> None:
-    done = subprocess.run([sys.executable, ROOT / "bench" / "readme.py", "--check"], timeout=60)
+    command = [sys.executable, ROOT / "bench" / "readme.py", "--check"]
+    done = subprocess.run(command, timeout=60, check=False)
     assert done.returncode == 0, "run `python bench/readme.py`"
 
 

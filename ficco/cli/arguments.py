@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
-from ficco.errors import InputError, closest
-from ficco.lowering import implemented
+from ficco.errors import InputError, ScheduleError, closest
+from ficco.lowering import implemented, lower_rank
 from ficco.machine import Machine
 from ficco.problem import DTYPES, MAX_WORLD, OPERATORS, Problem
 from ficco.schedule import Schedule
@@ -21,11 +21,12 @@ DEFAULT_RANKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A problem, the machine to run it on, and resolved schedules."""
+    """A problem, the machine to run it on, resolved schedules, and why others of `all` are not."""
 
     problem: Problem
     machine: Machine
     schedules: tuple[Schedule, ...]
+    refused: tuple[str, ...] = ()
 
 
 def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
@@ -83,14 +84,22 @@ def asked_from(args: argparse.Namespace) -> Asked:
     problem = Problem.chunked(args.op, args.ranks, args.m, args.n, args.k, args.dtype, rows=rows)
     everything = args.schedule == "all"
     names = Schedule.names() if everything else args.schedule.split(",")
-    schedules = []
+    schedules, refused = [], []
     for name in names:
         schedule = Schedule.named(name)
         # `all` keeps shard level what it is; a schedule asked for by name takes any grain
         if args.grain is not None and not (everything and schedule.grain == 1):
             schedule = replace(schedule, grain=args.grain)
-        schedules.append(schedule.resolve(args.ranks, machine))
-    return Asked(problem, machine, tuple(schedules))
+        schedule = schedule.resolve(args.ranks, machine)
+        try:
+            lower_rank(problem, schedule, 0)
+        except ScheduleError as reason:
+            if not everything:
+                raise
+            refused.append(f"{name} left out: {reason}")
+        else:
+            schedules.append(schedule)
+    return Asked(problem, machine, tuple(schedules), tuple(refused))
 
 
 def _fitting(ranks: int) -> str:

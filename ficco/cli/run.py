@@ -114,38 +114,28 @@ def _opened(path: str | None) -> IO[str] | None:
 def _measure(node: Node, asked: Asked, iters: int, seed: int) -> tuple[list[_Point], float]:
     """Run all schedules in turn, one round after another, each round on fresh inputs.
 
-    Returns the points, a serial one first, and the ideal time: the longer of the whole GEMM and the
-    whole transfer, each as it ran alone within serial.
+    Returns the points, a serial one first, and the ideal time: the longer of the whole compute and
+    the whole transfer, each as it ran alone within serial.
     """
-    import numpy as np
-
     from ficco import oracle
-    from ficco.compute import dtype_of
 
     p = asked.problem
     serial = Schedule.named("serial").resolve(p.world, asked.machine)
-    schedules = list(asked.schedules)
-    if serial in schedules:
-        schedules.remove(serial)
-    elif serial not in asked.schedules:
-        pass
+    schedules = [schedule for schedule in asked.schedules if schedule != serial]
     points = [_Point(s, _row(asked, s)) for s in [serial, *schedules]]
-    columns = p.outputs[0].columns
     gemms, transfers = [], []
     for turn in range(iters + 1):  # the first round warms up; it is checked, not timed
-        dtype = dtype_of(p.dtype)
-        xs, ws = oracle.random_inputs(p.rows, columns, p.k, dtype, seed + 1000 * turn)
-        exact, magnitude = oracle.all_gather_matmul(xs, np.concatenate(ws, axis=1))
-        edges = np.cumsum([0, *columns])
+        given = oracle.inputs(p, seed + 1000 * turn)
+        exact = oracle.results(p, given)
         for point in points:
             begin = time.perf_counter()
-            ys = node.all_gather_matmul(xs, ws, schedule=point.schedule)
+            found = node.run(p, given, schedule=point.schedule)
             elapsed_ms = 1e3 * (time.perf_counter() - begin)
-            for rank, y in enumerate(ys):
-                part = slice(edges[rank], edges[rank + 1])
-                verdict = oracle.judge(y, exact[:, part], magnitude[:, part], p.dtype, p.k)
-                point.row.ok = point.row.ok and verdict.ok
-                point.row.max_rel_error = max(point.row.max_rel_error, verdict.max_rel_error)
+            for ys, wanted in zip(found, exact, strict=True):
+                for y, want in zip(ys, wanted, strict=True):
+                    verdict = oracle.judge(y, want, p.dtype)
+                    point.row.ok = point.row.ok and verdict.ok
+                    point.row.max_rel_error = max(point.row.max_rel_error, verdict.max_rel_error)
             if turn == 0:
                 continue
             if not point.times_ms or elapsed_ms < min(point.times_ms):
@@ -161,8 +151,12 @@ def _measure(node: Node, asked: Asked, iters: int, seed: int) -> tuple[list[_Poi
 
 
 def _alone(timeline: Timeline) -> tuple[float, float]:
-    """Return how long serial's GEMM and its transfer lasted, on the slowest rank, in ms."""
-    gemm = max((s.end_us - s.start_us for s in timeline.spans if s.kind == "gemm"), default=0.0)
+    """Return how long serial's compute and its transfer lasted, on the slowest rank, in ms."""
+    made: dict[int, float] = {}
+    for s in timeline.spans:
+        if s.kind in ("gemm", "bag"):
+            made[s.rank] = made.get(s.rank, 0.0) + s.end_us - s.start_us
+    gemm = max(made.values(), default=0.0)
     pushes = [s for s in timeline.spans if s.kind == "copy"]
     transfer = max((s.end_us for s in pushes), default=0.0) - min(
         (s.start_us for s in pushes), default=0.0
@@ -219,6 +213,8 @@ def _print(args: argparse.Namespace, asked: Asked, rows: list[Row], best: _Point
     to = sys.stderr if args.json else sys.stdout
     print(heading(p, asked.machine, args.compute, args.iters), file=to)
     print(results_table([asdict(row) for row in rows]), file=to)
+    for reason in asked.refused:
+        print(reason, file=to)
     if best.best is not None:
         print(f"\n{best.row.schedule}, its fastest run:", file=to)
         print(text_timeline(best.best), file=to)

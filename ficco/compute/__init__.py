@@ -30,6 +30,14 @@ class Compute(Protocol):
     def reduce(self, sources: list[Any], target: Any) -> None:
         """Put the sum of sources, in order, into the target; one may have a single row."""
 
+    def bag(
+        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
+    ) -> None:
+        """Put the sums of bags [first, past last) into the target, a row each.
+
+        Bag i sums table rows indices[offsets[i] : offsets[i+1]]; the last bag runs to the end.
+        """
+
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype of a Problem's dtype name."""

@@ -43,6 +43,19 @@ class NumpyCompute:
             total += _wide(term)
         target[...] = total
 
+    def bag(
+        self, table: Array, indices: Array, offsets: Array, bags: tuple[int, int], target: Array
+    ) -> None:
+        """See `Compute.bag`."""
+        first, last = bags
+        ends = np.append(offsets[first : last + 1], indices.size)[: last - first + 1]
+        rows = _wide(table[indices[ends[0] : ends[-1]]])
+        total = np.zeros(target.shape, np.float32)
+        full = np.flatnonzero(np.diff(ends))  # reduceat would give an empty bag its next row
+        if full.size:
+            total[full] = np.add.reduceat(rows, ends[full] - ends[0], axis=0)
+        target[...] = total
+
 
 def _wide(array: Array) -> Array:
     return array if array.dtype == np.float32 else array.astype(np.float32)

@@ -56,3 +56,22 @@ class TorchCompute:
         for term in sources[1:]:
             total = total + term.float()
         target.copy_(total)
+
+    def bag(
+        self,
+        table: torch.Tensor,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        bags: tuple[int, int],
+        target: torch.Tensor,
+    ) -> None:
+        """See `Compute.bag`."""
+        first, last = bags
+        starts = offsets[first:last]
+        begin = int(starts[0])
+        end = int(offsets[last]) if last < len(offsets) else len(indices)
+        target.copy_(
+            torch.nn.functional.embedding_bag(
+                indices[begin:end], table.float(), starts - begin, mode="sum"
+            )
+        )

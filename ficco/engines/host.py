@@ -1,18 +1,21 @@
 """The host engine: one rank's plan on native threads and a compute library.
 
-Lanes without compute are native threads. Lanes with compute run on the calling thread, in
-submission order (which every verified plan survives): what stands between two compute steps is one
-native call that hands work to the lanes and carries out waits and signals in between.
+Lanes without compute are native threads, and get all their work in one call when the plan starts.
+Lanes with compute run on the calling thread, in submission order (which every verified plan
+survives); what stands there between two compute steps is one native call.
 
     calling thread   submit 0 | gemm | submit 1 | gemm | ... | finish
     lane threads       copy, signal, copy, signal ...
+
+With `in_order` there are no lane threads: everything runs on the calling thread in submission
+order, as on a single shared hardware queue.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -44,7 +47,7 @@ except ImportError as missing:
 
 __all__ = ["BoundPlan", "new_group"]
 
-_COMPUTE = ("gemm", "reduce")
+_COMPUTE = ("gemm", "reduce", "bag")
 _COPY, _RAISE, _WAIT, _CLEAR, _AFTER = range(5)
 _INLINE = -1
 _COLUMNS = 16  # of an op; their meaning is documented in ficco/_native.pyi
@@ -80,14 +83,16 @@ class _Work(NamedTuple):
 
 @dataclass(slots=True)
 class _Ops:
-    """Op rows under construction, and the segment that they go to."""
+    """Op rows under construction, and the segment that rows of the calling thread go to."""
 
-    rows: list[list[int]]
+    lanes: list[list[int]] = field(default_factory=list)
+    inline: list[list[int]] = field(default_factory=list)
     segment: int = 0
 
     def add(self, lane: int, kind: int, index: int, *fields: int) -> None:
-        row = [self.segment, lane, kind, index, *fields]
-        self.rows.append(row + [0] * (_COLUMNS - len(row)))
+        rows, segment = (self.inline, self.segment) if lane == _INLINE else (self.lanes, 0)
+        row = [segment, lane, kind, index, *fields]
+        rows.append(row + [0] * (_COLUMNS - len(row)))
 
 
 class BoundPlan:
@@ -98,7 +103,12 @@ class BoundPlan:
     """
 
     def __init__(
-        self, plan: RankPlan, group: _native.Group, machine: Machine, compute: Compute
+        self,
+        plan: RankPlan,
+        group: _native.Group,
+        machine: Machine,
+        compute: Compute,
+        in_order: bool = False,
     ) -> None:
         self.plan, self.group = plan, group
         self._compute, self._machine = compute, machine
@@ -106,7 +116,7 @@ class BoundPlan:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._slots: dict[tuple[int, str], int] = {}
         self._places, _ = window_places(plan.buffers)
-        self._lanes = self._native_lanes()
+        self._lanes = self._native_lanes(in_order)
         self._program: list[_Work] = []
         self._bind()
         self._workspaces = {
@@ -116,30 +126,36 @@ class BoundPlan:
         }
         self._times: npt.NDArray[np.int64] = np.zeros((len(self.rows), 2), np.int64)
 
-    def _native_lanes(self) -> dict[str, int]:
-        """Number the lanes that get a thread: those without compute."""
+    def _native_lanes(self, in_order: bool) -> dict[str, int]:
+        """Number the lanes that get a thread: those without compute, or none at all."""
         computing: set[str] = set()
         others: dict[str, int] = {}
         for step in self.plan.steps:
-            if step.kind in ("collective", "bag"):
+            if step.kind == "collective":
                 raise EngineError(
                     f"step {step.id!r}: the host engine has no {step.kind} steps; use a schedule "
                     "with transport='dma'"
                 )
             if step.kind in _COMPUTE or step.unit == "sm":
                 computing.add(step.lane)
-        for step in self.plan.steps:
-            if step.lane not in computing:
-                others.setdefault(step.lane, len(others))
-        if len(computing) > 1 and any(step.concurrent for step in self.plan.steps):
+        concurrent = [step.id for step in self.plan.steps if step.concurrent]
+        if concurrent and in_order:
             raise EngineError(
-                "the plan needs concurrent lanes, but the host engine runs its compute lanes "
-                f"{sorted(computing)} on one thread; put them into one lane"
+                f"step {concurrent[0]!r} of rank {self.plan.rank} needs concurrent lanes, so the "
+                "plan cannot run in order on one thread; use a schedule without such steps"
             )
+        if concurrent and len(computing) > 1:
+            raise EngineError(
+                f"step {concurrent[0]!r} needs concurrent lanes, but the host engine runs the "
+                f"compute lanes {sorted(computing)} on one thread; put them into one lane"
+            )
+        for step in self.plan.steps:
+            if step.lane not in computing and not in_order:
+                others.setdefault(step.lane, len(others))
         return others
 
     def _bind(self) -> None:
-        ops = _Ops([])
+        ops = _Ops()
         steps = self.plan.steps
         index_of = {step.id: i for i, step in enumerate(steps)}
         awaited = {index_of[other] for step in steps for other in step.after}
@@ -174,7 +190,7 @@ class BoundPlan:
         self._native = _native.Program(
             self.group,
             self.plan.rank,
-            np.array(ops.rows, np.int64).reshape(-1, _COLUMNS),
+            np.array(ops.lanes + ops.inline, np.int64).reshape(-1, _COLUMNS),
             np.array(windows, np.int64).reshape(-1, 4),
             ops.segment + 1,
             len(self.rows),
@@ -289,8 +305,16 @@ class BoundPlan:
             handle = handles[region.buffer, region.copy]
             return handle[region.row0 : region.row1, region.col0 : region.col1]
 
+        reads, writes = work.work.reads, work.work.writes
         if step.kind == "reduce":
-            compute.reduce([view(r) for r in work.work.reads], view(work.work.writes[0]))
+            compute.reduce([view(r) for r in reads], view(writes[0]))
+        elif step.kind == "bag":
+            for i, target in enumerate(writes):
+                table, indices, bags = reads[3 * i : 3 * i + 3]
+                ends = handles[bags.buffer, 0]  # a bag ends where the next begins
+                compute.bag(
+                    view(table), view(indices)[0], ends[0], (bags.col0, bags.col1), view(target)
+                )
         for product in work.work.products:
             a, b = view(product.a), view(product.b)
             compute.gemm(

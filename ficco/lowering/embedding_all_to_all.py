@@ -1,4 +1,4 @@
-"""embedding_all_to_all: rank r pools its tables for the whole batch; it gets its batch slice of all.
+"""embedding_all_to_all: rank r pools its tables for the whole batch, gets its slice of all tables.
 
 y_r [b_r, all tables of all ranks side by side]. Pooled bags arrive in a window and are moved into
 the output by local copies, which are part of the operator.

@@ -47,9 +47,17 @@ class LocalRuntime:
         machine: a profile whose engine is "host".
         compute: the library for GEMMs.
         timeout_s: how long any wait may last.
+        in_order: run each rank's steps one after another, as on one shared hardware queue.
     """
 
-    def __init__(self, world: int, machine: Machine, compute: Compute, timeout_s: float) -> None:
+    def __init__(
+        self,
+        world: int,
+        machine: Machine,
+        compute: Compute,
+        timeout_s: float,
+        in_order: bool = False,
+    ) -> None:
         if machine.engine != "host":
             raise InputError(
                 f"machine {machine.name!r} needs the {machine.engine} engine; ranks in one process "
@@ -61,7 +69,7 @@ class LocalRuntime:
                 "ranks or a larger machine, 'host' for example"
             )
         self.world, self.machine = world, machine
-        self._compute = compute
+        self._compute, self._in_order = compute, in_order
         self._group = host.new_group(world, machine, timeout_s)
         self._threads = ThreadPoolExecutor(world, thread_name_prefix="ficco-rank")
         self._bound: OrderedDict[tuple[Problem, Schedule], _Bound] = OrderedDict()
@@ -118,7 +126,8 @@ class LocalRuntime:
         if need > self._group.capacity:
             self._group.grow(need)
         return [
-            host.BoundPlan(entry, self._group, self.machine, self._compute) for entry in plan.ranks
+            host.BoundPlan(entry, self._group, self.machine, self._compute, self._in_order)
+            for entry in plan.ranks
         ]
 
     def _check_alive(self) -> None:

@@ -38,8 +38,7 @@ def required_buffers(problem: Problem, rank: int) -> list[Buffer]:
         buffers[output.operand] = Buffer(output.operand, "weight", *shape, dtype)
         if output.bias:
             buffers[f"bias{i}"] = Buffer(f"bias{i}", "weight", 1, columns, dtype)
-        rows = p.k if output.axis == "contraction" else _result_rows(p, rank)
-        buffers[f"y{i}"] = Buffer(f"y{i}", "output", rows, columns, dtype)
+        buffers[f"y{i}"] = Buffer(f"y{i}", "output", *p.result_shapes(rank)[i], dtype)
     return list(buffers.values())
 
 
@@ -56,14 +55,6 @@ def _embedding_buffers(p: Problem, rank: int) -> list[Buffer]:
             Buffer(f"offsets{i}", "input", 1, p.m, "int64"),
         ]
     return buffers
-
-
-def _result_rows(p: Problem, rank: int) -> int:
-    if p.op == "matmul_reduce_scatter":
-        return p.rows[rank]
-    if p.splits:
-        return sum(p.splits[s][rank] for s in range(p.world))
-    return p.m
 
 
 def expected(problem: Problem, rank: int) -> Iterator[Expected]:

@@ -164,7 +164,8 @@ void check_lasts(Fabric::Per per, double gbps, const std::vector<Sent>& sent) {
             const Sent& each = sent[at];
             sleep_until_ns(start + std::int64_t{each.after_ms} * 1'000'000);
             const std::int64_t begin = now_ns();
-            CHECK(fabric.end(fabric.begin(each.from, each.to, each.bytes, each.latency_ns), stop));
+            CHECK(fabric.end(fabric.begin(each.from, each.to, each.bytes, each.latency_ns, stop),
+                             stop));
             ms[at] = static_cast<double>(now_ns() - begin) * 1e-6;
         });
     }
@@ -180,7 +181,7 @@ TEST(transfers_one_after_another) {
     for (const std::int64_t latency_ns : {std::int64_t{0}, std::int64_t{2'000'000}}) {
         const std::int64_t start = now_ns();
         for (int number = 0; number < 5; ++number) {
-            CHECK(fabric.end(fabric.begin(0, 1, 500'000, latency_ns), stop));
+            CHECK(fabric.end(fabric.begin(0, 1, 500'000, latency_ns, stop), stop));
         }
         const double each_ms = 5.0 + static_cast<double>(latency_ns) * 1e-6;
         lasts(static_cast<double>(now_ns() - start) * 1e-6, 5 * each_ms);
@@ -195,7 +196,8 @@ TEST(transfers_that_share_and_that_do_not) {
         std::vector<std::thread> threads;
         const std::int64_t start = now_ns();
         for (int number = 0; number < 4; ++number) {
-            threads.emplace_back([&] { CHECK(fabric.end(fabric.begin(0, 1, 500'000, 0), stop)); });
+            threads.emplace_back(
+                [&] { CHECK(fabric.end(fabric.begin(0, 1, 500'000, 0, stop), stop)); });
         }
         for (std::thread& thread : threads) thread.join();
         lasts(static_cast<double>(now_ns() - start) * 1e-6, 20.0);
@@ -218,7 +220,7 @@ TEST(all_to_all_over_ports_takes_as_long_as_its_bytes) {
         for (int rank = 0; rank < kWorld; ++rank) {
             const auto send = [&fabric, &stop, rank](int shift) {
                 const int to = (rank + shift) % kWorld;
-                CHECK(fabric.end(fabric.begin(rank, to, 1'000'000, 0), stop));
+                CHECK(fabric.end(fabric.begin(rank, to, 1'000'000, 0, stop), stop));
             };
             if (rotation) {
                 threads.emplace_back([send] {
@@ -241,16 +243,16 @@ TEST(sleepers_are_woken_when_they_end_earlier) {
     const std::atomic<bool> stop{true};
     const std::int64_t start = now_ns();
     // 0 -> 1 and 2 -> 1 share the port into 1: 600 ms each, if nothing else begins.
-    std::vector<int> others{fabric.begin(0, 1, 30'000'000, 0)};
+    std::vector<int> others{fabric.begin(0, 1, 30'000'000, 0, never)};
     std::int64_t lasted = 0;
     std::thread watched([&] {
-        CHECK(fabric.end(fabric.begin(2, 1, 30'000'000, 0), never));
+        CHECK(fabric.end(fabric.begin(2, 1, 30'000'000, 0, never), never));
         lasted = now_ns() - start;
     });
     sleep_until_ns(start + 20'000'000);
     // Nine more out of 0: 0 -> 1 gets a tenth, 2 -> 1 nine tenths from now on.
     for (int number = 0; number < 9; ++number) {
-        others.push_back(fabric.begin(0, 2 + number % 6, 30'000'000, 0));
+        others.push_back(fabric.begin(0, 2 + number % 6, 30'000'000, 0, never));
     }
     watched.join();
     for (const int other : others) CHECK(!fabric.end(other, stop));
@@ -264,10 +266,10 @@ TEST(a_transfer_given_up_leaves_its_share) {
     const std::atomic<bool> never{false};
     const std::atomic<bool> stop{true};
     const std::int64_t start = now_ns();
-    const int other = fabric.begin(0, 1, 100'000'000, 0);
+    const int other = fabric.begin(0, 1, 100'000'000, 0, never);
     std::int64_t lasted = 0;
     std::thread watched([&] {
-        CHECK(fabric.end(fabric.begin(0, 1, 20'000'000, 0), never));
+        CHECK(fabric.end(fabric.begin(0, 1, 20'000'000, 0, never), never));
         lasted = now_ns() - start;
     });
     sleep_until_ns(start + 20'000'000);

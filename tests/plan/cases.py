@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from ficco.lowering import lower
 from ficco.machine import Link, Machine
 from ficco.plan import Plan
-from ficco.problem import DTYPES, Output, Problem
+from ficco.problem import DTYPES, OPERATORS, Output, Problem
 from ficco.schedule import Schedule
 
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
@@ -25,13 +27,48 @@ def plan_of(name: str, world: int, m: int, n: int, k: int, dtype: str = "float32
     return lower(problem, Schedule.named(name).resolve(world, MESH))
 
 
+def sizes(draw: st.DrawFn, count: int, most: int) -> tuple[int, ...]:
+    """Draw sizes of 0 or more, not all 0."""
+    found = draw(st.lists(st.integers(0, most), min_size=count, max_size=count))
+    return tuple(found) if sum(found) else (*found[:-1], 1)
+
+
 @st.composite
-def problems(draw: st.DrawFn, max_world: int = 6) -> Problem:
+def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Problem:
+    op = draw(st.sampled_from(OPERATORS)) if op is None else op
     world = draw(st.integers(1, max_world))
+    if op == "all_gather_matmul":
+        return draw(gathering_problems(world))
+    k, n = draw(st.integers(1, 7)), draw(st.integers(1, 5))
+    dtype = draw(st.sampled_from(tuple(DTYPES)))
+    turned = draw(st.booleans())
+    if op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        depths, rows = sizes(draw, world, 4), sizes(draw, world, 6)
+        output = Output((n,) * world, operand_transposed=turned, bias=draw(st.booleans()))
+        return Problem(op, world, rows, sum(depths), (output,), dtype, depths=depths)
+    if op == "embedding_all_to_all":
+        tables = tuple(tuple(draw(st.lists(st.integers(1, 4), max_size=3))) for _ in range(world))
+        tables = tables if any(tables) else ((2,), *tables[1:])
+        lookups = tuple(tuple(draw(st.integers(1, 9)) for _ in mine) for mine in tables)
+        rows = sizes(draw, world, 5)
+        output = Output((n,) * world)
+        return Problem(op, world, rows, 1, (output,), dtype, tables=tables, lookups=lookups)
+    splits = [list(sizes(draw, world, 4)) for _ in range(world)]
+    if draw(st.booleans()):
+        splits[draw(st.integers(0, world - 1))] = [0] * world
+    if not sum(map(sum, splits)):
+        splits[0][0] = 1
+    rows = tuple(sum(row) for row in splits)
+    bias = op == "all_to_all_matmul" and draw(st.booleans())
+    output = Output((n,) * world, operand_transposed=turned, bias=bias)
+    table = tuple(tuple(row) for row in splits)
+    return Problem(op, world, rows, k, (output,), dtype, splits=table)
+
+
+@st.composite
+def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
     k = draw(st.integers(1, 9))
-    rows = tuple(draw(st.lists(st.integers(0, 6), min_size=world, max_size=world)))
-    if not sum(rows):
-        rows = (*rows[:-1], 1)
+    rows = sizes(draw, world, 6)
     outputs = []
     for index in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
         columns = draw(st.lists(st.integers(0, 3), min_size=world, max_size=world))
@@ -67,12 +104,15 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
             taper=draw(st.sampled_from(("none", "head", "tail", "both"))),
         )
     summing = any(output.axis == "contraction" for output in problem.outputs)
-    if schedule.compute == "gated" and (summing or schedule.cut == "columns"):
+    gathers = problem.op in ("all_gather_matmul", "all_to_all_matmul")
+    if schedule.compute == "gated" and (summing or (gathers and schedule.cut == "columns")):
         schedule = Schedule(grain=schedule.grain, compute="per_chunk", cut=schedule.cut)
+    if problem.op == "embedding_all_to_all":
+        schedule = replace(schedule, cut="rows")
     return schedule.resolve(problem.world, machine)
 
 
 @st.composite
-def plans(draw: st.DrawFn, max_world: int = 6) -> Plan:
-    problem = draw(problems(max_world))
+def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Plan:
+    problem = draw(problems(max_world, op))
     return lower(problem, draw(schedules(problem)))

@@ -287,7 +287,8 @@ def split_copy(plan: Plan, rng: random.Random) -> Plan | None:
     else:
         return None
     (s0, s1), (t0, t1) = halves
-    first = step._replace(id=f"{step.id}.a", reads=(s0,), writes=(t0,))
+    reads, writes = step.reads[1:], step.writes[1:]  # what the step moves besides
+    first = step._replace(id=f"{step.id}.a", reads=(s0, *reads), writes=(t0, *writes))
     second = step._replace(id=f"{step.id}.b", reads=(s1,), writes=(t1,))
     renamed = {step.id: second.id}
     steps[index : index + 1] = [second, first] if rng.random() < 0.5 else [first, second]

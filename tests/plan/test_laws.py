@@ -15,6 +15,7 @@ from interpreter import Wrong, interpret
 
 from ficco.plan import Plan
 from ficco.plan_json import dumps, loads
+from ficco.problem import OPERATORS
 from ficco.verifier import verify
 
 SEEDS = range(4)
@@ -32,13 +33,15 @@ def goes_wrong(plan: Plan, seeds: range = SEEDS) -> str | None:
     return None
 
 
-@settings(max_examples=1200)
-@given(plans(), st.integers(0, 2**20), st.booleans())
-def test_every_legal_plan_verifies_and_interprets_right(
-    plan: Plan, seed: int, in_order: bool
-) -> None:
-    assert not verify(plan), describe(plan)
-    assert interpret(json.loads(dumps(plan)), seed, calls=3, in_order=in_order) >= 0
+@pytest.mark.parametrize("op", OPERATORS)
+def test_every_legal_plan_verifies_and_interprets_right(op: str) -> None:
+    @settings(max_examples=1000 if op == "all_gather_matmul" else 400)
+    @given(plans(op=op), st.integers(0, 2**20), st.booleans())
+    def run(plan: Plan, seed: int, in_order: bool) -> None:
+        assert not verify(plan), describe(plan)
+        assert interpret(json.loads(dumps(plan)), seed, calls=3, in_order=in_order) >= 0
+
+    run()
 
 
 @settings(max_examples=300)
@@ -51,7 +54,7 @@ def test_json_gives_the_same_plan_back(plan: Plan) -> None:
 def test_mutants_that_can_go_wrong_are_rejected(name: str) -> None:
     caught = 0
 
-    @settings(max_examples=900 if name == "bend_waits" else 220)  # it needs a gated step
+    @settings(max_examples=1500 if name == "bend_waits" else 400)  # it needs a gated step
     @given(plans(max_world=4), st.integers(0, 2**20))
     def run(plan: Plan, seed: int) -> None:
         nonlocal caught

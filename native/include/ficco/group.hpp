@@ -1,5 +1,6 @@
 // What the ranks of one node share: windows and their words, lane threads, the first failure.
-// Knows nothing of plans. One process; a fork must not use it in the child, where no lane runs.
+// Knows nothing of plans. Ranks are threads of one process, or processes that share memory, each
+// with a group object of its own. A fork must not use it in the child, where no lane runs.
 #pragma once
 
 #include <atomic>
@@ -10,26 +11,16 @@
 #include <optional>
 #include <vector>
 
+#include "ficco/control.hpp"
 #include "ficco/fabric.hpp"
 #include "ficco/futex.hpp"
 #include "ficco/lane.hpp"
 #include "ficco/limits.hpp"
 #include "ficco/mapping.hpp"
+#include "ficco/shared.hpp"
+#include "ficco/watchdog.hpp"
 
 namespace ficco {
-
-// Why a group has failed. Numbers that do not apply are -1, or 0 for values.
-struct Failure {
-    enum class Kind { timeout, stopped };
-    int rank;
-    int step;
-    int word_rank;  // -1: a wait for the step `word_index` of the same program
-    int word_index;
-    Kind kind;
-    double seconds;
-    std::uint32_t found;
-    std::uint32_t expected;
-};
 
 // Who waits for a word, for the message.
 struct Waiter {
@@ -42,7 +33,14 @@ struct Waiter {
 // Arguments out of range throw std::invalid_argument, calls out of season std::runtime_error.
 class Group {
   public:
+    // All ranks in this process, windows without room for data.
     Group(int world, double timeout_s, std::shared_ptr<Fabric> fabric);
+
+    // One rank, in the memory of its group. Its windows neither grow nor are reset: when all ranks
+    // have ended their calls they join other memory. Nobody may begin a call before all have
+    // joined.
+    Group(const Membership& membership, double timeout_s, std::shared_ptr<Fabric> fabric);
+
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
 
@@ -63,43 +61,55 @@ class Group {
     static void raise(Word& word, std::uint32_t value) noexcept;
 
     // Waits with acquire order until `word` is `value`. False: the group has failed, perhaps
-    // because this wait has lasted longer than timeout_s.
+    // because this wait has lasted longer than timeout_s, or than a second where a rank has died.
     bool await(const Word& word, std::uint32_t value, const Waiter& waiter) noexcept;
 
     // Only the first failure is kept. Everyone looks at `failed` every few ms at least.
     void fail(const Failure& failure) noexcept;
     void fail(int rank);
-    bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
-    const std::atomic<bool>& failed_flag() const noexcept { return failed_; }
-    std::optional<Failure> failure() const;
+    bool failed() const noexcept { return failed_flag().load(std::memory_order_acquire); }
+    const std::atomic<bool>& failed_flag() const noexcept { return control_->failed(); }
+    std::optional<Failure> failure() const noexcept { return control_->failure(); }
     void reset();
+
+    // What is known of a rank, and saying that this process takes no further part. Without close()
+    // the group's end says so.
+    RankState state(int rank) const;
+    void close();
 
     // A lane's thread starts when it is first asked for and lives as long as the group.
     Lane& lane(int rank, int index);
 
-    // A program brackets each call with these. `enter` throws if the group has failed or if a
-    // window copy has less than `window_bytes`; between them windows stay where they are.
-    void enter(std::size_t window_bytes);
+    // A program brackets each call with these. `enter` throws if the group has failed or is closed,
+    // or if a window copy has less than `window_bytes`; between them windows stay where they are.
+    void enter(int rank, std::uint32_t digest, std::size_t window_bytes);
     void leave() noexcept;
 
     void check_rank(int rank) const;
+    void check_own(int rank) const;  // that it runs in this process
     void check_copy(int copy) const;
 
   private:
-    void set_first_words() noexcept;
+    Group(int world, int only_rank, double timeout_s, std::shared_ptr<Fabric> fabric);
+    void set_first_words(int rank) noexcept;
     void check_idle(const char* what) const;
+    void check_not_shared(const char* what) const;
 
     const int world_;
+    const int only_rank_;  // that of this process; -1: all
     const std::shared_ptr<Fabric> fabric_;
     std::atomic<double> timeout_s_{0.0};
-    std::atomic<bool> failed_{false};
 
-    mutable std::mutex mutex_;  // holds all below; words' values are their own
+    Mapping control_memory_;
+    Control* control_ = nullptr;
+    Mapping words_;  // [rank][copy][word]
+
+    mutable std::mutex mutex_;  // holds all below
     int running_ = 0;           // programs in a call
-    std::optional<Failure> failure_;
+    bool closed_ = false;
     std::size_t capacity_ = 0;
-    Mapping words_;                             // [rank][copy][word]
-    std::vector<Mapping> windows_;              // per rank: [copy][capacity]
+    std::vector<Mapping> windows_;  // per rank: [copy][capacity]
+    std::unique_ptr<Watchdog> watchdog_;
     std::vector<std::unique_ptr<Lane>> lanes_;  // [rank][lane]; last, so that it ends first
 };
 

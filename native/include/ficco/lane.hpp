@@ -1,12 +1,12 @@
 // A lane: a thread that runs what it is handed, in order. Knows nothing of plans.
 #pragma once
 
-#include <pthread.h>
-
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <string>
+
+#include "ficco/thread.hpp"
 
 namespace ficco {
 
@@ -36,14 +36,13 @@ class Lane {
     void push(const Job& job);
 
   private:
-    static void* enter(void* lane);
     void loop();
 
     std::mutex mutex_;
     std::condition_variable work_;
     std::deque<Job> jobs_;
     bool stop_ = false;
-    pthread_t thread_{};
+    Thread thread_;  // last, as it uses all above
 };
 
 }  // namespace ficco

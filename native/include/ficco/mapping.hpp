@@ -1,4 +1,4 @@
-// Pages of memory for windows: mapped, zero, touched by whoever uses them first.
+// Pages of memory, mapped: anonymous ones, zero until they are written, and those of a file.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,8 @@ class OutOfMemory : public std::bad_alloc {
 class Mapping {
   public:
     Mapping() = default;
-    explicit Mapping(std::size_t bytes);  // throws OutOfMemory
+    explicit Mapping(std::size_t bytes);                       // throws OutOfMemory
+    Mapping(int file, std::size_t offset, std::size_t bytes);  // shared; offset is of a page
     ~Mapping();
     Mapping(Mapping&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

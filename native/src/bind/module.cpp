@@ -22,6 +22,7 @@
 #include "ficco/group.hpp"
 #include "ficco/limits.hpp"
 #include "ficco/program.hpp"
+#include "ficco/shared.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -77,6 +78,14 @@ std::optional<FailureTuple> failure_tuple(const Group& group) {
                         failure->expected};
 }
 
+using StateTuple = std::tuple<std::string_view, double, std::uint32_t, std::uint32_t>;
+
+StateTuple state_tuple(const Group& group, int rank) {
+    constexpr std::string_view names[] = {"absent", "here", "closed", "died"};
+    const ficco::RankState state = group.state(rank);
+    return {names[static_cast<int>(state.presence)], state.age_s, state.calls, state.digest};
+}
+
 Times times_of(const Program& program) {
     static_assert(sizeof(ficco::StepTimes) == 2 * sizeof(std::int64_t));
     auto* times = new std::vector<ficco::StepTimes>(static_cast<std::size_t>(program.steps()));
@@ -119,7 +128,27 @@ void bind_group(nb::module_& module) {
             "rank"_a, "copy"_a, "index"_a)
         .def("fail", nb::overload_cast<int>(&Group::fail), "rank"_a)
         .def("failure", &failure_tuple)
-        .def("reset", &Group::reset, WithoutGil());
+        .def("reset", &Group::reset, WithoutGil())
+        .def("rank_state", &state_tuple, "rank"_a)
+        .def("close", &Group::close, WithoutGil());
+}
+
+void bind_shared(nb::module_& module) {
+    module.def("create_memory", &ficco::create_memory, "world"_a, "data_bytes"_a, WithoutGil());
+    module.def(
+        "join_fabric",
+        [](int memory, int world, std::string_view per, double gbps) {
+            return make<Fabric>(memory, world, per, gbps);
+        },
+        "memory"_a, "world"_a, "per"_a, "gbps"_a);
+    module.def(
+        "join_group",
+        [](int memory, int world, int rank, std::size_t data_bytes, double timeout_s,
+           std::shared_ptr<Fabric> fabric) {
+            return make<Group>(ficco::Membership{memory, world, rank, data_bytes}, timeout_s,
+                               std::move(fabric));
+        },
+        "memory"_a, "world"_a, "rank"_a, "data_bytes"_a, "timeout_s"_a, "fabric"_a.none());
 }
 
 void bind_program(nb::module_& module) {
@@ -171,4 +200,5 @@ NB_MODULE(_native, module) {
     bind_fabric(module);
     bind_group(module);
     bind_program(module);
+    bind_shared(module);
 }

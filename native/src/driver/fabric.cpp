@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "ficco/clock.hpp"
+#include "ficco/shared.hpp"
 
 namespace ficco {
 
@@ -23,6 +26,13 @@ constexpr double kEarlierNs = 20'000.0;
 // How often one looks for a place among kMaxFlows. It never happens in practice.
 constexpr std::int64_t kPlaceNs = 100'000;
 
+// No transfer: what begin() returns where it was given up.
+constexpr int kNone = -1;
+
+// How long a lock is tried for where all must stop. Only the stop of another process in the middle
+// of a microsecond can make it last.
+constexpr std::int64_t kStoppedLockNs = 1'000'000'000;
+
 Fabric::Per per_of(std::string_view name) {
     if (name == "pair") return Fabric::Per::pair;
     if (name == "port") return Fabric::Per::port;
@@ -33,10 +43,22 @@ Fabric::Per per_of(std::string_view name) {
 
 Fabric::Fabric(int world, std::string_view per, double gbps) : Fabric(world, per_of(per), gbps) {}
 
-Fabric::Fabric(int world, Per per, double gbps)
+Fabric::Fabric(int world, Per per, double gbps) : Fabric(world, per, gbps, Mapping(state_bytes())) {
+    init_state(memory_.data());
+}
+
+Fabric::Fabric(int memory, int world, std::string_view per, double gbps)
+    : Fabric(world, per_of(per), gbps, [&] {
+          const SharedLayout layout(world, 0);  // the place of the links is that of any capacity
+          check_memory(memory, layout);
+          return Mapping(memory, layout.fabric(), state_bytes());
+      }()) {}
+
+Fabric::Fabric(int world, Per per, double gbps, Mapping memory)
     : world_(world),
       per_(per),
-      state_(new State{}),
+      memory_(std::move(memory)),
+      state_(reinterpret_cast<State*>(memory_.data())),
       model_(gbps),
       ahead_(new fluid::Flow[fluid::kMaxFlows]),
       ahead_of_(new std::int32_t[fluid::kMaxFlows]) {
@@ -47,7 +69,47 @@ Fabric::Fabric(int world, Per per, double gbps)
     if (!(gbps > 0.0) || !std::isfinite(gbps)) {
         throw std::invalid_argument("gbps is " + std::to_string(gbps) + ", not above 0");
     }
-    state_->epoch_ns = ficco::now_ns();
+}
+
+std::size_t Fabric::state_bytes() noexcept { return sizeof(State); }
+
+void Fabric::init_state(std::byte* memory) {
+    State* const state = new (memory) State;
+    state->mutex.init();
+    state->epoch_ns = ficco::now_ns();
+    state->now_ns = 0.0;
+}
+
+// False: all must stop, and the lock cannot be had.
+bool Fabric::lock(const std::atomic<bool>& stop) {
+    RobustMutex::Got got = state_->mutex.try_lock();
+    std::int64_t give_up_ns = 0;
+    while (got == RobustMutex::Got::no) {
+        if (stop.load(std::memory_order_acquire)) {
+            const std::int64_t now = ficco::now_ns();
+            if (give_up_ns == 0) give_up_ns = now + kStoppedLockNs;
+            if (now >= give_up_ns) return false;
+        }
+        got = state_->mutex.lock_for(kLookAgainNs);
+    }
+    if (got == RobustMutex::Got::orphan) mend();
+    return true;
+}
+
+// A process died while it changed the state. Its own flow counts only once it is whole (`used`);
+// flows of others are moved by numbers that are written at once, so at worst one of them is moved
+// over the same few microseconds twice. The list of flows is made anew.
+void Fabric::mend() noexcept {
+    State& state = *state_;
+    state.live.clear();
+    for (int place = 0; place < fluid::kMaxFlows; ++place) {
+        Transfer& transfer = state.transfers[place];
+        if (!transfer.used || state.flows[place].end_ns < fluid::kNever) continue;
+        state.live.push(place);
+        transfer.look_ns = 0.0;
+        transfer.woken.fetch_add(1, std::memory_order_relaxed);
+        futex_wake_all(transfer.woken);
+    }
 }
 
 double Fabric::clock() const noexcept {
@@ -116,13 +178,14 @@ void Fabric::predict(const fluid::Flow& of) {
     }
 }
 
-int Fabric::begin(int from, int to, std::int64_t bytes, std::int64_t latency_ns) {
-    std::unique_lock lock(mutex_);
+int Fabric::begin(int from, int to, std::int64_t bytes, std::int64_t latency_ns,
+                  const std::atomic<bool>& stop) {
+    if (!lock(stop)) return kNone;
     int place = take_place();
     while (place < 0) {
-        lock.unlock();
+        unlock();
         sleep_until_ns(ficco::now_ns() + kPlaceNs);
-        lock.lock();
+        if (stop.load(std::memory_order_acquire) || !lock(stop)) return kNone;
         place = take_place();
     }
     settle();
@@ -139,16 +202,17 @@ int Fabric::begin(int from, int to, std::int64_t bytes, std::int64_t latency_ns)
     flow.left_bytes = static_cast<double>(bytes);
     flow.rate = 0.0;
     flow.end_ns = fluid::kNever;
-    state.transfers[place].used = true;
     state.transfers[place].look_ns = 0.0;
     state.transfers[place].sleep_ns = 0.0;
+    state.transfers[place].used.store(true, std::memory_order_release);  // the flow is whole
     state.live.push(place);
     changed(flow);
+    unlock();
     return place;
 }
 
 bool Fabric::end(int place, const std::atomic<bool>& stop) {
-    std::unique_lock lock(mutex_);
+    if (place == kNone || !lock(stop)) return false;
     fluid::Flow& flow = state_->flows[place];
     Transfer& transfer = state_->transfers[place];
     bool ended = true;
@@ -168,13 +232,14 @@ bool Fabric::end(int place, const std::atomic<bool>& stop) {
         const double wake = std::min(transfer.look_ns, clock() + static_cast<double>(kLookAgainNs));
         const std::uint32_t seen = transfer.woken.load(std::memory_order_relaxed);
         transfer.sleep_ns = wake;
-        lock.unlock();
+        unlock();
         futex_wait(transfer.woken, seen,
                    state_->epoch_ns + static_cast<std::int64_t>(std::ceil(wake)));
-        lock.lock();
+        if (!lock(stop)) return false;
         transfer.sleep_ns = 0.0;
     }
-    transfer.used = false;
+    transfer.used.store(false, std::memory_order_relaxed);
+    unlock();
     return ended;
 }
 

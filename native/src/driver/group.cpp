@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,6 +17,10 @@ namespace {
 
 // Shorter than a sleep and its wake; longer would take the core from whoever raises the word.
 constexpr std::int64_t kSpinNs = 300;
+
+// How long a wait may last where a rank has died: enough for the others to end what does not need
+// that rank, such as the call after which it left without a word.
+constexpr double kDeadGraceS = 1.0;
 
 // More than any memory, and far from overflow when rounded up and multiplied.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
@@ -30,10 +35,10 @@ int checked_world(int world) {
 
 }  // namespace
 
-Group::Group(int world, double timeout_s, std::shared_ptr<Fabric> fabric)
+Group::Group(int world, int only_rank, double timeout_s, std::shared_ptr<Fabric> fabric)
     : world_(checked_world(world)),
+      only_rank_(only_rank),
       fabric_(std::move(fabric)),
-      words_(static_cast<std::size_t>(world) * kWindowCopies * kWordsPerCopy * sizeof(Word)),
       windows_(static_cast<std::size_t>(world)),
       lanes_(static_cast<std::size_t>(world) * kMaxLanes) {
     if (fabric_ && fabric_->world() != world) {
@@ -41,13 +46,52 @@ Group::Group(int world, double timeout_s, std::shared_ptr<Fabric> fabric)
                                     " ranks, the group has " + std::to_string(world));
     }
     set_timeout_s(timeout_s);
-    set_first_words();
+}
+
+Group::Group(int world, double timeout_s, std::shared_ptr<Fabric> fabric)
+    : Group(world, -1, timeout_s, std::move(fabric)) {
+    control_memory_ = Mapping(sizeof(Control));
+    control_ = new (control_memory_.data()) Control;
+    words_ =
+        Mapping(static_cast<std::size_t>(world) * kWindowCopies * kWordsPerCopy * sizeof(Word));
+    for (int rank = 0; rank < world; ++rank) set_first_words(rank);
+}
+
+Group::Group(const Membership& membership, double timeout_s, std::shared_ptr<Fabric> fabric)
+    : Group(membership.world, membership.rank, timeout_s, std::move(fabric)) {
+    const int rank = membership.rank;
+    check_rank(rank);
+    const SharedLayout layout(world_, membership.data_bytes);
+    check_memory(membership.memory, layout);
+    control_memory_ = Mapping(membership.memory, 0, sizeof(Control));
+    control_ = reinterpret_cast<Control*>(control_memory_.data());
+    control_->check(world_, layout.capacity());
+    if (control_->state(rank).presence != Presence::absent) {
+        throw std::invalid_argument("rank " + std::to_string(rank) + " has joined already");
+    }
+    reserve(membership.memory, layout.words_of(rank), layout.words_of_bytes());
+    reserve(membership.memory, layout.data_of(rank), layout.data_of_bytes());
+    words_ = Mapping(membership.memory, layout.words(), layout.words_bytes());
+    for (int peer = 0; peer < world_; ++peer) {
+        windows_[static_cast<std::size_t>(peer)] =
+            Mapping(membership.memory, layout.data_of(peer), layout.data_of_bytes());
+    }
+    capacity_ = layout.capacity();
+    set_first_words(rank);
+    watchdog_ = std::make_unique<Watchdog>(*control_, world_, rank);
 }
 
 void Group::check_rank(int rank) const {
     if (rank >= 0 && rank < world_) return;
     throw std::invalid_argument("rank is " + std::to_string(rank) + ", not 0 to " +
                                 std::to_string(world_ - 1));
+}
+
+void Group::check_own(int rank) const {
+    check_rank(rank);
+    if (only_rank_ < 0 || rank == only_rank_) return;
+    throw std::invalid_argument("rank " + std::to_string(rank) + " runs in another process; this " +
+                                "one is rank " + std::to_string(only_rank_));
 }
 
 void Group::check_copy(int copy) const {
@@ -61,6 +105,12 @@ void Group::check_idle(const char* what) const {
                              " programs run; finish them first");
 }
 
+void Group::check_not_shared(const char* what) const {
+    if (only_rank_ < 0) return;
+    throw std::runtime_error(std::string(what) +
+                             ", but processes share it; let all ranks join other memory");
+}
+
 void Group::set_timeout_s(double timeout_s) {
     if (!(timeout_s > 0.0) || !std::isfinite(timeout_s)) {
         throw std::invalid_argument("timeout_s is " + std::to_string(timeout_s) + ", not above 0");
@@ -72,6 +122,7 @@ void Group::set_timeout_s(double timeout_s) {
 
 void Group::grow(std::size_t data_bytes) {
     const std::lock_guard lock(mutex_);
+    check_not_shared("the windows were to grow");
     check_idle("the windows were to grow");
     if (data_bytes <= capacity_) return;
     if (data_bytes > kMostBytes) {
@@ -110,18 +161,16 @@ Word& Group::word(int rank, int copy, int index) const {
 }
 
 // Between calls every word is 0, but `free` of every peer is raised.
-void Group::set_first_words() noexcept {
-    for (int rank = 0; rank < world_; ++rank) {
-        for (int copy = 0; copy < kWindowCopies; ++copy) {
-            Word* words = &word(rank, copy, 0);
-            for (int index = 0; index < kWordsPerCopy; ++index) {
-                const int peer = index - kFreeWords;
-                const bool raised = peer >= 0 && peer < world_ && peer != rank;
-                // Most are 0 already, and a page that is not written is not memory.
-                const std::uint32_t value = raised ? 1 : 0;
-                if (words[index].load(std::memory_order_relaxed) != value) {
-                    words[index].store(value, std::memory_order_release);
-                }
+void Group::set_first_words(int rank) noexcept {
+    for (int copy = 0; copy < kWindowCopies; ++copy) {
+        Word* words = &word(rank, copy, 0);
+        for (int index = 0; index < kWordsPerCopy; ++index) {
+            const int peer = index - kFreeWords;
+            const bool raised = peer >= 0 && peer < world_ && peer != rank;
+            // Most are 0 already, and a page that is not written is not memory.
+            const std::uint32_t value = raised ? 1 : 0;
+            if (words[index].load(std::memory_order_relaxed) != value) {
+                words[index].store(value, std::memory_order_release);
             }
         }
     }
@@ -150,7 +199,8 @@ bool Group::await(const Word& word, std::uint32_t value, const Waiter& waiter) n
         if (failed()) return false;
         now = now_ns();
         const double seconds = static_cast<double>(now - start) * 1e-9;
-        const double left = timeout_s() - seconds;
+        double left = timeout_s() - seconds;
+        if (control_->someone_died()) left = std::min(left, kDeadGraceS - seconds);
         if (left <= 0.0) {
             fail({waiter.rank, waiter.step, waiter.word_rank, waiter.word_index,
                   Failure::Kind::timeout, seconds, found, value});
@@ -163,35 +213,44 @@ bool Group::await(const Word& word, std::uint32_t value, const Waiter& waiter) n
 
 // ---- failure
 
-void Group::fail(const Failure& failure) noexcept {
-    const std::lock_guard lock(mutex_);
-    if (failure_) return;
-    failure_ = failure;
-    failed_.store(true, std::memory_order_release);
-}
+void Group::fail(const Failure& failure) noexcept { control_->fail(failure); }
 
 void Group::fail(int rank) {
     check_rank(rank);
     fail({rank, -1, -1, -1, Failure::Kind::stopped, 0.0, 0, 0});
 }
 
-std::optional<Failure> Group::failure() const {
-    const std::lock_guard lock(mutex_);
-    return failure_;
-}
-
 void Group::reset() {
     const std::lock_guard lock(mutex_);
+    check_not_shared("the group was to be reset");
     check_idle("the group was to be reset");
-    set_first_words();
-    failure_.reset();
-    failed_.store(false, std::memory_order_release);
+    for (int rank = 0; rank < world_; ++rank) set_first_words(rank);
+    control_->forget_failure();
+}
+
+// ---- ranks
+
+RankState Group::state(int rank) const {
+    check_rank(rank);
+    RankState state = control_->state(rank);
+    if (only_rank_ < 0) {
+        const std::lock_guard lock(mutex_);
+        state.presence = closed_ ? Presence::closed : Presence::here;
+    }
+    return state;
+}
+
+void Group::close() {
+    const std::lock_guard lock(mutex_);
+    check_idle("the group was to be closed");
+    closed_ = true;
+    watchdog_.reset();
 }
 
 // ---- lanes and calls
 
 Lane& Group::lane(int rank, int index) {
-    check_rank(rank);
+    check_own(rank);
     if (index < 0 || index >= kMaxLanes) {
         throw std::invalid_argument("lane is " + std::to_string(index) + ", not 0 to " +
                                     std::to_string(kMaxLanes - 1));
@@ -205,15 +264,17 @@ Lane& Group::lane(int rank, int index) {
     return *lane;
 }
 
-void Group::enter(std::size_t window_bytes) {
+void Group::enter(int rank, std::uint32_t digest, std::size_t window_bytes) {
     const std::lock_guard lock(mutex_);
-    if (failure_) throw std::runtime_error("the group has failed; reset it first");
+    if (closed_) throw std::runtime_error("the group is closed");
+    if (failed()) throw std::runtime_error("the group has failed; reset it first");
     if (window_bytes > capacity_) {
         throw std::runtime_error("the program touches " + std::to_string(window_bytes) +
                                  " bytes of a window copy, and the windows have " +
                                  std::to_string(capacity_) + "; grow them first");
     }
     ++running_;
+    control_->began(rank, digest);
 }
 
 void Group::leave() noexcept {

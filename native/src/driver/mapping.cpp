@@ -1,4 +1,4 @@
-// Anonymous memory by mmap. Named shared memory will stand beside it, not in it.
+// Mapping by mmap. What lies where in a file that processes share is in shared.cpp.
 #include "ficco/mapping.hpp"
 
 #include <sys/mman.h>
@@ -9,15 +9,24 @@
 
 namespace ficco {
 
-Mapping::Mapping(std::size_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) {
-        throw OutOfMemory("a window of " + std::to_string(bytes) +
-                          " bytes cannot be mapped: " + std::strerror(errno));
-    }
-    data_ = pages;
+namespace {
+
+void* map(std::size_t bytes, int flags, int file, std::size_t offset) {
+    if (bytes == 0) return nullptr;
+    void* pages =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file, static_cast<off_t>(offset));
+    if (pages != MAP_FAILED) return pages;
+    throw OutOfMemory("a window of " + std::to_string(bytes) +
+                      " bytes cannot be mapped: " + std::strerror(errno));
 }
+
+}  // namespace
+
+Mapping::Mapping(std::size_t bytes)
+    : data_(map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), bytes_(bytes) {}
+
+Mapping::Mapping(int file, std::size_t offset, std::size_t bytes)
+    : data_(map(bytes, MAP_SHARED, file, offset)), bytes_(bytes) {}
 
 Mapping::~Mapping() {
     if (data_ != nullptr) munmap(data_, bytes_);

@@ -22,7 +22,7 @@ void check_count(int count, const char* what) {
 Program::Program(std::shared_ptr<Group> group, const Binding& binding)
     : group_(std::move(group)), rank_(binding.rank) {
     if (!group_) throw std::invalid_argument("a program needs a group");
-    group_->check_rank(rank_);
+    group_->check_own(rank_);
     check_count(binding.segments, "segments");
     check_count(binding.steps, "steps");
     check_count(binding.slots, "slots");

@@ -35,7 +35,7 @@ void Program::start(int copy, std::uint32_t digest, std::span<const std::uint64_
         }
     }
 
-    group_->enter(window_bytes_);
+    group_->enter(rank_, digest, window_bytes_);
     copy_ = copy;
     digest_ = digest;
     next_segment_ = 0;
@@ -184,10 +184,10 @@ bool Program::run(const Op& op) noexcept {
 
 void Program::run_copy(const CopyOp& copy) noexcept {
     Fabric* const fabric = copy.link_from < 0 ? nullptr : group_->fabric();
-    const int transfer = fabric == nullptr
-                             ? -1
-                             : fabric->begin(copy.link_from, copy.link_to,
-                                             copy.rows * copy.row_bytes, copy.latency_ns);
+    const int transfer =
+        fabric == nullptr ? -1
+                          : fabric->begin(copy.link_from, copy.link_to, copy.rows * copy.row_bytes,
+                                          copy.latency_ns, group_->failed_flag());
     const auto slot_of = [](const Place& place) { return static_cast<std::size_t>(place.slot); };
     const auto address = [&](const Place& place) {
         const std::size_t slot = slot_of(place);

@@ -1,0 +1,296 @@
+"""Posing: arrays of all ranks -> a Problem and named inputs, or an error: what does not fit.
+
+Each function takes lists with an entry per rank and returns the problem with, per rank, its inputs
+by buffer name. Nothing runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco.errors import InputError
+from ficco.problem import DTYPES, Output, Problem, chunk_sizes
+
+__all__ = ["Posed", "embedding", "exchanging", "gathering", "reducing"]
+
+Array = npt.NDArray[Any]
+
+
+class Posed(NamedTuple):
+    """A problem, and per rank its inputs by buffer name."""
+
+    problem: Problem
+    arrays: list[dict[str, Array]]
+
+
+def gathering(
+    xs: Sequence[Array],
+    ws: Sequence[Array | Sequence[Array]],
+    bias: Sequence[Any] | None,
+    axes: Sequence[str] | None,
+) -> Posed:
+    """Pose all_gather_matmul: x_r [m_r, k]; one or several weights a rank."""
+    world = len(xs)
+    shards = _matrices(xs, "xs")
+    weights = [
+        [_matrix(w, _name("ws", r, i, entry)) for i, w in enumerate(_several(entry))]
+        for r, entry in enumerate(ws)
+    ]
+    dtype, k = _common_dtype(shards, "xs"), shards[0].shape[1]
+    rows = tuple(x.shape[0] for x in shards)
+    _equal_columns(shards, "xs", "m_r, k")
+    if k < 1 or sum(rows) < 1:
+        raise InputError(f"xs: m={sum(rows)}, k={k}; there is nothing to gather")
+    count = len(weights[0])
+    axes = ("rows",) * count if axes is None else axes
+    if len(axes) != count:
+        raise InputError(f"axes has {len(axes)} entries, there are {count} weights a rank")
+    biases = _biases(bias, weights)
+    arrays = [{"x": _row_contiguous(x)} for x in shards]
+    outputs = []
+    for i in range(count):
+        inner = {"rows": k, "contraction": sum(rows)}.get(axes[i])
+        if inner is None:
+            raise InputError(f"axes[{i}]={axes[i]!r}: it is 'rows' or 'contraction'")
+        for rank, entry in enumerate(weights):
+            name = _name("ws", rank, i, ws[rank])
+            if len(entry) != count:
+                raise InputError(f"ws[{rank}] has {len(entry)} weights, ws[0] has {count}")
+            _same_dtype(entry[i], dtype, name)
+            if entry[i].shape[0] != inner:
+                raise InputError(
+                    f"{name} has shape {entry[i].shape}; with xs of m={sum(rows)}, k={k} and axis "
+                    f"{axes[i]!r} it is [{inner}, n_r] (pass linear.weight.T)"
+                )
+        columns = tuple(entry[i].shape[1] for entry in weights)
+        mine = _bias_rows([entry[i] for entry in biases], columns, dtype)
+        operand = "w" if count == 1 else f"w{i}"
+        outputs.append(Output(columns, operand, axes[i], bias=mine is not None))
+        for rank in range(world):
+            arrays[rank][operand] = weights[rank][i]
+            if mine is not None:
+                arrays[rank][f"bias{i}"] = mine[rank]
+    problem = Problem("all_gather_matmul", world, rows, k, tuple(outputs), dtype=dtype.name)
+    return Posed(problem, arrays)
+
+
+def reducing(
+    op: str,
+    xs: Sequence[Array],
+    ws: Sequence[Array],
+    rows: Sequence[int] | None,
+    bias: Sequence[Any] | None,
+) -> Posed:
+    """Pose matmul_reduce_scatter or matmul_all_reduce: x_r [m, k_r], w_r [k_r, n]."""
+    world = len(xs)
+    shards, weights = _matrices(xs, "xs"), _matrices(ws, "ws")
+    dtype, m = _common_dtype([*shards, *weights], "xs and ws"), shards[0].shape[0]
+    _equal_columns(weights, "ws", "k_r, n")
+    for rank, (x, w) in enumerate(zip(shards, weights, strict=True)):
+        if x.shape[0] != m:
+            raise InputError(f"xs[{rank}] has {x.shape[0]} rows, xs[0] has {m}; all are [m, k_r]")
+        if x.shape[1] != w.shape[0]:
+            raise InputError(
+                f"xs[{rank}] has {x.shape[1]} columns, ws[{rank}] has {w.shape[0]} rows; "
+                "x_r is [m, k_r], w_r is [k_r, n] (pass linear.weight.T)"
+            )
+    sizes = chunk_sizes(m, world) if rows is None else tuple(rows)
+    if len(sizes) != world or sum(sizes) != m or min(sizes) < 0:
+        raise InputError(f"rows={list(sizes)}: {world} sizes of 0 or more that add up to m={m}")
+    depths = tuple(x.shape[1] for x in shards)
+    if m < 1 or sum(depths) < 1 or weights[0].shape[1] < 1:
+        raise InputError(f"m={m}, k={sum(depths)}, n={weights[0].shape[1]}: sizes are 1 or more")
+    columns = (weights[0].shape[1],) * world
+    mine = _bias_rows(_biases(bias, [[w] for w in weights], flat=True), columns, dtype)
+    output = Output(columns, bias=mine is not None)
+    problem = Problem(op, world, sizes, sum(depths), (output,), dtype.name, depths=depths)
+    arrays = [{"x": x, "w": w} for x, w in zip(shards, weights, strict=True)]
+    if mine is not None:
+        for rank, row in enumerate(mine):
+            arrays[rank]["bias0"] = row
+    return Posed(problem, arrays)
+
+
+def exchanging(
+    op: str, xs: Sequence[Array], ws: Sequence[Array], splits: Sequence[Sequence[int]]
+) -> Posed:
+    """Pose all_to_all_matmul or matmul_all_to_all: x_r in row blocks, w_r [k, n]."""
+    world = len(xs)
+    shards, weights = _matrices(xs, "xs"), _matrices(ws, "ws")
+    dtype, k = _common_dtype([*shards, *weights], "xs and ws"), shards[0].shape[1]
+    _equal_columns(shards, "xs", "rows, k")
+    _equal_columns(weights, "ws", "k, n")
+    for rank, w in enumerate(weights):
+        if w.shape[0] != k:
+            raise InputError(f"ws[{rank}] has {w.shape[0]} rows, xs have k={k} columns")
+    table = tuple(tuple(int(size) for size in row) for row in splits)
+    if len(table) != world or any(len(row) != world or min(row) < 0 for row in table):
+        raise InputError(f"splits: {world} x {world} sizes of 0 or more are needed, splits[s][r]")
+    for rank, (x, row) in enumerate(zip(shards, table, strict=True)):
+        if x.shape[0] != sum(row):
+            raise InputError(
+                f"xs[{rank}] has {x.shape[0]} rows, splits[{rank}]={list(row)} add up to {sum(row)}"
+            )
+    rows = tuple(x.shape[0] for x in shards)
+    if sum(rows) < 1 or k < 1 or weights[0].shape[1] < 1:
+        raise InputError(f"m={sum(rows)}, k={k}, n={weights[0].shape[1]}: sizes are 1 or more")
+    output = Output((weights[0].shape[1],) * world)
+    problem = Problem(op, world, rows, k, (output,), dtype.name, splits=table)
+    arrays = [{"x": _row_contiguous(x), "w": w} for x, w in zip(shards, weights, strict=True)]
+    return Posed(problem, arrays)
+
+
+def embedding(
+    tables: Sequence[Sequence[Array]],
+    indices: Sequence[Sequence[Array]],
+    offsets: Sequence[Sequence[Array]],
+    rows: Sequence[int] | None,
+) -> Posed:
+    """Pose embedding_all_to_all: per rank, tables [rows, d], indices and offsets of the batch."""
+    world = len(tables)
+    flat = [
+        _matrix(table, f"tables[{r}][{i}]")
+        for r, mine in enumerate(tables)
+        for i, table in enumerate(mine)
+    ]
+    if not flat:
+        raise InputError("tables: no rank has any")
+    dtype = _common_dtype(flat, "tables")
+    _equal_columns(flat, "tables", "rows, d")
+    arrays: list[dict[str, Array]] = []
+    batch: int | None = None
+    for rank in range(world):
+        if not len(tables[rank]) == len(indices[rank]) == len(offsets[rank]):
+            raise InputError(
+                f"rank {rank} has {len(tables[rank])} tables, {len(indices[rank])} indices and "
+                f"{len(offsets[rank])} offsets; give one of each per table"
+            )
+        mine: dict[str, Array] = {}
+        for i, table in enumerate(tables[rank]):
+            index = _whole_numbers(indices[rank][i], f"indices[{rank}][{i}]")
+            start = _whole_numbers(offsets[rank][i], f"offsets[{rank}][{i}]")
+            batch = start.size if batch is None else batch
+            _check_bags(index, start, table.shape[0], batch, f"[{rank}][{i}]")
+            mine |= {f"table{i}": table, f"indices{i}": index, f"offsets{i}": start}
+        arrays.append(mine)
+    assert batch is not None
+    sizes = chunk_sizes(batch, world) if rows is None else tuple(rows)
+    if len(sizes) != world or sum(sizes) != batch or min(sizes) < 0 or batch < 1:
+        raise InputError(f"rows={list(sizes)}: {world} sizes that add up to the batch, {batch}")
+    problem = Problem(
+        "embedding_all_to_all", world, sizes, 1, (Output((flat[0].shape[1],) * world),), dtype.name,
+        tables=tuple(tuple(table.shape[0] for table in mine) for mine in tables),
+        lookups=tuple(tuple(len(index) for index in mine) for mine in indices),
+    )  # fmt: skip
+    return Posed(problem, arrays)
+
+
+def _check_bags(index: Array, start: Array, height: int, batch: int, where: str) -> None:
+    if start.size != batch:
+        raise InputError(f"offsets{where} has {start.size} entries, others have {batch}")
+    ends = np.append(start, index.size)
+    if ends[0] != 0 or np.any(np.diff(ends) < 0):
+        raise InputError(f"offsets{where}: they begin at 0, never fall, and stay within indices")
+    if index.size and not (index.min() >= 0 and index.max() < height):
+        raise InputError(f"indices{where}: found beyond the {height} rows of the table")
+
+
+def _whole_numbers(array: Any, name: str) -> Array:
+    if not isinstance(array, np.ndarray) or array.dtype != np.int64 or array.ndim != 1:
+        raise InputError(f"{name}: a one-dimensional int64 array is needed")
+    return np.ascontiguousarray(array).reshape(1, -1)
+
+
+def _matrices(arrays: Sequence[Any], name: str) -> list[Array]:
+    return [_matrix(array, f"{name}[{rank}]") for rank, array in enumerate(arrays)]
+
+
+def _matrix(array: Any, name: str) -> Array:
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{name}: {type(array).__name__} found; a NumPy array is needed")
+    if array.dtype.name not in DTYPES:
+        raise InputError(
+            f"{name}: dtype {array.dtype.name} found; it is one of {', '.join(DTYPES)} "
+            "(bfloat16 from ml_dtypes)"
+        )
+    if not array.dtype.isnative:
+        raise InputError(f"{name}: its bytes are not in this machine's order; convert it first")
+    if array.ndim != 2:
+        raise InputError(f"{name}: shape {array.shape} found; a matrix is needed")
+    return array
+
+
+def _name(list_name: str, rank: int, index: int, entry: Any) -> str:
+    return f"{list_name}[{rank}]" + (f"[{index}]" if isinstance(entry, (tuple, list)) else "")
+
+
+def _several(entry: Any) -> Sequence[Any]:
+    return entry if isinstance(entry, (tuple, list)) else (entry,)
+
+
+def _row_contiguous(x: Array) -> Array:
+    """Return x, or a copy where a copy engine could not read its rows."""
+    row_bytes = x.shape[1] * x.itemsize
+    fits = x.strides[1] == x.itemsize and (x.strides[0] >= row_bytes or x.shape[0] <= 1)
+    return x if fits and x.strides[0] >= 0 else np.ascontiguousarray(x)
+
+
+def _common_dtype(arrays: Sequence[Array], names: str) -> np.dtype[Any]:
+    dtype = arrays[0].dtype
+    found = sorted({array.dtype.name for array in arrays})
+    if len(found) > 1:
+        raise InputError(f"{names} are {' and '.join(found)}; give one dtype")
+    return dtype
+
+
+def _same_dtype(array: Array, dtype: np.dtype[Any], name: str) -> None:
+    if array.dtype != dtype:
+        raise InputError(f"{name} is {array.dtype.name}, xs[0] is {dtype.name}; give one dtype")
+
+
+def _equal_columns(arrays: Sequence[Array], name: str, shape: str) -> None:
+    for rank, array in enumerate(arrays):
+        if array.shape[1] != arrays[0].shape[1]:
+            raise InputError(
+                f"{name}[{rank}] has {array.shape[1]} columns, {name}[0] has "
+                f"{arrays[0].shape[1]}; all are [{shape}]"
+            )
+
+
+def _biases(bias: Sequence[Any] | None, weights: list[list[Array]], flat: bool = False) -> Any:
+    """Return per rank a list with a bias or None per weight (`flat`: per rank just that)."""
+    found: list[list[Any]] = [[None] * len(entry) for entry in weights]
+    if bias is not None:
+        if len(bias) != len(weights):
+            raise InputError(f"bias has {len(bias)} entries, the node has {len(weights)} ranks")
+        for rank, entry in enumerate(bias):
+            mine = list(entry) if isinstance(entry, (tuple, list)) else [entry]
+            if len(mine) != len(weights[rank]):
+                raise InputError(
+                    f"bias[{rank}] has {len(mine)} entries, ws[{rank}] has {len(weights[rank])}"
+                )
+            found[rank] = mine
+    return [entry[0] for entry in found] if flat else found
+
+
+def _bias_rows(
+    biases: list[Any], columns: Sequence[int], dtype: np.dtype[Any]
+) -> list[Array] | None:
+    """Return every rank's bias as [1, n_r], or None where no rank has one."""
+    if all(bias is None for bias in biases):
+        return None
+    rows = []
+    for rank, bias in enumerate(biases):
+        if bias is None:
+            raise InputError("bias: some ranks have one and some have none")
+        if not isinstance(bias, np.ndarray):
+            raise InputError(f"bias[{rank}]: {type(bias).__name__} found; an array is needed")
+        _same_dtype(bias, dtype, f"bias[{rank}]")
+        if bias.shape not in ((columns[rank],), (1, columns[rank])):
+            raise InputError(f"bias[{rank}] has shape {bias.shape}; it is [{columns[rank]}]")
+        rows.append(bias.reshape(1, -1))
+    return rows

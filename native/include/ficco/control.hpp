@@ -1,0 +1,88 @@
+// The state of a group that all its ranks must see alike: the first failure, and who is still here.
+// It lies in the group's memory, which processes may share, and knows nothing of windows or plans.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "ficco/futex.hpp"
+#include "ficco/limits.hpp"
+#include "ficco/robust.hpp"
+
+namespace ficco {
+
+// Why a group has failed. Numbers that do not apply are -1, or 0 for values.
+struct Failure {
+    enum class Kind { timeout, stopped };
+    int rank;
+    int step;
+    int word_rank;  // -1: a wait for the step `word_index` of the same program
+    int word_index;
+    Kind kind;
+    double seconds;
+    std::uint32_t found;
+    std::uint32_t expected;
+};
+
+// A rank's process. `absent` until it has joined.
+enum class Presence : std::uint32_t { absent, here, closed, died };
+
+// What is known of a rank.
+struct RankState {
+    Presence presence;
+    double age_s;          // since its last heartbeat; 0 where ranks are threads of one process
+    std::uint32_t calls;   // that it has begun
+    std::uint32_t digest;  // of the last one
+};
+
+// Plain memory, zero at first; init() makes it.
+class Control {
+  public:
+    void init(int world, std::size_t capacity);
+
+    // Throws std::invalid_argument where this is no control state of such a group.
+    void check(int world, std::size_t capacity) const;
+
+    // ---- failure
+    // Only the first one is kept. Its teller may die while it tells, so others wait for it a short
+    // while only and then report that rank as stopped.
+    void fail(const Failure& failure) noexcept;
+    const std::atomic<bool>& failed() const noexcept { return failed_; }
+    std::optional<Failure> failure() const noexcept;
+    void forget_failure() noexcept;  // while nobody can fail
+
+    // ---- ranks
+    void began(int rank, std::uint32_t digest) noexcept;
+    RankState state(int rank) const noexcept;
+
+    // Of a rank whose process has a watchdog; by the watchdog's thread.
+    void arrive(int rank) noexcept;
+    void beat(int rank) noexcept;
+    void depart(int rank) noexcept;
+    // Finds out which ranks have died since they arrived: the kernel tells, by their mutex.
+    void look_for_deaths(int world) noexcept;
+    bool someone_died() const noexcept { return deaths_.load(std::memory_order_acquire) > 0; }
+
+  private:
+    struct alignas(64) Rank {
+        std::atomic<std::int64_t> seen_ns;
+        std::atomic<Presence> presence;
+        Word calls;
+        Word digest;
+        RobustMutex alive;  // held from arrive() to depart()
+    };
+
+    std::uint64_t magic_;
+    std::uint64_t world_;
+    std::uint64_t capacity_;
+    std::atomic<bool> failed_;
+    Word claimed_;  // rank + 1 of whoever tells the first failure
+    Word told_;     // 1: failure_ is complete
+    Failure failure_;
+    Word deaths_;
+    Rank ranks_[kMaxWorld];
+};
+
+}  // namespace ficco

@@ -1,0 +1,29 @@
+// A thread that takes no signals, so that a Ctrl-C reaches a thread of Python.
+#pragma once
+
+#include <pthread.h>
+
+#include <functional>
+#include <string>
+
+namespace ficco {
+
+class Thread {
+  public:
+    // `body` must not throw. Throws std::runtime_error where no thread can be had.
+    Thread(const std::string& name, std::function<void()> body);
+    ~Thread() { join(); }
+    Thread(const Thread&) = delete;
+    Thread& operator=(const Thread&) = delete;
+
+    void join() noexcept;  // may be called again
+
+  private:
+    static void* enter(void* thread);
+
+    std::function<void()> body_;
+    pthread_t thread_{};
+    bool joined_ = false;
+};
+
+}  // namespace ficco

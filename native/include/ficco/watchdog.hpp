@@ -1,0 +1,27 @@
+// A thread that says, while it lives, that this process does, and notices when others have died.
+#pragma once
+
+#include "ficco/control.hpp"
+#include "ficco/futex.hpp"
+#include "ficco/thread.hpp"
+
+namespace ficco {
+
+class Watchdog {
+  public:
+    // Returns when the rank is `here`; `control` outlives the watchdog.
+    Watchdog(Control& control, int world, int rank);
+    ~Watchdog();  // the rank has closed
+
+  private:
+    void loop() noexcept;
+
+    Control& control_;
+    const int world_;
+    const int rank_;
+    Word arrived_{0};
+    Word stop_{0};
+    Thread thread_;  // last, as it uses all above
+};
+
+}  // namespace ficco

@@ -1,0 +1,112 @@
+// Failure and presence in memory that processes share. No thread: see watchdog.cpp.
+#include "ficco/control.hpp"
+
+#include <stdexcept>
+#include <string>
+
+#include "ficco/clock.hpp"
+
+namespace ficco {
+
+namespace {
+
+// Says whose memory this is, and changes whenever the layout of shared memory does.
+constexpr std::uint64_t kMagic = 0x31'6f63'6369'66;  // "ficco1"
+
+// How long one waits for another's failure to be told. Telling takes less than a microsecond.
+constexpr int kTellTries = 20;
+constexpr std::int64_t kTellNs = 1'000'000;
+
+}  // namespace
+
+void Control::init(int world, std::size_t capacity) {
+    for (Rank& rank : ranks_) rank.alive.init();
+    world_ = static_cast<std::uint64_t>(world);
+    capacity_ = capacity;
+    magic_ = kMagic;
+}
+
+void Control::check(int world, std::size_t capacity) const {
+    if (magic_ == kMagic && world_ == static_cast<std::uint64_t>(world) && capacity_ == capacity) {
+        return;
+    }
+    throw std::invalid_argument("the memory is not that of a group of " + std::to_string(world) +
+                                " ranks with windows of " + std::to_string(capacity) +
+                                " bytes a copy, made by this version of ficco");
+}
+
+// ---- failure
+
+void Control::fail(const Failure& failure) noexcept {
+    std::uint32_t nobody = 0;
+    if (claimed_.compare_exchange_strong(nobody, static_cast<std::uint32_t>(failure.rank) + 1)) {
+        failure_ = failure;
+        told_.store(1, std::memory_order_release);
+    } else {
+        for (int look = 0; look < kTellTries && !told_.load(std::memory_order_acquire); ++look) {
+            sleep_until_ns(now_ns() + kTellNs);
+        }
+    }
+    failed_.store(true, std::memory_order_release);
+}
+
+std::optional<Failure> Control::failure() const noexcept {
+    if (!failed_.load(std::memory_order_acquire)) return std::nullopt;
+    if (told_.load(std::memory_order_acquire)) return failure_;
+    const int rank = static_cast<int>(claimed_.load(std::memory_order_relaxed)) - 1;
+    return Failure{rank, -1, -1, -1, Failure::Kind::stopped, 0.0, 0, 0};
+}
+
+void Control::forget_failure() noexcept {
+    failed_.store(false, std::memory_order_release);
+    told_.store(0, std::memory_order_release);
+    claimed_.store(0, std::memory_order_release);
+}
+
+// ---- ranks
+
+void Control::began(int rank, std::uint32_t digest) noexcept {
+    ranks_[rank].digest.store(digest, std::memory_order_relaxed);
+    ranks_[rank].calls.fetch_add(1, std::memory_order_release);
+}
+
+RankState Control::state(int rank) const noexcept {
+    const Rank& one = ranks_[rank];
+    const std::uint32_t calls = one.calls.load(std::memory_order_acquire);
+    const std::int64_t seen = one.seen_ns.load(std::memory_order_relaxed);
+    return {one.presence.load(std::memory_order_acquire),
+            seen == 0 ? 0.0 : static_cast<double>(now_ns() - seen) * 1e-9, calls,
+            one.digest.load(std::memory_order_relaxed)};
+}
+
+void Control::arrive(int rank) noexcept {
+    beat(rank);
+    // Nobody else takes it before presence says `here`.
+    ranks_[rank].alive.try_lock();
+    ranks_[rank].presence.store(Presence::here, std::memory_order_release);
+}
+
+void Control::beat(int rank) noexcept {
+    ranks_[rank].seen_ns.store(now_ns(), std::memory_order_relaxed);
+}
+
+void Control::depart(int rank) noexcept {
+    ranks_[rank].presence.store(Presence::closed, std::memory_order_release);
+    ranks_[rank].alive.unlock();
+}
+
+void Control::look_for_deaths(int world) noexcept {
+    for (int rank = 0; rank < world; ++rank) {
+        Rank& one = ranks_[rank];
+        if (one.presence.load(std::memory_order_acquire) != Presence::here) continue;
+        const RobustMutex::Got got = one.alive.try_lock();
+        if (got == RobustMutex::Got::no) continue;  // its holder lives
+        if (got == RobustMutex::Got::orphan) {
+            one.presence.store(Presence::died, std::memory_order_release);
+            deaths_.fetch_add(1, std::memory_order_release);
+        }
+        one.alive.unlock();
+    }
+}
+
+}  // namespace ficco

@@ -1,0 +1,42 @@
+// The loop of a watchdog. What a heartbeat and a death are is in control.cpp.
+#include "ficco/watchdog.hpp"
+
+#include <string>
+
+#include "ficco/clock.hpp"
+
+namespace ficco {
+
+namespace {
+constexpr std::int64_t kBeatNs = 50'000'000;
+}  // namespace
+
+Watchdog::Watchdog(Control& control, int world, int rank)
+    : control_(control),
+      world_(world),
+      rank_(rank),
+      thread_("ficco r" + std::to_string(rank) + " dog", [this] { loop(); }) {
+    while (arrived_.load(std::memory_order_acquire) == 0) {
+        futex_wait(arrived_, 0, now_ns() + kBeatNs);
+    }
+}
+
+Watchdog::~Watchdog() {
+    stop_.store(1, std::memory_order_release);
+    futex_wake_all(stop_);
+    thread_.join();
+}
+
+void Watchdog::loop() noexcept {
+    control_.arrive(rank_);
+    arrived_.store(1, std::memory_order_release);
+    futex_wake_all(arrived_);
+    while (stop_.load(std::memory_order_acquire) == 0) {
+        control_.beat(rank_);
+        control_.look_for_deaths(world_);
+        futex_wait(stop_, 0, now_ns() + kBeatNs);
+    }
+    control_.depart(rank_);
+}
+
+}  // namespace ficco

@@ -1,0 +1,280 @@
+"""Every operator on the host engine: right, the same bits again, in any sequence, in order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import DTYPES, bits
+
+import ficco
+from ficco import oracle
+from ficco.compute import named
+from ficco.errors import EngineError, ScheduleError
+from ficco.lowering import implemented, lower
+from ficco.machine import Machine
+from ficco.problem import Output, Problem, chunk_sizes
+from ficco.runtime.local import LocalRuntime
+from ficco.schedule import Schedule
+
+NAMED = Schedule.names()
+OPERATORS = implemented()
+HOST = Machine.named("host")
+
+
+def assert_all_right(problem: Problem, given: Any, found: Any, about: str) -> None:
+    for rank, (ys, wanted) in enumerate(zip(found, oracle.results(problem, given), strict=True)):
+        for y, want in zip(ys, wanted, strict=True):
+            verdict = oracle.judge(y, want, problem.dtype)
+            where = f"rank {rank} of {problem.world}, {problem.op} {problem.dtype}, {about}"
+            assert verdict.ok, f"{where}: error {verdict.max_rel_error:.2e}"
+
+
+def schedules_for(problem: Problem) -> list[Schedule]:
+    """Return the named schedules that the operator has."""
+    found = []
+    for name in NAMED:
+        schedule = Schedule.named(name).resolve(problem.world, HOST)
+        try:
+            lower(problem, schedule)
+        except ScheduleError:
+            assert (problem.op, name) == ("embedding_all_to_all", "uniform_fused_2d")
+        else:
+            found.append(schedule)
+    assert len(found) >= 6
+    return found
+
+
+def random_problem(rng: np.random.Generator, op: str, world: int) -> Problem:
+    """Return a small problem of uneven sizes, empty ones among them."""
+    m, n, k = (int(v) for v in rng.integers(1, 40, 3))
+    problem = Problem.chunked(op, world, m, n, k, DTYPES[int(rng.integers(3))])
+    cuts = np.sort(rng.integers(0, m + 1, world - 1))
+    rows = tuple(int(v) for v in np.diff([0, *cuts, m]))
+    if op in ("all_to_all_matmul", "matmul_all_to_all"):
+        splits = tuple(
+            tuple(int(v) for v in np.diff([0, *np.sort(rng.integers(0, r + 1, world - 1)), r]))
+            for r in rows
+        )
+        return replace(problem, rows=rows, splits=splits)
+    return replace(problem, rows=rows)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_every_schedule_is_right_and_gives_the_same_bits_again(op: str, world: int) -> None:
+    with ficco.Node(world) as node:
+        for dtype in DTYPES:
+            for m, n, k in ((515, 257, 129), (3, 2, 2)):
+                bias = op not in ("matmul_all_to_all", "embedding_all_to_all")
+                problem = Problem.chunked(op, world, m, n, k, dtype, bias=bias)
+                given = oracle.inputs(problem, seed=m)
+                for schedule in schedules_for(problem):
+                    about = f"{schedule.name} m={m} n={n} k={k}"
+                    found = node.run(problem, given, schedule=schedule)
+                    assert_all_right(problem, given, found, about)
+                    again = node.run(problem, given, schedule=schedule)
+                    assert all(bits(a) == bits(b) for a, b in zip(found, again, strict=True)), about
+
+
+@pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
+def test_sums_have_the_same_bits_whatever_the_timing(op: str) -> None:
+    """The order of terms is that of ranks: machines, routes and grains do not change it."""
+    problem = Problem.chunked(op, 4, 64, 32, 48, "bfloat16")
+    given = oracle.inputs(problem, 5)
+    seen = set()
+    for machine in ("host", "mesh4", "switch4"):
+        with ficco.Node(4, machine=machine) as node:
+            for grain in (1, 2, 5):
+                ys = node.run(problem, given, schedule="hetero_fused_1d", grain=grain)
+                seen.add(tuple(bits(mine)[0] for mine in ys))
+    assert len(seen) == 1
+    if op == "matmul_all_reduce":
+        assert len(set(next(iter(seen)))) == 1  # every rank holds the same sum
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_skewed_and_empty_splits_and_rows(op: str) -> None:
+    rng = np.random.default_rng(11)
+    with ficco.Node(4) as node:
+        for turn in range(40):
+            problem = random_problem(rng, op, 4)
+            given = oracle.inputs(problem, turn)
+            for schedule in schedules_for(problem):
+                found = node.run(problem, given, schedule=schedule)
+                assert_all_right(problem, given, found, f"{schedule.name} {problem}")
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_on_one_thread_in_submission_order_nothing_hangs(op: str) -> None:
+    """As where all lanes share a hardware queue."""
+    runtime = LocalRuntime(3, HOST, named("numpy"), timeout_s=5, in_order=True)
+    try:
+        problem = Problem.chunked(op, 3, 17, 5, 7)
+        given = oracle.inputs(problem, 1)
+        for schedule in schedules_for(problem):
+            for _ in range(4):
+                found = [
+                    [np.empty(s, np.float32) for s in problem.result_shapes(r)] for r in range(3)
+                ]
+                arrays = [{**mine, "y0": ys[0]} for mine, ys in zip(given, found, strict=True)]
+                runtime.execute(problem, schedule, arrays)
+                assert_all_right(problem, given, found, schedule.name)
+    finally:
+        runtime.close()
+
+
+def test_a_plan_that_needs_concurrent_lanes_is_refused_in_order_by_name() -> None:
+    from handmade import signalling_reduce_scatter
+
+    plan = signalling_reduce_scatter("float32")
+    rng = np.random.default_rng(0)
+    arrays = [
+        {
+            b.name: rng.standard_normal((b.rows, b.cols)).astype(np.float32)
+            for b in entry.buffers
+            if b.role in ("input", "weight", "output")
+        }
+        for entry in plan.ranks
+    ]
+    runtime = LocalRuntime(2, HOST, named("numpy"), timeout_s=5, in_order=True)
+    with pytest.raises(EngineError, match="'g' of rank 0 needs concurrent lanes"):
+        runtime.execute_plan(plan, arrays)
+    runtime.close()
+    runtime = LocalRuntime(2, HOST, named("numpy"), timeout_s=5)
+    runtime.execute_plan(plan, arrays)
+    exact = oracle.results(plan.problem, arrays)
+    for rank in range(2):
+        assert oracle.judge(arrays[rank]["y0"], exact[rank][0], "float32").ok
+    runtime.close()
+
+
+def test_operators_schedules_and_grains_in_any_sequence_on_one_window() -> None:
+    rng = np.random.default_rng(3)
+    with ficco.Node(3) as node:
+        for turn in range(400):
+            op = OPERATORS[int(rng.integers(len(OPERATORS)))]
+            problem = random_problem(rng, op, 3)
+            choices = schedules_for(problem)
+            schedule = choices[int(rng.integers(len(choices)))]
+            grain = int(rng.integers(1, 7))
+            given = oracle.inputs(problem, turn)
+            found = node.run(problem, given, schedule=schedule, grain=grain)
+            assert_all_right(problem, given, found, f"call {turn}: {schedule.name} grain {grain}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pytorch_computes_all_operators(torch: Any, dtype: str) -> None:
+    with ficco.Node(3, compute="torch") as node:
+        for op in OPERATORS:
+            problem = Problem.chunked(op, 3, 61, 23, 31, dtype)
+            given = oracle.inputs(problem, 2)
+            for schedule in schedules_for(problem):
+                found = node.run(problem, given, schedule=schedule)
+                assert_all_right(problem, given, found, schedule.name)
+
+
+class TestArguments:
+    """The operators as a user calls them."""
+
+    rng = np.random.default_rng(8)
+
+    def draw(self, *shape: int) -> Any:
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def test_matmul_reduce_scatter(self) -> None:
+        xs = [self.draw(9, 3), self.draw(9, 0), self.draw(9, 4)]
+        ws = [self.draw(3, 5), self.draw(0, 5), self.draw(4, 5)]
+        bias = [self.draw(5) for _ in range(3)]
+        total = sum(x @ w for x, w in zip(xs, ws, strict=True))
+        with ficco.Node(3) as node:
+            for name in NAMED:
+                ys = node.matmul_reduce_scatter(xs, ws, rows=[2, 0, 7], bias=bias, schedule=name)
+                np.testing.assert_allclose(ys[0], total[:2] + bias[0], rtol=1e-4, atol=1e-5)
+                assert ys[1].shape == (0, 5)
+                np.testing.assert_allclose(ys[2], total[2:] + bias[2], rtol=1e-4, atol=1e-5)
+
+    def test_matmul_all_reduce(self) -> None:
+        xs, ws = [self.draw(1, 6) for _ in range(4)], [self.draw(6, 3) for _ in range(4)]
+        bias = [self.draw(3)] * 4
+        total = sum(x @ w for x, w in zip(xs, ws, strict=True)) + bias[0]
+        with ficco.Node(4) as node:
+            for name in NAMED:
+                for y in node.matmul_all_reduce(xs, ws, bias=bias, schedule=name):
+                    np.testing.assert_allclose(y, total, rtol=1e-4, atol=1e-5)
+
+    def test_all_to_all_both_ways(self) -> None:
+        splits = [[0, 3, 1], [2, 0, 0], [0, 0, 5]]
+        xs = [self.draw(sum(row), 4) for row in splits]
+        ws = [self.draw(4, 2) for _ in range(3)]
+        blocks = [np.split(x, np.cumsum(row)[:-1]) for x, row in zip(xs, splits, strict=True)]
+        with ficco.Node(3) as node:
+            for name in NAMED:
+                dispatched = node.all_to_all_matmul(xs, ws, splits, schedule=name)
+                combined = node.matmul_all_to_all(xs, ws, splits, schedule=name)
+                for r in range(3):
+                    want = np.concatenate([blocks[s][r] for s in range(3)]) @ ws[r]
+                    np.testing.assert_allclose(dispatched[r], want, rtol=1e-4, atol=1e-5)
+                    want = np.concatenate([blocks[s][r] @ ws[s] for s in range(3)])
+                    np.testing.assert_allclose(combined[r], want, rtol=1e-4, atol=1e-5)
+
+    def test_embedding(self) -> None:
+        tables = [[self.draw(7, 2)], [], [self.draw(5, 2), self.draw(1, 2)]]
+        indices = [[np.array([6, 6, 0, 3])], [], [np.array([], np.int64), np.array([0, 0])]]
+        offsets = [[np.array([0, 0, 2, 4])], [], [np.zeros(4, np.int64), np.array([0, 1, 1, 2])]]
+        whole = []
+        for r in range(3):
+            for table, index, begin in zip(tables[r], indices[r], offsets[r], strict=True):
+                ends = [*begin, len(index)]
+                whole.append([table[index[a:b]].sum(axis=0) for a, b in pairwise(ends)])
+        whole = np.concatenate([np.array(w) for w in whole], axis=1)
+        with ficco.Node(3) as node:
+            for name in NAMED:
+                if name == "uniform_fused_2d":
+                    continue
+                ys = node.embedding_all_to_all(
+                    tables, indices, offsets, rows=[1, 3, 0], schedule=name
+                )
+                np.testing.assert_allclose(ys[0], whole[:1], rtol=1e-5)
+                np.testing.assert_allclose(ys[1], whole[1:], rtol=1e-5)
+                assert ys[2].shape == (0, 6)
+
+    @pytest.mark.parametrize(
+        ("call", "words"),
+        [
+            (lambda n, x, w: n.matmul_reduce_scatter(x, [w[0], w[1][:1]]), "ws\\[1\\] has 1 rows"),
+            (lambda n, x, w: n.matmul_reduce_scatter([x[0], x[1][:2]], w), "all are \\[m, k_r\\]"),
+            (lambda n, x, w: n.matmul_reduce_scatter(x, w, rows=[1, 1]), "add up to m=4"),
+            (lambda n, x, w: n.matmul_all_reduce(x[:1], w), "the node has 2 ranks"),
+            (lambda n, x, w: n.matmul_all_reduce(x, w, grain=200), "at most 128"),
+            (lambda n, x, w: n.all_to_all_matmul(x, w, [[4, 0]]), "2 x 2 sizes"),
+            (lambda n, x, w: n.all_to_all_matmul(x, w, [[4, 1], [4, 0]]), "add up to 5"),
+            (lambda n, x, w: n.all_to_all_matmul(x, [v[:1] for v in w], [[4, 0]] * 2), "k=3"),
+            (lambda n, x, w: n.embedding_all_to_all([[], []], [[], []], [[], []]), "no rank has"),
+            (
+                lambda n, x, w: n.embedding_all_to_all(
+                    [[x[0]], []], [[np.array([4])], []], [[np.array([0])], []]
+                ),
+                "beyond the 4 rows",
+            ),
+            (
+                lambda n, x, w: n.embedding_all_to_all(
+                    [[x[0]], []], [[np.array([1])], []], [[np.array([1])], []]
+                ),
+                "begin at 0",
+            ),
+        ],
+    )
+    def test_what_does_not_fit_is_named(self, call: Any, words: str) -> None:
+        xs, ws = [self.draw(4, 3) for _ in range(2)], [self.draw(3, 2) for _ in range(2)]
+        with ficco.Node(2) as node, pytest.raises(ficco.InputError, match=words):
+            call(node, xs, ws)
+
+
+def test_chunks_of_torch_are_the_default_rows() -> None:
+    problem = Problem.chunked("matmul_reduce_scatter", 4, 5, 2, 3)
+    assert problem.rows == chunk_sizes(5, 4) == (2, 2, 1, 0)
+    assert problem.outputs == (Output((2, 2, 2, 2)),)
