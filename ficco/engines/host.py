@@ -14,8 +14,8 @@ order, as on a single shared hardware queue.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -51,6 +51,7 @@ _COMPUTE = ("gemm", "reduce", "bag")
 _COPY, _RAISE, _WAIT, _CLEAR, _AFTER = range(5)
 _INLINE = -1
 _COLUMNS = 16  # of an op; their meaning is documented in ficco/_native.pyi
+_PADDING = (0,) * 11
 
 
 def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
@@ -81,18 +82,25 @@ class _Work(NamedTuple):
     mark: int  # step to mark as done afterwards, or -1
 
 
-@dataclass(slots=True)
 class _Ops:
-    """Op rows under construction, and the segment that rows of the calling thread go to."""
+    """Op rows under construction, flat, and the segment that rows of the calling thread go to.
 
-    lanes: list[list[int]] = field(default_factory=list)
-    inline: list[list[int]] = field(default_factory=list)
-    segment: int = 0
+    Rows are made for every new shape, so this is written for speed: one tuple a row.
+    """
 
-    def add(self, lane: int, kind: int, index: int, *fields: int) -> None:
-        rows, segment = (self.inline, self.segment) if lane == _INLINE else (self.lanes, 0)
-        row = [segment, lane, kind, index, *fields]
-        rows.append(row + [0] * (_COLUMNS - len(row)))
+    def __init__(self) -> None:
+        self.lanes: list[int] = []
+        self.inline: list[int] = []
+        self.segment = 0
+
+    def place(self, lane: int) -> tuple[list[int], int]:
+        """Return the rows that a lane's ops go to, and their segment."""
+        return (self.inline, self.segment) if lane == _INLINE else (self.lanes, 0)
+
+    def array(self) -> npt.NDArray[np.int64]:
+        """Return all rows, [count, 16], sorted by segment."""
+        flat = np.frombuffer(array("q", self.lanes + self.inline), np.int64)
+        return flat.reshape(-1, _COLUMNS)
 
 
 class BoundPlan:
@@ -114,6 +122,8 @@ class BoundPlan:
         self._compute, self._machine = compute, machine
         self.rows = [_Row(step.id, step, step.kind) for step in plan.steps]
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
+        self._link = machine.link
         self._slots: dict[tuple[int, str], int] = {}
         self._places, _ = window_places(plan.buffers)
         self._lanes = self._native_lanes(in_order)
@@ -162,7 +172,8 @@ class BoundPlan:
         for i, step in enumerate(steps):
             lane = self._lanes.get(step.lane, _INLINE)
             for other in step.after:
-                ops.add(lane, _AFTER, i, index_of[other])
+                rows, segment = ops.place(lane)
+                rows += (segment, lane, _AFTER, i, index_of[other], *_PADDING)
             if step.parts:
                 for number, part in enumerate(step.parts):
                     row = len(self.rows)
@@ -190,7 +201,7 @@ class BoundPlan:
         self._native = _native.Program(
             self.group,
             self.plan.rank,
-            np.array(ops.lanes + ops.inline, np.int64).reshape(-1, _COLUMNS),
+            ops.array(),
             np.array(windows, np.int64).reshape(-1, 4),
             ops.segment + 1,
             len(self.rows),
@@ -207,37 +218,39 @@ class BoundPlan:
     def _signals(
         self, ops: _Ops, lane: int, kind: int, index: int, words: tuple[Word, ...]
     ) -> None:
+        rows, segment = ops.place(lane)
+        value = 0 if kind == _CLEAR else 1
         for word in words:
-            digest = word.name == "entered" and kind != _CLEAR
-            value = 0 if kind == _CLEAR else 1
-            ops.add(
-                lane, kind, index, word.rank, word_place(word), value, int(digest),
-                *[0] * 7, word.copy,
+            digest = 1 if word.name == "entered" and kind != _CLEAR else 0
+            rows += (
+                segment, lane, kind, index, word.rank, word_place(word), value, digest,
+                0, 0, 0, 0, 0, 0, 0, word.copy,
             )  # fmt: skip
 
     def _copy(self, ops: _Ops, lane: int, index: int, source: Region, target: Region) -> None:
-        item = ELEMENT_BYTES[self._buffers[source.buffer].dtype]
-        size = source.area * item
-        link = self._machine.link
-        remote = source.rank != target.rank
+        item = self._item[source.buffer]
+        link, slots = self._link, self._slots
+        rank, there = source.rank, target.rank
         latency_ns = 0
-        if remote and link.paced:
-            latency_ns = round(1e3 * (link.transfer_us(size) - size / (link.peak_gbps * 1e3)))
-        ops.add(
-            lane, _COPY, index,
-            self._slot(source), source.row0, source.col0 * item,
-            self._slot(target), target.row0, target.col0 * item,
-            source.rows, source.cols * item,
-            source.rank if remote else -1, target.rank if remote else -1, latency_ns,
-            source.copy | target.copy << 1,
+        if rank == there:
+            from_rank = to_rank = -1
+        else:
+            from_rank, to_rank = rank, there
+            if link.paced:
+                size = source.area * item
+                latency_ns = round(1e3 * (link.transfer_us(size) - size / (link.peak_gbps * 1e3)))
+        rows, segment = ops.place(lane)
+        rows += (
+            segment, lane, _COPY, index,
+            slots.setdefault((rank, source.buffer), len(slots)), source.row0, source.col0 * item,
+            slots.setdefault((there, target.buffer), len(slots)), target.row0, target.col0 * item,
+            source.row1 - source.row0, (source.col1 - source.col0) * item,
+            from_rank, to_rank, latency_ns, source.copy | target.copy << 1,
         )  # fmt: skip
-
-    def _slot(self, region: Region) -> int:
-        return self._slots.setdefault((region.rank, region.buffer), len(self._slots))
 
     def _pitch(self, name: str) -> int:
         buffer = self._buffers[name]
-        return buffer.cols * ELEMENT_BYTES[buffer.dtype]
+        return buffer.cols * self._item[name]
 
     def run(self, arrays: Mapping[str, npt.NDArray[Any]], copy: int, digest: int) -> bool:
         """Run one call to its end.
@@ -340,7 +353,7 @@ class BoundPlan:
             if end:
                 step = row.step
                 moved = sum(
-                    region.area * ELEMENT_BYTES[self._buffers[region.buffer].dtype]
+                    region.area * self._item[region.buffer]
                     for region in step.writes
                     if row.kind == "copy"
                 )

@@ -5,7 +5,6 @@ A rank lowers only its own plan at run time (`lower_rank`); `lower` makes all of
 
 from __future__ import annotations
 
-from ficco.errors import ScheduleError
 from ficco.lowering import (
     all_gather_matmul,
     all_to_all_matmul,
@@ -18,7 +17,7 @@ from ficco.plan import Plan, RankPlan, digest_of
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
-__all__ = ["implemented", "lower", "lower_rank"]
+__all__ = ["lower", "lower_rank"]
 
 _LOWERINGS = {
     "all_gather_matmul": all_gather_matmul.lower_rank,
@@ -28,11 +27,6 @@ _LOWERINGS = {
     "matmul_all_to_all": matmul_all_to_all.lower_rank,
     "embedding_all_to_all": embedding_all_to_all.lower_rank,
 }
-
-
-def implemented() -> tuple[str, ...]:
-    """Return the operators that have a lowering."""
-    return tuple(_LOWERINGS)
 
 
 def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
@@ -47,10 +41,6 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         ScheduleError: nothing implements this schedule for this operator; the message names the
             nearest that works.
     """
-    if problem.op not in _LOWERINGS:
-        raise ScheduleError(
-            f"{problem.op} has no lowering yet. Implemented: {', '.join(_LOWERINGS)}"
-        )
     return _LOWERINGS[problem.op](problem, schedule, rank)
 
 

@@ -49,6 +49,7 @@ class Cut:
         widths: columns that each rank makes (differ for embedding tables).
         landing_cols: the first column where each rank's work lands.
         own: buffer for the own block; its first row is `own_row`, its first column `own_col`.
+        known: chunks so far, which are asked for again and again.
     """
 
     blocks: Blocks
@@ -58,6 +59,7 @@ class Cut:
     own: str
     own_row: int = 0
     own_col: int = 0
+    known: dict[tuple[int, int, int], Chunk] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -71,6 +73,13 @@ class Cut:
 
     def chunk(self, rows: int, width: int, index: int) -> Chunk:
         """Return a chunk of a block of so many rows and columns."""
+        key = (rows, width, index)
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._chunk(rows, width, index)
+        return found
+
+    def _chunk(self, rows: int, width: int, index: int) -> Chunk:
         by_rows = self.schedule.cut == "rows"
         bounds = chunk_bounds(rows if by_rows else width, self.schedule.chunks, self.schedule.taper)
         begin, end = bounds[index], bounds[index + 1]

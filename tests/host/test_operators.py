@@ -14,14 +14,13 @@ import ficco
 from ficco import oracle
 from ficco.compute import named
 from ficco.errors import EngineError, ScheduleError
-from ficco.lowering import implemented, lower
+from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.problem import Output, Problem, chunk_sizes
+from ficco.problem import OPERATORS, Output, Problem, chunk_sizes
 from ficco.runtime.local import LocalRuntime
 from ficco.schedule import Schedule
 
 NAMED = Schedule.names()
-OPERATORS = implemented()
 HOST = Machine.named("host")
 
 
