@@ -19,6 +19,15 @@ if TYPE_CHECKING:
         TimeoutExceeded,
     )
     from ficco.machine import Machine
+    from ficco.modules.functions import (
+        all_gather_matmul,
+        all_to_all_matmul,
+        embedding_all_to_all,
+        matmul_all_reduce,
+        matmul_all_to_all,
+        matmul_reduce_scatter,
+    )
+    from ficco.modules.groups import close, prepare, reset, synchronize
     from ficco.node import Node
     from ficco.plan import Plan
     from ficco.problem import Output, Problem
@@ -43,6 +52,16 @@ _HOMES = {
     "Span": "timeline",
     "Timeline": "timeline",
     "TimeoutExceeded": "errors",
+    "all_gather_matmul": "modules.functions",
+    "all_to_all_matmul": "modules.functions",
+    "close": "modules.groups",
+    "embedding_all_to_all": "modules.functions",
+    "matmul_all_reduce": "modules.functions",
+    "matmul_all_to_all": "modules.functions",
+    "matmul_reduce_scatter": "modules.functions",
+    "prepare": "modules.groups",
+    "reset": "modules.groups",
+    "synchronize": "modules.groups",
 }
 
 __all__ = [
@@ -62,6 +81,16 @@ __all__ = [
     "Timeline",
     "TimeoutExceeded",
     "__version__",
+    "all_gather_matmul",
+    "all_to_all_matmul",
+    "close",
+    "embedding_all_to_all",
+    "matmul_all_reduce",
+    "matmul_all_to_all",
+    "matmul_reduce_scatter",
+    "prepare",
+    "reset",
+    "synchronize",
 ]
 
 

@@ -204,12 +204,11 @@ class Problem:
             "rows": list(self.rows),
             "dtype": self.dtype,
             "splits": [list(row) for row in self.splits],
-            "tables": [list(row) for row in self.tables],
+            "tables": [len(row) for row in self.tables],
             "scales": self.scales,
         }
-        facts["width"] = self.n if self.op in REDUCING else self.k
-        if self.op == "matmul_all_to_all":
-            facts["width"] = self.n
+        sends_products = (*REDUCING, "matmul_all_to_all", "embedding_all_to_all")
+        facts["width"] = self.n if self.op in sends_products else self.k
         return facts
 
     def to_json(self) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 __all__ = ["Span", "Timeline"]
 
@@ -42,6 +43,7 @@ class Timeline:
         machine: the machine's name.
         paced: real execution, lengthened to the machine's modelled rates.
         simulated: nothing ran; the spans are predicted.
+        origin_us: what the engine's clock showed at time 0.
     """
 
     spans: tuple[Span, ...]
@@ -49,6 +51,20 @@ class Timeline:
     machine: str
     paced: bool = False
     simulated: bool = False
+    origin_us: float = 0.0
+
+    @classmethod
+    def joined(cls, timelines: Sequence[Timeline]) -> Timeline:
+        """Return one timeline of several that ranks took by the same clock."""
+        first = min(timelines, key=lambda timeline: timeline.origin_us)
+        spans = []
+        for timeline in timelines:
+            late = timeline.origin_us - first.origin_us
+            spans += [
+                replace(span, start_us=span.start_us + late, end_us=span.end_us + late)
+                for span in timeline.spans
+            ]
+        return replace(first, spans=tuple(spans))
 
     @property
     def duration_us(self) -> float:

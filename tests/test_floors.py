@@ -28,6 +28,7 @@ FLOORS = {
     "compute": 5,
     "engines": 6,
     "runtime": 7,
+    "modules": 8,
     "posing": 8,
     "node": 8,
     "cli": 9,
@@ -35,7 +36,7 @@ FLOORS = {
 }
 SAME_FLOOR = {("plan_json", "plan"), ("data", "errors"), ("cli", "report"), ("node", "posing")}
 HEAVY = {"torch", "cupy", "triton"}
-MAY_USE_TORCH = {"compute", "engines", "runtime"}
+MAY_USE_TORCH = {"compute", "engines", "runtime", "modules"}
 MOST_LINES = 500
 
 

@@ -42,7 +42,7 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
             default=DEFAULT_SIZES[name],
             help=f"{what}, over all ranks (%(default)s)",
         )
-    parser.add_argument("--ranks", type=int, default=DEFAULT_RANKS, help="ranks (%(default)s)")
+    parser.add_argument("--ranks", type=int, help=f"ranks ({DEFAULT_RANKS})")
     parser.add_argument("--rows", help="rows per rank, comma-separated, where they are uneven")
     parser.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)} (%(default)s)")
     parser.add_argument(
@@ -70,6 +70,8 @@ def asked_from(args: argparse.Namespace) -> Asked:
             f"unknown operator {args.op!r}{closest(args.op, OPERATORS)}. "
             f"Known: {', '.join(OPERATORS)}"
         )
+    if args.ranks is None:
+        args.ranks = DEFAULT_RANKS
     if not 1 <= args.ranks <= MAX_WORLD:
         raise InputError(f"--ranks {args.ranks}: ficco runs 1 to {MAX_WORLD} ranks")
     machine = Machine.named(args.machine or _fitting(args.ranks))

@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
 import sys
-import time
-from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import IO, Any
 
 from ficco.cli.arguments import Asked, add_problem, asked_from
+from ficco.cli.launch import launch
+from ficco.cli.measure import Executor, NodeExecutor, Point, measure
 from ficco.errors import InputError
-from ficco.lowering import lower
-from ficco.problem import DTYPES
-from ficco.schedule import Schedule
-from ficco.timeline import Timeline
 
-if TYPE_CHECKING:
-    from ficco.node import Node
-
-__all__ = ["Row", "add_to"]
-
-
-@dataclass(slots=True)
-class Row:
-    """One schedule's result, as it stands in the JSON."""
-
-    schedule: str
-    grain: int
-    serial_ms: float = 0.0
-    overlap_ms: float = 0.0
-    speedup: float = 0.0
-    ideal_ms: float = 0.0
-    efficiency: float = 0.0
-    max_rel_error: float = 0.0
-    ok: bool = True
-    copies: int = 0
-    bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Point:
-    """A schedule under measurement."""
-
-    schedule: Schedule
-    row: Row
-    times_ms: list[float] = field(default_factory=list)
-    best: Timeline | None = None
+__all__ = ["add_to"]
 
 
 def add_to(commands: Any) -> None:
@@ -61,6 +30,10 @@ def add_to(commands: Any) -> None:
         "--engine", default="auto", choices=("auto", "host"),
         help="host: threads and memory copies of this machine; auto: the best there is (host)",
     )  # fmt: skip
+    parser.add_argument(
+        "--processes", action="store_true",
+        help="a process per rank, over shared memory (under torchrun this is so anyway)",
+    )  # fmt: skip
     parser.add_argument("--compute", default="numpy", choices=("numpy", "torch"), help="GEMMs by")
     parser.add_argument("--iters", type=int, default=7, help="timed runs (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (%(default)s)")
@@ -71,26 +44,28 @@ def add_to(commands: Any) -> None:
 
 
 def _main(args: argparse.Namespace) -> int:
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if under_torchrun and args.ranks is None:
+        args.ranks = int(os.environ["WORLD_SIZE"])
     asked = asked_from(args)
     if args.iters < 1:
         raise InputError(f"--iters {args.iters}: it is 1 or more")
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: it is 0 or more")
-    from ficco.node import Node  # loads NumPy and the native core
-
-    trace = _opened(args.trace)
+    is_rank = under_torchrun or "FICCO_STORE" in os.environ
+    trace = None if is_rank and os.environ.get("RANK") != "0" else _opened(args.trace)
+    if args.processes and not is_rank:
+        if trace is not None:
+            trace.close()
+        return launch(asked.problem.world)
     try:
-        with Node(
-            asked.problem.world, machine=asked.machine, compute=args.compute, timeout_s=args.timeout
-        ) as node:
-            points, ideal_ms = _measure(node, asked, args.iters, args.seed)
-        serial_ms = statistics.median(points[0].times_ms)
-        for point in points:
-            _finish(point, serial_ms, ideal_ms)
-        shown = points[1:] if len(points) > len(asked.schedules) else points
-        best = min(shown, key=lambda point: point.row.overlap_ms)
-        rows = [point.row for point in shown]
-        _print(args, asked, rows, best)
+        with _executor(args, asked, is_rank) as executor:
+            points = measure(executor, asked, args.iters, args.seed)
+            best = min(points, key=lambda point: point.row.overlap_ms)
+            if best.best is not None:
+                best.best = executor.joined(best.best)
+            if executor.leads:
+                _print(args, asked, points, best, is_rank)
         if trace is not None and best.best is not None:
             from ficco.report.trace import chrome_trace
 
@@ -98,7 +73,27 @@ def _main(args: argparse.Namespace) -> int:
     finally:
         if trace is not None:
             trace.close()
-    return 0 if all(row.ok for row in rows) else 1
+    return 0 if all(point.row.ok for point in points) else 1
+
+
+@contextmanager
+def _executor(args: argparse.Namespace, asked: Asked, is_rank: bool) -> Iterator[Executor]:
+    """Yield what runs the problem: this process's rank of a group, or a node with all ranks."""
+    if is_rank:
+        from ficco.modules.ranks import RankExecutor
+
+        executor = RankExecutor(asked.problem.world, asked.machine, args.compute, args.timeout)
+        try:
+            yield executor
+        finally:
+            executor.close()
+        return
+    from ficco.node import Node  # loads NumPy and the native core
+
+    with Node(
+        asked.problem.world, machine=asked.machine, compute=args.compute, timeout_s=args.timeout
+    ) as node:
+        yield NodeExecutor(node)
 
 
 def _opened(path: str | None) -> IO[str] | None:
@@ -111,90 +106,14 @@ def _opened(path: str | None) -> IO[str] | None:
         raise InputError(f"--trace {path}: {error.strerror}") from None
 
 
-def _measure(node: Node, asked: Asked, iters: int, seed: int) -> tuple[list[_Point], float]:
-    """Run all schedules in turn, one round after another, each round on fresh inputs.
-
-    Returns the points, a serial one first, and the ideal time: the longer of the whole compute and
-    the whole transfer, each as it ran alone within serial.
-    """
-    from ficco import oracle
-
-    p = asked.problem
-    serial = Schedule.named("serial").resolve(p.world, asked.machine)
-    schedules = [schedule for schedule in asked.schedules if schedule != serial]
-    points = [_Point(s, _row(asked, s)) for s in [serial, *schedules]]
-    gemms, transfers = [], []
-    for turn in range(iters + 1):  # the first round warms up; it is checked, not timed
-        given = oracle.inputs(p, seed + 1000 * turn)
-        exact = oracle.results(p, given)
-        for point in points:
-            begin = time.perf_counter()
-            found = node.run(p, given, schedule=point.schedule)
-            elapsed_ms = 1e3 * (time.perf_counter() - begin)
-            for ys, wanted in zip(found, exact, strict=True):
-                for y, want in zip(ys, wanted, strict=True):
-                    verdict = oracle.judge(y, want, p.dtype)
-                    point.row.ok = point.row.ok and verdict.ok
-                    point.row.max_rel_error = max(point.row.max_rel_error, verdict.max_rel_error)
-            if turn == 0:
-                continue
-            if not point.times_ms or elapsed_ms < min(point.times_ms):
-                point.best = node.timeline()
-            point.times_ms.append(elapsed_ms)
-            if point is points[0]:
-                gemm_ms, transfer_ms = _alone(node.timeline())
-                gemms.append(gemm_ms)
-                transfers.append(transfer_ms)
-        _progress(f"round {turn} of {iters}")
-    _progress("")
-    return points, max(statistics.median(gemms), statistics.median(transfers))
-
-
-def _alone(timeline: Timeline) -> tuple[float, float]:
-    """Return how long serial's compute and its transfer lasted, on the slowest rank, in ms."""
-    made: dict[int, float] = {}
-    for s in timeline.spans:
-        if s.kind in ("gemm", "bag"):
-            made[s.rank] = made.get(s.rank, 0.0) + s.end_us - s.start_us
-    gemm = max(made.values(), default=0.0)
-    pushes = [s for s in timeline.spans if s.kind == "copy"]
-    transfer = max((s.end_us for s in pushes), default=0.0) - min(
-        (s.start_us for s in pushes), default=0.0
-    )
-    return gemm / 1e3, transfer / 1e3
-
-
-def _row(asked: Asked, schedule: Schedule) -> Row:
-    plan = lower(asked.problem, schedule)
-    pushed = [
-        region.area * DTYPES[asked.problem.dtype]
-        for entry in plan.ranks
-        for step in entry.steps
-        if step.kind == "copy"
-        for region in step.writes
-    ]
-    return Row(schedule.name, schedule.chunks, copies=len(pushed), bytes=sum(pushed))
-
-
-def _finish(point: _Point, serial_ms: float, ideal_ms: float) -> None:
-    row = point.row
-    row.serial_ms = serial_ms
-    row.overlap_ms = statistics.median(point.times_ms)
-    row.speedup = serial_ms / row.overlap_ms
-    row.ideal_ms = ideal_ms
-    row.efficiency = ideal_ms / row.overlap_ms
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)
-
-
-def _print(args: argparse.Namespace, asked: Asked, rows: list[Row], best: _Point) -> None:
+def _print(
+    args: argparse.Namespace, asked: Asked, points: list[Point], best: Point, processes: bool
+) -> None:
     from ficco.report.tables import heading, results_table
     from ficco.report.text_timeline import text_timeline
 
     p, link = asked.problem, asked.machine.link
+    rows = [asdict(point.row) for point in points]
     if args.json:
         document = {
             "op": p.op,
@@ -207,12 +126,13 @@ def _print(args: argparse.Namespace, asked: Asked, rows: list[Row], best: _Point
             "machine": asked.machine.name,
             "paced": asked.machine.paced,
             "link_gbps": link.peak_gbps if link.paced else None,
-            "results": [asdict(row) for row in rows],
+            "results": rows,
         }
         print(json.dumps(document))
     to = sys.stderr if args.json else sys.stdout
-    print(heading(p, asked.machine, args.compute, args.iters), file=to)
-    print(results_table([asdict(row) for row in rows]), file=to)
+    where = "a process per rank" if processes else "all ranks in one process"
+    print(heading(p, asked.machine, f"{args.compute}, {where}", args.iters), file=to)
+    print(results_table(rows), file=to)
     for reason in asked.refused:
         print(reason, file=to)
     if best.best is not None:

@@ -171,9 +171,11 @@ class BoundPlan:
         awaited = {index_of[other] for step in steps for other in step.after}
         for i, step in enumerate(steps):
             lane = self._lanes.get(step.lane, _INLINE)
+            if step.after:  # a row of its own: waiting is no part of what the step lasts
+                self.rows.append(_Row(f"{step.id}.after", step, "wait"))
             for other in step.after:
                 rows, segment = ops.place(lane)
-                rows += (segment, lane, _AFTER, i, index_of[other], *_PADDING)
+                rows += (segment, lane, _AFTER, len(self.rows) - 1, index_of[other], *_PADDING)
             if step.parts:
                 for number, part in enumerate(step.parts):
                     row = len(self.rows)

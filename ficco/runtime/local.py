@@ -7,7 +7,6 @@ look at what a user passes; that is `node`'s part.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
@@ -16,18 +15,18 @@ import numpy.typing as npt
 
 from ficco.compute import Compute
 from ficco.engines import host
-from ficco.errors import EngineError, InputError, TimeoutExceeded
+from ficco.errors import EngineError
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import Plan, window_places, word_at
+from ficco.plan import Plan, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas import single_threaded
+from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
+from ficco.runtime.failures import error_of
 from ficco.schedule import Schedule
-from ficco.timeline import Span, Timeline
+from ficco.timeline import Timeline
 
-__all__ = ["BOUND_PLANS", "LocalRuntime"]
-
-BOUND_PLANS = 64  # kept per runtime, least recently used out first
+__all__ = ["LocalRuntime"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -58,21 +57,12 @@ class LocalRuntime:
         timeout_s: float,
         in_order: bool = False,
     ) -> None:
-        if machine.engine != "host":
-            raise InputError(
-                f"machine {machine.name!r} needs the {machine.engine} engine; ranks in one process "
-                "run on the host engine: use a machine such as 'host' or 'mesh4'"
-            )
-        if world > machine.ranks:
-            raise InputError(
-                f"{world} ranks asked for, machine {machine.name!r} has {machine.ranks}; use fewer "
-                "ranks or a larger machine, 'host' for example"
-            )
+        check_machine(world, machine)
         self.world, self.machine = world, machine
         self._compute, self._in_order = compute, in_order
         self._group = host.new_group(world, machine, timeout_s)
         self._threads = ThreadPoolExecutor(world, thread_name_prefix="ficco-rank")
-        self._bound: OrderedDict[tuple[Problem, Schedule], _Bound] = OrderedDict()
+        self._bound: BoundPlans[_Bound] = BoundPlans()
         self._last: list[host.BoundPlan] = []
         self._lock = threading.Lock()
         self._calls = 0
@@ -100,16 +90,13 @@ class LocalRuntime:
             TimeoutExceeded: a wait outlasted `timeout_s`; the runtime needs `reset` then.
             EngineError: the runtime is closed or has failed before.
         """
+
+        def bind() -> _Bound:
+            plan = lower(problem, schedule)
+            return _Bound(self._bind(plan), plan.digest)
+
         with self._lock:
-            key = (problem, schedule)
-            bound = self._bound.get(key)
-            if bound is None:
-                plan = lower(problem, schedule)
-                bound = _Bound(self._bind(plan), plan.digest)
-                self._bound[key] = bound
-                if len(self._bound) > BOUND_PLANS:
-                    self._bound.popitem(last=False)
-            self._bound.move_to_end(key)
+            bound = self._bound.get(problem, schedule, bind)
             self._run(bound.ranks, bound.digest, arrays)
 
     def execute_plan(self, plan: Plan, arrays: Sequence[Arrays]) -> None:
@@ -165,39 +152,12 @@ class LocalRuntime:
                     f"rank {rank} failed: {error!r}; call reset() to go on"
                 ) from error
         failure = self._group.failure()
-        if failure is None:
-            return
-        rank, row, word_rank, place, kind, seconds, found, wanted = failure
-        if kind != "timeout":
-            raise EngineError(f"rank {rank} stopped; call reset() to go on")
-        step = bound[rank].rows[row].name
-        if word_rank < 0:
-            raise TimeoutExceeded(
-                rank, step, f"step {bound[rank].rows[place].name!r}", seconds,
-                "Raise timeout_s if the machine is slow; call reset() to go on.",
-            )  # fmt: skip
-        word = word_at(word_rank, place)
-        raiser = word.rank if word.name == "ready" else word.peer
-        hint = f"Rank {raiser} should have raised it"
-        if found != 0:
-            hint += f", and raised {found} where {wanted} was expected: it runs another call"
-        raise TimeoutExceeded(
-            rank, step, f"signal {word}", seconds,
-            f"{hint}. Raise timeout_s if the machine is slow; call reset() to go on.",
-        )  # fmt: skip
+        if failure is not None:
+            raise error_of(failure, lambda rank, row: bound[rank].rows[row].name, "reset()")
 
     def timeline(self) -> Timeline:
         """Return what the last call ran; time 0 is the first step's start."""
-        spans = [span for entry in self._last for span in entry.spans()]
-        zero = min((span.start_us for span in spans), default=0.0)
-        moved = [
-            Span(
-                s.rank, s.lane, s.step, s.kind, s.unit, s.start_us - zero, s.end_us - zero, s.bytes
-            )
-            for s in spans
-        ]
-        moved.sort(key=lambda s: (s.rank, s.start_us))
-        return Timeline(tuple(moved), "host", self.machine.name, paced=self.machine.paced)
+        return timeline_of([span for entry in self._last for span in entry.spans()], self.machine)
 
     def reset(self) -> None:
         """Bring all signals to their first state, after a failure."""

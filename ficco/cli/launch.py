@@ -1,0 +1,71 @@
+"""Starting a command's ranks: this command line again, once per rank, and its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ficco.errors import InputError
+
+__all__ = ["launch"]
+
+GRACE_S = 10.0  # for the other ranks to end by themselves after one has failed
+
+
+def launch(world: int) -> int:
+    """Run this process's command line in `world` ranks; return the worst exit code.
+
+    Rank 0 has this process's stdout, the others none; all share stderr. When one fails, the others
+    get GRACE_S to end, then they are killed.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise InputError(
+            "--processes needs PyTorch for the ranks to meet; pip install 'ficco[torch]'"
+        )
+    with tempfile.TemporaryDirectory(prefix="ficco-run-") as folder:
+        ranks = [_start(rank, world, Path(folder) / "store") for rank in range(world)]
+        try:
+            return _ended(ranks)
+        finally:
+            for rank in ranks:
+                if rank.poll() is None:
+                    rank.kill()
+                rank.wait()
+
+
+def _start(rank: int, world: int, store: Path) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "FICCO_STORE": str(store),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    command = [sys.executable, "-P", "-m", "ficco.cli.main", *sys.argv[1:]]
+    stdout = None if rank == 0 else subprocess.DEVNULL
+    return subprocess.Popen(command, env=environment, stdout=stdout)
+
+
+def _ended(ranks: list[subprocess.Popen[bytes]]) -> int:
+    """Wait for all ranks; once one has failed, for GRACE_S only."""
+    deadline: float | None = None
+    while any(rank.poll() is None for rank in ranks):
+        failed = any(rank.returncode for rank in ranks if rank.returncode is not None)
+        if failed and deadline is None:
+            deadline = time.monotonic() + GRACE_S
+        if deadline is not None and time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    codes = [rank.poll() for rank in ranks]
+    for number, code in enumerate(codes):
+        if code is not None and code < 0:
+            print(f"ficco run: rank {number} was ended by signal {-code}", file=sys.stderr)
+    known = [1 if code is None or code < 0 else code for code in codes]
+    return max(known)

@@ -1,0 +1,195 @@
+"""Measuring schedules: rounds of all of them in turn, every result checked, serial beside them.
+
+Where the ranks are (threads of a node, or a process each) is an Executor's matter.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ficco.cli.arguments import Asked
+from ficco.lowering import lower
+from ficco.problem import DTYPES, Problem
+from ficco.schedule import Schedule
+from ficco.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ficco.node import Node
+
+__all__ = ["Executor", "NodeExecutor", "Point", "Row", "measure"]
+
+Inputs = Sequence[Mapping[str, Any]]
+
+
+class Executor(Protocol):
+    """Runs problems on some ranks of a group and agrees with the others about what was seen.
+
+    Attributes:
+        ranks: the ranks whose results it has.
+        leads: whether it prints.
+    """
+
+    ranks: Sequence[int]
+    leads: bool
+
+    def run(self, problem: Problem, given: Inputs, schedule: Schedule) -> list[list[Any]]:
+        """Return the outputs of `ranks`."""
+
+    def meet(self) -> None:
+        """Wait for all other executors of the group."""
+
+    def most(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all executors."""
+
+    def timeline(self) -> Timeline:
+        """Return the last run, of `ranks`."""
+
+    def joined(self, timeline: Timeline) -> Timeline:
+        """Return one timeline of all ranks from each executor's own."""
+
+
+class NodeExecutor:
+    """All ranks in this process."""
+
+    leads = True
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.ranks: Sequence[int] = range(node.world)
+
+    def run(self, problem: Problem, given: Inputs, schedule: Schedule) -> list[list[Any]]:
+        """See `Executor.run`."""
+        return self._node.run(problem, given, schedule=schedule)
+
+    def meet(self) -> None:
+        """There is nobody else."""
+
+    def most(self, values: Sequence[float]) -> list[float]:
+        """See `Executor.most`."""
+        return list(values)
+
+    def timeline(self) -> Timeline:
+        """See `Executor.timeline`."""
+        return self._node.timeline()
+
+    def joined(self, timeline: Timeline) -> Timeline:
+        """See `Executor.joined`."""
+        return timeline
+
+
+@dataclass(slots=True)
+class Row:
+    """One schedule's result, as it stands in the JSON."""
+
+    schedule: str
+    grain: int
+    serial_ms: float = 0.0
+    overlap_ms: float = 0.0
+    speedup: float = 0.0
+    ideal_ms: float = 0.0
+    efficiency: float = 0.0
+    max_rel_error: float = 0.0
+    ok: bool = True
+    copies: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Point:
+    """A schedule under measurement, and its fastest run."""
+
+    schedule: Schedule
+    row: Row
+    times_ms: list[float] = field(default_factory=list)
+    best: Timeline | None = None
+
+
+def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Point]:
+    """Run all schedules in turn, one round after another, each round on fresh inputs.
+
+    Returns the points that were asked for, with their rows filled in. The ideal time is the longer
+    of the whole compute and the whole transfer, each as it ran alone within serial.
+    """
+    from ficco import oracle
+
+    p = asked.problem
+    serial = Schedule.named("serial").resolve(p.world, asked.machine)
+    others = [schedule for schedule in asked.schedules if schedule != serial]
+    points = [Point(s, _row(p, s)) for s in [serial, *others]]
+    alone: list[list[float]] = []
+    for turn in range(iters + 1):  # the first round warms up; it is checked, not timed
+        given = oracle.inputs(p, seed + 1000 * turn)
+        exact = oracle.results(p, given)
+        for point in points:
+            executor.meet()
+            begin = time.perf_counter()
+            found = executor.run(p, given, point.schedule)
+            elapsed_ms = 1e3 * (time.perf_counter() - begin)
+            verdicts = [
+                oracle.judge(y, want, p.dtype)
+                for rank, ys in zip(executor.ranks, found, strict=True)
+                for y, want in zip(ys, exact[rank], strict=True)
+            ]
+            wrong = float(not all(verdict.ok for verdict in verdicts))
+            error = max(verdict.max_rel_error for verdict in verdicts)
+            timeline = executor.timeline()
+            wrong, error, elapsed_ms, *parts = executor.most(
+                [wrong, error, elapsed_ms, *_alone(timeline)]
+            )
+            point.row.ok = point.row.ok and not wrong
+            point.row.max_rel_error = max(point.row.max_rel_error, error)
+            if turn == 0:
+                continue
+            if not point.times_ms or elapsed_ms < min(point.times_ms):
+                point.best = timeline
+            point.times_ms.append(elapsed_ms)
+            if point is points[0]:
+                alone.append(parts)
+        _progress(executor, f"round {turn} of {iters}")
+    _progress(executor, "")
+    ideal_ms = max(statistics.median(found) for found in zip(*alone, strict=True))
+    serial_ms = statistics.median(points[0].times_ms)
+    for point in points:
+        _finish(point.row, point.times_ms, serial_ms, ideal_ms)
+    return points if serial in asked.schedules else points[1:]
+
+
+def _row(problem: Problem, schedule: Schedule) -> Row:
+    pushed = [
+        region.area * DTYPES[problem.dtype]
+        for entry in lower(problem, schedule).ranks
+        for step in entry.steps
+        if step.kind == "copy"
+        for region in step.writes
+    ]
+    return Row(schedule.name, schedule.chunks, copies=len(pushed), bytes=sum(pushed))
+
+
+def _alone(timeline: Timeline) -> tuple[float, float]:
+    """Return how long compute and transfer lasted, on the slowest rank at hand, in ms."""
+    made: dict[int, float] = {}
+    for span in timeline.spans:
+        if span.kind in ("gemm", "bag"):
+            made[span.rank] = made.get(span.rank, 0.0) + span.end_us - span.start_us
+    pushes = [span for span in timeline.spans if span.kind == "copy"]
+    first = min((span.start_us for span in pushes), default=0.0)
+    last = max((span.end_us for span in pushes), default=0.0)
+    return max(made.values(), default=0.0) / 1e3, (last - first) / 1e3
+
+
+def _finish(row: Row, times_ms: list[float], serial_ms: float, ideal_ms: float) -> None:
+    row.serial_ms = serial_ms
+    row.overlap_ms = statistics.median(times_ms)
+    row.speedup = serial_ms / row.overlap_ms
+    row.ideal_ms = ideal_ms
+    row.efficiency = ideal_ms / row.overlap_ms
+
+
+def _progress(executor: Executor, text: str) -> None:
+    if executor.leads and sys.stderr.isatty():
+        print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)

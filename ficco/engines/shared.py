@@ -1,0 +1,69 @@
+"""The host engine's windows in memory that processes share: making it, joining it, who is there.
+
+How the processes of a group find each other and pass that memory on is `runtime.meeting`'s part.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from ficco import _native
+from ficco.machine import Machine
+from ficco.plan import RankPlan
+
+__all__ = ["Group", "RankState", "create", "join", "row_names", "state_of"]
+
+Group = _native.Group
+
+
+class RankState(NamedTuple):
+    """What is known of a rank; see `Group.rank_state` in ficco/_native.pyi."""
+
+    presence: Literal["absent", "here", "closed", "died"]
+    age_s: float
+    calls: int
+    digest: int
+
+
+def create(world: int, window_bytes: int) -> int:
+    """Make the memory of a group and return its file descriptor, which the caller closes.
+
+    Args:
+        world: number of ranks.
+        window_bytes: of one copy of one window.
+
+    Raises:
+        MemoryError: it is more than the machine has to spare; the message says how much.
+    """
+    return _native.create_memory(world, window_bytes)
+
+
+def join(
+    memory: int, world: int, rank: int, window_bytes: int, machine: Machine, timeout_s: float
+) -> Group:
+    """Take a rank's place in a group's memory; links are paced as `host.new_group` paces them.
+
+    Raises:
+        MemoryError: this rank's windows cannot be had.
+    """
+    link = machine.link
+    fabric = None
+    if link.paced:
+        per: Literal["pair", "port"] = "pair" if link.per == "pair" else "port"
+        fabric = _native.join_fabric(memory, world, per, link.peak_gbps)
+    return _native.join_group(memory, world, rank, window_bytes, timeout_s, fabric)
+
+
+def state_of(group: Group, rank: int) -> RankState:
+    """Return what is known of a rank now."""
+    return RankState(*group.rank_state(rank))
+
+
+def row_names(plan: RankPlan) -> list[str]:
+    """Name the rows of a plan's program as `host.BoundPlan.rows` does, without binding it."""
+    names = [step.id for step in plan.steps]
+    for step in plan.steps:
+        for number in range(len(step.parts)):
+            name = f"{step.id}[{number}]"
+            names += [f"{name}.wait", name, f"{name}.signal"]
+    return names

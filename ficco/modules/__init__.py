@@ -1,0 +1,1 @@
+"""Front ends for PyTorch, one process per rank. Loaded when first used."""

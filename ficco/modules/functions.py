@@ -1,0 +1,452 @@
+"""The operators as functions of this rank's torch tensors, one process per rank.
+
+    y = ficco.all_gather_matmul(x, linear.weight.t(), group=tp)
+
+Every function is a collective call: all ranks of the group make it, with what they must agree on
+(operator, rows, k or n, dtype, splits, schedule) equal. Tensors are on the CPU; inputs may be 2-D
+or 3-D (the first dimension is split over ranks) and have any strides. There is no autograd yet:
+inputs that require a gradient are refused while gradients are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ficco.errors import InputError
+from ficco.modules import groups, plain
+from ficco.problem import Output, Problem, chunk_sizes
+from ficco.runtime.process import ProcessRuntime
+from ficco.schedule import Schedule
+
+__all__ = [
+    "all_gather_matmul",
+    "all_to_all_matmul",
+    "embedding_all_to_all",
+    "matmul_all_reduce",
+    "matmul_all_to_all",
+    "matmul_reduce_scatter",
+]
+
+DEFAULT = "hetero_fused_1d"
+_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+Tensor = torch.Tensor
+
+
+def all_gather_matmul(
+    x: Tensor,
+    w: Tensor | Sequence[Tensor],
+    *,
+    group: Any = None,
+    rows: Sequence[int] | None = None,
+    bias: Any = None,
+    axes: Sequence[str] | None = None,
+    schedule: str | Schedule = DEFAULT,
+    grain: int | None = None,
+) -> Any:
+    """Multiply the concatenation of all ranks' rows with this rank's weight.
+
+    Args:
+        x: [m_r, k], or [s_r, b, k].
+        w: [k, n_r] with any strides (pass linear.weight.t()), or several that share the gather.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+        rows: first sizes of x on all ranks, equal on all; None: all hold as many as this one.
+        bias: [n_r], or one (or None) per weight.
+        axes: per weight: "rows", or "contraction" for concat(x)^T . w with w [m, n_r].
+        schedule: a schedule or its name.
+        grain: chunks per shard, instead of the schedule's.
+
+    Returns:
+        [m, n_r] (or [s, b, n_r]; along the contraction [k, n_r]); a tuple for several weights.
+
+    Raises:
+        InputError: tensors that do not fit; ScheduleError: a schedule that nothing implements;
+        TimeoutExceeded, EngineError: the call failed on some rank, and the group needs `reset`.
+    """
+    call = _Call(group, x, "x")
+    several = not isinstance(w, Tensor)
+    weights: list[Any] = list(w) if several else [w]
+    biases = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
+    kinds = list(axes) if axes is not None else ["rows"] * len(weights)
+    if not len(weights) == len(biases) == len(kinds) or not weights:
+        raise InputError(
+            f"{len(weights)} weights, {len(biases)} biases, {len(kinds)} axes: give one of each"
+        )
+    sizes = call.rows_of(rows)
+    m, k = sum(sizes), x.shape[-1]
+    outputs, given = [], {"x": call.matrix}
+    for i, (weight, offset, axis) in enumerate(zip(weights, biases, kinds, strict=True)):
+        name = f"w[{i}]" if several else "w"
+        inner = {"rows": k, "contraction": m}.get(axis)
+        if inner is None:
+            raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
+        call.check(weight, name, 2)
+        if weight.shape[0] != inner:
+            raise InputError(
+                f"{name} is {list(weight.shape)}; with m={m}, k={k} and axis {axis!r} it is "
+                f"[{inner}, n_r] (pass linear.weight.t())"
+            )
+        columns = _for_me(weight.shape[1], call)
+        outputs.append(Output(columns, f"w{i}", axis, bias=offset is not None))
+        given[f"w{i}"] = weight
+        if offset is not None:
+            given[f"bias{i}"] = call.row(offset, weight.shape[1], f"bias[{i}]")
+    problem = Problem("all_gather_matmul", call.world, sizes, k, tuple(outputs), call.dtype)
+    found = call.run(problem, given, schedule, grain)
+    shaped = [call.shaped(y) if axis == "rows" else y for y, axis in zip(found, kinds, strict=True)]
+    return tuple(shaped) if several else shaped[0]
+
+
+def matmul_reduce_scatter(
+    x: Tensor,
+    w: Tensor,
+    *,
+    group: Any = None,
+    rows: Sequence[int] | None = None,
+    bias: Tensor | None = None,
+    schedule: str | Schedule = DEFAULT,
+    grain: int | None = None,
+) -> Tensor:
+    """Sum all ranks' products, and return this rank's rows of the sum.
+
+    Args:
+        x: [m, k_r], or [s, b, k_r].
+        w: [k_r, n] with any strides.
+        group: as for `all_gather_matmul`.
+        rows: first sizes of the result on all ranks; None: all get the same.
+        bias: [n], added to this rank's rows.
+        schedule: a schedule or its name.
+        grain: chunks per shard, instead of the schedule's.
+
+    Returns:
+        [m_r, n], or [s_r, b, n].
+
+    Raises: as `all_gather_matmul`.
+    """
+    call = _Call(group, x, "x")
+    if rows is None and x.shape[0] % call.world:
+        raise InputError(
+            f"x has {x.shape[0]} rows for {call.world} ranks, which do not divide evenly; pass "
+            "rows=, how many each rank gets"
+        )
+    even = (x.shape[0] // call.world,) * call.world
+    sizes = call.rows_of(rows if rows is not None else even, total=x.shape[0])
+    return _reduce("matmul_reduce_scatter", call, w, sizes, bias, schedule, grain)
+
+
+def matmul_all_reduce(
+    x: Tensor,
+    w: Tensor,
+    *,
+    group: Any = None,
+    bias: Tensor | None = None,
+    schedule: str | Schedule = DEFAULT,
+    grain: int | None = None,
+) -> Tensor:
+    """Sum all ranks' products, and return the whole sum, bitwise equal on all ranks.
+
+    Arguments and errors are those of `matmul_reduce_scatter`; `bias` is the same on all ranks.
+
+    Returns:
+        [m, n], or [s, b, n].
+    """
+    call = _Call(group, x, "x")
+    sizes = chunk_sizes(call.matrix.shape[0], call.world)
+    return _reduce("matmul_all_reduce", call, w, sizes, bias, schedule, grain)
+
+
+def _reduce(
+    op: str,
+    call: _Call,
+    w: Tensor,
+    sizes: tuple[int, ...],
+    bias: Tensor | None,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    call.check(w, "w", 2)
+    depth, n = w.shape
+    if call.matrix.shape[1] != depth:
+        raise InputError(
+            f"x has {call.matrix.shape[1]} columns, w is {list(w.shape)}; x is [m, k_r], w is "
+            "[k_r, n] (pass linear.weight.t())"
+        )
+    depths = _for_me(depth, call)
+    output = Output((n,) * call.world, bias=bias is not None)
+    problem = Problem(op, call.world, sizes, sum(depths), (output,), call.dtype, depths=depths)
+    given = {"x": call.matrix, "w": w}
+    if bias is not None:
+        given["bias0"] = call.row(bias, n, "bias")
+    return call.shaped(call.run(problem, given, schedule, grain)[0])
+
+
+def all_to_all_matmul(
+    x: Tensor,
+    w: Tensor,
+    splits: Sequence[Sequence[int]],
+    *,
+    group: Any = None,
+    schedule: str | Schedule = DEFAULT,
+    grain: int | None = None,
+) -> Tensor:
+    """Send every rank its block of rows, and multiply what this rank got with its weight.
+
+    Args:
+        x: [sum of splits[rank], k]: blocks for rank 0, 1, ... below one another.
+        w: [k, n] with any strides.
+        splits: splits[s][r] rows go from rank s to rank r; equal on all ranks.
+        group: as for `all_gather_matmul`.
+        schedule: a schedule or its name.
+        grain: chunks per block, instead of the schedule's.
+
+    Returns:
+        [rows received, n], by the rank they came from.
+
+    Raises: as `all_gather_matmul`.
+    """
+    return _exchange("all_to_all_matmul", x, w, splits, group, schedule, grain)
+
+
+def matmul_all_to_all(
+    x: Tensor,
+    w: Tensor,
+    splits: Sequence[Sequence[int]],
+    *,
+    group: Any = None,
+    schedule: str | Schedule = DEFAULT,
+    grain: int | None = None,
+) -> Tensor:
+    """Multiply this rank's rows with its weight, and send every rank its block of the product.
+
+    Arguments, result and errors are those of `all_to_all_matmul`.
+    """
+    return _exchange("matmul_all_to_all", x, w, splits, group, schedule, grain)
+
+
+def _exchange(
+    op: str,
+    x: Tensor,
+    w: Tensor,
+    splits: Sequence[Sequence[int]],
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    call = _Call(group, x, "x")
+    call.check(x, "x", 2)
+    call.check(w, "w", 2)
+    if w.shape[0] != x.shape[1]:
+        raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
+    table = tuple(tuple(int(size) for size in row) for row in splits)
+    if len(table) != call.world or any(len(row) != call.world for row in table):
+        raise InputError(f"splits: {call.world} x {call.world} sizes are needed, splits[s][r]")
+    if sum(table[call.rank]) != x.shape[0]:
+        raise InputError(
+            f"x has {x.shape[0]} rows, splits[{call.rank}] add up to {sum(table[call.rank])}"
+        )
+    rows = tuple(sum(row) for row in table)
+    output = Output((w.shape[1],) * call.world)
+    problem = Problem(op, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
+    return call.run(problem, {"x": x, "w": w}, schedule, grain)[0]
+
+
+def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must share
+    tables: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    *,
+    tables_per_rank: Sequence[int],
+    dimension: int,
+    batch: int,
+    dtype: torch.dtype = torch.float32,
+    group: Any = None,
+    rows: Sequence[int] | None = None,
+    schedule: str | Schedule = DEFAULT,
+    grain: int | None = None,
+) -> Tensor:
+    """Pool this rank's tables for the whole batch, and return its batch slice of all ranks' tables.
+
+    Args:
+        tables: this rank's, each [rows, dimension]; may be none.
+        indices: per table [lookups], int64.
+        offsets: per table [batch], int64: where each bag begins.
+        tables_per_rank: how many each rank has, equal on all.
+        dimension: columns of all tables.
+        batch: bags of the whole batch.
+        dtype: of all tables.
+        group: as for `all_gather_matmul`.
+        rows: batch slice of every rank; None: torch.chunk's rule.
+        schedule: a schedule or its name.
+        grain: chunks per batch slice, instead of the schedule's.
+
+    Returns:
+        [its rows, dimension x all tables].
+
+    Raises: as `all_gather_matmul`.
+    """
+    like = tables[0] if tables else torch.empty((0, dimension), dtype=dtype)
+    call = _Call(group, like, "tables[0]")
+    if len(tables_per_rank) != call.world or tables_per_rank[call.rank] != len(tables):
+        raise InputError(
+            f"tables_per_rank={list(tables_per_rank)}: {call.world} entries are needed, and this "
+            f"rank ({call.rank}) has {len(tables)} tables"
+        )
+    if not len(tables) == len(indices) == len(offsets):
+        raise InputError(
+            f"{len(tables)} tables, {len(indices)} indices, {len(offsets)} offsets: one of each"
+        )
+    sizes = call.rows_of(rows if rows is not None else chunk_sizes(batch, call.world), total=batch)
+    given: dict[str, Tensor] = {"like": like}
+    for i, table in enumerate(tables):
+        call.check(table, f"tables[{i}]", 2)
+        if table.shape[1] != dimension:
+            raise InputError(f"tables[{i}] is {list(table.shape)}; dimension={dimension}")
+        _check_bags(indices[i], offsets[i], table.shape[0], batch, i)
+        given[f"table{i}"] = table
+        given[f"indices{i}"] = indices[i].reshape(1, -1)
+        given[f"offsets{i}"] = offsets[i].reshape(1, -1)
+    counts = [tuple([1] * count) for count in tables_per_rank]
+    lookups = [tuple([0] * count) for count in tables_per_rank]
+    counts[call.rank] = tuple(table.shape[0] for table in tables)
+    lookups[call.rank] = tuple(index.numel() for index in indices)
+    output = Output((dimension,) * call.world)
+    problem = Problem(
+        "embedding_all_to_all", call.world, sizes, 1, (output,), call.dtype,
+        tables=tuple(counts), lookups=tuple(lookups),
+    )  # fmt: skip
+    return call.run(problem, given, schedule, grain)[0]
+
+
+def _check_bags(index: Tensor, start: Tensor, height: int, batch: int, i: int) -> None:
+    if index.dtype != torch.int64 or start.dtype != torch.int64:
+        raise InputError(f"indices[{i}] and offsets[{i}]: int64 is needed")
+    ends = torch.cat([start.ravel(), torch.tensor([index.numel()])])
+    if start.numel() != batch or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
+        raise InputError(
+            f"offsets[{i}]: {batch} entries that begin at 0, never fall and stay within indices"
+        )
+    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < height):
+        raise InputError(f"indices[{i}]: found beyond the {height} rows of the table")
+
+
+def _for_me(size: int, call: _Call) -> tuple[int, ...]:
+    """Return a size that this rank alone knows as one entry per rank; no peer's is looked at."""
+    return tuple(size if rank == call.rank else max(size, 1) for rank in range(call.world))
+
+
+class _Call:
+    """One collective call of this rank: its group, and checks that name the argument."""
+
+    def __init__(self, group: Any, x: Tensor, name: str) -> None:
+        self.group = groups.process_group(group)
+        self.rank = torch.distributed.get_rank(self.group)
+        self.world = torch.distributed.get_world_size(self.group)
+        if self.rank < 0:
+            raise InputError("group: this process is not one of its ranks")
+        self.dtype = ""
+        self.check(x, name, 0)
+        if x.dim() not in (2, 3):
+            raise InputError(f"{name} is {list(x.shape)}; it has 2 or 3 dimensions")
+        self.torch_dtype = x.dtype
+        self.inner = tuple(x.shape[1:-1])  # what lies between rows and columns
+        self.matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        self.first = x.shape[0]
+
+    def check(self, tensor: Any, name: str, dims: int) -> None:
+        """Refuse what is no CPU tensor of the call's dtype (or of `dims` dimensions, if any)."""
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
+        if tensor.device.type != "cpu":
+            raise InputError(f"{name} is on {tensor.device}; this version runs on CPU tensors")
+        if tensor.dtype not in _DTYPES:
+            known = ", ".join(_DTYPES.values())
+            raise InputError(f"{name} is {tensor.dtype}; it is one of {known}")
+        dtype = _DTYPES[tensor.dtype]
+        self.dtype = self.dtype or dtype
+        if dtype != self.dtype:
+            raise InputError(f"{name} is {dtype}, the first input is {self.dtype}; give one dtype")
+        if dims and tensor.dim() != dims:
+            raise InputError(f"{name} is {list(tensor.shape)}; it has {dims} dimensions")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise InputError(
+                f"{name} requires a gradient, and ficco's operators have none yet; call them under "
+                "torch.no_grad(), or detach it"
+            )
+
+    def rows_of(self, rows: Sequence[int] | None, total: int | None = None) -> tuple[int, ...]:
+        """Return rows per rank, of matrices; `total`: what they add up to, else mine is given."""
+        each = tuple(int(r) for r in rows) if rows is not None else (self.first,) * self.world
+        if len(each) != self.world or min(each) < 0:
+            raise InputError(f"rows={list(each)}: {self.world} sizes of 0 or more are needed")
+        if total is None and each[self.rank] != self.first:
+            raise InputError(f"rows[{self.rank}]={each[self.rank]}, but x has {self.first} rows")
+        if total is not None and sum(each) != total:
+            raise InputError(f"rows={list(each)} add up to {sum(each)}, not to {total}")
+        factor = 1
+        for size in self.inner:
+            factor *= size
+        return tuple(r * factor for r in each)
+
+    def row(self, bias: Tensor, n: int, name: str) -> Tensor:
+        """Return a bias as [1, n]."""
+        self.check(bias, name, 0)
+        if tuple(bias.shape) not in ((n,), (1, n)):
+            raise InputError(f"{name} is {list(bias.shape)}; it is [{n}]")
+        return bias.reshape(1, n)
+
+    def shaped(self, y: Tensor) -> Tensor:
+        """Return a result with the dimensions of x."""
+        return y.reshape(-1, *self.inner, y.shape[1]) if self.inner else y
+
+    def run(
+        self,
+        problem: Problem,
+        given: dict[str, Tensor],
+        schedule: str | Schedule,
+        grain: int | None,
+    ) -> list[Tensor]:
+        """Run the problem and return this rank's outputs, as matrices."""
+        if groups.disabled():
+            groups.log.info("%s: plain torch.distributed (FICCO_DISABLE)", problem.op)
+            return plain.run(problem, given, self.group, self.rank)
+        runtime = groups.runtime(self.group)
+        chosen = _resolved(runtime, schedule, grain)
+        groups.log.debug("%s: %s, grain %s", problem.op, chosen.name, chosen.grain)
+        shapes = problem.result_shapes(self.rank)
+        ys = [torch.empty(shape, dtype=self.torch_dtype) for shape in shapes]
+        arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
+        if "x" in arrays:
+            arrays["x"] = _row_contiguous(arrays["x"])
+        arrays |= {f"y{i}": _array(y) for i, y in enumerate(ys)}
+        runtime.execute(problem, chosen, arrays)
+        return ys
+
+
+def _resolved(runtime: ProcessRuntime, schedule: str | Schedule, grain: int | None) -> Schedule:
+    chosen = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
+    if grain is not None:
+        chosen = replace(chosen, grain=grain)
+    return chosen.resolve(runtime.world, runtime.machine)
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return an array over the tensor's memory, with its strides."""
+    plain_tensor = tensor.detach()
+    if plain_tensor.dtype == torch.bfloat16:
+        bits: npt.NDArray[Any] = plain_tensor.view(torch.int16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    found: npt.NDArray[Any] = plain_tensor.numpy()
+    return found
+
+
+def _row_contiguous(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return x, or a copy where a copy engine could not read its rows."""
+    row_bytes = x.shape[1] * x.itemsize
+    fits = x.strides[1] == x.itemsize and (x.strides[0] >= row_bytes or x.shape[0] <= 1)
+    return x if fits else np.ascontiguousarray(x)

@@ -1,0 +1,132 @@
+"""Which runtime serves which process group: opened at first use or by `prepare`, until `close`.
+
+A runtime is opened by all ranks of a group together. This file knows no operator.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ficco import compute as computes
+from ficco.errors import InputError
+from ficco.machine import Machine
+from ficco.runtime.process import ProcessRuntime
+
+__all__ = [
+    "close",
+    "disabled",
+    "log",
+    "prepare",
+    "process_group",
+    "reset",
+    "runtime",
+    "synchronize",
+]
+
+log = logging.getLogger("ficco")
+if os.environ.get("FICCO_LOG"):
+    log.setLevel(os.environ["FICCO_LOG"].upper())
+    log.addHandler(logging.StreamHandler(sys.stderr))
+
+_runtimes: dict[Any, ProcessRuntime] = {}
+
+
+def disabled() -> bool:
+    """Whether FICCO_DISABLE=1 turns every operator into plain torch.distributed."""
+    return os.environ.get("FICCO_DISABLE", "") not in ("", "0")
+
+
+def process_group(group: Any) -> Any:
+    """Return a ProcessGroup from a ProcessGroup, a DeviceMesh of one dimension, or None (all).
+
+    Raises:
+        InputError: torch.distributed is not initialized, or the mesh has several dimensions.
+    """
+    if not dist.is_initialized():
+        raise InputError(
+            "torch.distributed is not initialized; call torch.distributed.init_process_group "
+            "on every rank first, with the gloo backend for CPU tensors"
+        )
+    if group is None:
+        return dist.group.WORLD
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise InputError(
+                f"group: a DeviceMesh of {group.ndim} dimensions; pass one of them, mesh['tp']"
+            )
+        return group.get_group()
+    return group
+
+
+def prepare(
+    group: Any = None,
+    *,
+    machine: str | Machine = "host",
+    compute: str = "torch",
+    timeout_s: float = 30.0,
+) -> None:
+    """Open a group with options of its own, before its first operator.
+
+    A collective call: all ranks of the group make it. Without it the first operator opens the group
+    with the defaults below.
+
+    Args:
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+        machine: a profile or its name, equal on all ranks.
+        compute: "torch" or "numpy", the library for GEMMs.
+        timeout_s: how long any wait may last before the group has failed.
+
+    Raises:
+        InputError: the group is open already, or an argument cannot be.
+        EngineError: the ranks cannot share memory, or did not all come.
+    """
+    pg = process_group(group)
+    if pg in _runtimes:
+        raise InputError("the group is open already; ficco.close(group) first")
+    profile = machine if isinstance(machine, Machine) else Machine.named(machine)
+    _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
+    log.info("group of %d ranks opened on machine %s", _runtimes[pg].world, profile.name)
+
+
+def runtime(group: Any) -> ProcessRuntime:
+    """Return the group's runtime; opens it where that has not been done. Raises as `prepare`."""
+    pg = process_group(group)
+    if pg not in _runtimes:
+        prepare(pg)
+    return _runtimes[pg]
+
+
+def reset(group: Any = None) -> None:
+    """Make a group usable again after a failed call; all its ranks make this call.
+
+    Raises:
+        EngineError: some rank did not come within the timeout.
+    """
+    pg = process_group(group)
+    if pg in _runtimes:
+        _runtimes[pg].reset()
+
+
+def synchronize(group: Any = None) -> None:
+    """Raise if a call of the group has failed. CPU operators are done when they return.
+
+    Raises:
+        EngineError: an earlier call failed; `reset` makes the group usable again.
+    """
+    pg = process_group(group)
+    if pg in _runtimes:
+        _runtimes[pg].check()
+
+
+def close(group: Any = None) -> None:
+    """End a group's threads and free its windows. The next operator opens it again."""
+    pg = process_group(group)
+    found = _runtimes.pop(pg, None)
+    if found is not None:
+        found.close()

@@ -1,0 +1,71 @@
+"""What runtimes do alike: refuse machines that do not fit, keep bound plans, order a timeline."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from ficco.errors import InputError
+from ficco.machine import Machine
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+from ficco.timeline import Span, Timeline
+
+__all__ = ["BOUND_PLANS", "BoundPlans", "check_machine", "timeline_of"]
+
+BOUND_PLANS = 64  # kept per runtime, least recently used out first
+
+Bound = TypeVar("Bound")
+
+
+class BoundPlans(Generic[Bound]):
+    """Bound plans by problem and schedule; the least recently used go when there are too many."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[tuple[Problem, Schedule], Bound] = OrderedDict()
+
+    def get(self, problem: Problem, schedule: Schedule, bind: Callable[[], Bound]) -> Bound:
+        """Return the plan, bound now if it is not kept. `bind` may clear what is kept."""
+        key = (problem, schedule)
+        bound = self._plans.get(key)
+        if bound is None:
+            bound = bind()
+            self._plans[key] = bound
+            if len(self._plans) > BOUND_PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        return bound
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._plans.clear()
+
+
+def check_machine(world: int, machine: Machine) -> None:
+    """Refuse a machine that these ranks cannot run as.
+
+    Raises:
+        InputError: it needs another engine, or has too few ranks.
+    """
+    if machine.engine != "host":
+        raise InputError(
+            f"machine {machine.name!r} needs the {machine.engine} engine; ranks without GPUs "
+            "run on the host engine: use a machine such as 'host' or 'mesh4'"
+        )
+    if world > machine.ranks:
+        raise InputError(
+            f"{world} ranks asked for, machine {machine.name!r} has {machine.ranks}; use fewer "
+            "ranks or a larger machine, 'host' for example"
+        )
+
+
+def timeline_of(spans: Sequence[Span], machine: Machine) -> Timeline:
+    """Return spans of the host engine as a timeline; time 0 is the first start."""
+    zero = min((span.start_us for span in spans), default=0.0)
+    moved = [
+        Span(s.rank, s.lane, s.step, s.kind, s.unit, s.start_us - zero, s.end_us - zero, s.bytes)
+        for s in spans
+    ]
+    moved.sort(key=lambda s: (s.rank, s.start_us))
+    return Timeline(tuple(moved), "host", machine.name, paced=machine.paced, origin_us=zero)

@@ -1,0 +1,52 @@
+"""The first failure of a group, as the native core recorded it, in words. Nothing raises here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ficco.errors import EngineError, TimeoutExceeded
+from ficco.plan import Word, word_at
+
+__all__ = ["Failure", "awaited_word", "error_of", "raiser_of"]
+
+# rank, row of its program, word's rank, word's place, kind, seconds, found, wanted; see
+# `Group.failure` in ficco/_native.pyi.
+Failure = tuple[int, int, int, int, str, float, int, int]
+
+
+def awaited_word(failure: Failure) -> Word | None:
+    """Return the word whose wait failed; None where a step or nothing was waited for."""
+    _, _, word_rank, place, kind, *_ = failure
+    return word_at(word_rank, place) if kind == "timeout" and word_rank >= 0 else None
+
+
+def raiser_of(word: Word) -> int:
+    """Return the rank that raises a word."""
+    return word.rank if word.name == "ready" else word.peer
+
+
+def error_of(
+    failure: Failure, step_name: Callable[[int, int], str], remedy: str, notes: str = ""
+) -> EngineError:
+    """Return the error that says it.
+
+    Args:
+        failure: as recorded.
+        step_name: the name of a row of a rank's program.
+        remedy: what makes the group usable again.
+        notes: sentences on what is known of the ranks, each with a full stop; may be empty.
+    """
+    rank, row, _, place, kind, seconds, found, wanted = failure
+    notes = f" {notes}" if notes else ""
+    if kind != "timeout":
+        return EngineError(f"rank {rank} stopped.{notes} Call {remedy} to go on.")
+    remedy = f"Raise timeout_s if the machine is slow; call {remedy} to go on."
+    step = step_name(rank, row)
+    word = awaited_word(failure)
+    if word is None:
+        waited = f"step {step_name(rank, place)!r}"
+        return TimeoutExceeded(rank, step, waited, seconds, f"{notes.strip()} {remedy}".strip())
+    hint = f"Rank {raiser_of(word)} should have raised it"
+    if found != 0:
+        hint += f", and raised {found} where {wanted} was expected: it runs another call"
+    return TimeoutExceeded(rank, step, f"signal {word}", seconds, f"{hint}.{notes} {remedy}")

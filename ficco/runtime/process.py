@@ -1,0 +1,308 @@
+"""A process per rank over a torch.distributed group; windows lie in memory that they share.
+
+A runtime lowers, binds and runs its own rank's plan only. The ranks meet (see `meeting`) when the
+group is opened, when a plan needs larger windows, and to reset; everything between is signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from ficco.compute import Compute
+from ficco.engines import host, shared
+from ficco.errors import EngineError, FiccoError, InputError
+from ficco.lowering import lower_rank
+from ficco.machine import Machine
+from ficco.plan import digest_of, window_places
+from ficco.problem import Problem
+from ficco.runtime.blas import single_threaded
+from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
+from ficco.runtime.failures import Failure, awaited_word, error_of, raiser_of
+from ficco.runtime.meeting import Agenda, Facts, Meeting, membership_of
+from ficco.schedule import Schedule
+from ficco.timeline import Timeline
+
+__all__ = ["ProcessRuntime"]
+
+# A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
+_STALLED_S = 0.5
+_RESET = "reset() on every rank"
+
+
+class _Call(NamedTuple):
+    """The last call of this rank."""
+
+    problem: Problem
+    schedule: Schedule
+    digest: int
+    bound: host.BoundPlan
+
+
+class ProcessRuntime:
+    """This process's rank of a group of processes.
+
+    Making one is a collective call: every rank of the group makes one, with the same machine. So
+    are `reset` and, with the same problems and schedules in the same order, `execute`.
+
+    Args:
+        group: a ProcessGroup with the gloo backend, or a DeviceMesh of one dimension.
+        machine: a profile whose engine is "host", the same on every rank.
+        compute: the library for GEMMs.
+        timeout_s: how long any wait may last, within a call or for the ranks to meet.
+
+    Raises:
+        InputError: a group or machine that cannot be.
+        EngineError: the ranks are on several hosts, or cannot reach each other.
+        MemoryError: the memory to share cannot be had.
+    """
+
+    def __init__(self, group: Any, machine: Machine, compute: Compute, timeout_s: float) -> None:
+        members = membership_of(group)
+        check_machine(members.world, machine)
+        self.rank, self.world, self.machine = members.rank, members.world, machine
+        self._compute, self._timeout_s = compute, timeout_s
+        self._lock = threading.Lock()
+        self._bound: BoundPlans[host.BoundPlan] = BoundPlans()
+        self._calls = 0
+        self._last: _Call | None = None
+        self._meeting = Meeting(members, {"machine": repr(machine)}, timeout_s)
+        self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
+        self._end = weakref.finalize(self, _end, self._meeting, self._groups)
+        try:
+            self._meet("open the group", 0)
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def timeout_s(self) -> float:
+        """How long any wait of this rank may last, in seconds."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        self._timeout_s = value
+        for group in self._groups:
+            group.timeout_s = value
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of all windows of all ranks, both copies."""
+        return sum(self.world * 2 * group.capacity for group in self._groups)
+
+    def execute(
+        self, problem: Problem, schedule: Schedule, arrays: Mapping[str, npt.NDArray[Any]]
+    ) -> None:
+        """Run a problem; `arrays` has this rank's inputs, weights and outputs by buffer name.
+
+        Of `problem` this rank's entries of per-rank columns and depths are read, no others'.
+
+        Raises:
+            InputError: the problem is for another number of ranks.
+            ScheduleError: nothing implements the schedule.
+            TimeoutExceeded: a wait of some rank outlasted its timeout, or a rank did not come to
+                grow the windows; all ranks need `reset` then.
+            EngineError: the runtime is closed or has failed before, or a rank stopped.
+            MemoryError: larger windows cannot be had, on some rank; nothing has changed.
+        """
+        if problem.world != self.world:
+            raise InputError(
+                f"the problem is for {problem.world} ranks, the group has {self.world}"
+            )
+        with self._lock:
+            self._check_alive()
+            digest = digest_of(problem, schedule)
+            bound = self._bound.get(
+                problem, schedule, lambda: self._bind(problem, schedule, digest)
+            )
+            self._run(_Call(problem, schedule, digest, bound), arrays)
+
+    def _bind(self, problem: Problem, schedule: Schedule, digest: int) -> host.BoundPlan:
+        plan = lower_rank(problem, schedule, self.rank)
+        _, need = window_places(plan.buffers)  # equal on all ranks
+        capacity = self._group.capacity
+        if need > capacity:
+            # More than asked for, so that slowly growing shapes do not meet again and again.
+            self._meet("grow the windows", max(need, capacity * 3 // 2), digest)
+        return host.BoundPlan(plan, self._group, self.machine, self._compute)
+
+    def _run(self, call: _Call, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        copy = self._calls % 2
+        self._calls += 1
+        self._last = call
+        try:
+            with single_threaded():
+                done = call.bound.run(arrays, copy, call.digest)
+        except Exception as error:
+            self._group.fail(self.rank)
+            raise EngineError(
+                f"rank {self.rank} failed: {error!r}; call {_RESET} to go on"
+            ) from error
+        except BaseException:  # an interrupt: let the other ranks stop, too
+            self._group.fail(self.rank)
+            raise
+        if not done:
+            raise self._failure() or EngineError(f"the call failed; call {_RESET} to go on")
+
+    def timeline(self) -> Timeline:
+        """Return what this rank's last call ran; time 0 is its first step's start."""
+        return timeline_of(self._last.bound.spans() if self._last else [], self.machine)
+
+    def check(self) -> None:
+        """Raise EngineError if an earlier call on the group has failed."""
+        self._check_alive()
+
+    def reset(self) -> None:
+        """Meet all ranks and give the group new windows, after a failure. Bound plans are lost.
+
+        Raises:
+            TimeoutExceeded: a rank did not come within `timeout_s`.
+            EngineError: a rank has left, or the runtime is closed.
+        """
+        with self._lock:
+            self._meet("reset the group", self._group.capacity)
+
+    def close(self) -> None:
+        """End this rank's part: threads, windows, sockets. Later calls raise EngineError."""
+        with self._lock:
+            self._bound.clear()
+            self._last = None
+            self._end()
+
+    # ---- the group
+
+    @property
+    def _group(self) -> shared.Group:
+        if not self._groups:
+            raise EngineError("this runtime is closed; make a new one on every rank")
+        return self._groups[0]
+
+    def _check_alive(self) -> None:
+        error = self._failure()
+        if error is not None:
+            raise EngineError(
+                f"an earlier call on this group failed, so its windows are in an unknown state; "
+                f"call {_RESET} first. It was: {error}"
+            ) from error
+
+    def _meet(self, what: str, window_bytes: int, digest: int = 0) -> None:
+        """Meet all ranks and take the place in new windows that they agree on."""
+        opening, resetting = not self._groups, what == "reset the group"
+        agenda = Agenda(
+            what,
+            {"window_bytes": window_bytes, "digest": digest, "rank": self.rank},
+            self._make,
+            self._join,
+            lambda: None if opening or resetting else self._failure(),
+            self._absence,
+        )
+        try:
+            group = self._meeting.meet(agenda, self._timeout_s)
+        except (FiccoError, KeyboardInterrupt):
+            if not (opening or resetting):
+                self._group.fail(self.rank)  # the others shall not wait for this rank's call
+            raise
+        for old in self._groups:
+            old.close()
+        self._groups[:] = [group]
+        self._bound.clear()
+        self._calls, self._last = 0, None
+
+    def _make(self, brought: list[Facts]) -> tuple[int, Facts]:
+        """Make memory for what all ranks need (on rank 0)."""
+        for facts in brought:
+            if facts["digest"] != self._agreed(brought):
+                raise EngineError(
+                    f"rank {facts['rank']} runs another call than rank 0; let every rank make the "
+                    "same calls in the same order"
+                )
+        window_bytes = max(facts["window_bytes"] for facts in brought)
+        return shared.create(self.world, window_bytes), {"window_bytes": window_bytes}
+
+    @staticmethod
+    def _agreed(brought: list[Facts]) -> int:
+        digest: int = brought[0]["digest"]
+        return digest
+
+    def _join(self, memory: int, facts: Facts) -> shared.Group:
+        return shared.join(
+            memory, self.world, self.rank, facts["window_bytes"], self.machine, self._timeout_s
+        )
+
+    # ---- failure in words
+
+    def _failure(self) -> EngineError | None:
+        """Return the group's first failure, as every rank tells it, and what is known of ranks."""
+        failure = self._group.failure()
+        if failure is None:
+            return None
+        return error_of(failure, partial(self._step_name, failure), _RESET, self._notes(failure))
+
+    def _step_name(self, failure: Failure, rank: int, row: int) -> str:
+        """Name a row of another rank's program, if it ran the same call as this one."""
+        call = self._last
+        if call is not None and shared.state_of(self._group, rank).digest == call.digest:
+            plan = call.bound.plan
+            if rank != self.rank:
+                plan = lower_rank(call.problem, call.schedule, rank)
+            names = shared.row_names(plan)
+            if row < len(names):
+                return names[row]
+        return f"number {row} of another call"
+
+    def _notes(self, failure: Failure) -> str:
+        """Say which ranks are gone or stalled, and whether the awaited one is behind."""
+        notes = {rank: self._condition(rank) for rank in range(self.world)}
+        word = awaited_word(failure)
+        waiter = failure[0]
+        if word is not None and not notes[raiser := raiser_of(word)]:
+            here = shared.state_of(self._group, waiter)
+            there = shared.state_of(self._group, raiser)
+            if there.calls < here.calls:
+                notes[raiser] = (
+                    f"Rank {raiser} runs, but has begun {there.calls} calls and rank {waiter} "
+                    f"{here.calls}."
+                )
+            elif there.digest != here.digest:
+                notes[raiser] = f"Rank {raiser} runs another call than rank {waiter}."
+        return " ".join(note for note in notes.values() if note)
+
+    def _absence(self, rank: int) -> str:
+        """Return a sentence on a rank that does not come to a meeting, or nothing."""
+        known = self._condition(rank)
+        if known or not self._groups:
+            return known
+        there, here = (shared.state_of(self._groups[0], each).calls for each in (rank, self.rank))
+        if there == here:
+            return ""
+        return f"Rank {rank} runs, and has begun {there} calls where rank {self.rank} has {here}."
+
+    def _condition(self, rank: int) -> str:
+        """Return a sentence on a rank that is not as it should be, or nothing."""
+        if rank == self.rank or not self._groups:
+            return ""
+        state = shared.state_of(self._groups[0], rank)
+        name = f"Rank {rank} (pid {self._meeting.pids[rank]})"
+        if state.presence == "died":
+            return f"{name} has died."
+        if state.presence == "closed":
+            return f"{name} has closed its runtime."
+        if state.age_s > _STALLED_S:
+            return f"{name} has not been seen for {state.age_s:.1f} s: it has died or is stopped."
+        return ""
+
+
+def _end(meeting: Meeting, groups: list[shared.Group]) -> None:
+    """Leave the group; also where the user forgot to, when the interpreter ends."""
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # an interrupted call still runs
+            group.close()
+    groups.clear()
+    meeting.close()
