@@ -38,6 +38,8 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
     for name, what in (("m", "rows of x"), ("n", "columns of w"), ("k", "the contraction")):
         parser.add_argument(
             f"--{name}",
+            f"--{name.upper()}",  # torchrun takes --m for an option of its own
+            dest=name,
             type=int,
             default=DEFAULT_SIZES[name],
             help=f"{what}, over all ranks (%(default)s)",

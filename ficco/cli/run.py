@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(f"--iters {args.iters}: it is 1 or more")
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: it is 0 or more")
+    if not (math.isfinite(args.timeout) and args.timeout > 0):
+        raise InputError(f"--timeout {args.timeout}: it is a positive number of seconds")
     is_rank = under_torchrun or "FICCO_STORE" in os.environ
     trace = None if is_rank and os.environ.get("RANK") != "0" else _opened(args.trace)
     if args.processes and not is_rank:

@@ -350,10 +350,9 @@ class Meeting:
         A file descriptor that came with one is its "memory". Raises where there is no point in
         waiting on: a rank has gone, or the group has failed.
         """
+        # Looked at first, raised last: who fails the group tells the meeting before.
         error = agenda.broken()
-        if error is not None:
-            raise error
-        wait_s = max(0.0, min(_LOOK_S, deadline - time.monotonic()))
+        wait_s = 0.0 if error else max(0.0, min(_LOOK_S, deadline - time.monotonic()))
         ready = _ready(list(self._peers.values()), wait_s)
         for rank, peer in self._peers.items():
             if peer not in ready:
@@ -363,6 +362,8 @@ class Meeting:
                 if message["say"] == "gone":
                     self._mourn(message.get("rank", rank), agenda)
                 yield rank, message
+        if error:
+            raise error
 
     def _mourn(self, rank: int, agenda: Agenda) -> None:
         """End this and all later meetings, because a rank has left; the leader tells all others."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ficco.cli.main import main
+from ficco.problem import OPERATORS
 from ficco.schedule import Schedule
 
 SMALL = ["--m", "67", "--n", "29", "--k", "31", "--iters", "1"]
@@ -127,7 +128,7 @@ class TestRun:
         (["run", "--grain", "0"], "grain=0"),
         (["run", "--iters", "0"], "--iters 0"),
         (["run", "--seed", "-1"], "--seed -1"),
-        (["run", "--timeout", "-1"], "timeout_s=-1"),
+        (["run", "--timeout", "-1"], "--timeout -1"),
         (["run", "--rows", "1,2"], "4 numbers"),
         (["run", "--rows", "1,2,3,4"], "add up to 10"),
         (["run", "--trace", "/no/such/folder/trace"], "--trace"),
@@ -235,3 +236,52 @@ class TestAsAProgram:
             [sys.executable, "-P", "-c", example], check=True, timeout=120, cwd=tmp_path,
             env={**os.environ, "PYTHONWARNINGS": "error"},
         )  # fmt: skip
+
+
+class TestProcesses:
+    """A process per rank."""
+
+    def run(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "ficco.cli.main", "run", *args],
+            capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("op", OPERATORS)
+    def test_every_operator_is_right(self, torch: Any, op: str) -> None:
+        done = self.run(
+            op, "--processes", "--ranks", "3", "--machine", "host", "--m", "515", "--n", "257",
+            "--k", "129", "--iters", "1", "--dtype", "bfloat16", "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert all(row["ok"] for row in document["results"])
+        assert len(document["results"]) == (6 if op == "embedding_all_to_all" else 7)
+
+    def test_a_trace_has_all_ranks_on_one_clock(self, torch: Any, tmp_path: Path) -> None:
+        file = tmp_path / "trace.json"
+        done = self.run(*SMALL, "--processes", "--ranks", "2", "--schedule", "serial",
+                        "--trace", str(file))  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        slices = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
+        assert {event["pid"] for event in slices} == {0, 1}
+        for rank in range(2):  # what a rank waits for has been sent before, by the same clock
+            landed = max(e["ts"] for e in slices if e["pid"] != rank and e["cat"] == "copy")
+            waits = [e for e in slices if e["pid"] == rank and e["name"] == "wait.whole"]
+            assert waits[0]["ts"] + waits[0]["dur"] >= landed
+
+    def test_under_torchrun(self, torch: Any) -> None:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2",
+             "-m", "ficco.cli.main", "run", *[a.upper() for a in SMALL[:6]], "--json"],
+            capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["ranks"] == 2
+
+    def test_bad_arguments_are_exit_2_once(self, torch: Any) -> None:
+        done = self.run("--processes", "--schedule", "fast")
+        assert done.returncode == 2 and done.stderr.count("unknown schedule") == 1
+        done = self.run(*SMALL, "--processes", "--timeout", "-1")
+        assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -121,7 +121,10 @@ int create_memory(int world, std::size_t data_bytes) {
     if (layout.bytes() > available) {
         // The kernel itself would rather kill a process than say so.
         throw out_of_memory(layout.bytes(),
-                            std::to_string(available) + " are available on this machine");
+                            "windows of " + std::to_string(layout.capacity()) +
+                                " bytes a copy for " + std::to_string(world) +
+                                " ranks need as much, and " + std::to_string(available) +
+                                " are available; smaller shapes or fewer ranks need less");
     }
     File file(memfd_create("ficco", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (file.number() < 0 || ftruncate(file.number(), static_cast<off_t>(layout.bytes())) != 0 ||

@@ -1,0 +1,34 @@
+"""ficco's functions on torch tensors, in processes: see worker.py for what each rank holds true."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_function_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, WORKER, str(tmp_path / "store"), str(rank), str(world)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+            cwd=tmp_path,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for number, rank in enumerate(ranks):
+        assert rank.returncode == 0 and "right" in said[number], f"rank {number}: {said[number]}"

@@ -1,0 +1,203 @@
+"""A rank that calls ficco's functions on torch tensors and holds the results against plain torch.
+
+python worker.py STORE RANK WORLD
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ficco
+from ficco.problem import chunk_sizes, offsets
+from ficco.schedule import Schedule
+
+NAMED = Schedule.names()
+ATOL = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, about: str) -> None:
+    assert found.shape == wanted.shape, f"{about}: {list(found.shape)}, not {list(wanted.shape)}"
+    gap = (found.double() - wanted).abs().max().item() if found.numel() else 0.0
+    assert gap <= ATOL[found.dtype], f"{about}: off by {gap}"
+
+
+def refused(call: Callable[[], Any], words: str) -> None:
+    try:
+        call()
+    except ficco.InputError as error:
+        assert words in str(error), f"{words!r} is not in {error}"
+    else:
+        raise AssertionError(f"nothing was refused; {words!r} was expected")
+
+
+def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a tensor that all ranks can draw alike."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def gathering(rank: int, world: int) -> None:
+    rows = [(3 * r) % 5 for r in range(world - 1)] + [2]
+    for dtype in ATOL:
+        shards = [draw(r, m, 7, dtype=dtype) for r, m in enumerate(rows)]
+        x = torch.cat(shards).double()
+        w = draw(90 + rank, 4, 7, dtype=dtype)  # a linear layer's weight
+        bias = draw(80 + rank, 4, dtype=dtype)
+        for name in NAMED:
+            y = ficco.all_gather_matmul(shards[rank], w.t(), rows=rows, bias=bias, schedule=name)
+            close(y, x @ w.t().double() + bias.double(), f"gathering {name} {dtype}")
+    # even, three dimensions, several weights, one of them along the contraction
+    cubes = [draw(20 + r, 3, 2, 6) for r in range(world)]
+    x = torch.cat(cubes)
+    ws = [draw(30 + rank, 6, 5), draw(31 + rank, 6, 1), draw(32 + rank, 6 * world, 2)]
+    axes = ("rows", "rows", "contraction")
+    for m in (1, 2, 3):  # m changes from call to call
+        part = [cube[:m] for cube in cubes]
+        whole = torch.cat(part)
+        q, k, dw = ficco.all_gather_matmul(
+            part[rank].transpose(0, 1).contiguous().transpose(0, 1),  # strided
+            [ws[0], ws[1], ws[2][: 2 * m * world]],
+            axes=axes, schedule="hetero_unfused_1d", grain=2,
+        )  # fmt: skip
+        close(q, whole.double() @ ws[0].double(), "q")
+        close(k, whole.double() @ ws[1].double(), "k")
+        flat = whole.reshape(-1, 6).double()
+        close(dw, flat.t() @ ws[2][: 2 * m * world].double(), "dw")
+
+
+def reducing(rank: int, world: int) -> None:
+    depths = [2 + r for r in range(world)]
+    for dtype in ATOL:
+        xs = [draw(r, 4 * world, 2, d, dtype=dtype) for r, d in enumerate(depths)]
+        ws = [draw(50 + r, d, 5, dtype=dtype) for r, d in enumerate(depths)]
+        bias = draw(60, 5, dtype=dtype)
+        total = sum(x.double() @ w.double() for x, w in zip(xs, ws, strict=True)) + bias.double()
+        rows = list(chunk_sizes(4 * world, world))
+        if world > 1:
+            rows[0], rows[-1] = rows[0] + rows[-1], 0
+        first = offsets(rows)
+        for name in NAMED:
+            y = ficco.matmul_reduce_scatter(xs[rank], ws[rank], bias=bias, schedule=name)
+            close(y, total[4 * rank : 4 * rank + 4], f"scatter {name} {dtype}")
+            y = ficco.matmul_reduce_scatter(xs[rank], ws[rank], rows=rows, bias=bias, schedule=name)
+            close(y, total[first[rank] : first[rank + 1]], f"uneven scatter {name} {dtype}")
+            y = ficco.matmul_all_reduce(xs[rank], ws[rank], bias=bias, schedule=name)
+            close(y, total, f"reduce {name} {dtype}")
+
+
+def exchanging(rank: int, world: int) -> None:
+    splits = [[(s * 3 + r * 2) % 4 for r in range(world)] for s in range(world)]
+    splits[0][0] = 1
+    xs = [draw(r, sum(row), 6) for r, row in enumerate(splits)]
+    ws = [draw(70 + r, 6, 3) for r in range(world)]
+    blocks = [torch.split(x.double(), row) for x, row in zip(xs, splits, strict=True)]
+    for name in NAMED:
+        y = ficco.all_to_all_matmul(xs[rank], ws[rank], splits, schedule=name)
+        got = torch.cat([blocks[s][rank] for s in range(world)])
+        close(y, got @ ws[rank].double(), f"dispatch {name}")
+        y = ficco.matmul_all_to_all(xs[rank], ws[rank], splits, schedule=name)
+        made = [blocks[s][rank] @ ws[s].double() for s in range(world)]
+        close(y, torch.cat(made), f"combine {name}")
+
+
+def pooling(rank: int, world: int) -> None:
+    counts, batch, dim = [(r + 1) % 3 for r in range(world - 1)] + [2], 6, 3
+    tables, indices, offs, whole = [], [], [], []
+    for r, count in enumerate(counts):
+        tables.append([draw(100 * r + i, 5 + i, dim) for i in range(count)])
+        indices.append([torch.arange(9) % (5 + i) for i in range(count)])
+        offs.append([torch.tensor([0, 0, 2, 3, 9, 9]) for _ in range(count)])
+        for table, index, off in zip(tables[r], indices[r], offs[r], strict=True):
+            pooled = torch.nn.functional.embedding_bag(index, table.double(), off, mode="sum")
+            whole.append(pooled)
+    everything = torch.cat(whole, dim=1)
+    first = offsets(chunk_sizes(batch, world))
+    for name in NAMED:
+        if name == "uniform_fused_2d":
+            continue
+        y = ficco.embedding_all_to_all(
+            tables[rank], indices[rank], offs[rank], tables_per_rank=counts, dimension=dim,
+            batch=batch, schedule=name,
+        )  # fmt: skip
+        close(y, everything[first[rank] : first[rank + 1]], f"embedding {name}")
+
+
+def arguments(rank: int, world: int) -> None:
+    x, w = torch.zeros(2, 3), torch.zeros(3, 4)
+    gather = ficco.all_gather_matmul
+    refused(lambda: gather(x, torch.zeros(4, 4)), "w is [4, 4]")
+    refused(lambda: gather(x.double(), w), "float64")
+    refused(lambda: gather(x, w.half()), "give one dtype")
+    refused(lambda: gather(x[0], w), "2 or 3 dimensions")
+    refused(lambda: gather(x, w, rows=[2]) if world > 1 else gather(x, w, rows=[]), "sizes of 0")
+    refused(lambda: gather(x, w, rows=[5] * world), "x has 2 rows")
+    refused(lambda: gather(x, [w, w], bias=[None]), "2 weights, 1 biases")
+    refused(lambda: gather(x, w, bias=torch.zeros(3)), "bias[0] is [3]")
+    refused(lambda: gather(x.requires_grad_(), w), "torch.no_grad()")
+    refused(lambda: gather(x.detach(), w, schedule="fast"), "unknown schedule")
+    refused(lambda: gather("x", w), "str found")
+    refused(lambda: ficco.matmul_all_reduce(x.detach(), w[:2]), "x has 3 columns")
+    if world > 1:
+        odd = torch.zeros(world + 1, 3)
+        refused(lambda: ficco.matmul_reduce_scatter(odd, w), "pass rows=")
+    refused(lambda: ficco.all_to_all_matmul(x.detach(), w, [[1]]), "")
+    refused(ficco.prepare, "open already")
+    with torch.no_grad():
+        gather(x, w)  # a gradient that nobody records is fine
+
+
+def disabled(rank: int, world: int) -> None:
+    """FICCO_DISABLE=1: the same results without ficco."""
+    os.environ["FICCO_DISABLE"] = "1"
+    ficco.close()
+    for check in (gathering, reducing, exchanging, pooling):
+        check(rank, world)
+    del os.environ["FICCO_DISABLE"]
+
+
+def groups(rank: int, world: int) -> None:
+    """Sub-groups at once, each with work of its own, and a DeviceMesh."""
+    if world != 4:
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mine = [2 * (rank // 2), 2 * (rank // 2) + 1]
+    for turn in range(10 + 10 * (rank // 2)):
+        shards = {r: draw(turn + 10 * r, 3, 4) for r in mine}
+        w = draw(rank, 4, 2)
+        y = ficco.all_gather_matmul(shards[rank], w, group=mesh["tp"])
+        close(y, torch.cat([shards[r] for r in mine]).double() @ w.double(), "sub-group")
+    refused(lambda: ficco.all_gather_matmul(draw(0, 2, 2), draw(0, 2, 2), group=mesh), "mesh['tp']")
+    ficco.close(mesh["tp"])
+
+
+def main() -> None:
+    store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    refused(lambda: ficco.all_gather_matmul(torch.zeros(1, 1), torch.zeros(1, 1)), "initialized")
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    checks = (gathering, reducing, exchanging, pooling, arguments, disabled, groups)
+    for check in checks:
+        check(rank, world)
+    ficco.prepare(machine="host", compute="numpy", timeout_s=10)
+    gathering(rank, world)
+    ficco.synchronize()
+    ficco.reset()
+    gathering(rank, world)
+    ficco.close()
+    dist.destroy_process_group()
+    print("right")
+
+
+if __name__ == "__main__":
+    main()

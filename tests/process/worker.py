@@ -1,0 +1,170 @@
+"""A rank as a process: carries out one command a line of JSON, and answers with one line each.
+
+Started and commanded by `ranks.py`; it ends with its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ficco import oracle
+from ficco.compute import dtype_of, named
+from ficco.lowering import lower_rank
+from ficco.machine import Link, Machine
+from ficco.problem import Problem
+from ficco.runtime.process import ProcessRuntime
+from ficco.schedule import Schedule
+
+HOST = Machine.named("host")
+runtimes: dict[str, ProcessRuntime] = {}
+groups: dict[str, Any] = {}
+
+
+def join_world(store: str, rank: int, world: int, members: list[list[int]]) -> None:
+    """Enter a new torch.distributed world, and make groups of its ranks."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    groups.clear()
+    for some in members:
+        groups["-".join(map(str, some))] = dist.new_group(some)
+
+
+def open_group(name: str, timeout_s: float, mesh: bool = False, gbps: float = 0) -> list[int]:
+    """Make a runtime of a group of this world; its name is made of its ranks: "0-2"."""
+    group = groups[name]
+    machine = HOST
+    if gbps:
+        machine = Machine("paced", 1, 8, "host", (Link("node", "pair", ((1, gbps),)),))
+    if mesh:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        group = DeviceMesh.from_group(group, "cpu")
+    runtimes[name] = ProcessRuntime(group, machine, named("numpy"), timeout_s)
+    return [runtimes[name].rank, runtimes[name].world]
+
+
+def call(
+    name: str, problem: dict[str, Any], schedule: dict[str, Any], seed: int, times: int = 1,
+    spoil: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a problem with the oracle's inputs; return digests of the outputs, and the verdict."""
+    runtime = runtimes[name]
+    posed = Problem.from_json(problem)
+    plan = Schedule.from_json(schedule)
+    given = oracle.inputs(posed, seed)
+    buffers = lower_rank(posed, plan, runtime.rank).buffers
+    wrong, digests = [], []
+    for turn in range(times):
+        arrays = dict(given[runtime.rank])
+        for buffer in buffers:
+            if buffer.role == "output":
+                arrays[buffer.name] = np.full((buffer.rows, buffer.cols), np.nan).astype(
+                    dtype_of(buffer.dtype)
+                )
+        outputs = [b.name for b in buffers if b.role == "output"]
+        if spoil:
+            arrays[outputs[0]] = arrays[outputs[0]][:1]
+        runtime.execute(posed, plan, arrays)
+        if turn == 0:
+            exact = oracle.results(posed, given)[runtime.rank]
+            for output, wanted in zip(outputs, exact, strict=True):
+                verdict = oracle.judge(arrays[output], wanted, posed.dtype)
+                if not verdict.ok:
+                    wrong.append(f"{output}: error {verdict.max_rel_error:.2e}")
+        digests = [hashlib.sha256(arrays[o].tobytes()).hexdigest() for o in outputs]
+    return {"wrong": wrong, "bits": digests}
+
+
+def state(name: str) -> dict[str, Any]:
+    """What the process holds."""
+    windows = runtimes[name].window_bytes if name in runtimes else 0
+    maps = Path("/proc/self/maps").read_text()
+    return {
+        "files": _files(),
+        "windows": windows,
+        "shared": maps.count("memfd:ficco"),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+    }
+
+
+def _files() -> list[str]:
+    """What is open, but for gloo's connections, which it closes when a peer has died."""
+    ours = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            name = os.readlink(f"/proc/self/fd/{number}")
+            if not name.startswith("socket:") or name[8:-1] in ours:
+                found.append(name)
+    return sorted(found)
+
+
+def timeline(name: str) -> list[int]:
+    """Ranks of the spans, and how many there are."""
+    spans = runtimes[name].timeline().spans
+    return [*sorted({span.rank for span in spans}), len(spans)]
+
+
+def reset(name: str) -> None:
+    runtimes[name].reset()
+
+
+def grow(name: str, window_bytes: int) -> None:
+    """Ask for windows by their size, which no problem of this machine could need."""
+    runtimes[name]._meet("grow the windows", window_bytes)
+
+
+def close(name: str) -> None:
+    runtimes.pop(name).close()
+
+
+COMMANDS = {
+    "world": join_world,
+    "open": open_group,
+    "call": call,
+    "state": state,
+    "timeline": timeline,
+    "reset": reset,
+    "grow": grow,
+    "close": close,
+    "sleep": time.sleep,
+    "echo": lambda word: word,
+}
+
+
+def main() -> None:
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        begin = time.monotonic()
+        reply: dict[str, Any] = {}
+        try:
+            reply["value"] = COMMANDS[asked.pop("do")](*asked.pop("args", ()), **asked)
+        except Exception as error:
+            reply["error"] = type(error).__name__
+            reply["text"] = str(error)
+            reply["rank"] = getattr(error, "rank", None)
+        reply["seconds"] = time.monotonic() - begin
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()
