@@ -9,14 +9,17 @@ import ctypes
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 from record import finish, spread
 
 from ficco import _native
+from ficco.compute import named
+from ficco.engines import host
 from ficco.lowering import lower, lower_rank
 from ficco.machine import Link, Machine
-from ficco.problem import Problem
+from ficco.problem import OPERATORS, Problem
 from ficco.schedule import Schedule
 from ficco.verifier import verify
 
@@ -112,6 +115,26 @@ def planning() -> dict[str, dict[str, dict[str, float]]]:
     return {"lower_rank_ms": lowering, "verify_s": proof}
 
 
+def never_seen_ms() -> dict[str, dict[str, float]]:
+    """Time what a call costs the host when its m is new: lowering one rank and binding it."""
+    machine = Machine.named("host")
+    found = {}
+    for op in OPERATORS:
+        for world, grain in ((4, 4), (8, 1), (8, 8)):
+            group = host.new_group(world, machine, 10.0)
+            group.grow(1 << 24)
+            schedule = Schedule.named("hetero_fused_1d").resolve(world, machine)
+            schedule, compute = replace(schedule, grain=grain), named("numpy")
+            rng, times = np.random.default_rng(0), []
+            for m in rng.integers(64, 2048, 60):
+                problem = Problem.chunked(op, world, int(m), 256, 64)
+                begin = time.perf_counter()
+                host.BoundPlan(lower_rank(problem, schedule, 1), group, machine, compute)
+                times.append(1e3 * (time.perf_counter() - begin))
+            found[f"{op} {world} ranks, grain {grain}"] = spread(times)
+    return found
+
+
 def import_s() -> dict[str, float]:
     """Time `import ficco` in fresh processes, without the interpreter's own start."""
     code = "import time; t = time.perf_counter(); import ficco; print(time.perf_counter() - t)"
@@ -127,6 +150,7 @@ def main() -> int:
         "copies": copy_rates(),
         "submit_64_steps_us": submit_us(),
         **planning(),
+        "never_seen_m_ms": never_seen_ms(),
         "import_s": import_s(),
     }
     checks = {
@@ -136,6 +160,11 @@ def main() -> int:
         "64 steps submitted in 10 us": result["submit_64_steps_us"]["median"] <= 10,
         "one rank of 8 at grain 8 lowered in 1 ms": all(
             value["median"] <= 1 for value in result["lower_rank_ms"].values()
+        ),
+        "a new m costs 1 ms or less, 4 ranks at grain 4": all(
+            value["median"] <= 1
+            for name, value in result["never_seen_m_ms"].items()
+            if "4 ranks" in name
         ),
         "all 8 verified in 1 s": all(value["median"] <= 1 for value in result["verify_s"].values()),
         "import in 0.15 s": result["import_s"]["median"] <= 0.15,

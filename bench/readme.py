@@ -59,10 +59,17 @@ def host_table(result: dict[str, Any]) -> list[str]:
         f"| handing 64 steps to a lane | {result['submit_64_steps_us']['median']:.1f} us |",
         f"| lowering one rank of 8 at grain 8 | {lowering:.2f} ms |",
         f"| proving all 8 | {1e3 * proof:.0f} ms |",
+        f"| a never-seen m, lowered and bound, 4 ranks at grain 4 | {unseen(result, '4 ranks')} |",
+        f"| the same, 8 ranks at grain 8 | {unseen(result, '8 ranks, grain 8')} |",
         f"| `import ficco` | {1e3 * result['import_s']['median']:.0f} ms |",
         "",
         f"Both on {where(result)}.",
     ]
+
+
+def unseen(result: dict[str, Any], which: str) -> str:
+    found = [v["median"] for name, v in result["never_seen_m_ms"].items() if which in name]
+    return f"{min(found):.2f} to {max(found):.2f} ms, by operator"
 
 
 def rendered() -> str:

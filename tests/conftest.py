@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require", action="append", default=[], metavar="WHAT",
         help="fail instead of skipping where WHAT (torch) is missing",
     )  # fmt: skip
+    parser.addoption(
+        "--calls", type=int, default=600, help="calls per operator of the fuzz tests (%(default)s)"
+    )
 
 
 @pytest.fixture

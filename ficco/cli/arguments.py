@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ficco.errors import InputError, ScheduleError, closest
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.problem import DTYPES, MAX_WORLD, OPERATORS, Problem
+from ficco.problem import DTYPES, EXCHANGING, MAX_WORLD, OPERATORS, Problem
 from ficco.schedule import Schedule
 
 __all__ = ["Asked", "add_problem", "asked_from"]
@@ -46,6 +46,10 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
         )
     parser.add_argument("--ranks", type=int, help=f"ranks ({DEFAULT_RANKS})")
     parser.add_argument("--rows", help="rows per rank, comma-separated, where they are uneven")
+    parser.add_argument(
+        "--splits",
+        help="all-to-all: rows from each rank to each, commas within a rank, semicolons between",
+    )
     parser.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)} (%(default)s)")
     parser.add_argument(
         "--machine", help="profile to run as: a shipped name or a .toml file (a mesh that fits)"
@@ -83,7 +87,16 @@ def asked_from(args: argparse.Namespace) -> Asked:
             "choose a larger one, 'host' for example"
         )
     rows = None if args.rows is None else _numbers(args.rows, "--rows", args.ranks)
+    splits = None
+    if args.splits is not None:
+        if args.op not in EXCHANGING or rows is not None:
+            raise InputError(f"--splits is for {' and '.join(EXCHANGING)}, instead of --rows")
+        splits = _splits(args.splits, args.ranks)
+        rows = tuple(sum(row) for row in splits)
+        args.m = sum(rows)
     problem = Problem.chunked(args.op, args.ranks, args.m, args.n, args.k, args.dtype, rows=rows)
+    if splits is not None:
+        problem = replace(problem, splits=splits)
     everything = args.schedule == "all"
     names = Schedule.names() if everything else args.schedule.split(",")
     schedules, refused = [], []
@@ -106,6 +119,13 @@ def asked_from(args: argparse.Namespace) -> Asked:
 
 def _fitting(ranks: int) -> str:
     return "mesh4" if ranks <= 4 else "mesh8" if ranks <= 8 else "host"
+
+
+def _splits(text: str, ranks: int) -> tuple[tuple[int, ...], ...]:
+    rows = text.split(";")
+    if len(rows) != ranks:
+        raise InputError(f"--splits {text!r}: {ranks} ranks, separated by semicolons, are needed")
+    return tuple(_numbers(row, "--splits", ranks) for row in rows)
 
 
 def _numbers(text: str, option: str, count: int) -> tuple[int, ...]:

@@ -264,8 +264,23 @@ class BoundPlan:
             digest: the plan's.
 
         Returns:
-            False if the group failed meanwhile; outputs are then undefined.
+            False if the group failed meanwhile; outputs are then NaN throughout.
         """
+        done = False
+        try:
+            done = self._run(arrays, copy, digest)
+        finally:
+            if not done:
+                self.spoil(arrays)
+        return done
+
+    def spoil(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Fill the outputs of a failed call with NaN: nothing is left that looks like a result."""
+        for buffer in self.plan.buffers:
+            if buffer.role == "output" and buffer.name in arrays:
+                arrays[buffer.name].fill(np.nan)
+
+    def _run(self, arrays: Mapping[str, npt.NDArray[Any]], copy: int, digest: int) -> bool:
         local = {**arrays, **self._workspaces}
         handles = self._handles(local, copy)
         addresses = np.zeros(len(self._slots), np.uint64)

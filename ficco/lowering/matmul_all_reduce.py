@@ -61,9 +61,10 @@ def _push_on(cut: Cut, made: Made, batch: Batch, sums: Step) -> list[Step]:
     """Return the pushes of a batch's sums to all peers, after they are made."""
     index = 0 if batch.name == "all" else batch.arrived[0][1]
     steps = []
+    source = sums.writes[0]
+    box = source[2:6]
     for peer, lane in made.lanes.items():
-        source = sums.writes[0]
-        target = source._replace(rank=peer, buffer=REDUCED)
+        target = Region(peer, REDUCED, *box)
         name = f"sum{index}to{peer}"
         steps.append(
             Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=(sums.id,))
@@ -77,7 +78,7 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
     """Wait for the peers' sums and move them into the output; return the words that said so."""
     schedule, rank = cut.schedule, cut.rank
     at_once = schedule.compute == "whole" or schedule.order == "by_peer"
-    groups: dict[int, list[tuple[Word, Region]]] = {}
+    groups: dict[int, list[tuple[Word, Region, Region]]] = {}
     for turn in range(1, cut.world):
         peer = (rank - turn) % cut.world
         rows, width = cut.blocks.outgoing[peer].rows, cut.widths[peer]
@@ -85,16 +86,16 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
             chunk = Chunk(0, rows, 0, width) if at_once else cut.chunk(rows, width, j)
             if chunk.empty:
                 continue
-            region = Region(
-                rank, REDUCED, first[peer] + chunk.row0, first[peer] + chunk.row1,
-                chunk.col0, chunk.col1,
-            )  # fmt: skip
-            groups.setdefault(j, []).append((Word(rank, "data", peer, _slot(cut, j)), region))
+            top = first[peer]
+            box = (top + chunk.row0, top + chunk.row1, chunk.col0, chunk.col1)
+            word = Word(rank, "data", peer, _slot(cut, j))
+            entry = (word, Region(rank, REDUCED, *box), Region(rank, "y0", *box))
+            groups.setdefault(j, []).append(entry)
     words: list[Word] = []
     for j in sorted(groups):
-        awaited = tuple([word for word, _ in groups[j]])
-        reads = tuple([region for _, region in groups[j]])
-        writes = tuple([region._replace(buffer="y0") for region in reads])
+        awaited = tuple([word for word, _, _ in groups[j]])
+        reads = tuple([source for _, source, _ in groups[j]])
+        writes = tuple([target for _, _, target in groups[j]])
         made.steps += [
             Step(f"wait.sum{j}", COMPUTE, "wait", "none", words=awaited),
             Step(f"move.sum{j}", COMPUTE, "local_copy", "sm", reads, writes),

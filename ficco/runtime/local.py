@@ -142,7 +142,12 @@ class LocalRuntime:
                 self._group.fail(0)
                 wait(futures)
                 raise
-        self._raise_failure(bound, futures)
+        try:
+            self._raise_failure(bound, futures)
+        except EngineError:
+            for rank, entry in enumerate(bound):  # those of ranks that had ended before, too
+                entry.spoil(arrays[rank])
+            raise
 
     def _raise_failure(self, bound: list[host.BoundPlan], futures: Sequence[Future[bool]]) -> None:
         for rank, future in enumerate(futures):

@@ -1,79 +1,33 @@
 """How the processes of a group meet, and agree on the memory that they share.
 
-They find each other once through torch.distributed. From then on every rank keeps a socket to rank
-0, which leads: a rank that comes to a meeting asks, the leader answers that it is there, waits for
-all, makes the memory, sends its file descriptor, and says go when all have joined it.
+Every rank keeps a socket to rank 0 (see `connecting`), which leads: a rank that comes to a meeting
+asks, the leader answers that it is there, waits for all, makes the memory, sends its file
+descriptor, and says go when all have joined it.
 
     rank   ask ........ here | memory -> join -> joined | go
     leader      here -> all  | make   -> join -> all    | go
 
-Whatever goes wrong ends the meeting on every rank, with the same words. Sockets have names in no
-file system, and only processes of the same user get past them.
+Whatever goes wrong ends the meeting on every rank, with the same words.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
-import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ficco.errors import EngineError, InputError, TimeoutExceeded
+from ficco.errors import EngineError, TimeoutExceeded
+from ficco.runtime.connecting import LEADER, MESSAGE_BYTES, Members, connected, ready
 
-__all__ = ["Agenda", "Meeting", "Membership", "membership_of"]
+__all__ = ["Agenda", "Facts", "Meeting"]
 
 Facts = dict[str, Any]
 
-_MESSAGE_BYTES = 1 << 16
 _LOOK_S = 0.05  # how often one who waits looks whether the group has failed meanwhile
 _GRACE_S = 1.0  # for the leader's verdict to arrive after its own deadline
-_LEADER = 0
-
-
-class Membership(NamedTuple):
-    """A process's place in a torch.distributed group."""
-
-    group: Any
-    rank: int
-    world: int
-
-
-def membership_of(group: Any) -> Membership:
-    """Return this process's place in a ProcessGroup or a DeviceMesh of one dimension.
-
-    Raises:
-        InputError: it is neither, this process is not in it, or gloo does not serve it.
-    """
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise InputError(
-                f"group is a DeviceMesh of {group.ndim} dimensions; pass one of them: mesh['tp']"
-            )
-        group = group.get_group()
-    if not isinstance(group, dist.ProcessGroup):
-        raise InputError(
-            f"group: {type(group).__name__} found; a ProcessGroup this process belongs to, or a "
-            "DeviceMesh, is needed (dist.group.WORLD, dist.new_group(...), mesh['tp'])"
-        )
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise InputError("this process is not in the group; only its members may use it")
-    # A backend for CPU tensors, alone ("gloo") or beside others ("cpu:gloo,cuda:nccl").
-    if "gloo" not in str(dist.get_backend_config(group)):
-        raise InputError(
-            f"group has the backend {dist.get_backend(group)!r}, which cannot pass words between "
-            "processes without GPUs; make it with backend='gloo' or 'cpu:gloo,cuda:nccl'"
-        )
-    return Membership(group, rank, dist.get_world_size(group))
 
 
 class Agenda(NamedTuple):
@@ -133,87 +87,15 @@ class Meeting:
         pids: process ids by rank.
     """
 
-    def __init__(self, members: Membership, facts: Facts, timeout_s: float) -> None:
-        """Connect all ranks; a collective call on the group, whose own timeout holds for it.
-
-        Args:
-            members: this process's place.
-            facts: what must be equal on all ranks; JSON values.
-            timeout_s: how long connecting may last once all have called.
-
-        Raises:
-            EngineError: the ranks are on several hosts, differ in facts, or one did not connect.
-        """
+    def __init__(self, members: Members, facts: Facts, timeout_s: float) -> None:
+        """Connect all ranks; see `connecting.connected`."""
         self.rank, self.world = members.rank, members.world
         self.pids = [os.getpid()]
-        self._peers: dict[int, socket.socket] = {}  # of the leader: all; of others: the leader
+        self._peers: dict[int, socket.socket] = {}
         self._turn = 0
         self._gone: Facts | None = None  # the verdict on every meeting, once a rank has left
         if self.world > 1:
-            self._connect(members, facts, timeout_s)
-
-    # ---- connecting
-
-    def _connect(self, members: Membership, facts: Facts, timeout_s: float) -> None:
-        import torch.distributed as dist
-
-        listener = _listener(self.world) if self.rank == _LEADER else None
-        try:
-            mine = {
-                "host": _host(),
-                "facts": facts,
-                "pid": os.getpid(),
-                "address": listener.getsockname().hex() if listener else None,
-                "secret": secrets.token_hex(16),
-            }
-            found: list[Facts] = [{}] * self.world
-            dist.all_gather_object(found, mine, group=members.group)
-            _check_alike(found)
-            self.pids = [entry["pid"] for entry in found]
-            deadline = time.monotonic() + timeout_s
-            if listener is None:
-                self._reach(found, timeout_s)
-            else:
-                self._accept(listener, found, deadline, timeout_s)
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            if listener:
-                listener.close()
-
-    def _reach(self, found: list[Facts], timeout_s: float) -> None:
-        leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._peers[_LEADER] = leader
-        leader.settimeout(timeout_s)
-        try:
-            leader.connect(bytes.fromhex(found[_LEADER]["address"]))
-            _check_user(leader)
-            leader.send(_packed({"rank": self.rank, "secret": found[self.rank]["secret"]}))
-            leader.setblocking(False)
-        except OSError as problem:
-            raise EngineError(
-                f"rank {self.rank} cannot reach rank 0 (pid {self.pids[0]}) on this host: "
-                f"{problem}; do they share a network namespace (one container)?"
-            ) from None
-
-    def _accept(
-        self, listener: socket.socket, found: list[Facts], deadline: float, timeout_s: float
-    ) -> None:
-        while len(self._peers) < self.world - 1:
-            left = deadline - time.monotonic()
-            if left <= 0 or not _ready([listener], left):
-                missing = sorted(set(range(1, self.world)) - set(self._peers))
-                raise TimeoutExceeded(
-                    self.rank, "open the group", f"the connection of ranks {missing}", timeout_s,
-                    "Look whether these processes still run.",
-                )  # fmt: skip
-            peer, _ = listener.accept()
-            rank = _introduced(peer, found, deadline)
-            if rank is None or rank in self._peers:
-                peer.close()  # a stranger
-            else:
-                self._peers[rank] = peer
+            self._peers, self.pids = connected(members, facts, timeout_s)
 
     # ---- meeting
 
@@ -231,7 +113,7 @@ class Meeting:
         try:
             if self._gone:
                 raise _Ended(**self._gone)
-            if self.rank == _LEADER:
+            if self.rank == LEADER:
                 return self._lead(agenda, timeout_s)
             return self._follow(agenda, timeout_s)
         except _Ended as ended:
@@ -301,7 +183,7 @@ class Meeting:
         result = None
         try:
             ask = {"say": "ask", "turn": turn, "what": agenda.what, "facts": agenda.facts}
-            self._send(_LEADER, ask)
+            self._send(LEADER, ask)
             while True:
                 for _, message in self._listen(agenda, deadline):
                     memory = message.pop("memory", None)
@@ -318,11 +200,11 @@ class Meeting:
                         return result
                 if time.monotonic() > deadline:
                     seconds = time.monotonic() - begin
-                    late = {_LEADER: agenda.condition(_LEADER)}
+                    late = {LEADER: agenda.condition(LEADER)}
                     raise _Ended.late(self.rank, agenda.what, late, seconds)
         except BaseException:
             result = None  # a traceback would keep it alive
-            self._send(_LEADER, {"say": "withdraw", "turn": turn})
+            self._send(LEADER, {"say": "withdraw", "turn": turn})
             raise
 
     def _join(self, agenda: Agenda, turn: int, memory: int, facts: Facts) -> Any:
@@ -332,7 +214,7 @@ class Meeting:
             result = _joined(agenda, memory, facts)
         except Exception as error:
             verdict = self._verdict(error)
-        self._send(_LEADER, {"say": "joined", "turn": turn, "verdict": verdict})
+        self._send(LEADER, {"say": "joined", "turn": turn, "verdict": verdict})
         return result
 
     def _verdict(self, error: BaseException) -> Facts:
@@ -353,9 +235,9 @@ class Meeting:
         # Looked at first, raised last: who fails the group tells the meeting before.
         error = agenda.broken()
         wait_s = 0.0 if error else max(0.0, min(_LOOK_S, deadline - time.monotonic()))
-        ready = _ready(list(self._peers.values()), wait_s)
+        spoken = ready(list(self._peers.values()), wait_s)
         for rank, peer in self._peers.items():
-            if peer not in ready:
+            if peer not in spoken:
                 continue
             # All there is, so that an old ask is never seen without its withdrawal.
             while (message := _received(peer)) is not None:
@@ -367,7 +249,7 @@ class Meeting:
 
     def _mourn(self, rank: int, agenda: Agenda) -> None:
         """End this and all later meetings, because a rank has left; the leader tells all others."""
-        if self.rank == _LEADER:
+        if self.rank == LEADER:
             for other in self._peers:
                 self._send(other, {"say": "gone", "turn": 0, "rank": rank})
         known = agenda.condition(rank) or f"Rank {rank} has closed its runtime or died."
@@ -410,7 +292,7 @@ def _packed(message: Facts) -> bytes:
 def _received(peer: socket.socket) -> Facts | None:
     """Return the next message, None where there is none yet, "gone" where none will come."""
     try:
-        data, memories, _, _ = socket.recv_fds(peer, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        data, memories, _, _ = socket.recv_fds(peer, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except BlockingIOError:
         return None
     except OSError:
@@ -419,64 +301,3 @@ def _received(peer: socket.socket) -> Facts | None:
     if memories:
         message["memory"] = memories[0]
     return message
-
-
-def _ready(sockets: list[socket.socket], wait_s: float) -> list[socket.socket]:
-    """Return the sockets with something to read, after a wait for the first one."""
-    poll = select.poll()
-    by_number = {one.fileno(): one for one in sockets}
-    for number in by_number:
-        poll.register(number, select.POLLIN)
-    return [by_number[number] for number, _ in poll.poll(wait_s * 1e3)]
-
-
-def _listener(backlog: int) -> socket.socket:
-    """Return a socket whose name is in no file system and cannot be guessed."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(b"\0ficco-" + secrets.token_hex(16).encode())
-    listener.listen(backlog)
-    return listener
-
-
-def _check_user(peer: socket.socket) -> None:
-    """Refuse (PermissionError) a peer that is another user's process."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", credentials)
-    if user != os.geteuid():
-        raise PermissionError(f"the other end belongs to user {user}, not to {os.geteuid()}")
-
-
-def _introduced(peer: socket.socket, found: list[Facts], deadline: float) -> int | None:
-    """Return the rank that a new connection is of; None: a stranger."""
-    peer.settimeout(max(0.01, min(_GRACE_S, deadline - time.monotonic())))
-    try:
-        _check_user(peer)
-        hello = json.loads(peer.recv(_MESSAGE_BYTES))
-        rank = int(hello["rank"])
-        known = 0 < rank < len(found) and secrets.compare_digest(
-            str(hello["secret"]), found[rank]["secret"]
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    peer.setblocking(False)
-    return rank if known else None
-
-
-def _host() -> list[str]:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return [socket.gethostname(), boot]
-
-
-def _check_alike(found: list[Facts]) -> None:
-    for rank, entry in enumerate(found):
-        if entry["host"] != found[0]["host"]:
-            raise EngineError(
-                f"rank 0 runs on host {found[0]['host'][0]!r} and rank {rank} on "
-                f"{entry['host'][0]!r}; the host engine shares memory, so make groups of ranks "
-                "of one host (and one container)"
-            )
-        if entry["facts"] != found[0]["facts"]:
-            raise EngineError(
-                f"rank 0 asks for {found[0]['facts']} and rank {rank} for {entry['facts']}; "
-                "pass the same on every rank"
-            )

@@ -7,6 +7,7 @@ group is opened, when a plan needs larger windows, and to reset; everything betw
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -17,15 +18,16 @@ import numpy.typing as npt
 
 from ficco.compute import Compute
 from ficco.engines import host, shared
-from ficco.errors import EngineError, FiccoError, InputError
+from ficco.errors import EngineError, InputError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.plan import digest_of, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
+from ficco.runtime.connecting import members_of
 from ficco.runtime.failures import Failure, awaited_word, error_of, raiser_of
-from ficco.runtime.meeting import Agenda, Facts, Meeting, membership_of
+from ficco.runtime.meeting import Agenda, Facts, Meeting
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
@@ -64,7 +66,7 @@ class ProcessRuntime:
     """
 
     def __init__(self, group: Any, machine: Machine, compute: Compute, timeout_s: float) -> None:
-        members = membership_of(group)
+        members = members_of(group)
         check_machine(members.world, machine)
         self.rank, self.world, self.machine = members.rank, members.world, machine
         self._compute, self._timeout_s = compute, timeout_s
@@ -74,7 +76,7 @@ class ProcessRuntime:
         self._last: _Call | None = None
         self._meeting = Meeting(members, {"machine": repr(machine)}, timeout_s)
         self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
-        self._end = weakref.finalize(self, _end, self._meeting, self._groups)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)
         try:
             self._meet("open the group", 0)
         except BaseException:
@@ -205,7 +207,9 @@ class ProcessRuntime:
         )
         try:
             group = self._meeting.meet(agenda, self._timeout_s)
-        except (FiccoError, KeyboardInterrupt):
+        except MemoryError:
+            raise  # on all ranks alike; the windows are as they were
+        except BaseException:
             if not (opening or resetting):
                 self._group.fail(self.rank)  # the others shall not wait for this rank's call
             raise
@@ -299,8 +303,10 @@ class ProcessRuntime:
         return ""
 
 
-def _end(meeting: Meeting, groups: list[shared.Group]) -> None:
+def _end(process: int, meeting: Meeting, groups: list[shared.Group]) -> None:
     """Leave the group; also where the user forgot to, when the interpreter ends."""
+    if os.getpid() != process:
+        return  # a fork, whose parent goes on and which has none of its threads
     for group in groups:
         with contextlib.suppress(RuntimeError):  # an interrupted call still runs
             group.close()

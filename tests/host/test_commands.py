@@ -90,6 +90,16 @@ class TestRun:
         code, out, _ = call(capsys, "run", *SMALL, "--ranks", "3", "--rows", "0,60,7", "--json")
         assert code == 0 and all(row["ok"] for row in json.loads(out)["results"])
 
+    @pytest.mark.parametrize("op", ["all_to_all_matmul", "matmul_all_to_all"])
+    def test_skewed_and_empty_splits(self, capsys: Any, op: str) -> None:
+        code, out, _ = call(
+            capsys, "run", op, "--ranks", "3", "--splits", "0,90,0;0,0,0;7,1,0", "--json",
+            "--iters", "1", "--machine", "host",
+        )  # fmt: skip
+        document = json.loads(out)
+        assert code == 0 and document["m"] == 98
+        assert all(row["ok"] for row in document["results"])
+
     def test_a_wrong_result_is_exit_1(self, capsys: Any, monkeypatch: Any) -> None:
         import ficco.node
 
@@ -131,6 +141,9 @@ class TestRun:
         (["run", "--timeout", "-1"], "--timeout -1"),
         (["run", "--rows", "1,2"], "4 numbers"),
         (["run", "--rows", "1,2,3,4"], "add up to 10"),
+        (["run", "--splits", "1,2;3,4"], "--splits is for"),
+        (["run", "all_to_all_matmul", "--splits", "1,2;3,4"], "4 ranks"),
+        (["run", "all_to_all_matmul", "--splits", "1;2", "--ranks", "2"], "2 numbers"),
         (["run", "--trace", "/no/such/folder/trace"], "--trace"),
         (["run", "--engine", "cuda"], "invalid choice"),
         (["run", "--m", "1000000000", "--n", "1000000000", "--k", "1000000000"], "memory"),
@@ -270,11 +283,11 @@ class TestProcesses:
             waits = [e for e in slices if e["pid"] == rank and e["name"] == "wait.whole"]
             assert waits[0]["ts"] + waits[0]["dur"] >= landed
 
-    def test_under_torchrun(self, torch: Any) -> None:
+    def test_under_torchrun(self, torch: Any, tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2",
              "-m", "ficco.cli.main", "run", *[a.upper() for a in SMALL[:6]], "--json"],
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ constexpr int kNone = -1;
 
 // How long a lock is tried for where all must stop. Only the stop of another process in the middle
 // of a microsecond can make it last.
-constexpr std::int64_t kStoppedLockNs = 1'000'000'000;
+constexpr std::int64_t kStoppedLockNs = 200'000'000;
 
 Fabric::Per per_of(std::string_view name) {
     if (name == "pair") return Fabric::Per::pair;
