@@ -11,6 +11,8 @@ import os
 import platform
 from typing import Any, NamedTuple
 
+from ficco.errors import EngineError
+
 __all__ = ["add_to"]
 
 
@@ -62,11 +64,11 @@ def _platform() -> Finding:
 
 def _native() -> Finding:
     try:
-        from ficco import _native
-    except ImportError as error:
+        from ficco.engines import host
+    except EngineError as error:
         return Finding("native core", False, str(error), "everything: the host engine's lanes",
                        "install ficco again, with a C++20 compiler at hand")  # fmt: skip
-    found = f"up to {_native.MAX_WORLD} ranks"
+    found = f"threads as copy engines, {host.MOST_LANES} lanes a rank"
     return Finding("native core", True, found, "everything: the host engine's lanes")
 
 
@@ -92,11 +94,11 @@ def _numpy() -> Finding:
 
 
 def _torch() -> Finding:
+    serves = "torch tensors, a process per rank, compute='torch'"
     if importlib.util.find_spec("torch") is None:
-        return Finding("torch", False, "not installed", "compute='torch'",
-                       "pip install 'ficco[torch]'")  # fmt: skip
+        return Finding("torch", False, "not installed", serves, "pip install 'ficco[torch]'")
     version = importlib.metadata.version("torch")
-    return Finding("torch", True, f"torch {version}", "compute='torch'")
+    return Finding("torch", True, f"torch {version}", serves)
 
 
 def _cuda() -> Finding:

@@ -45,8 +45,9 @@ except ImportError as missing:
         "from outside its source folder"
     ) from missing
 
-__all__ = ["BoundPlan", "new_group"]
+__all__ = ["MOST_LANES", "BoundPlan", "new_group"]
 
+MOST_LANES = _native.MAX_LANES  # native threads of a rank
 _COMPUTE = ("gemm", "reduce", "bag")
 _COPY, _RAISE, _WAIT, _CLEAR, _AFTER = range(5)
 _INLINE = -1
