@@ -63,6 +63,8 @@ def row_names(plan: RankPlan) -> list[str]:
     """Name the rows of a plan's program as `host.BoundPlan.rows` does, without binding it."""
     names = [step.id for step in plan.steps]
     for step in plan.steps:
+        if step.after:
+            names.append(f"{step.id}.after")
         for number in range(len(step.parts)):
             name = f"{step.id}[{number}]"
             names += [f"{name}.wait", name, f"{name}.signal"]

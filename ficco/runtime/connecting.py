@@ -98,7 +98,7 @@ def connected(
         EngineError: the ranks are on several hosts, differ in facts, or one did not connect.
     """
     peers: dict[int, socket.socket] = {}
-    listener = _listener(members.world) if members.rank == LEADER else None
+    listener = _listener() if members.rank == LEADER else None
     try:
         found = members.gather(
             {
@@ -171,11 +171,11 @@ def ready(sockets: list[socket.socket], wait_s: float) -> list[socket.socket]:
     return [by_number[number] for number, _ in poll.poll(wait_s * 1e3)]
 
 
-def _listener(backlog: int) -> socket.socket:
+def _listener() -> socket.socket:
     """Return a socket whose name is in no file system and cannot be guessed."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(b"\0ficco-" + secrets.token_hex(16).encode())
-    listener.listen(backlog)
+    listener.listen(128)  # more than there can be ranks
     return listener
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import os
 import re
 import threading
 import time
@@ -220,3 +221,51 @@ def test_a_program_keeps_its_group(running: bool) -> None:
 
 def threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+class TestSharedGroups:
+    """Groups whose ranks are processes; two in this process stand for them."""
+
+    def test_ranks_see_each_other_and_one_failure(self) -> None:
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        memory = _native.create_memory(2, 5000)
+        fabric = _native.join_fabric(memory, 2, "port", 1.0)
+        first = _native.join_group(memory, 2, 0, 5000, 0.02, fabric)
+        assert first.rank_state(1)[0] == "absent"
+        second = _native.join_group(memory, 2, 1, 5000, 30.0, None)
+        os.close(memory)
+        assert fabric.per == "port"
+        assert first.capacity == second.capacity >= 5000
+        raising = program(second, 1, (0, INLINE, RAISE, 0, 0, word("data", 0, 1), 1))
+        raising.start(0, 9, [], [])
+        assert raising.submit(0)
+        assert raising.finish()
+        assert first.word(0, 0, word("data", 0, 1)) == 1
+        presence, age_s, calls, digest = first.rank_state(1)
+        assert (presence, calls, digest) == ("here", 1, 9)
+        assert 0 <= age_s < 5
+
+        waiting = program(first, 0, (0, INLINE, WAIT, 1, 0, word("data", 0, 1, 5), 1))
+        waiting.start(0, 9, [], [])
+        assert not waiting.submit(0)
+        assert not waiting.finish()
+        assert second.failure() == first.failure() is not None
+        second.close()
+        assert first.rank_state(1)[0] == "closed"
+        del waiting, raising, first, second, fabric
+        gc.collect()
+        assert len(list(Path("/proc/self/fd").iterdir())) == files
+        assert "memfd:ficco" not in Path("/proc/self/maps").read_text()
+
+    def test_errors(self) -> None:
+        with pytest.raises(MemoryError, match=str(1 << 44)):
+            _native.create_memory(2, 1 << 44)
+        memory = _native.create_memory(2, 0)
+        group = _native.join_group(memory, 2, 0, 0, 1.0, None)
+        with pytest.raises(ValueError, match="joined already"):
+            _native.join_group(memory, 2, 0, 0, 1.0, None)
+        with pytest.raises(RuntimeError, match="join other memory"):
+            group.grow(1)
+        with pytest.raises(ValueError, match="runs in another process"):
+            program(group, 1, (0, 0, CLEAR, 0))
+        os.close(memory)
