@@ -20,10 +20,12 @@ from ficco import posing
 from ficco.compute import dtype_of
 from ficco.errors import InputError
 from ficco.machine import Machine
+from ficco.posing import row_contiguous
 from ficco.problem import MAX_WORLD, Problem
 from ficco.runtime.local import LocalRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
+from ficco.verifier.meaning import required_buffers
 
 __all__ = ["Node"]
 
@@ -260,7 +262,7 @@ class Node:
         schedule: str | Schedule | None = None,
         grain: int | None = None,
     ) -> list[list[Array]]:
-        """Run a problem on named inputs, which are taken to fit it; the methods above check.
+        """Run a problem on named inputs.
 
         Args:
             problem: what to compute; its world is the node's.
@@ -273,9 +275,10 @@ class Node:
         """
         if problem.world != self.world:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
+        _check_named(problem, self._per_rank(arrays, "arrays"))
         results = [_empty_outputs(problem, rank) for rank in range(self.world)]
         named = [
-            {**mine, **{f"y{i}": y for i, y in enumerate(ys)}}
+            {**_readable(mine), **{f"y{i}": y for i, y in enumerate(ys)}}
             for mine, ys in zip(arrays, results, strict=True)
         ]
         self._runtime.execute(problem, self._resolved(schedule, grain), named)
@@ -354,6 +357,26 @@ class Node:
 def _check_timeout(value: float) -> None:
     if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
         raise InputError(f"timeout_s={value!r}: it is a positive number of seconds")
+
+
+def _check_named(problem: Problem, arrays: Sequence[Mapping[str, Array]]) -> None:
+    """Hold every input against the buffer that the problem asks for."""
+    for rank, mine in enumerate(arrays):
+        for buffer in required_buffers(problem, rank):
+            if buffer.role == "output":
+                continue
+            array = mine.get(buffer.name)
+            wanted = (buffer.rows, buffer.cols), buffer.dtype
+            found = None if array is None else (array.shape, array.dtype.name)
+            if found != wanted:
+                raise InputError(
+                    f"arrays[{rank}][{buffer.name!r}]: {wanted} is needed, {found} found"
+                )
+
+
+def _readable(mine: Mapping[str, Array]) -> dict[str, Array]:
+    """Return inputs whose x a copy engine can read."""
+    return {name: row_contiguous(a) if name == "x" else a for name, a in mine.items()}
 
 
 def _empty_outputs(problem: Problem, rank: int) -> list[Array]:

@@ -36,6 +36,7 @@ __all__ = [
     "Step",
     "Word",
     "digest_of",
+    "regions_of",
     "window_places",
     "word_at",
     "word_place",
@@ -195,6 +196,14 @@ class Step(NamedTuple):
     parts: tuple[Part, ...] = ()
     collective: str = ""
     concurrent: bool = False
+
+
+def regions_of(work: Step | Part) -> list[Region]:
+    """Return every region that a step, or a part, names itself."""
+    regions = [*work.reads, *work.writes]
+    for product in work.products:
+        regions += [product.a, product.b, product.c, *product.add]
+    return regions
 
 
 class Buffer(NamedTuple):

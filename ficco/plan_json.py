@@ -115,7 +115,7 @@ def loads(text: str, source: str = "plan") -> Plan:
     """
     try:
         raw = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as wrong:
+    except (ValueError, RecursionError) as wrong:  # ValueError: a number too long to read, too
         raise PlanError(f"{source} is not JSON: {wrong}") from None
     top = _Fields(raw, source, ("version", "problem", "schedule", "digest", "ranks"))
     version = top.get("version", _whole)

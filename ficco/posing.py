@@ -6,6 +6,7 @@ by buffer name. Nothing runs here.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from ficco.errors import InputError
 from ficco.problem import DTYPES, Output, Problem, chunk_sizes
 
-__all__ = ["Posed", "embedding", "exchanging", "gathering", "reducing"]
+__all__ = ["Posed", "embedding", "exchanging", "gathering", "reducing", "row_contiguous"]
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +51,7 @@ def gathering(
     if len(axes) != count:
         raise InputError(f"axes has {len(axes)} entries, there are {count} weights a rank")
     biases = _biases(bias, weights)
-    arrays = [{"x": _row_contiguous(x)} for x in shards]
+    arrays = [{"x": row_contiguous(x)} for x in shards]
     outputs = []
     for i in range(count):
         inner = {"rows": k, "contraction": sum(rows)}.get(axes[i])
@@ -98,7 +99,7 @@ def reducing(
                 f"xs[{rank}] has {x.shape[1]} columns, ws[{rank}] has {w.shape[0]} rows; "
                 "x_r is [m, k_r], w_r is [k_r, n] (pass linear.weight.T)"
             )
-    sizes = chunk_sizes(m, world) if rows is None else tuple(rows)
+    sizes = chunk_sizes(m, world) if rows is None else _sizes(rows, "rows")
     if len(sizes) != world or sum(sizes) != m or min(sizes) < 0:
         raise InputError(f"rows={list(sizes)}: {world} sizes of 0 or more that add up to m={m}")
     depths = tuple(x.shape[1] for x in shards)
@@ -111,6 +112,8 @@ def reducing(
     arrays = [{"x": x, "w": w} for x, w in zip(shards, weights, strict=True)]
     if mine is not None:
         for rank, row in enumerate(mine):
+            if op == "matmul_all_reduce" and row.tobytes() != mine[0].tobytes():
+                raise InputError(f"bias[{rank}] differs from bias[0]; it is one sum, with one bias")
             arrays[rank]["bias0"] = row
     return Posed(problem, arrays)
 
@@ -127,7 +130,7 @@ def exchanging(
     for rank, w in enumerate(weights):
         if w.shape[0] != k:
             raise InputError(f"ws[{rank}] has {w.shape[0]} rows, xs have k={k} columns")
-    table = tuple(tuple(int(size) for size in row) for row in splits)
+    table = tuple(_sizes(row, f"splits[{s}]") for s, row in enumerate(splits))
     if len(table) != world or any(len(row) != world or min(row) < 0 for row in table):
         raise InputError(f"splits: {world} x {world} sizes of 0 or more are needed, splits[s][r]")
     for rank, (x, row) in enumerate(zip(shards, table, strict=True)):
@@ -140,7 +143,7 @@ def exchanging(
         raise InputError(f"m={sum(rows)}, k={k}, n={weights[0].shape[1]}: sizes are 1 or more")
     output = Output((weights[0].shape[1],) * world)
     problem = Problem(op, world, rows, k, (output,), dtype.name, splits=table)
-    arrays = [{"x": _row_contiguous(x), "w": w} for x, w in zip(shards, weights, strict=True)]
+    arrays = [{"x": row_contiguous(x), "w": w} for x, w in zip(shards, weights, strict=True)]
     return Posed(problem, arrays)
 
 
@@ -178,7 +181,7 @@ def embedding(
             mine |= {f"table{i}": table, f"indices{i}": index, f"offsets{i}": start}
         arrays.append(mine)
     assert batch is not None
-    sizes = chunk_sizes(batch, world) if rows is None else tuple(rows)
+    sizes = chunk_sizes(batch, world) if rows is None else _sizes(rows, "rows")
     if len(sizes) != world or sum(sizes) != batch or min(sizes) < 0 or batch < 1:
         raise InputError(f"rows={list(sizes)}: {world} sizes that add up to the batch, {batch}")
     problem = Problem(
@@ -187,6 +190,14 @@ def embedding(
         lookups=tuple(tuple(len(index) for index in mine) for mine in indices),
     )  # fmt: skip
     return Posed(problem, arrays)
+
+
+def _sizes(values: Any, name: str) -> tuple[int, ...]:
+    """Return whole numbers, NumPy's too."""
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise InputError(f"{name}={values!r}: a list of whole numbers is needed") from None
 
 
 def _check_bags(index: Array, start: Array, height: int, batch: int, where: str) -> None:
@@ -232,7 +243,7 @@ def _several(entry: Any) -> Sequence[Any]:
     return entry if isinstance(entry, (tuple, list)) else (entry,)
 
 
-def _row_contiguous(x: Array) -> Array:
+def row_contiguous(x: Array) -> Array:
     """Return x, or a copy where a copy engine could not read its rows."""
     row_bytes = x.shape[1] * x.itemsize
     fits = x.strides[1] == x.itemsize and (x.strides[0] >= row_bytes or x.shape[0] <= 1)

@@ -7,8 +7,9 @@ each, so that a rank which knows only its own can still build its plan (`agreed`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ficco.errors import InputError, closest
@@ -22,6 +23,10 @@ __all__ = [
     "chunk_sizes",
     "offsets",
 ]
+
+_RESERVED = re.compile(
+    r"x|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|own|landing|reduced"
+)
 
 MAX_WORLD = 64  # ranks in one group; places of signals in a window are computed from it
 
@@ -243,14 +248,18 @@ class Problem:
         Raises:
             InputError: a field is missing, unknown or of the wrong type.
         """
+        known = {field.name for field in fields(cls)}
+        for name in data:
+            if name not in known:
+                raise InputError(f"problem: unknown field {name!r}{closest(name, known)}")
         try:
             outputs = tuple(
                 Output(
                     columns=tuple(_int(c) for c in output["columns"]),
                     operand=str(output.get("operand", "w")),
                     axis=str(output.get("axis", "rows")),
-                    operand_transposed=bool(output.get("operand_transposed", False)),
-                    bias=bool(output.get("bias", False)),
+                    operand_transposed=_flag(output.get("operand_transposed", False)),
+                    bias=_flag(output.get("bias", False)),
                 )
                 for output in data["outputs"]
             )
@@ -276,6 +285,12 @@ class Problem:
 def _int(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
     return value
 
 
@@ -312,8 +327,11 @@ def _check(problem: Problem) -> None:
             raise InputError(
                 f"outputs[{index}].axis={output.axis!r}: it is 'rows' or 'contraction'"
             )
-        if not output.operand.isidentifier():
-            raise InputError(f"outputs[{index}].operand={output.operand!r} is no name")
+        if not output.operand.isidentifier() or _RESERVED.fullmatch(output.operand):
+            raise InputError(
+                f"outputs[{index}].operand={output.operand!r} is no name, or one that plans use; "
+                "call it w, w0, w1, ..."
+            )
     _check_operands(p.outputs)
     _check_tables(p)
     if p.op not in GATHERING:

@@ -63,6 +63,8 @@ class Schedule:
     name: str = "custom"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ScheduleError(f"schedule name={self.name!r}: it is a text")
         for axis, values in AXES.items():
             value = getattr(self, axis)
             if value not in values:

@@ -40,6 +40,8 @@ def _main(args: argparse.Namespace) -> int:
     if args.rank is not None and not 0 <= args.rank < asked.problem.world:
         raise InputError(f"--rank {args.rank}: ranks are 0 to {asked.problem.world - 1}")
     plan = lower(asked.problem, asked.schedules[0])
+    if args.json and args.rank is not None:
+        raise InputError("--rank is for the readable form; --json prints the plan of all ranks")
     if args.json:
         sys.stdout.write(dumps(plan))
     else:

@@ -32,6 +32,7 @@ from ficco.plan import (
     Region,
     Step,
     Word,
+    regions_of,
     window_places,
     word_place,
 )
@@ -212,6 +213,12 @@ class BoundPlan:
         )
 
     def _computes(self, ops: _Ops, row: int, step: Step, work: Step | Part, mark: int) -> None:
+        for region in regions_of(work):
+            if region.rank != self.plan.rank:
+                raise EngineError(
+                    f"step {step.id!r} computes on {region}; the host engine computes in its own "
+                    "rank's buffers, so push the result by a copy step"
+                )
         flops = sum(_flops(step, product) for product in work.products)
         dtype = self._buffers[work.products[0].a.buffer].dtype if work.products else "float32"
         least_us = self._machine.gemm_us(flops, dtype) if flops else 0.0

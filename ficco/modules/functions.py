@@ -10,6 +10,7 @@ inputs that require a gradient are refused while gradients are recorded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -388,10 +389,7 @@ class _Call:
             raise InputError(f"rows[{self.rank}]={each[self.rank]}, but x has {self.first} rows")
         if total is not None and sum(each) != total:
             raise InputError(f"rows={list(each)} add up to {sum(each)}, not to {total}")
-        factor = 1
-        for size in self.inner:
-            factor *= size
-        return tuple(r * factor for r in each)
+        return tuple(r * math.prod(self.inner) for r in each)
 
     def row(self, bias: Tensor, n: int, name: str) -> Tensor:
         """Return a bias as [1, n]."""
@@ -402,7 +400,8 @@ class _Call:
 
     def shaped(self, y: Tensor) -> Tensor:
         """Return a result with the dimensions of x."""
-        return y.reshape(-1, *self.inner, y.shape[1]) if self.inner else y
+        between = math.prod(self.inner)
+        return y.reshape(y.shape[0] // max(between, 1), *self.inner, y.shape[1])
 
     def run(
         self,
@@ -412,6 +411,8 @@ class _Call:
         grain: int | None,
     ) -> list[Tensor]:
         """Run the problem and return this rank's outputs, as matrices."""
+        if tensor_is_odd := [name for name, t in given.items() if t.layout != torch.strided]:
+            raise InputError(f"{tensor_is_odd[0]} is sparse; a dense tensor is needed")
         if groups.disabled():
             groups.log.info("%s: plain torch.distributed (FICCO_DISABLE)", problem.op)
             return plain.run(problem, given, self.group, self.rank)
@@ -437,7 +438,7 @@ def _resolved(runtime: ProcessRuntime, schedule: str | Schedule, grain: int | No
 
 def _array(tensor: Tensor) -> npt.NDArray[Any]:
     """Return an array over the tensor's memory, with its strides."""
-    plain_tensor = tensor.detach()
+    plain_tensor = tensor.detach().resolve_neg()
     if plain_tensor.dtype == torch.bfloat16:
         bits: npt.NDArray[Any] = plain_tensor.view(torch.int16).numpy()
         return bits.view(ml_dtypes.bfloat16)

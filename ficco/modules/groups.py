@@ -31,8 +31,11 @@ __all__ = [
 
 log = logging.getLogger("ficco")
 if os.environ.get("FICCO_LOG"):
-    log.setLevel(os.environ["FICCO_LOG"].upper())
+    _level = logging.getLevelName(os.environ["FICCO_LOG"].upper())
     log.addHandler(logging.StreamHandler(sys.stderr))
+    log.setLevel(_level if isinstance(_level, int) else logging.INFO)
+    if not isinstance(_level, int):
+        log.warning("FICCO_LOG=%s is no level; info is taken", os.environ["FICCO_LOG"])
 
 _runtimes: dict[Any, ProcessRuntime] = {}
 

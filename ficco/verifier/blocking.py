@@ -96,7 +96,7 @@ def check_spins(order: Order) -> list[Violation]:
             bounds[event.chain].append(event)
     for found in bounds.values():
         found.sort(key=lambda event: event.pos)
-    violations = []
+    violations = _crowded(order)
     for entry in order.plan.ranks:
         for step in entry.steps:
             begin = order.first[entry.rank, step.id]
@@ -118,6 +118,29 @@ def check_spins(order: Order) -> list[Violation]:
                     )  # fmt: skip
                     break
     return violations
+
+
+def _crowded(order: Order) -> list[Violation]:
+    """A kernel that both signals and waits has the multiprocessors to itself while it runs."""
+    found = []
+    for entry in order.plan.ranks:
+        for step in entry.steps:
+            if not step.concurrent:
+                continue
+            first, last = order.first[entry.rank, step.id], order.last[entry.rank, step.id]
+            for other in entry.steps:
+                if other is step or other.unit != "sm":
+                    continue
+                before = order.hb(order.last[entry.rank, other.id], first)
+                if not before and not order.hb(last, order.first[entry.rank, other.id]):
+                    found.append(
+                        Violation(
+                            entry.rank, step.id, "spin",
+                            f"it signals and waits, and {other.id!r} may run beside it and keep "
+                            "its tiles from starting", "put the two into one lane",
+                        )
+                    )  # fmt: skip
+    return found
 
 
 def _excused(event: Event) -> bool:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ficco.plan import UNITS, Buffer, Plan, Product, RankPlan, Region, Step
+from ficco.plan import UNITS, Buffer, Part, Plan, Product, RankPlan, Region, Step, regions_of
 from ficco.verifier.meaning import required_buffers
 from ficco.verifier.violation import Violation
 
-__all__ = ["check_form", "regions_of"]
+__all__ = ["check_form"]
 
 # Fields that each kind of step uses; all others stay empty.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -68,6 +68,13 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
             what = f"{found} found" if found else "missing"
             yield _bad(rank, needed.name, "buffers", f"the problem asks for {needed}; {what}",
                        "declare it so")  # fmt: skip
+    for buffer in entry.buffers:
+        if buffer.role in ("window", "workspace") and buffer.dtype not in (
+            plan.problem.dtype, "float32",
+        ):  # fmt: skip
+            yield _bad(rank, buffer.name, "buffers", f"a {buffer.role} of {buffer.dtype} for a "
+                       f"problem in {plan.problem.dtype}: it would lose digits",
+                       f"make it {plan.problem.dtype} or float32")  # fmt: skip
     for extra in seen.values():
         if extra.role not in ("window", "workspace"):
             yield _bad(rank, extra.name, "buffers", f"a buffer of role {extra.role!r} that the "
@@ -98,12 +105,12 @@ def _step(
     for field in ("reads", "writes", "words", "products", "parts", "collective"):
         if getattr(step, field) and field not in _FIELDS[step.kind]:
             yield f"a {step.kind} has no {field}", f"leave {field} out"
-    outside = [region for region in regions_of(step) if not _inside(region, buffers)]
+    outside = [region for region in _all_regions(step) if not _inside(region, buffers)]
     for region in outside:
         yield f"{region} does not lie in a buffer", "keep regions within their buffers"
     if outside:
         return
-    for region in regions_of(step):
+    for region in _all_regions(step):
         if region.rank != rank and buffers[region.rank, region.buffer].role != "window":
             yield f"{region} is no window, so rank {rank} cannot reach it", "go through a window"
     for region in _written(step):
@@ -111,6 +118,7 @@ def _step(
             yield f"it writes {region}, an operand of the caller", "write elsewhere"
     yield from _parts(step)
     yield from _shapes(step, buffers)
+    yield from _overlaps(step)
 
 
 def _parts(step: Step) -> Iterator[tuple[str, str]]:
@@ -155,6 +163,8 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
         elif step.kind == "collective":
             if step.collective not in ("all_gather", "all_to_all"):
                 yield f"collective={step.collective!r}", "it is 'all_gather' or 'all_to_all'"
+            if len({(region.rank, dtype(region)) for region in (*reads, *writes)}) > 1:
+                yield "its regions differ in rank or dtype", "give and take own, equal ones"
         elif step.kind == "gemm" and (reads or writes):
             yield "a gemm reads and writes by its products", "leave reads and writes out"
     for product in _products(step):
@@ -182,14 +192,44 @@ def _product(step: Step, product: Product, c_dtype: str) -> Iterator[tuple[str, 
         )
 
 
-def regions_of(step: Step) -> list[Region]:
-    """Return every region that a step names, its parts' included."""
-    regions = [*step.reads, *step.writes]
-    for part in step.parts:
-        regions += [*part.reads, *part.writes]
-    for product in _products(step):
-        regions += [product.a, product.b, product.c, *product.add]
-    return regions
+def _overlaps(step: Step) -> Iterator[tuple[str, str]]:
+    """Refuse a step that writes what it reads or writes elsewhere: its pieces have no order.
+
+    A sum may replace a term of it, element by element, and products may add to one place in turn.
+    """
+    mend = "let one piece of memory be read or written in one way"
+    works: list[Step | Part] = [step, *step.parts]
+    for work in works:
+        inputs = [region for p in work.products for region in (p.a, p.b)]
+        terms = [region for p in work.products for region in p.add]
+        (terms if step.kind == "reduce" else inputs).extend(work.reads)
+        outputs = [*work.writes, *(p.c for p in work.products)]
+        for target in outputs:
+            for source in inputs:
+                if _meet(source, target):
+                    yield f"it writes {target} and reads {source}", mend
+            for term in terms:
+                if _meet(term, target) and term != target:
+                    yield f"it writes {target} and adds {term}, which only overlaps", mend
+        for i, target in enumerate(work.writes):
+            for other in work.writes[:i]:
+                if _meet(target, other):
+                    yield f"it writes {target} and {other}", mend
+
+
+def _meet(a: Region, b: Region) -> bool:
+    return (
+        (a.rank, a.buffer, a.copy) == (b.rank, b.buffer, b.copy)
+        and a.row0 < b.row1
+        and b.row0 < a.row1
+        and a.col0 < b.col1
+        and b.col0 < a.col1
+    )
+
+
+def _all_regions(step: Step) -> list[Region]:
+    works: list[Step | Part] = [step, *step.parts]
+    return [region for work in works for region in regions_of(work)]
 
 
 def _written(step: Step) -> Iterable[Region]:

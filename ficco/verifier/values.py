@@ -45,7 +45,7 @@ class _Memory:
         self.order = order
         self.fields: dict[tuple[int, str, int], Field] = {}
         self.writers: dict[tuple[int, str], str] = {}
-        self.gathered: dict[int, list[list[tuple[Box, Content]]]] = {}
+        self.gathered: dict[int, list[list[list[tuple[Box, Content]]]]] = {}
         for entry in order.plan.ranks:
             for buffer in entry.buffers:
                 field = Field()
@@ -116,12 +116,12 @@ class _Memory:
         return _moved(parts, region, target)
 
     def _is_row(self, content: Content) -> bool:
-        """Whether a content comes from an operand of a single row."""
+        """Whether a content comes from a weight of a single row, as a bias is."""
         if not isinstance(content, Source):
             return False
         rank, name = content.owner
-        heights = {b.name: b.rows for b in self.order.plan.ranks[rank].buffers}
-        return heights.get(name) == 1
+        buffers = self.order.plan.ranks[rank].buffers
+        return any(b.name == name and b.rows == 1 and b.role == "weight" for b in buffers)
 
     def _reduce(self, event: Event, work: Step | Part) -> Iterator[Violation]:
         target = work.writes[0]
@@ -212,8 +212,7 @@ class _Memory:
                 parts, hole = self._read(region)
                 if hole:
                     return [_unwritten(event, hole)]
-                given[event.rank].append((Box(*region[2:6]), Source((-1, "-"), 0, 0)))
-                given[event.rank] += parts
+                given[event.rank].append(parts)
             return []
         pairs = _exchanged(event.rank, step, peers)
         if pairs is None:
@@ -221,33 +220,32 @@ class _Memory:
                 Violation(event.rank, step.id, "collective", "what its peers give does not fit "
                           "what it takes", "make the regions agree on all ranks")
             ]  # fmt: skip
-        for source, target in pairs:
-            parts = [
-                (part, content)
-                for box, content in given[source.rank]
-                if content != Source((-1, "-"), 0, 0)
-                and (part := box.clip(Box(*source[2:6]))) is not None
-            ]
-            self._put(event, target, source, parts)
+        for giver, index, target in pairs:
+            self._put(event, target, peers[giver].reads[index], given[giver][index])
         return []
 
 
-def _exchanged(rank: int, step: Step, peers: list[Step]) -> list[tuple[Region, Region]] | None:
-    """Return what goes where on this rank, or None where sizes do not fit."""
+def _exchanged(rank: int, step: Step, peers: list[Step]) -> list[tuple[int, int, Region]] | None:
+    """Return (giver, which of its reads, where it goes here), or None where sizes do not fit."""
     if step.collective == "all_gather":
         if len(step.writes) != 1:
             return None
         target, row, pairs = step.writes[0], step.writes[0].row0, []
-        for peer in peers:
-            for source in peer.reads:
-                pairs.append((source, target._replace(row0=row, row1=row + source.rows)))
+        for s, peer in enumerate(peers):
+            for i, source in enumerate(peer.reads):
+                pairs.append((s, i, target._replace(row0=row, row1=row + source.rows)))
                 row += source.rows
-        fits = row == target.row1 and all(s.cols == target.cols for s, _ in pairs)
+        fits = row == target.row1 and all(
+            source.cols == target.cols for peer in peers for source in peer.reads
+        )
         return pairs if fits else None
     if len(step.writes) != len(peers) or any(len(peer.reads) != len(peers) for peer in peers):
         return None
-    pairs = [(peer.reads[rank], step.writes[s]) for s, peer in enumerate(peers)]
-    fits = all((s.rows, s.cols) == (t.rows, t.cols) for s, t in pairs)
+    pairs = [(s, rank, step.writes[s]) for s in range(len(peers))]
+    fits = all(
+        (peers[s].reads[i].rows, peers[s].reads[i].cols) == (target.rows, target.cols)
+        for s, i, target in pairs
+    )
     return pairs if fits else None
 
 

@@ -159,6 +159,19 @@ def test_steps_that_the_host_engine_has_not_are_named(runtime) -> None:
         runtime.execute_plan(good._replace(ranks=ranks), arrays(good))
 
 
+def test_computing_in_a_peers_window_is_refused(runtime) -> None:
+    good = plan()
+    entry = good.ranks[0]
+    at = next(i for i, step in enumerate(entry.steps) if step.id == "gemm.step0")
+    step = entry.steps[at]
+    product = step.products[0]
+    there = product._replace(c=product.c._replace(rank=1, buffer="gathered"))
+    steps = (*entry.steps[:at], step._replace(products=(there,)), *entry.steps[at + 1 :])
+    ranks = (entry._replace(steps=steps), *good.ranks[1:])
+    with pytest.raises(ficco.EngineError, match="own rank's buffers"):
+        runtime.execute_plan(good._replace(ranks=ranks), arrays(good))
+
+
 def test_a_plan_written_by_hand_runs(runtime) -> None:
     """Copies on a compute lane, `after` between lanes, a copy in two halves."""
     from pathlib import Path

@@ -191,7 +191,8 @@ class TestArguments:
         total = sum(x @ w for x, w in zip(xs, ws, strict=True))
         with ficco.Node(3) as node:
             for name in NAMED:
-                ys = node.matmul_reduce_scatter(xs, ws, rows=[2, 0, 7], bias=bias, schedule=name)
+                rows = np.array([2, 0, 7])
+                ys = node.matmul_reduce_scatter(xs, ws, rows=rows, bias=bias, schedule=name)
                 np.testing.assert_allclose(ys[0], total[:2] + bias[0], rtol=1e-4, atol=1e-5)
                 assert ys[1].shape == (0, 5)
                 np.testing.assert_allclose(ys[2], total[2:] + bias[2], rtol=1e-4, atol=1e-5)
@@ -248,6 +249,19 @@ class TestArguments:
             (lambda n, x, w: n.matmul_reduce_scatter([x[0], x[1][:2]], w), "all are \\[m, k_r\\]"),
             (lambda n, x, w: n.matmul_reduce_scatter(x, w, rows=[1, 1]), "add up to m=4"),
             (lambda n, x, w: n.matmul_all_reduce(x[:1], w), "the node has 2 ranks"),
+            (lambda n, x, w: n.matmul_reduce_scatter(x, w, rows=[1.5, 2.5]), "whole numbers"),
+            (
+                lambda n, x, w: n.matmul_all_reduce(
+                    x, w, bias=[np.zeros(2, np.float32), np.ones(2, np.float32)]
+                ),
+                "bias\\[1\\] differs",
+            ),
+            (
+                lambda n, x, w: n.run(
+                    Problem.chunked("all_gather_matmul", 2, 8, 4, 3), [{"x": x[0]}, {"x": x[1]}]
+                ),
+                "'w'",
+            ),
             (lambda n, x, w: n.matmul_all_reduce(x, w, grain=200), "at most 128"),
             (lambda n, x, w: n.all_to_all_matmul(x, w, [[4, 0]]), "2 x 2 sizes"),
             (lambda n, x, w: n.all_to_all_matmul(x, w, [[4, 1], [4, 0]]), "add up to 5"),

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from cases import plan_of
 from edits import steps_of, with_steps
-from handmade import collective_all_gather, reduce_scatter, signalling_reduce_scatter
+from handmade import (
+    collective_all_gather,
+    pooled_embedding,
+    reduce_scatter,
+    signalling_reduce_scatter,
+)
 
 import ficco.verifier
 from ficco.plan import Plan, Step, Word
@@ -262,3 +267,77 @@ def test_the_verifier_knows_the_plan_alone() -> None:
             if isinstance(node, ast.ImportFrom):
                 assert "lowering" not in (node.module or ""), path
             assert not (isinstance(node, ast.Attribute) and node.attr == "schedule"), path
+
+
+class TestOneStep:
+    """What a single step may not do to itself, and what its buffers may not be."""
+
+    def test_a_collective_gives_each_region_as_it_is(self) -> None:
+        plan = pooled_embedding()
+        step = plan.ranks[0].steps[find(plan, 0, "swap")]
+        swapped = step._replace(reads=(step.reads[1], step.reads[0]))
+        found = verify(changed(plan, 0, "swap", reads=swapped.reads))
+        assert found
+        junk = plan.ranks[0].buffers[-1]._replace(name="junk")
+        entry = plan.ranks[0]._replace(buffers=(*plan.ranks[0].buffers, junk))
+        other = (step.reads[0]._replace(buffer="junk"), step.reads[1])
+        mixed = plan._replace(ranks=(entry, plan.ranks[1]))
+        assert "never wrote" in verify(changed(mixed, 0, "swap", reads=other))[0].message
+
+    def test_a_workspace_that_loses_digits(self) -> None:
+        plan = reduce_scatter("float32")
+        for dtype in ("float16", "int64"):
+            ranks = tuple(
+                entry._replace(
+                    buffers=tuple(
+                        b._replace(dtype=dtype) if b.name in ("part", "landing") else b
+                        for b in entry.buffers
+                    )
+                )
+                for entry in plan.ranks
+            )
+            assert any("lose digits" in v.message for v in verify(plan._replace(ranks=ranks)))
+
+    def test_a_copy_onto_itself(self) -> None:
+        plan = plan_of("serial", 2, 4, 2, 4)
+        steps = steps_of(plan, 0)
+        step = steps[find(plan, 0, "stage")]
+        window = step.writes[0]
+        down = window._replace(row0=window.row0 + 1, row1=window.row1 + 1)
+        steps.insert(
+            find(plan, 0, "stage") + 1, step._replace(id="m", reads=(window,), writes=(down,))
+        )
+        assert rules(verify(with_steps(plan, 0, steps))) == {"form"}
+
+    def test_a_product_onto_its_operand(self) -> None:
+        plan = plan_of("serial", 1, 4, 4, 4)
+        product = plan.ranks[0].steps[0].products[0]
+        bent = product._replace(a=product.c)
+        found = verify(changed(plan, 0, "gemm.whole", products=(bent,)))
+        assert any("and reads" in v.message for v in found)
+
+    def test_a_sum_may_replace_its_term(self) -> None:
+        plan = reduce_scatter("float32")
+        for rank in range(2):
+            step = plan.ranks[rank].steps[find(plan, rank, "sum")]
+            own = step.reads[0]
+            into = step._replace(id="sum", writes=(own,))
+            steps = steps_of(plan, rank)
+            at = find(plan, rank, "sum")
+            steps[at : at + 1] = [into, step._replace(id="out", reads=(own,))]
+            plan = with_steps(plan, rank, steps)
+        assert not verify(plan)
+
+    def test_two_kernels_that_signal_and_wait_may_not_run_side_by_side(self) -> None:
+        plan = signalling_reduce_scatter()
+        steps = steps_of(plan, 0)
+        at = find(plan, 0, "g")
+        other = steps[at]._replace(id="beside", lane="sm2", concurrent=False, parts=())
+        product = steps[at].parts[0].products[0]
+        scratch = plan.ranks[0].buffer("part")._replace(name="scratch")
+        target = product.c._replace(buffer="scratch")
+        steps.insert(at, other._replace(products=(product._replace(c=target),)))
+        entry = plan.ranks[0]._replace(buffers=(*plan.ranks[0].buffers, scratch))
+        plan = plan._replace(ranks=(entry, plan.ranks[1]))
+        found = verify(with_steps(plan, 0, steps))
+        assert rules(found) == {"spin"} and "beside" in found[0].message
