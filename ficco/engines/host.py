@@ -46,7 +46,7 @@ except ImportError as missing:
         "from outside its source folder"
     ) from missing
 
-__all__ = ["MOST_LANES", "BoundPlan", "new_group"]
+__all__ = ["MOST_LANES", "BoundPlan", "new_group", "trace_rows"]
 
 MOST_LANES = _native.MAX_LANES  # native threads of a rank
 _COMPUTE = ("gemm", "reduce", "bag")
@@ -72,6 +72,23 @@ class _Row(NamedTuple):
     name: str
     step: Step
     kind: str
+
+
+def trace_rows(plan: RankPlan) -> list[_Row]:
+    """Return the rows of a plan's trace: its steps, then what each has besides.
+
+    Waiting for other steps is no part of what a step lasts; a part waits, works, signals.
+    """
+    rows = [_Row(step.id, step, step.kind) for step in plan.steps]
+    for step in plan.steps:
+        if step.after:
+            rows.append(_Row(f"{step.id}.after", step, "wait"))
+        for number in range(len(step.parts)):
+            name = f"{step.id}[{number}]"
+            rows.append(_Row(f"{name}.wait", step, "wait"))
+            rows.append(_Row(name, step, step.kind))
+            rows.append(_Row(f"{name}.signal", step, "signal"))
+    return rows
 
 
 class _Work(NamedTuple):
@@ -122,7 +139,7 @@ class BoundPlan:
     ) -> None:
         self.plan, self.group = plan, group
         self._compute, self._machine = compute, machine
-        self.rows = [_Row(step.id, step, step.kind) for step in plan.steps]
+        self.rows = trace_rows(plan)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._link = machine.link
@@ -171,24 +188,20 @@ class BoundPlan:
         steps = self.plan.steps
         index_of = {step.id: i for i, step in enumerate(steps)}
         awaited = {index_of[other] for step in steps for other in step.after}
+        extra = len(steps)  # the next row of the trace that is no step of its own
         for i, step in enumerate(steps):
             lane = self._lanes.get(step.lane, _INLINE)
-            if step.after:  # a row of its own: waiting is no part of what the step lasts
-                self.rows.append(_Row(f"{step.id}.after", step, "wait"))
             for other in step.after:
                 rows, segment = ops.place(lane)
-                rows += (segment, lane, _AFTER, len(self.rows) - 1, index_of[other], *_PADDING)
+                rows += (segment, lane, _AFTER, extra, index_of[other], *_PADDING)
+            extra += bool(step.after)
             if step.parts:
                 for number, part in enumerate(step.parts):
-                    row = len(self.rows)
-                    name = f"{step.id}[{number}]"
-                    self.rows.append(_Row(f"{name}.wait", step, "wait"))
-                    self.rows.append(_Row(name, step, step.kind))
-                    self.rows.append(_Row(f"{name}.signal", step, "signal"))
-                    self._signals(ops, lane, _WAIT, row, part.waits)
+                    self._signals(ops, lane, _WAIT, extra, part.waits)
                     last = number == len(step.parts) - 1
-                    self._computes(ops, row + 1, step, part, i if last and i in awaited else -1)
-                    self._signals(ops, lane, _RAISE, row + 2, part.signals)
+                    self._computes(ops, extra + 1, step, part, i if last and i in awaited else -1)
+                    self._signals(ops, lane, _RAISE, extra + 2, part.signals)
+                    extra += 3
             elif step.kind in _COMPUTE:
                 self._computes(ops, i, step, step, i if i in awaited else -1)
             elif step.kind in ("copy", "local_copy"):

@@ -9,9 +9,8 @@ from typing import Literal, NamedTuple
 
 from ficco import _native
 from ficco.machine import Machine
-from ficco.plan import RankPlan
 
-__all__ = ["Group", "RankState", "create", "join", "row_names", "state_of"]
+__all__ = ["Group", "RankState", "create", "join", "state_of"]
 
 Group = _native.Group
 
@@ -57,15 +56,3 @@ def join(
 def state_of(group: Group, rank: int) -> RankState:
     """Return what is known of a rank now."""
     return RankState(*group.rank_state(rank))
-
-
-def row_names(plan: RankPlan) -> list[str]:
-    """Name the rows of a plan's program as `host.BoundPlan.rows` does, without binding it."""
-    names = [step.id for step in plan.steps]
-    for step in plan.steps:
-        if step.after:
-            names.append(f"{step.id}.after")
-        for number in range(len(step.parts)):
-            name = f"{step.id}[{number}]"
-            names += [f"{name}.wait", name, f"{name}.signal"]
-    return names

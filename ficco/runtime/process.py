@@ -256,7 +256,7 @@ class ProcessRuntime:
             plan = call.bound.plan
             if rank != self.rank:
                 plan = lower_rank(call.problem, call.schedule, rank)
-            names = shared.row_names(plan)
+            names = [row.name for row in host.trace_rows(plan)]
             if row < len(names):
                 return names[row]
         return f"number {row} of another call"

@@ -43,7 +43,7 @@ TEST(ring_of_ranks_over_several_lanes) {
 
 namespace {
 
-// A call of DESIGN 2 for one rank of two: rows of 8 bytes, pushed in chunks of one row.
+// A call as plans make it, for one rank of two: rows of 8 bytes, pushed in chunks of one row.
 //   segment 0: wait for and clear `free`; raise `entered`; push chunks, `data` behind each
 //   segment 1: wait for `entered` and all data       segment 2: clear them, raise `free`
 constexpr int kChunks = 3;

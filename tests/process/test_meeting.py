@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
-from ficco import lowering
-from ficco.compute import named
-from ficco.engines import host, shared
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.machine import Machine
-from ficco.problem import Problem
 from ficco.runtime import connecting
 from ficco.runtime.connecting import Members
 from ficco.runtime.meeting import Agenda, Meeting
-from ficco.schedule import Schedule
 
 WORLD = 3
 HOST = Machine.named("host")
@@ -211,12 +206,3 @@ class TestMeeting:
                 meetings[rank].meet(agenda(rank, broken=lambda: broken), 30)
         assert time.monotonic() - begin < 2
         assert set(together(lambda rank: meetings[rank].meet(agenda(rank), 5)).values()) == {20}
-
-
-@pytest.mark.parametrize("schedule", Schedule.names())
-def test_rows_are_named_as_bound_plans_name_them(schedule: str) -> None:
-    resolved = Schedule.named(schedule).resolve(3, HOST)
-    for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_to_all"):
-        plan = lowering.lower_rank(Problem.chunked(op, 3, 30, 20, 10), resolved, 1)
-        bound = host.BoundPlan(plan, host.new_group(3, HOST, 1.0), HOST, named("numpy"))
-        assert shared.row_names(plan) == [row.name for row in bound.rows]
