@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         matmul_all_to_all,
         matmul_reduce_scatter,
     )
-    from ficco.modules.groups import close, prepare, reset, synchronize
+    from ficco.modules.groups import close, prepare, reset, synchronize, window_bytes
     from ficco.node import Node
     from ficco.plan import Plan
     from ficco.problem import Output, Problem
@@ -62,6 +62,7 @@ _HOMES = {
     "prepare": "modules.groups",
     "reset": "modules.groups",
     "synchronize": "modules.groups",
+    "window_bytes": "modules.groups",
 }
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "prepare",
     "reset",
     "synchronize",
+    "window_bytes",
 ]
 
 

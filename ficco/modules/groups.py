@@ -27,6 +27,7 @@ __all__ = [
     "reset",
     "runtime",
     "synchronize",
+    "window_bytes",
 ]
 
 log = logging.getLogger("ficco")
@@ -73,6 +74,7 @@ def prepare(
     machine: str | Machine = "host",
     compute: str = "torch",
     timeout_s: float = 30.0,
+    most_window_bytes: int | None = None,
 ) -> None:
     """Open a group with options of its own, before its first operator.
 
@@ -84,6 +86,8 @@ def prepare(
         machine: a profile or its name, equal on all ranks.
         compute: "torch" or "numpy", the library for GEMMs.
         timeout_s: how long any wait may last before the group has failed.
+        most_window_bytes: bound of all windows of all ranks, equal on all ranks; a call that needs
+            more is refused on every rank. None: as much as the machine has.
 
     Raises:
         InputError: the group is open already, or an argument cannot be.
@@ -94,6 +98,7 @@ def prepare(
         raise InputError("the group is open already; ficco.close(group) first")
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
+    _runtimes[pg].most_window_bytes = most_window_bytes
     log.info("group of %d ranks opened on machine %s", _runtimes[pg].world, profile.name)
 
 
@@ -125,6 +130,12 @@ def synchronize(group: Any = None) -> None:
     pg = process_group(group)
     if pg in _runtimes:
         _runtimes[pg].check()
+
+
+def window_bytes(group: Any = None) -> int:
+    """Return the bytes of all windows of all ranks of a group; 0 where it is not open."""
+    pg = process_group(group)
+    return _runtimes[pg].window_bytes if pg in _runtimes else 0
 
 
 def close(group: Any = None) -> None:

@@ -59,6 +59,9 @@ class ProcessRuntime:
         compute: the library for GEMMs.
         timeout_s: how long any wait may last, within a call or for the ranks to meet.
 
+    Attributes:
+        most_window_bytes: of all windows of all ranks, equal on all; None: as memory allows.
+
     Raises:
         InputError: a group or machine that cannot be.
         EngineError: the ranks are on several hosts, or cannot reach each other.
@@ -70,6 +73,7 @@ class ProcessRuntime:
         check_machine(members.world, machine)
         self.rank, self.world, self.machine = members.rank, members.world, machine
         self._compute, self._timeout_s = compute, timeout_s
+        self.most_window_bytes: int | None = None
         self._lock = threading.Lock()
         self._bound: BoundPlans[host.BoundPlan] = BoundPlans()
         self._calls = 0
@@ -129,10 +133,18 @@ class ProcessRuntime:
     def _bind(self, problem: Problem, schedule: Schedule, digest: int) -> host.BoundPlan:
         plan = lower_rank(problem, schedule, self.rank)
         _, need = window_places(plan.buffers)  # equal on all ranks
-        capacity = self._group.capacity
+        capacity, most = self._group.capacity, self.most_window_bytes
+        if most is not None and 2 * self.world * need > most:
+            raise InputError(
+                f"windows of {2 * self.world * need} bytes over all ranks are needed, "
+                f"{most} are allowed; split the problem or allow more (most_window_bytes)"
+            )
         if need > capacity:
             # More than asked for, so that slowly growing shapes do not meet again and again.
-            self._meet("grow the windows", max(need, capacity * 3 // 2), digest)
+            roomy = max(need, capacity * 3 // 2)
+            if most is not None:
+                roomy = max(need, min(roomy, most // (2 * self.world)))
+            self._meet("grow the windows", roomy, digest)
         return host.BoundPlan(plan, self._group, self.machine, self._compute)
 
     def _run(self, call: _Call, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

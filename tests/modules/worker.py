@@ -189,8 +189,13 @@ def main() -> None:
     checks = (gathering, reducing, exchanging, pooling, arguments, disabled, groups)
     for check in checks:
         check(rank, world)
-    ficco.prepare(machine="host", compute="numpy", timeout_s=10)
+    assert ficco.window_bytes() == 0
+    ficco.prepare(machine="host", compute="numpy", timeout_s=10, most_window_bytes=1 << 16)
     gathering(rank, world)
+    if world > 1:
+        assert 0 < ficco.window_bytes() <= 1 << 16
+        tall = torch.zeros(4096, 64)
+        refused(lambda: ficco.all_gather_matmul(tall, torch.zeros(64, 1)), "most_window_bytes")
     ficco.synchronize()
     ficco.reset()
     gathering(rank, world)
