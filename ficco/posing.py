@@ -130,6 +130,8 @@ def exchanging(
     for rank, w in enumerate(weights):
         if w.shape[0] != k:
             raise InputError(f"ws[{rank}] has {w.shape[0]} rows, xs have k={k} columns")
+    if not isinstance(splits, (tuple, list, np.ndarray)):
+        raise InputError(f"splits: {type(splits).__name__} found; give a list per rank")
     table = tuple(_sizes(row, f"splits[{s}]") for s, row in enumerate(splits))
     if len(table) != world or any(len(row) != world or min(row) < 0 for row in table):
         raise InputError(f"splits: {world} x {world} sizes of 0 or more are needed, splits[s][r]")
@@ -223,6 +225,8 @@ def _matrices(arrays: Sequence[Any], name: str) -> list[Array]:
 def _matrix(array: Any, name: str) -> Array:
     if not isinstance(array, np.ndarray):
         raise InputError(f"{name}: {type(array).__name__} found; a NumPy array is needed")
+    if isinstance(array, np.ma.MaskedArray):
+        raise InputError(f"{name} is masked; fill it first, a GEMM would ignore the mask")
     if array.dtype.name not in DTYPES:
         raise InputError(
             f"{name}: dtype {array.dtype.name} found; it is one of {', '.join(DTYPES)} "
@@ -276,6 +280,8 @@ def _biases(bias: Sequence[Any] | None, weights: list[list[Array]], flat: bool =
     """Return per rank a list with a bias or None per weight (`flat`: per rank just that)."""
     found: list[list[Any]] = [[None] * len(entry) for entry in weights]
     if bias is not None:
+        if not isinstance(bias, (tuple, list)):
+            raise InputError(f"bias: {type(bias).__name__} found; give a list, an entry per rank")
         if len(bias) != len(weights):
             raise InputError(f"bias has {len(bias)} entries, the node has {len(weights)} ranks")
         for rank, entry in enumerate(bias):

@@ -23,7 +23,6 @@ import torch
 from ficco.errors import InputError
 from ficco.modules import groups, plain
 from ficco.problem import Output, Problem, chunk_sizes
-from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
 __all__ = [
@@ -411,13 +410,14 @@ class _Call:
         grain: int | None,
     ) -> list[Tensor]:
         """Run the problem and return this rank's outputs, as matrices."""
-        if tensor_is_odd := [name for name, t in given.items() if t.layout != torch.strided]:
-            raise InputError(f"{tensor_is_odd[0]} is sparse; a dense tensor is needed")
+        if sparse := [name for name, t in given.items() if t.layout != torch.strided]:
+            raise InputError(f"{sparse[0]} is sparse; a dense tensor is needed")
+        asked = _asked(schedule, grain)
         if groups.disabled():
             groups.log.info("%s: plain torch.distributed (FICCO_DISABLE)", problem.op)
             return plain.run(problem, given, self.group, self.rank)
         runtime = groups.runtime(self.group)
-        chosen = _resolved(runtime, schedule, grain)
+        chosen = asked.resolve(runtime.world, runtime.machine)
         groups.log.debug("%s: %s, grain %s", problem.op, chosen.name, chosen.grain)
         shapes = problem.result_shapes(self.rank)
         ys = [torch.empty(shape, dtype=self.torch_dtype) for shape in shapes]
@@ -429,11 +429,9 @@ class _Call:
         return ys
 
 
-def _resolved(runtime: ProcessRuntime, schedule: str | Schedule, grain: int | None) -> Schedule:
+def _asked(schedule: str | Schedule, grain: int | None) -> Schedule:
     chosen = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
-    if grain is not None:
-        chosen = replace(chosen, grain=grain)
-    return chosen.resolve(runtime.world, runtime.machine)
+    return chosen if grain is None else replace(chosen, grain=grain)
 
 
 def _array(tensor: Tensor) -> npt.NDArray[Any]:
