@@ -34,7 +34,13 @@ FLOORS = {
     "cli": 9,
     "report": 9,
 }
-SAME_FLOOR = {("plan_json", "plan"), ("data", "errors"), ("cli", "report"), ("node", "posing")}
+SAME_FLOOR = {
+    ("plan_json", "plan"),
+    ("data", "errors"),
+    ("cli", "report"),
+    ("node", "posing"),
+    ("modules", "posing"),
+}
 HEAVY = {"torch", "cupy", "triton"}
 MAY_USE_TORCH = {"compute", "engines", "runtime", "modules"}
 MOST_LINES = 500

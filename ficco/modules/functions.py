@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 import numpy.typing as npt
 import torch
 
 from ficco.errors import InputError
 from ficco.modules import groups, plain
+from ficco.posing import row_contiguous
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
 
@@ -423,7 +423,7 @@ class _Call:
         ys = [torch.empty(shape, dtype=self.torch_dtype) for shape in shapes]
         arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
         if "x" in arrays:
-            arrays["x"] = _row_contiguous(arrays["x"])
+            arrays["x"] = row_contiguous(arrays["x"])
         arrays |= {f"y{i}": _array(y) for i, y in enumerate(ys)}
         runtime.execute(problem, chosen, arrays)
         return ys
@@ -442,10 +442,3 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
         return bits.view(ml_dtypes.bfloat16)
     found: npt.NDArray[Any] = plain_tensor.numpy()
     return found
-
-
-def _row_contiguous(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return x, or a copy where a copy engine could not read its rows."""
-    row_bytes = x.shape[1] * x.itemsize
-    fits = x.strides[1] == x.itemsize and (x.strides[0] >= row_bytes or x.shape[0] <= 1)
-    return x if fits else np.ascontiguousarray(x)
