@@ -38,35 +38,26 @@ def check_submission(plan: Plan, words: WordUses) -> list[Violation]:
                     number = sum(s.kind == "collective" for s in entry.steps[: at[rank] + 1])
                     entered[rank] = number
                     if min(entered) < number:
-                        break
+                        break  # whoever enters last passes, and lets the others be looked at again
                 if any(word not in raised for word in _awaited(step)):
                     break
                 raised.update(_raised(step))
                 at[rank] += 1
                 moved = True
-            # Entering a collective may let another rank move even if this one did not.
-            moved = moved or _newly_complete(plan, at, entered, rank)
     return [
         Violation(
             rank, entry.steps[at[rank]].id, "submission",
             "run in submission order, as on a shared hardware queue, it waits for "
-            + ", ".join(str(w) for w in _awaited(entry.steps[at[rank]]) if w not in raised)
+            + (
+                ", ".join(str(w) for w in _awaited(entry.steps[at[rank]]) if w not in raised)
+                or "other ranks to enter the collective"
+            )
             + " for ever",
             "submit what raises a signal before what waits for it, on every rank",
         )
         for rank, entry in enumerate(plan.ranks)
         if at[rank] < len(entry.steps)
     ]  # fmt: skip
-
-
-def _newly_complete(plan: Plan, at: list[int], entered: list[int], rank: int) -> bool:
-    steps = plan.ranks[rank].steps
-    return (
-        at[rank] < len(steps)
-        and steps[at[rank]].kind == "collective"
-        and entered[rank] == min(entered)
-        and all(count >= entered[rank] for count in entered)
-    )
 
 
 def _awaited(step: Step) -> Iterator[Word]:

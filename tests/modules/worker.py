@@ -146,7 +146,7 @@ def arguments(rank: int, world: int) -> None:
     if world > 1:
         odd = torch.zeros(world + 1, 3)
         refused(lambda: ficco.matmul_reduce_scatter(odd, w), "pass rows=")
-    refused(lambda: ficco.all_to_all_matmul(x.detach(), w, [[1]]), "")
+    refused(lambda: ficco.all_to_all_matmul(x.detach(), w, [[1]]), "splits")
     refused(ficco.prepare, "open already")
     with torch.no_grad():
         gather(x, w)  # a gradient that nobody records is fine

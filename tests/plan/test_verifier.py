@@ -16,7 +16,7 @@ from handmade import (
 )
 
 import ficco.verifier
-from ficco.plan import Plan, Step, Word
+from ficco.plan import Plan, Region, Step, Word
 from ficco.verifier import Violation, verify
 
 
@@ -247,6 +247,29 @@ class TestOtherKinds:
         step = plan.ranks[0].steps[find(plan, 0, "sum")]
         found = verify(changed(plan, 0, "sum", reads=step.reads[:1]))
         assert "missing" in found[0].message
+
+    def test_a_collective_that_waits_behind_what_comes_after_it_blocks(self) -> None:
+        """Rank 0 enters before it sends what rank 1 waits for before it enters."""
+        gather = collective_all_gather()
+        plan = plan_of("serial", 2, 4, 2, 4)
+        assert not verify(gather)
+        for rank, place in ((0, 0), (1, find(plan, 1, "wait.whole") + 1)):
+            x = plan.ranks[rank].steps[find(plan, rank, "stage")].reads[0]
+            scratch = plan.ranks[rank].buffer("gathered")
+            scratch = scratch._replace(name="scratch", role="workspace", copies=1)
+            entry = plan.ranks[rank]
+            entry = entry._replace(buffers=(*entry.buffers, scratch))
+            ranks = (entry, plan.ranks[1]) if rank == 0 else (plan.ranks[0], entry)
+            target = Region(rank, "scratch", 0, 4, 0, 4)
+            steps = steps_of(plan, rank)
+            steps.insert(
+                place,
+                Step("meet", "c", "collective", "sm", (x,), (target,), collective="all_gather"),
+            )
+            plan = with_steps(plan._replace(ranks=ranks), rank, steps)
+        found = verify(plan)
+        assert rules(found) == {"submission"}
+        assert any("enter the collective" in violation.message for violation in found)
 
     def test_collectives_that_differ(self) -> None:
         plan = without(collective_all_gather(), 0, "gather")
