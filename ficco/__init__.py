@@ -27,7 +27,14 @@ if TYPE_CHECKING:
         matmul_all_to_all,
         matmul_reduce_scatter,
     )
-    from ficco.modules.groups import close, prepare, reset, synchronize, window_bytes
+    from ficco.modules.groups import (
+        close,
+        fallback_reason,
+        prepare,
+        reset,
+        synchronize,
+        window_bytes,
+    )
     from ficco.node import Node
     from ficco.plan import Plan
     from ficco.problem import Output, Problem
@@ -56,6 +63,7 @@ _HOMES = {
     "all_to_all_matmul": "modules.functions",
     "close": "modules.groups",
     "embedding_all_to_all": "modules.functions",
+    "fallback_reason": "modules.groups",
     "matmul_all_reduce": "modules.functions",
     "matmul_all_to_all": "modules.functions",
     "matmul_reduce_scatter": "modules.functions",
@@ -86,6 +94,7 @@ __all__ = [
     "all_to_all_matmul",
     "close",
     "embedding_all_to_all",
+    "fallback_reason",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",

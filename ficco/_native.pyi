@@ -313,3 +313,145 @@ def join_group(
         MemoryError: this rank's part cannot be had.
         ValueError: the memory is not that of such a group, or the rank has joined already.
     """
+
+# ---- GPUs
+
+class GpuError(RuntimeError):
+    """A call of a GPU's driver failed; the message names the call and the driver's answer."""
+
+def cuda_driver_version() -> int:
+    """Return the version of CUDA that the driver serves: 13000 is 13.0.
+
+    The driver's library is opened by the first call that needs it.
+
+    Raises:
+        GpuError: there is none, it is too old, or it does not start; the message says which.
+    """
+
+def cuda_device_count() -> int:
+    """Return the number of devices. Raises as `cuda_driver_version`."""
+
+def cuda_capabilities(device: int) -> tuple[str, int, int, int, bool, bool, bool, list[bool]]:
+    """Return what a device can do.
+
+    Returns:
+        (name, major, minor, copy engines, a wait can order other devices' writes, the driver has
+        cuMemcpyBatchAsync as of CUDA 12.8, as of 13.0, per device whether it can be reached).
+    """
+
+class Gpu:
+    """One device, by its primary context."""
+
+def open_cuda(device: int) -> Gpu:
+    """Open a device of NVIDIA. Raises GpuError."""
+
+class GpuRank:
+    """One rank's GPU: the streams of its lanes, and a thread that watches them.
+
+    The watch sees a wait that lasts longer than the group's `timeout_s`, in calls that the host
+    submits and in those that a graph replays. It fails the group, and once the group has failed,
+    whoever found out, it fills the rank's windows with NaN and lets all waits of the device go.
+    """
+
+    def __init__(self, gpu: Gpu, group: Group, rank: int) -> None:
+        """Watch over a device.
+
+        Args:
+            gpu: the device.
+            group: says who has failed and who is still there. Its windows are not used.
+            rank: the rank that it serves, of this process.
+        """
+
+class GpuWindow:
+    """Where all ranks' windows lie, as one device sees them. Whoever made them keeps them."""
+
+    def __init__(self, words: Sequence[int], data: Sequence[int], data_bytes: int) -> None:
+        """Say where they are.
+
+        Args:
+            words: addresses of the WORDS_PER_COPY words of each copy: [rank * 2 + copy].
+            data: addresses of the data alike.
+            data_bytes: of each copy.
+        """
+
+class GpuProgram:
+    """A bound plan of one rank on a GPU. Rows are those of `Program`, with other lanes.
+
+    A lane is a stream of the GPU's own, and -1 the caller's stream. All rows stand in the segment
+    in which they are submitted, in the plan's order. A step with no rows is one that the caller
+    enqueues between two segments. Latency and link of copies are not looked at.
+    """
+
+    def __init__(
+        self,
+        rank: GpuRank,
+        window: GpuWindow,
+        ops: npt.NDArray[np.int64],
+        window_slots: npt.NDArray[np.int64],
+        counts: tuple[int, int, int],
+        digest: int,
+    ) -> None:
+        """Bind rows to a device and a window.
+
+        Args:
+            rank: kept alive by the program.
+            window: kept alive, but not its memory.
+            ops: [count, 16], C-contiguous.
+            window_slots: [count, 4], C-contiguous.
+            counts: number of segments, steps, slots.
+            digest: 32 bits, for rows that ask for it.
+
+        Raises:
+            ValueError: a number out of its range.
+        """
+
+    def start(
+        self, copy: int, stream: int, traced: bool, addresses: list[int], pitches: list[int]
+    ) -> None:
+        """Begin a call on the caller's stream, behind earlier calls of the rank on other streams.
+
+        Args:
+            copy: the window copy.
+            stream: the driver's handle.
+            traced: take times of all rows, unless the stream is captured into a graph.
+            addresses: one per slot; those of windows are not looked at.
+            pitches: one per slot, in bytes.
+
+        Raises:
+            RuntimeError: the group has failed, or the program runs.
+            ValueError: wrong lengths, an address that is missing.
+            GpuError: the driver refuses.
+        """
+
+    def submit(self, segment: int) -> None:
+        """Submit a segment's rows. Segments come in increasing order. Raises GpuError."""
+
+    def mark(self, step: int) -> None:
+        """Say that a step that others come after has been enqueued on the caller's stream."""
+
+    def stamp(self, step: int, ended: bool) -> None:
+        """Take the time before (or after) a step that the caller enqueues."""
+
+    def finish(self) -> None:
+        """End the call: the caller's stream goes on when all lanes have ended.
+
+        Raises:
+            GpuError: the driver refuses, or a capture has lost copies.
+        """
+
+    def abandon(self) -> None:
+        """End a call after an error, and fail the group."""
+
+    def times(self) -> npt.NDArray[np.int64]:
+        """Return [steps, 2]: CLOCK_MONOTONIC ns of each step's start and end, as `Program.times`.
+
+        Waits for the end of the last call; all are 0 unless it was traced.
+        """
+
+    @property
+    def copies(self) -> int:
+        """Number of copies of a call."""
+
+    @property
+    def captured(self) -> bool:
+        """Whether a graph holds a call; it may be replayed for as long as the rank lives."""

@@ -153,6 +153,11 @@ class Machine:
         """The order of chunks that keeps ranks from meeting at one receiver."""
         return "by_step" if self.link.per == "pair" else "by_peer"
 
+    @property
+    def whole_transport(self) -> str:
+        """What moves whole shards: the vendor's collectives on GPUs, copies on the host engine."""
+        return "dma" if self.engine == "host" else "collective"
+
     def gemm_us(self, flops: float, dtype: str) -> float:
         """Return how long a GEMM of so many operations lasts by the profile; 0 where unpaced."""
         rates = dict(self.gemm_gflops)

@@ -1,7 +1,7 @@
 """Schedule: how to cut and interleave. One frozen dataclass over seven axes, and its named points.
 
 A schedule says nothing about sizes. Values that depend on where it runs are written "world" (grain)
-and "machine" (route, order) and become concrete in `resolve`.
+and "machine" (route, order, transport) and become concrete in `resolve`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "order": ("by_step", "by_peer", "machine"),
     "start": ("together", "local_first"),
     "compute": ("whole", "per_step", "per_chunk", "gated"),
-    "transport": ("dma", "sm", "collective"),
+    "transport": ("dma", "sm", "collective", "machine"),
     "network_transport": ("dma", "sm", "collective"),
     "taper": ("none", "head", "tail", "both"),
 }
@@ -45,7 +45,8 @@ class Schedule:
             computed while the first chunks fly).
         compute: "whole" (one GEMM), "per_step" (one GEMM over what a step brought), "per_chunk",
             or "gated" (one launch whose parts wait for their chunks).
-        transport: "dma" (copy engines), "sm", or "collective", inside a node.
+        transport: "dma" (copy engines), "sm", or "collective" (torch.distributed), inside a node;
+            "machine": how it moves whole shards best.
         network_transport: the same, between nodes.
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
         name: a label; carries no meaning.
@@ -119,6 +120,7 @@ class Schedule:
             grain=world if self.grain == "world" else self.grain,
             route=machine.best_route if self.route == "machine" else self.route,
             order=machine.best_order if self.order == "machine" else self.order,
+            transport=machine.whole_transport if self.transport == "machine" else self.transport,
         )
 
     @property

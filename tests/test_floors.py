@@ -25,6 +25,7 @@ FLOORS = {
     "plan_json": 3,
     "lowering": 4,
     "verifier": 5,
+    "kernels": 5,
     "compute": 5,
     "engines": 6,
     "runtime": 7,
@@ -37,12 +38,13 @@ FLOORS = {
 SAME_FLOOR = {
     ("plan_json", "plan"),
     ("data", "errors"),
+    ("compute", "kernels"),
     ("cli", "report"),
     ("node", "posing"),
     ("modules", "posing"),
 }
 HEAVY = {"torch", "cupy", "triton"}
-MAY_USE_TORCH = {"compute", "engines", "runtime", "modules"}
+MAY_USE_TORCH = {"compute", "kernels", "engines", "runtime", "modules"}
 MOST_LINES = 500
 
 

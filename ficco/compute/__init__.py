@@ -1,8 +1,12 @@
-"""Compute: "run this GEMM, this reduction". One library a module; nothing about order or lanes."""
+"""Compute: "run this GEMM, this reduction". One library a module; nothing about order or lanes.
+
+`Compute` runs when it is called, on the host's memory. `DeviceCompute` enqueues on the stream that
+is the library's current one, on a GPU's memory.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
 
@@ -10,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Compute", "named"]
+__all__ = ["Compute", "DeviceCompute", "Slots", "named"]
 
 
 class Compute(Protocol):
@@ -37,6 +41,68 @@ class Compute(Protocol):
 
         Bag i sums table rows indices[offsets[i] : offsets[i+1]]; the last bag runs to the end.
         """
+
+
+class Slots(NamedTuple):
+    """Matrices of one shape that lie at equal distances in a larger one.
+
+    Attributes:
+        first: handle of the first.
+        number: how many.
+        distance: from one to the next, in rows of the larger matrix.
+    """
+
+    first: Any
+    number: int
+    distance: int
+
+
+class DeviceCompute(Protocol):
+    """A library that enqueues on GPUs. Handles are matrices, sliced as h[r0:r1, c0:c1], with `.T`.
+
+    All sums are float32; what is stored in a narrower dtype is rounded once, to nearest even.
+    Nothing here waits for a device, but for what a library does at its first call.
+    """
+
+    name: str
+
+    def stream(self) -> int:
+        """Return the driver's handle of the current stream."""
+
+    def empty(self, rows: int, cols: int, dtype: str) -> Any:
+        """Return a new matrix on the current device, to be used on the current stream."""
+
+    def at(self, address: int, rows: int, cols: int, dtype: str) -> Any:
+        """Return a handle of memory on the current device that somebody else keeps."""
+
+    def place(self, handle: Any) -> tuple[int, int]:
+        """Return a matrix's address and the bytes from one row to the next."""
+
+    def operand(self, handle: Any) -> Any:
+        """Return a weight in a form that GEMMs read as it is; a copy where there is none."""
+
+    def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
+        """Store a.b (+ c) (+ each of `add`) in c; terms of `add` may have one row."""
+
+    def gemms(self, a: Slots, b: Any, c: Slots, accumulate: bool, add: list[Any]) -> None:
+        """Do that for matrices at equal distances, which share b and `add`, in one launch."""
+
+    def reduce(self, sources: list[Any], target: Any) -> None:
+        """Put the sum of sources, in order, into the target; one may have a single row."""
+
+    def sum(self, slots: Slots, own: Any, own_at: int, bias: Any | None, target: Any) -> None:
+        """Put slots, with `own` before slot number `own_at`, and the bias, into the target."""
+
+    def bag(
+        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
+    ) -> None:
+        """Put the sums of bags [first, past last) into the target, as `Compute.bag` does."""
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy a matrix on the multiprocessors."""
+
+    def spoil(self, handle: Any) -> None:
+        """Fill a matrix with NaN."""
 
 
 def dtype_of(name: str) -> np.dtype[Any]:

@@ -14,27 +14,23 @@ order, as on a single shared hardware queue.
 from __future__ import annotations
 
 import ctypes
-from array import array
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import Compute, dtype_of
+from ficco.engines.rows import COMPUTE, Work, encode, trace_rows
 from ficco.errors import EngineError
 from ficco.machine import Machine
 from ficco.plan import (
     ELEMENT_BYTES,
-    Part,
     Product,
     RankPlan,
     Region,
     Step,
-    Word,
-    regions_of,
     window_places,
-    word_place,
 )
 from ficco.timeline import Span
 
@@ -46,14 +42,9 @@ except ImportError as missing:
         "from outside its source folder"
     ) from missing
 
-__all__ = ["MOST_LANES", "BoundPlan", "new_group", "trace_rows"]
+__all__ = ["MOST_LANES", "BoundPlan", "new_group"]
 
 MOST_LANES = _native.MAX_LANES  # native threads of a rank
-_COMPUTE = ("gemm", "reduce", "bag")
-_COPY, _RAISE, _WAIT, _CLEAR, _AFTER = range(5)
-_INLINE = -1
-_COLUMNS = 16  # of an op; their meaning is documented in ficco/_native.pyi
-_PADDING = (0,) * 11
 
 
 def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
@@ -64,62 +55,6 @@ def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
         per: Literal["pair", "port"] = "pair" if link.per == "pair" else "port"
         fabric = _native.Fabric(world, per, link.peak_gbps)
     return _native.Group(world, timeout_s, fabric)
-
-
-class _Row(NamedTuple):
-    """A row of the trace: a step, or a part of a gated one, or that part's waits and signals."""
-
-    name: str
-    step: Step
-    kind: str
-
-
-def trace_rows(plan: RankPlan) -> list[_Row]:
-    """Return the rows of a plan's trace: its steps, then what each has besides.
-
-    Waiting for other steps is no part of what a step lasts; a part waits, works, signals.
-    """
-    rows = [_Row(step.id, step, step.kind) for step in plan.steps]
-    for step in plan.steps:
-        if step.after:
-            rows.append(_Row(f"{step.id}.after", step, "wait"))
-        for number in range(len(step.parts)):
-            name = f"{step.id}[{number}]"
-            rows.append(_Row(f"{name}.wait", step, "wait"))
-            rows.append(_Row(name, step, step.kind))
-            rows.append(_Row(f"{name}.signal", step, "signal"))
-    return rows
-
-
-class _Work(NamedTuple):
-    """A compute step, or one part of a gated one, that runs on the calling thread."""
-
-    row: int  # in the trace
-    step: Step
-    work: Step | Part
-    least_us: float  # by the machine's profile
-    mark: int  # step to mark as done afterwards, or -1
-
-
-class _Ops:
-    """Op rows under construction, flat, and the segment that rows of the calling thread go to.
-
-    Rows are made for every new shape, so this is written for speed: one tuple a row.
-    """
-
-    def __init__(self) -> None:
-        self.lanes: list[int] = []
-        self.inline: list[int] = []
-        self.segment = 0
-
-    def place(self, lane: int) -> tuple[list[int], int]:
-        """Return the rows that a lane's ops go to, and their segment."""
-        return (self.inline, self.segment) if lane == _INLINE else (self.lanes, 0)
-
-    def array(self) -> npt.NDArray[np.int64]:
-        """Return all rows, [count, 16], sorted by segment."""
-        flat = np.frombuffer(array("q", self.lanes + self.inline), np.int64)
-        return flat.reshape(-1, _COLUMNS)
 
 
 class BoundPlan:
@@ -142,11 +77,8 @@ class BoundPlan:
         self.rows = trace_rows(plan)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
-        self._link = machine.link
-        self._slots: dict[tuple[int, str], int] = {}
         self._places, _ = window_places(plan.buffers)
         self._lanes = self._native_lanes(in_order)
-        self._program: list[_Work] = []
         self._bind()
         self._workspaces = {
             buffer.name: np.empty((buffer.rows, buffer.cols), dtype_of(buffer.dtype))
@@ -165,7 +97,7 @@ class BoundPlan:
                     f"step {step.id!r}: the host engine has no {step.kind} steps; use a schedule "
                     "with transport='dma'"
                 )
-            if step.kind in _COMPUTE or step.unit == "sm":
+            if step.kind in COMPUTE or step.unit == "sm":
                 computing.add(step.lane)
         concurrent = [step.id for step in self.plan.steps if step.concurrent]
         if concurrent and in_order:
@@ -184,96 +116,26 @@ class BoundPlan:
         return others
 
     def _bind(self) -> None:
-        ops = _Ops()
-        steps = self.plan.steps
-        index_of = {step.id: i for i, step in enumerate(steps)}
-        awaited = {index_of[other] for step in steps for other in step.after}
-        extra = len(steps)  # the next row of the trace that is no step of its own
-        for i, step in enumerate(steps):
-            lane = self._lanes.get(step.lane, _INLINE)
-            for other in step.after:
-                rows, segment = ops.place(lane)
-                rows += (segment, lane, _AFTER, extra, index_of[other], *_PADDING)
-            extra += bool(step.after)
-            if step.parts:
-                for number, part in enumerate(step.parts):
-                    self._signals(ops, lane, _WAIT, extra, part.waits)
-                    last = number == len(step.parts) - 1
-                    self._computes(ops, extra + 1, step, part, i if last and i in awaited else -1)
-                    self._signals(ops, lane, _RAISE, extra + 2, part.signals)
-                    extra += 3
-            elif step.kind in _COMPUTE:
-                self._computes(ops, i, step, step, i if i in awaited else -1)
-            elif step.kind in ("copy", "local_copy"):
-                for source, target in zip(step.reads, step.writes, strict=True):
-                    self._copy(ops, lane, i, source, target)
-            else:
-                kind = {"signal": _RAISE, "wait": _WAIT, "clear": _CLEAR}[step.kind]
-                self._signals(ops, lane, kind, i, step.words)
-        windows = [
-            (slot, rank, self._places[name], self._pitch(name))
-            for (rank, name), slot in self._slots.items()
-            if name in self._places
-        ]
+        encoded = encode(self.plan, self._lanes, link=self._machine.link, at_once=True)
+        self._slots, self._program = encoded.slots, encoded.works
+        self._least_us = [self._modelled_us(work) for work in encoded.works]
         self._native = _native.Program(
             self.group,
             self.plan.rank,
-            ops.array(),
-            np.array(windows, np.int64).reshape(-1, 4),
-            ops.segment + 1,
+            encoded.ops,
+            encoded.windows,
+            encoded.segments,
             len(self.rows),
-            len(self._slots),
+            len(encoded.slots),
         )
 
-    def _computes(self, ops: _Ops, row: int, step: Step, work: Step | Part, mark: int) -> None:
-        for region in regions_of(work):
-            if region.rank != self.plan.rank:
-                raise EngineError(
-                    f"step {step.id!r} computes on {region}; the host engine computes in its own "
-                    "rank's buffers, so push the result by a copy step"
-                )
-        flops = sum(_flops(step, product) for product in work.products)
-        dtype = self._buffers[work.products[0].a.buffer].dtype if work.products else "float32"
-        least_us = self._machine.gemm_us(flops, dtype) if flops else 0.0
-        self._program.append(_Work(row, step, work, least_us, mark))
-        ops.segment += 1
-
-    def _signals(
-        self, ops: _Ops, lane: int, kind: int, index: int, words: tuple[Word, ...]
-    ) -> None:
-        rows, segment = ops.place(lane)
-        value = 0 if kind == _CLEAR else 1
-        for word in words:
-            digest = 1 if word.name == "entered" and kind != _CLEAR else 0
-            rows += (
-                segment, lane, kind, index, word.rank, word_place(word), value, digest,
-                0, 0, 0, 0, 0, 0, 0, word.copy,
-            )  # fmt: skip
-
-    def _copy(self, ops: _Ops, lane: int, index: int, source: Region, target: Region) -> None:
-        item = self._item[source.buffer]
-        link, slots = self._link, self._slots
-        rank, there = source.rank, target.rank
-        latency_ns = 0
-        if rank == there:
-            from_rank = to_rank = -1
-        else:
-            from_rank, to_rank = rank, there
-            if link.paced:
-                size = source.area * item
-                latency_ns = round(1e3 * (link.transfer_us(size) - size / (link.peak_gbps * 1e3)))
-        rows, segment = ops.place(lane)
-        rows += (
-            segment, lane, _COPY, index,
-            slots.setdefault((rank, source.buffer), len(slots)), source.row0, source.col0 * item,
-            slots.setdefault((there, target.buffer), len(slots)), target.row0, target.col0 * item,
-            source.row1 - source.row0, (source.col1 - source.col0) * item,
-            from_rank, to_rank, latency_ns, source.copy | target.copy << 1,
-        )  # fmt: skip
-
-    def _pitch(self, name: str) -> int:
-        buffer = self._buffers[name]
-        return buffer.cols * self._item[name]
+    def _modelled_us(self, work: Work) -> float:
+        """Return how long a piece of work must last by the machine's profile."""
+        products = work.work.products
+        if not products:
+            return 0.0
+        flops = sum(_flops(work.step, product) for product in products)
+        return self._machine.gemm_us(flops, self._buffers[products[0].a.buffer].dtype)
 
     def run(self, arrays: Mapping[str, npt.NDArray[Any]], copy: int, digest: int) -> bool:
         """Run one call to its end.
@@ -322,7 +184,7 @@ class BoundPlan:
             for segment, work in enumerate(self._program):
                 if not native.submit(segment):
                     break
-                self._perform(work, handles)
+                self._perform(work, self._least_us[segment], handles)
             else:
                 native.submit(len(self._program))
         except BaseException:
@@ -348,7 +210,7 @@ class BoundPlan:
                 handles[name, shift] = compute.handle(array)
         return handles
 
-    def _perform(self, work: _Work, handles: dict[tuple[str, int], Any]) -> None:
+    def _perform(self, work: Work, least_us: float, handles: dict[tuple[str, int], Any]) -> None:
         begin = _native.now_ns()
         step, compute = work.step, self._compute
 
@@ -375,8 +237,8 @@ class BoundPlan:
                 product.accumulate,
                 [view(region) for region in product.add],
             )
-        if work.least_us:
-            _native.sleep_until_ns(begin + round(work.least_us * 1e3))
+        if least_us:
+            _native.sleep_until_ns(begin + round(least_us * 1e3))
         self._times[work.row] = begin, _native.now_ns()
         if work.mark >= 0:
             self._native.mark(work.mark)

@@ -16,12 +16,17 @@ def check_implemented(op: str, schedule: Schedule) -> None:
     Raises:
         ScheduleError: it names the nearest that works.
     """
-    if schedule.transport != "dma":
+    if schedule.transport == "collective":
+        raise ScheduleError(
+            f"{op}: transport='collective' is torch.distributed's, whole and without a plan; the "
+            "nearest that has one is transport='dma'"
+        )
+    if schedule.transport not in ("dma", "machine"):
         raise ScheduleError(
             f"{op}: transport={schedule.transport!r} is not implemented; the nearest that works "
             "is transport='dma'"
         )
-    for axis in ("route", "order"):
+    for axis in ("route", "order", "transport"):
         if getattr(schedule, axis) == "machine":
             raise ScheduleError(
                 f"{axis}='machine' has no value yet; call Schedule.resolve(world, machine) first"

@@ -3,25 +3,22 @@
     y = ficco.all_gather_matmul(x, linear.weight.t(), group=tp)
 
 Every function is a collective call: all ranks of the group make it, with what they must agree on
-(operator, rows, k or n, dtype, splits, schedule) equal. Tensors are on the CPU; inputs may be 2-D
-or 3-D (the first dimension is split over ranks) and have any strides. There is no autograd yet:
-inputs that require a gradient are refused while gradients are recorded.
+(operator, rows, k or n, dtype, splits, schedule) equal. Tensors are on the CPU, where a call ends
+before it returns, or all on this rank's GPU, where it is enqueued on the current stream. Inputs may
+be 2-D or 3-D (the first dimension is split over ranks) and have any strides. There is no autograd
+yet: inputs that require a gradient are refused while gradients are recorded.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
-import numpy.typing as npt
 import torch
 
 from ficco.errors import InputError
-from ficco.modules import groups, plain
-from ficco.posing import row_contiguous
+from ficco.modules import groups
+from ficco.modules.calling import Call
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
 
@@ -35,7 +32,6 @@ __all__ = [
 ]
 
 DEFAULT = "hetero_fused_1d"
-_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 Tensor = torch.Tensor
 
 
@@ -69,7 +65,7 @@ def all_gather_matmul(
         InputError: tensors that do not fit; ScheduleError: a schedule that nothing implements;
         TimeoutExceeded, EngineError: the call failed on some rank, and the group needs `reset`.
     """
-    call = _Call(group, x, "x")
+    call = Call(group, x, "x")
     several = not isinstance(w, Tensor)
     weights: list[Any] = list(w) if several else [w]
     biases = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
@@ -129,7 +125,7 @@ def matmul_reduce_scatter(
 
     Raises: as `all_gather_matmul`.
     """
-    call = _Call(group, x, "x")
+    call = Call(group, x, "x")
     if rows is None and x.shape[0] % call.world:
         raise InputError(
             f"x has {x.shape[0]} rows for {call.world} ranks, which do not divide evenly; pass "
@@ -156,14 +152,14 @@ def matmul_all_reduce(
     Returns:
         [m, n], or [s, b, n].
     """
-    call = _Call(group, x, "x")
+    call = Call(group, x, "x")
     sizes = chunk_sizes(call.matrix.shape[0], call.world)
     return _reduce("matmul_all_reduce", call, w, sizes, bias, schedule, grain)
 
 
 def _reduce(
     op: str,
-    call: _Call,
+    call: Call,
     w: Tensor,
     sizes: tuple[int, ...],
     bias: Tensor | None,
@@ -238,7 +234,7 @@ def _exchange(
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    call = _Call(group, x, "x")
+    call = Call(group, x, "x")
     call.check(x, "x", 2)
     call.check(w, "w", 2)
     if w.shape[0] != x.shape[1]:
@@ -290,8 +286,8 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 
     Raises: as `all_gather_matmul`.
     """
-    like = tables[0] if tables else torch.empty((0, dimension), dtype=dtype)
-    call = _Call(group, like, "tables[0]")
+    like = tables[0] if tables else torch.empty((0, dimension), dtype=dtype, device=_device(group))
+    call = Call(group, like, "tables[0]")
     if len(tables_per_rank) != call.world or tables_per_rank[call.rank] != len(tables):
         raise InputError(
             f"tables_per_rank={list(tables_per_rank)}: {call.world} entries are needed, and this "
@@ -323,11 +319,22 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
     return call.run(problem, given, schedule, grain)[0]
 
 
+def _device(group: Any) -> torch.device:
+    """Return where a rank without tensors works: on its GPU, where the group has no CPU backend."""
+    backends = str(torch.distributed.get_backend_config(groups.process_group(group)))
+    return torch.device("cpu" if "gloo" in backends else "cuda")
+
+
 def _check_bags(index: Tensor, start: Tensor, height: int, batch: int, i: int) -> None:
+    """Refuse bags that cannot be. Values are looked at on the CPU only: a GPU would have to stop."""
     if index.dtype != torch.int64 or start.dtype != torch.int64:
         raise InputError(f"indices[{i}] and offsets[{i}]: int64 is needed")
+    if start.numel() != batch:
+        raise InputError(f"offsets[{i}] has {start.numel()} entries, batch={batch}")
+    if index.is_cuda:
+        return
     ends = torch.cat([start.ravel(), torch.tensor([index.numel()])])
-    if start.numel() != batch or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
+    if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
         raise InputError(
             f"offsets[{i}]: {batch} entries that begin at 0, never fall and stay within indices"
         )
@@ -335,110 +342,6 @@ def _check_bags(index: Tensor, start: Tensor, height: int, batch: int, i: int) -
         raise InputError(f"indices[{i}]: found beyond the {height} rows of the table")
 
 
-def _for_me(size: int, call: _Call) -> tuple[int, ...]:
+def _for_me(size: int, call: Call) -> tuple[int, ...]:
     """Return a size that this rank alone knows as one entry per rank; no peer's is looked at."""
     return tuple(size if rank == call.rank else max(size, 1) for rank in range(call.world))
-
-
-class _Call:
-    """One collective call of this rank: its group, and checks that name the argument."""
-
-    def __init__(self, group: Any, x: Tensor, name: str) -> None:
-        self.group = groups.process_group(group)
-        self.rank = torch.distributed.get_rank(self.group)
-        self.world = torch.distributed.get_world_size(self.group)
-        if self.rank < 0:
-            raise InputError("group: this process is not one of its ranks")
-        self.dtype = ""
-        self.check(x, name, 0)
-        if x.dim() not in (2, 3):
-            raise InputError(f"{name} is {list(x.shape)}; it has 2 or 3 dimensions")
-        self.torch_dtype = x.dtype
-        self.inner = tuple(x.shape[1:-1])  # what lies between rows and columns
-        self.matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        self.first = x.shape[0]
-
-    def check(self, tensor: Any, name: str, dims: int) -> None:
-        """Refuse what is no CPU tensor of the call's dtype (or of `dims` dimensions, if any)."""
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
-        if tensor.device.type != "cpu":
-            raise InputError(f"{name} is on {tensor.device}; this version runs on CPU tensors")
-        if tensor.dtype not in _DTYPES:
-            known = ", ".join(_DTYPES.values())
-            raise InputError(f"{name} is {tensor.dtype}; it is one of {known}")
-        dtype = _DTYPES[tensor.dtype]
-        self.dtype = self.dtype or dtype
-        if dtype != self.dtype:
-            raise InputError(f"{name} is {dtype}, the first input is {self.dtype}; give one dtype")
-        if dims and tensor.dim() != dims:
-            raise InputError(f"{name} is {list(tensor.shape)}; it has {dims} dimensions")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise InputError(
-                f"{name} requires a gradient, and ficco's operators have none yet; call them under "
-                "torch.no_grad(), or detach it"
-            )
-
-    def rows_of(self, rows: Sequence[int] | None, total: int | None = None) -> tuple[int, ...]:
-        """Return rows per rank, of matrices; `total`: what they add up to, else mine is given."""
-        each = tuple(int(r) for r in rows) if rows is not None else (self.first,) * self.world
-        if len(each) != self.world or min(each) < 0:
-            raise InputError(f"rows={list(each)}: {self.world} sizes of 0 or more are needed")
-        if total is None and each[self.rank] != self.first:
-            raise InputError(f"rows[{self.rank}]={each[self.rank]}, but x has {self.first} rows")
-        if total is not None and sum(each) != total:
-            raise InputError(f"rows={list(each)} add up to {sum(each)}, not to {total}")
-        return tuple(r * math.prod(self.inner) for r in each)
-
-    def row(self, bias: Tensor, n: int, name: str) -> Tensor:
-        """Return a bias as [1, n]."""
-        self.check(bias, name, 0)
-        if tuple(bias.shape) not in ((n,), (1, n)):
-            raise InputError(f"{name} is {list(bias.shape)}; it is [{n}]")
-        return bias.reshape(1, n)
-
-    def shaped(self, y: Tensor) -> Tensor:
-        """Return a result with the dimensions of x."""
-        between = math.prod(self.inner)
-        return y.reshape(y.shape[0] // max(between, 1), *self.inner, y.shape[1])
-
-    def run(
-        self,
-        problem: Problem,
-        given: dict[str, Tensor],
-        schedule: str | Schedule,
-        grain: int | None,
-    ) -> list[Tensor]:
-        """Run the problem and return this rank's outputs, as matrices."""
-        if sparse := [name for name, t in given.items() if t.layout != torch.strided]:
-            raise InputError(f"{sparse[0]} is sparse; a dense tensor is needed")
-        asked = _asked(schedule, grain)
-        if groups.disabled():
-            groups.log.info("%s: plain torch.distributed (FICCO_DISABLE)", problem.op)
-            return plain.run(problem, given, self.group, self.rank)
-        runtime = groups.runtime(self.group)
-        chosen = asked.resolve(runtime.world, runtime.machine)
-        groups.log.debug("%s: %s, grain %s", problem.op, chosen.name, chosen.grain)
-        shapes = problem.result_shapes(self.rank)
-        ys = [torch.empty(shape, dtype=self.torch_dtype) for shape in shapes]
-        arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
-        if "x" in arrays:
-            arrays["x"] = row_contiguous(arrays["x"])
-        arrays |= {f"y{i}": _array(y) for i, y in enumerate(ys)}
-        runtime.execute(problem, chosen, arrays)
-        return ys
-
-
-def _asked(schedule: str | Schedule, grain: int | None) -> Schedule:
-    chosen = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
-    return chosen if grain is None else replace(chosen, grain=grain)
-
-
-def _array(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return an array over the tensor's memory, with its strides."""
-    plain_tensor = tensor.detach().resolve_neg()
-    if plain_tensor.dtype == torch.bfloat16:
-        bits: npt.NDArray[Any] = plain_tensor.view(torch.int16).numpy()
-        return bits.view(ml_dtypes.bfloat16)
-    found: npt.NDArray[Any] = plain_tensor.numpy()
-    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,9 +18,14 @@ from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.runtime.process import ProcessRuntime
 
+if TYPE_CHECKING:
+    from ficco.runtime.process_cuda import CudaProcessRuntime
+
 __all__ = [
     "close",
     "disabled",
+    "fallback_reason",
+    "gpu_runtime",
     "log",
     "prepare",
     "process_group",
@@ -39,6 +44,8 @@ if os.environ.get("FICCO_LOG"):
         log.warning("FICCO_LOG=%s is no level; info is taken", os.environ["FICCO_LOG"])
 
 _runtimes: dict[Any, ProcessRuntime] = {}
+_gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
+_fallbacks: dict[Any, str] = {}  # groups whose GPUs run plain torch.distributed, and why
 
 
 def disabled() -> bool:
@@ -83,8 +90,10 @@ def prepare(
 
     Args:
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
-        machine: a profile or its name, equal on all ranks.
-        compute: "torch" or "numpy", the library for GEMMs.
+        machine: a profile or its name, equal on all ranks. "cuda", or another profile of that
+            engine, opens the group for tensors of the current GPU; others for those of the CPU. A
+            group may be opened for both.
+        compute: "torch" or "numpy", the library for GEMMs on the CPU.
         timeout_s: how long any wait may last before the group has failed.
         most_window_bytes: bound of all windows of all ranks, equal on all ranks; a call that needs
             more is refused on every rank. None: as much as the machine has.
@@ -94,20 +103,67 @@ def prepare(
         EngineError: the ranks cannot share memory, or did not all come.
     """
     pg = process_group(group)
+    profile = machine if isinstance(machine, Machine) else Machine.named(machine)
+    if profile.engine == "cuda":
+        if pg in _gpu_runtimes or pg in _fallbacks:
+            raise InputError("the group is open for GPUs already; ficco.close(group) first")
+        _open_gpus(pg, profile, timeout_s, most_window_bytes)
+        return
     if pg in _runtimes:
         raise InputError("the group is open already; ficco.close(group) first")
-    profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
     _runtimes[pg].most_window_bytes = most_window_bytes
     log.info("group of %d ranks opened on machine %s", _runtimes[pg].world, profile.name)
 
 
+def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None) -> None:
+    from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
+
+    reason = why_not(pg)
+    if reason is not None:
+        _fallbacks[pg] = reason
+        log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", reason)
+        return
+    runtime = CudaProcessRuntime(pg, profile, timeout_s)
+    runtime.most_window_bytes = most_window_bytes
+    _gpu_runtimes[pg] = runtime
+    log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)
+
+
 def runtime(group: Any) -> ProcessRuntime:
-    """Return the group's runtime; opens it where that has not been done. Raises as `prepare`."""
+    """Return the group's runtime for the CPU; opens it where that has not been done."""
     pg = process_group(group)
     if pg not in _runtimes:
         prepare(pg)
     return _runtimes[pg]
+
+
+def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
+    """Return the group's runtime for this rank's GPU; opens it where that has not been done.
+
+    None: its GPUs cannot run it, for the reason that `fallback_reason` gives.
+
+    Raises:
+        InputError: the group was opened for another device.
+    """
+    pg = process_group(group)
+    if pg not in _gpu_runtimes and pg not in _fallbacks:
+        prepare(pg, machine="cuda")
+    found = _gpu_runtimes.get(pg)
+    if found is not None and found.device != device:
+        raise InputError(f"tensors are on {device}, the group was opened for {found.device}")
+    return found
+
+
+def fallback_reason(group: Any = None) -> str | None:
+    """Say why a group's GPUs run plain torch.distributed; None: they do not, or are not opened."""
+    return _fallbacks.get(process_group(group))
+
+
+def _open(group: Any) -> list[ProcessRuntime]:
+    """Return the runtimes of a group that are open, in an order that is equal on all ranks."""
+    pg = process_group(group)
+    return [kind[pg] for kind in (_runtimes, _gpu_runtimes) if pg in kind]
 
 
 def reset(group: Any = None) -> None:
@@ -116,31 +172,32 @@ def reset(group: Any = None) -> None:
     Raises:
         EngineError: some rank did not come within the timeout.
     """
-    pg = process_group(group)
-    if pg in _runtimes:
-        _runtimes[pg].reset()
+    for found in _open(group):
+        found.reset()
 
 
 def synchronize(group: Any = None) -> None:
-    """Raise if a call of the group has failed. CPU operators are done when they return.
+    """Wait for this rank's calls on the current stream; raise if a call of the group has failed.
+
+    Operators on the CPU are done when they return.
 
     Raises:
         EngineError: an earlier call failed; `reset` makes the group usable again.
     """
-    pg = process_group(group)
-    if pg in _runtimes:
-        _runtimes[pg].check()
+    for found in _open(group):
+        found.check()
 
 
 def window_bytes(group: Any = None) -> int:
     """Return the bytes of all windows of all ranks of a group; 0 where it is not open."""
-    pg = process_group(group)
-    return _runtimes[pg].window_bytes if pg in _runtimes else 0
+    return sum(found.window_bytes for found in _open(group))
 
 
 def close(group: Any = None) -> None:
     """End a group's threads and free its windows. The next operator opens it again."""
     pg = process_group(group)
-    found = _runtimes.pop(pg, None)
-    if found is not None:
-        found.close()
+    _fallbacks.pop(pg, None)
+    for kind in (_runtimes, _gpu_runtimes):
+        found = kind.pop(pg, None)
+        if found is not None:
+            found.close()

@@ -1,6 +1,8 @@
-"""Every operator in plain torch.distributed and torch.mm: what FICCO_DISABLE=1 runs instead.
+"""Every operator in plain torch.distributed and torch.mm.
 
-Written to be obviously right on any backend, not fast: uneven pieces are padded to the largest.
+It is what FICCO_DISABLE=1 runs, what `serial` is on GPUs, and what GPUs without peer access fall
+back to. Equal shards on GPUs take the collective made for them; whatever else there is takes a way
+that is right on any backend, not fast: uneven pieces are padded to the largest.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ Named = dict[str, torch.Tensor]
 def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Tensor]:
     """Return this rank's outputs."""
     if problem.op == "all_gather_matmul":
-        x = torch.cat(_gather(given["x"], problem.rows, group))
+        x = _gathered(given["x"], problem.rows, group)
         return [_product(problem, given, i, x) for i in range(len(problem.outputs))]
     if problem.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        if given["x"].is_cuda and len(set(problem.rows)) == 1:
+            return [_reduced(problem, given, group, rank)]
         total = (given["x"].float() @ given["w"].float()).to(given["x"].dtype).float()
         dist.all_reduce(total, group=group)
         if problem.op == "matmul_reduce_scatter":
@@ -47,6 +51,26 @@ def _product(problem: Problem, given: Named, i: int, x: torch.Tensor) -> torch.T
     return y + given[f"bias{i}"] if output.bias else y
 
 
+def _gathered(mine: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tensor:
+    if not mine.is_cuda or len(set(rows)) > 1:
+        return torch.cat(_gather(mine, rows, group))
+    whole = mine.new_empty((sum(rows), mine.shape[1]))
+    dist.all_gather_into_tensor(whole, mine.contiguous(), group=group)
+    return whole
+
+
+def _reduced(problem: Problem, given: Named, group: Any, rank: int) -> torch.Tensor:
+    """Sum as NCCL does: in the input's dtype."""
+    whole = given["x"] @ given["w"]
+    if problem.op == "matmul_all_reduce":
+        dist.all_reduce(whole, group=group)
+        mine = whole
+    else:
+        mine = whole.new_empty((problem.rows[rank], whole.shape[1]))
+        dist.reduce_scatter_tensor(mine, whole, group=group)
+    return mine + given["bias0"] if "bias0" in given else mine
+
+
 def _gather(mine: torch.Tensor, rows: Sequence[int], group: Any) -> list[torch.Tensor]:
     padded = mine.new_zeros((max(rows), mine.shape[1]))
     padded[: mine.shape[0]] = mine
@@ -56,6 +80,11 @@ def _gather(mine: torch.Tensor, rows: Sequence[int], group: Any) -> list[torch.T
 
 
 def _exchange(mine: torch.Tensor, problem: Problem, group: Any, rank: int) -> torch.Tensor:
+    if mine.is_cuda:
+        given, taken = problem.splits[rank], [row[rank] for row in problem.splits]
+        found = mine.new_empty((sum(taken), mine.shape[1]))
+        dist.all_to_all_single(found, mine.contiguous(), taken, list(given), group=group)
+        return found
     pieces = _gather(mine, problem.rows, group)
     blocks = []
     for piece, row in zip(pieces, problem.splits, strict=True):
@@ -74,7 +103,7 @@ def _pooled(problem: Problem, given: Named, group: Any, rank: int) -> torch.Tens
         for i in range(len(problem.tables[rank]))
     ]  # fmt: skip
     dtype = given["like"].dtype
-    mine = torch.zeros((problem.m, max(widths)), dtype=dtype)
+    mine = torch.zeros((problem.m, max(widths)), dtype=dtype, device=given["like"].device)
     if bags:
         mine[:, : widths[rank]] = torch.cat(bags, dim=1).to(dtype)
     found = [torch.empty_like(mine) for _ in widths]

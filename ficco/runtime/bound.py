@@ -42,16 +42,17 @@ class BoundPlans(Generic[Bound]):
         self._plans.clear()
 
 
-def check_machine(world: int, machine: Machine) -> None:
+def check_machine(world: int, machine: Machine, engine: str = "host") -> None:
     """Refuse a machine that these ranks cannot run as.
 
     Raises:
         InputError: it needs another engine, or has too few ranks.
     """
-    if machine.engine != "host":
+    if machine.engine != engine:
+        example = "'host' or 'mesh4'" if engine == "host" else f"'{engine}'"
         raise InputError(
-            f"machine {machine.name!r} needs the {machine.engine} engine; ranks without GPUs "
-            "run on the host engine: use a machine such as 'host' or 'mesh4'"
+            f"machine {machine.name!r} is for the {machine.engine} engine, and these ranks run on "
+            f"the {engine} engine: use a machine such as {example}"
         )
     if world > machine.ranks:
         raise InputError(
@@ -61,11 +62,11 @@ def check_machine(world: int, machine: Machine) -> None:
 
 
 def timeline_of(spans: Sequence[Span], machine: Machine) -> Timeline:
-    """Return spans of the host engine as a timeline; time 0 is the first start."""
+    """Return an engine's spans as a timeline; time 0 is the first start."""
     zero = min((span.start_us for span in spans), default=0.0)
     moved = [
         Span(s.rank, s.lane, s.step, s.kind, s.unit, s.start_us - zero, s.end_us - zero, s.bytes)
         for s in spans
     ]
     moved.sort(key=lambda s: (s.rank, s.start_us))
-    return Timeline(tuple(moved), "host", machine.name, paced=machine.paced, origin_us=zero)
+    return Timeline(tuple(moved), machine.engine, machine.name, paced=machine.paced, origin_us=zero)

@@ -41,11 +41,15 @@ class Members(NamedTuple):
     gather: Callable[[Any], list[Any]]
 
 
-def members_of(group: Any) -> Members:
+def members_of(group: Any, backend: str = "gloo") -> Members:
     """Return this process's place in a ProcessGroup or a DeviceMesh of one dimension.
 
+    Args:
+        group: the group.
+        backend: what must serve it: "gloo" for CPU tensors, "nccl" for those of GPUs.
+
     Raises:
-        InputError: it is neither, this process is not in it, or gloo does not serve it.
+        InputError: it is neither, this process is not in it, or the backend does not serve it.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -64,11 +68,12 @@ def members_of(group: Any) -> Members:
     rank = dist.get_rank(group)
     if rank < 0:
         raise InputError("this process is not in the group; only its members may use it")
-    # A backend for CPU tensors, alone ("gloo") or beside others ("cpu:gloo,cuda:nccl").
-    if "gloo" not in str(dist.get_backend_config(group)):
+    # A backend may stand alone ("gloo") or beside others ("cpu:gloo,cuda:nccl").
+    if backend not in str(dist.get_backend_config(group)):
+        kind = "CPU" if backend == "gloo" else "CUDA"
         raise InputError(
-            f"group has the backend {dist.get_backend(group)!r}, which cannot pass words between "
-            "processes without GPUs; make it with backend='gloo' or 'cpu:gloo,cuda:nccl'"
+            f"group has the backend {dist.get_backend(group)!r}, which does not serve {kind} "
+            f"tensors; make it with backend={backend!r} or 'cpu:gloo,cuda:nccl'"
         )
     world = dist.get_world_size(group)
 

@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy.typing as npt
-
-from ficco.compute import Compute
 from ficco.engines import host, shared
+from ficco.engines.rows import trace_rows
 from ficco.errors import EngineError, InputError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import digest_of, window_places
+from ficco.plan import RankPlan, digest_of, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
@@ -31,20 +29,20 @@ from ficco.runtime.meeting import Agenda, Facts, Meeting
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
-__all__ = ["ProcessRuntime"]
+__all__ = ["RESET", "Call", "ProcessRuntime"]
 
 # A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
 _STALLED_S = 0.5
-_RESET = "reset() on every rank"
+RESET = "reset() on every rank"
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """The last call of this rank."""
 
     problem: Problem
     schedule: Schedule
     digest: int
-    bound: host.BoundPlan
+    bound: Any  # an engine's BoundPlan
 
 
 class ProcessRuntime:
@@ -68,16 +66,19 @@ class ProcessRuntime:
         MemoryError: the memory to share cannot be had.
     """
 
-    def __init__(self, group: Any, machine: Machine, compute: Compute, timeout_s: float) -> None:
-        members = members_of(group)
-        check_machine(members.world, machine)
+    engine = "host"
+    backend = "gloo"
+
+    def __init__(self, group: Any, machine: Machine, compute: Any, timeout_s: float) -> None:
+        members = members_of(group, self.backend)
+        check_machine(members.world, machine, self.engine)
         self.rank, self.world, self.machine = members.rank, members.world, machine
         self._compute, self._timeout_s = compute, timeout_s
         self.most_window_bytes: int | None = None
         self._lock = threading.Lock()
-        self._bound: BoundPlans[host.BoundPlan] = BoundPlans()
+        self._bound: BoundPlans[Call] = BoundPlans()
         self._calls = 0
-        self._last: _Call | None = None
+        self._last: Call | None = None
         self._meeting = Meeting(members, {"machine": repr(machine)}, timeout_s)
         self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
         self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)
@@ -103,9 +104,7 @@ class ProcessRuntime:
         """Bytes of all windows of all ranks, both copies."""
         return sum(self.world * 2 * group.capacity for group in self._groups)
 
-    def execute(
-        self, problem: Problem, schedule: Schedule, arrays: Mapping[str, npt.NDArray[Any]]
-    ) -> None:
+    def execute(self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]) -> None:
         """Run a problem; `arrays` has this rank's inputs, weights and outputs by buffer name.
 
         Of `problem` this rank's entries of per-rank columns and depths are read, no others'.
@@ -124,16 +123,14 @@ class ProcessRuntime:
             )
         with self._lock:
             self._check_alive()
-            digest = digest_of(problem, schedule)
-            bound = self._bound.get(
-                problem, schedule, lambda: self._bind(problem, schedule, digest)
-            )
-            self._run(_Call(problem, schedule, digest, bound), arrays)
+            call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
+            self._run(call, arrays)
 
-    def _bind(self, problem: Problem, schedule: Schedule, digest: int) -> host.BoundPlan:
+    def _bind(self, problem: Problem, schedule: Schedule) -> Call:
+        digest = digest_of(problem, schedule)
         plan = lower_rank(problem, schedule, self.rank)
         _, need = window_places(plan.buffers)  # equal on all ranks
-        capacity, most = self._group.capacity, self.most_window_bytes
+        capacity, most = self._capacity, self.most_window_bytes
         if most is not None and 2 * self.world * need > most:
             raise InputError(
                 f"windows of {2 * self.world * need} bytes over all ranks are needed, "
@@ -145,9 +142,18 @@ class ProcessRuntime:
             if most is not None:
                 roomy = max(need, min(roomy, most // (2 * self.world)))
             self._meet("grow the windows", roomy, digest)
+        return Call(problem, schedule, digest, self._bound_plan(plan, digest))
+
+    @property
+    def _capacity(self) -> int:
+        """Bytes of data in each copy of each window."""
+        return self._group.capacity
+
+    def _bound_plan(self, plan: RankPlan, digest: int) -> Any:
+        """Bind a plan to the present windows, which are large enough."""
         return host.BoundPlan(plan, self._group, self.machine, self._compute)
 
-    def _run(self, call: _Call, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _run(self, call: Call, arrays: Mapping[str, Any]) -> None:
         copy = self._calls % 2
         self._calls += 1
         self._last = call
@@ -157,13 +163,13 @@ class ProcessRuntime:
         except Exception as error:
             self._group.fail(self.rank)
             raise EngineError(
-                f"rank {self.rank} failed: {error!r}; call {_RESET} to go on"
+                f"rank {self.rank} failed: {error!r}; call {RESET} to go on"
             ) from error
         except BaseException:  # an interrupt: let the other ranks stop, too
             self._group.fail(self.rank)
             raise
         if not done:
-            raise self._failure() or EngineError(f"the call failed; call {_RESET} to go on")
+            raise self._failure() or EngineError(f"the call failed; call {RESET} to go on")
 
     def timeline(self) -> Timeline:
         """Return what this rank's last call ran; time 0 is its first step's start."""
@@ -181,7 +187,7 @@ class ProcessRuntime:
             EngineError: a rank has left, or the runtime is closed.
         """
         with self._lock:
-            self._meet("reset the group", self._group.capacity)
+            self._meet("reset the group", self._capacity)
 
     def close(self) -> None:
         """End this rank's part: threads, windows, sockets. Later calls raise EngineError."""
@@ -203,7 +209,7 @@ class ProcessRuntime:
         if error is not None:
             raise EngineError(
                 f"an earlier call on this group failed, so its windows are in an unknown state; "
-                f"call {_RESET} first. It was: {error}"
+                f"call {RESET} first. It was: {error}"
             ) from error
 
     def _meet(self, what: str, window_bytes: int, digest: int = 0) -> None:
@@ -225,6 +231,10 @@ class ProcessRuntime:
             if not (opening or resetting):
                 self._group.fail(self.rank)  # the others shall not wait for this rank's call
             raise
+        self._move_to(group)
+
+    def _move_to(self, group: shared.Group) -> None:
+        """Leave the old windows for new ones, in which no call has been made yet."""
         for old in self._groups:
             old.close()
         self._groups[:] = [group]
@@ -259,7 +269,7 @@ class ProcessRuntime:
         failure = self._group.failure()
         if failure is None:
             return None
-        return error_of(failure, partial(self._step_name, failure), _RESET, self._notes(failure))
+        return error_of(failure, partial(self._step_name, failure), RESET, self._notes(failure))
 
     def _step_name(self, failure: Failure, rank: int, row: int) -> str:
         """Name a row of another rank's program, if it ran the same call as this one."""
@@ -268,7 +278,7 @@ class ProcessRuntime:
             plan = call.bound.plan
             if rank != self.rank:
                 plan = lower_rank(call.problem, call.schedule, rank)
-            names = [row.name for row in host.trace_rows(plan)]
+            names = [row.name for row in trace_rows(plan)]
             if row < len(names):
                 return names[row]
         return f"number {row} of another call"

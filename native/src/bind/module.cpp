@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.hpp"
 #include "ficco/clock.hpp"
 #include "ficco/fabric.hpp"
 #include "ficco/group.hpp"
@@ -32,34 +33,7 @@ namespace {
 using ficco::Fabric;
 using ficco::Group;
 using ficco::Program;
-using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
-
-template <class Number, int Columns>
-using Table = nb::ndarray<const Number, nb::shape<-1, Columns>, nb::c_contig, nb::device::cpu>;
-template <class Number>
-using Column = nb::ndarray<const Number, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
-using Times = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 2>>;
-
-template <class Array>
-auto span_of(const Array& array) {
-    return std::span(array.data(), array.size());
-}
-
-// Neither constructors nor destructors touch Python. They start threads and join them, which may
-// take as long as a wait, so that other threads of Python run meanwhile.
-struct DeleteWithoutGil {
-    template <class Object>
-    void operator()(Object* object) const {
-        const nb::gil_scoped_release release;
-        delete object;
-    }
-};
-
-template <class Object, class... Arguments>
-std::shared_ptr<Object> make(Arguments&&... arguments) {
-    const nb::gil_scoped_release release;
-    return {new Object(std::forward<Arguments>(arguments)...), DeleteWithoutGil{}};
-}
+using namespace ficco::bind;
 
 using FailureTuple =
     std::tuple<int, int, int, int, std::string_view, double, std::uint32_t, std::uint32_t>;
@@ -201,4 +175,5 @@ NB_MODULE(_native, module) {
     bind_group(module);
     bind_program(module);
     bind_shared(module);
+    ficco::bind::bind_gpu(module);
 }

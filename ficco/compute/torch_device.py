@@ -1,0 +1,162 @@
+"""GEMMs and reductions by PyTorch on GPUs: cuBLAS, and Triton for sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ficco.compute import Slots
+from ficco.kernels.pooling import pool_bags
+from ficco.kernels.summing import sum_partials
+
+__all__ = ["TorchDeviceCompute"]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+}
+# What the array interface calls elements of these sizes; the bits are viewed as the dtype.
+_BITS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2", "int64": "<i8"}
+
+
+class _Memory:
+    """Memory that somebody else keeps, in the form that PyTorch takes without a copy."""
+
+    def __init__(self, address: int, rows: int, cols: int, dtype: str) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (rows, cols),
+            "typestr": _BITS[dtype],
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+class TorchDeviceCompute:
+    """See `ficco.compute.DeviceCompute`. Handles are tensors."""
+
+    name = "torch"
+
+    def stream(self) -> int:
+        """See `DeviceCompute.stream`."""
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def empty(self, rows: int, cols: int, dtype: str) -> torch.Tensor:
+        """See `DeviceCompute.empty`."""
+        return torch.empty((rows, cols), dtype=_DTYPES[dtype], device="cuda")
+
+    def at(self, address: int, rows: int, cols: int, dtype: str) -> torch.Tensor:
+        """See `DeviceCompute.at`."""
+        if not rows or not cols:
+            return self.empty(rows, cols, dtype)
+        found = torch.as_tensor(_Memory(address, rows, cols, dtype), device="cuda")
+        return found.view(_DTYPES[dtype])
+
+    def place(self, handle: torch.Tensor) -> tuple[int, int]:
+        """See `DeviceCompute.place`."""
+        return handle.data_ptr(), handle.stride(0) * handle.element_size()
+
+    def operand(self, handle: torch.Tensor) -> torch.Tensor:
+        """See `DeviceCompute.operand`."""
+        if handle.is_neg() or handle.is_conj():
+            handle = handle.resolve_neg()
+        rows, cols = handle.stride()
+        readable = (cols == 1 and rows >= handle.shape[1]) or (
+            rows == 1 and cols >= handle.shape[0]
+        )
+        return handle if readable else handle.contiguous()
+
+    def gemm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        accumulate: bool,
+        add: list[torch.Tensor],
+    ) -> None:
+        """See `DeviceCompute.gemm`."""
+        wider: dict[str, Any] = {} if c.dtype == a.dtype else {"out_dtype": c.dtype}
+        terms = [*([c] if accumulate else []), *add]
+        if not terms:
+            torch.mm(a, b, out=c, **wider)
+        elif len(terms) == 1 and terms[0].dtype == c.dtype:
+            torch.addmm(terms[0], a, b, out=c, **wider)
+        else:
+            total = c if c.dtype == torch.float32 else torch.empty_like(c, dtype=torch.float32)
+            self.gemm(a, b, total, accumulate and total is c, [])
+            rest = terms if total is not c else add
+            for term in rest[:-1]:
+                total.add_(term)
+            torch.add(total, rest[-1], out=c)
+
+    def gemms(
+        self, a: Slots, b: torch.Tensor, c: Slots, accumulate: bool, add: list[torch.Tensor]
+    ) -> None:
+        """See `DeviceCompute.gemms`."""
+        batch_a, batch_c = _batch(a), _batch(c)
+        if batch_a.dtype != batch_c.dtype or len(add) > 1 or (accumulate and add):
+            for i in range(a.number):  # no strided-batched form of these is exposed
+                self.gemm(batch_a[i], b, batch_c[i], accumulate, add)
+            return
+        batch_b = b.unsqueeze(0).expand(a.number, -1, -1)
+        if accumulate:
+            torch.baddbmm(batch_c, batch_a, batch_b, out=batch_c)
+        elif add:
+            bias = add[0].unsqueeze(0)
+            torch.baddbmm(bias, batch_a, batch_b, out=batch_c)
+        else:
+            torch.bmm(batch_a, batch_b, out=batch_c)
+
+    def reduce(self, sources: list[torch.Tensor], target: torch.Tensor) -> None:
+        """See `DeviceCompute.reduce`."""
+        if not sources:
+            target.zero_()
+            return
+        total = torch.zeros(target.shape, dtype=torch.float32, device=target.device)
+        for source in sources:
+            total.add_(source)
+        target.copy_(total)
+
+    def sum(
+        self,
+        slots: Slots,
+        own: torch.Tensor,
+        own_at: int,
+        bias: torch.Tensor | None,
+        target: torch.Tensor,
+    ) -> None:
+        """See `DeviceCompute.sum`."""
+        distance = slots.distance * slots.first.stride(0)
+        sum_partials(slots.first, distance, slots.number, own, own_at, bias, target)
+
+    def bag(
+        self,
+        table: torch.Tensor,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        bags: tuple[int, int],
+        target: torch.Tensor,
+    ) -> None:
+        """See `DeviceCompute.bag`."""
+        pool_bags(table, indices, offsets, bags, target)
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """See `DeviceCompute.copy`."""
+        target.copy_(source)
+
+    def spoil(self, handle: torch.Tensor) -> None:
+        """See `DeviceCompute.spoil`."""
+        handle.fill_(torch.nan)
+
+
+def _batch(slots: Slots) -> torch.Tensor:
+    """Return slots as one tensor of three dimensions."""
+    first: Any = slots.first
+    rows, cols = first.stride()
+    found: torch.Tensor = first.as_strided(
+        (slots.number, *first.shape), (slots.distance * rows, rows, cols)
+    )
+    return found

@@ -1,0 +1,297 @@
+"""The CUDA engine: one rank's plan on streams, copy engines and a compute library.
+
+A call runs on the caller's stream, in which compute is enqueued; the other lanes are streams of
+their own, forked from it and joined to it again. What stands between two compute steps is one
+native call. Nothing waits for the device.
+
+    caller's stream   fork | waits | gemm | waits | gemm | ... | clear, free | join
+    push lanes             | free, entered | copy data copy data ...  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco.compute import DeviceCompute
+from ficco.engines.rows import COMPUTE, encode, trace_rows
+from ficco.engines.work import calls_of
+from ficco.errors import EngineError, ScheduleError
+from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
+from ficco.timeline import Span
+
+try:
+    from ficco import _native
+except ImportError as missing:
+    raise EngineError(
+        f"the native core cannot be loaded ({missing}); install ficco (pip install .) and run it "
+        "from outside its source folder"
+    ) from missing
+
+__all__ = [
+    "WORDS_BYTES",
+    "BoundPlan",
+    "Device",
+    "GpuError",
+    "Window",
+    "capabilities",
+    "device_count",
+    "driver_version",
+    "window_layout",
+]
+
+GpuError = _native.GpuError
+WORDS_BYTES = 4 * WORDS_PER_COPY  # of one copy of a window
+_COPIES = 2
+_ALIGN = 512
+
+driver_version = _native.cuda_driver_version
+device_count = _native.cuda_device_count
+
+
+class Capabilities(NamedTuple):
+    """What a device can do; see `capabilities`.
+
+    Attributes:
+        name, major, minor: the device, and its compute capability.
+        copy_engines: asynchronous copy engines.
+        flush_remote_writes: whether a wait can order other devices' writes by itself.
+        batch_copy_12_8, batch_copy_13_0: whether the driver has cuMemcpyBatchAsync, by signature.
+        peers: per device: whether this one reaches its memory.
+    """
+
+    name: str
+    major: int
+    minor: int
+    copy_engines: int
+    flush_remote_writes: bool
+    batch_copy_12_8: bool
+    batch_copy_13_0: bool
+    peers: Sequence[bool]
+
+
+def capabilities(device: int) -> Capabilities:
+    """Return what a device can do.
+
+    Raises:
+        GpuError: there is no driver, it is too old, or it has no such device.
+    """
+    return Capabilities(*_native.cuda_capabilities(device))
+
+
+def window_layout(data_bytes: int) -> tuple[int, int, int]:
+    """Return (bytes of a copy's data, offset of the first copy's data, bytes of a whole window).
+
+    A window begins with the words of both copies; then come the data of both.
+    """
+    data = -(-max(data_bytes, 1) // _ALIGN) * _ALIGN
+    first = -(-_COPIES * WORDS_BYTES // _ALIGN) * _ALIGN
+    return data, first, first + _COPIES * data
+
+
+class Window:
+    """All ranks' windows as one rank sees them.
+
+    Args:
+        bases: address of every rank's window, laid out as `window_layout` says.
+        rank: whose view it is.
+        data_bytes: of one copy.
+        keep: what holds the memory; it is kept as long as the window.
+    """
+
+    def __init__(self, bases: Sequence[int], rank: int, data_bytes: int, keep: Any) -> None:
+        data, first, _ = window_layout(data_bytes)
+        self.data_bytes, self.rank, self.keep = data, rank, keep
+        words = [base + copy * WORDS_BYTES for base in bases for copy in range(_COPIES)]
+        places = [base + first + copy * data for base in bases for copy in range(_COPIES)]
+        self._own = places[rank * _COPIES : rank * _COPIES + _COPIES]
+        self.native = _native.GpuWindow(words, places, data)
+
+    def own(self, copy: int) -> int:
+        """Return the address of the data of the own window's copy."""
+        return self._own[copy]
+
+
+class Device:
+    """One rank's GPU: its streams, and the watch over them.
+
+    Args:
+        ordinal: the device, as the driver counts.
+        group: says who has failed and who is there; its own windows are not used.
+        rank: the rank that the device serves.
+
+    Raises:
+        GpuError: the driver refuses.
+    """
+
+    def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
+        self.ordinal, self.group, self.rank = ordinal, group, rank
+        self.native = _native.GpuRank(_native.open_cuda(ordinal), group, rank)
+
+
+class BoundPlan:
+    """A rank's plan, bound to a window and ready to run with any matrices of its shapes.
+
+    Attributes:
+        rows: what every row of the trace stands for.
+    """
+
+    def __init__(
+        self, plan: RankPlan, device: Device, window: Window, compute: DeviceCompute, digest: int
+    ) -> None:
+        self.plan, self._compute = plan, compute
+        self.rows = trace_rows(plan)
+        self._window = window  # keeps its memory
+        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
+        self._places, _ = window_places(plan.buffers)
+        encoded = encode(plan, _lanes(plan.steps), python=(*COMPUTE, "local_copy"))
+        self._slots = [
+            (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
+        ]
+        self._count = len(encoded.slots)
+        self._works = [(work, calls_of(plan, work)) for work in encoded.works]
+        self._native = _native.GpuProgram(
+            device.native,
+            window.native,
+            encoded.ops,
+            encoded.windows,
+            (encoded.segments, len(self.rows), len(encoded.slots)),
+            digest,
+        )
+        self._handles = [self._window_handles(copy) for copy in range(_COPIES)]
+        self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
+        self._whole = {b.name: (b.rows, b.cols) for b in plan.buffers}
+
+    def _window_handles(self, copy: int) -> dict[tuple[str, int], Any]:
+        """Return own window buffers as a call on `copy` sees them, by name and shift."""
+        found = {}
+        for name, place in self._places.items():
+            buffer = self.plan.buffer(name)
+            for shift in range(buffer.copies):
+                address = self._window.own(copy ^ shift) + place
+                found[name, shift] = self._compute.at(
+                    address, buffer.rows, buffer.cols, buffer.dtype
+                )
+        return found
+
+    @property
+    def captured(self) -> bool:
+        """Whether a graph holds a call of it, so that its window must stay."""
+        return self._native.captured
+
+    def run(self, arrays: Mapping[str, Any], copy: int, traced: bool = False) -> None:
+        """Enqueue one call on the library's current stream, on the current device.
+
+        Args:
+            arrays: inputs, weights and outputs by buffer name, of the plan's shapes and dtypes;
+                inputs that copies read have unit stride along rows.
+            copy: the window copy of this call.
+            traced: whether to take times, for `spans`.
+
+        Raises:
+            RuntimeError: the group has failed; nothing was enqueued.
+            GpuError: the driver refuses something; the group has failed then.
+        """
+        compute, native = self._compute, self._native
+        local = dict(arrays)
+        for buffer in self.plan.buffers:
+            if buffer.role == "weight":
+                local[buffer.name] = compute.operand(local[buffer.name])
+            elif buffer.role == "workspace":
+                local[buffer.name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
+        addresses, pitches = [0] * self._count, [0] * self._count
+        for slot, name in self._slots:
+            addresses[slot], pitches[slot] = compute.place(local[name])
+        native.start(copy, compute.stream(), traced, addresses, pitches)
+        try:
+            self._submit(local, copy, traced)
+            native.finish()
+        except BaseException:
+            native.abandon()
+            raise
+
+    def _submit(self, local: dict[str, Any], copy: int, traced: bool) -> None:
+        compute, native, whole = self._compute, self._native, self._whole
+        windows, views = self._handles[copy], self._views[copy]
+
+        def view(region: Region) -> Any:
+            name = region.buffer
+            handle = local.get(name)
+            if handle is None:
+                found = views.get(region)
+                if found is None:
+                    window = windows[name, region.copy]
+                    found = window[region.row0 : region.row1, region.col0 : region.col1]
+                    views[region] = found
+                return found
+            if (region.rows, region.cols) == whole[name]:
+                return handle
+            return handle[region.row0 : region.row1, region.col0 : region.col1]
+
+        for segment, (work, calls) in enumerate(self._works):
+            native.submit(segment)
+            if traced:
+                native.stamp(work.row, False)
+            for call in calls:
+                call(compute, view)
+            if traced:
+                native.stamp(work.row, True)
+            if work.mark >= 0:
+                native.mark(work.mark)
+        native.submit(len(self._works))
+
+    def spoil(self, arrays: Mapping[str, Any]) -> None:
+        """Fill the outputs of a call that was not enqueued with NaN."""
+        for buffer in self.plan.buffers:
+            if buffer.role == "output" and buffer.name in arrays:
+                self._compute.spoil(arrays[buffer.name])
+
+    def spans(self) -> list[Span]:
+        """Return what the last traced call ran, when it has; times are of the monotonic clock.
+
+        The device's clock is laid on the host's after the call, to some 10 us.
+        """
+        times: npt.NDArray[np.int64] = self._native.times()
+        spans = []
+        for row, (begin, end) in zip(self.rows, times.tolist(), strict=True):
+            if not end:
+                continue
+            step = row.step
+            moved = sum(
+                region.area * self._item[region.buffer]
+                for region in step.writes
+                if row.kind == "copy"
+            )
+            spans.append(
+                Span(self.plan.rank, step.lane, row.name, row.kind, step.unit,
+                     begin / 1e3, end / 1e3, moved)
+            )  # fmt: skip
+        return spans
+
+
+def _lanes(steps: Sequence[Step]) -> dict[str, int]:
+    """Number the lanes that get a stream; the one with compute is the caller's."""
+    computing: dict[str, str] = {}
+    for step in steps:
+        if step.parts:
+            raise ScheduleError(
+                f"step {step.id!r}: compute='gated' needs a kernel that waits for chunks, which "
+                "the CUDA engine does not have yet; the nearest that works is compute='per_chunk'"
+            )
+        if step.kind == "collective":
+            raise EngineError(f"step {step.id!r}: the CUDA engine has no collective steps")
+        if step.kind in (*COMPUTE, "local_copy"):
+            computing.setdefault(step.lane, step.id)
+    if len(computing) > 1:
+        raise EngineError(
+            f"compute in the lanes {sorted(computing)}; the CUDA engine computes on the caller's "
+            "stream, so put it into one lane"
+        )
+    lanes: dict[str, int] = {}
+    for step in steps:
+        if step.lane not in computing:
+            lanes.setdefault(step.lane, len(lanes))
+    return lanes

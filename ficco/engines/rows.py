@@ -1,0 +1,223 @@
+"""A rank's plan as rows of numbers for the native core, and what of it is left to Python.
+
+Every engine reads the same rows; they are described at `Program` in ficco/_native.pyi. Rows stand
+in submission order and are cut into segments by the compute steps, which a library enqueues.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco.errors import EngineError
+from ficco.machine import Link
+from ficco.plan import (
+    ELEMENT_BYTES,
+    Part,
+    RankPlan,
+    Region,
+    Step,
+    Word,
+    regions_of,
+    window_places,
+    word_place,
+)
+
+__all__ = ["COMPUTE", "INLINE", "Encoded", "Work", "encode", "trace_rows"]
+
+COMPUTE = ("gemm", "reduce", "bag")
+INLINE = -1
+_COPY, _RAISE, _WAIT, _CLEAR, _AFTER = range(5)
+_COLUMNS = 16  # of an op
+_PADDING = (0,) * 11
+
+
+class Row(NamedTuple):
+    """A row of the trace: a step, or a part of a gated one, or that part's waits and signals."""
+
+    name: str
+    step: Step
+    kind: str
+
+
+def trace_rows(plan: RankPlan) -> list[Row]:
+    """Return the rows of a plan's trace: its steps, then what each has besides.
+
+    Waiting for other steps is no part of what a step lasts; a part waits, works, signals.
+    """
+    rows = [Row(step.id, step, step.kind) for step in plan.steps]
+    for step in plan.steps:
+        if step.after:
+            rows.append(Row(f"{step.id}.after", step, "wait"))
+        for number in range(len(step.parts)):
+            name = f"{step.id}[{number}]"
+            rows.append(Row(f"{name}.wait", step, "wait"))
+            rows.append(Row(name, step, step.kind))
+            rows.append(Row(f"{name}.signal", step, "signal"))
+    return rows
+
+
+class Work(NamedTuple):
+    """A compute step, or one part of a gated one, that Python runs between two segments."""
+
+    row: int  # in the trace
+    step: Step
+    work: Step | Part
+    mark: int  # step to mark as done afterwards, or -1
+
+
+class Encoded(NamedTuple):
+    """A plan as an engine binds it.
+
+    Attributes:
+        ops: [count, 16], sorted by segment.
+        windows: [count, 4]: slot, rank, byte offset, pitch.
+        slots: (rank, buffer) -> number of the slot.
+        works: compute, one between every two segments.
+    """
+
+    ops: npt.NDArray[np.int64]
+    windows: npt.NDArray[np.int64]
+    slots: dict[tuple[int, str], int]
+    works: list[Work]
+
+    @property
+    def segments(self) -> int:
+        """Number of segments."""
+        return len(self.works) + 1
+
+
+def encode(
+    plan: RankPlan,
+    lanes: dict[str, int],
+    *,
+    link: Link | None = None,
+    at_once: bool = False,
+    python: tuple[str, ...] = COMPUTE,
+) -> Encoded:
+    """Turn a plan into rows.
+
+    Args:
+        plan: of one rank.
+        lanes: number of each native lane; steps of other lanes run on the caller's.
+        link: paced links, whose latency goes into rows of copies.
+        at_once: whether native lanes get all their rows in the first segment. They are threads
+            then, and find out by themselves what they come after; streams get theirs in the plan's
+            order.
+        python: kinds of steps that Python runs.
+
+    Raises:
+        EngineError: compute on another rank's buffers.
+    """
+    encoder = _Encoder(plan, lanes, link, python)
+    encoder.at_once = at_once
+    return encoder.encoded()
+
+
+class _Encoder:
+    """Rows under construction, flat, and the segment that rows of the caller's lane go to.
+
+    Rows are made for every new shape, so this is written for speed: one tuple a row.
+    """
+
+    def __init__(
+        self, plan: RankPlan, lanes: dict[str, int], link: Link | None, python: tuple[str, ...]
+    ) -> None:
+        self.plan, self.lanes, self.link, self.python = plan, lanes, link, python
+        self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
+        self.at_once = False
+        self.ahead: list[int] = []  # rows that are submitted at once
+        self.rows: list[int] = []  # the others, in order
+        self.segment = 0
+        self.slots: dict[tuple[int, str], int] = {}
+        self.works: list[Work] = []
+
+    def encoded(self) -> Encoded:
+        """Return all rows."""
+        steps = self.plan.steps
+        index_of = {step.id: i for i, step in enumerate(steps)}
+        awaited = {index_of[other] for step in steps for other in step.after}
+        extra = len(steps)  # the next row of the trace that is no step of its own
+        for i, step in enumerate(steps):
+            lane = self.lanes.get(step.lane, INLINE)
+            for other in step.after:
+                rows, segment = self._place(lane)
+                rows += (segment, lane, _AFTER, extra, index_of[other], *_PADDING)
+            extra += bool(step.after)
+            mark = i if i in awaited else -1
+            if step.parts:
+                for number, part in enumerate(step.parts):
+                    self._signals(lane, _WAIT, extra, part.waits)
+                    last = number == len(step.parts) - 1
+                    self._work(Work(extra + 1, step, part, mark if last else -1))
+                    self._signals(lane, _RAISE, extra + 2, part.signals)
+                    extra += 3
+            elif step.kind in self.python:
+                self._work(Work(i, step, step, mark))
+            elif step.kind in ("copy", "local_copy"):
+                for source, target in zip(step.reads, step.writes, strict=True):
+                    self._copy(lane, i, source, target)
+            else:
+                kind = {"signal": _RAISE, "wait": _WAIT, "clear": _CLEAR}[step.kind]
+                self._signals(lane, kind, i, step.words)
+        flat = np.frombuffer(array("q", self.ahead + self.rows), np.int64)
+        return Encoded(flat.reshape(-1, _COLUMNS), self._windows(), self.slots, self.works)
+
+    def _place(self, lane: int) -> tuple[list[int], int]:
+        """Return the rows that a lane's ops go to, and their segment."""
+        if self.at_once and lane != INLINE:
+            return self.ahead, 0
+        return self.rows, self.segment
+
+    def _windows(self) -> npt.NDArray[np.int64]:
+        places, _ = window_places(self.plan.buffers)
+        pitch = {b.name: b.cols * self.item[b.name] for b in self.plan.buffers}
+        found = [
+            (slot, rank, places[name], pitch[name])
+            for (rank, name), slot in self.slots.items()
+            if name in places
+        ]
+        return np.array(found, np.int64).reshape(-1, 4)
+
+    def _work(self, work: Work) -> None:
+        for region in regions_of(work.work):
+            if region.rank != self.plan.rank:
+                raise EngineError(
+                    f"step {work.step.id!r} computes on {region}; engines compute in their own "
+                    "rank's buffers, so push the result by a copy step"
+                )
+        self.works.append(work)
+        self.segment += 1
+
+    def _signals(self, lane: int, kind: int, index: int, words: tuple[Word, ...]) -> None:
+        rows, segment = self._place(lane)
+        value = 0 if kind == _CLEAR else 1
+        for word in words:
+            digest = 1 if word.name == "entered" and kind != _CLEAR else 0
+            rows += (
+                segment, lane, kind, index, word.rank, word_place(word), value, digest,
+                0, 0, 0, 0, 0, 0, 0, word.copy,
+            )  # fmt: skip
+
+    def _copy(self, lane: int, index: int, source: Region, target: Region) -> None:
+        item, link, slots = self.item[source.buffer], self.link, self.slots
+        rank, there = source.rank, target.rank
+        latency_ns = 0
+        if rank == there:
+            from_rank = to_rank = -1
+        else:
+            from_rank, to_rank = rank, there
+            if link is not None and link.paced:
+                size = source.area * item
+                latency_ns = round(1e3 * (link.transfer_us(size) - size / (link.peak_gbps * 1e3)))
+        rows, segment = self._place(lane)
+        rows += (
+            segment, lane, _COPY, index,
+            slots.setdefault((rank, source.buffer), len(slots)), source.row0, source.col0 * item,
+            slots.setdefault((there, target.buffer), len(slots)), target.row0, target.col0 * item,
+            source.row1 - source.row0, (source.col1 - source.col0) * item,
+            from_rank, to_rank, latency_ns, source.copy | target.copy << 1,
+        )  # fmt: skip

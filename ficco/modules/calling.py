@@ -1,0 +1,162 @@
+"""One collective call of this rank: checks that name the argument, and where it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy.typing as npt
+import torch
+
+from ficco.errors import InputError
+from ficco.modules import groups, plain
+from ficco.posing import row_contiguous
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+
+__all__ = ["Call"]
+
+_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+Tensor = torch.Tensor
+
+
+class Call:
+    """One collective call of this rank: its group, and checks that name the argument."""
+
+    def __init__(self, group: Any, x: Tensor, name: str) -> None:
+        self.group = groups.process_group(group)
+        self.rank = torch.distributed.get_rank(self.group)
+        self.world = torch.distributed.get_world_size(self.group)
+        if self.rank < 0:
+            raise InputError("group: this process is not one of its ranks")
+        self.dtype = ""
+        self.device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        self.check(x, name, 0)
+        if x.dim() not in (2, 3):
+            raise InputError(f"{name} is {list(x.shape)}; it has 2 or 3 dimensions")
+        self.torch_dtype = x.dtype
+        self.inner = tuple(x.shape[1:-1])  # what lies between rows and columns
+        self.matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        self.first = x.shape[0]
+
+    def check(self, tensor: Any, name: str, dims: int) -> None:
+        """Refuse what is no tensor of the call's device and dtype (or of `dims` dimensions)."""
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
+        if tensor.device != self.device or tensor.device.type not in ("cpu", "cuda"):
+            where = "the CPU or one GPU" if self.device.type == "cpu" else str(self.device)
+            raise InputError(f"{name} is on {tensor.device}; all tensors are on {where}")
+        if tensor.dtype not in _DTYPES:
+            known = ", ".join(_DTYPES.values())
+            raise InputError(f"{name} is {tensor.dtype}; it is one of {known}")
+        dtype = _DTYPES[tensor.dtype]
+        self.dtype = self.dtype or dtype
+        if dtype != self.dtype:
+            raise InputError(f"{name} is {dtype}, the first input is {self.dtype}; give one dtype")
+        if dims and tensor.dim() != dims:
+            raise InputError(f"{name} is {list(tensor.shape)}; it has {dims} dimensions")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise InputError(
+                f"{name} requires a gradient, and ficco's operators have none yet; call them under "
+                "torch.no_grad(), or detach it"
+            )
+
+    def rows_of(self, rows: Sequence[int] | None, total: int | None = None) -> tuple[int, ...]:
+        """Return rows per rank, of matrices; `total`: what they add up to, else mine is given."""
+        each = tuple(int(r) for r in rows) if rows is not None else (self.first,) * self.world
+        if len(each) != self.world or min(each) < 0:
+            raise InputError(f"rows={list(each)}: {self.world} sizes of 0 or more are needed")
+        if total is None and each[self.rank] != self.first:
+            raise InputError(f"rows[{self.rank}]={each[self.rank]}, but x has {self.first} rows")
+        if total is not None and sum(each) != total:
+            raise InputError(f"rows={list(each)} add up to {sum(each)}, not to {total}")
+        return tuple(r * math.prod(self.inner) for r in each)
+
+    def row(self, bias: Tensor, n: int, name: str) -> Tensor:
+        """Return a bias as [1, n]."""
+        self.check(bias, name, 0)
+        if tuple(bias.shape) not in ((n,), (1, n)):
+            raise InputError(f"{name} is {list(bias.shape)}; it is [{n}]")
+        return bias.reshape(1, n)
+
+    def shaped(self, y: Tensor) -> Tensor:
+        """Return a result with the dimensions of x."""
+        between = math.prod(self.inner)
+        return y.reshape(y.shape[0] // max(between, 1), *self.inner, y.shape[1])
+
+    def run(
+        self,
+        problem: Problem,
+        given: dict[str, Tensor],
+        schedule: str | Schedule,
+        grain: int | None,
+    ) -> list[Tensor]:
+        """Run the problem and return this rank's outputs, as matrices."""
+        if sparse := [name for name, t in given.items() if t.layout != torch.strided]:
+            raise InputError(f"{sparse[0]} is sparse; a dense tensor is needed")
+        asked = _asked(schedule, grain)
+        if groups.disabled():
+            groups.log.info("%s: plain torch.distributed (FICCO_DISABLE)", problem.op)
+            return plain.run(problem, given, self.group, self.rank)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                return self._run_on_gpu(problem, given, asked)
+        runtime = groups.runtime(self.group)
+        chosen = asked.resolve(runtime.world, runtime.machine)
+        groups.log.debug("%s: %s, grain %s", problem.op, chosen.name, chosen.grain)
+        ys = self._outputs(problem)
+        arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
+        if "x" in arrays:
+            arrays["x"] = row_contiguous(arrays["x"])
+        arrays |= {f"y{i}": _array(y) for i, y in enumerate(ys)}
+        runtime.execute(problem, chosen, arrays)
+        return ys
+
+    def _run_on_gpu(
+        self, problem: Problem, given: dict[str, Tensor], asked: Schedule
+    ) -> list[Tensor]:
+        """Enqueue the problem on the current stream."""
+        runtime = groups.gpu_runtime(self.group, self.device)
+        if runtime is None:  # for a reason that was logged when the group was opened
+            return plain.run(problem, given, self.group, self.rank)
+        chosen = asked.resolve(runtime.world, runtime.machine)
+        groups.log.debug("%s: %s, grain %s", problem.op, chosen.name, chosen.grain)
+        if chosen.transport == "collective":
+            runtime.check_alive()
+            return plain.run(problem, given, self.group, self.rank)
+        ys = self._outputs(problem)
+        arrays = {name: tensor for name, tensor in given.items() if name != "like"}
+        if "x" in arrays:
+            arrays["x"] = _readable(arrays["x"])
+        arrays |= {f"y{i}": y for i, y in enumerate(ys)}
+        runtime.execute(problem, chosen, arrays)
+        return ys
+
+    def _outputs(self, problem: Problem) -> list[Tensor]:
+        shapes = problem.result_shapes(self.rank)
+        return [torch.empty(shape, dtype=self.torch_dtype, device=self.device) for shape in shapes]
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return x, or a copy where a copy engine could not read its rows."""
+    across, along = x.stride()
+    fits = along == 1 and (across >= x.shape[1] or x.shape[0] <= 1) and not x.is_neg()
+    return x if fits else x.resolve_neg().contiguous()
+
+
+def _asked(schedule: str | Schedule, grain: int | None) -> Schedule:
+    chosen = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
+    return chosen if grain is None else replace(chosen, grain=grain)
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return an array over the tensor's memory, with its strides."""
+    plain_tensor = tensor.detach().resolve_neg()
+    if plain_tensor.dtype == torch.bfloat16:
+        bits: npt.NDArray[Any] = plain_tensor.view(torch.int16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    found: npt.NDArray[Any] = plain_tensor.numpy()
+    return found

@@ -1,0 +1,122 @@
+// The part of NVIDIA's driver interface that the double speaks: handles, statuses, structures. It
+// does not share ficco's declarations, so that an error in either shows when they meet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ficco::driver_double {
+
+using Status = int;
+using Address = unsigned long long;
+// Handles are numbers in the clothes of pointers and are never used twice.
+using Handle = void*;
+using ContextHandle = Handle;
+using StreamHandle = Handle;
+using EventHandle = Handle;
+using GraphHandle = Handle;
+using NodeHandle = Handle;
+using ExecHandle = Handle;
+using HostFunction = void (*)(void*);
+
+inline constexpr Status kSuccess = 0;
+inline constexpr Status kInvalidValue = 1;
+inline constexpr Status kOutOfMemory = 2;
+inline constexpr Status kNotInitialized = 3;
+inline constexpr Status kInvalidDevice = 101;
+inline constexpr Status kInvalidContext = 201;
+inline constexpr Status kPeerAccessUnsupported = 217;
+inline constexpr Status kOperatingSystem = 304;
+inline constexpr Status kInvalidHandle = 400;
+inline constexpr Status kIllegalState = 401;
+inline constexpr Status kNotFound = 500;
+inline constexpr Status kNotReady = 600;
+inline constexpr Status kIllegalAddress = 700;
+inline constexpr Status kPeerAccessEnabledAlready = 704;
+inline constexpr Status kPeerAccessNotEnabled = 705;
+inline constexpr Status kContextIsDestroyed = 709;
+inline constexpr Status kHostMemoryRegisteredAlready = 712;
+inline constexpr Status kHostMemoryNotRegistered = 713;
+inline constexpr Status kNotSupported = 801;
+inline constexpr Status kCaptureUnsupported = 900;
+inline constexpr Status kCaptureInvalidated = 901;
+inline constexpr Status kCaptureMerge = 902;
+inline constexpr Status kCaptureUnmatched = 903;
+inline constexpr Status kCaptureUnjoined = 904;
+inline constexpr Status kCaptureIsolation = 905;
+inline constexpr Status kCaptureImplicit = 906;
+inline constexpr Status kCapturedEvent = 907;
+inline constexpr Status kCaptureWrongThread = 908;
+
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kEventExternal = 1;
+
+enum class NodeType : int {
+    kMemcpy = 1,
+    kMemset = 2,
+    kHost = 3,
+    kGraph = 4,
+    kEmpty = 5,
+    kWaitEvent = 6,
+    kEventRecord = 7,
+    kBatchMemOp = 12,
+};
+
+enum class CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
+enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
+
+inline constexpr int kMemoryHost = 1;
+inline constexpr int kMemoryDevice = 2;
+inline constexpr int kMemoryUnified = 4;
+
+struct Copy2D {  // CUDA_MEMCPY2D
+    struct Source {
+        std::size_t x_bytes, y;
+        int kind;
+        const void* host;
+        Address device;
+        void* array;
+        std::size_t pitch;
+    } source;
+    struct Target {
+        std::size_t x_bytes, y;
+        int kind;
+        void* host;
+        Address device;
+        void* array;
+        std::size_t pitch;
+    } target;
+    std::size_t width_bytes, height;
+};
+static_assert(sizeof(Copy2D) == 128);
+
+inline constexpr int kOpWaitValue32 = 1;
+inline constexpr int kOpWriteValue32 = 2;
+inline constexpr int kOpBarrier = 6;
+inline constexpr unsigned kWaitFlush = 1U << 30;
+enum class Comparison : unsigned { kGreaterOrEqual = 0, kEqual = 1, kAnd = 2, kNor = 3 };
+
+union MemOp {  // CUstreamBatchMemOpParams
+    int operation;
+    struct {
+        int operation;
+        Address address;
+        std::uint64_t value;  // 32 bits of it
+        unsigned flags;
+        Address alias;
+    } word;
+    struct {
+        int operation;
+        unsigned flags;
+    } barrier;
+    std::uint64_t pad[6];
+};
+static_assert(sizeof(MemOp) == 48 && offsetof(MemOp, word.value) == 16);
+
+// What a call throws that ends with another status than success.
+struct Failure {
+    Status status;
+};
+
+}  // namespace ficco::driver_double

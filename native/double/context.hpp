@@ -1,0 +1,47 @@
+// The primary context of a device, from its first retain to its last release.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "abi.hpp"
+
+namespace ficco::driver_double {
+
+class Context;
+
+// An operation of a stream or a node of a graph. Its body throws Failure where it makes its context
+// fail, and is null where there is nothing to do, as in a copy of no bytes.
+struct Work {
+    NodeType type;
+    std::function<void(Context&)> body;
+};
+
+class Context {
+  public:
+    Context(int device, ContextHandle handle) : device(device), handle(handle) {}
+
+    const int device;
+    const ContextHandle handle;
+
+    // Runs the work, unless the context has failed; what a body throws makes it fail.
+    void run(const Work& work);
+    void sleep(double seconds) const;  // in the middle of work, so it ends when the context does
+
+    void fail(Status status);  // the first status stays
+    void end() { ended_ = true; }
+    Status status() const { return status_; }
+    // Nothing is executed any more, and what waits gives up.
+    bool over() const { return ended_ || status_ != kSuccess; }
+
+    bool may_touch(int other) const { return other == device || ((peers_ >> other) & 1) != 0; }
+    void allow_peer(int other, bool allow);
+
+  private:
+    std::atomic<bool> ended_ = false;
+    std::atomic<Status> status_ = kSuccess;
+    std::atomic<std::uint64_t> peers_ = 0;  // a bit per device
+};
+
+}  // namespace ficco::driver_double

@@ -1,0 +1,85 @@
+// The one driver of the process: its devices, contexts, streams, events, graphs and memory. What it
+// pretends to be is set by the environment:
+//
+//   FICCO_DOUBLE_DEVICES=4   FICCO_DOUBLE_VERSION=13000   FICCO_DOUBLE_PEERS=none (may be left out)
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "abi.hpp"
+#include "capture.hpp"
+#include "graph.hpp"
+#include "memory.hpp"
+#include "objects.hpp"
+
+namespace ficco::driver_double {
+
+inline constexpr int kLeastPriority = 0;
+inline constexpr int kGreatestPriority = -5;
+
+class Driver {
+  public:
+    static Driver& get();  // lives until the process ends
+
+    struct Device {
+        int retains = 0;
+        ContextHandle handle = nullptr;    // of every context that it has, one after another
+        std::shared_ptr<Context> context;  // null where nobody has retained it
+        unsigned context_flags = 0;
+        std::shared_ptr<Stream> null_stream;  // made when it is first used
+        std::shared_ptr<Queue> shared_queue;  // likewise
+    };
+
+    Device& device(int ordinal);
+    int device_count() const { return static_cast<int>(devices_.size()); }
+
+    std::shared_ptr<Context> retain(int ordinal);
+    void release(int ordinal);
+    void reset(int ordinal);  // ends the context however often it is retained
+
+    // The contexts that the calling thread has pushed.
+    static std::vector<ContextHandle>& thread_contexts();
+    // The one on top. Throws Failure where there is none, or it has failed.
+    std::shared_ptr<Context> current();
+
+    // The stream of a handle, or the null stream of the current context.
+    std::shared_ptr<Stream> stream(StreamHandle handle);
+    std::shared_ptr<Event> event(EventHandle handle);
+    std::shared_ptr<Stream> make_stream(unsigned flags, int priority);
+    void destroy_stream(StreamHandle handle);
+
+    // Enqueues work, or captures it. Returns what tells of its end; null where it is captured, or
+    // where there never was any.
+    std::shared_ptr<Completion> submit(Stream& stream, Work work);
+    // What was last enqueued on each stream of a context.
+    std::vector<std::shared_ptr<Completion>> pending(const Context& context);
+
+    const int version;        // as of cuDriverGetVersion
+    const bool peers;         // whether devices may reach each other
+    std::atomic<bool> ready;  // cuInit was called
+
+    // Guards all that follows and the devices, but not the memory, which has a mutex of its own.
+    // Nobody holds it while waiting for work.
+    std::mutex mutex;
+    Registry<Context> contexts{kContextIsDestroyed};
+    Registry<Stream> streams;
+    Registry<Event> events;
+    Registry<Graph> graphs;
+    Registry<Node> nodes;
+    Registry<Executable> executables;
+    Captures captures{graphs, nodes};
+    Memory memory;
+
+  private:
+    Driver();
+
+    void end_context(Device& device);
+    std::shared_ptr<Queue> queue_for(Device& device, int priority, bool& shared);
+
+    std::vector<Device> devices_;
+};
+
+}  // namespace ficco::driver_double

@@ -1,0 +1,55 @@
+// Faults that tests ask for, and counts of the work done. Tests set them through the exported
+// ficcoDouble... functions at the end of faults.cpp.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "abi.hpp"
+
+namespace ficco::driver_double {
+
+class Faults {
+  public:
+    static Faults& get();  // lives until the process ends
+
+    // The status with which this call of `function` shall end at once, if it shall.
+    std::optional<Status> take(const std::string& function);
+    double copy_delay();  // seconds that the next copy shall wait first
+    double jitter();      // seconds that the next operation of a stream shall wait first
+    bool single_queue();
+    void count(const std::string& kind, std::uint64_t amount);
+
+    void fail_call(const std::string& function, int skip, Status status);
+    void delay_copies(double seconds, int every);
+    void set_jitter(unsigned seed, double max_seconds);
+    void set_single_queue(bool on);
+    std::uint64_t counted(const std::string& kind);
+    void reset();  // back to what the environment asks for, and all counts to 0
+
+  private:
+    struct Rule {
+        std::string function;
+        int skip;
+        Status status;
+    };
+
+    Faults() { reset(); }
+
+    std::mutex mutex_;
+    std::list<Rule> rules_;
+    double copy_seconds_ = 0;
+    std::uint64_t copy_every_ = 0;
+    std::uint64_t copies_seen_ = 0;
+    double jitter_seconds_ = 0;
+    std::mt19937 random_;
+    bool single_queue_ = false;
+    std::map<std::string, std::uint64_t> counts_;
+};
+
+}  // namespace ficco::driver_double

@@ -1,0 +1,71 @@
+// Memory of devices and page-locked memory of the host, all of it host memory. Addresses are never
+// given twice, so that every access after a free or past an end is found out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "abi.hpp"
+
+namespace ficco::driver_double {
+
+struct Block {
+    enum class Kind { kDevice, kHost, kRegistered };
+
+    Block(Kind kind, int device, Address address, std::size_t bytes)
+        : kind(kind), device(device), address(address), bytes(bytes) {}
+    ~Block();  // gives the pages back
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+
+    const Kind kind;
+    const int device;
+    const Address address;
+    const std::size_t bytes;
+};
+
+// What an access expects at an address: memory that the driver knows (of a device, or page-locked),
+// or any. The host sides of copies are any, and so are addresses of cuMemcpy.
+enum class Expect { kKnown, kAny };
+
+class Memory {
+  public:
+    explicit Memory(int devices);
+
+    // New memory is filled with garbage. Throws Failure where there is none left.
+    Address allocate(Block::Kind kind, int device, std::size_t bytes);
+    void add_registered(int device, void* address, std::size_t bytes);
+    // Returns the block, which lives until no copy uses it. Throws Failure if none begins there.
+    std::shared_ptr<Block> release(Block::Kind kind, Address address);
+    void release_device(int device);  // all of its blocks
+
+    std::shared_ptr<Block> find(Address address);  // null where nothing lives
+
+    // Whether these bytes live. Sets the block, if one is known, which keeps them alive.
+    bool find_bytes(Address address, std::size_t bytes, Expect expect,
+                    std::shared_ptr<Block>& block);
+
+    std::size_t available(int device);
+    static std::size_t total();  // of every device
+
+  private:
+    // A range of addresses that is given out from its beginning to its end.
+    struct Range {
+        Address begin;
+        Address next;
+        std::size_t used;
+    };
+
+    bool in_ranges(Address address) const;
+    std::shared_ptr<Block> find_locked(Address address) const;
+
+    std::mutex mutex_;
+    std::vector<Range> ranges_;  // one for every device, and that of page-locked memory
+    std::map<Address, std::shared_ptr<Block>> blocks_;
+};
+
+}  // namespace ficco::driver_double

@@ -1,0 +1,44 @@
+// A first-in-first-out queue of operations with a thread of its own. A stream has one to itself, or
+// shares that of its device.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "completion.hpp"
+#include "context.hpp"
+
+namespace ficco::driver_double {
+
+// Starts a thread that takes no signals, as those of the real driver.
+std::thread start_thread(const std::string& name, std::function<void()> body);
+
+class Queue {
+  public:
+    static std::shared_ptr<Queue> start(const std::string& name);
+
+    // Returns what is finished when the work is done, or skipped as its context is over.
+    std::shared_ptr<Completion> push(std::shared_ptr<Context> context, Work work);
+    void close();  // the thread ends when all is done
+
+  private:
+    struct Item {
+        std::shared_ptr<Context> context;
+        Work work;
+        std::shared_ptr<Completion> completion;
+    };
+
+    void loop();
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<Item> items_;
+    bool closed_ = false;
+};
+
+}  // namespace ficco::driver_double

@@ -1,0 +1,285 @@
+// Copies, fills, memory operations and host functions on host memory.
+#include "work.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "driver.hpp"
+#include "faults.hpp"
+
+namespace ficco::driver_double {
+
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr int kSpins = 200;
+constexpr microseconds kShortestPause{50};
+constexpr microseconds kLongestPause{400};
+constexpr std::size_t kMostPitch = 0x7FFFFFFF;
+
+// Wakes those that wait for a value when a stream writes one. What the host writes they find out
+// by looking, so a lost wake only costs a pause.
+class Bell {
+  public:
+    static Bell& get() {
+        static Bell& bell = *new Bell;
+        return bell;
+    }
+
+    void ring() { changed_.notify_all(); }
+
+    void pause(microseconds longest) {
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, longest);
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+};
+
+bool reachable(const Context& context, const Block& block) {
+    return block.kind != Block::Kind::kDevice || context.may_touch(block.device);
+}
+
+// Refuses, when work is made, memory that does not live.
+void check_known(Place place, std::size_t bytes) {
+    std::shared_ptr<Block> block;
+    if (!Driver::get().memory.find_bytes(place.address, bytes, place.expect, block)) {
+        throw Failure{kInvalidValue};
+    }
+}
+
+// The same, and memory that the context cannot reach.
+void check_reachable(const Context& context, Address address, std::size_t bytes) {
+    std::shared_ptr<Block> block;
+    if (!Driver::get().memory.find_bytes(address, bytes, Expect::kKnown, block) ||
+        !reachable(context, *block)) {
+        throw Failure{kInvalidValue};
+    }
+}
+
+// Keeps memory alive while work is run. Without it, or without access to it, the context fails.
+std::shared_ptr<Block> pin(const Context& context, Place place, std::size_t bytes,
+                           Route route = Route::kPeerAccess) {
+    std::shared_ptr<Block> block;
+    if (!Driver::get().memory.find_bytes(place.address, bytes, place.expect, block) ||
+        (block && route == Route::kPeerAccess && !reachable(context, *block))) {
+        throw Failure{kIllegalAddress};
+    }
+    return block;
+}
+
+std::byte* bytes_at(Address address) { return reinterpret_cast<std::byte*>(address); }
+
+// Rows of bytes, as one side of a 2-D copy has them.
+struct Rows {
+    Place begin;
+    std::size_t pitch;
+
+    std::size_t extent(std::size_t width, std::size_t height) const {
+        return (height - 1) * pitch + width;
+    }
+};
+
+template <class Side>
+Rows rows(const Side& side, std::size_t width, std::size_t height) {
+    Place begin{};
+    switch (side.kind) {
+        case kMemoryHost:
+            begin = {reinterpret_cast<Address>(side.host), Expect::kAny};
+            break;
+        case kMemoryDevice:
+            begin = {side.device, Expect::kKnown};
+            break;
+        case kMemoryUnified:
+            begin = {side.device, Expect::kAny};
+            break;
+        default:
+            throw Failure{kInvalidValue};  // arrays
+    }
+    // A single row needs no pitch.
+    const bool none = side.pitch == 0 && height <= 1 && side.y == 0;
+    if ((!none && side.pitch < side.x_bytes + width) || side.pitch > kMostPitch) {
+        throw Failure{kInvalidValue};
+    }
+    begin.address += side.y * side.pitch + side.x_bytes;
+    return {begin, side.pitch};
+}
+
+void count_copy(std::size_t bytes) {
+    Faults::get().count("memcpy", 1);
+    Faults::get().count("memcpy_bytes", bytes);
+}
+
+bool holds(std::uint32_t seen, std::uint32_t value, Comparison comparison) {
+    switch (comparison) {
+        case Comparison::kGreaterOrEqual:
+            return static_cast<std::int32_t>(seen - value) >= 0;
+        case Comparison::kEqual:
+            return seen == value;
+        case Comparison::kAnd:
+            return (seen & value) != 0;
+        case Comparison::kNor:
+            return ~(seen | value) != 0;
+    }
+    return true;
+}
+
+void check(const Context& context, const MemOp& operation) {
+    if (operation.operation == kOpBarrier) return;
+    const auto& word = operation.word;
+    if (operation.operation != kOpWaitValue32 && operation.operation != kOpWriteValue32) {
+        throw Failure{kNotSupported};
+    }
+    if (word.address % sizeof(std::uint32_t) != 0) throw Failure{kInvalidValue};
+    check_reachable(context, word.address, sizeof(std::uint32_t));
+    if (operation.operation == kOpWriteValue32) {
+        if (word.flags != 0) throw Failure{kInvalidValue};
+        return;
+    }
+    if ((word.flags & kWaitFlush) != 0) throw Failure{kNotSupported};
+    if (word.flags > static_cast<unsigned>(Comparison::kNor)) throw Failure{kInvalidValue};
+}
+
+void run(const MemOp& operation, Context& context) {
+    Faults::get().count("memop", 1);
+    if (operation.operation == kOpBarrier) return;
+    const auto& word = operation.word;
+    const auto block = pin(context, {word.address, Expect::kKnown}, sizeof(std::uint32_t));
+    const auto value = static_cast<std::uint32_t>(word.value);
+    const std::atomic_ref<std::uint32_t> place(*reinterpret_cast<std::uint32_t*>(word.address));
+    if (operation.operation == kOpWriteValue32) {
+        place.store(value, std::memory_order_release);
+        Bell::get().ring();
+        return;
+    }
+    const auto comparison = static_cast<Comparison>(word.flags);
+    const auto reached = [&] {
+        return holds(place.load(std::memory_order_acquire), value, comparison);
+    };
+    for (int i = 0; i < kSpins; ++i) {
+        if (reached()) return;
+    }
+    for (microseconds pause = kShortestPause; !reached() && !context.over();
+         pause = std::min(2 * pause, kLongestPause)) {
+        Bell::get().pause(pause);
+    }
+}
+
+}  // namespace
+
+Work copy(Place target, Place source, std::size_t bytes, Route route) {
+    if (bytes == 0) return nothing(NodeType::kMemcpy);
+    check_known(target, bytes);
+    check_known(source, bytes);
+    return {NodeType::kMemcpy, [=](Context& context) {
+                context.sleep(Faults::get().copy_delay());
+                if (context.over()) return;
+                const auto to = pin(context, target, bytes, route);
+                const auto from = pin(context, source, bytes, route);
+                std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
+                count_copy(bytes);
+            }};
+}
+
+Work copy_2d(const Copy2D& copy) {
+    const std::size_t width = copy.width_bytes;
+    const std::size_t height = copy.height;
+    const Rows target = rows(copy.target, width, height);
+    const Rows source = rows(copy.source, width, height);
+    if (width == 0 || height == 0) return nothing(NodeType::kMemcpy);
+    check_known(target.begin, target.extent(width, height));
+    check_known(source.begin, source.extent(width, height));
+    return {NodeType::kMemcpy, [=](Context& context) {
+                context.sleep(Faults::get().copy_delay());
+                if (context.over()) return;
+                const auto to = pin(context, target.begin, target.extent(width, height));
+                const auto from = pin(context, source.begin, source.extent(width, height));
+                for (std::size_t row = 0; row < height; ++row) {
+                    std::memmove(bytes_at(target.begin.address) + row * target.pitch,
+                                 bytes_at(source.begin.address) + row * source.pitch, width);
+                }
+                count_copy(width * height);
+            }};
+}
+
+Work fill(const Context& context, Address target, std::uint32_t value, std::size_t value_bytes,
+          std::size_t count) {
+    if (target % value_bytes != 0) throw Failure{kInvalidValue};
+    if (count == 0) return nothing(NodeType::kMemset);
+    check_reachable(context, target, count * value_bytes);
+    return {NodeType::kMemset, [=](Context& context) {
+                const auto to = pin(context, {target, Expect::kKnown}, count * value_bytes);
+                if (value_bytes == 1) std::memset(bytes_at(target), static_cast<int>(value), count);
+                for (std::size_t i = 0; value_bytes > 1 && i < count; ++i) {
+                    std::memcpy(bytes_at(target) + i * value_bytes, &value, value_bytes);
+                }
+                Faults::get().count("memset", 1);
+            }};
+}
+
+Work memory_operations(const Context& context, std::vector<MemOp> operations) {
+    for (const MemOp& operation : operations) check(context, operation);
+    return {NodeType::kBatchMemOp, [operations = std::move(operations)](Context& context) {
+                for (const MemOp& operation : operations) {
+                    if (!context.over()) run(operation, context);
+                }
+            }};
+}
+
+Work host_function(HostFunction function, void* data) {
+    if (function == nullptr) throw Failure{kInvalidValue};
+    return {NodeType::kHost, [=](Context&) {
+                function(data);
+                Faults::get().count("host", 1);
+            }};
+}
+
+Work sleep(double seconds) {
+    return {NodeType::kEmpty, [=](Context& context) { context.sleep(seconds); }};
+}
+
+Work fail(Status status) {
+    return {NodeType::kEmpty, [=](Context&) { throw Failure{status}; }};
+}
+
+Work nothing(NodeType type) { return {type, nullptr}; }
+
+Work mark() {
+    return {NodeType::kEmpty, [](Context&) {}};
+}
+
+Work wait_for(std::shared_ptr<Completion> completion) {
+    return {NodeType::kWaitEvent, [completion = std::move(completion)](Context& context) {
+                completion->wait_unless([&] { return context.over(); });
+            }};
+}
+
+Work external_wait(std::shared_ptr<Event> event) {
+    return {NodeType::kWaitEvent, [event = std::move(event)](Context& context) {
+                std::shared_ptr<Completion> last;
+                {
+                    const std::lock_guard lock(Driver::get().mutex);
+                    last = event->last;
+                }
+                if (last) last->wait_unless([&] { return context.over(); });
+            }};
+}
+
+Work external_record(std::shared_ptr<Event> event) {
+    return {NodeType::kEventRecord, [event = std::move(event)](Context&) {
+                const auto completion = std::make_shared<Completion>();
+                completion->finish();
+                const std::lock_guard lock(Driver::get().mutex);
+                event->last = completion;
+            }};
+}
+
+}  // namespace ficco::driver_double

@@ -1,0 +1,43 @@
+// What streams and graphs run. Arguments and memory are checked when work is made, as by the real
+// driver, and memory again when it is run, as by the real device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "abi.hpp"
+#include "completion.hpp"
+#include "context.hpp"
+#include "memory.hpp"
+#include "objects.hpp"
+
+namespace ficco::driver_double {
+
+struct Place {
+    Address address;
+    Expect expect = Expect::kAny;
+};
+
+// How a copy gets to memory of other devices: directly, or through the host.
+enum class Route { kPeerAccess, kHost };
+
+Work copy(Place target, Place source, std::size_t bytes, Route route = Route::kPeerAccess);
+Work copy_2d(const Copy2D& copy);
+// These refuse memory that the context cannot reach at once.
+Work fill(const Context& context, Address target, std::uint32_t value, std::size_t value_bytes,
+          std::size_t count);
+Work memory_operations(const Context& context, std::vector<MemOp> operations);
+Work host_function(HostFunction function, void* data);
+Work sleep(double seconds);
+Work fail(Status status);
+Work nothing(NodeType type);
+Work mark();  // does nothing, but ends in its turn
+Work wait_for(std::shared_ptr<Completion> completion);
+
+// Nodes of a graph for an event that others record, or wait for, outside of the graph.
+Work external_wait(std::shared_ptr<Event> event);
+Work external_record(std::shared_ptr<Event> event);
+
+}  // namespace ficco::driver_double

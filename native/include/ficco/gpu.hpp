@@ -1,0 +1,97 @@
+// What the engine asks of a GPU, in words that every vendor's driver has. One implementation a
+// vendor: cuda.hpp. Nothing here knows plans, windows or ranks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace ficco {
+
+// A call of the driver that failed; the message says which and what it answered.
+class GpuError : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+using GpuAddress = std::uint64_t;
+using GpuStream = void*;  // the vendor's handle; null is its default stream
+using GpuEvent = void*;
+
+// What a stream does with a 32-bit word, in order: store a value behind all that came before it,
+// visible to all devices and the host, or hold the stream until the word is equal to it.
+struct WordCommand {
+    enum class Kind { write, wait };
+    Kind kind;
+    GpuAddress address;
+    std::uint32_t value;
+};
+
+// Two-dimensional copy; a pitch is the distance between rows in bytes.
+struct BoxCopy {
+    GpuAddress to;
+    std::int64_t to_pitch;
+    GpuAddress from;
+    std::int64_t from_pitch;
+    std::int64_t rows;
+    std::int64_t row_bytes;
+};
+
+// Memory of the host that the device can write to.
+struct HostPage {
+    void* host;
+    GpuAddress device;
+};
+
+// One device. All calls but the constructor's need a `Current` on the calling thread, and throw
+// GpuError.
+class Gpu {
+  public:
+    // Makes the device the thread's while it lives.
+    class Current {
+      public:
+        explicit Current(Gpu& gpu) : gpu_(gpu) { gpu_.push_current(); }
+        ~Current() { gpu_.pop_current(); }
+        Current(const Current&) = delete;
+        Current& operator=(const Current&) = delete;
+
+      private:
+        Gpu& gpu_;
+    };
+
+    virtual ~Gpu() = default;
+
+    virtual GpuStream new_stream(bool urgent) = 0;
+    virtual void delete_stream(GpuStream stream) noexcept = 0;
+    virtual bool idle(GpuStream stream) = 0;
+
+    virtual GpuEvent new_event(bool timed) = 0;
+    virtual void delete_event(GpuEvent event) noexcept = 0;
+    virtual void record(GpuEvent event, GpuStream stream) = 0;
+    virtual void wait(GpuStream stream, GpuEvent event) = 0;
+    virtual void synchronize(GpuEvent event) = 0;
+    virtual double elapsed_us(GpuEvent begin, GpuEvent end) = 0;
+
+    // By a copy engine between devices, or from this one to another.
+    virtual void copy(const BoxCopy& box, GpuStream stream) = 0;
+    virtual void words(std::span<const WordCommand> commands, GpuStream stream) = 0;
+    virtual void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
+                      GpuStream stream) = 0;
+    virtual void read(void* host, GpuAddress address, std::size_t bytes, GpuStream stream) = 0;
+
+    virtual HostPage new_host_page(std::size_t bytes) = 0;
+    virtual void delete_host_page(const HostPage& page) noexcept = 0;
+
+    virtual bool capturing(GpuStream stream) = 0;
+    // Copies in the graph that the stream is captured into.
+    virtual std::size_t captured_copies(GpuStream stream) = 0;
+
+  protected:
+    virtual void push_current() = 0;
+    virtual void pop_current() noexcept = 0;
+};
+
+}  // namespace ficco

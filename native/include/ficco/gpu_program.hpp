@@ -1,0 +1,108 @@
+// A bound plan of one rank on a GPU: its rows turned once into commands for streams, then submitted
+// segment by segment. Between segments the caller enqueues compute on its own stream.
+//
+//   caller's stream   fork | segment 0 | gemm | segment 1 | gemm | ... | join
+//   lanes' streams         | copies and words of each segment          |
+//
+// Rows are submitted in the order of the plan, so that it is right on one shared hardware queue,
+// too.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ficco/gpu_commands.hpp"
+#include "ficco/gpu_rank.hpp"
+#include "ficco/gpu_window.hpp"
+#include "ficco/op.hpp"
+#include "ficco/program.hpp"
+
+namespace ficco {
+
+// When a row ran on the device, CLOCK_MONOTONIC ns; 0 where nothing ran.
+struct GpuTimes {
+    std::int64_t start_ns;
+    std::int64_t end_ns;
+};
+
+// One thread at a time calls. Arguments out of range throw std::invalid_argument, calls out of
+// season std::runtime_error, what the driver refuses GpuError.
+class GpuProgram {
+  public:
+    // `digest` goes into rows that ask for it.
+    GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuWindow> window,
+               const Binding& binding, std::uint32_t digest);
+    ~GpuProgram();
+    GpuProgram(const GpuProgram&) = delete;
+    GpuProgram& operator=(const GpuProgram&) = delete;
+
+    // Begins a call on the caller's stream. A traced call takes times of every row, unless it is
+    // captured into a graph. Addresses and pitches are given per slot; those of windows are not
+    // looked at.
+    void start(int copy, GpuStream stream, bool traced, std::span<const std::uint64_t> addresses,
+               std::span<const std::int64_t> pitches);
+    void submit(int segment);
+    void mark(int step);               // the caller has enqueued a step that others may come after
+    void stamp(int step, bool ended);  // the caller is about to enqueue a step, or has
+    // Joins all lanes into the caller's stream. Throws GpuError where a capture has lost copies.
+    void finish();
+    // Instead of finish after an error: the group has failed.
+    void abandon() noexcept;
+
+    // Of the last traced call, by step; waits for its end.
+    std::vector<GpuTimes> times();
+    int copies() const noexcept { return static_cast<int>(commands_.copies.size()); }
+    // Whether a graph holds a call of it, which may be replayed for as long as the rank lives.
+    bool captured() const noexcept { return captured_; }
+
+  private:
+    void run(const GpuAction& action);
+    void run_copy(const CopyOp& copy, GpuStream stream);
+    void fork();
+    void join();
+    void end_call() noexcept;
+    GpuStream stream_of(int lane) const;
+    GpuEvent made(GpuEvent& event, bool timed = false);
+
+    const std::shared_ptr<GpuRank> rank_;
+    const std::shared_ptr<const GpuWindow> window_;
+    const std::uint32_t digest_;
+    int number_ = 0;  // at the watch
+
+    // Fixed by the binding.
+    std::vector<Op> ops_;
+    GpuCommands commands_;
+    std::optional<GpuCommands> traced_commands_;  // made when first asked for
+    std::vector<int> lanes_;                      // that the plan uses beside the caller's stream
+    std::vector<GpuStream> streams_;              // by lane
+    std::vector<WindowSlot> window_slots_;
+    std::vector<bool> slot_is_window_;
+    std::vector<bool> slot_given_;  // its address must not be 0
+
+    // Events, made when first used.
+    std::vector<GpuEvent> step_events_;
+    std::vector<std::array<GpuEvent, 2>> time_events_;  // by step: begin, end
+    std::vector<GpuEvent> joins_;                       // by entry of lanes_
+    GpuEvent fork_ = nullptr;
+    GpuEvent now_ = nullptr;
+
+    // Of the present or last call.
+    bool running_ = false;
+    bool traced_ = false;
+    bool capturing_ = false;
+    bool captured_ = false;  // ever: a graph may replay it for as long as the rank lives
+    int copy_ = 0;
+    int next_segment_ = 0;
+    GpuStream caller_ = nullptr;
+    std::size_t copies_before_ = 0;                             // in the graph
+    std::size_t copies_submitted_ = 0;                          // by this call
+    std::vector<std::array<GpuAddress, kWindowCopies>> bases_;  // by slot
+    std::vector<std::int64_t> pitches_;
+    std::vector<std::array<bool, 2>> stamped_;  // by step
+};
+
+}  // namespace ficco

@@ -1,0 +1,45 @@
+// One rank's GPU: the streams of its lanes, and the watch over them. Knows nothing of plans.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ficco/gpu.hpp"
+#include "ficco/gpu_watch.hpp"
+#include "ficco/group.hpp"
+
+namespace ficco {
+
+class GpuRank {
+  public:
+    // The group says who has failed and who is still there; its host windows are not used.
+    GpuRank(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank);
+    ~GpuRank();
+    GpuRank(const GpuRank&) = delete;
+    GpuRank& operator=(const GpuRank&) = delete;
+
+    Gpu& gpu() const noexcept { return *gpu_; }
+    Group& group() const noexcept { return *group_; }
+    GpuWatch& watch() noexcept { return watch_; }
+    int rank() const noexcept { return rank_; }
+
+    // A lane's stream is made when it is first asked for.
+    GpuStream lane(int index);
+
+    // Calls on different streams of the caller run one after another. With the device current.
+    void after_last_call(GpuStream stream);
+    void ended(GpuStream stream);
+
+  private:
+    const std::shared_ptr<Gpu> gpu_;
+    const std::shared_ptr<Group> group_;
+    const int rank_;
+    std::mutex mutex_;  // holds lanes_
+    std::vector<GpuStream> lanes_;
+    GpuEvent ended_ = nullptr;  // the last call's end, on last_stream_
+    GpuStream last_stream_ = nullptr;
+    GpuWatch watch_;  // last, so that it ends first
+};
+
+}  // namespace ficco

@@ -1,0 +1,91 @@
+// Notices that a stream waits for ever, says so to the whole group, and lets the stream go on with
+// NaN. It works for calls that a graph replays just as for those that the host submits.
+//
+// Each lane of a rank has a word in memory of the host. A call writes its number there, in stream
+// order, before its first wait on that lane, and 0 behind its last command. The watch looks at
+// these words now and then, and marks what it finds; a mark that is still there after the timeout
+// means that the stream has not moved since. Only then does it ask the device which word is
+// missing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "ficco/futex.hpp"
+#include "ficco/gpu.hpp"
+#include "ficco/gpu_window.hpp"
+#include "ficco/group.hpp"
+#include "ficco/thread.hpp"
+
+namespace ficco {
+
+// A word that a call waits for on one of its lanes, in the order of that lane.
+struct AwaitedWord {
+    int lane;  // kInline: the caller's stream
+    int step;
+    int index;
+    std::uint32_t value;
+    int other_copy;
+};
+
+// What is known of a bound plan.
+struct WatchedCalls {
+    std::shared_ptr<const GpuWindow> window;
+    std::vector<AwaitedWord> awaited;
+};
+
+class GpuWatch {
+  public:
+    GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank);
+    ~GpuWatch();
+    GpuWatch(const GpuWatch&) = delete;
+    GpuWatch& operator=(const GpuWatch&) = delete;
+
+    // Numbers that the calls of a plan write to their lanes' words, never given twice.
+    int add(WatchedCalls calls);
+    void remove(int number);
+    static std::uint32_t mark_of(int number, int copy) noexcept {
+        return static_cast<std::uint32_t>(number) * kWindowCopies +
+               static_cast<std::uint32_t>(copy);
+    }
+    GpuAddress lane_word(int lane) const noexcept;
+
+  private:
+    struct Seen {
+        std::uint32_t value = 0;  // 0: nothing is marked
+        std::int64_t since_ns = 0;
+    };
+
+    void loop() noexcept;
+    void look();
+    void tell(int lane, std::uint32_t value, double seconds);
+    void let_go();
+    void release(std::uint32_t value, int lane);
+    bool finished_within(double seconds);
+    std::optional<WatchedCalls> find(std::uint32_t value);
+    std::atomic_ref<std::uint32_t> word(int lane) const noexcept;
+
+    const std::shared_ptr<Gpu> gpu_;
+    const std::shared_ptr<Group> group_;
+    const int rank_;
+    HostPage page_{};  // a word per lane, then room for the words of a window copy
+    std::uint32_t* staging_ = nullptr;
+    GpuStream stream_ = nullptr;
+    std::vector<Seen> seen_;
+    bool spoiled_ = false;  // the windows hold NaN since the failure
+    bool stuck_ = false;    // the device does not run what the watch submits
+
+    std::mutex mutex_;  // holds all below
+    std::map<int, WatchedCalls> calls_;
+    int next_ = 1;
+
+    Word stop_{0};
+    std::unique_ptr<Thread> thread_;
+};
+
+}  // namespace ficco

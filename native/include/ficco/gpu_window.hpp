@@ -1,0 +1,44 @@
+// Where the windows of a group lie, as one of its GPUs sees them. Whoever made them keeps them.
+#pragma once
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ficco/gpu.hpp"
+#include "ficco/limits.hpp"
+
+namespace ficco {
+
+class GpuWindow {
+  public:
+    // Addresses by rank and copy: words[rank * kWindowCopies + copy], and data alike.
+    GpuWindow(std::vector<GpuAddress> words, std::vector<GpuAddress> data, std::size_t data_bytes)
+        : words_(std::move(words)), data_(std::move(data)), data_bytes_(data_bytes) {
+        if (words_.empty() || words_.size() % kWindowCopies != 0 || words_.size() != data_.size()) {
+            throw std::invalid_argument(std::to_string(words_.size()) + " addresses of words and " +
+                                        std::to_string(data_.size()) +
+                                        " of data; there are two of each for every rank");
+        }
+    }
+
+    int world() const noexcept { return static_cast<int>(words_.size()) / kWindowCopies; }
+    std::size_t data_bytes() const noexcept { return data_bytes_; }
+    GpuAddress words(int rank, int copy) const { return words_[place(rank, copy)]; }
+    GpuAddress data(int rank, int copy) const { return data_[place(rank, copy)]; }
+    GpuAddress word(int rank, int copy, int index) const {
+        return words(rank, copy) + 4 * static_cast<GpuAddress>(index);
+    }
+
+  private:
+    static std::size_t place(int rank, int copy) {
+        return static_cast<std::size_t>(rank) * kWindowCopies + static_cast<std::size_t>(copy);
+    }
+
+    std::vector<GpuAddress> words_;
+    std::vector<GpuAddress> data_;
+    std::size_t data_bytes_;
+};
+
+}  // namespace ficco

@@ -1,0 +1,46 @@
+// What both parts of the module need: arrays of Python, and objects whose end may take a while.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace ficco::bind {
+
+namespace nb = nanobind;
+using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
+
+template <class Number, int Columns>
+using Table = nb::ndarray<const Number, nb::shape<-1, Columns>, nb::c_contig, nb::device::cpu>;
+template <class Number>
+using Column = nb::ndarray<const Number, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
+using Times = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 2>>;
+
+template <class Array>
+auto span_of(const Array& array) {
+    return std::span(array.data(), array.size());
+}
+
+// Neither constructors nor destructors touch Python. They start threads and join them, which may
+// take as long as a wait, so that other threads of Python run meanwhile.
+struct DeleteWithoutGil {
+    template <class Object>
+    void operator()(Object* object) const {
+        const nb::gil_scoped_release release;
+        delete object;
+    }
+};
+
+template <class Object, class... Arguments>
+std::shared_ptr<Object> make(Arguments&&... arguments) {
+    const nb::gil_scoped_release release;
+    return {new Object(std::forward<Arguments>(arguments)...), DeleteWithoutGil{}};
+}
+
+void bind_gpu(nb::module_& module);
+
+}  // namespace ficco::bind

@@ -1,0 +1,105 @@
+// The part of ficco._native that drives GPUs. What each call promises is in ficco/_native.pyi.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "arrays.hpp"
+#include "ficco/cuda.hpp"
+#include "ficco/gpu_program.hpp"
+#include "ficco/gpu_rank.hpp"
+#include "ficco/gpu_window.hpp"
+
+namespace ficco::bind {
+
+namespace {
+
+using namespace nb::literals;
+using Clock = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 2>>;
+
+GpuStream stream_at(std::uintptr_t handle) { return reinterpret_cast<GpuStream>(handle); }
+
+Clock times_of(GpuProgram& program) {
+    static_assert(sizeof(GpuTimes) == 2 * sizeof(std::int64_t));
+    auto* times = new std::vector<GpuTimes>();
+    const nb::capsule owner(times,
+                            [](void* data) noexcept { delete static_cast<decltype(times)>(data); });
+    {
+        const nb::gil_scoped_release release;
+        *times = program.times();
+    }
+    return Clock(times->data(), {times->size(), 2}, owner);
+}
+
+// name, major, minor, copy engines, flush, batch copy 12.8 and 13.0, peers
+using CapabilityTuple = std::tuple<std::string, int, int, int, bool, bool, bool, std::vector<bool>>;
+
+CapabilityTuple capability_tuple(int device) {
+    const cuda::Capabilities found = cuda::capabilities(device);
+    return {found.name,
+            found.major,
+            found.minor,
+            found.copy_engines,
+            found.flush_remote_writes,
+            found.batch_copy_12_8,
+            found.batch_copy_13_0,
+            found.peers};
+}
+
+std::shared_ptr<GpuProgram> new_program(std::shared_ptr<GpuRank> rank,
+                                        std::shared_ptr<GpuWindow> window,
+                                        const Table<std::int64_t, kOpFields>& ops,
+                                        const Table<std::int64_t, kWindowSlotFields>& window_slots,
+                                        const std::tuple<int, int, int>& counts,
+                                        std::uint32_t digest) {
+    const auto [segments, steps, slots] = counts;
+    if (!rank) throw std::invalid_argument("a program needs a rank");
+    const Binding binding{rank->rank(), span_of(ops), span_of(window_slots),
+                          segments,     steps,        slots};
+    return make<GpuProgram>(std::move(rank), std::move(window), binding, digest);
+}
+
+}  // namespace
+
+void bind_gpu(nb::module_& module) {
+    nb::exception<GpuError>(module, "GpuError", PyExc_RuntimeError);
+    module.def("cuda_driver_version", [] { return cuda::driver().driver_version; });
+    module.def("cuda_device_count", &cuda::device_count);
+    module.def("cuda_capabilities", &capability_tuple, "device"_a);
+    nb::class_<Gpu>(module, "Gpu");
+    module.def("open_cuda", &cuda::open_gpu, "device"_a, WithoutGil());
+    nb::class_<GpuRank>(module, "GpuRank")
+        .def(nb::new_(&make<GpuRank, std::shared_ptr<Gpu>, std::shared_ptr<Group>, int>), "gpu"_a,
+             "group"_a, "rank"_a);
+    nb::class_<GpuWindow>(module, "GpuWindow")
+        .def(nb::new_([](std::vector<GpuAddress> words, std::vector<GpuAddress> data,
+                         std::size_t data_bytes) {
+                 return make<GpuWindow>(std::move(words), std::move(data), data_bytes);
+             }),
+             "words"_a, "data"_a, "data_bytes"_a);
+    nb::class_<GpuProgram>(module, "GpuProgram")
+        .def(nb::new_(&new_program), "rank"_a, "window"_a, "ops"_a, "window_slots"_a, "counts"_a,
+             "digest"_a)
+        .def(
+            "start",
+            [](GpuProgram& program, int copy, std::uintptr_t stream, bool traced,
+               const std::vector<std::uint64_t>& addresses,
+               const std::vector<std::int64_t>& pitches) {
+                program.start(copy, stream_at(stream), traced, addresses, pitches);
+            },
+            "copy"_a, "stream"_a, "traced"_a, "addresses"_a, "pitches"_a, WithoutGil())
+        .def("submit", &GpuProgram::submit, "segment"_a, WithoutGil())
+        .def("mark", &GpuProgram::mark, "step"_a, WithoutGil())
+        .def("stamp", &GpuProgram::stamp, "step"_a, "ended"_a, WithoutGil())
+        .def("finish", &GpuProgram::finish, WithoutGil())
+        .def("abandon", &GpuProgram::abandon, WithoutGil())
+        .def("times", &times_of)
+        .def_prop_ro("copies", &GpuProgram::copies)
+        .def_prop_ro("captured", &GpuProgram::captured);
+}
+
+}  // namespace ficco::bind

@@ -1,0 +1,279 @@
+// Opening the driver library, what devices can do, and one device as a Gpu.
+#include "ficco/cuda.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+namespace ficco::cuda {
+
+namespace {
+
+constexpr std::size_t kMostMemOps = 255;  // of one batch
+using GetProcAddress = Status (*)(const char*, void**, int, std::uint64_t, int*);
+
+// Whether the driver has a function in the form that a version of CUDA knows.
+void* find(GetProcAddress get, const char* name, int version) {
+    void* found = nullptr;
+    int answer = 0;
+    return get(name, &found, version, 0, &answer) == kSuccess ? found : nullptr;
+}
+
+struct Library {
+    void* handle = nullptr;
+    GetProcAddress get = nullptr;
+    Table table;
+};
+
+Library open_library() {
+    Library library;
+    library.handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library.handle == nullptr) {
+        throw GpuError("libcuda.so.1 not found; install NVIDIA's driver");
+    }
+    library.get = reinterpret_cast<GetProcAddress>(dlsym(library.handle, "cuGetProcAddress_v2"));
+    if (library.get == nullptr) {
+        throw GpuError(
+            "the driver has no cuGetProcAddress_v2, which CUDA 12.0 brought; install a "
+            "newer driver");
+    }
+    std::string missing;
+#define FICCO_LOAD(name, version, since, arguments)                                              \
+    library.table.name =                                                                         \
+        reinterpret_cast<decltype(library.table.name)>(find(library.get, #name, version));       \
+    if (library.table.name == nullptr) {                                                         \
+        missing += (missing.empty() ? "" : ", ") + std::string(#name " (CUDA ") +                \
+                   std::to_string(since / 1000) + "." + std::to_string(since % 1000 / 10) + ")"; \
+    }
+    FICCO_CUDA_FUNCTIONS(FICCO_LOAD)
+#undef FICCO_LOAD
+    if (!missing.empty()) {
+        throw GpuError("the driver has no " + missing + "; install a newer driver");
+    }
+    if (const Status status = library.table.cuInit(0); status != kSuccess) {
+        const char* name = nullptr;
+        library.table.cuGetErrorName(status, &name);
+        throw GpuError("cuInit answers " +
+                       std::string(name == nullptr ? std::to_string(status) : name));
+    }
+    library.table.cuDriverGetVersion(&library.table.driver_version);
+    return library;
+}
+
+const Library& library() {
+    static std::mutex mutex;
+    static std::unique_ptr<Library> opened;  // for the life of the process
+    const std::lock_guard lock(mutex);
+    if (!opened) opened = std::make_unique<Library>(open_library());
+    return *opened;
+}
+
+void check(Status status, const char* call) {
+    if (status == kSuccess) return;
+    const char* name = nullptr;
+    const char* text = nullptr;
+    driver().cuGetErrorName(status, &name);
+    driver().cuGetErrorString(status, &text);
+    throw GpuError(std::string(call) + " answers " +
+                   (name == nullptr ? std::to_string(status) : name) +
+                   (text == nullptr ? "" : std::string(": ") + text));
+}
+
+#define FICCO_CALL(function, ...) check(table_.function(__VA_ARGS__), #function)
+
+class CudaGpu final : public Gpu {
+  public:
+    explicit CudaGpu(int ordinal) : table_(driver()) {
+        FICCO_CALL(cuDeviceGet, &device_, ordinal);
+        FICCO_CALL(cuDevicePrimaryCtxRetain, &context_, device_);
+        const Current current(*this);
+        int least = 0;
+        FICCO_CALL(cuCtxGetStreamPriorityRange, &least, &urgent_);
+    }
+
+    ~CudaGpu() override { table_.cuDevicePrimaryCtxRelease(device_); }
+
+    GpuStream new_stream(bool urgent) override {
+        Stream stream = nullptr;
+        FICCO_CALL(cuStreamCreateWithPriority, &stream, kStreamNonBlocking, urgent ? urgent_ : 0);
+        return stream;
+    }
+    void delete_stream(GpuStream stream) noexcept override {
+        table_.cuStreamDestroy(static_cast<Stream>(stream));
+    }
+    bool idle(GpuStream stream) override {
+        return ready(table_.cuStreamQuery(static_cast<Stream>(stream)), "cuStreamQuery");
+    }
+
+    GpuEvent new_event(bool timed) override {
+        Event event = nullptr;
+        FICCO_CALL(cuEventCreate, &event, timed ? 0 : kEventDisableTiming);
+        return event;
+    }
+    void delete_event(GpuEvent event) noexcept override {
+        table_.cuEventDestroy(static_cast<Event>(event));
+    }
+    void record(GpuEvent event, GpuStream stream) override {
+        FICCO_CALL(cuEventRecord, static_cast<Event>(event), static_cast<Stream>(stream));
+    }
+    void wait(GpuStream stream, GpuEvent event) override {
+        FICCO_CALL(cuStreamWaitEvent, static_cast<Stream>(stream), static_cast<Event>(event), 0);
+    }
+    void synchronize(GpuEvent event) override {
+        FICCO_CALL(cuEventSynchronize, static_cast<Event>(event));
+    }
+    double elapsed_us(GpuEvent begin, GpuEvent end) override {
+        float ms = 0;
+        FICCO_CALL(cuEventElapsedTime, &ms, static_cast<Event>(begin), static_cast<Event>(end));
+        return 1e3 * static_cast<double>(ms);
+    }
+
+    void copy(const BoxCopy& box, GpuStream stream) override {
+        if (box.rows <= 0 || box.row_bytes <= 0) return;
+        const auto bytes = static_cast<std::size_t>(box.rows * box.row_bytes);
+        if (box.rows == 1 || (box.to_pitch == box.row_bytes && box.from_pitch == box.row_bytes)) {
+            FICCO_CALL(cuMemcpyAsync, box.to, box.from, bytes, static_cast<Stream>(stream));
+            return;
+        }
+        Copy2D plane{};
+        plane.source_kind = plane.target_kind = kMemoryDevice;
+        plane.source_device = box.from;
+        plane.source_pitch = static_cast<std::size_t>(box.from_pitch);
+        plane.target_device = box.to;
+        plane.target_pitch = static_cast<std::size_t>(box.to_pitch);
+        plane.width_bytes = static_cast<std::size_t>(box.row_bytes);
+        plane.height = static_cast<std::size_t>(box.rows);
+        FICCO_CALL(cuMemcpy2DAsync, &plane, static_cast<Stream>(stream));
+    }
+
+    void words(std::span<const WordCommand> commands, GpuStream stream) override {
+        std::array<MemOp, kMostMemOps> batch;
+        while (!commands.empty()) {
+            const std::size_t count = std::min(commands.size(), kMostMemOps);
+            for (std::size_t i = 0; i < count; ++i) {
+                const bool waits = commands[i].kind == WordCommand::Kind::wait;
+                batch[i] =
+                    MemOp{.word = {waits ? kOpWaitValue32 : kOpWriteValue32, 0, commands[i].address,
+                                   commands[i].value, waits ? kWaitEqual : 0, 0, 0}};
+            }
+            FICCO_CALL(cuStreamBatchMemOp, static_cast<Stream>(stream),
+                       static_cast<unsigned>(count), batch.data(), 0);
+            commands = commands.subspan(count);
+        }
+    }
+
+    void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
+              GpuStream stream) override {
+        if (bytes > 0) {
+            FICCO_CALL(cuMemsetD8Async, address, byte, bytes, static_cast<Stream>(stream));
+        }
+    }
+    void read(void* host, GpuAddress address, std::size_t bytes, GpuStream stream) override {
+        FICCO_CALL(cuMemcpyDtoHAsync, host, address, bytes, static_cast<Stream>(stream));
+    }
+
+    HostPage new_host_page(std::size_t bytes) override {
+        HostPage page{};
+        FICCO_CALL(cuMemHostAlloc, &page.host, bytes, kHostAllocPortable | kHostAllocMapped);
+        Pointer device = 0;
+        FICCO_CALL(cuMemHostGetDevicePointer, &device, page.host, 0);
+        page.device = device;
+        return page;
+    }
+    void delete_host_page(const HostPage& page) noexcept override {
+        table_.cuMemFreeHost(page.host);
+    }
+
+    bool capturing(GpuStream stream) override {
+        int status = kCaptureNone;
+        FICCO_CALL(cuStreamIsCapturing, static_cast<Stream>(stream), &status);
+        if (status != kCaptureNone && status != kCaptureActive) {
+            throw GpuError("the stream's capture has been invalidated by an earlier call");
+        }
+        return status == kCaptureActive;
+    }
+
+    std::size_t captured_copies(GpuStream stream) override {
+        int status = kCaptureNone;
+        Graph graph = nullptr;
+        FICCO_CALL(cuStreamGetCaptureInfo, static_cast<Stream>(stream), &status, nullptr, &graph,
+                   nullptr, nullptr);
+        if (status != kCaptureActive) throw GpuError("the stream is not captured any more");
+        std::size_t count = 0;
+        FICCO_CALL(cuGraphGetNodes, graph, nullptr, &count);
+        std::vector<Node> nodes(count);
+        FICCO_CALL(cuGraphGetNodes, graph, nodes.data(), &count);
+        std::size_t copies = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            int type = 0;
+            FICCO_CALL(cuGraphNodeGetType, nodes[i], &type);
+            copies += type == kNodeMemcpy;
+        }
+        return copies;
+    }
+
+  protected:
+    void push_current() override { FICCO_CALL(cuCtxPushCurrent, context_); }
+    void pop_current() noexcept override {
+        Context popped = nullptr;
+        table_.cuCtxPopCurrent(&popped);
+    }
+
+  private:
+    static bool ready(Status status, const char* call) {
+        if (status == kNotReady) return false;
+        check(status, call);
+        return true;
+    }
+
+    const Table& table_;
+    Device device_ = 0;
+    Context context_ = nullptr;
+    int urgent_ = 0;
+};
+
+}  // namespace
+
+const Table& driver() { return library().table; }
+
+int device_count() {
+    int count = 0;
+    check(driver().cuDeviceGetCount(&count), "cuDeviceGetCount");
+    return count;
+}
+
+Capabilities capabilities(int ordinal) {
+    const Table& table_ = driver();
+    Device device = 0;
+    FICCO_CALL(cuDeviceGet, &device, ordinal);
+    const auto attribute = [&](Attribute which) {
+        int value = 0;
+        FICCO_CALL(cuDeviceGetAttribute, &value, which, device);
+        return value;
+    };
+    std::array<char, 256> name{};
+    FICCO_CALL(cuDeviceGetName, name.data(), static_cast<int>(name.size()), device);
+    Capabilities found{
+        .name = name.data(),
+        .major = attribute(Attribute::kMajor),
+        .minor = attribute(Attribute::kMinor),
+        .copy_engines = attribute(Attribute::kAsyncEngineCount),
+        .flush_remote_writes = attribute(Attribute::kCanFlushRemoteWrites) != 0,
+        .batch_copy_12_8 = find(library().get, "cuMemcpyBatchAsync", 12080) != nullptr,
+        .batch_copy_13_0 = find(library().get, "cuMemcpyBatchAsync", 13000) != nullptr,
+        .peers = {}};
+    for (int other = 0; other < device_count(); ++other) {
+        Device there = 0;
+        int reaches = other == ordinal;
+        FICCO_CALL(cuDeviceGet, &there, other);
+        if (other != ordinal) FICCO_CALL(cuDeviceCanAccessPeer, &reaches, device, there);
+        found.peers.push_back(reaches != 0);
+    }
+    return found;
+}
+
+std::shared_ptr<Gpu> open_gpu(int device) { return std::make_shared<CudaGpu>(device); }
+
+}  // namespace ficco::cuda

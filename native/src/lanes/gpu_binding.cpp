@@ -1,0 +1,102 @@
+// What of a program for a GPU is worked out once. Calling it is in gpu_program.cpp.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "ficco/gpu_program.hpp"
+
+namespace ficco {
+
+GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuWindow> window,
+                       const Binding& binding, std::uint32_t digest)
+    : rank_(std::move(rank)), window_(std::move(window)), digest_(digest) {
+    if (!rank_ || !window_) throw std::invalid_argument("a program needs a rank and a window");
+    if (binding.segments < 1 || binding.steps < 0 || binding.slots < 0) {
+        throw std::invalid_argument("segments is 1 or more, steps and slots are 0 or more");
+    }
+    if (binding.rank != rank_->rank()) {
+        throw std::invalid_argument("the plan is that of rank " + std::to_string(binding.rank) +
+                                    ", the GPU that of rank " + std::to_string(rank_->rank()));
+    }
+    const OpLimits limits{window_->world(), binding.segments, binding.steps, binding.slots};
+    ops_ = read_ops(binding.ops, limits);
+    window_slots_ = read_window_slots(binding.window_slots, limits);
+    const auto slots = static_cast<std::size_t>(binding.slots);
+    const auto steps = static_cast<std::size_t>(binding.steps);
+    slot_is_window_.resize(slots);
+    slot_given_.resize(slots);
+    bases_.resize(slots);
+    pitches_.resize(slots);
+    step_events_.resize(steps, nullptr);
+    time_events_.resize(steps, {nullptr, nullptr});
+    stamped_.resize(steps);
+    streams_.resize(kMaxLanes, nullptr);
+    for (const WindowSlot& slot : window_slots_) {
+        slot_is_window_[static_cast<std::size_t>(slot.slot)] = true;
+    }
+
+    WatchedCalls watched{window_, {}};
+    for (const Op& op : ops_) {
+        if (op.lane != kInline && std::ranges::find(lanes_, op.lane) == lanes_.end()) {
+            lanes_.push_back(op.lane);
+            streams_[static_cast<std::size_t>(op.lane)] = rank_->lane(op.lane);
+        }
+        if (op.kind == Op::Kind::wait) {
+            if (op.word.rank != binding.rank) {
+                throw std::invalid_argument("a wait for a word of rank " +
+                                            std::to_string(op.word.rank) +
+                                            "; a rank waits for its own words");
+            }
+            watched.awaited.push_back({op.lane, op.step, op.word.index,
+                                       op.word.digest ? digest_ : op.word.value,
+                                       op.word.other_copy});
+        }
+        if (op.kind != Op::Kind::copy || op.copy.rows == 0 || op.copy.row_bytes == 0) continue;
+        for (const Place* place : {&op.copy.from, &op.copy.to}) {
+            const auto slot = static_cast<std::size_t>(place->slot);
+            if (!slot_is_window_[slot]) {
+                slot_given_[slot] = true;
+                continue;
+            }
+            const auto found = std::ranges::find(window_slots_, place->slot, &WindowSlot::slot);
+            const std::int64_t end =
+                found->offset + end_of_box(*place, op.copy.rows, op.copy.row_bytes, found->pitch);
+            if (static_cast<std::size_t>(end) > window_->data_bytes()) {
+                throw std::invalid_argument("a copy touches " + std::to_string(end) +
+                                            " bytes of a window copy, which has " +
+                                            std::to_string(window_->data_bytes()));
+            }
+        }
+    }
+    joins_.resize(lanes_.size(), nullptr);
+    number_ = rank_->watch().add(std::move(watched));
+    commands_ =
+        compile(ops_, binding.segments, {*window_, rank_->watch(), number_, digest_}, false);
+}
+
+GpuProgram::~GpuProgram() {
+    if (running_) abandon();
+    if (captured_) return;  // graphs still write its number, and use its window
+    rank_->watch().remove(number_);
+    try {
+        const Gpu::Current current(rank_->gpu());
+        for (const auto* events : {&step_events_, &joins_}) {
+            for (const GpuEvent event : *events) {
+                if (event != nullptr) rank_->gpu().delete_event(event);
+            }
+        }
+        for (const auto& pair : time_events_) {
+            for (const GpuEvent event : pair) {
+                if (event != nullptr) rank_->gpu().delete_event(event);
+            }
+        }
+        for (const GpuEvent event : {fork_, now_}) {
+            if (event != nullptr) rank_->gpu().delete_event(event);
+        }
+    } catch (const GpuError&) {
+        // the device is lost
+    }
+}
+
+}  // namespace ficco

@@ -1,0 +1,131 @@
+// The compiler of rows.
+#include "ficco/gpu_commands.hpp"
+
+#include <map>
+#include <set>
+
+namespace ficco {
+
+namespace {
+
+// What has to be known of all rows before the first one is turned.
+struct Survey {
+    std::map<int, std::size_t> last_wait;  // by lane: the row
+    std::map<int, std::size_t> first_row;  // by step: the row
+    std::map<int, std::size_t> last_row;
+    std::map<int, int> lane_of;  // by step that has rows; others run on the caller's
+    std::set<int> recorded;      // steps that another lane comes after
+
+    explicit Survey(std::span<const Op> ops) {
+        for (std::size_t row = 0; row < ops.size(); ++row) {
+            const Op& op = ops[row];
+            if (op.kind == Op::Kind::after) {
+                if (crosses(op)) recorded.insert(op.awaited);
+                continue;
+            }
+            if (op.kind == Op::Kind::wait) last_wait[op.lane] = row;
+            first_row.try_emplace(op.step, row);
+            last_row[op.step] = row;
+            lane_of[op.step] = op.lane;
+        }
+    }
+
+    // Whether the awaited step runs on another lane, so that an event is needed.
+    bool crosses(const Op& after) const {
+        const auto found = lane_of.find(after.awaited);
+        return (found == lane_of.end() ? kInline : found->second) != after.lane;
+    }
+};
+
+class Compiler {
+  public:
+    Compiler(int segments, const GpuTarget& target, bool timed) : target_(target), timed_(timed) {
+        result_.segments.resize(static_cast<std::size_t>(segments));
+    }
+
+    GpuCommands compile(std::span<const Op> ops) {
+        const Survey survey(ops);
+        for (std::size_t row = 0; row < ops.size(); ++row) {
+            const Op& op = ops[row];
+            if (op.kind == Op::Kind::after) {
+                if (survey.crosses(op)) push(op, GpuAction::Kind::wait, op.awaited, 0);
+                continue;
+            }
+            if (timed_ && survey.first_row.at(op.step) == row) {
+                push(op, GpuAction::Kind::begin, op.step, 0);
+            }
+            if (op.kind == Op::Kind::copy) {
+                push(op, GpuAction::Kind::copy, static_cast<int>(result_.copies.size()), 0);
+                result_.copies.push_back(op.copy);
+            } else {
+                add_words(
+                    op, survey.last_wait.contains(op.lane) && survey.last_wait.at(op.lane) == row);
+            }
+            if (survey.last_row.at(op.step) != row) continue;
+            if (timed_) push(op, GpuAction::Kind::end, op.step, 0);
+            if (survey.recorded.contains(op.step)) push(op, GpuAction::Kind::record, op.step, 0);
+        }
+        return std::move(result_);
+    }
+
+  private:
+    std::vector<GpuAction>& segment_of(const Op& op) {
+        return result_.segments[static_cast<std::size_t>(op.segment)];
+    }
+
+    void push(const Op& op, GpuAction::Kind kind, int first, int last) {
+        segment_of(op).push_back({kind, op.lane, first, last});
+    }
+
+    // A row joins the batch before it where that is the last action: then nothing is submitted
+    // earlier than the plan says. The lane's word at the watch is set from before the lane's first
+    // wait until behind its last one.
+    void add_words(const Op& op, bool last_wait) {
+        const bool waits = op.kind == Op::Kind::wait;
+        const int begin = count();
+        if (waits && watched_.insert(op.lane).second) {
+            add(WordCommand::Kind::write, lane_word(op), lane_word(op),
+                GpuWatch::mark_of(target_.number, 0), GpuWatch::mark_of(target_.number, 1));
+        }
+        const std::uint32_t value = op.word.digest ? target_.digest : op.word.value;
+        add(waits ? WordCommand::Kind::wait : WordCommand::Kind::write, word_of(op, 0),
+            word_of(op, 1), value, value);
+        if (last_wait) add(WordCommand::Kind::write, lane_word(op), lane_word(op), 0, 0);
+
+        auto& actions = segment_of(op);
+        const bool joins = !actions.empty() && actions.back().kind == GpuAction::Kind::words &&
+                           actions.back().lane == op.lane;
+        if (joins) {
+            actions.back().last = count();
+        } else {
+            push(op, GpuAction::Kind::words, begin, count());
+        }
+    }
+
+    int count() const { return static_cast<int>(result_.words[0].size()); }
+
+    void add(WordCommand::Kind kind, GpuAddress address0, GpuAddress address1, std::uint32_t value0,
+             std::uint32_t value1) {
+        result_.words[0].push_back({kind, address0, value0});
+        result_.words[1].push_back({kind, address1, value1});
+    }
+
+    GpuAddress lane_word(const Op& op) const { return target_.watch.lane_word(op.lane); }
+
+    GpuAddress word_of(const Op& op, int copy) const {
+        return target_.window.word(op.word.rank, copy ^ op.word.other_copy, op.word.index);
+    }
+
+    const GpuTarget& target_;
+    const bool timed_;
+    std::set<int> watched_;  // lanes whose word is set
+    GpuCommands result_;
+};
+
+}  // namespace
+
+GpuCommands compile(std::span<const Op> ops, int segments, const GpuTarget& target, bool timed) {
+    return Compiler(segments, target, timed).compile(ops);
+}
+
+}  // namespace ficco

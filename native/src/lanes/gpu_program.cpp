@@ -1,0 +1,214 @@
+// Calling a program on a GPU. What is worked out once is in gpu_binding.cpp.
+#include "ficco/gpu_program.hpp"
+
+#include <stdexcept>
+#include <string>
+
+#include "ficco/clock.hpp"
+
+namespace ficco {
+
+void GpuProgram::start(int copy, GpuStream stream, bool traced,
+                       std::span<const std::uint64_t> addresses,
+                       std::span<const std::int64_t> pitches) {
+    rank_->group().check_copy(copy);
+    if (running_) throw std::runtime_error("the program runs already; finish it first");
+    if (addresses.size() != bases_.size() || pitches.size() != bases_.size()) {
+        throw std::invalid_argument("the program has " + std::to_string(bases_.size()) +
+                                    " slots, and was given " + std::to_string(addresses.size()) +
+                                    " addresses and " + std::to_string(pitches.size()) +
+                                    " pitches");
+    }
+    for (std::size_t slot = 0; slot < bases_.size(); ++slot) {
+        if (slot_given_[slot] && addresses[slot] == 0) {
+            throw std::invalid_argument("slot " + std::to_string(slot) + " has no address");
+        }
+        bases_[slot] = {addresses[slot], addresses[slot]};
+        pitches_[slot] = pitches[slot];
+    }
+    for (const WindowSlot& slot : window_slots_) {
+        const auto index = static_cast<std::size_t>(slot.slot);
+        const auto offset = static_cast<GpuAddress>(slot.offset);
+        bases_[index] = {window_->data(slot.rank, copy) + offset,
+                         window_->data(slot.rank, copy ^ 1) + offset};
+        pitches_[index] = slot.pitch;
+    }
+    rank_->group().enter(rank_->rank(), digest_, 0);
+    running_ = true;
+    copy_ = copy;
+    next_segment_ = 0;
+    caller_ = stream;
+    copies_submitted_ = 0;
+
+    Gpu& gpu = rank_->gpu();
+    const Gpu::Current current(gpu);
+    capturing_ = gpu.capturing(stream);
+    captured_ |= capturing_;
+    copies_before_ = capturing_ ? gpu.captured_copies(stream) : 0;
+    traced_ = traced && !capturing_;
+    if (traced_) {
+        if (!traced_commands_) {
+            const GpuTarget target{*window_, rank_->watch(), number_, digest_};
+            traced_commands_ =
+                compile(ops_, static_cast<int>(commands_.segments.size()), target, true);
+        }
+        stamped_.assign(stamped_.size(), {false, false});
+    }
+    if (!capturing_) rank_->after_last_call(stream);
+    fork();
+}
+
+void GpuProgram::submit(int segment) {
+    if (!running_) throw std::runtime_error("no call runs; start one first");
+    const auto& commands = traced_ ? *traced_commands_ : commands_;
+    if (segment < next_segment_ || segment >= static_cast<int>(commands.segments.size())) {
+        throw std::invalid_argument("segment is " + std::to_string(segment) + ", not " +
+                                    std::to_string(next_segment_) + " to " +
+                                    std::to_string(commands.segments.size() - 1));
+    }
+    next_segment_ = segment + 1;
+    const Gpu::Current current(rank_->gpu());
+    for (const GpuAction& action : commands.segments[static_cast<std::size_t>(segment)]) {
+        run(action);
+    }
+}
+
+void GpuProgram::run(const GpuAction& action) {
+    Gpu& gpu = rank_->gpu();
+    const GpuStream stream = stream_of(action.lane);
+    const auto& commands = traced_ ? *traced_commands_ : commands_;
+    const auto first = static_cast<std::size_t>(action.first);
+    switch (action.kind) {
+        case GpuAction::Kind::wait:
+            gpu.wait(stream, made(step_events_[first]));
+            return;
+        case GpuAction::Kind::record:
+            gpu.record(made(step_events_[first]), stream);
+            return;
+        case GpuAction::Kind::begin:
+        case GpuAction::Kind::end: {
+            const auto which = static_cast<std::size_t>(action.kind == GpuAction::Kind::end);
+            gpu.record(made(time_events_[first][which], true), stream);
+            stamped_[first][which] = true;
+            return;
+        }
+        case GpuAction::Kind::copy:
+            run_copy(commands.copies[first], stream);
+            return;
+        case GpuAction::Kind::words:
+            gpu.words(std::span(commands.words[static_cast<std::size_t>(copy_)])
+                          .subspan(first, static_cast<std::size_t>(action.last - action.first)),
+                      stream);
+            return;
+    }
+}
+
+void GpuProgram::run_copy(const CopyOp& copy, GpuStream stream) {
+    const auto address = [&](const Place& place) {
+        const auto slot = static_cast<std::size_t>(place.slot);
+        return bases_[slot][static_cast<std::size_t>(place.other_copy)] +
+               static_cast<GpuAddress>(place.row * pitches_[slot] + place.byte);
+    };
+    if (copy.rows == 0 || copy.row_bytes == 0) return;
+    rank_->gpu().copy(
+        {address(copy.to), pitches_[static_cast<std::size_t>(copy.to.slot)], address(copy.from),
+         pitches_[static_cast<std::size_t>(copy.from.slot)], copy.rows, copy.row_bytes},
+        stream);
+    ++copies_submitted_;
+}
+
+void GpuProgram::mark(int step) {
+    if (!running_) throw std::runtime_error("no call runs; start one first");
+    const Gpu::Current current(rank_->gpu());
+    rank_->gpu().record(made(step_events_.at(static_cast<std::size_t>(step))), caller_);
+}
+
+void GpuProgram::stamp(int step, bool ended) {
+    if (!running_) throw std::runtime_error("no call runs; start one first");
+    if (!traced_) return;
+    const Gpu::Current current(rank_->gpu());
+    const auto which = static_cast<std::size_t>(ended);
+    rank_->gpu().record(made(time_events_.at(static_cast<std::size_t>(step))[which], true),
+                        caller_);
+    stamped_[static_cast<std::size_t>(step)][which] = true;
+}
+
+void GpuProgram::finish() {
+    if (!running_) throw std::runtime_error("no call runs; start one first");
+    Gpu& gpu = rank_->gpu();
+    const Gpu::Current current(gpu);
+    join();
+    if (capturing_) {
+        const std::size_t found = gpu.captured_copies(caller_) - copies_before_;
+        if (found < copies_submitted_) {
+            throw GpuError("the graph has " + std::to_string(found) + " copies of the " +
+                           std::to_string(copies_submitted_) +
+                           " that were submitted; do not use it");
+        }
+    } else {
+        rank_->ended(caller_);
+    }
+    end_call();
+}
+
+void GpuProgram::abandon() noexcept {
+    if (!running_) return;
+    rank_->group().fail({rank_->rank(), -1, -1, -1, Failure::Kind::stopped, 0.0, 0, 0});
+    try {
+        const Gpu::Current current(rank_->gpu());
+        join();  // so that a capture can be ended
+    } catch (const GpuError&) {
+        // the error that led here says more
+    }
+    end_call();
+}
+
+void GpuProgram::end_call() noexcept {
+    running_ = false;
+    rank_->group().leave();
+}
+
+void GpuProgram::fork() {
+    if (lanes_.empty()) return;
+    Gpu& gpu = rank_->gpu();
+    gpu.record(made(fork_), caller_);
+    for (const int lane : lanes_) gpu.wait(stream_of(lane), fork_);
+}
+
+void GpuProgram::join() {
+    Gpu& gpu = rank_->gpu();
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+        gpu.record(made(joins_[i]), stream_of(lanes_[i]));
+        gpu.wait(caller_, joins_[i]);
+    }
+}
+
+std::vector<GpuTimes> GpuProgram::times() {
+    std::vector<GpuTimes> found(stamped_.size(), GpuTimes{0, 0});
+    if (!traced_ || running_) return found;
+    Gpu& gpu = rank_->gpu();
+    const Gpu::Current current(gpu);
+    gpu.record(made(now_, true), caller_);
+    gpu.synchronize(now_);
+    const std::int64_t now = now_ns();
+    const auto at = [&](GpuEvent event) {
+        return now - static_cast<std::int64_t>(1e3 * gpu.elapsed_us(event, now_));
+    };
+    for (std::size_t step = 0; step < found.size(); ++step) {
+        if (stamped_[step][0] && stamped_[step][1]) {
+            found[step] = {at(time_events_[step][0]), at(time_events_[step][1])};
+        }
+    }
+    return found;
+}
+
+GpuStream GpuProgram::stream_of(int lane) const {
+    return lane == kInline ? caller_ : streams_[static_cast<std::size_t>(lane)];
+}
+
+GpuEvent GpuProgram::made(GpuEvent& event, bool timed) {
+    if (event == nullptr) event = rank_->gpu().new_event(timed);
+    return event;
+}
+
+}  // namespace ficco

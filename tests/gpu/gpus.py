@@ -1,0 +1,55 @@
+"""Starts a process per GPU that runs one scenario of worker.py, and never leaves one behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def run(
+    scenario: str,
+    world: int,
+    folder: Path,
+    *,
+    timeout_s: float = 240.0,
+    environment: dict[str, str] | None = None,
+    **words: Any,
+) -> list[str]:
+    """Run a scenario on GPUs 0 to world-1; return what each rank said, with its exit status."""
+    given = os.environ | {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    given |= environment or {}
+    store = folder / "store"
+    ranks = []
+    said = [folder / f"rank{rank}.txt" for rank in range(world)]
+    for rank in range(world):
+        with said[rank].open("w") as log:
+            command = [sys.executable, "-P", str(WORKER), scenario, str(store), str(rank)]
+            ranks.append(
+                subprocess.Popen(
+                    [*command, str(world), json.dumps(words)], stdout=log,
+                    stderr=subprocess.STDOUT, env=given, cwd=folder,
+                )
+            )  # fmt: skip
+    try:
+        for rank in ranks:
+            rank.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        pass  # what it said tells more
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+            rank.wait(30)
+    return [f"exit {r.returncode}\n{log.read_text()}" for r, log in zip(ranks, said, strict=True)]
+
+
+def right(*args: Any, **words: Any) -> None:
+    """Run a scenario that every rank must end well."""
+    for rank, said in enumerate(run(*args, **words)):
+        assert said.startswith("exit 0") and "right" in said, f"rank {rank}: {said[-4000:]}"
