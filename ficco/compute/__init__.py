@@ -6,6 +6,7 @@ is the library's current one, on a GPU's memory.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
@@ -68,6 +69,9 @@ class DeviceCompute(Protocol):
 
     def stream(self) -> int:
         """Return the driver's handle of the current stream."""
+
+    def exact(self) -> AbstractContextManager[None]:
+        """Hold the library to float32 sums while inside, where a user may have allowed less."""
 
     def empty(self, rows: int, cols: int, dtype: str) -> Any:
         """Return a new matrix on the current device, to be used on the current stream."""

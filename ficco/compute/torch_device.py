@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +45,25 @@ class TorchDeviceCompute:
     def stream(self) -> int:
         """See `DeviceCompute.stream`."""
         return int(torch.cuda.current_stream().cuda_stream)
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """See `DeviceCompute.exact`: cuBLAS may add up parts of k in 16 bits by default.
+
+        TensorFloat-32, which a user asks for, stays as it is.
+        """
+        flags = torch.backends.cuda.matmul
+        before = (
+            flags.allow_fp16_reduced_precision_reduction,
+            flags.allow_bf16_reduced_precision_reduction,
+        )
+        flags.allow_fp16_reduced_precision_reduction = False
+        flags.allow_bf16_reduced_precision_reduction = False
+        try:
+            yield
+        finally:
+            flags.allow_fp16_reduced_precision_reduction = before[0]
+            flags.allow_bf16_reduced_precision_reduction = before[1]
 
     def empty(self, rows: int, cols: int, dtype: str) -> torch.Tensor:
         """See `DeviceCompute.empty`."""

@@ -207,7 +207,8 @@ class BoundPlan:
             addresses[slot], pitches[slot] = compute.place(local[name])
         native.start(copy, compute.stream(), traced, addresses, pitches)
         try:
-            self._submit(local, copy, traced)
+            with compute.exact():
+                self._submit(local, copy, traced)
             native.finish()
         except BaseException:
             native.abandon()

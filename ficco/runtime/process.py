@@ -68,6 +68,7 @@ class ProcessRuntime:
 
     engine = "host"
     backend = "gloo"
+    shares_windows = True  # in the host's memory
 
     def __init__(self, group: Any, machine: Machine, compute: Any, timeout_s: float) -> None:
         members = members_of(group, self.backend)
@@ -250,7 +251,8 @@ class ProcessRuntime:
                     "same calls in the same order"
                 )
         window_bytes = max(facts["window_bytes"] for facts in brought)
-        return shared.create(self.world, window_bytes), {"window_bytes": window_bytes}
+        shared_bytes = window_bytes if self.shares_windows else 0
+        return shared.create(self.world, shared_bytes), {"window_bytes": window_bytes}
 
     @staticmethod
     def _agreed(brought: list[Facts]) -> int:

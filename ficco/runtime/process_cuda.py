@@ -98,6 +98,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
     engine = "cuda"
     backend = "nccl"
+    shares_windows = False
 
     def __init__(self, group: Any, machine: Machine, timeout_s: float) -> None:
         self._pg, self.device = group, _here()
@@ -162,11 +163,6 @@ class CudaProcessRuntime(ProcessRuntime):
                 )
             torch.cuda.synchronize(self.device)  # peers may write to my windows until then
         super()._meet(what, window_bytes, digest)
-
-    def _make(self, brought: list[Facts]) -> tuple[int, Facts]:
-        memory, facts = super()._make(brought)
-        os.close(memory)  # windows are on the devices; what is shared holds no data
-        return shared.create(self.world, 0), facts
 
     def _join(self, memory: int, facts: Facts) -> shared.Group:
         self._wanted_bytes = facts["window_bytes"]

@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "ficco/control.hpp"
@@ -58,17 +60,21 @@ class File {
     int number_;
 };
 
+struct CloseFile {
+    void operator()(std::FILE* file) const noexcept { std::fclose(file); }
+};
+using TextFile = std::unique_ptr<std::FILE, CloseFile>;
+
 // The number behind a key of a file such as /proc/meminfo, or of a file of one number ("").
-// Unlimited where there is none.
+// Unlimited where there is none. By C's files: C++'s have failed in processes that had loaded
+// another C++ library before.
 std::size_t number_in(const std::string& path, const std::string& key) {
-    std::ifstream file(path);
-    std::string word;
-    while (key.empty() || file >> word) {
+    const TextFile file(std::fopen(path.c_str(), "re"));
+    std::array<char, 256> line{};
+    while (file && std::fgets(line.data(), line.size(), file.get()) != nullptr) {
+        if (!std::string_view(line.data()).starts_with(key)) continue;
         std::size_t number = 0;
-        if (key.empty() || word == key) {
-            if (file >> number) return number;
-            break;
-        }
+        if (std::sscanf(line.data() + key.size(), " %zu", &number) == 1) return number;
     }
     return std::numeric_limits<std::size_t>::max();
 }
@@ -169,10 +175,13 @@ std::size_t available_bytes() {
     const std::size_t kib = number_in("/proc/meminfo", "MemAvailable:");
     if (kib < available / 1024) available = kib * 1024;
     // "0::/path" of the second version; in a container the path is mostly "/".
-    std::ifstream file("/proc/self/cgroup");
-    for (std::string line; std::getline(file, line);) {
-        if (!line.starts_with("0::/")) continue;
-        std::string folder = "/sys/fs/cgroup" + line.substr(3);
+    const TextFile file(std::fopen("/proc/self/cgroup", "re"));
+    std::array<char, 4096> line{};
+    while (file && std::fgets(line.data(), line.size(), file.get()) != nullptr) {
+        std::string_view path(line.data());
+        if (!path.starts_with("0::/")) continue;
+        path.remove_prefix(3);
+        std::string folder = "/sys/fs/cgroup" + std::string(path.substr(0, path.find('\n')));
         while (folder.size() >= std::string("/sys/fs/cgroup").size()) {
             available = std::min(available, left_in_cgroup(folder));
             folder.resize(folder.find_last_of('/'));

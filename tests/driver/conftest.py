@@ -1,0 +1,37 @@
+"""The test double of NVIDIA's driver (native/double), built once for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def double_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a libcuda.so.1 that needs no GPU, for LD_LIBRARY_PATH of child processes."""
+    folder = tmp_path_factory.mktemp("double")
+    # cmake and ninja may lie beside a Python that is not activated.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for command in (
+        ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DFICCO_TESTS=ON"],
+        ["cmake", "--build", str(folder), "--target", "ficco_cuda_double"],
+    ):
+        done = subprocess.run(
+            command,
+            env=os.environ | {"PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+    return folder / "double"

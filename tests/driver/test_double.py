@@ -1,0 +1,588 @@
+"""The driver's test double behaves as the driver does, where that matters to ficco.
+
+Each test runs in a process of its own, by cuda-bindings, which loads the double as the driver. The
+statuses of refused calls are those that driver 580.159 (CUDA 13.0) was seen to return.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import double_control as control
+
+_IN_CHILD = __name__ == "__main__"
+
+# CUstreamWaitValue_flags
+_GEQ, _EQ, _AND, _NOR = range(4)
+_FLUSH = 1 << 30
+
+
+class _Cuda:
+    """The functions of cuda-bindings, with a raised error for each status that is not 0."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self.driver = driver
+        self.cuInit(0)
+        self.contexts = [
+            self.cuDevicePrimaryCtxRetain(device) for device in range(self.cuDeviceGetCount())
+        ]
+        self.use(0)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: object) -> Any:
+            status, *values = getattr(self.driver, name)(*arguments)
+            assert int(status) == 0, f"{name}: {status!r}"
+            return values[0] if len(values) == 1 else tuple(values)
+
+        return call
+
+    def status(self, name: str, *arguments: object) -> int:
+        return int(getattr(self.driver, name)(*arguments)[0])
+
+    def use(self, device: int) -> None:
+        self.cuCtxSetCurrent(self.contexts[device])
+
+    def stream(self, priority: int = 0) -> Any:
+        return self.cuStreamCreateWithPriority(1, priority)
+
+    def words(self, count: int, value: int = 0) -> int:
+        """Memory of the current device."""
+        address = int(self.cuMemAlloc(4 * count))
+        self.cuMemsetD32(address, value, count)
+        return address
+
+    def host_words(self, count: int) -> tuple[ctypes.Array[ctypes.c_uint32], int]:
+        """Memory of the host that streams can wait for, and its address there."""
+        memory = int(self.cuMemHostAlloc(4 * count, 3))
+        words = (ctypes.c_uint32 * count).from_address(memory)
+        words[:] = [0] * count
+        return words, int(self.cuMemHostGetDevicePointer(memory, 0))
+
+    def read(self, address: int, count: int) -> list[int]:
+        words = (ctypes.c_uint32 * count)()
+        self.cuMemcpyDtoH(ctypes.addressof(words), address, 4 * count)
+        return list(words)
+
+    def host_function(self, stream: Any, function: Callable[[Any], None]) -> Any:
+        """Enqueue a Python function; what is returned must live until it has run."""
+        callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        # Not by cuda-bindings, which allows one run only, even of a node of a graph.
+        launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+        assert launch(ctypes.c_void_p(int(stream)), callback, None) == 0
+        return callback
+
+    def capture(self, stream: Any, mode: int = 0) -> None:
+        self.cuStreamBeginCapture(stream, self.driver.CUstreamCaptureMode(mode))
+
+    def node_types(self, graph: Any) -> list[int]:
+        nodes, _ = self.cuGraphGetNodes(graph, self.cuGraphGetNodes(graph)[1])
+        return [int(self.cuGraphNodeGetType(node)) for node in nodes]
+
+
+def _on_double(timeout_s: float = 20, **settings: object) -> Callable[..., Any]:
+    """Run a test in a child process with the double, whose settings these are."""
+
+    def decorate(body: Callable[[_Cuda], None]) -> Callable[..., None]:
+        if _IN_CHILD:
+            return body
+
+        def test(double_folder: Path) -> None:
+            done = subprocess.run(
+                [sys.executable, __file__, body.__name__],
+                env=control.environment(double_folder, **settings),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout
+
+        test.__name__ = body.__name__
+        return test
+
+    return decorate
+
+
+@_on_double(devices=3, version=12040)
+def test_devices_are_as_set(cuda: _Cuda) -> None:
+    attribute = cuda.driver.CUdevice_attribute
+    assert cuda.cuDeviceGetCount() == 3
+    assert cuda.cuDriverGetVersion() == 12040
+    assert cuda.cuDeviceGetName(40, 1).startswith(b"ficco test double")
+    assert cuda.cuDeviceGetAttribute(attribute(75), 0) == 9
+    assert cuda.cuDeviceGetAttribute(attribute(40), 0) == 3
+    assert cuda.cuDeviceGetAttribute(attribute(98), 0) == 0
+    assert cuda.status("cuDeviceGet", 3) == 101
+    assert cuda.cuCtxGetStreamPriorityRange() == (0, -5)
+
+
+@_on_double(version=12020)
+def test_names_are_looked_up_by_version(cuda: _Cuda) -> None:
+    library = ctypes.CDLL("libcuda.so.1")
+
+    def look_up(name: bytes, version: int) -> tuple[int, int | None, int]:
+        pointer, found = ctypes.c_void_p(), ctypes.c_int()
+        status = library.cuGetProcAddress_v2(
+            name, ctypes.byref(pointer), version, ctypes.c_uint64(0), ctypes.byref(found)
+        )
+        return status, pointer.value, found.value
+
+    def address(name: str) -> int | None:
+        return ctypes.cast(library[name], ctypes.c_void_p).value
+
+    info = b"cuStreamGetCaptureInfo"
+    assert look_up(info, 11000) == (0, address("cuStreamGetCaptureInfo"), 0)
+    assert look_up(info, 12000) == (0, address("cuStreamGetCaptureInfo_v2"), 0)
+    assert look_up(info, 9000) == (0, None, 2)
+    assert look_up(b"cuMemAlloc", 12000) == (0, address("cuMemAlloc_v2"), 0)
+    assert look_up(b"cuNoSuchFunction", 12000) == (0, None, 1)
+    assert look_up(b"cuMemAlloc_v2", 12000) == (0, None, 1)
+    assert look_up(info, 12030)[0] == 1  # newer than the driver
+
+
+@_on_double()
+def test_contexts_are_needed(cuda: _Cuda) -> None:
+    stream = cuda.stream()
+    cuda.cuCtxSetCurrent(cuda.driver.CUcontext(0))
+    assert cuda.status("cuMemAlloc", 64) == 201
+    assert cuda.status("cuEventCreate", 0) == 201
+    assert cuda.status("cuStreamQuery", 0) == 201
+    assert cuda.status("cuStreamQuery", stream) == 0  # knows its context
+    cuda.cuCtxPushCurrent(cuda.contexts[1])
+    assert int(cuda.cuCtxGetDevice()) == 1
+    assert int(cuda.cuCtxPopCurrent()) == int(cuda.contexts[1])
+    cuda.cuDevicePrimaryCtxRelease(0)
+    assert cuda.cuDevicePrimaryCtxGetState(0)[1] == 0
+    assert cuda.status("cuCtxSetCurrent", cuda.contexts[0]) == 709
+    assert cuda.status("cuStreamQuery", stream) == 400
+    assert int(cuda.cuDevicePrimaryCtxRetain(0)) == int(cuda.contexts[0])
+
+
+@_on_double()
+def test_a_stream_does_its_work_in_order(cuda: _Cuda) -> None:
+    control.jitter(7, 0.001)
+    stream = cuda.stream()
+    memory = cuda.words(64)
+    seen: list[int] = []
+    callbacks = []
+    for i in range(20):
+        cuda.cuMemsetD32Async(memory, i, 64, stream)
+        callbacks.append(
+            cuda.host_function(
+                stream, lambda _: seen.append(ctypes.c_uint32.from_address(memory + 252).value)
+            )
+        )
+    assert cuda.status("cuStreamQuery", stream) == 600
+    cuda.cuStreamSynchronize(stream)
+    assert cuda.status("cuStreamQuery", stream) == 0
+    assert seen == list(range(20))
+    assert control.count("host") == 20
+
+
+@_on_double()
+def test_events_are_those_of_the_call(cuda: _Cuda) -> None:
+    first, second = cuda.stream(), cuda.stream()
+    start, end = cuda.cuEventCreate(0), cuda.cuEventCreate(0)
+    assert cuda.status("cuEventQuery", end) == 0  # never recorded
+    cuda.cuEventRecord(start, first)
+    control.stall_stream(int(first), 0.05)
+    cuda.cuEventRecord(end, first)
+    cuda.cuStreamWaitEvent(second, end, 0)
+    later = cuda.stream()
+    control.stall_stream(int(later), 1)
+    # A later record is none of the stream's that already waits.
+    cuda.cuEventRecord(end, later)
+    cuda.cuStreamSynchronize(second)
+    assert cuda.status("cuStreamQuery", first) == 0
+    assert cuda.status("cuEventQuery", end) == 600
+    cuda.cuEventSynchronize(end)
+    assert 900 < cuda.cuEventElapsedTime(start, end) < 5000
+    untimed = cuda.cuEventCreate(2)
+    assert cuda.status("cuEventElapsedTime", start, untimed) == 400
+
+
+@_on_double()
+def test_copies_in_two_dimensions_are_exact(cuda: _Cuda) -> None:
+    cuda.cuCtxEnablePeerAccess(cuda.contexts[1], 0)
+    choose = random.Random(5)
+    size = 4000
+    near = int(cuda.cuMemAlloc(size))
+    cuda.use(1)
+    far = int(cuda.cuMemAlloc(size))
+    cuda.use(0)
+    stream = cuda.stream()
+    kinds = cuda.driver.CUmemorytype
+    for _ in range(60):
+        width, height = choose.randint(1, 40), choose.randint(1, 20)
+        x, y = choose.randint(0, 9), choose.randint(0, 3)
+        pitches = [width + x + choose.randint(0, 50) for _ in range(2)]
+        given = ctypes.create_string_buffer(choose.randbytes(size), size)
+        before = choose.randbytes(size)
+        result = ctypes.create_string_buffer(size)
+        cuda.cuMemcpyHtoD(far, before, size)
+        into = cuda.driver.CUDA_MEMCPY2D()
+        into.srcMemoryType, into.srcHost = kinds(1), ctypes.addressof(given)
+        into.dstMemoryType, into.dstDevice = kinds(2), near
+        into.srcPitch, into.dstPitch = pitches
+        into.srcXInBytes, into.srcY = x, y
+        into.WidthInBytes, into.Height = width, height
+        cuda.cuMemcpy2DAsync(into, stream)
+        onwards = cuda.driver.CUDA_MEMCPY2D()
+        onwards.srcMemoryType, onwards.srcDevice = kinds(2), near
+        onwards.dstMemoryType, onwards.dstDevice = kinds(4), far
+        onwards.srcPitch, onwards.dstPitch = reversed(pitches)
+        onwards.dstXInBytes, onwards.dstY = x, y
+        onwards.WidthInBytes, onwards.Height = width, height
+        cuda.cuMemcpy2DAsync(onwards, stream)
+        cuda.cuMemcpyDtoHAsync(ctypes.addressof(result), far, size, stream)
+        cuda.cuStreamSynchronize(stream)
+        expected = bytearray(before)
+        for row in range(height):
+            begin = (y + row) * pitches[0] + x
+            expected[begin : begin + width] = given.raw[begin : begin + width]
+        assert result.raw == bytes(expected)
+    into.dstPitch = width - 1
+    assert cuda.status("cuMemcpy2DAsync", into, stream) == 1
+
+
+@_on_double()
+def test_memory_is_checked(cuda: _Cuda) -> None:
+    stream = cuda.stream()
+    memory, other = cuda.words(16), cuda.words(16)
+    plain = ctypes.create_string_buffer(64)
+    assert cuda.cuMemGetAddressRange(memory + 20)[1] == 64
+    assert cuda.status("cuMemsetD8Async", memory + 60, 0, 5, stream) == 1
+    assert cuda.status("cuMemsetD8Async", ctypes.addressof(plain), 0, 5, stream) == 1
+    assert cuda.status("cuMemcpyDtoDAsync", memory, other + 32, 64, stream) == 1
+    assert cuda.status("cuStreamWriteValue32", stream, memory + 64, 1, 0) == 1
+    assert cuda.status("cuStreamWriteValue32", stream, memory + 1, 1, 0) == 1
+    cuda.cuMemFree(other)
+    assert cuda.status("cuMemFree", other) == 1
+    assert cuda.status("cuMemcpyAsync", memory, other, 4, stream) == 1
+    # What the driver believed is found out when it is too late.
+    other = cuda.words(16)
+    cuda.use(1)
+    cuda.cuCtxEnablePeerAccess(cuda.contexts[0], 0)
+    far = cuda.stream()
+    control.stall_stream(int(far), 0.2)
+    cuda.cuMemsetD8Async(other, 1, 64, far)
+    cuda.cuMemFree(other)  # waits for its own device alone
+    assert cuda.status("cuStreamSynchronize", far) == 700
+    assert cuda.status("cuMemAlloc", 64) == 700
+    cuda.use(0)
+    assert cuda.status("cuStreamSynchronize", stream) == 0
+
+
+@_on_double()
+def test_peers_need_access(cuda: _Cuda) -> None:
+    assert cuda.cuDeviceCanAccessPeer(0, 1) == 1
+    near = cuda.words(16, value=1)
+    cuda.use(1)
+    far = cuda.words(16, value=2)
+    cuda.use(0)
+    stream = cuda.stream()
+    assert cuda.status("cuStreamWriteValue32", stream, far, 1, 0) == 1
+    assert cuda.status("cuMemsetD8Async", far, 0, 64, stream) == 1
+    cuda.cuMemcpyPeerAsync(near, cuda.contexts[0], far, cuda.contexts[1], 64, stream)
+    cuda.cuStreamSynchronize(stream)
+    assert cuda.read(near, 16) == [2] * 16
+    cuda.cuCtxEnablePeerAccess(cuda.contexts[1], 0)
+    assert cuda.status("cuCtxEnablePeerAccess", cuda.contexts[1], 0) == 704
+    cuda.cuStreamWriteValue32(stream, far, 7, 0)
+    cuda.cuMemcpyAsync(near, far, 64, stream)
+    cuda.cuStreamSynchronize(stream)
+    assert cuda.read(near, 2) == [7, 2]
+    cuda.cuCtxDisablePeerAccess(cuda.contexts[1])
+    cuda.cuMemcpyAsync(near, far, 64, stream)
+    assert cuda.status("cuStreamSynchronize", stream) == 700
+
+
+@_on_double(peers="none")
+def test_peers_may_be_out_of_reach(cuda: _Cuda) -> None:
+    assert cuda.cuDeviceCanAccessPeer(0, 1) == 0
+    assert cuda.status("cuCtxEnablePeerAccess", cuda.contexts[1], 0) == 217
+
+
+@_on_double()
+def test_streams_of_devices_wait_for_each_other(cuda: _Cuda) -> None:
+    """A ring in which each device hands what it got to the next, by memory operations alone."""
+    control.jitter(3, 0.0005)
+    count = len(cuda.contexts)
+    data, flags, streams = [], [], []
+    for device in range(count):
+        cuda.use(device)
+        cuda.cuCtxEnablePeerAccess(cuda.contexts[(device + 1) % count], 0)
+        data.append(cuda.words(8, value=device + 1))
+        flags.append(cuda.words(1))
+        streams.append(cuda.stream())
+    rounds = 10
+    for step in range(1, rounds * count + 1):
+        for device in range(count):
+            cuda.use(device)
+            if (step - 1) % count != device:
+                continue
+            after = (device + 1) % count
+            if step > 1:
+                cuda.cuStreamWaitValue32(streams[device], flags[device], step - 1, _EQ)
+            cuda.cuMemcpyDtoDAsync(data[after], data[device], 32, streams[device])
+            cuda.cuStreamWriteValue32(streams[device], flags[after], step, 0)
+    for device in range(count):
+        cuda.use(device)
+        cuda.cuStreamSynchronize(streams[device])
+        assert cuda.read(data[device], 8) == [1] * 8
+    assert control.count("memcpy") == rounds * count + count  # and those of read
+    cuda.use(0)
+    control.stall_stream(int(streams[0]), 0.05)
+    done = cuda.cuEventCreate(2)
+    cuda.cuEventRecord(done, streams[0])
+    cuda.use(1)
+    cuda.cuStreamWaitEvent(streams[1], done, 0)
+    cuda.cuStreamSynchronize(streams[1])
+    assert cuda.status("cuEventQuery", done) == 0
+
+
+@_on_double()
+def test_memory_operations_compare_as_cuda_does(cuda: _Cuda) -> None:
+    words, address = cuda.host_words(1)
+    stream = cuda.stream()
+    for comparison, value, blocked, free in (
+        (_GEQ, 5, 4, 6),
+        (_GEQ, 2, 0xFFFFFFFF, 2),  # the difference is signed
+        (_EQ, 5, 6, 5),
+        (_AND, 6, 9, 4),
+        (_NOR, 0xFFFF0000, 0x0000FFFF, 0x0000FFFE),
+    ):
+        words[0] = blocked
+        cuda.cuStreamWaitValue32(stream, address, value, comparison)
+        time.sleep(0.01)
+        assert cuda.status("cuStreamQuery", stream) == 600
+        words[0] = free
+        cuda.cuStreamSynchronize(stream)
+    assert cuda.status("cuStreamWaitValue32", stream, address, 1, _FLUSH) == 801
+    assert cuda.status("cuStreamWriteValue32", stream, address, 1, 1) == 1
+    operations = []
+    for i in range(256):
+        operation = cuda.driver.CUstreamBatchMemOpParams()
+        operation.operation = cuda.driver.CUstreamBatchMemOpType(2 if i % 2 == 0 else 1)
+        part = operation.writeValue if i % 2 == 0 else operation.waitValue
+        part.operation, part.address, part.value = operation.operation, address, i // 2
+        part.flags = 0 if i % 2 == 0 else _EQ
+        operations.append(operation)
+    cuda.cuStreamBatchMemOp(stream, 256, operations, 0)
+    cuda.cuStreamSynchronize(stream)
+    assert words[0] == 127
+    assert cuda.status("cuStreamBatchMemOp", stream, 257, [*operations, operations[0]], 0) == 1
+
+
+@_on_double()
+def test_graphs_do_what_was_captured(cuda: _Cuda) -> None:
+    main, side, outside = cuda.stream(), cuda.stream(), cuda.stream()
+    source, target, flag = cuda.words(4), cuda.words(4), cuda.words(1)
+    fork, join = cuda.cuEventCreate(2), cuda.cuEventCreate(2)
+    calls: list[int] = []
+    cuda.capture(main)
+    cuda.cuMemcpyDtoDAsync(target, source, 16, main)
+    cuda.cuEventRecord(fork, main)
+    cuda.cuStreamWaitEvent(side, fork, 0)
+    assert int(cuda.cuStreamIsCapturing(side)) == 1
+    # Each branch waits for the other, so that both must run at the same time.
+    cuda.cuStreamWaitValue32(main, flag, 1, _EQ)
+    cuda.cuStreamWriteValue32(main, flag, 2, 0)
+    cuda.cuStreamWriteValue32(side, flag, 1, 0)
+    cuda.cuStreamWaitValue32(side, flag, 2, _EQ)
+    cuda.cuEventRecord(join, side)
+    cuda.cuStreamWaitEvent(main, join, 0)
+    callback = cuda.host_function(main, lambda _: calls.append(1))
+    cuda.cuMemsetD32Async(flag, 0, 1, main)
+    _, _, graph, last, _, count = cuda.cuStreamGetCaptureInfo(main)
+    assert count == 1
+    assert int(cuda.cuGraphNodeGetType(last[0])) == 2
+    assert int(cuda.cuStreamEndCapture(main)) == int(graph)
+    assert int(cuda.cuStreamIsCapturing(side)) == 0
+    assert sorted(cuda.node_types(graph)) == [1, 2, 3, 12, 12, 12, 12]
+    assert control.count("memop") == 0
+    ready = cuda.cuGraphInstantiate(graph, 0)
+    cuda.cuGraphDestroy(graph)
+    for value in (5, 6, 7):
+        cuda.cuMemsetD32Async(source, value, 4, main)
+        cuda.cuGraphLaunch(ready, main)
+        cuda.cuEventRecord(join, main)
+        cuda.cuStreamWaitEvent(outside, join, 0)
+        cuda.cuStreamSynchronize(outside)
+        assert cuda.read(target, 4) == [value] * 4
+        assert cuda.read(flag, 1) == [0]
+    assert len(calls) == 3
+    assert callback is not None
+    cuda.cuGraphExecDestroy(ready)
+    assert cuda.status("cuGraphLaunch", ready, main) == 400
+
+
+@_on_double()
+def test_captures_refuse_what_cannot_be_captured(cuda: _Cuda) -> None:
+    main, side = cuda.stream(), cuda.stream()
+    memory = cuda.words(4)
+    event, before = cuda.cuEventCreate(2), cuda.cuEventCreate(2)
+    cuda.cuEventRecord(before, side)
+
+    def ended(expected: int) -> None:
+        assert cuda.status("cuStreamEndCapture", main) == expected
+        assert int(cuda.cuStreamIsCapturing(side)) == 0
+
+    assert cuda.status("cuStreamEndCapture", main) == 401
+    for call, arguments, status in (
+        ("cuStreamSynchronize", (main,), 900),
+        ("cuStreamQuery", (main,), 900),
+        ("cuStreamQuery", (side,), 900),
+        ("cuEventQuery", (before,), 900),
+        ("cuMemAlloc", (16,), 900),
+        ("cuMemFree", (memory,), 900),
+        ("cuCtxSynchronize", (), 900),
+        ("cuStreamWaitEvent", (main, before, 0), 905),
+    ):
+        cuda.capture(main)
+        assert cuda.status(call, *arguments) == status, call
+        assert cuda.status("cuMemsetD8Async", memory, 0, 4, main) == 901
+        ended(901)
+    # Only the captured streams themselves are refused in relaxed mode.
+    cuda.capture(main, mode=2)
+    assert cuda.status("cuEventQuery", before) == 0
+    assert cuda.status("cuStreamSynchronize", side) == 0
+    ended(0)
+    cuda.capture(main)
+    cuda.cuEventRecord(event, main)
+    assert cuda.status("cuEventQuery", event) == 907
+    ended(901)
+    assert cuda.status("cuEventQuery", event) == 1
+    cuda.capture(main)
+    cuda.cuEventRecord(event, main)
+    cuda.cuStreamWaitEvent(side, event, 0)
+    cuda.cuMemsetD8Async(memory, 0, 4, side)
+    ended(904)
+    cuda.capture(main)
+    cuda.cuEventRecord(event, main)
+    cuda.cuStreamWaitEvent(side, event, 0)
+    assert cuda.status("cuStreamEndCapture", side) == 903
+    ended(901)
+    cuda.capture(main)
+    cuda.capture(side)
+    cuda.cuEventRecord(event, main)
+    assert cuda.status("cuStreamWaitEvent", side, event, 0) == 902
+    assert cuda.status("cuStreamEndCapture", side) == 901
+    ended(901)
+
+
+@_on_double()
+def test_a_single_queue_blocks_all_behind_a_wait(cuda: _Cuda) -> None:
+    words, address = cuda.host_words(1)
+    control.single_queue(True)
+    waiting, writing, urgent = cuda.stream(), cuda.stream(), cuda.stream(-1)
+    control.single_queue(False)
+    apart = cuda.stream()
+    cuda.use(1)
+    elsewhere = cuda.stream()
+    cuda.cuStreamSynchronize(elsewhere)
+    cuda.use(0)
+    # In this order one after the other is enough.
+    cuda.cuStreamWriteValue32(writing, address, 1, 0)
+    cuda.cuStreamWaitValue32(waiting, address, 1, _GEQ)
+    cuda.cuStreamSynchronize(waiting)
+    # In this one the write stands behind the wait for it.
+    cuda.cuStreamWaitValue32(waiting, address, 2, _GEQ)
+    cuda.cuStreamWriteValue32(writing, address, 2, 0)
+    time.sleep(0.2)
+    assert cuda.status("cuStreamQuery", writing) == 600
+    cuda.cuStreamSynchronize(apart)
+    cuda.cuStreamWriteValue32(urgent, address, 2, 0)
+    cuda.cuStreamSynchronize(writing)
+    assert words[0] == 2
+
+
+@_on_double(single_queue=1, fail="cuEventCreate:1:2,cuMemGetInfo:0:999", copy_delay="0.2:2")
+def test_faults_may_come_from_the_environment(cuda: _Cuda) -> None:
+    words, address = cuda.host_words(1)
+    waiting, writing = cuda.stream(), cuda.stream()
+    cuda.cuStreamWaitValue32(waiting, address, 1, _GEQ)
+    cuda.cuStreamWriteValue32(writing, address, 1, 0)
+    time.sleep(0.1)
+    assert cuda.status("cuStreamQuery", writing) == 600
+    words[0] = 1
+    cuda.cuStreamSynchronize(writing)
+    assert [cuda.status("cuEventCreate", 0) for _ in range(3)] == [0, 2, 0]
+    assert cuda.status("cuMemGetInfo") == 999
+    memory = int(cuda.cuMemAlloc(64))
+    for slow in (False, True):
+        begin = time.monotonic()
+        cuda.read(memory, 16)
+        assert (time.monotonic() - begin > 0.15) is slow
+
+
+@_on_double()
+def test_faults_are_those_asked_for(cuda: _Cuda) -> None:
+    stream = cuda.stream()
+    memory = cuda.words(16, value=3)
+    control.reset()
+    control.fail_call("cuMemcpyAsync", 719, skip=1)
+    for status in (0, 719, 0):
+        assert cuda.status("cuMemcpyAsync", memory, memory + 32, 32, stream) == status
+    cuda.cuStreamSynchronize(stream)
+    assert control.count("memcpy") == 2
+    assert control.count("memcpy_bytes") == 64
+    control.delay_copies(0.1, every=2)
+    begin = time.monotonic()
+    for _ in range(4):
+        cuda.cuMemcpyAsync(memory, memory + 32, 32, stream)
+    cuda.cuStreamSynchronize(stream)
+    assert 0.19 < time.monotonic() - begin < 2
+    control.reset()
+    assert control.count("memcpy") == 0
+    cuda.cuStreamWaitValue32(stream, memory, 99, _EQ)
+    control.fail_stream(int(cuda.stream()), 719)
+    assert cuda.status("cuStreamSynchronize", stream) == 719  # its wait gives up
+    assert cuda.status("cuMemAlloc", 64) == 719
+    cuda.use(1)
+    cuda.words(1)
+    cuda.cuDevicePrimaryCtxReset(0)
+    assert int(cuda.cuDevicePrimaryCtxRetain(0)) == int(cuda.contexts[0])
+    cuda.use(0)
+    cuda.words(1)
+
+
+@_on_double()
+def test_freeing_waits_for_the_device(cuda: _Cuda) -> None:
+    stream = cuda.stream()
+    memory = cuda.words(4)
+    control.stall_stream(int(stream), 0.2)
+    begin = time.monotonic()
+    cuda.cuMemFree(memory)
+    assert time.monotonic() - begin > 0.15
+
+
+@_on_double(timeout_s=5)
+def test_a_process_may_end_with_blocked_streams(cuda: _Cuda) -> None:
+    flag = cuda.words(1)
+    blocked, behind = cuda.stream(), cuda.stream()
+    event = cuda.cuEventCreate(2)
+    cuda.capture(blocked)
+    cuda.cuStreamWaitValue32(blocked, flag, 9, _EQ)
+    graph = cuda.cuStreamEndCapture(blocked)
+    cuda.cuGraphLaunch(cuda.cuGraphInstantiate(graph, 0), blocked)
+    cuda.cuEventRecord(event, blocked)
+    cuda.cuStreamWaitEvent(behind, event, 0)
+    sleeping = cuda.stream()
+    callbacks = [cuda.host_function(sleeping, lambda _: time.sleep(1)) for _ in range(10)]
+    time.sleep(0.05)
+    assert callbacks
+
+
+if _IN_CHILD:
+    globals()[sys.argv[1]](_Cuda())
