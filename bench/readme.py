@@ -72,12 +72,121 @@ def unseen(result: dict[str, Any], which: str) -> str:
     return f"{min(found):.2f} to {max(found):.2f} ms, by operator"
 
 
+def comparison(results: Path) -> list[str]:
+    """Return the tables of compare_x*.json and host_cost_x*.json; none without the former."""
+    found = [results / f"compare_x{world}.json" for world in (8, 4, 2)]
+    found = [path for path in found if path.exists()]
+    if not found:
+        return []
+    documents = [(path, json.loads(path.read_text())) for path in found]
+    runs = max(
+        (row["runs"] for _, document in documents for case in document["cases"]
+         for row in case["regimes"]["captured"] if row["ok"]), default=0,
+    )  # fmt: skip
+    lines = [
+        "### On GPUs",
+        "",
+        "Milliseconds a call of the slowest rank, bfloat16, medians of "
+        f"{runs} interleaved runs or more, inputs rotated beyond the L2. `serial` is NCCL, then "
+        "`torch.mm`; *fused* is PyTorch's `symm_mem` operator; *ideal* is the larger of the GEMM "
+        "alone and the transfer alone; of ficco's points the best is shown. In brackets: times "
+        "faster than `serial` and than *fused*; below 1 ficco loses. The fastest is bold. "
+        "**NCCL runs without NVLink multicast here**, as all else does.",
+        "",
+    ]
+    for number, (path, document) in enumerate(documents):
+        table = compare_table(path, document)
+        if number:
+            title = f"{document['world']} GPUs"
+            table = [f"<details><summary>{title}</summary>", "", *table, "", "</details>"]
+        lines += [*table, ""]
+    for world in (8, 4, 2):
+        path = results / f"host_cost_x{world}.json"
+        if path.exists():
+            lines += [*host_cost_table(path, json.loads(path.read_text())), ""]
+            break
+    return lines
+
+
+def compare_table(path: Path, document: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{document['world']} x {gpu_of(document)} "
+        f"([`bench/results/{path.name}`](bench/results/{path.name})); {where(document)}; "
+        "m x n x k:",
+        "",
+        "| operator, shape | ideal | captured: serial, fused, ficco | back to back | "
+        "synchronized each call |",
+        "|---|---|---|---|---|",
+    ]
+    for case in sorted(document["cases"], key=lambda case: case["op"]):
+        ideal = f"{case['ideal_ms']:.3f}" if case["ideal_ms"] else "-"
+        each = " on each rank" if case["m_is"] == "rows on each rank" else ""
+        shape = f"{case['m']}{each} x {case['n']} x {case['k']}"
+        regimes = ("captured", "eager", "synchronized")
+        cells = [regime_cell(case, regime) for regime in regimes]
+        lines.append(f"| `{case['op']}` {shape} | {ideal} | " + " | ".join(cells) + " |")
+    missing = [(f["case"], "failed") for f in document["failed"]]
+    missing += [(name, "no time was left") for name in document["left_out"]]
+    if missing:
+        lines += ["", "Not measured: " + ", ".join(f"{name} ({why})" for name, why in missing)]
+    return lines
+
+
+def regime_cell(case: dict[str, Any], regime: str) -> str:
+    """Return serial, fused and best ficco in one cell, the fastest in bold."""
+    medians = {row["config"]: row["median"] for row in case["regimes"][regime] if row["ok"]}
+    best = case["best_ficco"].get(regime)
+    shown = [medians.get("serial"), medians.get("torch_fused"), best and best["median"]]
+    winner = min((value for value in shown if value), default=None)
+    texts = ["-" if not value else f"{value:.3f}" for value in shown]
+    texts = [
+        f"**{text}**" if value and value == winner else text
+        for text, value in zip(texts, shown, strict=True)
+    ]
+    if not best:
+        return ", ".join(texts)
+    axes = (best["grain"], best.get("asked_route"), best.get("asked_order"))
+    point = " ".join([f"`{best['schedule']}`", *[str(axis) for axis in axes if axis]])
+    faster = case["times_faster_than"][regime]
+    ratios = [f"{faster[name]:.2f}x" for name in ("serial", "torch_fused") if name in faster]
+    return f"{', '.join(texts)} {point} ({', '.join(ratios)})"
+
+
+def gpu_of(document: dict[str, Any]) -> str:
+    gpus = document["gpus"]
+    if not gpus:
+        return "GPU"
+    return f"{gpus[0]['name']}, driver {gpus[0]['driver_version']}, {gpus[0]['power.limit']}"
+
+
+def host_cost_table(path: Path, document: dict[str, Any]) -> list[str]:
+    parts = {
+        "public": "whole call", "native": "of it native", "torch": "torch's calls",
+        "around": "around them", "serial": "serial", "torch_fused": "fused",
+    }  # fmt: skip
+    lines = [
+        f"What a call costs the host, microseconds, `shard_p2p` on {document['world']} GPUs "
+        f"([`bench/results/{path.name}`](bench/results/{path.name}), medians; {where(document)}):",
+        "",
+        "| operator, shape | " + " | ".join(parts.values()) + " |",
+        "|---" * (len(parts) + 1) + "|",
+    ]
+    for case in document["cases"]:
+        figures = [f"{case['us'][part]['median']:.0f}" for part in parts]
+        shape = f"{case['m']} x {case['n']} x {case['k']}"
+        lines.append(f"| `{case['op']}` {shape} | " + " | ".join(figures) + " |")
+    return lines
+
+
 def rendered() -> str:
     """Return README with its tables made anew."""
     results = ROOT / "bench" / "results"
     paced = json.loads((results / "paced.json").read_text())
     host = json.loads((results / "host.json").read_text())
-    body = "\n".join(["## Measured", "", *paced_tables(paced), "", *host_table(host)])
+    lines = ["## Measured", "", *paced_tables(paced), "", *host_table(host)]
+    if on_gpus := comparison(results):
+        lines += ["", *on_gpus[:-1]]
+    body = "\n".join(lines)
     text = (ROOT / "README.md").read_text()
     head, rest = text.split(BEGIN)
     return f"{head}{BEGIN}\n{body}\n{END}{rest.split(END)[1]}"

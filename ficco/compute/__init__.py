@@ -70,8 +70,11 @@ class DeviceCompute(Protocol):
     def stream(self) -> int:
         """Return the driver's handle of the current stream."""
 
-    def exact(self) -> AbstractContextManager[None]:
-        """Hold the library to float32 sums while inside, where a user may have allowed less."""
+    def exact(self, dtype: str) -> AbstractContextManager[None]:
+        """Hold GEMMs of a dtype to float32 sums while inside, where less may be allowed."""
+
+    def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
+        """Return handle[row0:row1, col0:col1], as fast as the library can."""
 
     def empty(self, rows: int, cols: int, dtype: str) -> Any:
         """Return a new matrix on the current device, to be used on the current stream."""

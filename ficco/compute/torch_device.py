@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -37,6 +36,27 @@ class _Memory:
         }
 
 
+# Flags of PyTorch that let cuBLAS add up parts of k in 16 bits, by dtype of the operands.
+_REDUCED = {
+    "float16": "allow_fp16_reduced_precision_reduction",
+    "bfloat16": "allow_bf16_reduced_precision_reduction",
+}
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class _Cleared:
+    """Clears a flag that is set, and sets it again."""
+
+    def __init__(self, flag: str) -> None:
+        self._flag = flag
+
+    def __enter__(self) -> None:
+        setattr(torch.backends.cuda.matmul, self._flag, False)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(torch.backends.cuda.matmul, self._flag, True)
+
+
 class TorchDeviceCompute:
     """See `ficco.compute.DeviceCompute`. Handles are tensors."""
 
@@ -46,24 +66,24 @@ class TorchDeviceCompute:
         """See `DeviceCompute.stream`."""
         return int(torch.cuda.current_stream().cuda_stream)
 
-    @contextmanager
-    def exact(self) -> Iterator[None]:
+    def exact(self, dtype: str) -> AbstractContextManager[None]:
         """See `DeviceCompute.exact`: cuBLAS may add up parts of k in 16 bits by default.
 
         TensorFloat-32, which a user asks for, stays as it is.
         """
-        flags = torch.backends.cuda.matmul
-        before = (
-            flags.allow_fp16_reduced_precision_reduction,
-            flags.allow_bf16_reduced_precision_reduction,
-        )
-        flags.allow_fp16_reduced_precision_reduction = False
-        flags.allow_bf16_reduced_precision_reduction = False
-        try:
-            yield
-        finally:
-            flags.allow_fp16_reduced_precision_reduction = before[0]
-            flags.allow_bf16_reduced_precision_reduction = before[1]
+        flag = _REDUCED.get(dtype)
+        if flag is None or not getattr(torch.backends.cuda.matmul, flag):
+            return _NOTHING
+        return _Cleared(flag)
+
+    def part(
+        self, handle: torch.Tensor, row0: int, row1: int, col0: int, col1: int
+    ) -> torch.Tensor:
+        """See `DeviceCompute.part`."""
+        rows, cols = handle.shape
+        if row1 - row0 != rows:
+            handle = handle.narrow(0, row0, row1 - row0)
+        return handle if col1 - col0 == cols else handle.narrow(1, col0, col1 - col0)
 
     def empty(self, rows: int, cols: int, dtype: str) -> torch.Tensor:
         """See `DeviceCompute.empty`."""

@@ -163,7 +163,9 @@ class BoundPlan:
         )
         self._handles = [self._window_handles(copy) for copy in range(_COPIES)]
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
-        self._whole = {b.name: (b.rows, b.cols) for b in plan.buffers}
+        self._weights = [b.name for b in plan.buffers if b.role == "weight"]
+        self._workspaces = [b for b in plan.buffers if b.role == "workspace"]
+        self._dtype = next(b.dtype for b in plan.buffers if b.role == "output")
 
     def _window_handles(self, copy: int) -> dict[tuple[str, int], Any]:
         """Return own window buffers as a call on `copy` sees them, by name and shift."""
@@ -197,17 +199,16 @@ class BoundPlan:
         """
         compute, native = self._compute, self._native
         local = dict(arrays)
-        for buffer in self.plan.buffers:
-            if buffer.role == "weight":
-                local[buffer.name] = compute.operand(local[buffer.name])
-            elif buffer.role == "workspace":
-                local[buffer.name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
+        for name in self._weights:
+            local[name] = compute.operand(local[name])
+        for buffer in self._workspaces:
+            local[buffer.name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
         addresses, pitches = [0] * self._count, [0] * self._count
         for slot, name in self._slots:
             addresses[slot], pitches[slot] = compute.place(local[name])
-        native.start(copy, compute.stream(), traced, addresses, pitches)
         try:
-            with compute.exact():
+            native.start(copy, compute.stream(), traced, addresses, pitches)
+            with compute.exact(self._dtype):
                 self._submit(local, copy, traced)
             native.finish()
         except BaseException:
@@ -215,22 +216,17 @@ class BoundPlan:
             raise
 
     def _submit(self, local: dict[str, Any], copy: int, traced: bool) -> None:
-        compute, native, whole = self._compute, self._native, self._whole
-        windows, views = self._handles[copy], self._views[copy]
+        compute, native = self._compute, self._native
+        windows, views, part = self._handles[copy], self._views[copy], compute.part
 
         def view(region: Region) -> Any:
-            name = region.buffer
-            handle = local.get(name)
-            if handle is None:
-                found = views.get(region)
-                if found is None:
-                    window = windows[name, region.copy]
-                    found = window[region.row0 : region.row1, region.col0 : region.col1]
-                    views[region] = found
-                return found
-            if (region.rows, region.cols) == whole[name]:
-                return handle
-            return handle[region.row0 : region.row1, region.col0 : region.col1]
+            handle = local.get(region.buffer)
+            if handle is not None:
+                return part(handle, *region[2:6])
+            found = views.get(region)
+            if found is None:
+                found = views[region] = part(windows[region.buffer, region.copy], *region[2:6])
+            return found
 
         for segment, (work, calls) in enumerate(self._works):
             native.submit(segment)

@@ -55,6 +55,8 @@ def _sum(reads: tuple[Region, ...], target: Region) -> Call:
     """Return one pass over slots of a window and the own part, or a plain sum."""
     bias = reads[-1] if len(reads) > 1 and reads[-1].rows == 1 < target.rows else None
     terms = reads[:-1] if bias is not None else reads
+    if len(terms) == 1:
+        return _sum_call((), 0, terms[0], 0, bias, target)
     for at, own in enumerate(terms):
         slots = terms[:at] + terms[at + 1 :]
         distance = _distance(slots)
@@ -68,7 +70,7 @@ def _sum_call(
     target: Region,
 ) -> Call:  # fmt: skip
     def call(compute: DeviceCompute, view: View) -> None:
-        found = Slots(view(slots[0]), len(slots), distance)
+        found = Slots(view(slots[0] if slots else own), len(slots), distance)
         offset = None if bias is None else view(bias)
         compute.sum(found, view(own), at, offset, view(target))
 

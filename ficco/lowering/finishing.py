@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ficco.lowering.handshake import await_entered, leave
+from ficco.lowering.handshake import closed
 from ficco.lowering.producing import COMPUTE
 from ficco.lowering.scattering import Chunk, Cut, Made
 from ficco.plan import Region, Step, Word
@@ -71,7 +71,6 @@ def move(cut: Cut, batch: Batch) -> list[Step]:
 
 
 def close(cut: Cut, made: Made, data: list[Word]) -> None:
-    """End the call: every peer has entered, nothing of the window is read any more."""
+    """End the call: every peer has entered, and nothing of the window is read any more."""
     peers = list(made.lanes)
-    made.steps.append(await_entered(cut.rank, peers, COMPUTE))
-    made.steps += leave(cut.rank, peers, COMPUTE, data)
+    made.steps = closed(cut.rank, peers, data, made.steps, COMPUTE)

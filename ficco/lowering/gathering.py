@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, check_implemented, chunk_bounds, departures
-from ficco.lowering.handshake import await_entered, enter_all, leave, push_lanes
+from ficco.lowering.handshake import await_entered, closed, enter_all, push_lanes
 from ficco.plan import Buffer, Part, Product, RankPlan, Region, Step, Word
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
@@ -63,13 +63,10 @@ def lower_gathering(problem: Problem, schedule: Schedule, blocks: Blocks) -> Ran
     gated = schedule.compute == "gated"
     if _staged(schedule) and blocks.own.rows:
         steps.append(_stage(cut))
-    entered = await_entered(rank, peers, COMPUTE)
-    if gated:
-        steps.append(entered)  # a kernel that spins must not start before its peers have
+    if gated:  # a kernel that spins must not start before its peers have
+        steps.append(await_entered(rank, peers, COMPUTE))
     steps += products.gemms(_groups(cut, schedule), gated)
-    if not gated:
-        steps.append(entered)
-    steps += leave(rank, peers, COMPUTE, cut.data_words())
+    steps = closed(rank, peers, cut.data_words(), steps, COMPUTE)
     steps += products.roundings()
     return RankPlan(rank, products.buffers(window=True), tuple(steps))
 

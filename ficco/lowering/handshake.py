@@ -1,10 +1,18 @@
 """The steps that every call on a window has, whatever it sends: its beginning and its end.
 
-    lane of pushes   wait free | clear free | raise entered at the peers | pushes, each with data
-    compute lane     ... last read of the window | wait entered | clear entered, data | raise free
+    push lane        wait free | pushes, each with data behind it
+    handshake lane   clear free | raise entered | clear data, entered | raise free
+                     (behind the push lane's wait; behind the compute lane's last wait; behind the
+                     last read of the window)
+    compute lane     waits for data, and before the last of them for entered
 
 `free[q]` says that q is done with its window, so that q may be written to; `entered` says that this
 rank has consumed `free`, so that its peers may raise it again. Why this suffices: see the verifier.
+
+A lane of its own keeps words, each of which takes a stream 1 us, out of the way of copies and
+GEMMs; one that pushes to one peer alone does its own beginning. Waiting for `entered` before the last
+compute means that a peer that runs another call is noticed while its data can still be kept from
+becoming a result.
 """
 
 from __future__ import annotations
@@ -14,7 +22,9 @@ from collections.abc import Mapping, Sequence
 from ficco.plan import Step, Word
 from ficco.schedule import Schedule
 
-__all__ = ["await_entered", "enter_all", "leave", "push_lanes"]
+__all__ = ["HANDSHAKE", "await_entered", "closed", "enter_all", "push_lanes"]
+
+HANDSHAKE = "handshake"
 
 
 def push_lanes(schedule: Schedule, peers: Sequence[int]) -> dict[int, str]:
@@ -35,10 +45,12 @@ def enter_all(rank: int, lanes: Mapping[int, str]) -> list[Step]:
 def _enter(rank: int, peers: Sequence[int], lane: str) -> list[Step]:
     free = tuple([Word(rank, "free", peer) for peer in peers])
     entered = tuple([Word(peer, "entered", rank) for peer in peers])
+    waited = f"{lane}.wait_free"
+    there, after = (lane, ()) if len(peers) == 1 else (HANDSHAKE, (waited,))
     return [
-        Step(f"{lane}.wait_free", lane, "wait", "none", words=free),
-        Step(f"{lane}.clear_free", lane, "clear", "none", words=free),
-        Step(f"{lane}.enter", lane, "signal", "none", words=entered),
+        Step(waited, lane, "wait", "none", words=free),
+        Step(f"{lane}.clear_free", there, "clear", "none", words=free, after=after),
+        Step(f"{lane}.enter", there, "signal", "none", words=entered),
     ]
 
 
@@ -48,11 +60,33 @@ def await_entered(rank: int, peers: Sequence[int], lane: str) -> Step:
     return Step(f"{lane}.wait_entered", lane, "wait", "none", words=words)
 
 
-def leave(rank: int, peers: Sequence[int], lane: str, data: Sequence[Word]) -> list[Step]:
-    """Return the steps that give the window back, after its last read and `await_entered`."""
-    entered = [Word(rank, "entered", peer) for peer in peers]
+def closed(
+    rank: int, peers: Sequence[int], data: Sequence[Word], steps: Sequence[Step], lane: str
+) -> list[Step]:
+    """Return all steps of a plan: with the wait for `entered`, and those that give the window back.
+
+    Args:
+        rank: whose plan it is.
+        peers: in the order in which they hear of the end.
+        data: the words that this call has waited for.
+        steps: of the plan so far.
+        lane: the one that waits for data and reads the window. If it has waited for `entered`
+            already, that is not done again.
+    """
+    entered = tuple([Word(rank, "entered", peer) for peer in peers])
     free = tuple([Word(peer, "free", rank) for peer in peers])
+    result = list(steps)
+    places = [i for i, step in enumerate(steps) if step.lane == lane]
+    waits = [i for i in places if steps[i].kind == "wait" or steps[i].parts]
+    if not any(entered[0] in steps[i].words for i in waits):
+        where = HANDSHAKE if not waits else lane
+        result.insert(waits[-1] if waits else len(result), await_entered(rank, peers, where))
+    waited = tuple([steps[i].id for i in waits[-1:]])
+    read = tuple([steps[i].id for i in places[-1:]])
     return [
-        Step(f"{lane}.clear", lane, "clear", "none", words=(*data, *entered)),
-        Step(f"{lane}.leave", lane, "signal", "none", words=free),
+        *result,
+        Step(
+            f"{HANDSHAKE}.clear", HANDSHAKE, "clear", "none", words=(*data, *entered), after=waited
+        ),
+        Step(f"{HANDSHAKE}.leave", HANDSHAKE, "signal", "none", words=free, after=read),
     ]

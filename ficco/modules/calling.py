@@ -13,6 +13,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import groups, plain
+from ficco.modules.again import Known, readable, remember
 from ficco.posing import row_contiguous
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -26,7 +27,8 @@ Tensor = torch.Tensor
 class Call:
     """One collective call of this rank: its group, and checks that name the argument."""
 
-    def __init__(self, group: Any, x: Tensor, name: str) -> None:
+    def __init__(self, group: Any, x: Tensor, name: str, key: Any = None) -> None:
+        self.key = key  # by which it is remembered, if at all
         self.group = groups.process_group(group)
         self.rank = torch.distributed.get_rank(self.group)
         self.world = torch.distributed.get_world_size(self.group)
@@ -130,21 +132,20 @@ class Call:
         ys = self._outputs(problem)
         arrays = {name: tensor for name, tensor in given.items() if name != "like"}
         if "x" in arrays:
-            arrays["x"] = _readable(arrays["x"])
+            arrays["x"] = readable(arrays["x"])
         arrays |= {f"y{i}": y for i, y in enumerate(ys)}
         runtime.execute(problem, chosen, arrays)
+        if self.key is not None:
+            shapes = tuple(
+                tuple(y.shape if output.axis == "contraction" else self.shaped(y).shape)
+                for y, output in zip(ys, problem.outputs, strict=True)
+            )
+            remember(self.key, Known(runtime, problem, chosen, tuple(given), shapes))
         return ys
 
     def _outputs(self, problem: Problem) -> list[Tensor]:
         shapes = problem.result_shapes(self.rank)
         return [torch.empty(shape, dtype=self.torch_dtype, device=self.device) for shape in shapes]
-
-
-def _readable(x: Tensor) -> Tensor:
-    """Return x, or a copy where a copy engine could not read its rows."""
-    across, along = x.stride()
-    fits = along == 1 and (across >= x.shape[1] or x.shape[0] <= 1) and not x.is_neg()
-    return x if fits else x.resolve_neg().contiguous()
 
 
 def _asked(schedule: str | Schedule, grain: int | None) -> Schedule:

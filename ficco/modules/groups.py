@@ -31,6 +31,7 @@ __all__ = [
     "process_group",
     "reset",
     "runtime",
+    "serves",
     "synchronize",
     "window_bytes",
 ]
@@ -153,6 +154,11 @@ def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
     if found is not None and found.device != device:
         raise InputError(f"tensors are on {device}, the group was opened for {found.device}")
     return found
+
+
+def serves(found: CudaProcessRuntime) -> bool:
+    """Whether a runtime is still that of its group."""
+    return _gpu_runtimes.get(found.process_group) is found
 
 
 def fallback_reason(group: Any = None) -> str | None:

@@ -90,6 +90,7 @@ class CudaProcessRuntime(ProcessRuntime):
         timeout_s: how long any wait may last on the device, or for the ranks to meet.
 
     Attributes:
+        process_group: the group.
         device: of this rank.
         traced: whether calls take times for `timeline`, which costs a little.
 
@@ -101,7 +102,7 @@ class CudaProcessRuntime(ProcessRuntime):
     shares_windows = False
 
     def __init__(self, group: Any, machine: Machine, timeout_s: float) -> None:
-        self._pg, self.device = group, _here()
+        self.process_group, self.device = group, _here()
         self._places: list[_Place] = []  # the last one is in use
         self._wanted_bytes = 0
         self._held = False  # whether a graph uses the place in use
@@ -191,9 +192,9 @@ class CudaProcessRuntime(ProcessRuntime):
         first = word_place(Word(self.rank, "free", 0))
         words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
-        handle = symmetric.rendezvous(memory, group=self._pg)
+        handle = symmetric.rendezvous(memory, group=self.process_group)
         bases = list(handle.buffer_ptrs)
-        dist.barrier(self._pg)  # all words are set before anybody raises one
+        dist.barrier(self.process_group)  # all words are set before anybody raises one
         torch.cuda.synchronize(self.device)
         return cuda.Window(bases, self.rank, self._wanted_bytes, (memory, handle))
 

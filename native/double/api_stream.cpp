@@ -176,12 +176,12 @@ DOUBLE_API Status cuEventElapsedTime(float* milliseconds, EventHandle start, Eve
     return call("cuEventElapsedTime", [&](Driver& driver, Lock&) {
         const auto from = driver.event(start);
         const auto to = driver.event(end);
+        driver.captures.refuse_event(*from);
+        driver.captures.refuse_event(*to);
         if (from->context != to->context ||
             ((from->flags | to->flags) & kEventDisableTiming) != 0) {
             throw Failure{kInvalidHandle};
         }
-        driver.captures.refuse_event(*from);
-        driver.captures.refuse_event(*to);
         if (!from->last || !to->last) throw Failure{kInvalidHandle};
         if (!from->last->done() || !to->last->done()) return kNotReady;
         out(milliseconds) =

@@ -112,6 +112,7 @@ void Captures::wait(const std::shared_ptr<Stream>& stream, const Event& event) {
         invalidate(*event.capture, kCaptureMerge);
     }
     check_valid(*event.capture);
+    if (stream->handle == nullptr) invalidate(*event.capture, kCaptureUnsupported);
     if (!stream->capture) {
         stream->capture = event.capture;
         event.capture->streams.push_back(stream);

@@ -21,9 +21,10 @@ def double_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # cmake and ninja may lie beside a Python that is not activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for command in (
-        ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DFICCO_TESTS=ON"],
+        ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DFICCO_TESTS=ON",
+         "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"],
         ["cmake", "--build", str(folder), "--target", "ficco_cuda_double"],
-    ):
+    ):  # fmt: skip
         done = subprocess.run(
             command,
             env=os.environ | {"PATH": path},

@@ -1,13 +1,18 @@
-"""Faults and counts of the driver's test double, from a process that has it as libcuda.so.1.
+"""Tests on the driver's test double: running them, calling it, setting its faults.
 
-A call that is to fail is named without `_v2`. Streams are the numbers of their handles.
+The functions are for a process that has the double as its libcuda.so.1. A call that is to fail is
+named without `_v2`. Streams are the numbers of their handles.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def environment(folder: Path, **settings: object) -> dict[str, str]:
@@ -76,3 +81,105 @@ def count(kind: str) -> int:
 def reset() -> None:
     """End all faults but those of the environment, and set all counts to 0."""
     _function("ficcoDoubleReset", None)()
+
+
+class Cuda:
+    """The functions of cuda-bindings, which raise where the status is not 0, and what tests need.
+
+    All devices have their primary contexts; that of device 0 is current.
+    """
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self.driver = driver
+        self.cuInit(0)
+        self.contexts = [
+            self.cuDevicePrimaryCtxRetain(device) for device in range(self.cuDeviceGetCount())
+        ]
+        self.use(0)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: object) -> Any:
+            status, *values = getattr(self.driver, name)(*arguments)
+            assert int(status) == 0, f"{name}: {status!r}"
+            return values[0] if len(values) == 1 else tuple(values)
+
+        return call
+
+    def status(self, name: str, *arguments: object) -> int:
+        """Call a function that may be refused."""
+        return int(getattr(self.driver, name)(*arguments)[0])
+
+    def use(self, device: int) -> None:
+        """Make the context of a device current."""
+        self.cuCtxSetCurrent(self.contexts[device])
+
+    def stream(self, priority: int = 0) -> Any:
+        """Make a stream of the current device."""
+        return self.cuStreamCreateWithPriority(1, priority)
+
+    def words(self, count: int, value: int = 0) -> int:
+        """Allocate words of 32 bits on the current device."""
+        address = int(self.cuMemAlloc(4 * count))
+        self.cuMemsetD32(address, value, count)
+        return address
+
+    def host_words(self, count: int) -> tuple[ctypes.Array[ctypes.c_uint32], int]:
+        """Allocate words of the host that streams reach, too; return them and their address."""
+        memory = int(self.cuMemHostAlloc(4 * count, 3))
+        words = (ctypes.c_uint32 * count).from_address(memory)
+        words[:] = [0] * count
+        return words, int(self.cuMemHostGetDevicePointer(memory, 0))
+
+    def read(self, address: int, count: int) -> list[int]:
+        """Copy words from a device."""
+        words = (ctypes.c_uint32 * count)()
+        self.cuMemcpyDtoH(ctypes.addressof(words), address, 4 * count)
+        return list(words)
+
+    def host_function(self, stream: Any, function: Callable[[Any], None]) -> Any:
+        """Enqueue a Python function; what is returned must live until it has run."""
+        callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        # Not by cuda-bindings, which allows one run only, even of a node of a graph.
+        launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+        assert launch(ctypes.c_void_p(int(stream)), callback, None) == 0
+        return callback
+
+    def capture(self, stream: Any, mode: int = 0) -> None:
+        """Begin a capture: global, of the thread, or relaxed."""
+        self.cuStreamBeginCapture(stream, self.driver.CUstreamCaptureMode(mode))
+
+    def node_types(self, graph: Any) -> list[int]:
+        """Return the types of a graph's nodes."""
+        nodes, _ = self.cuGraphGetNodes(graph, self.cuGraphGetNodes(graph)[1])
+        return [int(self.cuGraphNodeGetType(node)) for node in nodes]
+
+
+def on_double(timeout_s: float = 20, **settings: object) -> Callable[..., Any]:
+    """Run a test in a child process that has the double, with these settings, as its driver.
+
+    The test's file must, when it is run, call the test named by its first argument with a `Cuda`.
+    """
+
+    def decorate(body: Callable[[Cuda], None]) -> Callable[..., None]:
+        if body.__module__ == "__main__":
+            return body
+
+        def test(double_folder: Path) -> None:
+            done = subprocess.run(
+                [sys.executable, body.__code__.co_filename, body.__name__],
+                env=environment(double_folder, **settings),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout
+
+        test.__name__ = body.__name__
+        test.__doc__ = body.__doc__
+        return test
+
+    return decorate

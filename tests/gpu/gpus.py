@@ -17,7 +17,7 @@ def run(
     world: int,
     folder: Path,
     *,
-    timeout_s: float = 240.0,
+    allowed_s: float = 240.0,
     environment: dict[str, str] | None = None,
     **words: Any,
 ) -> list[str]:
@@ -38,7 +38,7 @@ def run(
             )  # fmt: skip
     try:
         for rank in ranks:
-            rank.wait(timeout_s)
+            rank.wait(allowed_s)
     except subprocess.TimeoutExpired:
         pass  # what it said tells more
     finally:

@@ -1,4 +1,4 @@
-"""Every operator on GPUs, in every schedule and dtype, against float64."""
+"""Every operator on GPUs: right, again and again, in graphs, and with nothing else on the SMs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,51 @@ from pathlib import Path
 import pytest
 from gpus import right
 
+WORLDS = (1, 2, 3, 4, 8)
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-def test_every_operator_is_right(world: int, gpus: int, tmp_path: Path) -> None:
-    if world > gpus:
-        pytest.skip(f"{gpus} GPUs found, {world} are needed")
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest, gpus: int) -> int:
+    count: int = request.param
+    if count > gpus:
+        pytest.skip(f"{gpus} GPUs found, {count} are needed")
+    return count
+
+
+def test_every_operator_is_right(world: int, tmp_path: Path) -> None:
     right("operators", world, tmp_path, seeds=1)
+
+
+def test_every_operator_is_right_on_one_hardware_queue(gpus: int, tmp_path: Path) -> None:
+    single = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    right("operators", gpus, tmp_path, seeds=1, environment=single)
+
+
+def test_calls_again_and_again(gpus: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    right("fuzz", gpus, tmp_path, calls=request.config.getoption("--calls"))
+
+
+def test_graphs_again_and_again(gpus: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    right("replay", gpus, tmp_path, replays=request.config.getoption("--calls"))
+
+
+def test_captures_and_windows(gpus: int, tmp_path: Path) -> None:
+    right("capture_rules", gpus, tmp_path)
+
+
+def test_only_named_kernels_run(gpus: int, tmp_path: Path) -> None:
+    right("profile", gpus, tmp_path)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_faults(dies: bool, gpus: int, tmp_path: Path) -> None:
+    right("faults", gpus, tmp_path, dies=dies, timeout_s=3.0, allowed_s=100.0)
+
+
+def test_public_functions(gpus: int, tmp_path: Path) -> None:
+    right("functions", gpus, tmp_path)
+
+
+def test_public_functions_where_launches_block(gpus: int, tmp_path: Path) -> None:
+    blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
+    right("functions", gpus, tmp_path, environment=blocking, fallback=True)

@@ -6,8 +6,10 @@ python worker.py SCENARIO STORE RANK WORLD WORDS
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -17,8 +19,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import ficco
 from ficco import oracle
-from ficco.errors import ScheduleError
+from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
@@ -141,7 +145,289 @@ def operators(me: Rank, seeds: int) -> None:
     print(f"{count} calls right")
 
 
-SCENARIOS = {"operators": operators}
+def cases(world: int) -> list[Problem]:
+    """One odd problem an operator, small enough that host and device race each other."""
+    even, k = chunk_sizes(131, world), 72
+    output = (Output((56,) * world),)
+    depths = chunk_sizes(k, world)
+    splits = tuple(tuple(5 + (3 * s + 7 * r) % 11 for r in range(world)) for s in range(world))
+    rows = tuple(sum(row) for row in splits)
+    return [
+        Problem("all_gather_matmul", world, even, k, output, "bfloat16"),
+        Problem("matmul_reduce_scatter", world, even, k, output, "bfloat16", depths=depths),
+        Problem("matmul_all_reduce", world, even, k, output, "float16", depths=depths),
+        Problem("all_to_all_matmul", world, rows, k, output, "bfloat16", splits=splits),
+        Problem("matmul_all_to_all", world, rows, k, output, "float32", splits=splits),
+        Problem(
+            "embedding_all_to_all", world, even, 1, output, "bfloat16",
+            tables=((40,),) * world, lookups=((300,),) * world,
+        ),
+    ]  # fmt: skip
+
+
+SETS = 4  # inputs of each case that calls draw from
+
+
+class Case:
+    """A problem, a few sets of inputs, and what each schedule makes of them, bit for bit."""
+
+    def __init__(self, me: Rank, problem: Problem) -> None:
+        self.problem = problem
+        self.sets: list[Arrays] = []
+        self.wanted: dict[tuple[int, int], torch.Tensor] = {}
+        self.points = []
+        for name in ("hetero_fused_1d", "hetero_unfused_1d", "shard_p2p", "uniform_fused_2d"):
+            for grain in (1, 3):
+                if name == "uniform_fused_2d" and problem.op == "embedding_all_to_all":
+                    continue
+                route = ("rotation", "all_peers")[grain % 2]
+                table = {**Schedule.named(name).to_json(), "grain": grain, "route": route}
+                self.points.append(Schedule.from_json(table))
+        for i in range(SETS):
+            arrays, exact = me.arrays(problem, 100 + i)
+            self.sets.append(arrays)
+            for j, point in enumerate(self.points):
+                ys = me.execute(problem, point, arrays)
+                me.judge(problem, ys, exact, f"{point} {problem}")
+                self.wanted[i, j] = ys["y0"]
+        self.given = {name: array.clone() for name, array in self.sets[0].items()}
+
+    def load(self, i: int) -> None:
+        for name, array in self.given.items():
+            array.copy_(self.sets[i][name])
+
+
+def fuzz(me: Rank, calls: int) -> None:
+    """Calls in random order, with new inputs in the same tensors, delays, and NaN in windows."""
+    shared, own = random.Random(1), random.Random(1000 + me.rank)
+    found = [Case(me, problem) for problem in cases(me.world)]
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for call in range(calls):
+        case = shared.choice(found)
+        i, j = shared.randrange(SETS), shared.randrange(len(case.points))
+        case.load(i)
+        if own.random() < 0.1:
+            torch.cuda._sleep(own.randrange(400_000))
+        ys = me.execute(case.problem, case.points[j], case.given)
+        wrong += (ys["y0"] != case.wanted[i, j]).any()
+        if call % 500 == 499:
+            me.poison()
+            assert int(wrong) == 0, f"{int(wrong)} of the first {call + 1} calls differ"
+    assert int(wrong) == 0
+    print(f"{calls} calls right")
+
+
+def replay(me: Rank, replays: int) -> None:
+    """Graphs of several calls, replayed with new inputs, delays, and NaN in windows and outputs."""
+    shared, own = random.Random(2), random.Random(2000 + me.rank)
+    graphs = []
+    for problem in cases(me.world):
+        case = Case(me, problem)
+        picks = [shared.randrange(len(case.points)) for _ in range(3)]
+        graph = torch.cuda.CUDAGraph()
+        me.meet()
+        with torch.cuda.graph(graph):
+            ys = [me.execute(problem, case.points[j], case.given)["y0"] for j in picks]
+        graphs.append((case, picks, graph, ys))
+    me.meet()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for turn in range(replays):
+        case, picks, graph, ys = shared.choice(graphs)
+        i = shared.randrange(SETS)
+        case.load(i)
+        for y in ys:
+            y.fill_(torch.nan)
+        if own.random() < 0.1:
+            torch.cuda._sleep(own.randrange(400_000))
+        graph.replay()
+        for y, j in zip(ys, picks, strict=True):
+            wrong += (y != case.wanted[i, j]).any()
+        if turn % 7 == 0:  # eager calls between replays, on the same windows
+            point = shared.randrange(len(case.points))
+            again = me.execute(case.problem, case.points[point], case.given)["y0"]
+            wrong += (again != case.wanted[i, point]).any()
+        if turn % 500 == 499:
+            me.poison()
+            assert int(wrong) == 0, f"{int(wrong)} of the first {turn + 1} replays differ"
+    assert int(wrong) == 0
+    print(f"{replays} replays right")
+
+
+def capture_rules(me: Rank) -> None:
+    """Windows do not grow in a capture, and grow beside what a graph uses."""
+    small, large = (
+        Problem.chunked("all_gather_matmul", me.world, m, 64, 256, "bfloat16") for m in (64, 9000)
+    )
+    point = Schedule.named("hetero_fused_1d")
+    arrays, exact = me.arrays(small, 1)
+    more, more_exact = me.arrays(large, 2)
+    me.execute(small, point, arrays)
+    me.meet()
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            me.execute(large, point, more)
+    except InputError as error:
+        assert "cannot grow" in str(error), error
+    else:
+        raise AssertionError("windows grew in a capture")
+    me.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ys = me.execute(small, point, arrays)
+    before = me.runtime.window_bytes
+    me.judge(large, me.execute(large, point, more), more_exact, "after growing")
+    assert me.runtime.window_bytes > before
+    for y in ys.values():
+        y.fill_(torch.nan)
+    graph.replay()
+    me.judge(small, ys, exact, "a graph from before the growth")
+    # calls on two streams run one after another
+    with torch.cuda.stream(stream):
+        one = me.execute(large, point, more)
+    two = me.execute(small, point, arrays)
+    torch.cuda.synchronize()
+    me.judge(large, one, more_exact, "on a stream")
+    me.judge(small, two, exact, "on another stream")
+    print("capture right")
+
+
+def profile(me: Rank) -> None:
+    """Nothing runs on multiprocessors but GEMMs, named sums and counted local copies."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    world, dtype = me.world, "bfloat16"
+    for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce",
+               "all_to_all_matmul", "matmul_all_to_all"):  # fmt: skip
+        problem = Problem.chunked(op, world, 256 * world, 512, 256 * world, dtype)
+        for name in NAMED:
+            schedule = Schedule.named(name)
+            arrays, _ = me.arrays(problem, 3)
+            ys = me.outputs(problem)
+            resolved = schedule.resolve(world, CUDA)
+            me.runtime.execute(problem, resolved, {**arrays, **ys})
+            me.meet()
+            with profiled(activities=[ProfilerActivity.CUDA]) as trace:
+                me.runtime.execute(problem, resolved, {**arrays, **ys})
+                torch.cuda.synchronize()
+            me.meet()
+            plan = lower_rank(problem, resolved, me.rank)
+            pushes = sum(len(s.reads) for s in plan.steps if s.kind == "copy")
+            local = sum(len(s.reads) for s in plan.steps if s.kind == "local_copy")
+            sums = sum(s.kind == "reduce" for s in plan.steps)
+            seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]
+            counts = {
+                "pushes": sum("PtoP" in e for e in seen),
+                "local": sum("DtoD" in e for e in seen),
+                "sums": sum(e.startswith("_sum") for e in seen),
+            }
+            wanted = {"pushes": pushes, "local": local, "sums": sums}
+            assert counts == wanted, f"{op} {name}: {counts}, not {wanted}: {seen}"
+            others = [
+                e for e in seen
+                if not any(part in e for part in ("PtoP", "DtoD", "_sum", "Memset"))
+            ]  # fmt: skip
+            gemms = ("gemm", "nvjet", "cutlass", "splitKreduce", "cublas")
+            strange = [e for e in others if not any(part in e for part in gemms)]
+            assert not strange, f"{op} {name}: {strange}"
+    print("only named kernels: right")
+
+
+def faults(me: Rank, dies: bool) -> None:
+    """A rank that does not come, one that runs another call, and one that dies."""
+    problem = Problem.chunked("all_gather_matmul", me.world, 640, 64, 256, "bfloat16")
+    point = Schedule.named("hetero_fused_1d")
+    arrays, exact = me.arrays(problem, 1)
+    me.judge(problem, me.execute(problem, point, arrays), exact, "at first")
+    me.meet()
+    last = me.world - 1
+    for kind in ("absent", "diverged"):
+        begin = time.monotonic()
+        if me.rank == last and kind == "absent":
+            time.sleep(4.0)
+        else:
+            other = Schedule.from_json({**point.to_json(), "grain": 5})
+            mine = other if me.rank == last else point
+            ys = me.execute(problem, mine, arrays)
+            torch.cuda.synchronize()  # ends, for the watch lets it go
+            assert time.monotonic() - begin < 20
+            assert torch.isnan(ys["y0"]).any(), f"{kind}: no NaN in the output"
+        for _ in range(2):
+            try:
+                me.execute(problem, point, arrays)
+            except EngineError as error:
+                said = str(error)
+            else:
+                raise AssertionError(f"{kind}: the next call did not raise")
+        assert f"[{last}]" in said or f"rank {last}" in said or me.rank == last, said
+        print(kind, said)
+        me.runtime.reset()
+        me.judge(problem, me.execute(problem, point, arrays), exact, f"after {kind}")
+        me.meet()
+    if dies:
+        if me.rank == last:
+            os._exit(0)
+        ys = me.execute(problem, point, arrays)
+        torch.cuda.synchronize()
+        try:
+            me.execute(problem, point, arrays)
+        except EngineError as error:
+            assert "died" in str(error) or "has not been seen" in str(error), error
+            print(error)
+        else:
+            raise AssertionError("a rank died, and nothing was raised")
+        print("right", flush=True)
+        os._exit(0)  # NCCL would wait for the dead
+    print("right")
+
+
+def functions(rank: int, world: int, fallback: bool = False) -> None:
+    """The public functions on CUDA tensors, against plain torch in float64."""
+    torch.manual_seed(5)
+    xs = [torch.randn(6, 2, 64, dtype=torch.bfloat16).cuda() for _ in range(world)]
+    ws = [torch.randn(33, 64, dtype=torch.bfloat16).cuda() for _ in range(world)]
+    whole = torch.cat(xs).double()
+    schedules = ["serial", *NAMED]
+    for name in schedules:
+        y = ficco.all_gather_matmul(xs[rank], ws[rank].t(), schedule=name)
+        want = whole @ ws[rank].t().double()
+        assert (y.double() - want).abs().max() < 0.2, name
+        wide = xs[rank].reshape(-1, 64).t().contiguous().t()  # columns are contiguous
+        pair = ficco.all_gather_matmul(wide, [ws[rank].t(), ws[0].t()], schedule=name)
+        assert len(pair) == 2
+        assert (pair[1].double() - whole.reshape(-1, 64) @ ws[0].t().double()).abs().max() < 0.2
+    full = torch.randn(12 * world, 16 * world, dtype=torch.bfloat16).cuda()
+    back = torch.randn(16 * world, 40, dtype=torch.bfloat16).cuda()
+    columns = slice(16 * rank, 16 * rank + 16)
+    want = full.double() @ back.double()
+    for name in schedules:
+        y = ficco.matmul_reduce_scatter(full[:, columns], back[columns], schedule=name)
+        assert (y.double() - want[12 * rank : 12 * rank + 12]).abs().max() < 1.0, name
+        y = ficco.matmul_all_reduce(full[:, columns], back[columns], schedule=name)
+        assert (y.double() - want).abs().max() < 1.0, name
+    reason = ficco.fallback_reason()
+    assert (reason is not None) == fallback, reason
+    try:
+        ficco.all_gather_matmul(xs[rank], ws[rank].t().cpu())
+    except InputError as error:
+        assert "is on cpu" in str(error), error
+    else:
+        raise AssertionError("tensors on two devices were taken")
+    ficco.synchronize()
+    ficco.close()
+    print("functions right")
+
+
+SCENARIOS = {
+    "operators": operators,
+    "fuzz": fuzz,
+    "replay": replay,
+    "capture_rules": capture_rules,
+    "profile": profile,
+    "faults": faults,
+}
 
 
 def main() -> None:
@@ -152,6 +438,10 @@ def main() -> None:
         timeout=timedelta(seconds=60), device_id=torch.device("cuda", rank),
     )  # fmt: skip
     words = json.loads(sys.argv[5])
+    if scenario == "functions":
+        functions(rank, world, **words)
+        dist.destroy_process_group()
+        return
     reason = why_not(dist.group.WORLD)
     assert reason is None, reason
     me = Rank(rank, world, words.pop("timeout_s", 30.0))

@@ -241,7 +241,7 @@ def redundant_wait(plan: Plan, rng: random.Random) -> Plan | None:
         return None
     rank, index, steps = picked
     words = tuple(rng.sample(steps[index].words, rng.randint(1, len(steps[index].words))))
-    steps.insert(index + 1, steps[index]._replace(id="again", words=words))
+    steps.insert(index, steps[index]._replace(id="again", words=words))  # others come after it
     return with_steps(plan, rank, steps)
 
 

@@ -1,0 +1,109 @@
+"""Times one configuration in one regime. Nothing here knows operators.
+
+eager         calls back to back between two events, two more ahead of them
+synchronized  each call from its start to the device's end, on the host's clock
+captured      calls in one CUDA graph, its replay between two events
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from comparing.launch import Meeting
+
+STUCK_S = 90.0  # a step of one rank that lasts longer ends its process
+SYNCHRONIZED_CALLS = 2  # of one run
+
+
+def beat(allowed_s: float = STUCK_S) -> None:
+    """Say that this process goes on; it ends itself when it does not say so again in time."""
+    if os.environ.get("COMPARE_PARENT", str(os.getppid())) != str(os.getppid()):
+        sys.exit("the process that started this rank has gone")
+    faulthandler.dump_traceback_later(allowed_s, exit=True)
+
+
+@dataclass
+class Config:
+    """One way to run a case."""
+
+    name: str
+    call: Callable[[int], torch.Tensor]
+    about: dict[str, Any] = field(default_factory=dict)
+    graph: Any = None
+    last: Any = None  # result of the graph's last call
+    number: int = 0
+
+    def step(self) -> torch.Tensor:
+        """Make the next call."""
+        self.number += 1
+        return self.call(self.number - 1)
+
+
+class Timer:
+    """Runs configurations on the current stream; ranks start together."""
+
+    def __init__(self, meeting: Meeting, calls: int) -> None:
+        self._meeting, self.calls = meeting, calls
+        self._begin = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def capture(self, config: Config, pool: Any) -> None:
+        """Capture a configuration's calls, which were all made before, and replay them once."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+            for i in range(self.calls):
+                last = config.call(i)
+        config.graph, config.last = graph, last
+        graph.replay()
+        torch.cuda.synchronize()
+
+    def run(self, config: Config, regime: str) -> list[float]:
+        """Return milliseconds a call: one figure, or one per call where they are synchronized."""
+        beat()
+        if regime == "synchronized":
+            return self._synchronized(config)
+        self._meeting.gather()
+        if regime == "captured":
+            self._begin.record()
+            config.graph.replay()
+        else:
+            for _ in range(2):  # so that the stream is not empty when the clock starts
+                config.step()
+            self._begin.record()
+            for _ in range(self.calls):
+                config.step()
+        self._end.record()
+        self._end.synchronize()
+        return [self._begin.elapsed_time(self._end) / self.calls]
+
+    def _synchronized(self, config: Config) -> list[float]:
+        found, failed = [], None
+        for _ in range(SYNCHRONIZED_CALLS):
+            torch.cuda.synchronize()
+            self._meeting.gather()
+            begin = time.perf_counter()
+            try:
+                config.step()
+                torch.cuda.synchronize()
+            except Exception as error:  # raised below: the other ranks meet here again
+                failed = failed or error
+            found.append(1e3 * (time.perf_counter() - begin))
+        if failed:
+            raise failed
+        return found
+
+
+def calls_for(call_ms: float) -> int:
+    """Return how many calls make a run: 10, fewer of very long ones; always even."""
+    if call_ms < 4.0:
+        return 10
+    return 4 if call_ms < 20.0 else 2

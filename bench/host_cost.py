@@ -1,0 +1,191 @@
+"""How long the host is busy with a call: ficco's native part, its torch part, the whole call.
+
+Calls are enqueued ten at a time; the device is waited for between these, outside the clock.
+
+    python bench/host_cost.py --gpus 2 --out bench/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from comparing.cases import Case, host_cost_cases
+from comparing.launch import NO_MULTICAST, Meeting, run_ranks
+from record import spread, surroundings
+
+CALLS, QUEUED, WARM = 200, 10, 20
+NATIVE = ("start", "submit", "finish")
+
+
+class TimedNative:
+    """Stands in for a bound plan's native program and adds up how long its calls take."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self.us = dict.fromkeys(NATIVE, 0.0)
+        for name in NATIVE:
+            setattr(self, name, self._timed(name, getattr(native, name)))
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            begin = time.perf_counter()
+            found = call(*args)
+            self.us[name] += 1e6 * (time.perf_counter() - begin)
+            return found
+
+        return run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+
+def timed(call: Callable[[int], Any], meeting: Meeting, after: Callable[[float], None]) -> None:
+    """Make CALLS calls, ten between two waits for the device; `after` gets each one's time, us."""
+    import torch
+    from comparing.timing import beat
+
+    for i in range(WARM + CALLS):
+        if i % QUEUED == 0:
+            beat()
+            torch.cuda.synchronize()
+            meeting.gather()
+        begin = time.perf_counter()
+        call(i)
+        elapsed = 1e6 * (time.perf_counter() - begin)
+        if i >= WARM:
+            after(elapsed)
+    torch.cuda.synchronize()
+
+
+def parts_of(call: Callable[[int], Any], meeting: Meeting, bound: Any) -> dict[str, Any]:
+    """Return medians of the native calls, of the rest of the bound plan's run, and around it."""
+    native, run = bound._native, bound.run
+    watched, inside = TimedNative(native), [0.0]
+    found: dict[str, list[float]] = {
+        name: [] for name in (*NATIVE, "native", "torch", "around", "public_with_clocks")
+    }
+
+    def timed_run(*args: Any, **words: Any) -> None:
+        begin = time.perf_counter()
+        run(*args, **words)
+        inside[0] = 1e6 * (time.perf_counter() - begin)
+
+    def once(i: int) -> None:
+        watched.us.update(dict.fromkeys(NATIVE, 0.0))
+        call(i)
+
+    def after(public: float) -> None:
+        total = sum(watched.us.values())
+        for name in NATIVE:
+            found[name].append(watched.us[name])
+        found["native"].append(total)
+        found["torch"].append(inside[0] - total)
+        found["around"].append(public - inside[0])
+        found["public_with_clocks"].append(public)
+
+    bound._native, bound.run = watched, timed_run
+    try:
+        timed(once, meeting, after)
+    finally:
+        bound._native = native
+        del bound.run
+    return {name: spread(values) for name, values in found.items()}
+
+
+def measure(case: Case, rank: int, meeting: Meeting) -> dict[str, Any]:
+    """Return all host times of a case on this rank, in us."""
+    import torch
+    from comparing.operands import TOLERANCE, Operands
+
+    from ficco.machine import Machine
+    from ficco.modules import groups
+    from ficco.schedule import Schedule
+
+    operands = Operands(case, rank)
+    schedule = Schedule.named("shard_p2p").resolve(case.world, Machine.named("cuda"))
+    call = operands.ficco(schedule)
+    for i in (0, 1):
+        error = operands.error(call(i), i)
+        if not error < TOLERANCE:
+            raise RuntimeError(f"{case.id}: wrong result, relative error {error:.3g}")
+    runtime = groups.gpu_runtime(None, torch.device("cuda", rank))
+    if runtime is None or runtime._last is None:
+        raise RuntimeError(f"ficco runs plain torch.distributed: {groups.fallback_reason()}")
+    bound = runtime._last.bound
+    result: dict[str, Any] = {"public": _alone(call, meeting)}
+    result |= parts_of(call, meeting, bound)
+    result["serial"] = _alone(operands.serial, meeting)
+    result["torch_fused"] = _alone(operands.torch_fused, meeting)
+    result["native_calls"] = 3 + len(bound._works)
+    result["library_calls"] = sum(len(calls) for _, calls in bound._works)
+    return result
+
+
+def _alone(call: Callable[[int], Any], meeting: Meeting) -> dict[str, float]:
+    found: list[float] = []
+    timed(call, meeting, found.append)
+    return spread(found)
+
+
+def rank_main(folder: Path) -> int:
+    """Measure on one rank; rank 0's figures are written."""
+    from comparing.worker import WAIT_S, open_group
+
+    import ficco
+
+    rank, world = open_group(folder)
+    meeting = Meeting(folder, rank, world, WAIT_S)
+    ficco.prepare(machine="cuda", timeout_s=20.0)
+    cases = []
+    for case in host_cost_cases(world):
+        cases.append({**case.facts(), "schedule": "shard_p2p", "grain": 1,
+                      "us": measure(case, rank, meeting)})  # fmt: skip
+        meeting.gather()
+    if rank == 0:
+        (folder / "found.json").write_text(json.dumps(cases))
+    meeting.gather()
+    os._exit(0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, required=True, metavar="N")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of host_cost_xN.json")
+    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank_of:
+        return rank_main(Path(args.rank_of))
+    with tempfile.TemporaryDirectory(prefix="host_cost") as name:
+        folder = Path(name)
+        command = [__file__, "--gpus", str(args.gpus), "--rank-of", name]
+        reason = run_ranks(command, args.gpus, folder, 240.0, lambda: None)
+        if not (folder / "found.json").exists():
+            print(reason, file=sys.stderr)
+            return 1
+        cases = json.loads((folder / "found.json").read_text())
+    from compare import gpus
+
+    found, about = surroundings(), gpus()
+    found["versions"] |= about.pop("more")
+    document = {
+        "bench": "host_cost", **found, **about, "world": args.gpus, "environment": NO_MULTICAST,
+        "how": f"host microseconds a call on rank 0, {CALLS} calls, {QUEUED} between two waits",
+        "cases": cases,
+    }  # fmt: skip
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    Path(args.out, f"host_cost_x{args.gpus}.json").write_text(json.dumps(document, indent=1) + "\n")
+    for case in cases:
+        print(case["case"], {k: v["median"] for k, v in case["us"].items() if isinstance(v, dict)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Windows for all GPUs of one process, which reach each other by peer access.
+
+What happens once (contexts, peer access, memory) is here, over cuda-python; what happens in every
+call is the native core's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ficco.engines.cuda import WORDS_BYTES, Window, window_layout
+from ficco.errors import EngineError
+from ficco.plan import Word, word_place
+
+try:
+    from ficco import _native
+except ImportError as missing:
+    raise EngineError(
+        f"the native core cannot be loaded ({missing}); install ficco (pip install .) and run it "
+        "from outside its source folder"
+    ) from missing
+
+__all__ = ["Group", "PeerWindows", "Peers", "new_group"]
+
+Group = _native.Group
+
+_COPIES = 2
+_OUT_OF_MEMORY, _NO_PEER_ACCESS, _REACHED_ALREADY = 2, 217, 704
+
+
+def new_group(world: int, timeout_s: float) -> Group:
+    """Return what says which rank of a process has failed; its own windows are not used."""
+    return Group(world, timeout_s, None)
+
+
+class Peers:
+    """The devices of one process, a rank each, that reach each other's memory.
+
+    Their primary contexts, which all libraries share, are kept until `close`.
+
+    Args:
+        devices: the device of each rank, as the driver counts; all different.
+
+    Raises:
+        EngineError: there are too few devices, two cannot reach each other, cuda-bindings is
+            missing, or the driver refuses.
+    """
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self.devices = tuple(devices)
+        self._contexts: list[Any] = []
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return len(self.devices)
+
+    def _open(self) -> None:
+        what = f"opening the devices {list(self.devices)}"
+        _call("cuInit", 0, asked=what)
+        count = int(_call("cuDeviceGetCount", asked=what))
+        if len(set(self.devices)) != self.world:
+            raise EngineError(f"{what}: every rank needs a device of its own; name each once")
+        if not all(0 <= device < count for device in self.devices):
+            raise EngineError(
+                f"{what}: {count} devices found; use fewer ranks, or let CUDA_VISIBLE_DEVICES name "
+                "more devices"
+            )
+        handles = [_call("cuDeviceGet", device, asked=what) for device in self.devices]
+        self._check_pairs(handles)
+        for device in handles:
+            self._contexts.append(_call("cuDevicePrimaryCtxRetain", device, asked=what))
+        for rank in range(self.world):
+            with self.current(rank):
+                for peer in range(self.world):
+                    if peer != rank:
+                        self._reach(rank, peer)
+
+    def _check_pairs(self, handles: Sequence[Any]) -> None:
+        unreached = []
+        for device, own in zip(self.devices, handles, strict=True):
+            for other, peer in zip(self.devices, handles, strict=True):
+                asked = f"asking whether device {device} reaches device {other}"
+                if device != other and not _call("cuDeviceCanAccessPeer", own, peer, asked=asked):
+                    unreached.append(f"{device} to {other}")
+        if unreached:
+            raise _no_access(unreached)
+
+    def _reach(self, rank: int, peer: int) -> None:
+        pair = f"{self.devices[rank]} to {self.devices[peer]}"
+        status = _status("cuCtxEnablePeerAccess", self._contexts[peer], 0)[0]
+        if int(status) == _NO_PEER_ACCESS:
+            raise _no_access([pair])
+        if int(status) not in (0, _REACHED_ALREADY):
+            raise _refused(f"peer access of device {pair}", "cuCtxEnablePeerAccess", status)
+
+    @contextmanager
+    def current(self, rank: int) -> Iterator[None]:
+        """Make a rank's context current on this thread while inside."""
+        what = f"using device {self.devices[rank]}"
+        _call("cuCtxPushCurrent", self._contexts[rank], asked=what)
+        try:
+            yield
+        finally:
+            _call("cuCtxPopCurrent", asked=what)
+
+    def synchronize(self, rank: int) -> None:
+        """Wait until a rank's device has done all that was enqueued on it.
+
+        Raises:
+            EngineError: the device has failed, or a graph is being captured.
+        """
+        with self.current(rank):
+            _call("cuCtxSynchronize", asked=f"waiting for device {self.devices[rank]}")
+
+    def capturing(self, rank: int, stream: int) -> bool:
+        """Return whether a stream of a rank's device is captured into a graph."""
+        with self.current(rank):
+            asked = f"asking whether a stream of device {self.devices[rank]} is captured"
+            return int(_call("cuStreamIsCapturing", stream, asked=asked)) != 0
+
+    def close(self) -> None:
+        """Give the contexts back; they live on where others use them."""
+        while self._contexts:
+            self._contexts.pop()
+            device = self.devices[len(self._contexts)]
+            _call("cuDevicePrimaryCtxRelease", device, asked=f"giving device {device} back")
+
+
+class PeerWindows:
+    """A window on every rank's device, in its first state: no data, `free` raised everywhere.
+
+    They are freed by `close`, or when nobody holds them any more.
+
+    Args:
+        peers: the devices.
+        data_bytes: of one copy of a window.
+
+    Attributes:
+        bases: address of every rank's window.
+        data_bytes: of one copy, as it was rounded up.
+
+    Raises:
+        EngineError: a device has too little memory, or the driver refuses.
+    """
+
+    def __init__(self, peers: Peers, data_bytes: int) -> None:
+        self.data_bytes, _, size = window_layout(data_bytes)
+        self._bases: list[int] = []
+        self._end = weakref.finalize(self, _free_unasked, peers, self._bases)
+        self._end.atexit = False  # the process's end frees them
+        self._peers = peers
+        try:
+            for rank in range(peers.world):
+                self._add(rank, size)
+            for rank in range(peers.world):
+                peers.synchronize(rank)  # fills are asynchronous
+        except BaseException:
+            self._end()
+            raise
+        self.bases = tuple(self._bases)
+
+    def _add(self, rank: int, size: int) -> None:
+        peers = self._peers
+        asked = f"a window of {size} bytes on device {peers.devices[rank]}"
+        with peers.current(rank):
+            base = int(_call("cuMemAlloc", size, asked=asked))
+            self._bases.append(base)
+            _call("cuMemsetD8", base, 0, size, asked=asked)
+            first = 4 * word_place(Word(rank, "free", 0))
+            for copy in range(_COPIES):
+                place = base + copy * WORDS_BYTES + first
+                _call("cuMemsetD32", place, 1, peers.world, asked=asked)
+
+    def view(self, rank: int) -> Window:
+        """Return the windows as a rank's engine takes them; it keeps them."""
+        return Window(self.bases, rank, self.data_bytes, self)
+
+    def close(self) -> None:
+        """Wait for all devices, then free the windows; again it does nothing.
+
+        Raises:
+            EngineError: a device has failed; what could be freed is freed.
+        """
+        if self._end.detach() is not None:
+            _free(self._peers, self._bases)
+
+    def leave(self) -> None:
+        """Never free the windows: a device does not stop to use them."""
+        self._end.detach()
+
+
+def _free(peers: Peers, bases: list[int]) -> None:
+    errors = []
+    for rank in range(peers.world):
+        try:
+            peers.synchronize(rank)  # any device may still write to any window
+        except EngineError as error:
+            errors.append(error)
+    while bases:
+        base = bases.pop()
+        rank = len(bases)
+        try:
+            with peers.current(rank):
+                _call("cuMemFree", base, asked=f"freeing a window on device {peers.devices[rank]}")
+        except EngineError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _free_unasked(peers: Peers, bases: list[int]) -> None:
+    with contextlib.suppress(EngineError):  # nobody is there to be told
+        _free(peers, bases)
+
+
+def _no_access(pairs: Sequence[str]) -> EngineError:
+    return EngineError(
+        f"no peer access from device {', '.join(pairs)}, which windows need; use devices that "
+        "NVLink or one PCIe switch connects (nvidia-smi topo -p2p r shows them), named by "
+        "CUDA_VISIBLE_DEVICES"
+    )
+
+
+def _status(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Call the driver; return its status, then what it returns."""
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError as missing:
+        raise EngineError(
+            f"GPUs of one process need cuda-bindings ({missing}); pip install 'ficco[cuda]'"
+        ) from missing
+    try:
+        found: tuple[Any, ...] = getattr(driver, name)(*arguments)
+    except RuntimeError as missing:  # there is no driver, or it has no such function
+        raise EngineError(f"{name}: {missing}; install a newer NVIDIA driver") from missing
+    return found
+
+
+def _call(name: str, *arguments: Any, asked: str) -> Any:
+    """Call the driver; return what it returns, a single thing, or raise EngineError."""
+    status, *found = _status(name, *arguments)
+    if int(status) != 0:
+        raise _refused(asked, name, status)
+    return found[0] if found else None
+
+
+def _refused(asked: str, call: str, status: Any) -> EngineError:
+    remedy = "if the device has failed, start a new process"
+    if int(status) == _OUT_OF_MEMORY:
+        remedy = "free memory of that device, or run a smaller problem"
+    return EngineError(f"{asked}: {call} answers {status.name} ({int(status)}); {remedy}")

@@ -1,0 +1,366 @@
+"""All ranks in one process on GPUs: a thread a rank submits, windows by peer access, no torch.
+
+A call enqueues every rank's part on its device's current stream and returns. Submission has a
+thread per rank, since it may block: where a queue of the driver is full, or launches are blocking,
+one rank's part goes on only when the others' have been submitted, too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from ficco.compute import DeviceCompute
+from ficco.engines import cuda
+from ficco.engines.cuda_windows import Group, Peers, PeerWindows, new_group
+from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.lowering import lower
+from ficco.machine import Machine
+from ficco.plan import window_places
+from ficco.problem import Problem
+from ficco.runtime.bound import BOUND_PLANS, BoundPlans, check_machine, timeline_of
+from ficco.runtime.failures import error_of
+from ficco.schedule import Schedule
+from ficco.timeline import Timeline
+
+__all__ = ["CudaLocalRuntime", "NodeCompute"]
+
+_RESTS_WITHIN_S = 10.0  # a device, once the group has failed and its waits have been let go
+_LOOK_S = 0.05
+
+Arrays = Mapping[str, Any]
+_Bound = list[cuda.BoundPlan]  # of every rank
+
+
+class NodeCompute(DeviceCompute, Protocol):
+    """A library that enqueues on all devices of a process.
+
+    What `empty` gives to a call that is captured into a graph, it never gives again.
+    """
+
+    def stream_of(self, device: int) -> int:
+        """Return the driver's handle of the stream that is current on a device, on this thread.
+
+        Raises:
+            InputError: a stream that other threads cannot use.
+        """
+
+    def on(self, device: int, stream: int) -> AbstractContextManager[None]:
+        """Make a device, and a stream of it, current on this thread while inside."""
+
+
+class _Place(NamedTuple):
+    """What calls run in until the windows grow or are reset."""
+
+    group: Group
+    devices: list[cuda.Device]
+    windows: PeerWindows
+    views: list[cuda.Window]
+
+
+class CudaLocalRuntime:
+    """The ranks of one process, rank r on device r.
+
+    One thread at a time calls; others wait. Arrays of rank r lie on device r and are ready on the
+    stream that is current there, where the results will be, too.
+
+    Args:
+        world: number of ranks.
+        machine: a profile whose engine is "cuda".
+        compute: the library for GEMMs.
+        timeout_s: how long any wait on a device may last.
+
+    Attributes:
+        traced: whether calls take times for `timeline`, which costs a little.
+
+    Raises:
+        InputError: a machine of another engine, or with too few devices.
+        EngineError: the devices cannot be had, or do not reach each other.
+        GpuError: there is no driver, it is too old, or it refuses.
+    """
+
+    def __init__(
+        self, world: int, machine: Machine, compute: NodeCompute, timeout_s: float
+    ) -> None:
+        check_machine(world, machine, "cuda")
+        cuda.driver_version()  # tells of a driver that lacks something
+        self.world, self.machine = world, machine
+        self.traced = False
+        self._compute = compute
+        self._peers = Peers(range(world))
+        self._lock = threading.Lock()
+        self._bound: BoundPlans[_Bound] = BoundPlans()
+        self._recent: deque[_Bound] = deque(maxlen=BOUND_PLANS)
+        self._calls = 0
+        self._closed = False
+        self._held = False  # whether a graph uses the present place
+        self._kept: list[_Place] = []  # earlier ones, that graphs use
+        try:
+            self._place = self._new_place(new_group(world, timeout_s), [], 0)
+        except BaseException:
+            self._peers.close()
+            raise
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"ficco-rank{rank}") for rank in range(world)
+        ]
+
+    @property
+    def timeout_s(self) -> float:
+        """How long any wait on a device may last, in seconds."""
+        return self._place.group.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        for place in [*self._kept, self._place]:
+            place.group.timeout_s = value
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of all windows of all ranks, both copies, and of those that graphs hold."""
+        if self._closed:
+            return 0
+        places = [*self._kept, self._place]
+        return sum(2 * self.world * place.windows.data_bytes for place in places)
+
+    def execute(self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]) -> None:
+        """Enqueue a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
+
+        Raises:
+            InputError: the problem is for another number of ranks, or windows would have to grow
+                while a graph is captured.
+            ScheduleError: nothing implements the schedule.
+            EngineError: the runtime is closed, has failed before, or a device refuses something;
+                in the last case outputs are NaN, and the runtime needs `reset`.
+        """
+        if problem.world != self.world:
+            raise InputError(
+                f"the problem is for {problem.world} ranks, the runtime has {self.world}"
+            )
+        if schedule.transport == "collective":
+            raise ScheduleError(
+                f"schedule {schedule.name!r}: transport='collective' is torch.distributed, which "
+                "the ranks of one process do not have; the nearest that works is transport='dma'"
+            )
+        with self._lock:
+            self._check_alive()
+            streams = [self._compute.stream_of(rank) for rank in range(self.world)]
+            bound = self._bound.get(
+                problem, schedule, lambda: self._bind(problem, schedule, streams)
+            )
+            self._run(bound, streams, arrays)
+
+    # ---- calls
+
+    def _bind(self, problem: Problem, schedule: Schedule, streams: Sequence[int]) -> _Bound:
+        plan = lower(problem, schedule)
+        need = max(window_places(entry.buffers)[1] for entry in plan.ranks)
+        if need > self._place.windows.data_bytes:
+            self._grow(need, streams)
+        place = self._place
+
+        def bind(rank: int) -> cuda.BoundPlan:
+            with self._compute.on(rank, streams[rank]):
+                return cuda.BoundPlan(
+                    plan.ranks[rank], place.devices[rank], place.views[rank], self._compute,
+                    plan.digest,
+                )  # fmt: skip
+
+        futures = self._each(bind)
+        for rank, future in enumerate(futures):
+            error = future.exception()
+            if error is not None:
+                raise EngineError(f"rank {rank} cannot bind its plan: {error}") from error
+        return [future.result() for future in futures]
+
+    def _run(self, bound: _Bound, streams: Sequence[int], arrays: Sequence[Arrays]) -> None:
+        copy, group = self._calls % 2, self._place.group
+        self._calls += 1
+        if bound in self._recent:
+            self._recent.remove(bound)
+        self._recent.append(bound)
+
+        def run(rank: int) -> None:
+            try:
+                with self._compute.on(rank, streams[rank]):
+                    bound[rank].run(arrays[rank], copy, self.traced)
+            except BaseException:
+                group.fail(rank)  # the first one stays
+                raise
+
+        futures = self._each(run)
+        self._held = self._held or any(entry.captured for entry in bound)
+        errors = [future.exception() for future in futures]
+        if all(error is None for error in errors):
+            return
+
+        def spoil(rank: int) -> None:
+            with self._compute.on(rank, streams[rank]):
+                bound[rank].spoil(arrays[rank])
+
+        wait(self._each(spoil))  # where that fails, too, the first error says more
+        failure = group.failure()
+        first = failure[0] if failure is not None else 0
+        error = errors[first] or next(error for error in errors if error is not None)
+        raise EngineError(f"rank {first} failed: {error!r}; call reset() to go on") from error
+
+    def _each(self, job: Callable[[int], Any]) -> list[Future[Any]]:
+        """Run a job for every rank on its thread, and wait for all."""
+        futures = [thread.submit(job, rank) for rank, thread in enumerate(self._threads)]
+        try:
+            wait(futures)
+        except BaseException:  # an interrupt: let the ranks stop before it goes on
+            self._place.group.fail(0)
+            wait(futures)
+            raise
+        return futures
+
+    def timeline(self) -> Timeline:
+        """Return what the last call ran, if it was traced; waits for its end."""
+        with self._lock:
+            last = self._recent[-1] if self._recent else []
+            return timeline_of([span for entry in last for span in entry.spans()], self.machine)
+
+    def synchronize(self) -> None:
+        """Wait until the devices have done all that was enqueued.
+
+        Raises:
+            TimeoutExceeded: a wait outlasted `timeout_s`; what comes from ranks that are behind is
+                NaN, and the runtime needs `reset`.
+            EngineError: the runtime is closed, or has failed in another way.
+        """
+        with self._lock:
+            self._check_open()
+            self._rest()
+            error = self._failure()
+            if error is not None:
+                raise error
+
+    def reset(self) -> None:
+        """Make the runtime usable again after a failure: new windows, new signals.
+
+        Graphs captured before give NaN from now on; capture them again.
+
+        Raises:
+            EngineError: a device does not come to rest, or has failed for good.
+        """
+        with self._lock:
+            self._check_open()
+            self._rest()
+            old = self._place
+            self._move_to(
+                self._new_place(new_group(self.world, self.timeout_s), [], old.windows.data_bytes)
+            )
+
+    def close(self) -> None:
+        """Wait for the devices, free the windows and end all threads. Later calls raise."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._rest()
+                self._forget()
+                while self._kept:
+                    self._kept.pop().windows.close()
+                self._place.windows.close()
+                self._peers.close()
+            finally:
+                for thread in self._threads:
+                    thread.shutdown(wait=False)
+
+    # ---- windows
+
+    def _new_place(self, group: Group, devices: list[cuda.Device], data_bytes: int) -> _Place:
+        """Make windows, for given devices or for new ones."""
+        windows = PeerWindows(self._peers, data_bytes)
+        try:
+            made = devices or [cuda.Device(rank, group, rank) for rank in range(self.world)]
+        except BaseException:
+            windows.close()
+            raise
+        return _Place(group, made, windows, [windows.view(rank) for rank in range(self.world)])
+
+    def _grow(self, need: int, streams: Sequence[int]) -> None:
+        if any(self._peers.capturing(rank, stream) for rank, stream in enumerate(streams)):
+            raise InputError(
+                f"windows of {need} bytes are needed, they have {self._place.windows.data_bytes}, "
+                "and cannot grow while a CUDA graph is captured; run the largest shape once before "
+                "the capture"
+            )
+        self._rest()
+        error = self._failure()
+        if error is not None:
+            raise error
+        group, devices, windows, _ = self._place
+        # More than asked for, so that slowly growing shapes do not wait again and again.
+        self._move_to(self._new_place(group, devices, max(need, windows.data_bytes * 3 // 2)))
+
+    def _move_to(self, place: _Place) -> None:
+        """Leave the present place, whose devices rest, for one in which no call has been made."""
+        old, self._place = self._place, place
+        self._forget()
+        held, self._held = self._held, False
+        if held:
+            self._kept.append(old)
+        else:
+            old.windows.close()
+
+    def _forget(self) -> None:
+        self._bound.clear()
+        self._recent.clear()
+        self._calls = 0
+
+    def _rest(self) -> None:
+        """Wait until all devices have nothing left to do.
+
+        Without an end while calls go well, since a user's work may take long; for a while only
+        once the group has failed.
+        """
+        futures = [
+            thread.submit(self._peers.synchronize, rank)
+            for rank, thread in enumerate(self._threads)
+        ]
+        deadline = None
+        while wait(futures, timeout=_LOOK_S).not_done:
+            if deadline is None and self._place.group.failure() is not None:
+                deadline = time.monotonic() + _RESTS_WITHIN_S
+            if deadline is not None and time.monotonic() > deadline:
+                busy = [rank for rank, future in enumerate(futures) if not future.done()]
+                for place in [*self._kept, self._place]:
+                    place.windows.leave()
+                raise EngineError(
+                    f"the devices of the ranks {busy} still work {_RESTS_WITHIN_S:g} s after the "
+                    "failure; wait for what else runs there, or start a new process"
+                )
+        for future in futures:
+            future.result()
+
+    # ---- failure
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("this node is closed; make a new one")
+
+    def _check_alive(self) -> None:
+        self._check_open()
+        error = self._failure()
+        if error is not None:
+            raise EngineError(
+                "an earlier call on this node failed, so its windows are in an unknown state; "
+                f"call reset() on it first. It was: {error}"
+            ) from error
+
+    def _failure(self) -> EngineError | None:
+        """Return the group's first failure, as far as is known now."""
+        failure = self._place.group.failure()
+        return None if failure is None else error_of(failure, self._step_name, "reset()")
+
+    def _step_name(self, rank: int, row: int) -> str:
+        """Name a row of a rank's program; several calls may be under way, so of all of them."""
+        rows = [bound[rank].rows for bound in self._recent]
+        return " or ".join(sorted({mine[row].name for mine in rows if row < len(mine)}))

@@ -1,0 +1,184 @@
+"""Compute for GPUs of the driver's test double: NumPy, in the order of its streams.
+
+Every operation is a host function of the stream, so it runs when the stream comes to it, again at
+every replay of a graph, and at the same time as other streams. Handles are NumPy arrays over the
+double's memory. What is allocated is NaN at first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ficco.compute import Slots, dtype_of
+from ficco.compute.numpy import NumpyCompute
+
+_HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class NumpyOnStream:
+    """See `ficco.runtime.local_cuda.NodeCompute`.
+
+    Args:
+        streams: the stream that is current on every device.
+
+    Attributes:
+        errors: what operations raised, as text.
+        on_call: called with the name of every operation when it is enqueued; may raise.
+    """
+
+    name = "numpy on streams"
+
+    def __init__(self, streams: Mapping[int, int]) -> None:
+        self.streams = dict(streams)
+        self.errors: list[str] = []
+        self.on_call: Callable[[str], None] = lambda name: None
+        self._numpy = NumpyCompute()
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._driver.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, _HostFunction, ctypes.c_void_p]
+        self._run = _HostFunction(self._perform)
+        self._work: dict[int, tuple[Callable[[], None], bool]] = {}
+        self._numbers = count(1)
+        self._thread = threading.local()
+        self._lock = threading.Lock()
+        self._free: dict[tuple[int, int, int], list[int]] = {}  # by device, stream and bytes
+
+    # ---- devices and streams
+
+    def stream_of(self, device: int) -> int:
+        return self.streams[device]
+
+    @contextmanager
+    def on(self, device: int, stream: int) -> Iterator[None]:
+        context = ctypes.c_void_p()
+        self._check("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._check("cuCtxPushCurrent_v2", context)
+        self._thread.device, self._thread.stream = device, stream
+        try:
+            yield
+        finally:
+            self._check("cuCtxPopCurrent_v2", None)
+            self._check("cuDevicePrimaryCtxRelease_v2", device)
+
+    def stream(self) -> int:
+        return int(self._thread.stream)
+
+    def exact(self, dtype: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
+        return handle[row0:row1, col0:col1]
+
+    # ---- memory
+
+    def empty(self, rows: int, cols: int, dtype: str) -> Any:
+        kind = dtype_of(dtype)
+        size = max(rows * cols * kind.itemsize, 1)
+        key = (self._thread.device, self._thread.stream, size)
+        with self._lock:
+            free = self._free.setdefault(key, [])
+            address = free.pop() if free else 0
+        if not address:
+            memory = ctypes.c_ulonglong()
+            self._check("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
+            address = memory.value
+        block = (ctypes.c_uint8 * size).from_address(address)
+        # Given again when no handle is left, and none of the operations that have one: they are
+        # done then, or a graph's. Copies have ended before the stream's next operation.
+        weakref.finalize(block, self._free[key].append, address)
+        self._check(
+            "cuMemsetD8Async", ctypes.c_ulonglong(address), ctypes.c_ubyte(255),
+            ctypes.c_size_t(size), ctypes.c_void_p(self.stream()),
+        )  # fmt: skip
+        return _matrix(block, rows, cols, kind)
+
+    def at(self, address: int, rows: int, cols: int, dtype: str) -> Any:
+        kind = dtype_of(dtype)
+        if not rows or not cols:
+            return np.empty((rows, cols), kind)
+        block = (ctypes.c_uint8 * (rows * cols * kind.itemsize)).from_address(address)
+        return _matrix(block, rows, cols, kind)
+
+    def place(self, handle: Any) -> tuple[int, int]:
+        return handle.ctypes.data, handle.strides[0]
+
+    def operand(self, handle: Any) -> Any:
+        return handle
+
+    # ---- operations
+
+    def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
+        self._enqueue("gemm", lambda: self._numpy.gemm(a, b, c, accumulate, add))
+
+    def gemms(self, a: Slots, b: Any, c: Slots, accumulate: bool, add: list[Any]) -> None:
+        all_a, all_c = _all(a), _all(c)
+
+        def run() -> None:
+            for one_a, one_c in zip(all_a, all_c, strict=True):
+                self._numpy.gemm(one_a, b, one_c, accumulate, add)
+
+        self._enqueue("gemms", run)
+
+    def reduce(self, sources: list[Any], target: Any) -> None:
+        self._enqueue("reduce", lambda: self._numpy.reduce(sources, target))
+
+    def sum(self, slots: Slots, own: Any, own_at: int, bias: Any | None, target: Any) -> None:
+        terms = list(_all(slots))
+        terms.insert(own_at, own)
+        terms += [] if bias is None else [bias]
+        self._enqueue("sum", lambda: self._numpy.reduce(terms, target))
+
+    def bag(
+        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
+    ) -> None:
+        self._enqueue("bag", lambda: self._numpy.bag(table, indices, offsets, bags, target))
+
+    def copy(self, source: Any, target: Any) -> None:
+        self._enqueue("copy", lambda: target.__setitem__(..., source))
+
+    def spoil(self, handle: Any) -> None:
+        self._enqueue("spoil", lambda: handle.fill(np.nan))
+
+    def _enqueue(self, name: str, work: Callable[[], None]) -> None:
+        self.on_call(name)
+        stream, capturing = ctypes.c_void_p(self.stream()), ctypes.c_int()
+        self._check("cuStreamIsCapturing", stream, ctypes.byref(capturing))
+        number = next(self._numbers)
+        self._work[number] = work, capturing.value != 0
+        self._check("cuLaunchHostFunc", stream, self._run, number)
+
+    def _perform(self, number: int) -> None:
+        work, again = self._work.get(number, (None, False))
+        try:
+            assert work is not None, f"operation {number} ran twice"
+            work()
+        except Exception:
+            self.errors.append(traceback.format_exc())
+        if not again:
+            self._work.pop(number, None)
+
+    def _check(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._driver, name)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"{name} answers {status}")
+
+
+def _matrix(block: Any, rows: int, cols: int, kind: np.dtype[Any]) -> Any:
+    if not rows or not cols:
+        return np.empty((rows, cols), kind)
+    return np.frombuffer(block, np.uint8).view(kind).reshape(rows, cols)
+
+
+def _all(slots: Slots) -> Any:
+    """Return slots as one array of three dimensions."""
+    first = slots.first
+    strides = (slots.distance * first.strides[0], *first.strides)
+    return np.lib.stride_tricks.as_strided(first, (slots.number, *first.shape), strides)
