@@ -90,7 +90,7 @@ class Run:
                 "all_to_all": f"{', '.join(EXCHANGES)}: m rows on each rank, a whole w on each",
             },
             "cases": [], "failed": [], "left_out": [],
-            "zero_cta": {"cases": [], "reason": "not tried"},
+            "zero_cta": {"cases": [], "left_out": [], "reason": "not tried"},
         }  # fmt: skip
         for case in cases:
             if case.unfit:
@@ -124,6 +124,8 @@ class Run:
                 elif kind == "zero_cta_case":
                     self._begun = ""
                     zero["cases"].append(value)
+                elif kind == "zero_cta_left_out":
+                    zero["left_out"].append(value)
                 elif kind == "zero_cta_missing":
                     zero["reason"] = value
         if len(lines) > self._read:

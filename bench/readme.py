@@ -79,7 +79,7 @@ def comparison(results: Path) -> list[str]:
     if not found:
         return []
     documents = [(path, json.loads(path.read_text())) for path in found]
-    runs = max(
+    runs = min(
         (row["runs"] for _, document in documents for case in document["cases"]
          for row in case["regimes"]["captured"] if row["ok"]), default=0,
     )  # fmt: skip
@@ -172,7 +172,8 @@ def host_cost_table(path: Path, document: dict[str, Any]) -> list[str]:
         "|---" * (len(parts) + 1) + "|",
     ]
     for case in document["cases"]:
-        figures = [f"{case['us'][part]['median']:.0f}" for part in parts]
+        medians = [case["us"][part].get("median") for part in parts]
+        figures = [f"{value:.0f}" if value else "-" for value in medians]
         shape = f"{case['m']} x {case['n']} x {case['k']}"
         lines.append(f"| `{case['op']}` {shape} | " + " | ".join(figures) + " |")
     return lines

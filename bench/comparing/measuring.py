@@ -133,11 +133,18 @@ class Measuring:
         if not self.attempt(ficco.synchronize):
             return
         self.attempt(ficco.reset)
-        for config in self.ours:  # their graphs run in windows that the group has left
-            if config.graph is not None:
-                config.graph = config.last = None
-                reason = "not replayed: the group was reset after another point failed"
-                self.bad[config.name, "captured"] = reason
+        # Graphs run in windows that the group has left.
+        lost = [config for config in self.ours if config.graph is not None]
+        for config in lost:
+            config.graph = config.last = None
+        for config in lost:
+            if (config.name, "eager") in self.bad:
+                continue
+            reason = self.attempt(lambda config=config: [config.call(i) for i in (0, 1)])
+            if reason:
+                self.bad |= {(config.name, regime): reason for regime in summary.REGIMES}
+            else:
+                self.captured(config)
 
     # ---- rounds
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric  # it registers the fused operators
 
 from comparing.cases import Case
 from ficco.schedule import Schedule
@@ -31,8 +32,6 @@ class Landing:
 
     def places(self, case: Case, rank: int) -> list[Tensor]:
         """Return for every peer this rank's place in the peer's memory, one piece large."""
-        import torch.distributed._symmetric_memory as symmetric
-
         need = case.piece * case.world
         if self._memory is None or self._memory.numel() < need:
             self._memory = symmetric.empty(need, dtype=torch.bfloat16, device="cuda")
@@ -78,14 +77,14 @@ class Operands:
         """NCCL and torch.mm, one after the other, into memory that is there."""
         x, w, op = self.x[i % self.sets], self.w[i % self.sets], self.case.op
         if self._gathers:
-            self._move(self.gathered, x)
+            self.move(self.gathered, x)
             return torch.mm(self.gathered, w, out=self.product)
         if op == "matmul_all_reduce":
             torch.mm(x, w, out=self.y)
             dist.all_reduce(self.y)
             return self.y
         torch.mm(x, w, out=self.product)
-        self._move(self.y, self.product)
+        self.move(self.y, self.product)
         return self.y
 
     def torch_fused(self, i: int) -> Tensor:
@@ -119,11 +118,11 @@ class Operands:
     def nccl(self) -> Run:
         """Return the whole transfer by NCCL."""
         if self._gathers:
-            return lambda i: self._move(self.gathered, self.x[i % self.sets])
+            return lambda i: self.move(self.gathered, self.x[i % self.sets])
         sources = [plain(self.case.product).normal_() for _ in range(2)]
         if self.case.op == "matmul_all_reduce":
-            return lambda i: self._move(sources[i % 2], sources[i % 2])
-        return lambda i: self._move(self.y, sources[i % 2])
+            return lambda i: self.move(sources[i % 2], sources[i % 2])
+        return lambda i: self.move(self.y, sources[i % 2])
 
     def push(self, places: list[Tensor]) -> Run:
         """Return the whole transfer by copies to one peer at a time, rank+1, rank+2, ..."""
@@ -143,7 +142,8 @@ class Operands:
 
         return run
 
-    def _move(self, target: Tensor, source: Tensor) -> Tensor:
+    def move(self, target: Tensor, source: Tensor) -> Tensor:
+        """Move a rank's part by the operator's collective; return the target."""
         op = self.case.op
         if op == "all_gather_matmul":
             dist.all_gather_into_tensor(target, source)
@@ -181,12 +181,12 @@ class Operands:
         case = self.case
         if self._gathers:
             whole = plain((case.m, case.w[0]))
-            self._move(whole, x)
+            self.move(whole, x)
             return whole @ w
         product = x @ w
         if case.op == "matmul_all_to_all":
             found = plain(case.y)
-            self._move(found, product)
+            self.move(found, product)
             return found
         total = product.float()
         if case.op == "matmul_all_reduce":

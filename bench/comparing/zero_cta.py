@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
 
 from comparing import summary
 from comparing.cases import Case
@@ -35,15 +36,11 @@ def options() -> Any:
 
 def prepare() -> None:
     """Choose the backend of symmetric memory; before any is allocated."""
-    import torch.distributed._symmetric_memory as symmetric
-
     symmetric.set_backend("NCCL")
 
 
 def registered(shape: tuple[int, ...]) -> torch.Tensor:
     """Return memory that NCCL knows on all ranks. A collective call."""
-    import torch.distributed._symmetric_memory as symmetric
-
     found = symmetric.empty(shape, dtype=torch.bfloat16, device="cuda")
     symmetric.rendezvous(found, group=dist.group.WORLD)
     return found
@@ -108,5 +105,5 @@ def measure(case: Case, rank: int, meeting: Meeting) -> dict[str, Any]:
 def _moving(operands: Operands) -> Any:
     """Return the transfer alone between registered memory."""
     if operands.case.op == "matmul_all_to_all":
-        return lambda i: operands._move(operands.y, operands.product)
+        return lambda i: operands.move(operands.y, operands.product)
     return operands.nccl()

@@ -20,6 +20,7 @@ constexpr std::int64_t kSpinNs = 300;
 
 // How long a wait may last where a rank has died: enough for the others to end what does not need
 // that rank, such as the call after which it left without a word.
+constexpr double kLocalPatience = 10.0;  // of a wait for a step of the same rank
 constexpr double kDeadGraceS = 1.0;
 
 // More than any memory, and far from overflow when rounded up and multiplied.
@@ -199,8 +200,11 @@ bool Group::await(const Word& word, std::uint32_t value, const Waiter& waiter) n
         if (failed()) return false;
         now = now_ns();
         const double seconds = static_cast<double>(now - start) * 1e-9;
-        double left = timeout_s() - seconds;
-        if (control_->someone_died()) left = std::min(left, kDeadGraceS - seconds);
+        // A step of the same rank is late because some word is, which fails the group first, or
+        // because it computes, which may take its time.
+        const bool local = waiter.word_rank < 0;
+        double left = timeout_s() * (local ? kLocalPatience : 1.0) - seconds;
+        if (control_->someone_died() && !local) left = std::min(left, kDeadGraceS - seconds);
         if (left <= 0.0) {
             fail({waiter.rank, waiter.step, waiter.word_rank, waiter.word_index,
                   Failure::Kind::timeout, seconds, found, value});

@@ -1,0 +1,220 @@
+"""Scenarios of engine_worker.py in which something fails: the driver, the library, or a rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import double_control as control
+import numpy as np
+from engine_node import Node, captured, expected, named
+
+from ficco.engines.cuda import GpuError
+from ficco.errors import EngineError, InputError, ScheduleError, TimeoutExceeded
+from ficco.problem import Problem
+from ficco.runtime import local_cuda
+
+
+class Refusals:
+    """One function of the driver after another that fails, in every phase of a runtime's life."""
+
+    def __init__(self, world: int) -> None:
+        self.node = Node(world)
+        small = Problem.chunked("all_gather_matmul", world, 20, 5, 9, "float32")
+        large = Problem.chunked("matmul_reduce_scatter", world, 90, 31, 33, "float32")
+        self.schedule = named("hetero_fused_1d", world)
+        self.cases = [(problem, *self.node.arrays(problem, 1)) for problem in (small, large)]
+        self.seen: dict[str, set[str]] = {}  # functions that failed, by phase
+        self.function, self.skip = "", 0
+
+    def attempt(self, phase: str, body: Callable[[], object]) -> bool:
+        """Run a body in which the function may fail; return whether it did."""
+        control.fail_call(self.function, 999, skip=self.skip)
+        try:
+            body()
+        except (EngineError, GpuError) as error:
+            assert self.function in str(error), f"{phase}, {self.function}: {error}"
+            self.seen.setdefault(phase, set()).add(self.function)
+            return True
+        finally:
+            control.reset()
+        return False
+
+    def renew(self) -> None:
+        self.node.runtime = self.node.new_runtime()
+
+    def call(self, case: int, traced: bool = False) -> None:
+        """Run a problem to its end; it must be right, or raise."""
+        problem, arrays, exact = self.cases[case]
+        for mine in arrays:
+            mine["y0"][...] = 1
+        runtime = self.node.runtime
+        runtime.traced = traced
+        runtime.execute(problem, self.schedule, arrays)
+        runtime.synchronize()
+        self.node.judge(problem, arrays, exact, f"{self.function} after {self.skip}")
+        if traced:
+            assert runtime.timeline().spans
+
+    def capture(self) -> None:
+        problem, arrays, _ = self.cases[0]
+        with captured(self.node):
+            self.node.runtime.execute(problem, self.schedule, arrays)
+
+    def recover(self, case: int) -> None:
+        """After a failure outputs are NaN, calls are refused, and a reset makes all good."""
+        self.node.wait()
+        for rank, mine in enumerate(self.cases[case][1]):
+            assert np.isnan(mine["y0"]).all(), f"{self.function} after {self.skip}, rank {rank}"
+        with expected(EngineError, "call reset"):
+            self.call(case)
+        self.reset()
+        self.call(case)
+
+    def reset(self) -> None:
+        if self.attempt("reset", self.node.runtime.reset):
+            self.node.runtime.reset()
+
+    def run(self, function: str, skip: int) -> None:
+        self.function, self.skip = function, skip
+        old = self.node.runtime
+        if self.attempt("made", self.renew):
+            self.renew()
+        old.close()
+        for phase, case in (("first call", 0), ("call", 0), ("growth", 1), ("traced", 0)):
+            failed = self.attempt(phase, partial(self.call, case, phase == "traced"))
+            if failed and self.node.failure() is not None:
+                self.recover(case)
+        self.call(0)
+        if self.attempt("captured", self.capture):
+            self.node.runtime.reset()
+        self.call(0)
+        self.reset()
+        self.call(0)
+
+
+def refusals(functions: list[str], world: int) -> None:
+    """Every function of the driver fails in turn, wherever it is called."""
+    refused = Refusals(world)
+    for function in functions:
+        for skip in (0, 1, 4):
+            refused.run(function, skip)
+    refused.function, refused.skip = "cuMemFree", 1
+    assert refused.attempt("close", refused.node.runtime.close)
+    print(json.dumps({phase: sorted(found) for phase, found in refused.seen.items()}))
+
+
+def stalled(world: int) -> None:
+    """A rank that comes too late: its peers give up, say which signal, and get NaN."""
+    node = Node(world, timeout_s=0.4)
+    problem = Problem.chunked("all_gather_matmul", world, 20 * world, 5, 9, "float32")
+    schedule = named("shard_p2p", world)
+    node.right(problem, schedule)
+    late = world - 1
+    for round_ in range(2):
+        arrays, _ = node.arrays(problem, 2)
+        control.stall_stream(node.streams[late], 1.5)
+        begin = time.monotonic()
+        node.execute(problem, schedule, arrays)
+        assert time.monotonic() - begin < 0.3
+        if round_ == 0:
+            with expected(TimeoutExceeded, r"rank \d, step '[a-z]", rf"signal \w+\[{late}\]"):
+                node.runtime.synchronize()
+        else:
+            while node.failure() is None:
+                time.sleep(0.02)
+            with expected(EngineError, "an earlier call .* reset.* did not come within"):
+                node.execute(problem, schedule, arrays)
+            node.wait()
+        for rank, mine in enumerate(arrays):
+            if rank != late:
+                assert np.isnan(mine["y0"]).any(), f"rank {rank}"
+        node.runtime.reset()
+        node.right(problem, schedule)
+    node.runtime.close()
+
+
+def absent(world: int) -> None:
+    """A rank that never calls."""
+    node = Node(world, timeout_s=0.3)
+    problem = Problem.chunked("matmul_all_reduce", world, 20 * world, 5, 9, "float32")
+    schedule = named("hetero_fused_1d", world)
+    node.right(problem, schedule)
+    arrays, _ = node.arrays(problem, 2)
+    bound = node.runtime._recent[-1]
+    for rank in range(1, world):
+        with node.compute.on(rank, node.streams[rank]):
+            bound[rank].run(arrays[rank], 0)
+    with expected(TimeoutExceeded, "rank [1-9]", r"Rank 0 should have raised it"):
+        node.runtime.synchronize()
+    for rank in range(1, world):
+        assert np.isnan(arrays[rank]["y0"]).all(), f"rank {rank}"
+    node.runtime.reset()
+    node.right(problem, schedule)
+    node.runtime.close()
+
+
+def watch_refused(functions: list[str], world: int) -> None:
+    """The driver refuses what the watch does about a rank that never calls: still no hang."""
+    local_cuda._RESTS_WITHIN_S = 1.0
+    for function in functions:
+        node = Node(world, timeout_s=0.2)
+        problem = Problem.chunked("all_gather_matmul", world, 40, 5, 9, "float32")
+        node.right(problem, named("shard_p2p", world))
+        arrays, _ = node.arrays(problem, 2)
+        bound = node.runtime._recent[-1]
+        with node.compute.on(1, node.streams[1]):
+            bound[1].run(arrays[1], 0)
+        control.fail_call(function, 999)
+        begin = time.monotonic()
+        with expected(EngineError):
+            node.runtime.synchronize()
+        with expected(EngineError, "call reset"):
+            node.execute(problem, named("shard_p2p", world), arrays)
+        with expected(EngineError, "device"):
+            node.runtime.reset()
+        with expected(EngineError, "device"):
+            node.runtime.close()
+        assert time.monotonic() - begin < 6
+        control.reset()
+        node.cuda.cuDevicePrimaryCtxReset(0)
+        node.cuda.cuDevicePrimaryCtxReset(1)
+
+
+def compute_fails(world: int) -> None:
+    """An error of the library on one rank: outputs are NaN, and all goes on after a reset."""
+    node = Node(world, timeout_s=10)
+    problem = Problem.chunked("matmul_reduce_scatter", world, 40, 5, 9, "float32")
+    schedule = named("hetero_fused_1d", world)
+    node.right(problem, schedule)
+    arrays, exact = node.arrays(problem, 2)
+    seen: list[str] = []
+
+    def refuse(name: str) -> None:
+        seen.append(name)
+        if len(seen) == 4:
+            raise MemoryError("none left")
+
+    node.compute.on_call = refuse
+    with expected(EngineError, r"rank \d failed: MemoryError\('none left'\); call reset"):
+        node.execute(problem, schedule, arrays)
+    node.compute.on_call = lambda name: None
+    with expected(EngineError):
+        node.runtime.synchronize()
+    for mine in arrays:
+        assert np.isnan(mine["y0"]).all()
+    node.runtime.reset()
+    node.execute(problem, schedule, arrays)
+    node.runtime.synchronize()
+    node.judge(problem, arrays, exact)
+    with expected(ScheduleError, "transport='dma'"):
+        node.execute(problem, replace(schedule, transport="collective"), arrays)
+    with expected(InputError, "ranks"):
+        other = Problem.chunked("matmul_reduce_scatter", world - 1, 40, 5, 9, "float32")
+        node.execute(other, schedule, arrays)
+    node.runtime.close()
+    with expected(EngineError, "closed"):
+        node.execute(problem, schedule, arrays)

@@ -1,0 +1,169 @@
+"""All ranks on GPUs of the driver's test double, and problems to run on them.
+
+For processes that have the double as their driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from double_control import Cuda
+from numpy_on_stream import NumpyOnStream
+
+from ficco import oracle
+from ficco.compute import dtype_of
+from ficco.engines.cuda import window_layout
+from ficco.machine import Machine
+from ficco.problem import Output, Problem, chunk_sizes
+from ficco.runtime.local_cuda import CudaLocalRuntime
+from ficco.schedule import Schedule
+
+CUDA = Machine.named("cuda")
+NAMED = [name for name in Schedule.names() if name != "gated_1d"]
+Arrays = list[dict[str, Any]]
+
+
+class Node:
+    """A runtime on the first devices of the double, and running problems on it."""
+
+    def __init__(self, world: int, timeout_s: float = 20.0) -> None:
+        self.cuda, self.world, self.streams = Cuda(), world, {}
+        for device in range(world):
+            self.cuda.use(device)
+            self.streams[device] = int(self.cuda.stream())
+        self.cuda.use(0)
+        self.compute = NumpyOnStream(self.streams)
+        self.timeout_s = timeout_s
+        self.runtime = self.new_runtime()
+
+    def new_runtime(self) -> CudaLocalRuntime:
+        return CudaLocalRuntime(self.world, CUDA, self.compute, self.timeout_s)
+
+    def wait(self) -> None:
+        for stream in self.streams.values():
+            self.cuda.cuStreamSynchronize(stream)
+
+    def empty(self, rank: int, like: Any) -> Any:
+        """Allocate for an array, with rows that are further apart than they are long."""
+        rows, cols = like.shape
+        apart = 0 if like.dtype == np.int64 else 3
+        with self.compute.on(rank, self.streams[rank]):
+            return self.compute.empty(rows, cols + apart, like.dtype.name)[:, :cols]
+
+    def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:
+        """Return inputs and outputs on the devices, and what the outputs must be."""
+        given = oracle.inputs(problem, seed)
+        found = []
+        for rank, mine in enumerate(given):
+            shapes = problem.result_shapes(rank)
+            ys = {f"y{i}": np.empty(s, dtype_of(problem.dtype)) for i, s in enumerate(shapes)}
+            found.append({name: self.empty(rank, array) for name, array in (mine | ys).items()})
+        self.wait()  # they are NaN now
+        self.write(found, given)
+        return found, oracle.results(problem, given)
+
+    @staticmethod
+    def write(arrays: Arrays, given: Any) -> None:
+        for mine, values in zip(arrays, given, strict=True):
+            for name, value in values.items():
+                mine[name][...] = value
+
+    def poison(self) -> None:
+        """Fill the data of all windows with NaN, when all calls have ended."""
+        windows = self.runtime._place.windows  # the test's own reach inside
+        _, first, size = window_layout(windows.data_bytes)
+        for base in windows.bases:
+            ctypes.memset(base + first, 255, size - first)
+
+    def failure(self) -> Any:
+        """Return the failure that the runtime knows of, if any."""
+        return self.runtime._place.group.failure()
+
+    def execute(self, problem: Problem, schedule: Schedule, arrays: Arrays) -> None:
+        self.runtime.execute(problem, schedule, arrays)
+
+    def judge(self, problem: Problem, arrays: Arrays, exact: Any, about: str = "") -> None:
+        assert not self.compute.errors, self.compute.errors[0]
+        for rank, (mine, wanted) in enumerate(zip(arrays, exact, strict=True)):
+            for i, want in enumerate(wanted):
+                verdict = oracle.judge(mine[f"y{i}"], want, problem.dtype)
+                where = f"{about} rank {rank} y{i} of {problem}"
+                assert verdict.ok, f"{where}: off by {verdict.max_rel_error}"
+
+    def right(self, problem: Problem, schedule: Schedule, seed: int = 0) -> None:
+        """Run a problem and hold it against the oracle."""
+        arrays, exact = self.arrays(problem, seed)
+        self.execute(problem, schedule, arrays)
+        self.runtime.synchronize()
+        self.judge(problem, arrays, exact, schedule.name)
+
+
+def named(name: str, world: int, **axes: Any) -> Schedule:
+    schedule = Schedule.named(name)
+    if schedule.transport == "machine":
+        axes = {"transport": "dma", **axes}
+    return replace(schedule, **axes).resolve(world, CUDA)
+
+
+def problems(world: int, dtype: str, rng: random.Random, most: int = 60) -> Iterator[Problem]:
+    """Every operator, on odd and uneven sizes."""
+    m, n, k = rng.randrange(3, 2 * most), rng.randrange(1, most), rng.randrange(world, most)
+
+    def uneven(total: int) -> tuple[int, ...]:
+        edges = sorted(rng.randrange(total + 1) for _ in range(world - 1))
+        return tuple(b - a for a, b in zip([0, *edges], [*edges, total], strict=True))
+
+    even = chunk_sizes(m, world)
+    outputs = (Output((n,) * world, "w0", bias=True), Output(uneven(n) or (n,), "w1"))
+    yield Problem("all_gather_matmul", world, uneven(m), k, outputs, dtype)
+    turned = Output((n,) * world, "w0", "contraction")
+    yield Problem("all_gather_matmul", world, even, k, (turned,), dtype)
+    for op, rows, depths in (
+        ("matmul_reduce_scatter", even, uneven(k)),
+        ("matmul_reduce_scatter", uneven(m), chunk_sizes(k, world)),
+        ("matmul_all_reduce", uneven(m), chunk_sizes(k, world)),
+    ):
+        output = Output((n,) * world, bias=rng.random() < 0.5)
+        yield Problem(op, world, rows, k, (output,), dtype, depths=depths)
+    splits = tuple(uneven(rng.randrange(1, most)) for _ in range(world))
+    rows = tuple(sum(row) for row in splits)
+    for op in ("all_to_all_matmul", "matmul_all_to_all"):
+        yield Problem(op, world, rows, k, (Output((n,) * world),), dtype, splits=splits)
+    tables = tuple(tuple(rng.randrange(1, 30) for _ in range(1 + r % 3)) for r in range(world))
+    lookups = tuple(tuple(rng.randrange(0, 90) for _ in mine) for mine in tables)
+    yield Problem(
+        "embedding_all_to_all", world, even, 1, (Output((n,) * world),), dtype,
+        tables=tables, lookups=lookups,
+    )  # fmt: skip
+
+
+@contextmanager
+def captured(node: Node) -> Iterator[list[Any]]:
+    """Capture what is enqueued inside on all streams, each into a graph, as CuPy does."""
+    graphs: list[Any] = []
+    for stream in node.streams.values():
+        node.cuda.capture(stream, mode=2)
+    try:
+        yield graphs
+    finally:
+        for stream in node.streams.values():
+            status, graph = node.cuda.driver.cuStreamEndCapture(stream)
+            graphs.append(node.cuda.cuGraphInstantiate(graph, 0) if int(status) == 0 else None)
+
+
+@contextmanager
+def expected(kind: type[Exception], *patterns: str) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        for pattern in patterns:
+            assert re.search(pattern, str(error)), f"{pattern!r} is not in: {error}"
+        return
+    raise AssertionError(f"no {kind.__name__}")

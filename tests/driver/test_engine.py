@@ -1,0 +1,138 @@
+"""The CUDA engine, with all ranks in one process, on the test double of the driver.
+
+What it computes is held against the oracle, while streams stumble, share a queue, are captured into
+graphs, and while the driver refuses one call after another. GPUs' own traits need tests/gpu.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from double_control import environment
+
+WORKER = Path(__file__).with_name("engine_worker.py")
+ROOT = WORKER.parents[2]
+DTYPES = ["float32", "float16", "bfloat16"]
+
+# Functions of the driver whose failure no call reports, and why.
+UNREPORTED = {
+    "cuDeviceGetAttribute": "capabilities alone ask",
+    "cuDeviceGetName": "capabilities alone ask",
+    "cuDriverGetVersion": "asked once a process",
+    "cuEventDestroy": "ends something",
+    "cuEventQuery": "not called",
+    "cuGetErrorName": "serves a message",
+    "cuGetErrorString": "serves a message",
+    "cuMemFreeHost": "ends something",
+    "cuMemcpyDtoHAsync": "the watch's",
+    "cuStreamDestroy": "ends something",
+    "cuStreamQuery": "the watch's",
+    "cuStreamSynchronize": "not called",
+    "cuStreamWaitValue32": "not called",
+    "cuStreamWriteValue32": "not called",
+}
+
+
+def run(folder: Path, scenario: str, double: dict[str, Any] | None = None, **words: Any) -> str:
+    """Run a scenario of the worker, on a double with these settings; return what it says."""
+    given = environment(folder, **{"devices": 8, **(double or {})})
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(WORKER), scenario, json.dumps(words)],
+        env=given | {"OPENBLAS_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.endswith("right\n"), done.stdout[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_operator_is_right(double_folder: Path, world: int) -> None:
+    run(double_folder, "operators", worlds=[world], seeds=2, dtypes=DTYPES)
+
+
+def test_eight_ranks_are_right(double_folder: Path) -> None:
+    run(double_folder, "operators", worlds=[8], seeds=1, dtypes=["bfloat16"])
+
+
+def test_late_streams_and_copies_change_nothing(double_folder: Path) -> None:
+    run(double_folder, "disturbed", world=4, calls=25)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_one_hardware_queue_is_enough(double_folder: Path, world: int) -> None:
+    run(
+        double_folder, "operators", {"single_queue": 1},
+        worlds=[world], seeds=1, dtypes=["float32"],
+    )  # fmt: skip
+
+
+def test_results_are_the_same_again_and_again(double_folder: Path) -> None:
+    run(double_folder, "again_and_again", world=4, calls=400)
+
+
+@pytest.mark.parametrize("single_queue", [0, 1])
+def test_graphs_give_what_calls_give(double_folder: Path, single_queue: int) -> None:
+    run(double_folder, "graphs", {"single_queue": single_queue}, world=3, replays=50)
+
+
+def test_a_capture_that_loses_copies_is_refused(double_folder: Path) -> None:
+    run(double_folder, "lost_copies", world=3)
+
+
+def test_every_refusal_of_the_driver_is_an_error(double_folder: Path) -> None:
+    header = (ROOT / "native/include/ficco/cuda_api.hpp").read_text()
+    windows = (ROOT / "ficco/engines/cuda_windows.py").read_text()
+    native = set(re.findall(r"X\((cu\w+),", header))
+    functions = native | set(re.findall(r'"(cu[A-Z]\w+)"', windows))
+    assert len(native) > 30 and UNREPORTED.keys() <= functions
+    said = run(double_folder, "refusals", functions=sorted(functions), world=2)
+    found = json.loads(said.splitlines()[0])
+    assert set().union(*found.values()) == functions - UNREPORTED.keys()
+    for phase in ("made", "first call", "call", "growth", "traced", "captured", "reset"):
+        assert len(found[phase]) > 7, phase
+
+
+def test_a_stalled_rank_is_named(double_folder: Path) -> None:
+    run(double_folder, "stalled", world=3)
+
+
+@pytest.mark.parametrize("single_queue", [0, 1])
+def test_an_absent_rank_is_named(double_folder: Path, single_queue: int) -> None:
+    run(double_folder, "absent", {"single_queue": single_queue}, world=3)
+
+
+def test_a_watch_that_is_refused_hangs_nobody(double_folder: Path) -> None:
+    functions = ["cuMemcpyDtoHAsync", "cuStreamBatchMemOp"]
+    run(double_folder, "watch_refused", functions=functions, world=2)
+
+
+def test_errors_of_compute_stop_all_ranks(double_folder: Path) -> None:
+    run(double_folder, "compute_fails", world=3)
+
+
+def test_traced_calls_have_a_timeline(double_folder: Path) -> None:
+    run(double_folder, "timelines", world=3)
+
+
+@pytest.mark.parametrize(
+    "double, pattern",
+    [
+        ({"peers": "none"}, "no peer access from device 0 to 1, 1 to 0.*nvidia-smi topo"),
+        ({"devices": 1}, "opening the devices .0, 1.: 1 devices found; use fewer ranks"),
+        ({"devices": 0}, "cuInit answers CUDA_ERROR_NO_DEVICE"),
+        ({"version": 11080}, "the driver has no .*CUDA.*install a newer driver"),
+        ({"fail": "cuGetProcAddress:3:999"}, r"has no cu\w+ \(CUDA [0-9.]+\); install a newer"),
+    ],
+)
+def test_what_is_missing_is_said(double_folder: Path, double: dict[str, Any], pattern: str) -> None:
+    run(double_folder, "no_start", double, world=2, pattern=pattern)
