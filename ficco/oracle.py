@@ -1,24 +1,26 @@
 """The oracle: what an operator must give, in float64, and how far from it a result may be.
 
-Used by `ficco run`, tests and bench alike, so that "right" means one thing.
+Used by `ficco run`, tests and bench alike, so that "right" means one thing. Arrays are NumPy's, or
+PyTorch's tensors, which are judged on the device where they lie; PyTorch is not loaded for that.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ficco.problem import Problem, offsets
+from ficco.problem import REDUCING, Problem, offsets
 
-__all__ = ["UNIT_ROUNDOFF", "Exact", "Verdict", "inputs", "judge", "results"]
+__all__ = ["UNIT_ROUNDOFF", "Draw", "Exact", "Verdict", "inputs", "judge", "results"]
 
-Array = npt.NDArray[Any]
+Array = Any  # of NumPy, or a tensor of PyTorch
 Named = Mapping[str, Array]
 
 # Half a unit in the last place. With s = |x| |w| a result y may differ from the exact one by
@@ -54,38 +56,69 @@ class Verdict(NamedTuple):
     max_rel_error: float
 
 
-def inputs(problem: Problem, seed: int) -> list[dict[str, Array]]:
+class Draw(Protocol):
+    """Draws random arrays, one after another."""
+
+    def normal(self, rows: int, cols: int, scale: float = 1.0) -> Array:
+        """Return [rows, cols] of N(0, scale^2) in the problem's dtype."""
+
+    def integers(self, below: int, count: int) -> Array:
+        """Return [1, count] of int64 from 0 to below-1, equally likely."""
+
+    def rising(self, below: int, count: int) -> Array:
+        """Return such integers in rising order, of which the first is 0."""
+
+
+class _NumpyDraw:
+    """Draws NumPy arrays."""
+
+    def __init__(self, dtype: str, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+    def normal(self, rows: int, cols: int, scale: float = 1.0) -> npt.NDArray[Any]:
+        """See `Draw.normal`."""
+        drawn = self._rng.standard_normal((rows, cols), np.float32) * np.float32(scale)
+        return drawn.astype(self._dtype)
+
+    def integers(self, below: int, count: int) -> npt.NDArray[Any]:
+        """See `Draw.integers`."""
+        return self._rng.integers(0, below, (1, count))
+
+    def rising(self, below: int, count: int) -> npt.NDArray[Any]:
+        """See `Draw.rising`."""
+        drawn = np.sort(self._rng.integers(0, below, (1, count)))
+        drawn[0, 0] = 0
+        return drawn
+
+
+def inputs(problem: Problem, seed: int, draw: Draw | None = None) -> list[dict[str, Array]]:
     """Return per rank random inputs by buffer name: x of N(0, 1), w of N(0, 1/k), bias of N(0, 1).
 
-    Embeddings get tables of N(0, 1) and bags that share out their lookups at random.
+    Embeddings get tables of N(0, 1) and bags that share out their lookups at random. `draw` serves
+    for arrays of other libraries; it has a seed of its own.
     """
-    rng = np.random.default_rng(seed)
-    dtype = np.dtype(ml_dtypes.bfloat16 if problem.dtype == "bfloat16" else problem.dtype)
+    draw = draw or _NumpyDraw(problem.dtype, seed)
     scale = 1 / math.sqrt(problem.k)
-
-    def normal(rows: int, cols: int, by: float = 1.0) -> Array:
-        return (rng.standard_normal((rows, cols), np.float32) * np.float32(by)).astype(dtype)
-
     found = []
     for rank in range(problem.world):
         mine: dict[str, Array] = {}
         if problem.op == "embedding_all_to_all":
             for i, rows in enumerate(problem.tables[rank]):
                 count = problem.lookups[rank][i] if rows else 0
-                mine[f"table{i}"] = normal(rows, problem.n)
-                mine[f"indices{i}"] = rng.integers(0, max(rows, 1), (1, problem.lookups[rank][i]))
-                mine[f"offsets{i}"] = np.sort(rng.integers(0, count + 1, (1, problem.m)))
-                mine[f"offsets{i}"][0, 0] = 0
+                mine[f"table{i}"] = draw.normal(rows, problem.n)
+                mine[f"indices{i}"] = draw.integers(max(rows, 1), problem.lookups[rank][i])
+                mine[f"offsets{i}"] = draw.rising(count + 1, problem.m)
             found.append(mine)
             continue
         depth = problem.depths[rank] if problem.depths else problem.k
-        mine["x"] = normal(problem.m if problem.depths else problem.rows[rank], depth)
+        mine["x"] = draw.normal(problem.m if problem.depths else problem.rows[rank], depth)
         for i, output in enumerate(problem.outputs):
             inner = problem.m if output.axis == "contraction" else depth
-            w = normal(inner, output.columns[rank], scale)
+            w = draw.normal(inner, output.columns[rank], scale)
             mine.setdefault(output.operand, w.T if output.operand_transposed else w)
             if output.bias:
-                mine[f"bias{i}"] = normal(1, output.columns[rank])
+                mine[f"bias{i}"] = draw.normal(1, output.columns[rank])
         found.append(mine)
     if problem.op == "matmul_all_reduce" and problem.outputs[0].bias:
         for mine in found:
@@ -93,42 +126,61 @@ def inputs(problem: Problem, seed: int) -> list[dict[str, Array]]:
     return found
 
 
-def results(problem: Problem, given: Sequence[Named]) -> list[list[Exact]]:
-    """Return what every rank must get, per output."""
+def results(
+    problem: Problem, given: Sequence[Named], ranks: Sequence[int] | None = None
+) -> list[list[Exact]]:
+    """Return what each of `ranks` (None: every rank) must get, per output."""
+    wanted = range(problem.world) if ranks is None else ranks
     if problem.op == "all_gather_matmul":
-        return _gathered(problem, given)
-    if problem.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
-        return _reduced(problem, given)
+        return _gathered(problem, given, wanted)
+    if problem.op in REDUCING:
+        return _reduced(problem, given, wanted)
     if problem.op == "embedding_all_to_all":
-        return _pooled(problem, given)
-    return _exchanged(problem, given)
+        return [_pooled(problem, given, rank) for rank in wanted]
+    return [_exchanged(problem, given, rank) for rank in wanted]
 
 
-def judge(y: Array, exact: Exact, dtype: str) -> Verdict:
-    """Compare a result of a rank with what it must be. NaN is never right."""
-    if y.shape != exact.value.shape:
+def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
+    """Compare a result of a rank with what it must be. NaN is never right.
+
+    Args:
+        y: the result.
+        exact: what it must be, on the same device.
+        dtype: of the result.
+        roundings: how often a sum that travelled was rounded to the dtype: once where each rank
+            sends its own; as often as there are ranks where a collective adds up on the way.
+    """
+    if tuple(y.shape) != tuple(exact.value.shape):
         return Verdict(False, math.inf)
-    if not y.size:
+    if not math.prod(y.shape):
         return Verdict(True, 0.0)
-    error = np.abs(np.asarray(y, np.float64) - exact.value)
+    error = abs(_wide(y) - exact.value)
     bound = (
-        UNIT_ROUNDOFF[dtype] * (np.abs(exact.value) + exact.partial)
+        UNIT_ROUNDOFF[dtype] * (abs(exact.value) + roundings * exact.partial)
         + SUM_FACTOR * math.sqrt(exact.terms) * 2.0**-24 * exact.magnitude
         + SMALLEST[dtype]
     )
-    relative = float(np.max(error / np.maximum(exact.magnitude, np.finfo(np.float64).tiny)))
-    return Verdict(bool(np.all(error <= bound)), relative)
+    relative = float((error / exact.magnitude.clip(min=sys.float_info.min)).max())
+    return Verdict(bool((error <= bound).all()), relative)
+
+
+def _library(array: Array) -> Any:
+    """Return the library of an array; what is called of it, both libraries call alike."""
+    return np if isinstance(array, np.ndarray) else sys.modules["torch"]
 
 
 def _wide(array: Array) -> Array:
-    return np.asarray(array, np.float64)
+    if isinstance(array, np.ndarray):
+        return np.asarray(array, np.float64)
+    return array.double()
 
 
 def _exact(x: Array, w: Array, bias: Array | None = None) -> Exact:
-    value, magnitude = x @ w, np.abs(x) @ np.abs(w)
+    value, magnitude = x @ w, abs(x) @ abs(w)
     if bias is not None:
-        value, magnitude = value + bias, magnitude + np.abs(bias)
-    return Exact(value, magnitude, np.zeros_like(value), x.shape[1] + (bias is not None))
+        value, magnitude = value + bias, magnitude + abs(bias)
+    zero = _library(value).zeros_like(value)
+    return Exact(value, magnitude, zero, x.shape[1] + (bias is not None))
 
 
 def _weight(problem: Problem, mine: Named, i: int) -> Array:
@@ -140,10 +192,10 @@ def _bias(problem: Problem, mine: Named, i: int) -> Array | None:
     return _wide(mine[f"bias{i}"]) if problem.outputs[i].bias else None
 
 
-def _gathered(problem: Problem, given: Sequence[Named]) -> list[list[Exact]]:
-    x = np.concatenate([_wide(mine["x"]) for mine in given])
+def _gathered(problem: Problem, given: Sequence[Named], ranks: Sequence[int]) -> list[list[Exact]]:
+    x = _library(given[0]["x"]).concatenate([_wide(mine["x"]) for mine in given])
     found = []
-    for mine in given:
+    for mine in (given[rank] for rank in ranks):
         row = []
         for i, output in enumerate(problem.outputs):
             a = x.T if output.axis == "contraction" else x
@@ -152,55 +204,68 @@ def _gathered(problem: Problem, given: Sequence[Named]) -> list[list[Exact]]:
     return found
 
 
-def _reduced(problem: Problem, given: Sequence[Named]) -> list[list[Exact]]:
-    parts = [_exact(_wide(mine["x"]), _weight(problem, mine, 0)) for mine in given]
-    value = np.sum([part.value for part in parts], axis=0)
-    magnitude = np.sum([part.magnitude for part in parts], axis=0)
-    partial = np.sum([np.abs(part.value) for part in parts], axis=0)
-    first, found = offsets(problem.rows), []
-    for rank, mine in enumerate(given):
-        whole = problem.op == "matmul_all_reduce"
-        rows = slice(0, problem.m) if whole else slice(first[rank], first[rank + 1])
-        bias = _bias(problem, mine, 0)
+def _reduced(problem: Problem, given: Sequence[Named], ranks: Sequence[int]) -> list[list[Exact]]:
+    whole = problem.op == "matmul_all_reduce"
+    first = offsets(problem.rows)
+    begin, end = (0, problem.m) if whole else (first[min(ranks)], first[max(ranks) + 1])
+    value = magnitude = partial = 0.0
+    for mine in given:  # all rows that some of the ranks want, once
+        part = _exact(_wide(mine["x"][begin:end]), _weight(problem, mine, 0))
+        value = value + part.value
+        magnitude = magnitude + part.magnitude
+        partial = partial + abs(part.value)
+    found = []
+    for rank in ranks:
+        rows = slice(0, end) if whole else slice(first[rank] - begin, first[rank + 1] - begin)
+        bias = _bias(problem, given[rank], 0)
         extra = 0.0 if bias is None else bias
         found.append([
-            Exact(value[rows] + extra, magnitude[rows] + np.abs(extra), partial[rows],
+            Exact(value[rows] + extra, magnitude[rows] + abs(extra), partial[rows],
                   problem.k + problem.world)
         ])  # fmt: skip
     return found
 
 
-def _exchanged(problem: Problem, given: Sequence[Named]) -> list[list[Exact]]:
-    found = []
-    for rank in range(problem.world):
-        blocks = []
-        for s, theirs in enumerate(given):
-            edges = offsets(problem.splits[s])
-            x = _wide(theirs["x"])[edges[rank] : edges[rank + 1]]
-            owner = rank if problem.op == "all_to_all_matmul" else s
-            blocks.append(_exact(x, _weight(problem, given[owner], 0)))
-        bias = _bias(problem, given[rank], 0)
-        extra = 0.0 if bias is None else bias
-        value = np.concatenate([block.value for block in blocks]) + extra
-        magnitude = np.concatenate([block.magnitude for block in blocks]) + np.abs(extra)
-        found.append([Exact(value, magnitude, np.zeros_like(value), problem.k + 1)])
-    return found
+def _exchanged(problem: Problem, given: Sequence[Named], rank: int) -> list[Exact]:
+    blocks = []
+    for s, theirs in enumerate(given):
+        edges = offsets(problem.splits[s])
+        x = _wide(theirs["x"][edges[rank] : edges[rank + 1]])
+        owner = rank if problem.op == "all_to_all_matmul" else s
+        blocks.append(_exact(x, _weight(problem, given[owner], 0)))
+    bias = _bias(problem, given[rank], 0)
+    extra = 0.0 if bias is None else bias
+    library = _library(blocks[0].value)
+    value = library.concatenate([block.value for block in blocks]) + extra
+    magnitude = library.concatenate([block.magnitude for block in blocks]) + abs(extra)
+    return [Exact(value, magnitude, library.zeros_like(value), problem.k + 1)]
 
 
-def _pooled(problem: Problem, given: Sequence[Named]) -> list[list[Exact]]:
-    sums, sizes, longest = [], [], 1
-    for rank, mine in enumerate(given):
-        for i in range(len(problem.tables[rank])):
+def _pooled(problem: Problem, given: Sequence[Named], rank: int) -> list[Exact]:
+    first = offsets(problem.rows)
+    begin, end = first[rank], first[rank + 1]
+    values, magnitudes, longest = [], [], 1
+    for mine, tables in zip(given, problem.tables, strict=True):
+        for i in range(len(tables)):
             table, indices = _wide(mine[f"table{i}"]), mine[f"indices{i}"].ravel()
-            ends = np.append(mine[f"offsets{i}"].ravel(), indices.size)
-            chosen = [indices[a:b] for a, b in pairwise(ends)]
-            sums.append(np.array([table[rows].sum(axis=0) for rows in chosen]))
-            sizes.append(np.array([np.abs(table[rows]).sum(axis=0) for rows in chosen]))
-            longest = max(longest, *(len(rows) for rows in chosen))
-    value, magnitude = np.concatenate(sums, axis=1), np.concatenate(sizes, axis=1)
-    first, found = offsets(problem.rows), []
-    for rank in range(problem.world):
-        rows = slice(first[rank], first[rank + 1])
-        zero = np.zeros_like(value[rows])
-        found.append([Exact(value[rows], magnitude[rows], zero, longest)])
-    return found
+            edges = [*mine[f"offsets{i}"].ravel()[begin : end + 1].tolist(), len(indices)]
+            edges = edges[: end - begin + 1]
+            values.append(_bags(table, indices, edges))
+            magnitudes.append(_bags(abs(table), indices, edges))
+            longest = max(longest, *(b - a for a, b in pairwise(edges)), 1)
+    library = _library(values[0])
+    value = library.concatenate(values, axis=1)
+    magnitude = library.concatenate(magnitudes, axis=1)
+    return [Exact(value, magnitude, library.zeros_like(value), longest)]
+
+
+def _bags(table: Array, indices: Array, edges: Sequence[int]) -> Array:
+    """Return sums of the table's rows; bag i has the indices from edges[i] to edges[i+1]."""
+    if isinstance(table, np.ndarray):
+        sums = [table[indices[a:b]].sum(axis=0) for a, b in pairwise(edges)]
+        return np.array(sums).reshape(len(edges) - 1, table.shape[1])
+    chosen = indices[edges[0] : edges[-1]]
+    if not len(chosen):
+        return table.new_zeros((len(edges) - 1, table.shape[1]))
+    starts = chosen.new_tensor(edges[:-1]) - edges[0]
+    return _library(table).nn.functional.embedding_bag(chosen, table, starts, mode="sum")

@@ -64,7 +64,7 @@ class TorchDeviceCompute:
 
     def stream(self) -> int:
         """See `DeviceCompute.stream`."""
-        return int(torch.cuda.current_stream().cuda_stream)
+        return int(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
 
     def exact(self, dtype: str) -> AbstractContextManager[None]:
         """See `DeviceCompute.exact`: cuBLAS may add up parts of k in 16 bits by default.

@@ -19,6 +19,38 @@ def with_steps(plan: Plan, rank: int, steps: list[Step]) -> Plan:
     return plan._replace(ranks=(*plan.ranks[:rank], entry, *plan.ranks[rank + 1 :]))
 
 
+def dropped(steps: list[Step], index: int) -> list[Step]:
+    """Drop a step; what came after it comes after what it came after, so its own work is missed."""
+    gone = steps[index]
+    before = [step.id for step in steps[:index] if step.lane == gone.lane][-1:]
+    rest = [*steps[:index], *steps[index + 1 :]]
+    return _aimed(rest, gone.id, (*before, *gone.after))
+
+
+def replaced(steps: list[Step], index: int, pieces: list[Step]) -> list[Step]:
+    """Put pieces in a step's place; what came after it comes after every one of them."""
+    rest = [*steps[:index], *pieces, *steps[index + 1 :]]
+    return _aimed(rest, steps[index].id, tuple(piece.id for piece in pieces))
+
+
+def mended(steps: list[Step]) -> list[Step]:
+    """Leave out every `after` that names no earlier step: the form check would see nothing else."""
+    seen: set[str] = set()
+    found = []
+    for step in steps:
+        found.append(step._replace(after=tuple(other for other in step.after if other in seen)))
+        seen.add(step.id)
+    return found
+
+
+def _aimed(steps: list[Step], old: str, new: tuple[str, ...]) -> list[Step]:
+    def names(after: tuple[str, ...]) -> tuple[str, ...]:
+        found = [name for a in after for name in (new if a == old else (a,))]
+        return tuple(dict.fromkeys(found))
+
+    return [step._replace(after=names(step.after)) for step in steps]
+
+
 def _pick(plan: Plan, rng: random.Random, *kinds: str) -> tuple[int, int, list[Step]] | None:
     """Choose a step of these kinds (or any): rank, index, the rank's steps."""
     found = [
@@ -58,8 +90,10 @@ def drop_step(plan: Plan, rng: random.Random) -> Plan | None:
     if picked is None:
         return None
     rank, index, steps = picked
+    if rng.random() < 0.5:
+        return with_steps(plan, rank, dropped(steps, index))
     del steps[index]
-    return with_steps(plan, rank, steps)
+    return with_steps(plan, rank, mended(steps))
 
 
 def move_step(plan: Plan, rng: random.Random) -> Plan | None:
@@ -69,7 +103,7 @@ def move_step(plan: Plan, rng: random.Random) -> Plan | None:
     rank, index, steps = picked
     step = steps.pop(index)
     steps.insert(rng.randrange(len(steps) + 1), step)
-    return with_steps(plan, rank, steps)
+    return with_steps(plan, rank, mended(steps))
 
 
 def other_lane(plan: Plan, rng: random.Random) -> Plan | None:
@@ -79,6 +113,25 @@ def other_lane(plan: Plan, rng: random.Random) -> Plan | None:
     rank, index, steps = picked
     lanes = sorted({step.lane for step in steps} | {"another"})
     steps[index] = steps[index]._replace(lane=rng.choice(lanes))
+    return with_steps(plan, rank, steps)
+
+
+def bend_after(plan: Plan, rng: random.Random) -> Plan | None:
+    """Leave out one step that another comes after, or name another earlier one instead."""
+    places = [
+        (rank, index)
+        for rank, entry in enumerate(plan.ranks)
+        for index, step in enumerate(entry.steps)
+        if step.after
+    ]
+    if not places:
+        return None
+    rank, index = rng.choice(places)
+    steps = steps_of(plan, rank)
+    after = list(steps[index].after)
+    at = rng.randrange(len(after))
+    after[at : at + 1] = [rng.choice(steps[:index]).id] if rng.random() < 0.5 else []
+    steps[index] = steps[index]._replace(after=tuple(after))
     return with_steps(plan, rank, steps)
 
 
@@ -216,7 +269,7 @@ def swap_signal_and_copy(plan: Plan, rng: random.Random) -> Plan | None:
     for later in range(index + 1, len(steps)):
         if steps[later].lane == steps[index].lane:
             steps[index], steps[later] = steps[later], steps[index]
-            return with_steps(plan, rank, steps)
+            return with_steps(plan, rank, mended(steps))
     return None
 
 
@@ -224,6 +277,7 @@ MUTATIONS: dict[str, Edit] = {
     "drop_step": drop_step,
     "move_step": move_step,
     "other_lane": other_lane,
+    "bend_after": bend_after,
     "drop_word": drop_word,
     "aim_word": aim_word,
     "shift_source": shift_source,
@@ -241,8 +295,9 @@ def redundant_wait(plan: Plan, rng: random.Random) -> Plan | None:
         return None
     rank, index, steps = picked
     words = tuple(rng.sample(steps[index].words, rng.randint(1, len(steps[index].words))))
-    steps.insert(index, steps[index]._replace(id="again", words=words))  # others come after it
-    return with_steps(plan, rank, steps)
+    both = [steps[index]._replace(id="again", words=words), steps[index]]
+    rng.shuffle(both)
+    return with_steps(plan, rank, replaced(steps, index, both))
 
 
 def swap_independent(plan: Plan, rng: random.Random) -> Plan | None:
@@ -290,11 +345,8 @@ def split_copy(plan: Plan, rng: random.Random) -> Plan | None:
     reads, writes = step.reads[1:], step.writes[1:]  # what the step moves besides
     first = step._replace(id=f"{step.id}.a", reads=(s0, *reads), writes=(t0, *writes))
     second = step._replace(id=f"{step.id}.b", reads=(s1,), writes=(t1,))
-    renamed = {step.id: second.id}
-    steps[index : index + 1] = [second, first] if rng.random() < 0.5 else [first, second]
-    if any(step.id in other.after for other in steps):
-        steps = [s._replace(after=tuple(renamed.get(a, a) for a in s.after)) for s in steps]
-    return with_steps(plan, rank, steps)
+    both = [second, first] if rng.random() < 0.5 else [first, second]
+    return with_steps(plan, rank, replaced(steps, index, both))
 
 
 def rename(plan: Plan, rng: random.Random) -> Plan | None:
@@ -323,11 +375,11 @@ def split_words(plan: Plan, rng: random.Random) -> Plan | None:
     words = list(step.words)
     rng.shuffle(words)
     cut = rng.randrange(1, len(words))
-    steps[index : index + 1] = [
+    both = [
         step._replace(id=f"{step.id}.a", words=tuple(words[:cut])),
         step._replace(id=f"{step.id}.b", words=tuple(words[cut:])),
     ]
-    return with_steps(plan, rank, steps)
+    return with_steps(plan, rank, replaced(steps, index, both))
 
 
 def extra_after(plan: Plan, rng: random.Random) -> Plan | None:

@@ -144,11 +144,14 @@ class TestSchedule:
 
 class TestMachine:
     def test_the_shipped_ones(self) -> None:
-        assert set(data.names("machines")) == {"host", "mesh4", "mesh8", "switch4", "switch8"}
+        shipped = {"cuda", "host", "mesh4", "mesh8", "switch4", "switch8"}
+        assert set(data.names("machines")) == shipped
         for name in data.names("machines"):
             machine = Machine.named(name)
             assert machine.name == name and machine.about
-            assert machine.paced == (name != "host")
+            assert machine.engine == ("cuda" if name == "cuda" else "host")
+            assert machine.paced == (name not in ("cuda", "host"))
+            assert machine.whole_transport == ("collective" if name == "cuda" else "dma")
         for ranks in (4, 8):
             mesh, switch = Machine.named(f"mesh{ranks}"), Machine.named(f"switch{ranks}")
             assert mesh.best_route == "all_peers" and switch.best_route == "rotation"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cases import plan_of
-from edits import steps_of, with_steps
+from edits import dropped, mended, steps_of, with_steps
 from handmade import (
     collective_all_gather,
     pooled_embedding,
@@ -32,8 +32,7 @@ def changed(plan: Plan, rank: int, name: str, **fields: object) -> Plan:
 
 
 def without(plan: Plan, rank: int, name: str) -> Plan:
-    steps = steps_of(plan, rank)
-    del steps[find(plan, rank, name)]
+    steps = dropped(steps_of(plan, rank), find(plan, rank, name))
     return with_steps(plan, rank, steps)
 
 
@@ -41,7 +40,7 @@ def moved(plan: Plan, rank: int, name: str, to: int) -> Plan:
     steps = steps_of(plan, rank)
     step = steps.pop(find(plan, rank, name))
     steps.insert(to, step)
-    return with_steps(plan, rank, steps)
+    return with_steps(plan, rank, mended(steps))
 
 
 def rules(found: list[Violation]) -> set[str]:
@@ -74,11 +73,15 @@ class TestOrderOfSteps:
         assert any(v.rank == 0 and "rank 2" in v.mend for v in found)
 
     def test_free_before_the_last_read_is_rejected(self) -> None:
-        plan = moved(self.plan, 0, "compute.leave", find(self.plan, 0, "wait.step2"))
+        plan = moved(self.plan, 0, "handshake.leave", find(self.plan, 0, "wait.step2"))
         assert rules(verify(plan)) & {"handover", "words"}
+        plan = changed(self.plan, 0, "handshake.leave", after=("wait.step2",))
+        assert rules(verify(plan)) == {"handover"}
 
     def test_clear_before_the_wait_is_rejected(self) -> None:
-        plan = moved(self.plan, 0, "compute.clear", find(self.plan, 0, "wait.step2"))
+        plan = moved(self.plan, 0, "handshake.clear", find(self.plan, 0, "wait.step2"))
+        assert "words" in rules(verify(plan))
+        plan = changed(self.plan, 0, "handshake.clear", after=("gemm.step1",))
         assert "words" in rules(verify(plan))
 
     def test_entering_before_the_peer_is_free_is_reuse_of_a_word(self) -> None:
@@ -131,7 +134,7 @@ class TestValues:
         plan = plan_of("uniform_fused_2d", 2, 4, 2, 4)
         steps = steps_of(plan, 0)
         at = find(plan, 0, "gemm.step1")
-        steps.insert(at + 1, steps[at]._replace(id="once more"))
+        steps.insert(at, steps[at]._replace(id="once more"))  # free comes after the later one
         found = verify(with_steps(plan, 0, steps))
         assert "counted twice" in found[0].message
 
@@ -167,7 +170,7 @@ class TestForm:
     def test_of_a_step(self, fields: dict[str, object], words: str) -> None:
         name = "push.0to1" if "id" not in fields else "gemm.whole"
         if fields == {"unit": "sm"}:
-            name, fields = "compute.leave", {"unit": "sm"}
+            name, fields = "handshake.leave", {"unit": "sm"}
         found = verify(changed(self.plan, 0, name, **fields))
         assert any(words in v.message for v in found), found
 
@@ -212,6 +215,7 @@ class TestSpinning:
     def test_a_kernel_may_not_spin_before_its_peers_have_entered(self) -> None:
         plan = plan_of("gated_1d", 2, 4, 2, 4)
         plan = moved(plan, 0, "compute.wait_entered", find(plan, 0, "gemm"))
+        plan = changed(plan, 0, "handshake.clear", after=("compute.wait_entered",))
         found = verify(plan)
         assert rules(found) == {"spin"}
         assert found[0].rank == 0
@@ -226,8 +230,8 @@ class TestSpinning:
         steps.insert(at, Step("move", "other", "local_copy", "sm", (own,), (window,)))
         push = find(with_steps(plan, 1, steps), 1, "push.0to0")
         steps[push] = steps[push]._replace(reads=(window,), after=("move",))
-        leave = find(with_steps(plan, 1, steps), 1, "compute.leave")
-        steps[leave] = steps[leave]._replace(after=("push.0to0",))
+        leave = find(with_steps(plan, 1, steps), 1, "handshake.leave")
+        steps[leave] = steps[leave]._replace(after=(*steps[leave].after, "push.0to0"))
         assert rules(verify(with_steps(plan, 1, steps))) == {"spin"}
 
     def test_concurrent_must_be_marked(self) -> None:
