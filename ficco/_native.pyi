@@ -78,8 +78,8 @@ class Group:
 
         Args:
             world: number of ranks, 1 to MAX_WORLD.
-            timeout_s: how long a wait for a word may last before the group has failed; one for a step
-                of the same rank may last ten times as long.
+            timeout_s: how long a wait for a word may last before the group has failed; one for a
+                step of the same rank may last ten times as long.
             fabric: the paced links, of the same world; None copies as fast as memory allows.
         """
 

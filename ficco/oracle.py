@@ -208,7 +208,9 @@ def _reduced(problem: Problem, given: Sequence[Named], ranks: Sequence[int]) -> 
     whole = problem.op == "matmul_all_reduce"
     first = offsets(problem.rows)
     begin, end = (0, problem.m) if whole else (first[min(ranks)], first[max(ranks) + 1])
-    value = magnitude = partial = 0.0
+    value: Array = 0.0
+    magnitude: Array = 0.0
+    partial: Array = 0.0
     for mine in given:  # all rows that some of the ranks want, once
         part = _exact(_wide(mine["x"][begin:end]), _weight(problem, mine, 0))
         value = value + part.value

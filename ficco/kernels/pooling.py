@@ -33,12 +33,14 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
     begin = tl.load(offsets + bag)
     end = tl.load(offsets + bag + 1, mask=bag + 1 < batch, other=lookups)
     total = tl.zeros((COLS,), tl.float32)
-    for at in range(begin, end, LOOKUPS):
+    at = begin
+    while at < end:
         each = at + tl.arange(0, LOOKUPS)
         row = tl.load(indices + each, mask=each < end, other=0)
         inside = (each < end)[:, None] & (col < dim)[None, :]
         rows = tl.load(table + row[:, None] * table_stride + col[None, :], mask=inside, other=0)
         total += tl.sum(rows.to(tl.float32), axis=0)
+        at += LOOKUPS
     tl.store(
         target + place.to(tl.int64) * target_stride + col,
         total.to(target.dtype.element_ty),

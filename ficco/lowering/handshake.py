@@ -10,9 +10,9 @@
 rank has consumed `free`, so that its peers may raise it again. Why this suffices: see the verifier.
 
 A lane of its own keeps words, each of which takes a stream 1 us, out of the way of copies and
-GEMMs; one that pushes to one peer alone does its own beginning. Waiting for `entered` before the last
-compute means that a peer that runs another call is noticed while its data can still be kept from
-becoming a result.
+GEMMs; one that pushes to one peer alone does its own beginning. Waiting for `entered` before the
+last compute means that a peer that runs another call is noticed while its data can still be kept
+from becoming a result.
 """
 
 from __future__ import annotations

@@ -1,27 +1,89 @@
-"""This process as one rank of a command: it joins the group, runs, and agrees with the others."""
+"""This process as one rank of a command: it joins the group, runs, and agrees with the others.
+
+`RankExecutor` computes on the CPU, `GpuExecutor` on the rank's GPU.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from ficco import compute as computes
+from ficco import oracle
 from ficco.compute import dtype_of
 from ficco.errors import InputError
 from ficco.machine import Machine
-from ficco.problem import Problem
+from ficco.modules import plain
+from ficco.problem import REDUCING, Problem, offsets
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
-__all__ = ["RankExecutor"]
+__all__ = ["GpuExecutor", "RankExecutor", "TorchDraw", "TorchOffers", "torch_offers"]
+
+_TURNS, _QUEUED = 7, 5  # turns of which the median is taken, and runs queued in each
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+Tensor = torch.Tensor
+Named = Mapping[str, Any]
 
 
-class RankExecutor:
+class TorchOffers(NamedTuple):
+    """What the installed PyTorch has for GPUs.
+
+    Attributes:
+        cuda: the CUDA version that it was built for, or nothing.
+        devices: how many GPUs it can use here.
+        nccl, symmetric_memory, triton: whether it has them.
+    """
+
+    cuda: str
+    devices: int
+    nccl: bool
+    symmetric_memory: bool
+    triton: bool
+
+    @property
+    def lacking(self) -> str:
+        """What ficco's GPU engine needs and is not here, in words, or nothing."""
+        if not self.cuda:
+            return "PyTorch is a build without CUDA"
+        wanted = {
+            "a GPU that it can use": self.devices > 0,
+            "NCCL": self.nccl,
+            "symmetric memory": self.symmetric_memory,
+            "Triton": self.triton,
+        }
+        missing = [name for name, there in wanted.items() if not there]
+        return f"PyTorch lacks {', '.join(missing)}" if missing else ""
+
+
+def torch_offers() -> TorchOffers:
+    """Return what the installed PyTorch has for GPUs."""
+    try:
+        import torch.distributed._symmetric_memory
+    except ImportError:
+        symmetric = False
+    else:
+        symmetric = True
+    return TorchOffers(
+        cuda=torch.version.cuda or "",
+        devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        nccl=dist.is_available() and dist.is_nccl_available(),
+        symmetric_memory=symmetric,
+        triton=find_spec("triton") is not None,
+    )
+
+
+class _Rank:
     """One rank; its environment says which (RANK, WORLD_SIZE, and FICCO_STORE or torchrun's).
 
     Attributes:
@@ -29,56 +91,278 @@ class RankExecutor:
         leads: whether it is rank 0.
     """
 
-    def __init__(self, world: int, machine: Machine, compute: str, timeout_s: float) -> None:
+    def __init__(self, world: int) -> None:
         found = int(os.environ["WORLD_SIZE"])
         if found != world:
             raise InputError(f"--ranks {world}, but {found} processes were started")
+        self.rank, self.world = int(os.environ["RANK"]), world
+        self.ranks: Sequence[int] = [self.rank]
+        self.leads = self.rank == 0
+
+    def _join(self, backend: str, device: torch.device | None = None) -> None:
         store = os.environ.get("FICCO_STORE")
-        if store is not None:
-            rank = int(os.environ["RANK"])
-            dist.init_process_group(
-                "gloo", init_method=f"file://{store}", rank=rank, world_size=world
-            )
-        else:
-            dist.init_process_group("gloo")
+        if store is None:
+            dist.init_process_group(backend, device_id=device)
+            return
+        dist.init_process_group(
+            backend, init_method=f"file://{store}", rank=self.rank, world_size=self.world,
+            device_id=device,
+        )  # fmt: skip
+
+    def most(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all ranks."""
+        gathered: list[Any] = [None] * self.world
+        dist.all_gather_object(gathered, list(values))
+        return [max(column) for column in zip(*gathered, strict=True)]
+
+    def joined(self, timeline: Timeline) -> Timeline:
+        """Return the timeline of all ranks, whose clocks are one host's."""
+        gathered: list[Any] = [None] * self.world
+        dist.all_gather_object(gathered, timeline)
+        return Timeline.joined(gathered)
+
+
+class RankExecutor(_Rank):
+    """A rank on the CPU, over gloo."""
+
+    def __init__(self, world: int, machine: Machine, compute: str, timeout_s: float) -> None:
+        super().__init__(world)
+        self._join("gloo")
         self._runtime = ProcessRuntime(
             dist.group.WORLD, machine, computes.named(compute), timeout_s
         )
-        self.ranks: Sequence[int] = [self._runtime.rank]
-        self.leads = self._runtime.rank == 0
+
+    def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
+        """Return all ranks' inputs."""
+        return oracle.inputs(problem, seed)
 
     def run(
-        self, problem: Problem, given: Sequence[Mapping[str, Any]], schedule: Schedule
+        self, problem: Problem, given: Sequence[Named], schedule: Schedule, traced: bool
     ) -> list[list[Any]]:
-        """Return this rank's outputs."""
-        rank = self._runtime.rank
+        """Return this rank's outputs; times are always taken."""
         dtype = dtype_of(problem.dtype)
-        ys = [np.empty(shape, dtype) for shape in problem.result_shapes(rank)]
-        arrays = {**given[rank], **{f"y{i}": y for i, y in enumerate(ys)}}
+        ys = [np.empty(shape, dtype) for shape in problem.result_shapes(self.rank)]
+        arrays = {**given[self.rank], **{f"y{i}": y for i, y in enumerate(ys)}}
         self._runtime.execute(problem, schedule, arrays)
         return [ys]
+
+    def alone(self, problem: Problem, given: Sequence[Named]) -> None:
+        """Serial's timeline says how long its parts last."""
 
     def meet(self) -> None:
         """Wait for all ranks."""
         dist.barrier()
 
-    def most(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks."""
-        gathered: list[Any] = [None] * self._runtime.world
-        dist.all_gather_object(gathered, list(values))
-        return [max(column) for column in zip(*gathered, strict=True)]
-
     def timeline(self) -> Timeline:
         """Return this rank's last run."""
         return self._runtime.timeline()
-
-    def joined(self, timeline: Timeline) -> Timeline:
-        """Return the timeline of all ranks, whose clocks are one host's."""
-        gathered: list[Any] = [None] * self._runtime.world
-        dist.all_gather_object(gathered, timeline)
-        return Timeline.joined(gathered)
 
     def close(self) -> None:
         """Leave the group."""
         self._runtime.close()
         dist.destroy_process_group()
+
+
+class GpuExecutor(_Rank):
+    """A rank on its GPU, over NCCL: device LOCAL_RANK under torchrun, else RANK.
+
+    A context: it is left in order where all went well; after an error the process is to end, since
+    other ranks may never come to leave with it.
+
+    Attributes:
+        reason: why the group's GPUs cannot run ficco, equal on all ranks; None: they can.
+    """
+
+    def __init__(self, world: int, machine: Machine, timeout_s: float) -> None:
+        super().__init__(world)
+        from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
+
+        self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
+        torch.cuda.set_device(self._device)
+        self._join("nccl", self._device)
+        # As the engine does for its own GEMMs: sums of 16-bit products are float32 throughout.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self._has_timeline = False
+        self._runtime: Any = None
+        self.reason: str | None = why_not(dist.group.WORLD)
+        if self.reason is None:
+            self._runtime = CudaProcessRuntime(dist.group.WORLD, machine, timeout_s)
+
+    def __enter__(self) -> GpuExecutor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise MemoryError(f"GPU {self._device.index} is full") from error
+        if error is None or self._runtime is None:
+            if self._runtime is not None:
+                self._runtime.close()
+            dist.destroy_process_group()
+
+    def inputs(self, problem: Problem, seed: int) -> list[dict[str, Tensor]]:
+        """Return all ranks' inputs, drawn on this GPU; other GPUs of its kind draw the same."""
+        return oracle.inputs(problem, seed, TorchDraw(problem.dtype, seed, self._device))
+
+    def run(
+        self, problem: Problem, given: Sequence[Named], schedule: Schedule, traced: bool
+    ) -> list[list[Tensor]]:
+        """Return this rank's outputs, when they are there; traced runs are warmed up before."""
+        if traced:
+            self._call(problem, given[self.rank], schedule)
+            self.meet()
+        self._has_timeline = traced and schedule.transport != "collective"
+        self._runtime.traced = traced
+        try:
+            return [self._call(problem, given[self.rank], schedule)]
+        finally:
+            self._runtime.traced = False
+
+    def _call(self, problem: Problem, mine: Named, schedule: Schedule) -> list[Tensor]:
+        dtype = _DTYPES[problem.dtype]
+        if schedule.transport == "collective":
+            like = torch.empty((0, problem.n), dtype=dtype, device=self._device)
+            ys = plain.run(problem, {**mine, "like": like}, dist.group.WORLD, self.rank)
+        else:
+            ys = [
+                torch.empty(shape, dtype=dtype, device=self._device)
+                for shape in problem.result_shapes(self.rank)
+            ]
+            arrays = {**mine, **{f"y{i}": y for i, y in enumerate(ys)}}
+            self._runtime.execute(problem, schedule, arrays)
+        torch.cuda.synchronize(self._device)
+        self._runtime.check_alive()
+        return ys
+
+    def alone(self, problem: Problem, given: Sequence[Named]) -> tuple[float, float]:
+        """Return how long the whole compute and NCCL's whole transfer last alone here, in ms."""
+        compute, transfer = _parts(problem, given, self.rank)
+        return self._timed(compute), self._timed(transfer)
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        """Return the median time of a run in ms, by the device's clock; the first turn warms up."""
+        times: list[float] = []
+        event: Any = torch.cuda.Event
+        for _ in range(_TURNS + 1):
+            begin, end = event(enable_timing=True), event(enable_timing=True)
+            self.meet()
+            begin.record()
+            for _ in range(_QUEUED):
+                work()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / _QUEUED)
+        return statistics.median(times[1:])
+
+    def meet(self) -> None:
+        """Wait for all ranks and their GPUs."""
+        torch.cuda.synchronize(self._device)
+        dist.barrier()
+        torch.cuda.synchronize(self._device)
+
+    def timeline(self) -> Timeline | None:
+        """Return this rank's last run, if it was traced; collectives take no times."""
+        found: Timeline | None = self._runtime.timeline() if self._has_timeline else None
+        return found
+
+
+class TorchDraw:
+    """Draws tensors on a device. See `oracle.Draw`."""
+
+    def __init__(self, dtype: str, seed: int, device: torch.device) -> None:
+        self._dtype = _DTYPES[dtype]
+        self._options: dict[str, Any] = {
+            "generator": torch.Generator(device).manual_seed(seed),
+            "device": device,
+        }
+
+    def normal(self, rows: int, cols: int, scale: float = 1.0) -> Tensor:
+        """See `oracle.Draw.normal`."""
+        return torch.randn((rows, cols), **self._options).mul_(scale).to(self._dtype)
+
+    def integers(self, below: int, count: int) -> Tensor:
+        """See `oracle.Draw.integers`."""
+        return torch.randint(0, below, (1, count), **self._options)
+
+    def rising(self, below: int, count: int) -> Tensor:
+        """See `oracle.Draw.rising`."""
+        drawn: Tensor = self.integers(below, count).sort().values
+        drawn[0, 0] = 0
+        return drawn
+
+
+Work = Callable[[], object]
+
+
+def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, Work]:
+    """Return a rank's whole compute and its whole transfer, as the vendor's libraries do them.
+
+    Uneven rows go as the collectives want them, padded to the longest.
+    """
+    mine, world, longest = given[rank], problem.world, max(problem.rows)
+    if problem.op == "embedding_all_to_all":
+        return _pooling(problem, mine), _sending_bags(problem, mine, rank)
+    x = mine["x"]
+    if problem.op == "all_gather_matmul":
+        whole = torch.cat([theirs["x"] for theirs in given])
+        shard, target = x.new_zeros((longest, problem.k)), x.new_empty((world * longest, problem.k))
+        return (
+            _multiplying(problem, whole, mine),
+            lambda: dist.all_gather_into_tensor(target, shard),
+        )
+    if problem.op == "matmul_all_reduce":
+        product = x.new_zeros((problem.m, problem.n))
+        return _multiplying(problem, x, mine), lambda: dist.all_reduce(product)
+    if problem.op in REDUCING:
+        product = x.new_zeros((world * longest, problem.n))
+        own = x.new_empty((longest, problem.n))
+        return (
+            _multiplying(problem, x, mine),
+            lambda: dist.reduce_scatter_tensor(own, product),
+        )
+    taken = [row[rank] for row in problem.splits]
+    if problem.op == "all_to_all_matmul":
+        sent = x
+        edges = [offsets(row) for row in problem.splits]
+        blocks = [
+            theirs["x"][edges[s][rank] : edges[s][rank + 1]] for s, theirs in enumerate(given)
+        ]
+        compute = _multiplying(problem, torch.cat(blocks), mine)
+    else:
+        sent = x.new_zeros((problem.rows[rank], problem.n))
+        compute = _multiplying(problem, x, mine)
+    target = sent.new_empty((sum(taken), sent.shape[1]))
+    split = list(problem.splits[rank])
+    return compute, lambda: dist.all_to_all_single(target, sent, taken, split)
+
+
+def _multiplying(problem: Problem, x: Tensor, mine: Named) -> Work:
+    pairs = [
+        (x.t() if output.axis == "contraction" else x, mine[output.operand])
+        for output in problem.outputs
+    ]
+    return lambda: [torch.mm(a, b) for a, b in pairs]
+
+
+def _pooling(problem: Problem, mine: Named) -> Work:
+    count = sum(name.startswith("table") for name in mine)
+    tables = [
+        (mine[f"indices{i}"].ravel(), mine[f"table{i}"], mine[f"offsets{i}"].ravel())
+        for i in range(count)
+    ]
+    return lambda: [torch.nn.functional.embedding_bag(*table, mode="sum") for table in tables]
+
+
+def _sending_bags(problem: Problem, mine: Named, rank: int) -> Work:
+    widths = [problem.n * len(tables) for tables in problem.tables]
+    like = torch.empty(0, dtype=_DTYPES[problem.dtype], device=torch.cuda.current_device())
+    sent = like.new_zeros(problem.m * widths[rank])
+    target = like.new_empty(problem.rows[rank] * sum(widths))
+    taken = [problem.rows[rank] * width for width in widths]
+    given = [rows * widths[rank] for rows in problem.rows]
+    return lambda: dist.all_to_all_single(target, sent, taken, given)

@@ -1,0 +1,68 @@
+"""Runs one kernel on odd shapes in every dtype and holds it against float64.
+
+TRITON_INTERPRET=1 python worker.py summing|pooling
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+
+import torch
+
+from ficco.kernels.pooling import pool_bags
+from ficco.kernels.summing import sum_partials
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def rounded(value: torch.Tensor, found: torch.Tensor, about: str) -> None:
+    """Hold a result within one rounding of its dtype and a float32 sum of the exact value."""
+    step = torch.finfo(found.dtype).eps
+    bound = step * value.abs() + 1e-5
+    assert ((found.double() - value).abs() <= bound).all(), about
+
+
+def summing() -> None:
+    for dtype in DTYPES:
+        for count, own_at, rows, cols, bias in (
+            (0, 0, 3, 5, False), (1, 0, 9, 513, True), (3, 1, 1, 1, False), (3, 3, 17, 700, True),
+            (7, 4, 8, 512, True),
+        ):  # fmt: skip
+            wide = torch.randn((count + 1) * (rows + 2), cols + 3).to(dtype)
+            slots, distance = wide[:rows, :cols], (rows + 2) * (cols + 3)
+            parts = [wide[i * (rows + 2) :][:rows, :cols] for i in range(count)]
+            own = torch.randn(rows, cols)
+            offset = torch.randn(1, cols).to(dtype) if bias else None
+            whole = torch.full((rows + 1, cols + 2), torch.nan, dtype=dtype)
+            target = whole[:rows, :cols]
+            sum_partials(slots, distance, count, own, own_at, offset, target)
+            want = own.double() + sum(part.double() for part in parts)
+            want = want + offset.double() if bias else want
+            rounded(want, target, f"{dtype} {count} {own_at} {rows}x{cols} {bias}")
+            assert whole[rows:].isnan().all() and whole[:, cols:].isnan().all(), "wrote beyond"
+
+
+def pooling() -> None:
+    for dtype in DTYPES:
+        for dim, batch, lookups in ((1, 1, 3), (5, 7, 40), (129, 6, 90), (300, 3, 0)):
+            table = torch.randn(11, dim + 1).to(dtype)[:, :dim]
+            indices = torch.randint(11, (lookups,))
+            offsets = torch.sort(torch.randint(lookups + 1, (batch,))).values
+            offsets[0] = 0
+            ends = [*offsets.tolist(), lookups]
+            exact = torch.stack([
+                table[indices[a:b]].double().sum(0) for a, b in pairwise(ends)
+            ])  # fmt: skip
+            for first, last in ((0, batch), (batch // 2, batch), (0, batch // 2), (1, 1)):
+                whole = torch.full((batch + 1, dim + 1), torch.nan, dtype=dtype)
+                target = whole[: last - first, :dim]
+                pool_bags(table, indices, offsets, (first, last), target)
+                rounded(exact[first:last], target, f"{dtype} {dim} {batch} {lookups}")
+                assert whole[last - first :].isnan().all() and whole[:, dim:].isnan().all()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(1)
+    {"summing": summing, "pooling": pooling}[sys.argv[1]]()
+    print("right")
