@@ -363,6 +363,9 @@ class GpuRank:
             rank: the rank that it serves, of this process.
         """
 
+    def follow(self, stream: int) -> None:
+        """Let a stream (the driver's handle) go on when the rank's last call has ended."""
+
 class GpuWindow:
     """Where all ranks' windows lie, as one device sees them. Whoever made them keeps them."""
 

@@ -15,8 +15,11 @@ __all__ = ["Asked", "add_problem", "asked_from"]
 
 # The default job: on mesh4 its chunks last 5.8 ms, its transfer 23 ms and its GEMM 45 ms, of which
 # real work is a few, so that four ranks on two cores hardly wait for each other.
-DEFAULT_SIZES = {"m": 1024, "n": 256, "k": 1024}
-DEFAULT_RANKS = 4
+HOST_SIZES = {"m": 1024, "n": 256, "k": 1024}
+HOST_RANKS, HOST_DTYPE = 4, "float32"
+# On GPUs transfers and GEMMs of this job last some tenths of a millisecond each.
+GPU_SIZES = {"m": 8192, "n": 8192, "k": 8192}
+GPU_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,15 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
             f"--{name.upper()}",  # torchrun takes --m for an option of its own
             dest=name,
             type=int,
-            default=DEFAULT_SIZES[name],
-            help=f"{what}, over all ranks (%(default)s)",
+            help=f"{what}, over all ranks ({HOST_SIZES[name]}; on GPUs {GPU_SIZES[name]})",
         )
-    parser.add_argument("--ranks", type=int, help=f"ranks ({DEFAULT_RANKS})")
+    parser.add_argument("--ranks", type=int, help=f"ranks ({HOST_RANKS}; on GPUs as many as these)")
     parser.add_argument("--rows", help="rows per rank, comma-separated, where they are uneven")
     parser.add_argument(
         "--splits",
         help="all-to-all: rows from each rank to each, commas within a rank, semicolons between",
     )
-    parser.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)} (%(default)s)")
+    parser.add_argument("--dtype", help=f"{', '.join(DTYPES)} ({HOST_DTYPE}; on GPUs {GPU_DTYPE})")
     parser.add_argument(
         "--machine", help="profile to run as: a shipped name or a .toml file (a mesh that fits)"
     )
@@ -65,8 +67,15 @@ def schedule_help(default: str) -> str:
     )
 
 
-def asked_from(args: argparse.Namespace) -> Asked:
+def asked_from(
+    args: argparse.Namespace, engine: str | None = None, ranks: int = HOST_RANKS
+) -> Asked:
     """Turn parsed arguments into a problem, a machine and schedules.
+
+    Args:
+        args: the command line; what it leaves open is filled in.
+        engine: what is to run it; None: nothing, and the machine says what for it is.
+        ranks: how many, where the command line does not say.
 
     Raises:
         InputError: any of them cannot be.
@@ -77,10 +86,11 @@ def asked_from(args: argparse.Namespace) -> Asked:
             f"Known: {', '.join(OPERATORS)}"
         )
     if args.ranks is None:
-        args.ranks = DEFAULT_RANKS
+        args.ranks = ranks
     if not 1 <= args.ranks <= MAX_WORLD:
         raise InputError(f"--ranks {args.ranks}: ficco runs 1 to {MAX_WORLD} ranks")
-    machine = Machine.named(args.machine or _fitting(args.ranks))
+    machine = Machine.named(args.machine or ("cuda" if engine == "cuda" else _fitting(args.ranks)))
+    _fill_in(args, machine.engine)
     if args.ranks > machine.ranks:
         raise InputError(
             f"--ranks {args.ranks}: machine {machine.name!r} has {machine.ranks}; "
@@ -107,7 +117,7 @@ def asked_from(args: argparse.Namespace) -> Asked:
             schedule = replace(schedule, grain=args.grain)
         schedule = schedule.resolve(args.ranks, machine)
         try:
-            lower_rank(problem, schedule, 0)
+            _check(problem, schedule, engine)
         except ScheduleError as reason:
             if not everything:
                 raise
@@ -115,6 +125,28 @@ def asked_from(args: argparse.Namespace) -> Asked:
         else:
             schedules.append(schedule)
     return Asked(problem, machine, tuple(schedules), tuple(refused))
+
+
+def _fill_in(args: argparse.Namespace, engine: str) -> None:
+    """Set sizes and dtype that were left open to what suits the engine."""
+    for name, size in (HOST_SIZES if engine == "host" else GPU_SIZES).items():
+        if getattr(args, name) is None:
+            setattr(args, name, size)
+    if args.dtype is None:
+        args.dtype = HOST_DTYPE if engine == "host" else GPU_DTYPE
+
+
+def _check(problem: Problem, schedule: Schedule, engine: str | None) -> None:
+    """Raise ScheduleError for a schedule that the engine cannot run."""
+    if engine == "cuda" and schedule.compute == "gated":
+        raise ScheduleError(
+            f"schedule {schedule.name!r}: compute='gated' needs a kernel that waits for chunks, "
+            "which the CUDA engine does not have yet; the nearest that works is "
+            "compute='per_chunk'"
+        )
+    if engine == "cuda" and schedule.transport == "collective":
+        return  # torch.distributed runs it, without a plan
+    lower_rank(problem, schedule, 0)
 
 
 def _fitting(ranks: int) -> str:

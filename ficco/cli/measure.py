@@ -1,6 +1,6 @@
 """Measuring schedules: rounds of all of them in turn, every result checked, serial beside them.
 
-Where the ranks are (threads of a node, or a process each) is an Executor's matter.
+Where the ranks are (threads of a node, a process each, a GPU each) is an Executor's matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ficco.cli.arguments import Asked
 from ficco.lowering import lower
-from ficco.problem import DTYPES, Problem
+from ficco.problem import DTYPES, REDUCING, Problem
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
@@ -37,8 +37,19 @@ class Executor(Protocol):
     ranks: Sequence[int]
     leads: bool
 
-    def run(self, problem: Problem, given: Inputs, schedule: Schedule) -> list[list[Any]]:
-        """Return the outputs of `ranks`."""
+    def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
+        """Return all ranks' inputs, where `run` and the oracle take them."""
+
+    def run(
+        self, problem: Problem, given: Inputs, schedule: Schedule, traced: bool
+    ) -> list[list[Any]]:
+        """Return the outputs of `ranks`, when they are there; `traced`: take times."""
+
+    def alone(self, problem: Problem, given: Inputs) -> Sequence[float] | None:
+        """Return how long the whole compute and the whole transfer last alone, in ms.
+
+        None: serial's timeline tells it.
+        """
 
     def meet(self) -> None:
         """Wait for all other executors of the group."""
@@ -46,8 +57,8 @@ class Executor(Protocol):
     def most(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each value over all executors."""
 
-    def timeline(self) -> Timeline:
-        """Return the last run, of `ranks`."""
+    def timeline(self) -> Timeline | None:
+        """Return the last run, of `ranks`; None: it took no times."""
 
     def joined(self, timeline: Timeline) -> Timeline:
         """Return one timeline of all ranks from each executor's own."""
@@ -62,9 +73,20 @@ class NodeExecutor:
         self._node = node
         self.ranks: Sequence[int] = range(node.world)
 
-    def run(self, problem: Problem, given: Inputs, schedule: Schedule) -> list[list[Any]]:
-        """See `Executor.run`."""
+    def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
+        """See `Executor.inputs`."""
+        from ficco import oracle
+
+        return oracle.inputs(problem, seed)
+
+    def run(
+        self, problem: Problem, given: Inputs, schedule: Schedule, traced: bool
+    ) -> list[list[Any]]:
+        """See `Executor.run`; times are always taken."""
         return self._node.run(problem, given, schedule=schedule)
+
+    def alone(self, problem: Problem, given: Inputs) -> None:
+        """See `Executor.alone`."""
 
     def meet(self) -> None:
         """There is nobody else."""
@@ -101,7 +123,7 @@ class Row:
 
 @dataclass(slots=True)
 class Point:
-    """A schedule under measurement, and its fastest run."""
+    """A schedule under measurement, and its fastest run among those that took times, if any."""
 
     schedule: Schedule
     row: Row
@@ -113,7 +135,8 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
     """Run all schedules in turn, one round after another, each round on fresh inputs.
 
     Returns the points that were asked for, with their rows filled in. The ideal time is the longer
-    of the whole compute and the whole transfer, each as it ran alone within serial.
+    of the whole compute and the whole transfer, each alone: as the executor measured them at the
+    start, else as they ran within serial.
     """
     from ficco import oracle
 
@@ -121,19 +144,23 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
     serial = Schedule.named("serial").resolve(p.world, asked.machine)
     others = [schedule for schedule in asked.schedules if schedule != serial]
     points = [Point(s, _row(p, s)) for s in [serial, *others]]
-    alone: list[list[float]] = []
+    alone: list[Sequence[float]] = []
     for turn in range(iters + 1):  # the first round warms up; it is checked, not timed
-        given = oracle.inputs(p, seed + 1000 * turn)
-        exact = oracle.results(p, given)
+        given = executor.inputs(p, seed + 1000 * turn)
+        exact = oracle.results(p, given, executor.ranks)
+        measured = executor.alone(p, given) if turn == 0 else None
+        if measured is not None:
+            alone.append(executor.most(measured))
         for point in points:
             executor.meet()
             begin = time.perf_counter()
-            found = executor.run(p, given, point.schedule)
+            found = executor.run(p, given, point.schedule, traced=turn == 0)
             elapsed_ms = 1e3 * (time.perf_counter() - begin)
+            roundings = _roundings(p, point.schedule)
             verdicts = [
-                oracle.judge(y, want, p.dtype)
-                for rank, ys in zip(executor.ranks, found, strict=True)
-                for y, want in zip(ys, exact[rank], strict=True)
+                oracle.judge(y, want, p.dtype, roundings)
+                for ys, wanted in zip(found, exact, strict=True)
+                for y, want in zip(ys, wanted, strict=True)
             ]
             wrong = float(not all(verdict.ok for verdict in verdicts))
             error = max(verdict.max_rel_error for verdict in verdicts)
@@ -143,12 +170,13 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
             )
             point.row.ok = point.row.ok and not wrong
             point.row.max_rel_error = max(point.row.max_rel_error, error)
+            fastest = not point.times_ms or elapsed_ms < min(point.times_ms)
+            if timeline is not None and fastest:
+                point.best = timeline
             if turn == 0:
                 continue
-            if not point.times_ms or elapsed_ms < min(point.times_ms):
-                point.best = timeline
             point.times_ms.append(elapsed_ms)
-            if point is points[0]:
+            if point is points[0] and timeline is not None:
                 alone.append(parts)
         _progress(executor, f"round {turn} of {iters}")
     _progress(executor, "")
@@ -159,10 +187,17 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
     return points if serial in asked.schedules else points[1:]
 
 
+def _roundings(problem: Problem, schedule: Schedule) -> int:
+    """Return how often sums that travel are rounded: by a collective, at every rank."""
+    adds_up = problem.op in REDUCING and schedule.transport == "collective"
+    return problem.world if adds_up else 1
+
+
 def _row(problem: Problem, schedule: Schedule) -> Row:
+    planned = schedule.transport != "collective"  # which has no plan, hence no copies
     pushed = [
         region.area * DTYPES[problem.dtype]
-        for entry in lower(problem, schedule).ranks
+        for entry in (lower(problem, schedule).ranks if planned else ())
         for step in entry.steps
         if step.kind == "copy"
         for region in step.writes
@@ -170,13 +205,14 @@ def _row(problem: Problem, schedule: Schedule) -> Row:
     return Row(schedule.name, schedule.chunks, copies=len(pushed), bytes=sum(pushed))
 
 
-def _alone(timeline: Timeline) -> tuple[float, float]:
+def _alone(timeline: Timeline | None) -> tuple[float, float]:
     """Return how long compute and transfer lasted, on the slowest rank at hand, in ms."""
     made: dict[int, float] = {}
-    for span in timeline.spans:
+    spans = () if timeline is None else timeline.spans
+    for span in spans:
         if span.kind in ("gemm", "bag"):
             made[span.rank] = made.get(span.rank, 0.0) + span.end_us - span.start_us
-    pushes = [span for span in timeline.spans if span.kind == "copy"]
+    pushes = [span for span in spans if span.kind == "copy"]
     first = min((span.start_us for span in pushes), default=0.0)
     last = max((span.end_us for span in pushes), default=0.0)
     return max(made.values(), default=0.0) / 1e3, (last - first) / 1e3

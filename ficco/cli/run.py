@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO, Any
 
-from ficco.cli.arguments import Asked, add_problem, asked_from
+from ficco.cli.arguments import HOST_RANKS, Asked, add_problem, asked_from
+from ficco.cli.choosing import MOST_GPUS, chosen_engine
 from ficco.cli.launch import launch
 from ficco.cli.measure import Executor, NodeExecutor, Point, measure
-from ficco.errors import InputError
+from ficco.errors import EngineError, InputError
+from ficco.timeline import Timeline
 
 __all__ = ["add_to"]
 
@@ -28,14 +30,19 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add_problem(parser, "all")
     parser.add_argument(
-        "--engine", default="auto", choices=("auto", "host"),
-        help="host: threads and memory copies of this machine; auto: the best there is (host)",
+        "--engine", default="auto", choices=("auto", "host", "cuda"),
+        help="host: threads and memory copies of this machine; cuda: a process per GPU; auto: cuda "
+        "where several GPUs reach each other and PyTorch serves them, else host; a machine that "
+        "is named decides",
     )  # fmt: skip
     parser.add_argument(
         "--processes", action="store_true",
-        help="a process per rank, over shared memory (under torchrun this is so anyway)",
+        help="a process per rank, over shared memory (under torchrun and on GPUs this is so anyway)",
     )  # fmt: skip
-    parser.add_argument("--compute", default="numpy", choices=("numpy", "torch"), help="GEMMs by")
+    parser.add_argument(
+        "--compute", choices=("numpy", "torch"),
+        help="GEMMs on the host engine by (numpy); on GPUs they are cuBLAS by PyTorch",
+    )  # fmt: skip
     parser.add_argument("--iters", type=int, default=7, help="timed runs (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds a wait may last")
@@ -48,7 +55,14 @@ def _main(args: argparse.Namespace) -> int:
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun and args.ranks is None:
         args.ranks = int(os.environ["WORLD_SIZE"])
-    asked = asked_from(args)
+    engine, gpus = chosen_engine(args)
+    asked = asked_from(args, engine, min(gpus, MOST_GPUS) if engine == "cuda" else HOST_RANKS)
+    if engine == "cuda" and args.compute is not None:
+        raise InputError(
+            f"--compute {args.compute}: it is for the host engine; leave it out, or say "
+            "--engine host"
+        )
+    args.compute = args.compute or "numpy"
     if args.iters < 1:
         raise InputError(f"--iters {args.iters}: it is 1 or more")
     if args.seed < 0:
@@ -57,22 +71,27 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(f"--timeout {args.timeout}: it is a positive number of seconds")
     is_rank = under_torchrun or "FICCO_STORE" in os.environ
     trace = None if is_rank and os.environ.get("RANK") != "0" else _opened(args.trace)
-    if args.processes and not is_rank:
+    if (args.processes or engine == "cuda") and not is_rank:
         if trace is not None:
             trace.close()
         return launch(asked.problem.world)
     try:
         with _executor(args, asked, is_rank) as executor:
             points = measure(executor, asked, args.iters, args.seed)
-            best = min(points, key=lambda point: point.row.overlap_ms)
-            if best.best is not None:
-                best.best = executor.joined(best.best)
+            best = min(
+                [point for point in points if point.best is not None] or points,
+                key=lambda point: point.row.overlap_ms,
+            )
+            timeline = None if best.best is None else executor.joined(best.best)
             if executor.leads:
-                _print(args, asked, points, best, is_rank)
-        if trace is not None and best.best is not None:
+                _print(args, asked, points, is_rank)
+                _picture(args, best, timeline)
+        if trace is not None:
             from ficco.report.trace import chrome_trace
 
-            trace.write(chrome_trace(best.best, f"{asked.problem.op} {best.row.schedule}"))
+            empty = Timeline((), engine, asked.machine.name)
+            title = f"{asked.problem.op} {best.row.schedule}"
+            trace.write(chrome_trace(timeline or empty, title))
     finally:
         if trace is not None:
             trace.close()
@@ -82,6 +101,16 @@ def _main(args: argparse.Namespace) -> int:
 @contextmanager
 def _executor(args: argparse.Namespace, asked: Asked, is_rank: bool) -> Iterator[Executor]:
     """Yield what runs the problem: this process's rank of a group, or a node with all ranks."""
+    if asked.machine.engine == "cuda":
+        from ficco.modules.ranks import GpuExecutor
+
+        with GpuExecutor(asked.problem.world, asked.machine, args.timeout) as gpu:
+            if gpu.reason is not None and gpu.leads:
+                raise EngineError(f"these GPUs cannot run ficco: {gpu.reason}")
+            if gpu.reason is not None:
+                raise SystemExit(1)  # one rank says it for all
+            yield gpu
+        return
     if is_rank:
         from ficco.modules.ranks import RankExecutor
 
@@ -109,11 +138,8 @@ def _opened(path: str | None) -> IO[str] | None:
         raise InputError(f"--trace {path}: {error.strerror}") from None
 
 
-def _print(
-    args: argparse.Namespace, asked: Asked, points: list[Point], best: Point, processes: bool
-) -> None:
+def _print(args: argparse.Namespace, asked: Asked, points: list[Point], processes: bool) -> None:
     from ficco.report.tables import heading, results_table
-    from ficco.report.text_timeline import text_timeline
 
     p, link = asked.problem, asked.machine.link
     rows = [asdict(point.row) for point in points]
@@ -125,7 +151,7 @@ def _print(
             "k": p.k,
             "ranks": p.world,
             "dtype": p.dtype,
-            "engine": "host",
+            "engine": asked.machine.engine,
             "machine": asked.machine.name,
             "paced": asked.machine.paced,
             "link_gbps": link.peak_gbps if link.paced else None,
@@ -133,11 +159,23 @@ def _print(
         }
         print(json.dumps(document))
     to = sys.stderr if args.json else sys.stdout
-    where = "a process per rank" if processes else "all ranks in one process"
-    print(heading(p, asked.machine, f"{args.compute}, {where}", args.iters), file=to)
+    if asked.machine.engine == "cuda":
+        how = "PyTorch's cuBLAS, a process per GPU"
+    else:
+        how = f"{args.compute}, {'a process per rank' if processes else 'all ranks in one process'}"
+    print(heading(p, asked.machine, how, args.iters), file=to)
     print(results_table(rows), file=to)
     for reason in asked.refused:
         print(reason, file=to)
-    if best.best is not None:
-        print(f"\n{best.row.schedule}, its fastest run:", file=to)
-        print(text_timeline(best.best), file=to)
+
+
+def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -> None:
+    from ficco.report.text_timeline import text_timeline
+
+    to = sys.stderr if args.json else sys.stdout
+    if timeline is None:
+        print(f"\n{best.row.schedule} has no timeline: it is NCCL's and has no plan", file=to)
+        return
+    which = "a run that took times" if timeline.engine == "cuda" else "its fastest run"
+    print(f"\n{best.row.schedule}, {which}:", file=to)
+    print(text_timeline(timeline), file=to)

@@ -131,6 +131,10 @@ class Device:
         self.ordinal, self.group, self.rank = ordinal, group, rank
         self.native = _native.GpuRank(_native.open_cuda(ordinal), group, rank)
 
+    def follow(self, stream: int) -> None:
+        """Let a stream of the device go on when this rank's last call has ended."""
+        self.native.follow(stream)
+
 
 class BoundPlan:
     """A rank's plan, bound to a window and ready to run with any matrices of its shapes.

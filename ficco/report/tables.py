@@ -21,8 +21,12 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
     p, link = problem, machine.link
     lines = [
         f"{p.op}  m={p.m} n={p.n} k={p.k}  {p.world} ranks  {p.dtype}  median of {iters}",
-        f"engine host ({compute}), machine {machine.name}: {machine.about}",
+        f"engine {machine.engine} ({compute}), machine {machine.name}: {machine.about}",
     ]
+    if machine.engine == "cuda":
+        lines.append(
+            "each call on its own, with the host's time; ideal: the longer of GEMM and NCCL alone"
+        )
     if machine.paced:
         rates = []
         if link.paced:
@@ -55,7 +59,7 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
         table.add_row(
             Text(row["schedule"], style),
             str(row["grain"]),
-            f"{row['overlap_ms']:.2f}",
+            f"{row['overlap_ms']:.2f}" if row["overlap_ms"] >= 10 else f"{row['overlap_ms']:.3f}",
             Text(f"{row['speedup']:.2f}", style),
             f"{row['efficiency']:.0%}",
             str(row["copies"]),

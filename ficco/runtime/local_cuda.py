@@ -43,14 +43,14 @@ class NodeCompute(DeviceCompute, Protocol):
     What `empty` gives to a call that is captured into a graph, it never gives again.
     """
 
-    def stream_of(self, device: int) -> int:
-        """Return the driver's handle of the stream that is current on a device, on this thread.
+    def current(self, device: int) -> Any:
+        """Return the stream that is current on a device, on this thread, as the library has it.
 
         Raises:
             InputError: a stream that other threads cannot use.
         """
 
-    def on(self, device: int, stream: int) -> AbstractContextManager[None]:
+    def on(self, device: int, stream: Any) -> AbstractContextManager[None]:
         """Make a device, and a stream of it, current on this thread while inside."""
 
 
@@ -148,7 +148,7 @@ class CudaLocalRuntime:
             )
         with self._lock:
             self._check_alive()
-            streams = [self._compute.stream_of(rank) for rank in range(self.world)]
+            streams = [self._compute.current(rank) for rank in range(self.world)]
             bound = self._bound.get(
                 problem, schedule, lambda: self._bind(problem, schedule, streams)
             )
@@ -156,7 +156,7 @@ class CudaLocalRuntime:
 
     # ---- calls
 
-    def _bind(self, problem: Problem, schedule: Schedule, streams: Sequence[int]) -> _Bound:
+    def _bind(self, problem: Problem, schedule: Schedule, streams: Sequence[Any]) -> _Bound:
         plan = lower(problem, schedule)
         need = max(window_places(entry.buffers)[1] for entry in plan.ranks)
         if need > self._place.windows.data_bytes:
@@ -177,7 +177,7 @@ class CudaLocalRuntime:
                 raise EngineError(f"rank {rank} cannot bind its plan: {error}") from error
         return [future.result() for future in futures]
 
-    def _run(self, bound: _Bound, streams: Sequence[int], arrays: Sequence[Arrays]) -> None:
+    def _run(self, bound: _Bound, streams: Sequence[Any], arrays: Sequence[Arrays]) -> None:
         copy, group = self._calls % 2, self._place.group
         self._calls += 1
         if bound in self._recent:
@@ -285,8 +285,8 @@ class CudaLocalRuntime:
             raise
         return _Place(group, made, windows, [windows.view(rank) for rank in range(self.world)])
 
-    def _grow(self, need: int, streams: Sequence[int]) -> None:
-        if any(self._peers.capturing(rank, stream) for rank, stream in enumerate(streams)):
+    def _grow(self, need: int, streams: Sequence[Any]) -> None:
+        if any(self._capturing(rank, stream) for rank, stream in enumerate(streams)):
             raise InputError(
                 f"windows of {need} bytes are needed, they have {self._place.windows.data_bytes}, "
                 "and cannot grow while a CUDA graph is captured; run the largest shape once before "
@@ -299,6 +299,10 @@ class CudaLocalRuntime:
         group, devices, windows, _ = self._place
         # More than asked for, so that slowly growing shapes do not wait again and again.
         self._move_to(self._new_place(group, devices, max(need, windows.data_bytes * 3 // 2)))
+
+    def _capturing(self, rank: int, stream: Any) -> bool:
+        with self._compute.on(rank, stream):
+            return self._peers.capturing(rank, self._compute.stream())
 
     def _move_to(self, place: _Place) -> None:
         """Leave the present place, whose devices rest, for one in which no call has been made."""

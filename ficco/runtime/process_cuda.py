@@ -8,7 +8,9 @@ long as the runtime lives.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +30,9 @@ from ficco.timeline import Timeline
 __all__ = ["CudaProcessRuntime", "why_not"]
 
 
+_LET_GO_S = 5.0  # the watch lets a stream go, once the group has failed, in a few ms
+
+
 class _Place(NamedTuple):
     """What calls run in until the windows grow or are reset."""
 
@@ -41,31 +46,40 @@ def why_not(group: Any) -> str | None:
 
     A collective call on the group; all ranks get the same answer.
     """
-    reasons: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(reasons, _why_not_here(), group=group)
-    for rank, reason in enumerate(reasons):
-        if reason is not None:
-            return f"rank {rank}: {reason}"
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, _facts(), group=group)
+    devices = {facts["device"] for facts in found}
+    for rank, facts in enumerate(found):
+        if facts["reason"] is not None:
+            return f"rank {rank}: {facts['reason']}"
+        unreached = sorted(other for other in devices if other in facts["unreached"])
+        if unreached:
+            return f"rank {rank}: device {facts['device']} has no peer access to {unreached}"
     return None
 
 
-def _why_not_here() -> str | None:
+def _facts() -> dict[str, Any]:
+    """Return this rank's device, the devices that it cannot reach, and what keeps it from running.
+
+    Devices are named by their number, so ranks are taken to see the same devices, or one each.
+    """
+    facts: dict[str, Any] = {"device": _ordinal(), "unreached": [], "reason": None}
     try:
-        here = cuda.capabilities(_ordinal())
+        peers = cuda.capabilities(_ordinal()).peers
+        facts["unreached"] = [i for i, reached in enumerate(peers) if not reached]
     except cuda.GpuError as error:
-        return str(error)
-    unreached = [i for i, reached in enumerate(here.peers) if not reached]
-    if unreached:
-        return f"device {_ordinal()} has no peer access to {unreached}"
+        facts["reason"] = str(error)
+        return facts
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        return "CUDA_LAUNCH_BLOCKING is set, so that nothing can overlap"
+        facts["reason"] = "CUDA_LAUNCH_BLOCKING is set, so that nothing can overlap"
+        return facts
     try:
         import torch.distributed._symmetric_memory as symmetric
 
         symmetric.empty(16, dtype=torch.uint8, device=_here())
     except Exception as error:  # whatever PyTorch says of a machine without it
-        return f"PyTorch has no symmetric memory here: {error}"
-    return None
+        facts["reason"] = f"PyTorch has no symmetric memory here: {error}"
+    return facts
 
 
 def _here() -> torch.device:
@@ -149,9 +163,31 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def check(self) -> None:
         """Wait for the current stream, then raise EngineError if a call on the group failed."""
-        if self._group.failure() is None:
-            torch.cuda.current_stream(self.device).synchronize()
+        self._drain()
         self._check_alive()
+
+    def _drain(self) -> None:
+        """Wait for the current stream and this rank's last call, unless they cannot end any more.
+
+        Raises:
+            EngineError: the group has failed, and the watch could not let the stream go.
+        """
+        new_event: Any = torch.cuda.Event
+        stream, ended = torch.cuda.current_stream(self.device), new_event()
+        for place in self._places[-1:]:
+            place.device.follow(stream.cuda_stream)
+        ended.record(stream)
+        failed_at: float | None = None
+        while not ended.query():
+            if self._groups and self._group.failure() is not None:
+                failed_at = failed_at or time.monotonic()
+                if time.monotonic() - failed_at > _LET_GO_S:
+                    raise EngineError(
+                        f"rank {self.rank}: the stream waits for ever and cannot be let go (with "
+                        "CUDA_DEVICE_MAX_CONNECTIONS=1 all streams share one hardware queue); "
+                        f"restart the processes. It was: {self._failure()}"
+                    )
+            time.sleep(2e-5)
 
     # ---- meetings
 
@@ -162,7 +198,7 @@ class CudaProcessRuntime(ProcessRuntime):
                     "windows cannot grow while a CUDA graph is captured; run the largest shape "
                     "once before the capture"
                 )
-            torch.cuda.synchronize(self.device)  # peers may write to my windows until then
+            self._drain()  # peers may write to my windows until then
         super()._meet(what, window_bytes, digest)
 
     def _join(self, memory: int, facts: Facts) -> shared.Group:
@@ -200,7 +236,8 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def close(self) -> None:
         """End this rank's part, when what it enqueued has ended. Later calls raise EngineError."""
-        if self._groups and self._group.failure() is None:
-            torch.cuda.synchronize(self.device)
+        if self._groups:
+            with contextlib.suppress(EngineError):  # it is told at the next call
+                self._drain()
         super().close()
         self._places.clear()

@@ -53,7 +53,7 @@ class NumpyOnStream:
 
     # ---- devices and streams
 
-    def stream_of(self, device: int) -> int:
+    def current(self, device: int) -> int:
         return self.streams[device]
 
     @contextmanager

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -123,12 +123,12 @@ def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
     )  # fmt: skip
 
 
-def operators(me: Rank, seeds: int) -> None:
+def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> None:
     """Every operator in every schedule and dtype."""
     count = 0
     for seed in range(seeds):
         rng = random.Random(seed)
-        for dtype in DTYPES:
+        for dtype in dtypes:
             for problem in problems(me.world, dtype, rng):
                 arrays, exact = me.arrays(problem, seed)
                 for name in [*NAMED, "whole"]:

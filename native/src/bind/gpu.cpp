@@ -74,7 +74,14 @@ void bind_gpu(nb::module_& module) {
     module.def("open_cuda", &cuda::open_gpu, "device"_a, WithoutGil());
     nb::class_<GpuRank>(module, "GpuRank")
         .def(nb::new_(&make<GpuRank, std::shared_ptr<Gpu>, std::shared_ptr<Group>, int>), "gpu"_a,
-             "group"_a, "rank"_a);
+             "group"_a, "rank"_a)
+        .def(
+            "follow",
+            [](GpuRank& rank, std::uintptr_t stream) {
+                const Gpu::Current current(rank.gpu());
+                rank.after_last_call(stream_at(stream));
+            },
+            "stream"_a, WithoutGil());
     nb::class_<GpuWindow>(module, "GpuWindow")
         .def(nb::new_([](std::vector<GpuAddress> words, std::vector<GpuAddress> data,
                          std::size_t data_bytes) {

@@ -1,0 +1,97 @@
+"""Which engine runs a command: what was asked for, what the machine's profile says, which GPUs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import combinations
+from typing import NamedTuple
+
+from ficco.errors import EngineError, InputError
+from ficco.machine import Machine
+
+__all__ = ["MOST_GPUS", "Gpus", "chosen_engine", "gpus", "strangers"]
+
+MOST_GPUS = 8  # that a command takes by itself
+
+
+class Gpus(NamedTuple):
+    """The GPUs that the driver sees.
+
+    Attributes:
+        count: how many.
+        trouble: why ficco cannot run on them, or nothing.
+    """
+
+    count: int
+    trouble: str = ""
+
+
+def gpus() -> Gpus:
+    """Look for GPUs, and for what ficco needs to run on them."""
+    from ficco.engines import cuda
+
+    try:
+        count = cuda.device_count()
+        peers = [cuda.capabilities(device).peers for device in range(count)]
+    except cuda.GpuError as error:
+        return Gpus(0, str(error))
+    if not count:
+        return Gpus(0, "the driver sees no GPU")
+    if apart := strangers(peers):
+        return Gpus(
+            count,
+            f"these GPUs do not reach each other's memory: {apart}; show others, by "
+            "CUDA_VISIBLE_DEVICES",
+        )
+    if find_spec("torch") is None:
+        return Gpus(count, "PyTorch is not installed; pip install 'ficco[torch]'")
+    from ficco.modules.ranks import torch_offers
+
+    return Gpus(count, torch_offers().lacking)
+
+
+def strangers(peers: Sequence[Sequence[bool]]) -> str:
+    """Name the pairs of devices of which one does not reach the other, or nothing."""
+    pairs = combinations(range(len(peers)), 2)
+    return ", ".join(f"{a}-{b}" for a, b in pairs if not (peers[a][b] and peers[b][a]))
+
+
+def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
+    """Return the engine for a run, "host" or "cuda", and the number of GPUs where it is "cuda".
+
+    A machine that is named decides; else "auto" is "cuda" where several GPUs can serve.
+
+    Raises:
+        InputError: engine, machine and GPUs do not go together.
+        EngineError: GPUs that are asked for cannot serve.
+    """
+    engine: str = args.engine
+    if args.machine is not None:
+        machine = Machine.named(args.machine)
+        if machine.engine == "hip":
+            raise InputError(f"machine {machine.name!r}: ficco does not run on GPUs of AMD yet")
+        if engine not in ("auto", machine.engine):
+            raise InputError(
+                f"--engine {engine}: machine {machine.name!r} is for the {machine.engine} engine; "
+                "leave one of the two out"
+            )
+        engine = machine.engine
+    if engine == "host":
+        return "host", 0
+    found = gpus()
+    if engine == "auto" and (found.count < 2 or found.trouble):
+        return "host", 0
+    if not found.count:
+        raise InputError(
+            f"--engine cuda: {found.trouble}; `ficco doctor` tells more, --engine host needs no GPU"
+        )
+    if found.trouble:
+        raise EngineError(f"--engine cuda: {found.trouble}")
+    if args.ranks is not None and args.ranks > found.count:
+        raise InputError(
+            f"--ranks {args.ranks}: there are {found.count} GPUs here, one a rank; ask for fewer "
+            "ranks, or for --engine host"
+        )
+    return "cuda", found.count
