@@ -65,9 +65,9 @@ class Known(NamedTuple):
 
 def key_of(op: str, group: Any, tensors: Sequence[Any], *rest: Any) -> Any:
     """Return what makes a call equal to another one; None: nothing does, look at it anew."""
-    if groups.disabled():
+    if groups.disabled() or not any(isinstance(t, Tensor) and t.is_cuda for t in tensors[:1]):
         return None
-    facts: list[Any] = [op, group]
+    facts: list[Any] = [op, groups.process_group(group)]
     for tensor in tensors:
         if tensor is None:
             facts.append(None)

@@ -170,12 +170,7 @@ class CudaLocalRuntime:
                     plan.digest,
                 )  # fmt: skip
 
-        futures = self._each(bind)
-        for rank, future in enumerate(futures):
-            error = future.exception()
-            if error is not None:
-                raise EngineError(f"rank {rank} cannot bind its plan: {error}") from error
-        return [future.result() for future in futures]
+        return self._results(bind, "cannot bind its plan")
 
     def _run(self, bound: _Bound, streams: Sequence[Any], arrays: Sequence[Arrays]) -> None:
         copy, group = self._calls % 2, self._place.group
@@ -218,6 +213,15 @@ class CudaLocalRuntime:
             wait(futures)
             raise
         return futures
+
+    def _results(self, job: Callable[[int], Any], failing: str) -> list[Any]:
+        """Run a job for every rank; an error is the first rank's, "rank r " and `failing`."""
+        futures = self._each(job)
+        for rank, future in enumerate(futures):
+            error = future.exception()
+            if error is not None:
+                raise EngineError(f"rank {rank} {failing}: {error}") from error
+        return [future.result() for future in futures]
 
     def timeline(self) -> Timeline:
         """Return what the last call ran, if it was traced; waits for its end."""
@@ -286,7 +290,12 @@ class CudaLocalRuntime:
         return _Place(group, made, windows, [windows.view(rank) for rank in range(self.world)])
 
     def _grow(self, need: int, streams: Sequence[Any]) -> None:
-        if any(self._capturing(rank, stream) for rank, stream in enumerate(streams)):
+
+        def capturing(rank: int) -> bool:
+            with self._compute.on(rank, streams[rank]):
+                return self._peers.capturing(rank, self._compute.stream())
+
+        if any(self._results(capturing, "cannot use its stream")):
             raise InputError(
                 f"windows of {need} bytes are needed, they have {self._place.windows.data_bytes}, "
                 "and cannot grow while a CUDA graph is captured; run the largest shape once before "
@@ -299,10 +308,6 @@ class CudaLocalRuntime:
         group, devices, windows, _ = self._place
         # More than asked for, so that slowly growing shapes do not wait again and again.
         self._move_to(self._new_place(group, devices, max(need, windows.data_bytes * 3 // 2)))
-
-    def _capturing(self, rank: int, stream: Any) -> bool:
-        with self._compute.on(rank, stream):
-            return self._peers.capturing(rank, self._compute.stream())
 
     def _move_to(self, place: _Place) -> None:
         """Leave the present place, whose devices rest, for one in which no call has been made."""

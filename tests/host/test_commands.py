@@ -11,11 +11,26 @@ from typing import Any
 
 import pytest
 
+from ficco import oracle
+from ficco.cli import choosing, run
+from ficco.cli.arguments import Asked, asked_from
 from ficco.cli.main import main
-from ficco.problem import OPERATORS
+from ficco.problem import OPERATORS, Problem
 from ficco.schedule import Schedule
 
 SMALL = ["--m", "67", "--n", "29", "--k", "31", "--iters", "1"]
+HOST = ["--engine", "host"]  # for processes of their own, wherever they run
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch: Any) -> Any:
+    """Let commands of this process see so many GPUs; none, unless a test says otherwise."""
+
+    def seen(devices: int, trouble: str = "") -> None:
+        monkeypatch.setattr(choosing, "gpus", lambda ranks: choosing.Gpus(devices, trouble))
+
+    seen(0, "libcuda.so.1 not found")
+    return seen
 
 
 def call(capsys: Any, *args: str) -> tuple[int, str, str]:
@@ -145,7 +160,10 @@ class TestRun:
         (["run", "all_to_all_matmul", "--splits", "1,2;3,4"], "4 ranks"),
         (["run", "all_to_all_matmul", "--splits", "1;2", "--ranks", "2"], "2 numbers"),
         (["run", "--trace", "/no/such/folder/trace"], "--trace"),
-        (["run", "--engine", "cuda"], "invalid choice"),
+        (["run", "--engine", "cuda"], "--engine cuda: libcuda.so.1 not found"),
+        (["run", "--machine", "cuda"], "--machine cuda: libcuda.so.1 not found"),
+        (["run", "--engine", "cuda", "--machine", "mesh4"], "for the host engine"),
+        (["run", "--engine", "host", "--machine", "cuda"], "for the cuda engine"),
         (["run", "--m", "1000000000", "--n", "1000000000", "--k", "1000000000"], "memory"),
         (["plan", "--schedule", "all"], "one --schedule"),
         (["plan", "--rank", "4"], "--rank 4"),
@@ -159,6 +177,143 @@ def test_bad_arguments_are_exit_2_with_a_reason(capsys: Any, args: list[str], wo
     assert code == 2 and out == ""
     assert words in err
     assert "Traceback" not in err
+
+
+class TestEngines:
+    """Which engine a command line means; nothing runs on GPUs here."""
+
+    @pytest.fixture
+    def started(self, monkeypatch: Any) -> list[int]:
+        """The numbers of ranks that were started as processes."""
+        worlds: list[int] = []
+        monkeypatch.setattr(run, "launch", lambda world: worlds.append(world) or 0)
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        monkeypatch.delenv("FICCO_STORE", raising=False)
+        return worlds
+
+    @pytest.mark.parametrize(
+        ("devices", "args", "ranks"),
+        [
+            (2, [], 2),
+            (8, [], 8),
+            (16, [], 8),
+            (8, ["--ranks", "3"], 3),
+            (1, ["--engine", "cuda"], 1),
+            (4, ["--engine", "cuda", "--processes"], 4),
+            (4, ["--machine", "cuda"], 4),
+        ],
+    )
+    def test_gpus_get_a_process_each(
+        self, capsys: Any, gpus: Any, started: list[int], devices: int, args: list[str], ranks: int
+    ) -> None:
+        gpus(devices)
+        code, _, err = call(capsys, "run", *args)
+        assert code == 0 and started == [ranks], err
+
+    @pytest.mark.parametrize(
+        ("devices", "trouble", "args"),
+        [
+            (0, "", []),
+            (1, "", []),
+            (8, "PyTorch lacks NCCL", []),
+            (8, "", ["--engine", "host"]),
+            (8, "", ["--machine", "host"]),
+        ],
+    )
+    def test_else_the_host_engine_runs(
+        self, capsys: Any, gpus: Any, started: list[int], devices: int, trouble: str,
+        args: list[str],
+    ) -> None:  # fmt: skip
+        gpus(devices, trouble)
+        code, out, err = call(capsys, "run", *SMALL, *args, "--schedule", "serial", "--json")
+        assert code == 0 and not started, err
+        assert (json.loads(out)["engine"], json.loads(out)["dtype"]) == ("host", "float32")
+
+    @pytest.mark.parametrize(
+        ("args", "code", "words"),
+        [
+            (["--ranks", "5"], 2, "--ranks 5: there are 4 GPUs here"),
+            (["--compute", "torch"], 2, "--compute torch: it is for the host engine"),
+            (["--schedule", "gated_1d"], 2, "the nearest that works is compute='per_chunk'"),
+            (["--rows", "1,2"], 2, "4 numbers"),
+            (["--schedule", "fast"], 2, "unknown schedule"),
+        ],
+    )
+    def test_what_gpus_cannot_run_starts_nothing(
+        self, capsys: Any, gpus: Any, started: list[int], args: list[str], code: int, words: str
+    ) -> None:
+        gpus(4)
+        found, out, err = call(capsys, "run", *args)
+        assert (found, out, started) == (code, "", []) and words in err
+
+    def test_gpus_that_cannot_serve_are_exit_1(
+        self, capsys: Any, gpus: Any, started: list[int]
+    ) -> None:
+        gpus(4, "these GPUs do not reach each other's memory: 0-1")
+        code, _, err = call(capsys, "run", "--engine", "cuda")
+        assert code == 1 and not started and "0-1" in err
+
+    def asked(self, *args: str, ranks: int = 4) -> Asked:
+        import argparse
+
+        parser = argparse.ArgumentParser()
+        run.add_to(parser.add_subparsers())
+        return asked_from(parser.parse_args(["run", *args]), "cuda", ranks)
+
+    @pytest.mark.parametrize("op", OPERATORS)
+    def test_all_is_what_gpus_can_run(self, op: str) -> None:
+        asked = self.asked(op)
+        assert (asked.machine.name, asked.problem.dtype, asked.problem.world) == (
+            "cuda", "bfloat16", 4,
+        )  # fmt: skip
+        names = [schedule.name for schedule in asked.schedules]
+        left_out = {reason.split()[0] for reason in asked.refused}
+        assert set(names) | left_out == set(Schedule.names())
+        assert "gated_1d" in left_out
+        assert asked.schedules[0].transport == "collective" and names[0] == "serial"
+        assert all(schedule.transport == "dma" for schedule in asked.schedules[1:])
+
+    def test_sizes_that_are_named_stay(self) -> None:
+        p = self.asked("--m", "64", "--dtype", "float16").problem
+        assert (p.m, p.n, p.k, p.dtype) == (64, 8192, 8192, "float16")
+
+
+class TestTensors:
+    """What results on GPUs are judged by, on tensors of the CPU."""
+
+    @pytest.mark.parametrize("op", OPERATORS)
+    def test_the_oracle_takes_tensors(self, torch: Any, op: str) -> None:
+        from ficco.modules.ranks import TorchDraw
+
+        problem = Problem.chunked(op, 3, 67, 29, 31, "float32", rows=(50, 0, 17))
+        given = oracle.inputs(problem, 1, TorchDraw("float32", 1, torch.device("cpu")))
+        arrays = [{name: tensor.numpy() for name, tensor in mine.items()} for mine in given]
+        exact = oracle.results(problem, arrays)
+        for rank in range(3):
+            [[want]] = oracle.results(problem, given, [rank])
+            [same] = exact[rank]
+            assert want.terms == same.terms
+            for tensor, array in zip(want[:3], same[:3], strict=True):
+                assert torch.allclose(tensor, torch.from_numpy(array), rtol=1e-12, atol=1e-12)
+            y = want.value.float()
+            assert oracle.judge(y, want, "float32").ok
+            if y.numel():
+                for wrong in (torch.nan, 1 + float(y[0, 0])):
+                    y[0, 0] = wrong
+                    assert not oracle.judge(y, want, "float32").ok
+
+    def test_sums_that_a_collective_rounds_may_be_off_by_more(self, torch: Any) -> None:
+        problem = Problem.chunked("matmul_reduce_scatter", 8, 512, 64, 256, "bfloat16")
+        from ficco.modules.ranks import TorchDraw
+
+        given = oracle.inputs(problem, 1, TorchDraw("bfloat16", 1, torch.device("cpu")))
+        total = torch.zeros(512, 64, dtype=torch.bfloat16)
+        for mine in given:
+            total += (mine["x"].float() @ mine["w"].float()).bfloat16()
+        [[want]] = oracle.results(problem, given, [0])
+        assert oracle.judge(total[:64], want, "bfloat16", roundings=8).ok
+        total[3, 3] += 1
+        assert not oracle.judge(total[:64], want, "bfloat16", roundings=8).ok
 
 
 class TestPlan:
@@ -221,7 +376,7 @@ class TestAsAProgram:
 
     def test_stdout_holds_one_document(self) -> None:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "ficco.cli.main", "run", *SMALL, "--json"],
+            [sys.executable, "-P", "-m", "ficco.cli.main", "run", *SMALL, *HOST, "--json"],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         assert json.loads(done.stdout)["ranks"] == 4
@@ -256,7 +411,7 @@ class TestProcesses:
 
     def run(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-m", "ficco.cli.main", "run", *args],
+            [sys.executable, "-P", "-m", "ficco.cli.main", "run", *HOST, *args],
             capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
 
@@ -286,7 +441,7 @@ class TestProcesses:
     def test_under_torchrun(self, torch: Any, tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2",
-             "-m", "ficco.cli.main", "run", *[a.upper() for a in SMALL[:6]], "--json"],
+             "-m", "ficco.cli.main", "run", *HOST, *[a.upper() for a in SMALL[:6]], "--json"],
             capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -46,7 +47,8 @@ class GpuWatch {
     GpuWatch(const GpuWatch&) = delete;
     GpuWatch& operator=(const GpuWatch&) = delete;
 
-    // Numbers that the calls of a plan write to their lanes' words, never given twice.
+    // Numbers that the calls of a plan write to their lanes' words, never given twice. What is
+    // removed may still be enqueued; the last ones are known for some time.
     int add(WatchedCalls calls);
     void remove(int number);
     static std::uint32_t mark_of(int number, int copy) noexcept {
@@ -82,6 +84,7 @@ class GpuWatch {
 
     std::mutex mutex_;  // holds all below
     std::map<int, WatchedCalls> calls_;
+    std::deque<int> removed_;
     int next_ = 1;
 
     Word stop_{0};

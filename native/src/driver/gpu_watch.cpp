@@ -17,6 +17,7 @@ namespace {
 constexpr std::int64_t kLookNs = 20'000'000;
 constexpr std::int64_t kReleaseNs = 2'000'000;  // between looks once the group has failed
 constexpr double kDeviceAnswersS = 2.0;
+constexpr std::size_t kRemembered = 256;  // plans whose last calls may still be enqueued
 constexpr std::uint32_t kMark = 1U << 31;
 constexpr std::size_t kLaneWords = kMaxLanes + 1;
 constexpr std::size_t kStagingBytes = kWordsPerCopy * sizeof(std::uint32_t);
@@ -57,7 +58,10 @@ int GpuWatch::add(WatchedCalls calls) {
 
 void GpuWatch::remove(int number) {
     const std::lock_guard lock(mutex_);
-    calls_.erase(number);
+    removed_.push_back(number);
+    if (removed_.size() <= kRemembered) return;
+    calls_.erase(removed_.front());
+    removed_.pop_front();
 }
 
 GpuAddress GpuWatch::lane_word(int lane) const noexcept {
