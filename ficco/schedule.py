@@ -1,4 +1,4 @@
-"""Schedule: how to cut and interleave. One frozen dataclass over seven axes, and its named points.
+"""Schedule: how to cut and interleave. One frozen dataclass over nine axes, and its named points.
 
 A schedule says nothing about sizes. Values that depend on where it runs are written "world" (grain)
 and "machine" (route, order, transport) and become concrete in `resolve`.
@@ -27,6 +27,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "transport": ("dma", "sm", "collective", "machine"),
     "network_transport": ("dma", "sm", "collective"),
     "taper": ("none", "head", "tail", "both"),
+    "pace": ("free", "in_step"),
 }
 
 
@@ -48,6 +49,9 @@ class Schedule:
         transport: "dma" (copy engines), "sm", or "collective" (torch.distributed), inside a node;
             "machine": how it moves whole shards best.
         network_transport: the same, between nodes.
+        pace: "free" (pushes follow one another as fast as they can), or "in_step" (with rotation:
+            the next peer's turn begins when this turn's chunk has come here, so that ranks do not
+            drift apart and meet at one receiver).
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
         name: a label; carries no meaning.
     """
@@ -61,6 +65,7 @@ class Schedule:
     transport: str = "dma"
     network_transport: str = "collective"
     taper: str = "none"
+    pace: str = "free"
     name: str = "custom"
 
     def __post_init__(self) -> None:

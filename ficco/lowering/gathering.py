@@ -74,6 +74,11 @@ def lower_gathering(problem: Problem, schedule: Schedule, blocks: Blocks) -> Ran
 def _check(problem: Problem, schedule: Schedule) -> None:
     """Refuse what nothing implements, naming the nearest that works."""
     check_implemented(problem.op, schedule)
+    if schedule.pace == "in_step" and schedule.route != "rotation":
+        raise ScheduleError(
+            "pace='in_step' with route='all_peers': all links are busy at once, so there are no "
+            "turns; the nearest that works is pace='free', or route='rotation'"
+        )
     if schedule.compute == "gated":
         if schedule.cut == "columns":
             raise ScheduleError(
@@ -150,7 +155,14 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
     rank = cut.rank
     lanes = push_lanes(schedule, peers)
     steps = enter_all(rank, lanes)
-    for peer, chunk in departures(schedule, cut.world, rank):
+    last = None  # the peer whose turn it was
+    in_step = schedule.pace == "in_step"
+    coming = dict(enumerate(arrivals(schedule, cut.world, rank)))
+    for turn, (peer, chunk) in enumerate(departures(schedule, cut.world, rank)):
+        if in_step and last not in (None, peer) and coming[turn - 1] in cut.arrivals:
+            came = (cut.word(*coming[turn - 1]),)
+            steps.append(Step(f"turn{turn}", lanes[peer], "wait", "none", words=came))
+        last = peer
         begin, rows, landing = cut.blocks.outgoing[peer]
         row0, row1, col0, col1 = cut.box(rows, chunk)
         if row0 == row1 or col0 == col1:

@@ -81,7 +81,9 @@ def closed(
     if not any(entered[0] in steps[i].words for i in waits):
         where = HANDSHAKE if not waits else lane
         result.insert(waits[-1] if waits else len(result), await_entered(rank, peers, where))
-    waited = tuple([steps[i].id for i in waits[-1:]])
+    known = set(data)
+    others = {s.lane: s.id for s in steps if s.lane != lane and known.intersection(s.words)}
+    waited = (*[steps[i].id for i in waits[-1:]], *others.values())
     read = tuple([steps[i].id for i in places[-1:]])
     return [
         *result,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, chunk_bounds, departures
 from ficco.lowering.handshake import enter_all, push_lanes
@@ -140,6 +141,11 @@ class _Group(NamedTuple):
 def make_and_push(cut: Cut, producer: Producer) -> Made:
     """Return the steps that make everything and push what is for peers."""
     rank, schedule = cut.rank, cut.schedule
+    if schedule.pace == "in_step":
+        raise ScheduleError(
+            "pace='in_step': what is pushed is made meanwhile, and sets the pace; the nearest that "
+            "works is pace='free'"
+        )
     peers = [(rank + turn) % cut.world for turn in range(1, cut.world)]
     made = Made(lanes=push_lanes(schedule, peers))
     made.steps += enter_all(rank, made.lanes)

@@ -102,6 +102,7 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
             start=draw(st.sampled_from(("together", "local_first"))),
             compute=draw(st.sampled_from(("whole", "per_step", "per_chunk", "gated"))),
             taper=draw(st.sampled_from(("none", "head", "tail", "both"))),
+            pace=draw(st.sampled_from(("free", "in_step"))),
         )
     summing = any(output.axis == "contraction" for output in problem.outputs)
     gathers = problem.op in ("all_gather_matmul", "all_to_all_matmul")
@@ -109,7 +110,10 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
         schedule = Schedule(grain=schedule.grain, compute="per_chunk", cut=schedule.cut)
     if problem.op == "embedding_all_to_all":
         schedule = replace(schedule, cut="rows")
-    return schedule.resolve(problem.world, machine)
+    schedule = schedule.resolve(problem.world, machine)
+    if not gathers or schedule.route != "rotation":
+        schedule = replace(schedule, pace="free")
+    return schedule
 
 
 @st.composite

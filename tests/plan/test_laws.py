@@ -55,7 +55,7 @@ def test_json_gives_the_same_plan_back(plan: Plan) -> None:
 def test_mutants_that_can_go_wrong_are_rejected(name: str) -> None:
     caught = 0
 
-    @settings(max_examples=1500 if name == "bend_waits" else 400)  # it needs a gated step
+    @settings(max_examples=3000 if name == "bend_waits" else 400)  # it needs a gated step
     @given(plans(max_world=4), st.integers(0, 2**20))
     def run(plan: Plan, seed: int) -> None:
         nonlocal caught
