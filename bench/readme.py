@@ -145,7 +145,7 @@ def regime_cell(case: dict[str, Any], regime: str) -> str:
     ]
     if not best:
         return ", ".join(texts)
-    axes = (best["grain"], best.get("asked_route"), best.get("asked_order"))
+    axes = [best.get(axis) for axis in ("grain", "asked_route", "asked_order", "asked_pace")]
     point = " ".join([f"`{best['schedule']}`", *[str(axis) for axis in axes if axis]])
     faster = case["times_faster_than"][regime]
     ratios = [f"{faster[name]:.2f}x" for name in ("serial", "torch_fused") if name in faster]

@@ -141,4 +141,9 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
             if grain > 1:  # one chunk has one order
                 found.append(replace(base, grain=grain, route="rotation", order="by_peer"))
                 found.append(replace(base, grain=grain, route="all_peers", order="by_peer"))
+            if case.op == "all_gather_matmul" and case.world > 2:
+                paced = replace(base, grain=grain, route="rotation", pace="in_step")
+                found.append(paced)
+                if grain > 1:
+                    found.append(replace(paced, order="by_peer"))
     return found

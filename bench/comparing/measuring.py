@@ -213,6 +213,8 @@ def about(schedule: Any, asked: Any) -> dict[str, Any]:
         found["asked_route"] = asked.route
     if asked.order == "by_peer" and schedule.name != "shard_p2p":
         found["asked_order"] = asked.order
+    if asked.pace == "in_step":
+        found["asked_pace"] = asked.pace
     return found
 
 
@@ -234,6 +236,7 @@ def measure(
         schedule = asked.resolve(case.world, machine)
         facts = about(schedule, asked)
         name = f"{schedule.name} g{schedule.chunks} {schedule.route} {schedule.order}"
+        name += " in_step" if schedule.pace == "in_step" else ""
         ours.append(Config(name, run.operands.ficco(schedule), facts))
     known = {config.name: config.about for config in ours}
     ours = run.ours = [config for config in ours if run.ready(config)]

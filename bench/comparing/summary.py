@@ -111,11 +111,13 @@ def ideal(regimes_alone: Times) -> dict[str, Any]:
 
 
 def point_text(row: Mapping[str, Any] | None) -> str:
-    """Name a point briefly: schedule, grain, and the route or order that was asked for."""
+    """Name a point briefly: schedule, grain, and what else was asked for."""
     if row is None:
         return "-"
     words = [str(row["schedule"]), str(row["grain"])]
-    words += [str(row[axis]) for axis in ("asked_route", "asked_order") if row.get(axis)]
+    words += [
+        str(row[axis]) for axis in ("asked_route", "asked_order", "asked_pace") if row.get(axis)
+    ]
     return " ".join(words)
 
 
