@@ -1,7 +1,9 @@
-"""Node: all ranks in one process, on NumPy arrays. Looks at what the user passes and names faults.
+"""Node: all ranks in one process. Looks at what the user passes and names faults.
 
 node = ficco.Node(4, machine="mesh4")
-ys = node.all_gather_matmul(xs, ws)      # lists with one array per rank
+ys = node.all_gather_matmul(xs, ws)      # lists with one array per rank: NumPy's
+
+node = ficco.Node(4, machine="cuda")     # the same on GPUs: CuPy's, that of rank r on device r
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +22,16 @@ from ficco import posing
 from ficco.compute import dtype_of
 from ficco.errors import InputError
 from ficco.machine import Machine
-from ficco.posing import row_contiguous
+from ficco.posing import NUMPY, Library, row_contiguous
 from ficco.problem import MAX_WORLD, Problem
 from ficco.runtime.local import LocalRuntime
+from ficco.runtime.local_cuda import CudaLocalRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 from ficco.verifier.meaning import required_buffers
+
+if TYPE_CHECKING:
+    from ficco.compute.cupy import CupyCompute
 
 __all__ = ["Node"]
 
@@ -39,17 +45,27 @@ class Node:
         world: number of ranks, 1 to 64.
         machine: a profile or its name. "host" runs as fast as this machine can; "mesh4", "mesh8",
             "switch4", "switch8" are paced: real bytes, on links that last as long as the profile
-            says.
+            says. "cuda" runs on GPUs 0 to world-1 of this machine.
         schedule: a schedule or its name, for calls that name none.
-        compute: "numpy" or "torch", the library for GEMMs.
+        compute: the library for GEMMs: "numpy" or "torch", on GPUs "cupy"; None: the first that
+            serves.
         timeout_s: how long any wait within a call may last before it raises TimeoutExceeded.
 
     A node may be used by one call at a time; others wait. Nodes are independent of each other.
     After a failed call the node refuses further calls until `reset`. Use it as a context manager,
-    or call `close`, to end its threads.
+    or call `close`, to end its threads. No process group is needed, so "collective" transport is
+    none of its: whole transfers, as of the schedule "serial", are by copies on every machine.
+
+    On GPUs arrays are CuPy's, those of rank r on device r, and results are, too. A call enqueues
+    its work on the stream that is current on each device and returns; values are not looked at, so
+    indices must be within their tables. A call that fails on the device is reported by the next
+    one, or by `synchronize`. Calls may be captured into graphs, in relaxed mode (CuPy's default),
+    a graph per device, or one for all.
 
     Raises:
         InputError: an argument that cannot be.
+        EngineError: on GPUs: there are too few, or they do not reach each other.
+        GpuError: on GPUs: there is no driver, or it is too old.
     """
 
     def __init__(
@@ -58,7 +74,7 @@ class Node:
         *,
         machine: str | Machine = "host",
         schedule: str | Schedule = "hetero_fused_1d",
-        compute: str = "numpy",
+        compute: str | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         if isinstance(world, bool) or not isinstance(world, int) or not 1 <= world <= MAX_WORLD:
@@ -66,7 +82,15 @@ class Node:
         _check_timeout(timeout_s)
         self._schedule = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
         profile = machine if isinstance(machine, Machine) else Machine.named(machine)
-        self._runtime = LocalRuntime(world, profile, computes.named(compute), timeout_s)
+        self._library: Library = NUMPY
+        self._runtime: LocalRuntime | CudaLocalRuntime
+        if profile.engine == "cuda":
+            cupy = _cupy(compute)
+            self._library = cupy
+            self._runtime = CudaLocalRuntime(world, profile, cupy, timeout_s)
+        else:
+            library = computes.named("numpy" if compute is None else compute)
+            self._runtime = LocalRuntime(world, profile, library, timeout_s)
 
     @property
     def world(self) -> int:
@@ -122,7 +146,8 @@ class Node:
             InputError: shapes or dtypes that do not fit; ScheduleError: a schedule that nothing
             implements; TimeoutExceeded, EngineError: the call failed.
         """
-        posed = posing.gathering(self._per_rank(xs, "xs"), self._per_rank(ws, "ws"), bias, axes)
+        xs, ws = self._per_rank(xs, "xs"), self._per_rank(ws, "ws")
+        posed = posing.gathering(xs, ws, bias, axes, self._library)
         found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
         if any(isinstance(w, (tuple, list)) for w in ws):
             return [tuple(mine) for mine in found]
@@ -250,6 +275,7 @@ class Node:
             self._per_rank(indices, "indices"),
             self._per_rank(offsets, "offsets"),
             rows,
+            self._library,
         )
         found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
         return [mine[0] for mine in found]
@@ -275,10 +301,14 @@ class Node:
         """
         if problem.world != self.world:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
-        _check_named(problem, self._per_rank(arrays, "arrays"))
-        results = [_empty_outputs(problem, rank) for rank in range(self.world)]
+        self._check_named(problem, self._per_rank(arrays, "arrays"))
+        dtype = dtype_of(problem.dtype)
+        results = [
+            [self._library.new(shape, dtype, rank) for shape in problem.result_shapes(rank)]
+            for rank in range(self.world)
+        ]
         named = [
-            {**_readable(mine), **{f"y{i}": y for i, y in enumerate(ys)}}
+            {**self._readable(mine), **{f"y{i}": y for i, y in enumerate(ys)}}
             for mine, ys in zip(arrays, results, strict=True)
         ]
         self._runtime.execute(problem, self._resolved(schedule, grain), named)
@@ -295,7 +325,7 @@ class Node:
         grain: int | None,
     ) -> list[Array]:
         xs, ws = self._per_rank(xs, "xs"), self._per_rank(ws, "ws")
-        posed = posing.reducing(op, xs, ws, rows, bias)
+        posed = posing.reducing(op, xs, ws, rows, bias, self._library)
         found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
         return [mine[0] for mine in found]
 
@@ -309,13 +339,32 @@ class Node:
         grain: int | None,
     ) -> list[Array]:
         xs, ws = self._per_rank(xs, "xs"), self._per_rank(ws, "ws")
-        posed = posing.exchanging(op, xs, ws, splits)
+        posed = posing.exchanging(op, xs, ws, splits, self._library)
         found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
         return [mine[0] for mine in found]
 
+    @property
+    def traced(self) -> bool:
+        """Whether calls take times for `timeline`: on the host always, on GPUs when it is set."""
+        return not isinstance(self._runtime, CudaLocalRuntime) or self._runtime.traced
+
+    @traced.setter
+    def traced(self, value: bool) -> None:
+        if isinstance(self._runtime, CudaLocalRuntime):
+            self._runtime.traced = value
+
     def timeline(self) -> Timeline:
-        """Return what the last call ran, over all ranks."""
+        """Return what the last call ran, over all ranks; on GPUs it must have been `traced`."""
         return self._runtime.timeline()
+
+    def synchronize(self) -> None:
+        """Wait until all calls have ended on their devices; calls on the host have.
+
+        Raises:
+            TimeoutExceeded, EngineError: a call failed; the node needs `reset`.
+        """
+        if isinstance(self._runtime, CudaLocalRuntime):
+            self._runtime.synchronize()
 
     def reset(self) -> None:
         """Make the node usable again after a failed call."""
@@ -345,12 +394,37 @@ class Node:
             raise InputError(f"{name} has {len(entries)} entries, the node has {self.world} ranks")
         return entries
 
+    def _check_named(self, problem: Problem, arrays: Sequence[Mapping[str, Array]]) -> None:
+        """Hold every input against the buffer that the problem asks for."""
+        for rank, mine in enumerate(arrays):
+            for buffer in required_buffers(problem, rank):
+                if buffer.role == "output":
+                    continue
+                array, where = mine.get(buffer.name), f"arrays[{rank}][{buffer.name!r}]"
+                wanted = (buffer.rows, buffer.cols), buffer.dtype
+                refusal = None if array is None else self._library.refusal(array, rank)
+                if refusal is not None:
+                    raise InputError(where + refusal)
+                found = None if array is None else (array.shape, array.dtype.name)
+                if found != wanted:
+                    raise InputError(f"{where}: {wanted} is needed, {found} found")
+
+    def _readable(self, mine: Mapping[str, Array]) -> dict[str, Array]:
+        """Return inputs as engines read them: x by copy engines, all but weights by GPUs."""
+        found = dict(mine)
+        for name, array in mine.items():
+            if name == "x" or not (self._library.immediate or name.startswith("w")):
+                found[name] = row_contiguous(array, self._library)
+        return found
+
     def _resolved(self, schedule: str | Schedule | None, grain: int | None) -> Schedule:
         chosen = self._schedule if schedule is None else schedule
         if not isinstance(chosen, Schedule):
             chosen = Schedule.named(chosen)
         if grain is not None:
             chosen = replace(chosen, grain=grain)
+        if chosen.transport == "machine":
+            chosen = replace(chosen, transport="dma")  # what a node has
         return chosen.resolve(self.world, self.machine)
 
 
@@ -359,26 +433,14 @@ def _check_timeout(value: float) -> None:
         raise InputError(f"timeout_s={value!r}: it is a positive number of seconds")
 
 
-def _check_named(problem: Problem, arrays: Sequence[Mapping[str, Array]]) -> None:
-    """Hold every input against the buffer that the problem asks for."""
-    for rank, mine in enumerate(arrays):
-        for buffer in required_buffers(problem, rank):
-            if buffer.role == "output":
-                continue
-            array = mine.get(buffer.name)
-            wanted = (buffer.rows, buffer.cols), buffer.dtype
-            found = None if array is None else (array.shape, array.dtype.name)
-            if found != wanted:
-                raise InputError(
-                    f"arrays[{rank}][{buffer.name!r}]: {wanted} is needed, {found} found"
-                )
-
-
-def _readable(mine: Mapping[str, Array]) -> dict[str, Array]:
-    """Return inputs whose x a copy engine can read."""
-    return {name: row_contiguous(a) if name == "x" else a for name, a in mine.items()}
-
-
-def _empty_outputs(problem: Problem, rank: int) -> list[Array]:
-    dtype = dtype_of(problem.dtype)
-    return [np.empty(shape, dtype) for shape in problem.result_shapes(rank)]
+def _cupy(compute: str | None) -> CupyCompute:
+    if compute not in (None, "cupy"):
+        raise InputError(f"compute={compute!r}: on GPUs a node computes by 'cupy'; leave it out")
+    try:
+        from ficco.compute.cupy import CupyCompute
+    except ImportError as missing:
+        raise InputError(
+            f"a node on GPUs needs CuPy ({missing}); pip install 'ficco[cuda]', or use a machine "
+            "such as 'host'"
+        ) from missing
+    return CupyCompute()

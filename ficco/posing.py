@@ -1,14 +1,14 @@
 """Posing: arrays of all ranks -> a Problem and named inputs, or an error: what does not fit.
 
 Each function takes lists with an entry per rank and returns the problem with, per rank, its inputs
-by buffer name. Nothing runs here.
+by buffer name. Nothing runs here. Arrays are NumPy's, or another library's that looks alike.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,57 @@ import numpy.typing as npt
 from ficco.errors import InputError
 from ficco.problem import DTYPES, Output, Problem, chunk_sizes
 
-__all__ = ["Posed", "embedding", "exchanging", "gathering", "reducing", "row_contiguous"]
+__all__ = [
+    "NUMPY",
+    "Library",
+    "Posed",
+    "embedding",
+    "exchanging",
+    "gathering",
+    "reducing",
+    "row_contiguous",
+]
 
 Array = npt.NDArray[Any]
+
+
+class Library(Protocol):
+    """A library of arrays that have NumPy's dtypes, shapes and strides."""
+
+    @property
+    def immediate(self) -> bool:
+        """Whether values can be looked at without waiting for a device; where not, nobody does."""
+
+    def refusal(self, array: Any, rank: int) -> str | None:
+        """Say why an array is none of a rank's, to follow its name; None: it is one."""
+
+    def contiguous(self, array: Any) -> Any:
+        """Return an array with contiguous rows."""
+
+    def new(self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int) -> Any:
+        """Return a new array for a rank."""
+
+
+class _Numpy:
+    """See `Library`. All ranks have the same memory."""
+
+    immediate = True
+
+    def refusal(self, array: Any, rank: int) -> str | None:
+        if not isinstance(array, np.ndarray):
+            return f": {type(array).__name__} found; a NumPy array is needed"
+        if isinstance(array, np.ma.MaskedArray):
+            return " is masked; fill it first, a GEMM would ignore the mask"
+        return None
+
+    def contiguous(self, array: Any) -> Any:
+        return np.ascontiguousarray(array)
+
+    def new(self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int) -> Any:
+        return np.empty(shape, dtype)
+
+
+NUMPY: Library = _Numpy()
 
 
 class Posed(NamedTuple):
@@ -33,12 +81,13 @@ def gathering(
     ws: Sequence[Array | Sequence[Array]],
     bias: Sequence[Any] | None,
     axes: Sequence[str] | None,
+    library: Library = NUMPY,
 ) -> Posed:
     """Pose all_gather_matmul: x_r [m_r, k]; one or several weights a rank."""
     world = len(xs)
-    shards = _matrices(xs, "xs")
+    shards = _matrices(xs, "xs", library)
     weights = [
-        [_matrix(w, _name("ws", r, i, entry)) for i, w in enumerate(_several(entry))]
+        [_matrix(w, _name("ws", r, i, entry), r, library) for i, w in enumerate(_several(entry))]
         for r, entry in enumerate(ws)
     ]
     dtype, k = _common_dtype(shards, "xs"), shards[0].shape[1]
@@ -51,7 +100,7 @@ def gathering(
     if len(axes) != count:
         raise InputError(f"axes has {len(axes)} entries, there are {count} weights a rank")
     biases = _biases(bias, weights)
-    arrays = [{"x": row_contiguous(x)} for x in shards]
+    arrays = [{"x": row_contiguous(x, library)} for x in shards]
     outputs = []
     for i in range(count):
         inner = {"rows": k, "contraction": sum(rows)}.get(axes[i])
@@ -68,7 +117,7 @@ def gathering(
                     f"{axes[i]!r} it is [{inner}, n_r] (pass linear.weight.T)"
                 )
         columns = tuple(entry[i].shape[1] for entry in weights)
-        mine = _bias_rows([entry[i] for entry in biases], columns, dtype)
+        mine = _bias_rows([entry[i] for entry in biases], columns, dtype, library)
         operand = "w" if count == 1 else f"w{i}"
         outputs.append(Output(columns, operand, axes[i], bias=mine is not None))
         for rank in range(world):
@@ -85,10 +134,11 @@ def reducing(
     ws: Sequence[Array],
     rows: Sequence[int] | None,
     bias: Sequence[Any] | None,
+    library: Library = NUMPY,
 ) -> Posed:
     """Pose matmul_reduce_scatter or matmul_all_reduce: x_r [m, k_r], w_r [k_r, n]."""
     world = len(xs)
-    shards, weights = _matrices(xs, "xs"), _matrices(ws, "ws")
+    shards, weights = _matrices(xs, "xs", library), _matrices(ws, "ws", library)
     dtype, m = _common_dtype([*shards, *weights], "xs and ws"), shards[0].shape[0]
     _equal_columns(weights, "ws", "k_r, n")
     for rank, (x, w) in enumerate(zip(shards, weights, strict=True)):
@@ -106,24 +156,29 @@ def reducing(
     if m < 1 or sum(depths) < 1 or weights[0].shape[1] < 1:
         raise InputError(f"m={m}, k={sum(depths)}, n={weights[0].shape[1]}: sizes are 1 or more")
     columns = (weights[0].shape[1],) * world
-    mine = _bias_rows(_biases(bias, [[w] for w in weights], flat=True), columns, dtype)
+    mine = _bias_rows(_biases(bias, [[w] for w in weights], flat=True), columns, dtype, library)
     output = Output(columns, bias=mine is not None)
     problem = Problem(op, world, sizes, sum(depths), (output,), dtype.name, depths=depths)
     arrays = [{"x": x, "w": w} for x, w in zip(shards, weights, strict=True)]
     if mine is not None:
         for rank, row in enumerate(mine):
-            if op == "matmul_all_reduce" and row.tobytes() != mine[0].tobytes():
+            one = op == "matmul_all_reduce" and library.immediate
+            if one and row.tobytes() != mine[0].tobytes():
                 raise InputError(f"bias[{rank}] differs from bias[0]; it is one sum, with one bias")
             arrays[rank]["bias0"] = row
     return Posed(problem, arrays)
 
 
 def exchanging(
-    op: str, xs: Sequence[Array], ws: Sequence[Array], splits: Sequence[Sequence[int]]
+    op: str,
+    xs: Sequence[Array],
+    ws: Sequence[Array],
+    splits: Sequence[Sequence[int]],
+    library: Library = NUMPY,
 ) -> Posed:
     """Pose all_to_all_matmul or matmul_all_to_all: x_r in row blocks, w_r [k, n]."""
     world = len(xs)
-    shards, weights = _matrices(xs, "xs"), _matrices(ws, "ws")
+    shards, weights = _matrices(xs, "xs", library), _matrices(ws, "ws", library)
     dtype, k = _common_dtype([*shards, *weights], "xs and ws"), shards[0].shape[1]
     _equal_columns(shards, "xs", "rows, k")
     _equal_columns(weights, "ws", "k, n")
@@ -145,7 +200,9 @@ def exchanging(
         raise InputError(f"m={sum(rows)}, k={k}, n={weights[0].shape[1]}: sizes are 1 or more")
     output = Output((weights[0].shape[1],) * world)
     problem = Problem(op, world, rows, k, (output,), dtype.name, splits=table)
-    arrays = [{"x": row_contiguous(x), "w": w} for x, w in zip(shards, weights, strict=True)]
+    arrays = [
+        {"x": row_contiguous(x, library), "w": w} for x, w in zip(shards, weights, strict=True)
+    ]
     return Posed(problem, arrays)
 
 
@@ -154,11 +211,12 @@ def embedding(
     indices: Sequence[Sequence[Array]],
     offsets: Sequence[Sequence[Array]],
     rows: Sequence[int] | None,
+    library: Library = NUMPY,
 ) -> Posed:
     """Pose embedding_all_to_all: per rank, tables [rows, d], indices and offsets of the batch."""
     world = len(tables)
     flat = [
-        _matrix(table, f"tables[{r}][{i}]")
+        _matrix(table, f"tables[{r}][{i}]", r, library)
         for r, mine in enumerate(tables)
         for i, table in enumerate(mine)
     ]
@@ -176,10 +234,14 @@ def embedding(
             )
         mine: dict[str, Array] = {}
         for i, table in enumerate(tables[rank]):
-            index = _whole_numbers(indices[rank][i], f"indices[{rank}][{i}]")
-            start = _whole_numbers(offsets[rank][i], f"offsets[{rank}][{i}]")
+            where = f"[{rank}][{i}]"
+            index = _whole_numbers(indices[rank][i], f"indices{where}", rank, library)
+            start = _whole_numbers(offsets[rank][i], f"offsets{where}", rank, library)
             batch = start.size if batch is None else batch
-            _check_bags(index, start, table.shape[0], batch, f"[{rank}][{i}]")
+            if start.size != batch:
+                raise InputError(f"offsets{where} has {start.size} entries, others have {batch}")
+            if library.immediate:
+                _check_bags(index, start, table.shape[0], where)
             mine |= {f"table{i}": table, f"indices{i}": index, f"offsets{i}": start}
         arrays.append(mine)
     assert batch is not None
@@ -202,9 +264,7 @@ def _sizes(values: Any, name: str) -> tuple[int, ...]:
         raise InputError(f"{name}={values!r}: a list of whole numbers is needed") from None
 
 
-def _check_bags(index: Array, start: Array, height: int, batch: int, where: str) -> None:
-    if start.size != batch:
-        raise InputError(f"offsets{where} has {start.size} entries, others have {batch}")
+def _check_bags(index: Array, start: Array, height: int, where: str) -> None:
     ends = np.append(start, index.size)
     if ends[0] != 0 or np.any(np.diff(ends) < 0):
         raise InputError(f"offsets{where}: they begin at 0, never fall, and stay within indices")
@@ -212,21 +272,20 @@ def _check_bags(index: Array, start: Array, height: int, batch: int, where: str)
         raise InputError(f"indices{where}: found beyond the {height} rows of the table")
 
 
-def _whole_numbers(array: Any, name: str) -> Array:
-    if not isinstance(array, np.ndarray) or array.dtype != np.int64 or array.ndim != 1:
+def _whole_numbers(array: Any, name: str, rank: int, library: Library) -> Array:
+    _check_own(array, name, rank, library)
+    if array.dtype != np.int64 or array.ndim != 1:
         raise InputError(f"{name}: a one-dimensional int64 array is needed")
-    return np.ascontiguousarray(array).reshape(1, -1)
+    row: Array = library.contiguous(array).reshape(1, -1)
+    return row
 
 
-def _matrices(arrays: Sequence[Any], name: str) -> list[Array]:
-    return [_matrix(array, f"{name}[{rank}]") for rank, array in enumerate(arrays)]
+def _matrices(arrays: Sequence[Any], name: str, library: Library) -> list[Array]:
+    return [_matrix(array, f"{name}[{rank}]", rank, library) for rank, array in enumerate(arrays)]
 
 
-def _matrix(array: Any, name: str) -> Array:
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{name}: {type(array).__name__} found; a NumPy array is needed")
-    if isinstance(array, np.ma.MaskedArray):
-        raise InputError(f"{name} is masked; fill it first, a GEMM would ignore the mask")
+def _matrix(array: Any, name: str, rank: int, library: Library) -> Array:
+    _check_own(array, name, rank, library)
     if array.dtype.name not in DTYPES:
         raise InputError(
             f"{name}: dtype {array.dtype.name} found; it is one of {', '.join(DTYPES)} "
@@ -236,7 +295,14 @@ def _matrix(array: Any, name: str) -> Array:
         raise InputError(f"{name}: its bytes are not in this machine's order; convert it first")
     if array.ndim != 2:
         raise InputError(f"{name}: shape {array.shape} found; a matrix is needed")
-    return array
+    found: Array = array
+    return found
+
+
+def _check_own(array: Any, name: str, rank: int, library: Library) -> None:
+    refusal = library.refusal(array, rank)
+    if refusal is not None:
+        raise InputError(name + refusal)
 
 
 def _name(list_name: str, rank: int, index: int, entry: Any) -> str:
@@ -247,11 +313,14 @@ def _several(entry: Any) -> Sequence[Any]:
     return entry if isinstance(entry, (tuple, list)) else (entry,)
 
 
-def row_contiguous(x: Array) -> Array:
+def row_contiguous(x: Array, library: Library = NUMPY) -> Array:
     """Return x, or a copy where a copy engine could not read its rows."""
     row_bytes = x.shape[1] * x.itemsize
     fits = x.strides[1] == x.itemsize and (x.strides[0] >= row_bytes or x.shape[0] <= 1)
-    return x if fits and x.strides[0] >= 0 else np.ascontiguousarray(x)
+    if fits and x.strides[0] >= 0:
+        return x
+    copied: Array = library.contiguous(x)
+    return copied
 
 
 def _common_dtype(arrays: Sequence[Array], names: str) -> np.dtype[Any]:
@@ -295,7 +364,7 @@ def _biases(bias: Sequence[Any] | None, weights: list[list[Array]], flat: bool =
 
 
 def _bias_rows(
-    biases: list[Any], columns: Sequence[int], dtype: np.dtype[Any]
+    biases: list[Any], columns: Sequence[int], dtype: np.dtype[Any], library: Library
 ) -> list[Array] | None:
     """Return every rank's bias as [1, n_r], or None where no rank has one."""
     if all(bias is None for bias in biases):
@@ -304,8 +373,7 @@ def _bias_rows(
     for rank, bias in enumerate(biases):
         if bias is None:
             raise InputError("bias: some ranks have one and some have none")
-        if not isinstance(bias, np.ndarray):
-            raise InputError(f"bias[{rank}]: {type(bias).__name__} found; an array is needed")
+        _check_own(bias, f"bias[{rank}]", rank, library)
         _same_dtype(bias, dtype, f"bias[{rank}]")
         if bias.shape not in ((columns[rank],), (1, columns[rank])):
             raise InputError(f"bias[{rank}] has shape {bias.shape}; it is [{columns[rank]}]")

@@ -140,9 +140,8 @@ def _check(problem: Problem, schedule: Schedule, engine: str | None) -> None:
     """Raise ScheduleError for a schedule that the engine cannot run."""
     if engine == "cuda" and schedule.compute == "gated":
         raise ScheduleError(
-            f"schedule {schedule.name!r}: compute='gated' needs a kernel that waits for chunks, "
-            "which the CUDA engine does not have yet; the nearest that works is "
-            "compute='per_chunk'"
+            "compute='gated' needs a kernel that waits for chunks, which the CUDA engine does not "
+            "have yet; the nearest that works is compute='per_chunk'"
         )
     if engine == "cuda" and schedule.transport == "collective":
         return  # torch.distributed runs it, without a plan

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ficco.errors import EngineError, InputError
 from ficco.machine import Machine
 
-__all__ = ["MOST_GPUS", "Gpus", "chosen_engine", "gpus", "strangers"]
+__all__ = ["MOST_GPUS", "Gpus", "chosen_engine", "gpus", "strangers", "told"]
 
 MOST_GPUS = 8  # that a command takes by itself
 
@@ -20,23 +20,23 @@ class Gpus(NamedTuple):
     """The GPUs that the driver sees.
 
     Attributes:
-        count: how many.
+        devices: how many.
         trouble: why ficco cannot run on them, or nothing.
     """
 
-    count: int
+    devices: int
     trouble: str = ""
 
 
-def gpus() -> Gpus:
-    """Look for GPUs, and for what ficco needs to run on them."""
+def gpus(ranks: int) -> Gpus:
+    """Look for GPUs, and for what ficco needs to run on the first `ranks` of them."""
     from ficco.engines import cuda
 
     try:
         count = cuda.device_count()
-        peers = [cuda.capabilities(device).peers for device in range(count)]
+        peers = [cuda.capabilities(device).peers for device in range(min(count, ranks))]
     except cuda.GpuError as error:
-        return Gpus(0, str(error))
+        return Gpus(0, told(error))
     if not count:
         return Gpus(0, "the driver sees no GPU")
     if apart := strangers(peers):
@@ -50,6 +50,18 @@ def gpus() -> Gpus:
     from ficco.modules.ranks import torch_offers
 
     return Gpus(count, torch_offers().lacking)
+
+
+def told(error: Exception) -> str:
+    """Return what a driver's error says, without more than three of the functions that it lacks."""
+    said = str(error)
+    begin = "the driver has no "
+    names, _, rest = said.removeprefix(begin).partition("; ")
+    missing = names.split(", ")
+    if not said.startswith(begin):
+        return said
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return f"too old: {begin}{', '.join(missing[:3])}{more}; {rest}"
 
 
 def strangers(peers: Sequence[Sequence[bool]]) -> str:
@@ -68,6 +80,7 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
         EngineError: GPUs that are asked for cannot serve.
     """
     engine: str = args.engine
+    asked = f"--engine {engine}"
     if args.machine is not None:
         machine = Machine.named(args.machine)
         if machine.engine == "hip":
@@ -77,21 +90,21 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
                 f"--engine {engine}: machine {machine.name!r} is for the {machine.engine} engine; "
                 "leave one of the two out"
             )
-        engine = machine.engine
+        engine, asked = machine.engine, f"--machine {args.machine}"
     if engine == "host":
         return "host", 0
-    found = gpus()
-    if engine == "auto" and (found.count < 2 or found.trouble):
+    found = gpus(args.ranks or MOST_GPUS)
+    if engine == "auto" and (found.devices < 2 or found.trouble):
         return "host", 0
-    if not found.count:
+    if not found.devices:
         raise InputError(
-            f"--engine cuda: {found.trouble}; `ficco doctor` tells more, --engine host needs no GPU"
+            f"{asked}: {found.trouble}; `ficco doctor` tells more, --engine host needs no GPU"
         )
     if found.trouble:
-        raise EngineError(f"--engine cuda: {found.trouble}")
-    if args.ranks is not None and args.ranks > found.count:
+        raise EngineError(f"{asked}: {found.trouble}")
+    if args.ranks is not None and args.ranks > found.devices:
         raise InputError(
-            f"--ranks {args.ranks}: there are {found.count} GPUs here, one a rank; ask for fewer "
+            f"--ranks {args.ranks}: there are {found.devices} GPUs here, one a rank; ask for fewer "
             "ranks, or for --engine host"
         )
-    return "cuda", found.count
+    return "cuda", found.devices

@@ -9,9 +9,14 @@ import importlib.util
 import json
 import os
 import platform
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ficco.cli.choosing import strangers, told
 from ficco.errors import EngineError
+
+if TYPE_CHECKING:
+    from ficco.engines.cuda import Capabilities
 
 __all__ = ["add_to"]
 
@@ -37,12 +42,22 @@ def add_to(commands: Any) -> None:
 
 
 def _main(args: argparse.Namespace) -> int:
-    findings = [_platform(), _native(), _memory(), _numpy(), _torch(), _cuda(), _hip()]
+    findings = [
+        _platform(),
+        _native(),
+        _memory(),
+        _numpy(),
+        _torch(),
+        *_cuda(),
+        *_libraries(),
+        _hip(),
+    ]
     usable = all(f.ok for f in findings if f.serves.startswith("everything"))
     if args.json:
         print(json.dumps({"ok": usable, "findings": [f._asdict() for f in findings]}))
         return 0 if usable else 1
     from rich.table import Table
+    from rich.text import Text
 
     from ficco.report.tables import drawn
 
@@ -50,7 +65,8 @@ def _main(args: argparse.Namespace) -> int:
     for name in ("", "what", "found", "serves", "to do"):
         table.add_column(name, overflow="fold")
     for f in findings:
-        table.add_row("yes" if f.ok else "no", f.name, f.found, f.serves, f.do)
+        cells = ("yes" if f.ok else "no", f.name, f.found, f.serves, f.do)
+        table.add_row(*map(Text, cells))  # as they stand: brackets are no markup
     print(drawn(table))
     return 0 if usable else 1
 
@@ -101,31 +117,143 @@ def _torch() -> Finding:
     return Finding("torch", True, f"torch {version}", serves)
 
 
-def _cuda() -> Finding:
-    count = _devices("libcuda.so.1", "cuInit", "cuDeviceGetCount")
-    serves = "GPUs of NVIDIA: this version of ficco does not run on them yet"
-    return Finding("CUDA driver", isinstance(count, int) and count > 0, _described(count), serves)
+def _cuda() -> list[Finding]:
+    """Look for NVIDIA's driver, its devices, and what PyTorch has for them."""
+    serves = "GPUs of NVIDIA: operators on CUDA tensors, `ficco run`"
+    try:
+        from ficco.engines import cuda
+    except EngineError as error:
+        return [Finding("CUDA driver", False, str(error), serves, "see native core")]
+    try:
+        version, count = cuda.driver_version(), cuda.device_count()
+    except cuda.GpuError as error:
+        return [Finding("CUDA driver", False, told(error), serves, _mend(str(error))),
+                *_torch_on_gpus()]  # fmt: skip
+    found = f"CUDA {version // 1000}.{version % 1000 // 10}, {count} devices"
+    findings = [Finding("CUDA driver", count > 0, found, serves)]
+    peers = []
+    for device in range(count):
+        try:
+            here = cuda.capabilities(device)
+        except cuda.GpuError as error:
+            findings.append(Finding(f"GPU {device}", False, str(error), "a rank"))
+            continue
+        findings.append(Finding(f"GPU {device}", True, _described(here), "a rank"))
+        peers.append(here.peers)
+    if count > 1 and len(peers) == count:
+        findings.append(_peers(peers))
+    if count:
+        findings.append(_settings())
+    return [*findings, *_torch_on_gpus()]
+
+
+def _mend(said: str) -> str:
+    if "the driver has no " in said:
+        return "install a driver of CUDA 12.0 or newer"
+    if "NO_DEVICE" in said and "CUDA_VISIBLE_DEVICES" in os.environ:
+        return "CUDA_VISIBLE_DEVICES is set: does it name a GPU?"
+    return ""
+
+
+def _described(here: Capabilities) -> str:
+    signatures = {"12.8": here.batch_copy_12_8, "13.0": here.batch_copy_13_0}
+    batches = " and ".join(name for name, there in signatures.items() if there)
+    return (
+        f"{here.name}, compute capability {here.major}.{here.minor}, {here.copy_engines} copy "
+        f"engines, flush of remote writes: {'yes' if here.flush_remote_writes else 'no'}, batch "
+        f"copies: {f'as of CUDA {batches}' if batches else 'no'}"
+    )
+
+
+def _peers(peers: Sequence[Sequence[bool]]) -> Finding:
+    serves = "several GPUs, which write to each other's memory"
+    if apart := strangers(peers):
+        return Finding(
+            "peer access", False, f"not between {apart}", serves,
+            "run groups of GPUs that reach each other (CUDA_VISIBLE_DEVICES); others fall back to "
+            "torch.distributed",
+        )  # fmt: skip
+    return Finding("peer access", True, "between all pairs", serves)
+
+
+def _settings() -> Finding:
+    """Look at the environment for what changes how the driver runs streams."""
+    found, hints = [], []
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        found.append("CUDA_LAUNCH_BLOCKING")
+        hints.append("unset CUDA_LAUNCH_BLOCKING: operators fall back to torch.distributed")
+    blocking = bool(found)
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        found.append("CUDA_DEVICE_MAX_CONNECTIONS=1")
+        hints.append(
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 works, but every stream shares one hardware queue, so "
+            "that the watch cannot release a stuck stream there"
+        )
+    said = f"set: {', '.join(found)}" if found else "nothing set that matters"
+    return Finding("CUDA settings", not blocking, said, "overlap on GPUs", "; ".join(hints))
+
+
+def _torch_on_gpus() -> list[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return []  # said before
+    serves = "operators on CUDA tensors, `ficco run --engine cuda`"
+    try:
+        from ficco.modules.ranks import torch_offers
+    except (EngineError, ImportError, OSError) as error:
+        return [Finding("torch on GPUs", False, f"cannot be loaded: {error}", serves)]
+    offers = torch_offers()
+    there = {
+        f"CUDA {offers.cuda}": bool(offers.cuda),
+        f"{offers.devices} devices": offers.devices > 0,
+        "NCCL": offers.nccl,
+        "symmetric memory": offers.symmetric_memory,
+        "Triton": offers.triton,
+    }
+    found = ", ".join(name for name, here in there.items() if here)
+    lacking = offers.lacking
+    do = "install a CUDA build of torch>=2.9" if lacking and not offers.cuda else ""
+    return [Finding("torch on GPUs", not lacking, f"{lacking}; has {found}" if lacking else found,
+                    serves, do)]  # fmt: skip
+
+
+def _libraries() -> list[Finding]:
+    """Look for Python packages that serve GPUs besides PyTorch."""
+    found = []
+    for name, packages, serves in (
+        ("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "GPUs of one process: their arrays"),
+        ("cuda-bindings", ("cuda-bindings",), "GPUs of one process: their windows"),
+    ):
+        version = next(filter(None, map(_version, packages)), None)
+        said = f"{name} {version}" if version else "not installed"
+        do = "" if version else "on GPUs: pip install 'ficco[cuda]'"
+        found.append(Finding(name, version is not None, said, serves, do))
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _hip() -> Finding:
-    count = _devices("libamdhip64.so", "hipInit", "hipGetDeviceCount")
+    count = _hip_devices()
     serves = "GPUs of AMD: this version of ficco does not run on them yet"
-    return Finding("HIP runtime", isinstance(count, int) and count > 0, _described(count), serves)
+    there = isinstance(count, int)
+    return Finding("HIP runtime", there and count != 0, f"{count} devices" if there else str(count),
+                   serves)  # fmt: skip
 
 
-def _described(count: int | str) -> str:
-    return count if isinstance(count, str) else f"{count} devices"
-
-
-def _devices(library: str, init: str, get_count: str) -> int | str:
-    """Return the number of devices that a vendor's library sees, or what it says instead."""
+def _hip_devices() -> int | str:
+    """Return the number of devices that AMD's library sees, or what it says instead."""
     try:
-        driver = ctypes.CDLL(library)
+        runtime = ctypes.CDLL("libamdhip64.so")
     except OSError:
-        return f"{library} not found"
-    status = getattr(driver, init)(0)
+        return "libamdhip64.so not found"
+    status = runtime.hipInit(0)
     if status:
-        return f"{init} gives error {status}"
+        return f"hipInit gives error {status}"
     count = ctypes.c_int()
-    status = getattr(driver, get_count)(ctypes.byref(count))
-    return count.value if status == 0 else f"{get_count} gives error {status}"
+    status = runtime.hipGetDeviceCount(ctypes.byref(count))
+    return count.value if status == 0 else f"hipGetDeviceCount gives error {status}"

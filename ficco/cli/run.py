@@ -37,7 +37,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--processes", action="store_true",
-        help="a process per rank, over shared memory (under torchrun and on GPUs this is so anyway)",
+        help="a process per rank, over shared memory (so it is anyway under torchrun and on GPUs)",
     )  # fmt: skip
     parser.add_argument(
         "--compute", choices=("numpy", "torch"),

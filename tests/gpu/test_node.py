@@ -153,13 +153,13 @@ def test_what_is_wrong_is_named(cupy: Any) -> None:
             node.all_gather_matmul([xs[0], xs[0]], ws)
         with pytest.raises(InputError, match=r"ws\[0\]: ndarray found; a CuPy array on device 0"):
             node.all_gather_matmul(xs, [np.ones((3, 4), np.float32), ws[1]])
-        with pytest.raises(InputError, match=r"xs\[0\] has 3 columns|m=4, k=3"):
+        with pytest.raises(InputError, match=r"ws\[0\] has shape \(2, 4\).*m=4, k=3"):
             node.all_gather_matmul(xs, [w[:2] for w in ws])
         with pytest.raises(ScheduleError, match="transport='dma'"):
             node.all_gather_matmul(xs, ws, schedule=Schedule(transport="collective"))
-        with cupy.cuda.Device(0), cupy.cuda.Stream.ptds:
-            with pytest.raises(InputError, match="per-thread default stream"):
-                node.all_gather_matmul(xs, ws)
+        own = pytest.raises(InputError, match="per-thread default stream")
+        with cupy.cuda.Device(0), cupy.cuda.Stream.ptds, own:
+            node.all_gather_matmul(xs, ws)
         assert [on_host(y).tolist() for y in node.all_gather_matmul(xs, ws)] == [
             [[3.0] * 4] * 4
         ] * 2
@@ -214,7 +214,7 @@ def test_a_late_rank_is_named(cupy: Any) -> None:
             with stream:
                 stream.launch_host_func(time.sleep, 2)
                 ys = node.run(problem, arrays)
-        with pytest.raises(TimeoutExceeded, match="rank 0, step .* Rank 1 should have raised it"):
+        with pytest.raises(TimeoutExceeded, match=r"rank 0, step .* Rank 1 should have raised it"):
             node.synchronize()
         assert np.isnan(on_host(ys[0][0])).any()
         node.reset()

@@ -1,0 +1,407 @@
+"""GEMMs and reductions by CuPy on the GPUs of one process: cuBLAS, and own kernels for sums.
+
+CuPy's own GEMMs copy what is not contiguous and round to the inputs' dtype, so cuBLAS is called
+through CuPy's binding of it, on CuPy's streams and memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy as np
+import numpy.typing as npt
+from cupy.cuda import cublas
+
+from ficco.compute import Slots, dtype_of
+from ficco.errors import InputError
+
+__all__ = ["CupyCompute"]
+
+Array = Any  # a CuPy array
+
+_REDUCTIONS_AS_COMPUTED = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+_DEFAULT_ALGORITHM = -1
+_PER_THREAD_STREAM = 2
+_ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
+_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_...
+_THREADS, _MOST_BLOCKS = 128, 65535
+_PACK_BYTES = 16  # that a thread loads at once
+
+# What a kernel calls elements of a dtype. Narrow ones are converted here, so that no header of CUDA
+# is needed where it runs.
+_NAMES = {"float32": "float", "float16": "Half", "bfloat16": "BFloat"}
+_ELEMENTS = """
+struct Half { unsigned short bits; };
+struct BFloat { unsigned short bits; };
+
+__device__ inline float wide(float value) { return value; }
+__device__ inline float wide(Half value) {
+    float found;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(found) : "h"(value.bits));
+    return found;
+}
+__device__ inline float wide(BFloat value) {
+    return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+}
+
+__device__ inline void narrow(float value, float& to) { to = value; }
+__device__ inline void narrow(float value, Half& to) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(value));
+}
+__device__ inline void narrow(float value, BFloat& to) {
+    const unsigned bits = __float_as_uint(value);
+    const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+    to.bits = nan ? 0x7FFF : (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+}
+
+template <class Element, int kCount>
+struct alignas(sizeof(Element) * kCount) Pack { Element at[kCount]; };
+"""
+
+
+class CupyCompute:
+    """See `ficco.compute.DeviceCompute` and `ficco.runtime.local_cuda.NodeCompute`.
+
+    It is an array library for `ficco.posing`, too. Handles are CuPy arrays.
+    """
+
+    name = "cupy"
+    immediate = False
+
+    def __init__(self) -> None:
+        self._graphs: list[Array] = []  # memory that captured calls use
+
+    # ---- devices and streams
+
+    def current(self, device: int) -> Any:
+        """See `NodeCompute.current`."""
+        stream = cupy.cuda.get_current_stream(device)
+        if stream.ptr == _PER_THREAD_STREAM:
+            raise InputError(
+                f"the current stream of device {device} is the per-thread default stream, which "
+                "the threads of the ranks do not share; make a cupy.cuda.Stream current"
+            )
+        return stream
+
+    @contextmanager
+    def on(self, device: int, stream: Any) -> Iterator[None]:
+        """See `NodeCompute.on`."""
+        with cupy.cuda.Device(device), stream:
+            yield
+
+    def stream(self) -> int:
+        """See `DeviceCompute.stream`."""
+        return int(cupy.cuda.get_current_stream().ptr)
+
+    @contextmanager
+    def exact(self, dtype: str) -> Iterator[None]:
+        """See `DeviceCompute.exact`: cuBLAS may add up parts of k in 16 bits by default.
+
+        TensorFloat-32, which a user asks for by CUPY_TF32, stays as it is.
+        """
+        handle = cupy.cuda.get_cublas_handle()
+        before = cublas.getMathMode(handle)
+        cublas.setMathMode(handle, before | _REDUCTIONS_AS_COMPUTED)
+        try:
+            yield
+        finally:
+            cublas.setMathMode(handle, before)
+
+    # ---- memory
+
+    def part(self, handle: Array, row0: int, row1: int, col0: int, col1: int) -> Array:
+        """See `DeviceCompute.part`."""
+        if handle.shape == (row1 - row0, col1 - col0):
+            return handle
+        return handle[row0:row1, col0:col1]
+
+    def empty(self, rows: int, cols: int, dtype: str) -> Array:
+        """See `DeviceCompute.empty`."""
+        return self._kept(cupy.empty((rows, cols), dtype_of(dtype)))
+
+    def at(self, address: int, rows: int, cols: int, dtype: str) -> Array:
+        """See `DeviceCompute.at`."""
+        kind = dtype_of(dtype)
+        if not rows or not cols:
+            return cupy.empty((rows, cols), kind)
+        device = cupy.cuda.Device().id
+        memory = cupy.cuda.UnownedMemory(address, rows * cols * kind.itemsize, self, device)
+        return cupy.ndarray((rows, cols), kind, cupy.cuda.MemoryPointer(memory, 0))
+
+    def place(self, handle: Array) -> tuple[int, int]:
+        """See `DeviceCompute.place`."""
+        return int(handle.data.ptr), int(handle.strides[0])
+
+    def operand(self, handle: Array) -> Array:
+        """See `DeviceCompute.operand`."""
+        return handle if _layout(handle) is not None else self.contiguous(handle)
+
+    def _kept(self, array: Array) -> Array:
+        """Return an array, kept for good if a graph is going to use it."""
+        if cupy.cuda.runtime.streamIsCapturing(self.stream()):
+            self._graphs.append(array)
+        return array
+
+    # ---- what posing asks
+
+    def refusal(self, array: Any, rank: int) -> str | None:
+        """Say why an array is none of a rank's; None: it is one."""
+        if not isinstance(array, cupy.ndarray):
+            return f": {type(array).__name__} found; a CuPy array on device {rank} is needed"
+        if array.device.id != rank:
+            return f" is on device {array.device.id}; arrays of rank {rank} are on device {rank}"
+        return None
+
+    def contiguous(self, array: Array) -> Array:
+        """Return an array with contiguous rows, on its device."""
+        with array.device:
+            bits = array.view(f"u{array.itemsize}")
+            return self._kept(cupy.ascontiguousarray(bits).view(array.dtype))
+
+    def new(self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int) -> Array:
+        """Return a new array for a rank."""
+        with cupy.cuda.Device(rank):
+            return self._kept(cupy.empty(shape, dtype))
+
+    # ---- GEMMs
+
+    def gemm(self, a: Array, b: Array, c: Array, accumulate: bool, add: list[Array]) -> None:
+        """See `DeviceCompute.gemm`."""
+        if not c.size:
+            return
+        if not add:
+            self._multiply(a, b, c, accumulate)
+        elif _is_start(c, accumulate, add):
+            self._sum([add[0]], c)
+            self._multiply(a, b, c, True)
+        else:
+            narrow = c.dtype != np.float32
+            total = self.empty(c.shape[0], c.shape[1], "float32") if narrow else c
+            self._multiply(a, b, total, accumulate and not narrow)
+            self._sum([total, *([c] if accumulate and narrow else []), *add], c)
+
+    def gemms(self, a: Slots, b: Array, c: Slots, accumulate: bool, add: list[Array]) -> None:
+        """See `DeviceCompute.gemms`."""
+        if not c.first.size:
+            return
+        if add and not _is_start(c.first, accumulate, add):
+            for one_a, one_c in zip(_each(a), _each(c), strict=True):
+                self.gemm(one_a, b, one_c, accumulate, add)
+            return
+        if add:
+            for one_c in _each(c):
+                self._sum([add[0]], one_c)
+        self._multiply(
+            a.first, b, c.first, accumulate or bool(add), a.number,
+            (_apart(a) // a.first.itemsize, _apart(c) // c.first.itemsize),
+        )  # fmt: skip
+
+    def _multiply(
+        self, a: Array, b: Array, c: Array, accumulate: bool, count: int = 1,
+        apart: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        """Store a.b (+ c) in c, so many times, with a and c so many elements apart."""
+        rows, cols = c.shape
+        depth = a.shape[1]
+        if not depth:
+            for i in range(0 if accumulate else count):
+                _fill(_moved(c, i * apart[1]), 0)
+            return
+        a, b = self.operand(a), self.operand(b)
+        (turn_a, pitch_a), (turn_b, pitch_b) = _known_layout(a), _known_layout(b)
+        turn_c, pitch_c = _known_layout(c)
+        assert not turn_c  # plans store in rows
+        in_type, out_type = _TYPES[a.dtype.name], _TYPES[c.dtype.name]
+        beta = _ONE if accumulate else _ZERO
+        # cuBLAS stores by columns: what it takes for its matrices are ours, transposed.
+        cublas.gemmStridedBatchedEx(
+            cupy.cuda.get_cublas_handle(), int(turn_b), int(turn_a), cols, rows, depth,
+            _ONE.ctypes.data, b.data.ptr, in_type, pitch_b, 0, a.data.ptr, in_type, pitch_a,
+            apart[0], beta.ctypes.data, c.data.ptr, out_type, pitch_c, apart[1], count,
+            _compute_type(a.dtype.name), _DEFAULT_ALGORITHM,
+        )  # fmt: skip
+
+    # ---- sums
+
+    def reduce(self, sources: list[Array], target: Array) -> None:
+        """See `DeviceCompute.reduce`."""
+        if sources:
+            self._sum(sources, target)
+        else:
+            _fill(target, 0)
+
+    def sum(self, slots: Slots, own: Array, own_at: int, bias: Array | None, target: Array) -> None:
+        """See `DeviceCompute.sum`."""
+        terms = list(_each(slots))
+        terms.insert(own_at, own)
+        self._sum(terms if bias is None else [*terms, bias], target)
+
+    def _sum(self, sources: Sequence[Array], target: Array) -> None:
+        """Put the sum of sources, in order, into the target in one launch."""
+        rows, cols = target.shape
+        if not target.size:
+            return
+        pitches = [0 if s.shape[0] == 1 < rows else _pitch(s) for s in sources]
+        pack = _pack([*sources, target], [*pitches, _pitch(target)], cols)
+        kernel = _sum_kernel(tuple(s.dtype.name for s in sources), target.dtype.name, pack)
+        pairs = [value for pair in zip(sources, pitches, strict=True) for value in pair]
+        grid = (-(-cols // (pack * _THREADS)), min(rows, _MOST_BLOCKS))
+        kernel(grid, (_THREADS,), (target, _pitch(target), rows, cols, *pairs))
+
+    def bag(
+        self, table: Array, indices: Array, offsets: Array, bags: tuple[int, int], target: Array
+    ) -> None:
+        """See `DeviceCompute.bag`."""
+        first, last = bags
+        cols = target.shape[1]
+        if not target.size:
+            return
+        kernel = _bag_kernel(table.dtype.name, target.dtype.name)
+        kernel(
+            (last - first, -(-cols // _THREADS)),
+            (_THREADS,),
+            (target, _pitch(target), table, _pitch(table), indices, offsets, first, offsets.size,
+             indices.size, cols),
+        )  # fmt: skip
+
+    def copy(self, source: Array, target: Array) -> None:
+        """See `DeviceCompute.copy`."""
+        self._sum([source], target)
+
+    def spoil(self, handle: Array) -> None:
+        """See `DeviceCompute.spoil`."""
+        _fill(handle, -1)  # floats of these bits are NaN
+
+
+# ---- layouts
+
+
+def _layout(matrix: Array) -> tuple[bool, int] | None:
+    """Return whether a matrix is stored by columns, and its pitch in elements.
+
+    None: neither rows nor columns are contiguous, so that cuBLAS cannot read it.
+    """
+    rows, cols = matrix.shape
+    down, along = (stride // matrix.itemsize for stride in matrix.strides)
+    if (along == 1 or cols <= 1) and (down >= cols or rows <= 1):
+        return False, max(down if rows > 1 else cols, 1)
+    if (down == 1 or rows <= 1) and (along >= rows or cols <= 1):
+        return True, max(along if cols > 1 else rows, 1)
+    return None
+
+
+def _known_layout(matrix: Array) -> tuple[bool, int]:
+    layout = _layout(matrix)
+    assert layout is not None, matrix.strides
+    return layout
+
+
+def _pitch(matrix: Array) -> int:
+    """Return the elements from one row to the next."""
+    return int(matrix.strides[0]) // int(matrix.itemsize)
+
+
+def _pack(matrices: Sequence[Array], pitches: Sequence[int], cols: int) -> int:
+    """Return how many elements of a row a thread may take at once, for all matrices alike."""
+    pack = _PACK_BYTES // max(int(matrix.itemsize) for matrix in matrices)
+    for matrix, pitch in zip(matrices, pitches, strict=True):
+        while cols % pack or pitch % pack or matrix.data.ptr % (pack * matrix.itemsize):
+            pack //= 2
+    return pack
+
+
+def _apart(slots: Slots) -> int:
+    """Return the bytes from one slot to the next."""
+    return int(slots.distance * slots.first.strides[0])
+
+
+def _each(slots: Slots) -> Iterator[Array]:
+    """Return the slots one by one."""
+    for i in range(slots.number):
+        yield _moved(slots.first, i * _apart(slots) // slots.first.itemsize)
+
+
+def _moved(matrix: Array, elements: int) -> Array:
+    """Return a matrix of the same shape that lies so many elements further on."""
+    if not elements:
+        return matrix
+    pointer = matrix.data + elements * matrix.itemsize
+    return cupy.ndarray(matrix.shape, matrix.dtype, pointer, matrix.strides)
+
+
+def _fill(matrix: Array, bits: int) -> None:
+    """Set all bits of a matrix's elements to 0, or to 1 where `bits` is -1."""
+    if matrix.size:
+        matrix.view(f"i{matrix.itemsize}").fill(bits)
+
+
+def _is_start(c: Array, accumulate: bool, add: list[Array]) -> bool:
+    """Whether a GEMM can begin with what is to be added, and round once."""
+    return not accumulate and len(add) == 1 and add[0].dtype == c.dtype
+
+
+def _compute_type(dtype: str) -> int:
+    if dtype == "float32" and int(os.environ.get("CUPY_TF32", "0")) > 0:
+        return int(cublas.CUBLAS_COMPUTE_32F_FAST_TF32)
+    return int(cublas.CUBLAS_COMPUTE_32F)
+
+
+# ---- kernels
+
+
+@cache
+def _sum_kernel(sources: tuple[str, ...], target: str, pack: int) -> Any:
+    """Return a kernel that adds matrices up; a source with pitch 0 is one row for all."""
+    parameters, adding = [], []
+    for i, dtype in enumerate(sources):
+        parameters.append(f"const {_NAMES[dtype]}* s{i}, long long p{i}")
+        first = "=" if i == 0 else "+="
+        adding.append(
+            f"        {{ const auto part = *reinterpret_cast<const Pack<{_NAMES[dtype]}, kPack>*>("
+            f"s{i} + row * p{i} + col);\n"
+            f"          for (int e = 0; e < kPack; ++e) total[e] {first} wide(part.at[e]); }}"
+        )
+    code = f"""{_ELEMENTS}
+constexpr int kPack = {pack};
+extern "C" __global__ void ficco_sum({_NAMES[target]}* target, long long pitch, long long rows,
+                                     long long cols, {", ".join(parameters)}) {{
+    const long long col = (blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x) * kPack;
+    if (col >= cols) return;
+    for (long long row = blockIdx.y; row < rows; row += gridDim.y) {{
+        float total[kPack];
+{chr(10).join(adding)}
+        Pack<{_NAMES[target]}, kPack> found;
+        for (int e = 0; e < kPack; ++e) narrow(total[e], found.at[e]);
+        *reinterpret_cast<Pack<{_NAMES[target]}, kPack>*>(target + row * pitch + col) = found;
+    }}
+}}
+"""
+    return cupy.RawKernel(code, "ficco_sum")
+
+
+@cache
+def _bag_kernel(table: str, target: str) -> Any:
+    """Return a kernel that sums the table rows of bags, a block of columns of a bag each."""
+    code = f"""{_ELEMENTS}
+extern "C" __global__ void ficco_bag({_NAMES[target]}* target, long long target_pitch,
+                                     const {_NAMES[table]}* table, long long table_pitch,
+                                     const long long* indices, const long long* offsets,
+                                     long long first, long long batch, long long lookups,
+                                     long long cols) {{
+    const long long col = blockIdx.y * static_cast<long long>(blockDim.x) + threadIdx.x;
+    if (col >= cols) return;
+    const long long bag = first + blockIdx.x;
+    const long long end = bag + 1 < batch ? offsets[bag + 1] : lookups;
+    float total = 0;
+    for (long long at = offsets[bag]; at < end; ++at) {{
+        total += wide(table[indices[at] * table_pitch + col]);
+    }}
+    narrow(total, target[blockIdx.x * target_pitch + col]);
+}}
+"""
+    return cupy.RawKernel(code, "ficco_bag")

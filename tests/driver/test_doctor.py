@@ -1,0 +1,113 @@
+"""`ficco doctor` on the test double of the driver: what it says of GPUs, in a new process each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import double_control as control
+
+Findings = dict[str, dict[str, Any]]
+
+
+def doctor(folder: Path, environment: dict[str, str] | None = None, **double: object) -> Findings:
+    """Return what the doctor found, by name; it must find that ficco runs here."""
+    given = control.environment(folder, **double) | (environment or {})
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        if name not in (environment or {}):
+            given.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "ficco.cli.main", "doctor", "--json"],
+        env=given, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert set(document) == {"ok", "findings"} and document["ok"]
+    for finding in document["findings"]:
+        assert set(finding) == {"name", "ok", "found", "serves", "do"}
+    return {finding["name"]: finding for finding in document["findings"]}
+
+
+def gpus_of(found: Findings) -> list[dict[str, Any]]:
+    return [finding for name, finding in found.items() if name.startswith("GPU ")]
+
+
+def test_four_devices_are_shown(double_folder: Path) -> None:
+    found = doctor(double_folder, devices=4, version=13000)
+    driver = found["CUDA driver"]
+    assert driver["ok"] and driver["found"] == "CUDA 13.0, 4 devices"
+    assert "does not run" not in driver["serves"] and "`ficco run`" in driver["serves"]
+    assert [name for name in found if name.startswith("GPU ")] == [f"GPU {i}" for i in range(4)]
+    for gpu in gpus_of(found):
+        for words in (
+            "ficco test double", "compute capability 9.0", "3 copy engines",
+            "flush of remote writes: no", "batch copies:",
+        ):  # fmt: skip
+            assert gpu["ok"] and words in gpu["found"]
+    assert found["peer access"]["ok"] and found["CUDA settings"]["ok"]
+    assert {"CuPy", "cuda-bindings"} <= set(found)
+    assert "yet" in found["HIP runtime"]["serves"]
+
+
+def test_pairs_without_peer_access_are_listed(double_folder: Path) -> None:
+    found = doctor(double_folder, devices=3, peers="none")
+    assert len(gpus_of(found)) == 3
+    assert not found["peer access"]["ok"]
+    assert found["peer access"]["found"] == "not between 0-1, 0-2, 1-2"
+    assert "torch.distributed" in found["peer access"]["do"]
+
+
+def test_a_driver_that_is_too_old_is_told(double_folder: Path) -> None:
+    found = doctor(double_folder, version=11000)
+    driver = found["CUDA driver"]
+    assert not driver["ok"] and not gpus_of(found) and "peer access" not in found
+    assert driver["found"].startswith("too old: ") and len(driver["found"]) < 200
+    assert driver["do"] == "install a driver of CUDA 12.0 or newer"
+
+
+def test_no_device_and_one(double_folder: Path) -> None:
+    found = doctor(double_folder, devices=0)
+    assert not found["CUDA driver"]["ok"] and not gpus_of(found)
+    found = doctor(double_folder, devices=1)
+    assert found["CUDA driver"]["found"].endswith("1 devices") and len(gpus_of(found)) == 1
+    assert "peer access" not in found
+
+
+def test_settings_that_matter_are_told(double_folder: Path) -> None:
+    found = doctor(double_folder, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})["CUDA settings"]
+    assert found["ok"] and "watch cannot release" in found["do"]
+    found = doctor(double_folder, {"CUDA_LAUNCH_BLOCKING": "1"})["CUDA settings"]
+    assert not found["ok"] and "fall back to torch.distributed" in found["do"]
+
+
+def test_a_device_that_refuses_is_told(double_folder: Path) -> None:
+    found = doctor(double_folder, devices=2, fail="cuDeviceGetName:1:101")
+    first, second = gpus_of(found)
+    assert first["ok"] and not second["ok"]
+    assert "cuDeviceGetName" in second["found"]
+
+
+def test_pytorch_without_cuda_is_told(double_folder: Path, torch: Any) -> None:
+    found = doctor(double_folder)["torch on GPUs"]
+    if torch.version.cuda is None:
+        assert not found["ok"] and "without CUDA" in found["found"] and found["do"]
+    else:
+        assert f"CUDA {torch.version.cuda}" in found["found"]
+
+
+def test_a_run_on_gpus_that_do_not_reach_each_other(double_folder: Path) -> None:
+    for more, code, words in (
+        ({"peers": "none"}, 1, "0-1, 0-2, 0-3"),
+        ({"version": 11000}, 2, "too old"),
+        ({"devices": 0}, 2, "no"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "ficco.cli.main", "run", "--engine", "cuda"],
+            env=control.environment(double_folder, **more), capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == code and words in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
