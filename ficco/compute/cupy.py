@@ -71,10 +71,8 @@ class CupyCompute:
     """
 
     name = "cupy"
+    captures = False  # it refuses cuBLAS in a capture
     immediate = False
-
-    def __init__(self) -> None:
-        self._graphs: list[Array] = []  # memory that captured calls use
 
     # ---- devices and streams
 
@@ -122,7 +120,7 @@ class CupyCompute:
 
     def empty(self, rows: int, cols: int, dtype: str) -> Array:
         """See `DeviceCompute.empty`."""
-        return self._kept(cupy.empty((rows, cols), dtype_of(dtype)))
+        return cupy.empty((rows, cols), dtype_of(dtype))
 
     def at(self, address: int, rows: int, cols: int, dtype: str) -> Array:
         """See `DeviceCompute.at`."""
@@ -141,12 +139,6 @@ class CupyCompute:
         """See `DeviceCompute.operand`."""
         return handle if _layout(handle) is not None else self.contiguous(handle)
 
-    def _kept(self, array: Array) -> Array:
-        """Return an array, kept for good if a graph is going to use it."""
-        if cupy.cuda.runtime.streamIsCapturing(self.stream()):
-            self._graphs.append(array)
-        return array
-
     # ---- what posing asks
 
     def refusal(self, array: Any, rank: int) -> str | None:
@@ -161,12 +153,12 @@ class CupyCompute:
         """Return an array with contiguous rows, on its device."""
         with array.device:
             bits = array.view(f"u{array.itemsize}")
-            return self._kept(cupy.ascontiguousarray(bits).view(array.dtype))
+            return cupy.ascontiguousarray(bits).view(array.dtype)
 
     def new(self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int) -> Array:
         """Return a new array for a rank."""
         with cupy.cuda.Device(rank):
-            return self._kept(cupy.empty(shape, dtype))
+            return cupy.empty(shape, dtype)
 
     # ---- GEMMs
 

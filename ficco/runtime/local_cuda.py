@@ -41,7 +41,12 @@ class NodeCompute(DeviceCompute, Protocol):
     """A library that enqueues on all devices of a process.
 
     What `empty` gives to a call that is captured into a graph, it never gives again.
+
+    Attributes:
+        captures: whether its calls can be captured into graphs at all.
     """
+
+    captures: bool
 
     def current(self, device: int) -> Any:
         """Return the stream that is current on a device, on this thread, as the library has it.
@@ -187,6 +192,11 @@ class CudaLocalRuntime:
                 group.fail(rank)  # the first one stays
                 raise
 
+        if not self._compute.captures and any(self._each_capturing(streams)):
+            raise InputError(
+                f"{self._compute.name} cannot be captured into a CUDA graph; use the torch "
+                "functions, a process per GPU, for graphs"
+            )
         futures = self._each(run)
         self._held = self._held or any(entry.captured for entry in bound)
         errors = [future.exception() for future in futures]
@@ -289,13 +299,17 @@ class CudaLocalRuntime:
             raise
         return _Place(group, made, windows, [windows.view(rank) for rank in range(self.world)])
 
-    def _grow(self, need: int, streams: Sequence[Any]) -> None:
+    def _each_capturing(self, streams: Sequence[Any]) -> list[bool]:
+        """Return for every rank whether its stream is captured into a graph."""
 
         def capturing(rank: int) -> bool:
             with self._compute.on(rank, streams[rank]):
                 return self._peers.capturing(rank, self._compute.stream())
 
-        if any(self._results(capturing, "cannot use its stream")):
+        return self._results(capturing, "cannot use its stream")
+
+    def _grow(self, need: int, streams: Sequence[Any]) -> None:
+        if any(self._each_capturing(streams)):
             raise InputError(
                 f"windows of {need} bytes are needed, they have {self._place.windows.data_bytes}, "
                 "and cannot grow while a CUDA graph is captured; run the largest shape once before "

@@ -36,6 +36,7 @@ class NumpyOnStream:
     """
 
     name = "numpy on streams"
+    captures = True
 
     def __init__(self, streams: Mapping[int, int]) -> None:
         self.streams = dict(streams)

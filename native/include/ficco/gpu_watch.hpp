@@ -80,7 +80,8 @@ class GpuWatch {
     GpuStream stream_ = nullptr;
     std::vector<Seen> seen_;
     bool spoiled_ = false;  // the windows hold NaN since the failure
-    bool stuck_ = false;    // the device does not run what the watch submits
+    bool stuck_ = false;    // the device does not do what the watch asks
+    int pauses_ = 0;
 
     std::mutex mutex_;  // holds all below
     std::map<int, WatchedCalls> calls_;

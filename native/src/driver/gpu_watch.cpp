@@ -17,6 +17,7 @@ namespace {
 constexpr std::int64_t kLookNs = 20'000'000;
 constexpr std::int64_t kReleaseNs = 2'000'000;  // between looks once the group has failed
 constexpr double kDeviceAnswersS = 2.0;
+constexpr int kPauses = 100;  // looks to let pass after the device did not do what was asked
 constexpr std::size_t kRemembered = 256;  // plans whose last calls may still be enqueued
 constexpr std::uint32_t kMark = 1U << 31;
 constexpr std::size_t kLaneWords = kMaxLanes + 1;
@@ -84,13 +85,14 @@ void GpuWatch::loop() noexcept {
         const bool failed = group_->failed();
         try {
             if (failed) {
+                if (stuck_ && ++pauses_ % kPauses == 0) stuck_ = false;  // it may do by now
                 if (!stuck_) let_go();
             } else {
                 spoiled_ = stuck_ = false;
                 look();
             }
         } catch (const GpuError&) {
-            stuck_ = true;  // the device is lost; whoever asks next is told by the driver
+            stuck_ = true;  // whoever calls next is told by the driver, too
             group_->fail({rank_, -1, -1, -1, Failure::Kind::stopped, 0.0, 0, 0});
         }
         futex_wait(stop_, 0, now_ns() + (failed ? kReleaseNs : kLookNs));
