@@ -25,12 +25,31 @@ def calls_of(plan: RankPlan, work: Work) -> list[Call]:
     step = work.step
     reads, writes = work.work.reads, work.work.writes
     if step.kind == "local_copy":
-        return [_copy(a, b) for a, b in zip(reads, writes, strict=True) if a.area]
+        return [_copy(a, b) for a, b in _joined(reads, writes)]
     if step.kind == "reduce":
         return [_sum(reads, writes[0])]
     if step.kind == "bag":
         return [_bag(plan, reads[3 * i : 3 * i + 3], target) for i, target in enumerate(writes)]
     return [_gemm(step, run) for run in _runs(step, work.work.products)]
+
+
+def _joined(reads: tuple[Region, ...], writes: tuple[Region, ...]) -> list[tuple[Region, Region]]:
+    """Return copies, of which those that lie below one another on both sides are one."""
+    found: list[tuple[Region, Region]] = []
+    for source, target in sorted(zip(reads, writes, strict=True), key=lambda pair: pair[0][1:3]):
+        if not source.area:
+            continue
+        if found:
+            above, there = found[-1]
+            if (
+                above._replace(row0=above.row1, row1=source.row1) == source
+                and there._replace(row0=there.row1, row1=target.row1) == target
+            ):
+                joined = above._replace(row1=source.row1), there._replace(row1=target.row1)
+                found[-1] = joined
+                continue
+        found.append((source, target))
+    return found
 
 
 def _copy(source: Region, target: Region) -> Call:

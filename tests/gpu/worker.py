@@ -21,9 +21,12 @@ import torch.distributed as dist
 
 import ficco
 from ficco import oracle
+from ficco.engines.rows import COMPUTE, Work, encode
+from ficco.engines.work import calls_of
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.plan import RankPlan
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 from ficco.schedule import Schedule
@@ -293,6 +296,10 @@ def capture_rules(me: Rank) -> None:
     print("capture right")
 
 
+def encode_works(plan: RankPlan) -> list[Work]:
+    return encode(plan, {}, python=(*COMPUTE, "local_copy")).works
+
+
 def profile(me: Rank) -> None:
     """Nothing runs on multiprocessors but GEMMs, named sums and counted local copies."""
     from torch.profiler import ProfilerActivity
@@ -315,7 +322,8 @@ def profile(me: Rank) -> None:
             me.meet()
             plan = lower_rank(problem, resolved, me.rank)
             pushes = sum(len(s.reads) for s in plan.steps if s.kind == "copy")
-            local = sum(len(s.reads) for s in plan.steps if s.kind == "local_copy")
+            copies = [w for w in encode_works(plan) if w.step.kind == "local_copy"]
+            local = sum(len(calls_of(plan, work)) for work in copies)  # joined where they touch
             sums = sum(s.kind == "reduce" for s in plan.steps)
             seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]
             counts = {
