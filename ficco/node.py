@@ -59,8 +59,8 @@ class Node:
     On GPUs arrays are CuPy's, those of rank r on device r, and results are, too. A call enqueues
     its work on the stream that is current on each device and returns; values are not looked at, so
     indices must be within their tables. A call that fails on the device is reported by the next
-    one, or by `synchronize`. A capture into a CUDA graph is refused, since CuPy refuses GEMMs there;
-    the torch functions can be captured.
+    one, or by `synchronize`. A capture into a CUDA graph is refused, since CuPy refuses GEMMs in
+    it; the torch functions can be captured.
 
     Raises:
         InputError: an argument that cannot be.

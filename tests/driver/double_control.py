@@ -168,7 +168,7 @@ def on_double(timeout_s: float = 20, **settings: object) -> Callable[..., Any]:
 
         def test(double_folder: Path) -> None:
             done = subprocess.run(
-                [sys.executable, body.__code__.co_filename, body.__name__],
+                [sys.executable, "-X", "faulthandler", body.__code__.co_filename, body.__name__],
                 env=environment(double_folder, **settings),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -176,7 +176,7 @@ def on_double(timeout_s: float = 20, **settings: object) -> Callable[..., Any]:
                 timeout=timeout_s,
                 check=False,
             )
-            assert done.returncode == 0, done.stdout
+            assert done.returncode == 0, f"exit {done.returncode}: {done.stdout}"
 
         test.__name__ = body.__name__
         test.__doc__ = body.__doc__
