@@ -99,7 +99,7 @@ def comparison(results: Path) -> list[str]:
         if number:
             title = f"{document['world']} GPUs"
             table = [f"<details><summary>{title}</summary>", "", *table, "", "</details>"]
-        lines += [*table, ""]
+        lines += [*table, "", *grain_tables(path, document)]
     for world in (8, 4, 2):
         path = results / f"host_cost_x{world}.json"
         if path.exists():
@@ -130,6 +130,44 @@ def compare_table(path: Path, document: dict[str, Any]) -> list[str]:
     if missing:
         lines += ["", "Not measured: " + ", ".join(f"{name} ({why})" for name, why in missing)]
     return lines
+
+
+PUSHES = {  # how pushes of hetero_unfused_1d follow one another: what a point's name holds
+    "one peer at a time, step by step": "rotation by_step",
+    "in step with what arrives": "rotation by_step in_step",
+    "one peer at a time, shard by shard": "rotation by_peer",
+    "shard by shard, in step": "rotation by_peer in_step",
+    "all peers at once": "all_peers by_step",
+}
+
+
+def grain_tables(path: Path, document: dict[str, Any]) -> list[str]:
+    """Return time against grain, of the cases that were measured with every route and order."""
+    lines: list[str] = []
+    for case in document["cases"]:
+        found = {row["config"]: row for row in case["screened"]}
+        grains = [g for g in (1, 2, 4, 8) if f"hetero_unfused_1d g{g} all_peers by_step" in found]
+        if len(grains) < 2:
+            continue
+        lines += [
+            f"| `{case['op']}` {case['m']} x {case['n']} x {case['k']} | "
+            + " | ".join(f"grain {g}" for g in grains) + " |",
+            "|---" * (len(grains) + 1) + "|",
+        ]  # fmt: skip
+        for title, words in PUSHES.items():
+            rows = [found.get(f"hetero_unfused_1d g{g} {words}") for g in grains]
+            if any(rows):
+                cells = [f"{row['captured']:.3f}" if row else "" for row in rows]
+                lines.append(f"| {title} | " + " | ".join(cells) + " |")
+        lines.append("")
+    if not lines:
+        return []
+    return [
+        f"Time against grain, {document['world']} GPUs: `hetero_unfused_1d`, captured, in "
+        "milliseconds. These are the medians of a few screening runs, good to some per cent:",
+        "",
+        *lines,
+    ]
 
 
 def regime_cell(case: dict[str, Any], regime: str) -> str:

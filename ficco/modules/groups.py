@@ -175,6 +175,8 @@ def _open(group: Any) -> list[ProcessRuntime]:
 def reset(group: Any = None) -> None:
     """Make a group usable again after a failed call; all its ranks make this call.
 
+    CUDA graphs captured before give NaN from now on; capture them again.
+
     Raises:
         EngineError: some rank did not come within the timeout.
     """
