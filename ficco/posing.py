@@ -242,7 +242,11 @@ def embedding(
                 raise InputError(f"offsets{where} has {start.size} entries, others have {batch}")
             if library.immediate:
                 _check_bags(index, start, table.shape[0], where)
-            mine |= {f"table{i}": table, f"indices{i}": index, f"offsets{i}": start}
+            mine |= {
+                f"table{i}": row_contiguous(table, library),
+                f"indices{i}": index,
+                f"offsets{i}": start,
+            }
         arrays.append(mine)
     assert batch is not None
     sizes = chunk_sizes(batch, world) if rows is None else _sizes(rows, "rows")
@@ -377,5 +381,5 @@ def _bias_rows(
         _same_dtype(bias, dtype, f"bias[{rank}]")
         if bias.shape not in ((columns[rank],), (1, columns[rank])):
             raise InputError(f"bias[{rank}] has shape {bias.shape}; it is [{columns[rank]}]")
-        rows.append(bias.reshape(1, -1))
+        rows.append(library.contiguous(bias).reshape(1, -1))
     return rows

@@ -6,6 +6,8 @@ problem. On a host that is slower than the GPU this is half of what a call costs
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +21,7 @@ from ficco.schedule import Schedule
 if TYPE_CHECKING:
     from ficco.runtime.process_cuda import CudaProcessRuntime
 
-__all__ = ["Known", "key_of", "known", "readable", "remember"]
+__all__ = ["Known", "key_of", "known", "matrix_of", "readable", "remember", "row_of"]
 
 MOST = 256  # calls that are remembered, least recently used out first
 
@@ -48,13 +50,16 @@ class Known(NamedTuple):
         x = tensors[0]
         arrays: dict[str, Any] = {}
         for name, tensor in zip(self.names, tensors, strict=True):
-            flat = tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
-            arrays[name] = readable(flat) if name == "x" else flat
+            if name.startswith("bias"):
+                arrays[name] = row_of(tensor)
+            else:
+                flat = matrix_of(tensor)
+                arrays[name] = readable(flat) if name == "x" else flat
         results = []
         for i, shape in enumerate(self.shapes):
             y = torch.empty(shape, dtype=x.dtype, device=x.device)
             results.append(y)
-            arrays[f"y{i}"] = y if len(shape) == 2 else y.view(-1, shape[-1])
+            arrays[f"y{i}"] = matrix_of(y)
         if torch.cuda.current_device() == x.device.index:
             self.runtime.execute(self.problem, self.schedule, arrays)
         else:
@@ -71,7 +76,11 @@ def key_of(op: str, group: Any, tensors: Sequence[Any], *rest: Any) -> Any:
     for tensor in tensors:
         if tensor is None:
             facts.append(None)
-        elif not isinstance(tensor, Tensor) or not tensor.is_cuda or tensor.requires_grad:
+        elif (
+            not isinstance(tensor, Tensor)
+            or not tensor.is_cuda
+            or (tensor.requires_grad and torch.is_grad_enabled())
+        ):
             return None
         else:
             facts.append((tensor.shape, tensor.dtype, tensor.device, tensor.layout))
@@ -92,7 +101,8 @@ def known(key: Any) -> Known | None:
         if not groups.serves(found.runtime):
             _known.clear()
             return None
-        _known.move_to_end(key)
+        with contextlib.suppress(KeyError):  # another thread has just forgotten it
+            _known.move_to_end(key)
     return found
 
 
@@ -104,6 +114,19 @@ def remember(key: Any, call: Known) -> None:
         return
     if len(_known) > MOST:
         _known.popitem(last=False)
+
+
+def matrix_of(tensor: Tensor) -> Tensor:
+    """Return a tensor with all dimensions but the last as one; no copy where none is needed."""
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def row_of(bias: Tensor) -> Tensor:
+    """Return a bias as [1, n] whose elements lie one behind another, as kernels read it."""
+    row = bias.reshape(1, bias.numel())
+    return row if row.numel() <= 1 or row.stride(1) == 1 else row.contiguous()
 
 
 def readable(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import groups, plain
-from ficco.modules.again import Known, readable, remember
+from ficco.modules.again import Known, matrix_of, readable, remember, row_of
 from ficco.posing import row_contiguous
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -41,7 +41,7 @@ class Call:
             raise InputError(f"{name} is {list(x.shape)}; it has 2 or 3 dimensions")
         self.torch_dtype = x.dtype
         self.inner = tuple(x.shape[1:-1])  # what lies between rows and columns
-        self.matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        self.matrix = matrix_of(x)
         self.first = x.shape[0]
 
     def check(self, tensor: Any, name: str, dims: int) -> None:
@@ -82,7 +82,7 @@ class Call:
         self.check(bias, name, 0)
         if tuple(bias.shape) not in ((n,), (1, n)):
             raise InputError(f"{name} is {list(bias.shape)}; it is [{n}]")
-        return bias.reshape(1, n)
+        return row_of(bias)
 
     def shaped(self, y: Tensor) -> Tensor:
         """Return a result with the dimensions of x."""

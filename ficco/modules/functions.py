@@ -18,7 +18,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import groups
-from ficco.modules.again import key_of, known
+from ficco.modules.again import key_of, known, readable, row_of
 from ficco.modules.calling import Call
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
@@ -319,9 +319,9 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         if table.shape[1] != dimension:
             raise InputError(f"tables[{i}] is {list(table.shape)}; dimension={dimension}")
         _check_bags(indices[i], offsets[i], table.shape[0], batch, i)
-        given[f"table{i}"] = table
-        given[f"indices{i}"] = indices[i].reshape(1, -1)
-        given[f"offsets{i}"] = offsets[i].reshape(1, -1)
+        given[f"table{i}"] = readable(table) if table.is_cuda else table
+        given[f"indices{i}"] = row_of(indices[i])
+        given[f"offsets{i}"] = row_of(offsets[i])
     counts = [tuple([1] * count) for count in tables_per_rank]
     lookups = [tuple([0] * count) for count in tables_per_rank]
     counts[call.rank] = tuple(table.shape[0] for table in tables)
@@ -335,7 +335,9 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 
 
 def _device(group: Any) -> torch.device:
-    """Return where a rank without tensors works: on its GPU, where the group has no CPU backend."""
+    """Return where a rank without tables works: where its group is open, or can be."""
+    if groups.opened(group):
+        return torch.device(groups.opened(group)[0].device)
     backends = str(torch.distributed.get_backend_config(groups.process_group(group)))
     return torch.device("cpu" if "gloo" in backends else "cuda")
 

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -27,6 +28,7 @@ __all__ = [
     "fallback_reason",
     "gpu_runtime",
     "log",
+    "opened",
     "prepare",
     "process_group",
     "reset",
@@ -149,6 +151,11 @@ def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
     """
     pg = process_group(group)
     if pg not in _gpu_runtimes and pg not in _fallbacks:
+        if torch.cuda.is_current_stream_capturing():
+            raise InputError(
+                "the group's first call on GPUs cannot be captured into a CUDA graph; call "
+                "ficco.prepare(group, machine='cuda') on every rank before the capture"
+            )
         prepare(pg, machine="cuda")
     found = _gpu_runtimes.get(pg)
     if found is not None and found.device != device:
@@ -166,21 +173,21 @@ def fallback_reason(group: Any = None) -> str | None:
     return _fallbacks.get(process_group(group))
 
 
-def _open(group: Any) -> list[ProcessRuntime]:
+def opened(group: Any) -> list[ProcessRuntime]:
     """Return the runtimes of a group that are open, in an order that is equal on all ranks."""
     pg = process_group(group)
-    return [kind[pg] for kind in (_runtimes, _gpu_runtimes) if pg in kind]
+    return [kind[pg] for kind in (_gpu_runtimes, _runtimes) if pg in kind]
 
 
 def reset(group: Any = None) -> None:
     """Make a group usable again after a failed call; all its ranks make this call.
 
-    CUDA graphs captured before give NaN from now on; capture them again.
+    CUDA graphs captured before are invalid from now on; capture them again.
 
     Raises:
         EngineError: some rank did not come within the timeout.
     """
-    for found in _open(group):
+    for found in opened(group):
         found.reset()
 
 
@@ -192,13 +199,13 @@ def synchronize(group: Any = None) -> None:
     Raises:
         EngineError: an earlier call failed; `reset` makes the group usable again.
     """
-    for found in _open(group):
+    for found in opened(group):
         found.check()
 
 
 def window_bytes(group: Any = None) -> int:
     """Return the bytes of all windows of all ranks of a group; 0 where it is not open."""
-    return sum(found.window_bytes for found in _open(group))
+    return sum(found.window_bytes for found in opened(group))
 
 
 def close(group: Any = None) -> None:

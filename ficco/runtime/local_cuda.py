@@ -257,7 +257,7 @@ class CudaLocalRuntime:
     def reset(self) -> None:
         """Make the runtime usable again after a failure: new windows, new signals.
 
-        Graphs captured before give NaN from now on; capture them again.
+        Graphs captured before are invalid from now on; capture them again.
 
         Raises:
             EngineError: a device does not come to rest, or has failed for good.

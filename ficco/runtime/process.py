@@ -69,6 +69,7 @@ class ProcessRuntime:
     engine = "host"
     backend = "gloo"
     shares_windows = True  # in the host's memory
+    device: Any = "cpu"
 
     def __init__(self, group: Any, machine: Machine, compute: Any, timeout_s: float) -> None:
         members = members_of(group, self.backend)

@@ -23,6 +23,7 @@ from ficco.errors import EngineError, InputError
 from ficco.machine import Machine
 from ficco.plan import RankPlan, Word, word_place
 from ficco.runtime.bound import timeline_of
+from ficco.runtime.failures import error_of
 from ficco.runtime.meeting import Facts
 from ficco.runtime.process import RESET, Call, ProcessRuntime
 from ficco.timeline import Timeline
@@ -119,6 +120,7 @@ class CudaProcessRuntime(ProcessRuntime):
         self.process_group, self.device = group, _here()
         self._places: list[_Place] = []  # the last one is in use
         self._wanted_bytes = 0
+        self._room: Any = None  # for the next windows, between joining a meeting and moving
         self._held = False  # whether a graph uses the place in use
         self.traced = False
         super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
@@ -144,14 +146,29 @@ class CudaProcessRuntime(ProcessRuntime):
             call.bound.run(arrays, copy, self.traced)
             self._held = self._held or call.bound.captured
         except BaseException as error:
-            call.bound.spoil(arrays)
-            self._check_alive()
-            self._group.fail(self.rank)
+            self._group.fail(self.rank)  # the first failure stays
+            with contextlib.suppress(Exception):  # the device may be lost
+                call.bound.spoil(arrays)
             if not isinstance(error, Exception):
                 raise  # an interrupt
+            first = self._group.failure()
+            if first is not None and (first[0] != self.rank or first[4] != "stopped"):
+                self._check_alive()
             raise EngineError(
                 f"rank {self.rank} failed: {error!r}; call {RESET} to go on"
             ) from error
+
+    def _failure(self) -> EngineError | None:
+        found = super()._failure()
+        if found is not None:
+            return found
+        for group in self._groups[1:]:  # of windows that graphs hold
+            failure = group.failure()
+            if failure is not None:
+                return error_of(
+                    failure, lambda _, row: f"number {row} of a call in a CUDA graph", RESET
+                )
+        return None
 
     def timeline(self) -> Timeline:
         """Return what this rank's last traced call ran; waits for its end."""
@@ -183,9 +200,10 @@ class CudaProcessRuntime(ProcessRuntime):
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > _LET_GO_S:
                     raise EngineError(
-                        f"rank {self.rank}: the stream waits for ever and cannot be let go (with "
-                        "CUDA_DEVICE_MAX_CONNECTIONS=1 all streams share one hardware queue); "
-                        f"restart the processes. It was: {self._failure()}"
+                        f"rank {self.rank}: the stream waits for ever and cannot be let go: it may "
+                        "wait for a collective of torch.distributed that another rank never made, "
+                        "or, with CUDA_DEVICE_MAX_CONNECTIONS=1, all streams share one hardware "
+                        f"queue. Restart the processes. It was: {self._failure()}"
                     )
             time.sleep(2e-5)
 
@@ -199,30 +217,47 @@ class CudaProcessRuntime(ProcessRuntime):
                     "once before the capture"
                 )
             self._drain()  # peers may write to my windows until then
-        super()._meet(what, window_bytes, digest)
+        with torch.cuda.device(self.device):
+            super()._meet(what, window_bytes, digest)
 
     def _join(self, memory: int, facts: Facts) -> shared.Group:
+        """Take a place in what the ranks share, with room for the windows: or none of them does."""
+        import torch.distributed._symmetric_memory as symmetric
+
         self._wanted_bytes = facts["window_bytes"]
+        _, _, size = cuda.window_layout(self._wanted_bytes)
+        try:
+            self._room = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(f"windows of {size} bytes on {self.device}: {error}") from None
         return super()._join(memory, {**facts, "window_bytes": 0})
 
     def _move_to(self, group: shared.Group) -> None:
+        try:
+            device = cuda.Device(self.device.index, group, self.rank)
+            place = _Place(group, device, self._window_in(self._room))
+        except BaseException:
+            for each in (group, *self._groups):
+                each.fail(self.rank)  # the others wait for this rank, or go on without its windows
+            raise
+        finally:
+            self._room = None
         old = [] if self._held else self._places[-1:]
-        self._places[len(self._places) - len(old) :] = []
+        self._places[len(self._places) - len(old) :] = [place]
         self._held = False
-        self._places.append(
-            _Place(group, cuda.Device(_ordinal(), group, self.rank), self._new_window())
-        )
         self._bound.clear()
-        self._groups[:] = [place.group for place in reversed(self._places)]
         self._calls, self._last = 0, None
-        for place in old:
-            place.group.close()
+        # What has failed is told no more after a reset, though graphs may still hold its windows.
+        kept = [each.group for each in reversed(self._places) if each.group.failure() is None]
+        for one in self._groups:
+            if one not in kept:
+                one.close()
+        self._groups[:] = kept
 
-    def _new_window(self) -> cuda.Window:
+    def _window_in(self, memory: Any) -> cuda.Window:
+        """Make this rank's window in its memory, and meet all ranks' windows."""
         import torch.distributed._symmetric_memory as symmetric
 
-        _, _, size = cuda.window_layout(self._wanted_bytes)
-        memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
         memory.zero_()
         words = memory[: 2 * cuda.WORDS_BYTES].view(torch.int32).view(2, -1)
         first = word_place(Word(self.rank, "free", 0))

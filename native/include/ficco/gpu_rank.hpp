@@ -37,9 +37,8 @@ class GpuRank {
     const int rank_;
     std::mutex mutex_;  // holds lanes_
     std::vector<GpuStream> lanes_;
-    GpuEvent ended_ = nullptr;  // the last call's end, on last_stream_
-    GpuStream last_stream_ = nullptr;
-    GpuWatch watch_;  // last, so that it ends first
+    GpuEvent ended_ = nullptr;  // the last call's end
+    GpuWatch watch_;            // last, so that it ends first
 };
 
 }  // namespace ficco

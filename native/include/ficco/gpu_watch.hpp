@@ -79,8 +79,7 @@ class GpuWatch {
     std::uint32_t* staging_ = nullptr;
     GpuStream stream_ = nullptr;
     std::vector<Seen> seen_;
-    bool spoiled_ = false;  // the windows hold NaN since the failure
-    bool stuck_ = false;    // the device does not do what the watch asks
+    bool stuck_ = false;  // the device does not do what the watch asks
     int pauses_ = 0;
 
     std::mutex mutex_;  // holds all below

@@ -43,13 +43,13 @@ GpuStream GpuRank::lane(int index) {
 }
 
 void GpuRank::after_last_call(GpuStream stream) {
-    if (ended_ != nullptr && stream != last_stream_) gpu_->wait(stream, ended_);
+    if (ended_ != nullptr)
+        gpu_->wait(stream, ended_);  // a handle may be that of another stream now
 }
 
 void GpuRank::ended(GpuStream stream) {
     if (ended_ == nullptr) ended_ = gpu_->new_event(false);
     gpu_->record(ended_, stream);
-    last_stream_ = stream;
 }
 
 }  // namespace ficco

@@ -88,7 +88,7 @@ void GpuWatch::loop() noexcept {
                 if (stuck_ && ++pauses_ % kPauses == 0) stuck_ = false;  // it may do by now
                 if (!stuck_) let_go();
             } else {
-                spoiled_ = stuck_ = false;
+                stuck_ = false;
                 look();
             }
         } catch (const GpuError&) {
@@ -178,12 +178,9 @@ void GpuWatch::release(std::uint32_t value, int lane) {
     const auto calls = find(value);
     if (!calls) return;
     const int copy = static_cast<int>(value % kWindowCopies);
-    if (!spoiled_) {
-        for (const int each : {0, 1}) {
-            gpu_->fill(calls->window->data(rank_, each), kNanByte, calls->window->data_bytes(),
-                       stream_);
-        }
-        spoiled_ = true;
+    for (const int each : {0, 1}) {
+        gpu_->fill(calls->window->data(rank_, each), kNanByte, calls->window->data_bytes(),
+                   stream_);
     }
     std::vector<WordCommand> commands;
     for (const AwaitedWord& awaited : calls->awaited) {

@@ -77,8 +77,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
 
 GpuProgram::~GpuProgram() {
     if (running_) abandon();
-    if (captured_) return;  // graphs still write its number, and use its window
-    rank_->watch().remove(number_);
+    if (!captured_) rank_->watch().remove(number_);  // graphs go on writing its number
     try {
         const Gpu::Current current(rank_->gpu());
         for (const auto* events : {&step_events_, &joins_}) {
