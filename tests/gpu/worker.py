@@ -416,6 +416,23 @@ def functions(rank: int, world: int, fallback: bool = False) -> None:
         assert (y.double() - want[12 * rank : 12 * rank + 12]).abs().max() < 1.0, name
         y = ficco.matmul_all_reduce(full[:, columns], back[columns], schedule=name)
         assert (y.double() - want).abs().max() < 1.0, name
+    apart = torch.randn(40, 3, dtype=torch.bfloat16).cuda().t()[0:1]  # [1, 40], three apart
+    mine = want[12 * rank : 12 * rank + 12] + apart.double()
+    for _ in range(2):  # the second call is one that was made before
+        y = ficco.matmul_reduce_scatter(full[:, columns], back[columns], bias=apart)
+        assert (y.double() - mine).abs().max() < 1.0, "a bias with strides"
+    table = torch.randn(6, 20, dtype=torch.bfloat16).cuda().t()  # its columns are contiguous
+    indices, batch = torch.randint(20, (30, 2)).cuda()[:, 0], 4 * world
+    starts = (torch.arange(batch) * 30 // batch).cuda().repeat_interleave(2)[::2]
+    pooled = torch.nn.functional.embedding_bag(
+        indices.cpu(), table.cpu().double(), starts.cpu(), mode="sum"
+    )
+    y = ficco.embedding_all_to_all(
+        [table], [indices], [starts], tables_per_rank=[1] * world, dimension=6, batch=batch,
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    bags = pooled[4 * rank : 4 * rank + 4].repeat(1, world)
+    assert (y.cpu().double() - bags).abs().max() < 0.2, "tables and indices with strides"
     reason = ficco.fallback_reason()
     assert (reason is not None) == fallback, reason
     try:
