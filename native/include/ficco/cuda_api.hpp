@@ -103,7 +103,6 @@ struct Copy2D {
     X(cuStreamCreateWithPriority, 12000, 5050, (Stream*, unsigned, int))              \
     X(cuStreamDestroy, 12000, 4000, (Stream))                                         \
     X(cuStreamQuery, 12000, 2000, (Stream))                                           \
-    X(cuStreamSynchronize, 12000, 2000, (Stream))                                     \
     X(cuStreamWaitEvent, 12000, 3020, (Stream, Event, unsigned))                      \
     X(cuStreamIsCapturing, 12000, 10000, (Stream, int*))                              \
     X(cuStreamGetCaptureInfo, 12000, 11030,                                           \
@@ -113,7 +112,6 @@ struct Copy2D {
     X(cuEventCreate, 12000, 2000, (Event*, unsigned))                                 \
     X(cuEventDestroy, 12000, 4000, (Event))                                           \
     X(cuEventRecord, 12000, 2000, (Event, Stream))                                    \
-    X(cuEventQuery, 12000, 2000, (Event))                                             \
     X(cuEventSynchronize, 12000, 2000, (Event))                                       \
     X(cuEventElapsedTime, 12000, 2000, (float*, Event, Event))                        \
     X(cuStreamWriteValue32, 12000, 11070, (Stream, Pointer, std::uint32_t, unsigned)) \
