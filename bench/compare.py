@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--grains", default="1,2,4,world", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=20, help="full rounds, 20 or more for README")
     parser.add_argument("--keep", type=int, default=2, metavar="K", help="points a case and regime")
-    parser.add_argument("--zero-cta", choices=("try", "only", "no"), default="try")
+    parser.add_argument("--zero-cta", choices=("try", "only", "no"), default="no")
     parser.add_argument("--list", action="store_true", help="say which cases there are, and end")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     parser.add_argument("--part", default="cases", help=argparse.SUPPRESS)
