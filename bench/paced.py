@@ -16,13 +16,13 @@ from dataclasses import replace
 from record import finish, spread
 
 from ficco import Node, oracle
-from ficco.cli.arguments import DEFAULT_SIZES
+from ficco.cli.arguments import HOST_SIZES
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 RUNS = 20
-M, N, K = DEFAULT_SIZES["m"], DEFAULT_SIZES["n"], DEFAULT_SIZES["k"]
+M, N, K = HOST_SIZES["m"], HOST_SIZES["n"], HOST_SIZES["k"]
 
 
 def closed_form_ms(name: str, machine: Machine, ranks: int) -> float:

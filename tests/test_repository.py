@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -27,3 +29,9 @@ def test_readme_shows_every_named_schedule() -> None:
     text = (ROOT / "README.md").read_text()
     for path in (ROOT / "schedules" / "named").glob("*.toml"):
         assert f"`{path.stem}`" in text
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "bench").glob("*.py")), ids=lambda p: p.stem)
+def test_every_benchmark_loads(script: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(script.parent)!r}); import {script.stem}"
+    subprocess.run([sys.executable, "-P", "-c", code], timeout=60, check=True)
