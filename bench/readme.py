@@ -74,14 +74,18 @@ def unseen(result: dict[str, Any], which: str) -> str:
 
 def comparison(results: Path) -> list[str]:
     """Return the tables of compare_x*.json and host_cost_x*.json; none without the former."""
-    found = [results / f"compare_x{world}.json" for world in (8, 4, 2)]
-    found = [path for path in found if path.exists()]
-    if not found:
+    found = {world: sorted(results.glob(f"compare_x{world}*.json")) for world in (8, 4, 2)}
+    documents = {
+        world: [(path, json.loads(path.read_text())) for path in paths]
+        for world, paths in found.items()
+        if paths
+    }
+    if not documents:
         return []
-    documents = [(path, json.loads(path.read_text())) for path in found]
     runs = min(
-        (row["runs"] for _, document in documents for case in document["cases"]
-         for row in case["regimes"]["captured"] if row["ok"]), default=0,
+        (row["runs"] for several in documents.values() for _, document in several
+         for case in document["cases"] for row in case["regimes"]["captured"] if row["ok"]),
+        default=0,
     )  # fmt: skip
     lines = [
         "### On GPUs",
@@ -94,12 +98,12 @@ def comparison(results: Path) -> list[str]:
         "**NCCL runs without NVLink multicast here**, as all else does.",
         "",
     ]
-    for number, (path, document) in enumerate(documents):
-        table = compare_table(path, document)
+    for number, (world, several) in enumerate(documents.items()):
+        table = compare_table(several)
         if number:
-            title = f"{document['world']} GPUs"
+            title = f"{world} GPUs"
             table = [f"<details><summary>{title}</summary>", "", *table, "", "</details>"]
-        lines += [*table, "", *grain_tables(path, document)]
+        lines += [*table, "", *grain_tables([document for _, document in several])]
     for world in (8, 4, 2):
         path = results / f"host_cost_x{world}.json"
         if path.exists():
@@ -108,25 +112,34 @@ def comparison(results: Path) -> list[str]:
     return lines
 
 
-def compare_table(path: Path, document: dict[str, Any]) -> list[str]:
+Documents = list[tuple[Path, dict[str, Any]]]  # of one number of GPUs
+
+
+def compare_table(documents: Documents) -> list[str]:
+    """Return one table of several runs; a case stands as the last of them has it."""
+    document = documents[-1][1]
+    sources = [
+        f"[`bench/results/{path.name}`](bench/results/{path.name}): {gpu_of(found)}; {where(found)}"
+        for path, found in documents
+    ]
     lines = [
-        f"{document['world']} x {gpu_of(document)} "
-        f"([`bench/results/{path.name}`](bench/results/{path.name})); {where(document)}; "
-        "m x n x k:",
+        f"{document['world']} GPUs, m x n x k ({'. '.join(sources)}):",
         "",
         "| operator, shape | ideal | captured: serial, fused, ficco | back to back | "
         "synchronized each call |",
         "|---|---|---|---|---|",
     ]
-    for case in sorted(document["cases"], key=lambda case: case["op"]):
+    cases = {case["case"]: case for _, found in documents for case in found["cases"]}
+    for case in sorted(cases.values(), key=lambda case: case["op"]):
         ideal = f"{case['ideal_ms']:.3f}" if case["ideal_ms"] else "-"
         each = " on each rank" if case["m_is"] == "rows on each rank" else ""
         shape = f"{case['m']}{each} x {case['n']} x {case['k']}"
         regimes = ("captured", "eager", "synchronized")
         cells = [regime_cell(case, regime) for regime in regimes]
         lines.append(f"| `{case['op']}` {shape} | {ideal} | " + " | ".join(cells) + " |")
-    missing = [(f["case"], "failed") for f in document["failed"]]
-    missing += [(name, "no time was left") for name in document["left_out"]]
+    reasons = {name: "no time was left" for _, found in documents for name in found["left_out"]}
+    reasons |= {f["case"]: "failed" for _, found in documents for f in found["failed"]}
+    missing = [(name, why) for name, why in reasons.items() if name not in cases]
     if missing:
         lines += ["", "Not measured: " + ", ".join(f"{name} ({why})" for name, why in missing)]
     return lines
@@ -141,10 +154,10 @@ PUSHES = {  # how pushes of hetero_unfused_1d follow one another: what a point's
 }
 
 
-def grain_tables(path: Path, document: dict[str, Any]) -> list[str]:
+def grain_tables(documents: list[dict[str, Any]]) -> list[str]:
     """Return time against grain, of the cases that were measured with every route and order."""
     lines: list[str] = []
-    for case in document["cases"]:
+    for case in [case for document in documents for case in document["cases"]]:
         found = {row["config"]: row for row in case["screened"]}
         grains = [g for g in (1, 2, 4, 8) if f"hetero_unfused_1d g{g} all_peers by_step" in found]
         if len(grains) < 2:
@@ -163,7 +176,7 @@ def grain_tables(path: Path, document: dict[str, Any]) -> list[str]:
     if not lines:
         return []
     return [
-        f"Time against grain, {document['world']} GPUs: `hetero_unfused_1d`, captured, in "
+        f"Time against grain, {documents[0]['world']} GPUs: `hetero_unfused_1d`, captured, in "
         "milliseconds. These are the medians of a few screening runs, good to some per cent:",
         "",
         *lines,

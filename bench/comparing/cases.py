@@ -114,6 +114,7 @@ def read(world: int) -> list[Case]:
     return [
         Case(entry["op"], *shape, world, entry.get("all_points", False))
         for entry in table["cases"]
+        if world in entry.get("worlds", (world,))
         for shape in entry["shapes"]
     ]
 
