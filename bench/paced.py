@@ -32,7 +32,7 @@ def closed_form_ms(name: str, machine: Machine, ranks: int) -> float:
     there and the one before it is done.
     """
     link, shard = machine.link, M // ranks * K * 4
-    gemm_us = machine.gemm_us(2.0 * M * (N // ranks) * K, "float32")
+    gemm_us = machine.paced_gemm_us(2.0 * M * (N // ranks) * K, "float32")
     turns = ranks - 1 if link.per == "port" else 1  # a port carries one peer's piece at a time
     if name == "serial":
         return (turns * link.transfer_us(shard) + gemm_us) / 1e3

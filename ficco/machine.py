@@ -1,20 +1,26 @@
-"""Machine: where a problem runs. Nodes, devices, engines and links with their curves.
+"""Machine: where a problem runs. Nodes, devices, engines, links and costs with their curves.
 
-A profile is one TOML file in schedules/machines. A profile whose links have rates makes the host
-engine last as long as those links would (`paced`); one without runs at the machine's own speed.
+A profile is one TOML file in schedules/machines. It serves twice: what it knows of rates and costs
+is what the simulator and the selector predict from; and on the host engine, links with rates make
+transfers last as long as those links would (`paced`), while a profile whose links have none runs
+at the machine's own speed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ficco import data
+from ficco.curves import Curve, GemmTimes
 from ficco.errors import MachineError
 
-__all__ = ["Link", "Machine"]
+__all__ = ["COLLECTIVES", "Costs", "Link", "Machine"]
+
+_UNKNOWN = Curve(())
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +34,29 @@ class Link:
             transfers (switch).
         gbps: (bytes of a transfer, GB/s it reaches alone) points, by rising size; empty: unpaced.
         latency_us: from the start of a transfer to its first byte.
+        out_gbps: (peers, GB/s) that a device sends to so many peers at once, together; empty: a
+            port is shared without loss, pairs do not disturb each other.
+        in_gbps: the same, of what a device is sent by so many at once.
+        row_gbps: (bytes of a row, GB/s) of transfers whose rows do not lie behind one another.
     """
 
     scope: str
     per: str
     gbps: tuple[tuple[int, float], ...] = ()
     latency_us: float = 0.0
+    out_gbps: Curve = _UNKNOWN
+    in_gbps: Curve = _UNKNOWN
+    row_gbps: Curve = _UNKNOWN
 
     def __post_init__(self) -> None:
         if self.scope not in ("node", "network"):
             raise MachineError(f"link scope {self.scope!r}: it is 'node' or 'network'")
         if self.per not in ("pair", "port"):
             raise MachineError(f"link per {self.per!r}: it is 'pair' or 'port'")
-        sizes = [size for size, _ in self.gbps]
-        if sizes != sorted(set(sizes)) or any(size < 1 for size in sizes):
-            raise MachineError(f"link gbps: sizes {sizes} must be positive and rise")
-        if any(not (math.isfinite(rate) and rate > 0) for _, rate in self.gbps):
-            raise MachineError("link gbps: every rate is a positive number of GB/s")
+        try:
+            Curve(self.gbps)
+        except MachineError as wrong:
+            raise MachineError(f"link gbps: {wrong}") from None
         if not (math.isfinite(self.latency_us) and self.latency_us >= 0):
             raise MachineError(f"link latency_us={self.latency_us}: it is 0 or more")
 
@@ -60,17 +72,7 @@ class Link:
 
     def gbps_at(self, size_bytes: int) -> float:
         """Return the rate of one transfer of this size alone, between points by log of the size."""
-        if not self.gbps:
-            return math.inf
-        below = [point for point in self.gbps if point[0] <= size_bytes]
-        above = [point for point in self.gbps if point[0] > size_bytes]
-        if not below:
-            return above[0][1]
-        if not above:
-            return below[-1][1]
-        (size0, rate0), (size1, rate1) = below[-1], above[0]
-        share = math.log(size_bytes / size0) / math.log(size1 / size0)
-        return rate0 + share * (rate1 - rate0)
+        return Curve(self.gbps).at(size_bytes) if self.gbps else math.inf
 
     def transfer_us(self, size_bytes: int) -> float:
         """Return the time of one transfer alone on its link."""
@@ -80,8 +82,69 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """What steps cost besides bytes and operations, in us, and how much work slows work down.
+
+    Attributes:
+        launch_us: from the end of a kernel to the start of the next one on its stream.
+        call_us: what a call lasts besides its steps (its lanes fork and join).
+        signal_us: what raising a word takes its lane; `raise_us`: from then until a lane that
+            waits for it goes on. wait_us, clear_us: what a wait that holds already and clearing
+            take a lane, per word.
+        host_call_us: what the host does for a call before its first step and after its last.
+        host_launch_us, host_copy_us, host_words_us: what submitting one kernel, one copy, and one
+            step of words takes the host.
+        host_serial_us: what submitting a whole GEMM and a collective takes it.
+        skew_us: how far apart ranks begin a call.
+        gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
+        copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.
+        gemm_beside_collective, collective_beside_gemm: the same, for torch.distributed.
+    """
+
+    launch_us: float = 0.0
+    call_us: float = 0.0
+    signal_us: float = 0.0
+    raise_us: float = 0.0
+    wait_us: float = 0.0
+    clear_us: float = 0.0
+    host_call_us: float = 0.0
+    host_launch_us: float = 0.0
+    host_copy_us: float = 0.0
+    host_words_us: float = 0.0
+    host_serial_us: float = 0.0
+    skew_us: float = 0.0
+    gemm_beside_copies: float = 1.0
+    copies_beside_gemm: float = 1.0
+    gemm_beside_collective: float = 1.0
+    collective_beside_gemm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0.0 if field.name.endswith("_us") else 1.0
+            if not (math.isfinite(value) and value >= least):
+                raise MachineError(f"costs: {field.name}={value}: it is {least:g} or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What running a GEMM in pieces loses (decomposition-induced loss).
+
+    Attributes:
+        cut: "rows", or "columns" (slices of k that accumulate).
+        m, n, k: the whole.
+        ratio: (pieces, time of all pieces / time of the whole).
+    """
+
+    cut: str
+    m: int
+    n: int
+    k: int
+    ratio: Curve
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
-    """Nodes times devices, their engines and links.
+    """Nodes times devices, their engines, links and costs.
 
     Attributes:
         name: how commands call it.
@@ -92,6 +155,14 @@ class Machine:
         links: link classes, one per scope.
         copy_engines: copy engines of a device; 0: not known, as many lanes as asked for.
         gemm_gflops: dense rate of one device by dtype; empty: unpaced.
+        device: what the driver calls a device; empty: the profile is of no device in particular.
+        source: where the figures come from and when, in one line; empty: it has none.
+        units: multiprocessors of a device; 0: not known.
+        memory_gbps: rate of a device's memory under kernels that stream; 0: not known.
+        gemms: measured GEMM times by dtype.
+        collectives: (bytes that leave a rank, us) of torch.distributed, by collective.
+        costs: of everything else.
+        pieces: what cutting GEMMs loses, by shape.
     """
 
     name: str
@@ -102,6 +173,14 @@ class Machine:
     about: str = ""
     copy_engines: int = 0
     gemm_gflops: tuple[tuple[str, float], ...] = ()
+    device: str = ""
+    source: str = ""
+    units: int = 0
+    memory_gbps: float = 0.0
+    gemms: tuple[tuple[str, GemmTimes], ...] = ()
+    collectives: tuple[tuple[str, Curve], ...] = ()
+    costs: Costs = Costs()
+    pieces: tuple[Pieces, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.devices < 1:
@@ -158,11 +237,59 @@ class Machine:
         """What moves whole shards: the vendor's collectives on GPUs, copies on the host engine."""
         return "dma" if self.engine == "host" else "collective"
 
-    def gemm_us(self, flops: float, dtype: str) -> float:
-        """Return how long a GEMM of so many operations lasts by the profile; 0 where unpaced."""
+    @property
+    def rated(self) -> bool:
+        """Whether the profile knows enough to predict from: rates of its links and of GEMMs."""
+        return self.link.paced and bool(self.gemms or self.gemm_gflops)
+
+    def check_rated(self) -> None:
+        """Refuse to predict for a machine that has no figures.
+
+        Raises:
+            MachineError: it has none; it says where to get them.
+        """
+        if not self.rated:
+            known = [name for name in data.names("machines") if Machine.named(name).rated]
+            raise MachineError(
+                f"machine {self.name!r} has no rates to predict from; measure this one by "
+                f"`ficco doctor --profile FILE`, or name one that has: {', '.join(known)}"
+            )
+
+    def paced_gemm_us(self, flops: float, dtype: str) -> float:
+        """Return how long the host engine makes so many operations last; 0 where unpaced."""
         rates = dict(self.gemm_gflops)
         rate = rates.get(dtype, rates.get("any", math.inf))
         return flops / (rate * 1e3)
+
+    def gemm_times(self, dtype: str) -> GemmTimes | None:
+        """Return measured GEMM times of a dtype, of the nearest one where it was not measured."""
+        found = dict(self.gemms)
+        for near in (dtype, *_NEAREST.get(dtype, ())):
+            if near in found:
+                return found[near]
+        return None
+
+    def gemm_us(self, m: int, n: int, k: int, dtype: str) -> float:
+        """Return how long [m, k] . [k, n] lasts alone on one device, in us; 0 where unknown."""
+        times = self.gemm_times(dtype)
+        if times is None:
+            return self.paced_gemm_us(2.0 * m * n * k, dtype)
+        return times.us(m, n, k)
+
+    def stream_us(self, size_bytes: float) -> float:
+        """Return how long a kernel that reads and writes so many bytes lasts; 0 where unknown."""
+        return size_bytes / (self.memory_gbps * 1e3) if self.memory_gbps else 0.0
+
+    def collective_us(self, name: str, bytes_out: float) -> float | None:
+        """Return how long a collective lasts alone; None: it was not measured.
+
+        Args:
+            name: one of COLLECTIVES.
+            bytes_out: what leaves a rank if every rank sends each peer its part once (an all-reduce
+                twice).
+        """
+        curve = dict(self.collectives).get(name)
+        return None if curve is None else curve.scaled(bytes_out) if bytes_out else 0.0
 
     @classmethod
     def named(cls, name: str) -> Machine:
@@ -181,15 +308,11 @@ class Machine:
             MachineError: a field is missing, unknown or wrong.
         """
         known = {
-            "name": str,
-            "about": str,
-            "nodes": int,
-            "devices": int,
-            "engine": str,
-            "copy_engines": int,
-            "gemm_gflops": dict,
-            "links": list,
-        }
+            "name": str, "about": str, "nodes": int, "devices": int, "engine": str,
+            "copy_engines": int, "gemm_gflops": dict, "links": list, "device": str, "source": str,
+            "units": int, "memory_gbps": float, "gemms": dict, "collectives": dict, "costs": dict,
+            "pieces": list,
+        }  # fmt: skip
         _check_fields(table, known, f"machine {name!r}")
         for field in ("name", "devices", "engine", "links"):
             if field not in table:
@@ -197,6 +320,17 @@ class Machine:
         try:
             links = tuple(_link(entry, f"machine {name!r}, links") for entry in table["links"])
             gemm = tuple((str(k), float(v)) for k, v in table.get("gemm_gflops", {}).items())
+            units, memory = table.get("units", 0), float(table.get("memory_gbps", 0.0))
+            gemms = tuple(
+                (str(dtype), GemmTimes(tuple(map(_point, points)), units, memory))
+                for dtype, points in table.get("gemms", {}).items()
+            )
+            costs = {str(k): float(v) for k, v in table.get("costs", {}).items()}
+            _check_fields(costs, {f.name: float for f in fields(Costs)}, f"machine {name!r}, costs")
+            collectives = {str(k): _curve(v) for k, v in table.get("collectives", {}).items()}
+            shapes = dict.fromkeys(COLLECTIVES, Curve)
+            _check_fields(collectives, shapes, f"machine {name!r}, collectives")
+            pieces = tuple(_pieces(entry, f"machine {name!r}") for entry in table.get("pieces", []))
         except (TypeError, ValueError) as wrong:
             raise MachineError(f"machine {name!r}: {wrong}") from None
         return cls(
@@ -208,18 +342,52 @@ class Machine:
             links=links,
             copy_engines=table.get("copy_engines", 0),
             gemm_gflops=gemm,
+            device=table.get("device", ""),
+            source=table.get("source", ""),
+            units=units,
+            memory_gbps=memory,
+            gemms=gemms,
+            collectives=tuple(collectives.items()),
+            costs=Costs(**costs),
+            pieces=pieces,
         )
+
+
+# Where a dtype was not measured: what lasts about as long.
+_NEAREST = {"float16": ("bfloat16",), "bfloat16": ("float16",)}
 
 
 def _link(entry: Any, where: str) -> Link:
     if not isinstance(entry, dict):
         raise MachineError(f"{where}: {entry!r} found, a table [[links]] expected")
-    _check_fields(entry, {"scope": str, "per": str, "gbps": list, "latency_us": float}, where)
+    known = {"scope": str, "per": str, "gbps": list, "latency_us": float}
+    curves = ("out_gbps", "in_gbps", "row_gbps")
+    _check_fields(entry, {**known, **dict.fromkeys(curves, list)}, where)
     for field in ("scope", "per"):
         if field not in entry:
             raise MachineError(f"{where}: the field {field!r} is missing")
-    curve = tuple((int(size), float(rate)) for size, rate in entry.get("gbps", []))
-    return Link(entry["scope"], entry["per"], curve, float(entry.get("latency_us", 0.0)))
+    gbps = tuple((int(size), float(rate)) for size, rate in entry.get("gbps", []))
+    more = {name: _curve(entry.get(name, [])) for name in curves}
+    return Link(entry["scope"], entry["per"], gbps, float(entry.get("latency_us", 0.0)), **more)
+
+
+def _curve(points: Any) -> Curve:
+    return Curve(tuple((float(size), float(value)) for size, value in points))
+
+
+def _point(entry: Any) -> tuple[int, int, int, float]:
+    m, n, k, us = entry
+    return int(m), int(n), int(k), float(us)
+
+
+def _pieces(entry: Any, where: str) -> Pieces:
+    known = {"cut": str, "m": int, "n": int, "k": int, "ratio": list}
+    _check_fields(entry, known, f"{where}, pieces")
+    if missing := [name for name in known if name not in entry]:
+        raise MachineError(f"{where}, pieces: the field {missing[0]!r} is missing")
+    if entry["cut"] not in ("rows", "columns"):
+        raise MachineError(f"{where}, pieces: cut={entry['cut']!r}: it is 'rows' or 'columns'")
+    return Pieces(entry["cut"], entry["m"], entry["n"], entry["k"], _curve(entry["ratio"]))
 
 
 def _check_fields(table: Mapping[str, Any], known: Mapping[str, type], where: str) -> None:

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "ficco"
 FLOORS = {
     "errors": 0,
     "data": 0,
+    "curves": 1,
     "problem": 1,
     "machine": 1,
     "schedule": 2,
@@ -38,6 +39,7 @@ FLOORS = {
 SAME_FLOOR = {
     ("plan_json", "plan"),
     ("data", "errors"),
+    ("machine", "curves"),
     ("compute", "kernels"),
     ("cli", "report"),
     ("node", "posing"),

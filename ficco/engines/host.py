@@ -135,7 +135,7 @@ class BoundPlan:
         if not products:
             return 0.0
         flops = sum(_flops(work.step, product) for product in products)
-        return self._machine.gemm_us(flops, self._buffers[products[0].a.buffer].dtype)
+        return self._machine.paced_gemm_us(flops, self._buffers[products[0].a.buffer].dtype)
 
     def run(self, arrays: Mapping[str, npt.NDArray[Any]], copy: int, digest: int) -> bool:
         """Run one call to its end.

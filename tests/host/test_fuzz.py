@@ -34,7 +34,7 @@ class LateLink(Link):
 class LateMachine(Machine):
     """A machine whose every compute step has a delay of its own, drawn when a plan is bound."""
 
-    def gemm_us(self, flops: float, dtype: str) -> float:
+    def paced_gemm_us(self, flops: float, dtype: str) -> float:
         return _delay()
 
 

@@ -1,0 +1,135 @@
+"""Curves: what was measured at some points, and what it means between them. No machine here."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from ficco.errors import MachineError
+
+__all__ = ["Curve", "GemmTimes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A quantity over a size: straight between its points over the size's log, level beyond them.
+
+    Attributes:
+        points: (size, value) by rising size.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.points]
+        if sizes != sorted(set(sizes)) or any(size <= 0 for size in sizes):
+            raise MachineError(f"sizes {sizes} must be positive and rise")
+        if any(not (math.isfinite(value) and value > 0) for _, value in self.points):
+            raise MachineError("every value of a curve is a positive number")
+
+    def __bool__(self) -> bool:
+        return bool(self.points)
+
+    def at(self, size: float) -> float:
+        """Return the value at a size. The curve has a point."""
+        place = bisect_right(self.points, (size, math.inf))
+        if place == 0:
+            return self.points[0][1]
+        if place == len(self.points):
+            return self.points[-1][1]
+        (size0, value0), (size1, value1) = self.points[place - 1 : place + 1]
+        return value0 + (value1 - value0) * math.log(size / size0) / math.log(size1 / size0)
+
+    def scaled(self, size: float) -> float:
+        """Return a time at a size: straight over the size itself, and growing with it beyond."""
+        place = bisect_right(self.points, (size, math.inf))
+        if place == 0:
+            return self.points[0][1]
+        if place == len(self.points):
+            return self.points[-1][1] * size / self.points[-1][0]
+        (size0, time0), (size1, time1) = self.points[place - 1 : place + 1]
+        return time0 + (time1 - time0) * (size - size0) / (size1 - size0)
+
+
+# A library multiplies in tiles of this size, whole rounds of them over all multiprocessors; a
+# round costs as much as so many columns of k more. Both were fitted on an H200 (bench/NOTES.md).
+TILE, ROUND_K = 128, 180
+NEIGHBOURS = 12
+_NEAR = 0.1  # squared distance, in doublings, within which points count alike
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTimes:
+    """How long GEMMs last on one device, from points that were measured.
+
+    Between points the time follows the tiles: rounds of tiles over the multiprocessors, bound by
+    memory where that is slower. The nearest points say by how much reality differs.
+
+    Attributes:
+        points: (m, n, k, us).
+        units: multiprocessors.
+        memory_gbps: rate of memory; 0: not known.
+    """
+
+    points: tuple[tuple[int, int, int, float], ...]
+    units: int
+    memory_gbps: float = 0.0
+    _places: tuple[tuple[float, float, float, float], ...] = field(init=False, repr=False)
+    _us_per_flop: float = field(init=False, repr=False)
+    _known: dict[tuple[int, int, int], float] = field(
+        init=False, repr=False, compare=False, hash=False
+    )
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise MachineError("gemm points: at least one [m, n, k, us] is needed")
+        if any(not all(math.isfinite(v) and v > 0 for v in point) for point in self.points):
+            raise MachineError("gemm points: all of [m, n, k, us] are positive numbers")
+        if self.units < 1:
+            raise MachineError("gemm points need `units`, the number of multiprocessors, too")
+        best = max(2.0 * m * n * k / us for m, n, k, us in self.points)
+        object.__setattr__(self, "_us_per_flop", 1.0 / best)
+        object.__setattr__(self, "_known", {})
+        places = tuple(
+            (math.log2(m), math.log2(n), math.log2(k), math.log(us / self._tiled_us(m, n, k)))
+            for m, n, k, us in self.points
+        )
+        object.__setattr__(self, "_places", places)
+
+    def us(self, m: int, n: int, k: int) -> float:
+        """Return the time of [m, k] . [k, n]; 0 for an empty product."""
+        if not (m and n and k):
+            return 0.0
+        found = self._known.get((m, n, k))
+        if found is None:
+            if len(self._known) > 4096:
+                self._known.clear()
+            found = self._known[m, n, k] = self._tiled_us(m, n, k) * math.exp(self._off(m, n, k))
+        return found
+
+    def rounds(self, m: int, n: int) -> float:
+        """Return rounds of tiles over all multiprocessors; the last one may be in part."""
+        return math.ceil(m / TILE) * math.ceil(n / TILE) / self.units
+
+    @property
+    def gflops(self) -> float:
+        """The best rate of all points, in GFLOP/s."""
+        return 1e-3 / self._us_per_flop
+
+    def _tiled_us(self, m: int, n: int, k: int) -> float:
+        rounds = math.ceil(self.rounds(m, n) - 1e-9)
+        tiled = rounds * self.units * 2.0 * TILE * TILE * (k + ROUND_K) * self._us_per_flop
+        if not self.memory_gbps:
+            return tiled
+        memory = 2.0 * (m * k + k * n + m * n) / (self.memory_gbps * 1e3)
+        return float((tiled**4 + memory**4) ** 0.25)
+
+    def _off(self, m: int, n: int, k: int) -> float:
+        """Return the log of reality over tiles, of the nearest points."""
+        x, y, z = math.log2(m), math.log2(n), math.log2(k)
+        near = sorted(
+            ((px - x) ** 2 + (py - y) ** 2 + (pz - z) ** 2, off) for px, py, pz, off in self._places
+        )[:NEIGHBOURS]
+        weighed = [(1.0 / (distance + _NEAR), off) for distance, off in near]
+        return sum(weight * off for weight, off in weighed) / sum(weight for weight, _ in weighed)
