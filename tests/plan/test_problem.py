@@ -175,7 +175,7 @@ class TestMachine:
             ('name = "m"\nengine = "host"\ndevices = 2\nlinks = []', "exactly one"),
             ('name = "m"\nengine = "tpu"\ndevices = 2\n[[links]]\nscope="node"\nper="pair"', "tpu"),
             ('name = "m"\nengine = "host"\ndevices = 2\n[[links]]\nscope="node"\nper="hub"', "hub"),
-            ('name = "m"\nengine = "host"\ndevice = 2', "unknown field 'device'"),
+            ('name = "m"\nengine = "host"\nspeed = 2', "unknown field 'speed'"),
             (
                 'name="m"\nengine="host"\ndevices=2\n[[links]]\nscope="node"\nper="pair"\n'
                 "gbps=[[1, -2.0]]",
