@@ -315,6 +315,62 @@ def join_group(
         ValueError: the memory is not that of such a group, or the rank has joined already.
     """
 
+# ---- Predicting
+
+def simulate(
+    plan: tuple[
+        npt.NDArray[np.int64],
+        npt.NDArray[np.float64],
+        npt.NDArray[np.float64],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.float64],
+        npt.NDArray[np.float64],
+        npt.NDArray[np.int64],
+    ],
+    links: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[list[float]]],
+    costs: tuple[float, float, float, float, int],
+) -> tuple[npt.NDArray[np.float64], list[tuple[int, int, int]]]:
+    """Work out when the rows of a plan, of all ranks, would begin and end. The GIL is released.
+
+    A lane runs its rows one after another, in order, and a row its actions:
+
+        0 wait    1 word                  until it is raised; `wait_ns` where it is already
+        1 raise   1 word                  seen by its own rank at once, by others `raise_ns` later
+        2 clear   1 word
+        3 delay             2 ns
+        4 work              2 ns          of the rank's device alone: those that work there at the
+                                          same time share it equally
+        5 copy    1 to rank 2 transfer    its latency, then its bytes, which share ports
+
+    Copies share ports by max-min fairness, as those of a Fabric do, and none is faster than its
+    transfer's most.
+
+    Args:
+        plan: C-contiguous arrays:
+            lanes [count]: the rank of each.
+            starts [world]: ns at which the lanes of a rank begin.
+            rows [count, 4]: lane; ns, from its rank's start, before which it does not begin; how
+                many of `afters` are its; how many of `actions` are.
+            afters [count]: earlier rows that have ended before a row begins.
+            actions [count, 3]: as above.
+            transfers [count, 3]: latency in ns, bytes, most GB/s.
+            words [count, 2]: its rank, 1 if it is raised at the start.
+        links: routes [world * world, 3], for each sender and receiver the ports of a copy, -1 for
+            none; kinds [ports]; and for each kind the GB/s that one copy gets through such a port,
+            two together, and so on, the last of them for more.
+        costs: (wait_ns, raise_ns, how much longer work lasts while bytes flow from or to its rank,
+            by how much a transfer's most sinks while its sender or receiver works, how many copies
+            of a rank may flow at once (0: any number)).
+
+    Returns:
+        [rows, 2]: ns of each row's start (its first action that is no wait, or where there is
+        none, when its lane comes to it) and end, inf where it has none; and the rows that lanes
+        stand at for ever: (row, the word or -1, the row it comes after or -1).
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
 # ---- GPUs
 
 class GpuError(RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from statistics import median
 
 from ficco.errors import MachineError
 
@@ -52,9 +53,10 @@ class Curve:
         return time0 + (time1 - time0) * (size - size0) / (size1 - size0)
 
 
-# A library multiplies in tiles of this size, whole rounds of them over all multiprocessors; a
-# round costs as much as so many columns of k more. Both were fitted on an H200 (bench/NOTES.md).
-TILE, ROUND_K = 128, 180
+# A library multiplies in tiles, in rounds over all multiprocessors. On an H200 (840 shapes of
+# cuBLAS, bench/NOTES.md) times follow tiles of this size; a last round that is not full costs a
+# little of a whole one, every tile as much as so many columns of k more, and a call so many us.
+TILE_M, TILE_N, TILE_K, ROUNDED, START_US = 64, 128, 170, 0.12, 3.5
 NEIGHBOURS = 12
 _NEAR = 0.1  # squared distance, in doublings, within which points count alike
 
@@ -88,11 +90,16 @@ class GemmTimes:
             raise MachineError("gemm points: all of [m, n, k, us] are positive numbers")
         if self.units < 1:
             raise MachineError("gemm points need `units`, the number of multiprocessors, too")
-        best = max(2.0 * m * n * k / us for m, n, k, us in self.points)
-        object.__setattr__(self, "_us_per_flop", 1.0 / best)
         object.__setattr__(self, "_known", {})
+        object.__setattr__(self, "_us_per_flop", 0.0)
+        slow = [
+            (us - START_US) / (2.0 * self._padded(m, n, k))
+            for m, n, k, us in self.points
+            if us > 4 * START_US
+        ] or [us / (2.0 * self._padded(m, n, k)) for m, n, k, us in self.points]
+        object.__setattr__(self, "_us_per_flop", median(slow))
         places = tuple(
-            (math.log2(m), math.log2(n), math.log2(k), math.log(us / self._tiled_us(m, n, k)))
+            (math.log2(m), math.log2(n), math.log2(k), math.log(us / self.tiled_us(m, n, k)))
             for m, n, k, us in self.points
         )
         object.__setattr__(self, "_places", places)
@@ -105,25 +112,26 @@ class GemmTimes:
         if found is None:
             if len(self._known) > 4096:
                 self._known.clear()
-            found = self._known[m, n, k] = self._tiled_us(m, n, k) * math.exp(self._off(m, n, k))
+            found = self._known[m, n, k] = self.tiled_us(m, n, k) * math.exp(self._off(m, n, k))
         return found
 
-    def rounds(self, m: int, n: int) -> float:
-        """Return rounds of tiles over all multiprocessors; the last one may be in part."""
-        return math.ceil(m / TILE) * math.ceil(n / TILE) / self.units
-
-    @property
-    def gflops(self) -> float:
-        """The best rate of all points, in GFLOP/s."""
-        return 1e-3 / self._us_per_flop
-
-    def _tiled_us(self, m: int, n: int, k: int) -> float:
-        rounds = math.ceil(self.rounds(m, n) - 1e-9)
-        tiled = rounds * self.units * 2.0 * TILE * TILE * (k + ROUND_K) * self._us_per_flop
+    def tiled_us(self, m: float, n: float, k: float) -> float:
+        """Return the time by rounds of tiles and memory alone, without the points around it."""
+        tiled = 2.0 * self._padded(m, n, k) * self._us_per_flop
         if not self.memory_gbps:
-            return tiled
+            return tiled + START_US
         memory = 2.0 * (m * k + k * n + m * n) / (self.memory_gbps * 1e3)
-        return float((tiled**4 + memory**4) ** 0.25)
+        return float((tiled**4 + memory**4) ** 0.25) + START_US
+
+    def _padded(self, m: float, n: float, k: float) -> float:
+        """Return m.n.k, rounded up to tiles and, in part, to rounds of them."""
+        rounds = self.rounds(m, n)
+        full = (1 - ROUNDED) * max(rounds, 1.0) + ROUNDED * math.ceil(rounds - 1e-9)
+        return full * self.units * TILE_M * TILE_N * (k + TILE_K)
+
+    def rounds(self, m: float, n: float) -> float:
+        """Return rounds of tiles over all multiprocessors; the last one may be in part."""
+        return math.ceil(m / TILE_M) * math.ceil(n / TILE_N) / self.units
 
     def _off(self, m: int, n: int, k: int) -> float:
         """Return the log of reality over tiles, of the nearest points."""

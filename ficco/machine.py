@@ -2,8 +2,8 @@
 
 A profile is one TOML file in schedules/machines. It serves twice: what it knows of rates and costs
 is what the simulator and the selector predict from; and on the host engine, links with rates make
-transfers last as long as those links would (`paced`), while a profile whose links have none runs
-at the machine's own speed.
+transfers last as long as those links would (`paced`), while a profile whose links have none, or
+that was measured on the machine itself (`paced = false`), runs at the machine's own speed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Link:
             port is shared without loss, pairs do not disturb each other.
         in_gbps: the same, of what a device is sent by so many at once.
         row_gbps: (bytes of a row, GB/s) of transfers whose rows do not lie behind one another.
+        turn_us: (bytes, us) that a transfer lasts longer where its lane sent to another peer just
+            before, while all devices do so: ranks drift, and two meet at one receiver.
     """
 
     scope: str
@@ -47,6 +49,7 @@ class Link:
     out_gbps: Curve = _UNKNOWN
     in_gbps: Curve = _UNKNOWN
     row_gbps: Curve = _UNKNOWN
+    turn_us: Curve = _UNKNOWN
 
     def __post_init__(self) -> None:
         if self.scope not in ("node", "network"):
@@ -163,6 +166,7 @@ class Machine:
         collectives: (bytes that leave a rank, us) of torch.distributed, by collective.
         costs: of everything else.
         pieces: what cutting GEMMs loses, by shape.
+        pacing: whether the host engine keeps to the rates; in a file it is called `paced`.
     """
 
     name: str
@@ -181,6 +185,7 @@ class Machine:
     collectives: tuple[tuple[str, Curve], ...] = ()
     costs: Costs = Costs()
     pieces: tuple[Pieces, ...] = ()
+    pacing: bool = True
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.devices < 1:
@@ -203,6 +208,9 @@ class Machine:
                     f"machine {self.name!r}: gemm_gflops.{dtype}={rate}: it is a positive number"
                 )
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.source, self.nodes, self.devices))
+
     @property
     def ranks(self) -> int:
         """How many ranks it has room for, one a device."""
@@ -216,7 +224,14 @@ class Machine:
     @property
     def paced(self) -> bool:
         """Whether the host engine makes transfers or GEMMs last longer than they really do."""
-        return self.engine == "host" and (self.link.paced or bool(self.gemm_gflops))
+        rates = self.link.paced or bool(self.gemm_gflops)
+        return self.engine == "host" and self.pacing and rates
+
+    @property
+    def paced_link(self) -> Link | None:
+        """The links that the host engine paces transfers by; None: it copies as fast as it can."""
+        paces = self.engine == "host" and self.pacing and self.link.paced
+        return self.link if paces else None
 
     @property
     def best_route(self) -> str:
@@ -257,9 +272,7 @@ class Machine:
 
     def paced_gemm_us(self, flops: float, dtype: str) -> float:
         """Return how long the host engine makes so many operations last; 0 where unpaced."""
-        rates = dict(self.gemm_gflops)
-        rate = rates.get(dtype, rates.get("any", math.inf))
-        return flops / (rate * 1e3)
+        return self._rated_us(flops, dtype) if self.pacing else 0.0
 
     def gemm_times(self, dtype: str) -> GemmTimes | None:
         """Return measured GEMM times of a dtype, of the nearest one where it was not measured."""
@@ -273,8 +286,13 @@ class Machine:
         """Return how long [m, k] . [k, n] lasts alone on one device, in us; 0 where unknown."""
         times = self.gemm_times(dtype)
         if times is None:
-            return self.paced_gemm_us(2.0 * m * n * k, dtype)
+            return self._rated_us(2.0 * m * n * k, dtype)
         return times.us(m, n, k)
+
+    def _rated_us(self, flops: float, dtype: str) -> float:
+        rates = dict(self.gemm_gflops)
+        rate = rates.get(dtype, rates.get("any", math.inf))
+        return flops / (rate * 1e3)
 
     def stream_us(self, size_bytes: float) -> float:
         """Return how long a kernel that reads and writes so many bytes lasts; 0 where unknown."""
@@ -311,7 +329,7 @@ class Machine:
             "name": str, "about": str, "nodes": int, "devices": int, "engine": str,
             "copy_engines": int, "gemm_gflops": dict, "links": list, "device": str, "source": str,
             "units": int, "memory_gbps": float, "gemms": dict, "collectives": dict, "costs": dict,
-            "pieces": list,
+            "pieces": list, "paced": bool,
         }  # fmt: skip
         _check_fields(table, known, f"machine {name!r}")
         for field in ("name", "devices", "engine", "links"):
@@ -350,6 +368,7 @@ class Machine:
             collectives=tuple(collectives.items()),
             costs=Costs(**costs),
             pieces=pieces,
+            pacing=table.get("paced", True),
         )
 
 
@@ -361,7 +380,7 @@ def _link(entry: Any, where: str) -> Link:
     if not isinstance(entry, dict):
         raise MachineError(f"{where}: {entry!r} found, a table [[links]] expected")
     known = {"scope": str, "per": str, "gbps": list, "latency_us": float}
-    curves = ("out_gbps", "in_gbps", "row_gbps")
+    curves = ("out_gbps", "in_gbps", "row_gbps", "turn_us")
     _check_fields(entry, {**known, **dict.fromkeys(curves, list)}, where)
     for field in ("scope", "per"):
         if field not in entry:
@@ -396,5 +415,5 @@ def _check_fields(table: Mapping[str, Any], known: Mapping[str, type], where: st
             raise MachineError(f"{where}: unknown field {field!r}. Known: {', '.join(known)}")
         kind = known[field]
         fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-        if not fits or isinstance(value, bool):
+        if not fits or (isinstance(value, bool) and kind is not bool):
             raise MachineError(f"{where}: {field}={value!r}: a {kind.__name__} is expected")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco import compute as computes
-from ficco import posing
+from ficco import posing, selector
 from ficco.compute import dtype_of
 from ficco.errors import InputError
 from ficco.machine import Machine
@@ -46,7 +46,8 @@ class Node:
         machine: a profile or its name. "host" runs as fast as this machine can; "mesh4", "mesh8",
             "switch4", "switch8" are paced: real bytes, on links that last as long as the profile
             says. "cuda" runs on GPUs 0 to world-1 of this machine.
-        schedule: a schedule or its name, for calls that name none.
+        schedule: a schedule or its name, for calls that name none; "auto": what is predicted to be
+            fastest, from the machine's rates or a shipped profile of the devices.
         compute: the library for GEMMs: "numpy" or "torch", on GPUs "cupy"; None: the first that
             serves.
         timeout_s: how long any wait within a call may last before it raises TimeoutExceeded.
@@ -80,7 +81,8 @@ class Node:
         if isinstance(world, bool) or not isinstance(world, int) or not 1 <= world <= MAX_WORLD:
             raise InputError(f"world={world!r}: a node has 1 to {MAX_WORLD} ranks")
         _check_timeout(timeout_s)
-        self._schedule = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
+        named = schedule == "auto" or isinstance(schedule, Schedule)
+        self._schedule = schedule if named else Schedule.named(str(schedule))
         profile = machine if isinstance(machine, Machine) else Machine.named(machine)
         self._library: Library = NUMPY
         self._runtime: LocalRuntime | CudaLocalRuntime
@@ -311,7 +313,7 @@ class Node:
             {**self._readable(mine), **{f"y{i}": y for i, y in enumerate(ys)}}
             for mine, ys in zip(arrays, results, strict=True)
         ]
-        self._runtime.execute(problem, self._resolved(schedule, grain), named)
+        self._runtime.execute(problem, self._resolved(problem, schedule, grain), named)
         return results
 
     def _reducing(
@@ -417,13 +419,20 @@ class Node:
                 found[name] = row_contiguous(array, self._library)
         return found
 
-    def _resolved(self, schedule: str | Schedule | None, grain: int | None) -> Schedule:
+    def _resolved(
+        self, problem: Problem, schedule: str | Schedule | None, grain: int | None
+    ) -> Schedule:
         chosen = self._schedule if schedule is None else schedule
+        if chosen == "auto":
+            if grain is not None:
+                raise InputError(f"grain={grain} with schedule='auto', which chooses it")
+            device = self._library.device
+            chosen = selector.automatic(problem, self.machine, device, "eager").schedule
         if not isinstance(chosen, Schedule):
             chosen = Schedule.named(chosen)
         if grain is not None:
             chosen = replace(chosen, grain=grain)
-        if chosen.transport == "machine":
+        if chosen.transport in ("machine", "collective"):
             chosen = replace(chosen, transport="dma")  # what a node has
         return chosen.resolve(self.world, self.machine)
 

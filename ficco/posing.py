@@ -37,6 +37,10 @@ class Library(Protocol):
     def immediate(self) -> bool:
         """Whether values can be looked at without waiting for a device; where not, nobody does."""
 
+    @property
+    def device(self) -> str:
+        """What the driver calls its devices; empty where there are none."""
+
     def refusal(self, array: Any, rank: int) -> str | None:
         """Say why an array is none of a rank's, to follow its name; None: it is one."""
 
@@ -51,6 +55,7 @@ class _Numpy:
     """See `Library`. All ranks have the same memory."""
 
     immediate = True
+    device = ""
 
     def refusal(self, array: Any, rank: int) -> str | None:
         if not isinstance(array, np.ndarray):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Span", "Timeline"]
+__all__ = ["REGIMES", "Span", "Timeline"]
+
+# How calls are made: replayed in a CUDA graph, one behind another from the host, or each one waited
+# for before the next.
+REGIMES = ("captured", "eager", "synchronized")
 
 
 @dataclass(frozen=True, slots=True)

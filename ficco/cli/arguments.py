@@ -11,7 +11,7 @@ from ficco.machine import Machine
 from ficco.problem import DTYPES, EXCHANGING, MAX_WORLD, OPERATORS, Problem
 from ficco.schedule import Schedule
 
-__all__ = ["Asked", "add_problem", "asked_from"]
+__all__ = ["Asked", "add_problem", "asked_from", "problem_from"]
 
 # The default job: on mesh4 its chunks last 5.8 ms, its transfer 23 ms and its GEMM 45 ms, of which
 # real work is a few, so that four ranks on two cores hardly wait for each other.
@@ -24,16 +24,22 @@ GPU_DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A problem, the machine to run it on, resolved schedules, and why others of `all` are not."""
+    """A problem, the machine to run it on, and resolved schedules.
+
+    Attributes:
+        refused: why others of `all` are left out.
+        chosen: what `auto` stands for, and why.
+    """
 
     problem: Problem
     machine: Machine
     schedules: tuple[Schedule, ...]
     refused: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
 
-def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
-    """Add operator, sizes, machine and schedule to a command."""
+def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
+    """Add operator, sizes and machine to a command, and the schedule where it has a default."""
     parser.add_argument(
         "op", nargs="?", default="all_gather_matmul", metavar="OP",
         help=f"operator: {', '.join(OPERATORS)} (default all_gather_matmul)",
@@ -56,19 +62,24 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str) -> None:
     parser.add_argument(
         "--machine", help="profile to run as: a shipped name or a .toml file (a mesh that fits)"
     )
-    parser.add_argument("--schedule", default=schedule, help=schedule_help(schedule))
-    parser.add_argument("--grain", type=int, help="chunks per shard, instead of the schedule's")
+    if schedule is not None:
+        parser.add_argument("--schedule", default=schedule, help=schedule_help(schedule))
+        parser.add_argument("--grain", type=int, help="chunks per shard, instead of the schedule's")
 
 
 def schedule_help(default: str) -> str:
     """Return the help text of --schedule."""
     return (
-        f"name, several by comma, a .toml file, or all: {', '.join(Schedule.names())} ({default})"
+        "name, several by comma, a .toml file, all, or auto (what is predicted to be fastest): "
+        f"{', '.join(Schedule.names())} ({default})"
     )
 
 
 def asked_from(
-    args: argparse.Namespace, engine: str | None = None, ranks: int = HOST_RANKS
+    args: argparse.Namespace,
+    engine: str | None = None,
+    ranks: int = HOST_RANKS,
+    regime: str = "synchronized",
 ) -> Asked:
     """Turn parsed arguments into a problem, a machine and schedules.
 
@@ -76,10 +87,41 @@ def asked_from(
         args: the command line; what it leaves open is filled in.
         engine: what is to run it; None: nothing, and the machine says what for it is.
         ranks: how many, where the command line does not say.
+        regime: how calls will be made, by which `auto` chooses.
 
     Raises:
         InputError: any of them cannot be.
     """
+    problem, machine = problem_from(args, engine, ranks)
+    everything = args.schedule == "all"
+    names = Schedule.names() if everything else args.schedule.split(",")
+    schedules, refused, chosen = [], [], []
+    for name in names:
+        if name == "auto":
+            schedule, said = _automatic(args, problem, machine, regime)
+            schedules.append(schedule)
+            chosen.append(said)
+            continue
+        schedule = Schedule.named(name)
+        # `all` keeps shard level what it is; a schedule asked for by name takes any grain
+        if args.grain is not None and not (everything and schedule.grain == 1):
+            schedule = replace(schedule, grain=args.grain)
+        schedule = schedule.resolve(problem.world, machine)
+        try:
+            _check(problem, schedule, engine)
+        except ScheduleError as reason:
+            if not everything:
+                raise
+            refused.append(f"{name} left out: {reason}")
+        else:
+            schedules.append(schedule)
+    return Asked(problem, machine, tuple(dict.fromkeys(schedules)), tuple(refused), tuple(chosen))
+
+
+def problem_from(
+    args: argparse.Namespace, engine: str | None = None, ranks: int = HOST_RANKS
+) -> tuple[Problem, Machine]:
+    """Turn parsed arguments into a problem and the machine to run it on; raises as `asked_from`."""
     if args.op not in OPERATORS:
         raise InputError(
             f"unknown operator {args.op!r}{closest(args.op, OPERATORS)}. "
@@ -107,24 +149,21 @@ def asked_from(
     problem = Problem.chunked(args.op, args.ranks, args.m, args.n, args.k, args.dtype, rows=rows)
     if splits is not None:
         problem = replace(problem, splits=splits)
-    everything = args.schedule == "all"
-    names = Schedule.names() if everything else args.schedule.split(",")
-    schedules, refused = [], []
-    for name in names:
-        schedule = Schedule.named(name)
-        # `all` keeps shard level what it is; a schedule asked for by name takes any grain
-        if args.grain is not None and not (everything and schedule.grain == 1):
-            schedule = replace(schedule, grain=args.grain)
-        schedule = schedule.resolve(args.ranks, machine)
-        try:
-            _check(problem, schedule, engine)
-        except ScheduleError as reason:
-            if not everything:
-                raise
-            refused.append(f"{name} left out: {reason}")
-        else:
-            schedules.append(schedule)
-    return Asked(problem, machine, tuple(schedules), tuple(refused))
+    return problem, machine
+
+
+def _automatic(
+    args: argparse.Namespace, problem: Problem, machine: Machine, regime: str
+) -> tuple[Schedule, str]:
+    """Return what the selector takes, and its reasons."""
+    from ficco.cli.choosing import profile_of
+    from ficco.selector import choose
+
+    if args.grain is not None:
+        raise InputError(f"--grain {args.grain} with --schedule auto, which chooses it")
+    found = choose(problem, profile_of(machine, problem.world), regime)
+    name = f"{found.schedule.name}, grain {found.schedule.chunks}"
+    return found.schedule, f"auto: {name}, by the {found.by}: {'; '.join(found.reasons)}"
 
 
 def _fill_in(args: argparse.Namespace, engine: str) -> None:

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from itertools import combinations
 from typing import NamedTuple
 
-from ficco.errors import EngineError, InputError
+from ficco.errors import EngineError, InputError, MachineError
 from ficco.machine import Machine
 
-__all__ = ["MOST_GPUS", "Gpus", "chosen_engine", "gpus", "strangers", "told"]
+__all__ = ["MOST_GPUS", "Gpus", "chosen_engine", "gpus", "profile_of", "strangers", "told"]
 
 MOST_GPUS = 8  # that a command takes by itself
 
@@ -108,3 +108,25 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
             "ranks, or for --engine host"
         )
     return "cuda", found.devices
+
+
+def profile_of(machine: Machine, ranks: int) -> Machine:
+    """Return the profile to predict from for a machine: itself, or that of the GPUs at hand.
+
+    Raises:
+        MachineError: there is none; it says how to get one.
+    """
+    if machine.rated or machine.engine != "cuda":
+        machine.check_rated()
+        return machine
+    from ficco.engines import cuda
+    from ficco.selector import shipped_for
+
+    device = cuda.capabilities(0).name
+    found = shipped_for(device, ranks)
+    if found is None:
+        raise MachineError(
+            f"no profile of {device} with {ranks} devices or more is shipped; measure this machine "
+            "by `ficco doctor --profile FILE`, and name it by --machine FILE"
+        )
+    return found

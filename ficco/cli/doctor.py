@@ -1,4 +1,4 @@
-"""`ficco doctor`: what this machine offers, and what is missing for what."""
+"""`ficco doctor`: what this machine offers, what is missing for what, and how fast it is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import platform
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ficco.cli.arguments import HOST_RANKS
 from ficco.cli.choosing import strangers, told
-from ficco.errors import EngineError
+from ficco.errors import EngineError, InputError
 
 if TYPE_CHECKING:
     from ficco.engines.cuda import Capabilities
@@ -37,11 +38,26 @@ def add_to(commands: Any) -> None:
         "doctor", help="what this machine offers, and what is missing for what",
         description="Look at this machine. Exit 0 when ficco can run here at all, else 1.",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
+    output.add_argument(
+        "--profile", metavar="FILE", help="measure this machine, in two minutes or less, and write "
+        "a profile that --machine takes, FILE.toml: of its GPUs where several serve, else of the "
+        "host engine",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ranks", type=int, help=f"with --profile: ranks ({HOST_RANKS}; on GPUs as many as these)"
+    )
     parser.set_defaults(main=_main)
 
 
 def _main(args: argparse.Namespace) -> int:
+    if args.profile is not None:
+        from ficco.cli.profile import write_profile
+
+        return write_profile(args.profile, args.ranks)
+    if args.ranks is not None:
+        raise InputError(f"--ranks {args.ranks}: it goes with --profile FILE")
     findings = [
         _platform(),
         _native(),

@@ -21,7 +21,7 @@ from ficco.timeline import Timeline
 if TYPE_CHECKING:
     from ficco.node import Node
 
-__all__ = ["Executor", "NodeExecutor", "Point", "Row", "measure"]
+__all__ = ["Executor", "NodeExecutor", "Point", "Row", "alone_ms", "finish", "measure", "row_of"]
 
 Inputs = Sequence[Mapping[str, Any]]
 
@@ -106,7 +106,7 @@ class NodeExecutor:
 
 @dataclass(slots=True)
 class Row:
-    """One schedule's result, as it stands in the JSON."""
+    """One schedule's result, as it stands in the JSON; simulated ones have no error."""
 
     schedule: str
     grain: int
@@ -115,7 +115,7 @@ class Row:
     speedup: float = 0.0
     ideal_ms: float = 0.0
     efficiency: float = 0.0
-    max_rel_error: float = 0.0
+    max_rel_error: float | None = 0.0
     ok: bool = True
     copies: int = 0
     bytes: int = 0
@@ -143,7 +143,7 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
     p = asked.problem
     serial = Schedule.named("serial").resolve(p.world, asked.machine)
     others = [schedule for schedule in asked.schedules if schedule != serial]
-    points = [Point(s, _row(p, s)) for s in [serial, *others]]
+    points = [Point(s, row_of(p, s)) for s in [serial, *others]]
     alone: list[Sequence[float]] = []
     for turn in range(iters + 1):  # the first round warms up; it is checked, not timed
         given = executor.inputs(p, seed + 1000 * turn)
@@ -166,10 +166,10 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
             error = max(verdict.max_rel_error for verdict in verdicts)
             timeline = executor.timeline()
             wrong, error, elapsed_ms, *parts = executor.most(
-                [wrong, error, elapsed_ms, *_alone(timeline)]
+                [wrong, error, elapsed_ms, *alone_ms(timeline)]
             )
             point.row.ok = point.row.ok and not wrong
-            point.row.max_rel_error = max(point.row.max_rel_error, error)
+            point.row.max_rel_error = max(point.row.max_rel_error or 0.0, error)
             fastest = not point.times_ms or elapsed_ms < min(point.times_ms)
             if timeline is not None and fastest:
                 point.best = timeline
@@ -183,7 +183,7 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
     ideal_ms = max(statistics.median(found) for found in zip(*alone, strict=True))
     serial_ms = statistics.median(points[0].times_ms)
     for point in points:
-        _finish(point.row, point.times_ms, serial_ms, ideal_ms)
+        finish(point.row, point.times_ms, serial_ms, ideal_ms)
     return points if serial in asked.schedules else points[1:]
 
 
@@ -193,7 +193,8 @@ def _roundings(problem: Problem, schedule: Schedule) -> int:
     return problem.world if adds_up else 1
 
 
-def _row(problem: Problem, schedule: Schedule) -> Row:
+def row_of(problem: Problem, schedule: Schedule) -> Row:
+    """Return a row with what the plan says, before anything is timed."""
     planned = schedule.transport != "collective"  # which has no plan, hence no copies
     pushed = [
         region.area * DTYPES[problem.dtype]
@@ -205,20 +206,21 @@ def _row(problem: Problem, schedule: Schedule) -> Row:
     return Row(schedule.name, schedule.chunks, copies=len(pushed), bytes=sum(pushed))
 
 
-def _alone(timeline: Timeline | None) -> tuple[float, float]:
+def alone_ms(timeline: Timeline | None) -> tuple[float, float]:
     """Return how long compute and transfer lasted, on the slowest rank at hand, in ms."""
     made: dict[int, float] = {}
     spans = () if timeline is None else timeline.spans
     for span in spans:
         if span.kind in ("gemm", "bag"):
             made[span.rank] = made.get(span.rank, 0.0) + span.end_us - span.start_us
-    pushes = [span for span in spans if span.kind == "copy"]
+    pushes = [span for span in spans if span.kind in ("copy", "collective")]
     first = min((span.start_us for span in pushes), default=0.0)
     last = max((span.end_us for span in pushes), default=0.0)
     return max(made.values(), default=0.0) / 1e3, (last - first) / 1e3
 
 
-def _finish(row: Row, times_ms: list[float], serial_ms: float, ideal_ms: float) -> None:
+def finish(row: Row, times_ms: list[float], serial_ms: float, ideal_ms: float) -> None:
+    """Fill in what times say: medians, and what follows from them."""
     row.serial_ms = serial_ms
     row.overlap_ms = statistics.median(times_ms)
     row.speedup = serial_ms / row.overlap_ms

@@ -17,7 +17,7 @@ from ficco.cli.choosing import MOST_GPUS, chosen_engine
 from ficco.cli.launch import launch
 from ficco.cli.measure import Executor, NodeExecutor, Point, measure
 from ficco.errors import EngineError, InputError
-from ficco.timeline import Timeline
+from ficco.timeline import REGIMES, Timeline
 
 __all__ = ["add_to"]
 
@@ -47,11 +47,21 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds a wait may last")
     parser.add_argument("--trace", metavar="FILE", help="write the best run for Perfetto")
+    parser.add_argument(
+        "--simulate", action="store_true",
+        help="predict instead of running, for a machine that has rates (--machine)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--regime", choices=REGIMES, default="captured",
+        help="with --simulate: how calls are made (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
     parser.set_defaults(main=_main)
 
 
 def _main(args: argparse.Namespace) -> int:
+    if args.simulate:
+        return _simulated(args)
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun and args.ranks is None:
         args.ranks = int(os.environ["WORLD_SIZE"])
@@ -84,18 +94,44 @@ def _main(args: argparse.Namespace) -> int:
             )
             timeline = None if best.best is None else executor.joined(best.best)
             if executor.leads:
-                _print(args, asked, points, is_rank)
+                _print(args, asked, points, _how(args, asked, is_rank))
                 _picture(args, best, timeline)
-        if trace is not None:
-            from ficco.report.trace import chrome_trace
-
-            empty = Timeline((), engine, asked.machine.name)
-            title = f"{asked.problem.op} {best.row.schedule}"
-            trace.write(chrome_trace(timeline or empty, title))
+        _write_trace(trace, asked, best, timeline)
     finally:
         if trace is not None:
             trace.close()
     return 0 if all(point.row.ok for point in points) else 1
+
+
+def _simulated(args: argparse.Namespace) -> int:
+    from ficco.cli.simulate import check_alone, simulated
+
+    check_alone(
+        engine=args.engine != "auto", processes=args.processes, compute=args.compute is not None
+    )
+    asked = asked_from(args, regime=args.regime)
+    trace = _opened(args.trace)
+    try:
+        points = simulated(asked, args.regime)
+        best = min(points, key=lambda point: point.row.overlap_ms)
+        _print(args, asked, points, f"simulated, {args.regime}")
+        _picture(args, best, best.best)
+        _write_trace(trace, asked, best, best.best)
+    finally:
+        if trace is not None:
+            trace.close()
+    return 0 if all(point.row.ok for point in points) else 1
+
+
+def _write_trace(
+    trace: IO[str] | None, asked: Asked, best: Point, timeline: Timeline | None
+) -> None:
+    if trace is None:
+        return
+    from ficco.report.trace import chrome_trace
+
+    empty = Timeline((), asked.machine.engine, asked.machine.name)
+    trace.write(chrome_trace(timeline or empty, f"{asked.problem.op} {best.row.schedule}"))
 
 
 @contextmanager
@@ -138,7 +174,14 @@ def _opened(path: str | None) -> IO[str] | None:
         raise InputError(f"--trace {path}: {error.strerror}") from None
 
 
-def _print(args: argparse.Namespace, asked: Asked, points: list[Point], processes: bool) -> None:
+def _how(args: argparse.Namespace, asked: Asked, processes: bool) -> str:
+    """Say what computes, and where."""
+    if asked.machine.engine == "cuda":
+        return "PyTorch's cuBLAS, a process per GPU"
+    return f"{args.compute}, {'a process per rank' if processes else 'all ranks in one process'}"
+
+
+def _print(args: argparse.Namespace, asked: Asked, points: list[Point], how: str) -> None:
     from ficco.report.tables import heading, results_table
 
     p, link = asked.problem, asked.machine.link
@@ -153,20 +196,17 @@ def _print(args: argparse.Namespace, asked: Asked, points: list[Point], processe
             "dtype": p.dtype,
             "engine": asked.machine.engine,
             "machine": asked.machine.name,
-            "paced": asked.machine.paced,
+            "paced": asked.machine.paced and not args.simulate,
+            "simulated": args.simulate,
             "link_gbps": link.peak_gbps if link.paced else None,
             "results": rows,
         }
         print(json.dumps(document))
     to = sys.stderr if args.json else sys.stdout
-    if asked.machine.engine == "cuda":
-        how = "PyTorch's cuBLAS, a process per GPU"
-    else:
-        how = f"{args.compute}, {'a process per rank' if processes else 'all ranks in one process'}"
-    print(heading(p, asked.machine, how, args.iters), file=to)
+    print(heading(p, asked.machine, how, 0 if args.simulate else args.iters), file=to)
     print(results_table(rows), file=to)
-    for reason in asked.refused:
-        print(reason, file=to)
+    for said in (*asked.chosen, *asked.refused):
+        print(said, file=to)
 
 
 def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -> None:
@@ -177,5 +217,7 @@ def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -
         print(f"\n{best.row.schedule} has no timeline: it is NCCL's and has no plan", file=to)
         return
     which = "a run that took times" if timeline.engine == "cuda" else "its fastest run"
+    if timeline.simulated:
+        which = "simulated"
     print(f"\n{best.row.schedule}, {which}:", file=to)
     print(text_timeline(timeline), file=to)

@@ -76,6 +76,12 @@ class CupyCompute:
 
     # ---- devices and streams
 
+    @property
+    def device(self) -> str:
+        """See `posing.Library`."""
+        found: bytes = cupy.cuda.runtime.getDeviceProperties(0)["name"]
+        return found.decode()
+
     def current(self, device: int) -> Any:
         """See `NodeCompute.current`."""
         stream = cupy.cuda.get_current_stream(device)

@@ -48,10 +48,10 @@ MOST_LANES = _native.MAX_LANES  # native threads of a rank
 
 
 def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
-    """Return the ranks' shared windows and lanes, paced if the machine's links have rates."""
-    link = machine.link
+    """Return the ranks' shared windows and lanes, paced if the machine says so."""
+    link = machine.paced_link
     fabric = None
-    if link.paced:
+    if link is not None:
         per: Literal["pair", "port"] = "pair" if link.per == "pair" else "port"
         fabric = _native.Fabric(world, per, link.peak_gbps)
     return _native.Group(world, timeout_s, fabric)
@@ -116,7 +116,7 @@ class BoundPlan:
         return others
 
     def _bind(self) -> None:
-        encoded = encode(self.plan, self._lanes, link=self._machine.link, at_once=True)
+        encoded = encode(self.plan, self._lanes, link=self._machine.paced_link, at_once=True)
         self._slots, self._program = encoded.slots, encoded.works
         self._least_us = [self._modelled_us(work) for work in encoded.works]
         self._native = _native.Program(

@@ -103,7 +103,7 @@ def encode(
     Args:
         plan: of one rank.
         lanes: number of each native lane; steps of other lanes run on the caller's.
-        link: paced links, whose latency goes into rows of copies.
+        link: paced links, whose latency goes into rows of copies; None: they are not paced.
         at_once: whether native lanes get all their rows in the first segment. They are threads
             then, and find out by themselves what they come after; streams get theirs in the plan's
             order.
@@ -210,7 +210,7 @@ class _Encoder:
             from_rank = to_rank = -1
         else:
             from_rank, to_rank = rank, there
-            if link is not None and link.paced:
+            if link is not None:
                 size = source.area * item
                 latency_ns = round(1e3 * (link.transfer_us(size) - size / (link.peak_gbps * 1e3)))
         rows, segment = self._place(lane)

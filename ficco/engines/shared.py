@@ -45,9 +45,9 @@ def join(
     Raises:
         MemoryError: this rank's windows cannot be had.
     """
-    link = machine.link
+    link = machine.paced_link
     fabric = None
-    if link.paced:
+    if link is not None:
         per: Literal["pair", "port"] = "pair" if link.per == "pair" else "port"
         fabric = _native.join_fabric(memory, world, per, link.peak_gbps)
     return _native.join_group(memory, world, rank, window_bytes, timeout_s, fabric)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ficco.modules import groups
+from ficco.modules.auto import AUTO, regime
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -73,6 +74,8 @@ def key_of(op: str, group: Any, tensors: Sequence[Any], *rest: Any) -> Any:
     if groups.disabled() or not any(isinstance(t, Tensor) and t.is_cuda for t in tensors[:1]):
         return None
     facts: list[Any] = [op, groups.process_group(group)]
+    if AUTO in rest:
+        facts.append(regime())  # another one may want another schedule
     for tensor in tensors:
         if tensor is None:
             facts.append(None)

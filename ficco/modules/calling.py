@@ -14,8 +14,10 @@ import torch
 from ficco.errors import InputError
 from ficco.modules import groups, plain
 from ficco.modules.again import Known, matrix_of, readable, remember, row_of
+from ficco.modules.auto import AUTO, automatic
 from ficco.posing import row_contiguous
 from ficco.problem import Problem
+from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
 __all__ = ["Call"]
@@ -107,8 +109,7 @@ class Call:
             with torch.cuda.device(self.device):
                 return self._run_on_gpu(problem, given, asked)
         runtime = groups.runtime(self.group)
-        chosen = asked.resolve(runtime.world, runtime.machine)
-        groups.log.debug("%s: %s, grain %s", problem.op, chosen.name, chosen.grain)
+        chosen = self._chosen(problem, asked, runtime)
         ys = self._outputs(problem)
         arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
         if "x" in arrays:
@@ -118,14 +119,13 @@ class Call:
         return ys
 
     def _run_on_gpu(
-        self, problem: Problem, given: dict[str, Tensor], asked: Schedule
+        self, problem: Problem, given: dict[str, Tensor], asked: Schedule | None
     ) -> list[Tensor]:
         """Enqueue the problem on the current stream."""
         runtime = groups.gpu_runtime(self.group, self.device)
         if runtime is None:  # for a reason that was logged when the group was opened
             return plain.run(problem, given, self.group, self.rank)
-        chosen = asked.resolve(runtime.world, runtime.machine)
-        groups.log.debug("%s: %s, grain %s", problem.op, chosen.name, chosen.grain)
+        chosen = self._chosen(problem, asked, runtime)
         if chosen.transport == "collective":
             runtime.check_alive()
             return plain.run(problem, given, self.group, self.rank)
@@ -143,12 +143,31 @@ class Call:
             remember(self.key, Known(runtime, problem, chosen, tuple(given), shapes))
         return ys
 
+    def _chosen(
+        self, problem: Problem, asked: Schedule | None, runtime: ProcessRuntime
+    ) -> Schedule:
+        """Return the schedule of this call, resolved."""
+        if asked is None:
+            found = automatic(problem, runtime, self.device)
+        else:
+            found = asked.resolve(runtime.world, runtime.machine)
+        groups.log.debug("%s: %s, grain %s", problem.op, found.name, found.grain)
+        return found
+
     def _outputs(self, problem: Problem) -> list[Tensor]:
         shapes = problem.result_shapes(self.rank)
         return [torch.empty(shape, dtype=self.torch_dtype, device=self.device) for shape in shapes]
 
 
-def _asked(schedule: str | Schedule, grain: int | None) -> Schedule:
+def _asked(schedule: str | Schedule, grain: int | None) -> Schedule | None:
+    """Return the schedule that is asked for; None: what the selector takes."""
+    if schedule == AUTO:
+        if grain is not None:
+            raise InputError(
+                f"grain={grain} with schedule='auto', which chooses it; name a schedule, or leave "
+                "grain out"
+            )
+        return None
     chosen = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
     return chosen if grain is None else replace(chosen, grain=grain)
 

@@ -7,6 +7,11 @@ Every function is a collective call: all ranks of the group make it, with what t
 before it returns, or all on this rank's GPU, where it is enqueued on the current stream. Inputs may
 be 2-D or 3-D (the first dimension is split over ranks) and have any strides. There is no autograd
 yet: inputs that require a gradient are refused while gradients are recorded.
+
+`schedule="auto"` takes what is predicted to be fastest on the group's devices; `serial` where
+nothing is, or where no profile of them is known (`FICCO_LOG=info` says which and why). Ranks choose
+without a message: each takes the others to hold as many columns (as deep a part of k) as itself.
+Where they do not, name a schedule.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import torch
 from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.again import key_of, known, readable, row_of
+from ficco.modules.auto import AUTO
 from ficco.modules.calling import Call
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
@@ -32,7 +38,7 @@ __all__ = [
     "matmul_reduce_scatter",
 ]
 
-DEFAULT = "hetero_fused_1d"
+DEFAULT = AUTO
 Tensor = torch.Tensor
 
 
@@ -56,7 +62,7 @@ def all_gather_matmul(
         rows: first sizes of x on all ranks, equal on all; None: all hold as many as this one.
         bias: [n_r], or one (or None) per weight.
         axes: per weight: "rows", or "contraction" for concat(x)^T . w with w [m, n_r].
-        schedule: a schedule or its name.
+        schedule: a schedule or its name; "auto": see above.
         grain: chunks per shard, instead of the schedule's.
 
     Returns:
@@ -123,7 +129,7 @@ def matmul_reduce_scatter(
         group: as for `all_gather_matmul`.
         rows: first sizes of the result on all ranks; None: all get the same.
         bias: [n], added to this rank's rows.
-        schedule: a schedule or its name.
+        schedule: a schedule or its name; "auto": see above.
         grain: chunks per shard, instead of the schedule's.
 
     Returns:
@@ -210,7 +216,7 @@ def all_to_all_matmul(
         w: [k, n] with any strides.
         splits: splits[s][r] rows go from rank s to rank r; equal on all ranks.
         group: as for `all_gather_matmul`.
-        schedule: a schedule or its name.
+        schedule: a schedule or its name; "auto": see above.
         grain: chunks per block, instead of the schedule's.
 
     Returns:
@@ -293,7 +299,7 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         dtype: of all tables.
         group: as for `all_gather_matmul`.
         rows: batch slice of every rank; None: torch.chunk's rule.
-        schedule: a schedule or its name.
+        schedule: a schedule or its name; "auto": see above.
         grain: chunks per batch slice, instead of the schedule's.
 
     Returns:

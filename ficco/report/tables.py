@@ -17,12 +17,16 @@ __all__ = ["drawn", "heading", "results_table"]
 
 
 def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str:
-    """Return what runs, where, and whether it is paced."""
+    """Return what runs, where, and whether it is paced; with 0 `iters` nothing runs."""
     p, link = problem, machine.link
+    times = f"median of {iters}" if iters else "SIMULATED"
     lines = [
-        f"{p.op}  m={p.m} n={p.n} k={p.k}  {p.world} ranks  {p.dtype}  median of {iters}",
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  {p.world} ranks  {p.dtype}  {times}",
         f"engine {machine.engine} ({compute}), machine {machine.name}: {machine.about}",
     ]
+    if not iters:
+        lines.append(f"nothing ran; predicted from the profile's figures: {machine.source}")
+        return "\n".join(lines)
     if machine.engine == "cuda":
         lines.append(
             "each call on its own, with the host's time; ideal: the longer of GEMM and NCCL alone"
@@ -56,6 +60,8 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
     best = max((row["speedup"] for row in rows), default=0.0)
     for row in rows:
         style = "bold" if row["speedup"] == best else ""
+        error = row["max_rel_error"]
+        right = "right" if error is not None else "proved"
         table.add_row(
             Text(row["schedule"], style),
             str(row["grain"]),
@@ -64,8 +70,8 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['efficiency']:.0%}",
             str(row["copies"]),
             f"{row['bytes'] / 1e6:.1f}",
-            f"{row['max_rel_error']:.1e}",
-            "right" if row["ok"] else Text("WRONG", "bold red"),
+            "" if error is None else f"{error:.1e}",
+            right if row["ok"] else Text("WRONG", "bold red"),
         )
     return drawn(table)
 

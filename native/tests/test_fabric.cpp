@@ -16,7 +16,7 @@ using namespace ficco::test;
 namespace {
 
 fluid::Flow flow(int first, int second, double bytes, double start_ns = 0.0) {
-    return {{first, second}, start_ns, bytes, 0.0, fluid::kNever};
+    return {{first, second, -1}, start_ns, bytes, fluid::kNever, 0.0, fluid::kNever};
 }
 
 fluid::Indices all(const std::vector<fluid::Flow>& flows) {
@@ -98,7 +98,7 @@ TEST(model_is_fair_for_any_flows) {
             std::vector<double> fastest(2 * kWorld);
             for (const auto index : before) {
                 const fluid::Flow& each = flows[static_cast<std::size_t>(index)];
-                for (const auto port : each.ports) {
+                for (const auto port : {each.ports[0], each.ports[1]}) {
                     load[static_cast<std::size_t>(port)] += each.rate;
                     fastest[static_cast<std::size_t>(port)] =
                         std::max(fastest[static_cast<std::size_t>(port)], each.rate);
@@ -108,7 +108,7 @@ TEST(model_is_fair_for_any_flows) {
             for (const auto index : before) {
                 const fluid::Flow& each = flows[static_cast<std::size_t>(index)];
                 bool bottleneck = false;
-                for (const auto port : each.ports) {
+                for (const auto port : {each.ports[0], each.ports[1]}) {
                     bottleneck |= load[static_cast<std::size_t>(port)] >= 10.0 - 1e-6 &&
                                   fastest[static_cast<std::size_t>(port)] <= each.rate + 1e-6;
                 }

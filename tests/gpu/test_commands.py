@@ -42,7 +42,7 @@ def test_every_schedule_is_right(gpus: int, tmp_path: Path, op: str, dtype: str)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert set(document) == {
-        "op", "m", "n", "k", "ranks", "dtype", "engine", "machine", "paced", "link_gbps", "results",
+        "op", "m", "n", "k", "ranks", "dtype", "engine", "machine", "paced", "link_gbps", "results", "simulated",
     }  # fmt: skip
     assert (document["engine"], document["machine"]) == ("cuda", "cuda")
     assert (document["paced"], document["link_gbps"]) == (False, None)

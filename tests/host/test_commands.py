@@ -61,7 +61,7 @@ class TestRun:
         assert code == 0
         assert set(document) == {
             "op", "m", "n", "k", "ranks", "dtype", "engine", "machine", "paced", "link_gbps",
-            "results",
+            "results", "simulated",
         }  # fmt: skip
         assert (document["machine"], document["paced"]) == ("mesh4", True)
         assert document["link_gbps"] == 0.045

@@ -144,14 +144,16 @@ class TestSchedule:
 
 class TestMachine:
     def test_the_shipped_ones(self) -> None:
-        shipped = {"cuda", "host", "mesh4", "mesh8", "switch4", "switch8"}
-        assert set(data.names("machines")) == shipped
-        for name in data.names("machines"):
+        engines = dict.fromkeys(("host", "mesh4", "mesh8", "switch4", "switch8"), "host")
+        engines |= {"cuda": "cuda", "h200x2": "cuda", "h200x4": "cuda", "mi300x8": "hip"}
+        assert set(data.names("machines")) == set(engines)
+        for name, engine in engines.items():
             machine = Machine.named(name)
-            assert machine.name == name and machine.about
-            assert machine.engine == ("cuda" if name == "cuda" else "host")
-            assert machine.paced == (name not in ("cuda", "host"))
-            assert machine.whole_transport == ("collective" if name == "cuda" else "dma")
+            assert machine.name == name and machine.about and machine.engine == engine
+            assert machine.paced == (engine == "host" and name != "host")
+            assert (machine.paced_link is not None) == machine.paced
+            assert machine.rated == (name not in ("host", "cuda"))
+            assert machine.whole_transport == ("dma" if engine == "host" else "collective")
         for ranks in (4, 8):
             mesh, switch = Machine.named(f"mesh{ranks}"), Machine.named(f"switch{ranks}")
             assert mesh.best_route == "all_peers" and switch.best_route == "rotation"

@@ -1,4 +1,4 @@
-// What both parts of the module need: arrays of Python, and objects whose end may take a while.
+// What all parts of the module need: arrays of Python, and objects whose end may take a while.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -42,5 +42,6 @@ std::shared_ptr<Object> make(Arguments&&... arguments) {
 }
 
 void bind_gpu(nb::module_& module);
+void bind_simulation(nb::module_& module);
 
 }  // namespace ficco::bind

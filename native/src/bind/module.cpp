@@ -176,4 +176,5 @@ NB_MODULE(_native, module) {
     bind_program(module);
     bind_shared(module);
     ficco::bind::bind_gpu(module);
+    ficco::bind::bind_simulation(module);
 }

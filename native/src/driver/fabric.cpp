@@ -198,6 +198,8 @@ int Fabric::begin(int from, int to, std::int64_t bytes, std::int64_t latency_ns,
         flow.ports[0] = from;
         flow.ports[1] = world_ + to;
     }
+    flow.ports[2] = -1;
+    flow.limit = fluid::kNever;
     flow.start_ns = state.now_ns + static_cast<double>(latency_ns);
     flow.left_bytes = static_cast<double>(bytes);
     flow.rate = 0.0;

@@ -1,0 +1,179 @@
+"""Holds what the simulator and the rule predict against what compare.py measured on GPUs.
+
+Every schedule of every case in bench/results/compare_xN*.json, captured; the profiles' own points
+have other sizes (their grids are powers of two and halves between), so no shape that judges was
+used for fitting. `--profiles` may name others than the shipped ones.
+
+    python bench/predict.py --out bench/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from record import surroundings
+
+from ficco import simulator
+from ficco.machine import Machine
+from ficco.problem import EXCHANGING, Problem
+from ficco.schedule import Schedule
+from ficco.selector import decide
+from ficco.selector.facts import facts_of
+from ficco.selector.rule import estimate_us
+
+RESULTS = Path(__file__).resolve().parent / "results"
+NEAR = 1.03  # a choice is right within this of the best, or within the interquartile range
+Measured = list[tuple[Schedule, float]]
+
+
+def schedule_of(config: str, world: int, machine: Machine) -> Schedule:
+    """Return the schedule that a configuration's name in compare.py stands for."""
+    name, grain, *axes = config.split()
+    found = replace(Schedule.named(name), grain=int(grain[1:]), route=axes[0], order=axes[1])
+    if "in_step" in axes:
+        found = replace(found, pace="in_step")
+    return found.resolve(world, machine)
+
+
+def measured(case: dict[str, Any], machine: Machine) -> tuple[Measured, float]:
+    """Return captured medians by schedule, serial first, and the largest interquartile range.
+
+    All schedules were screened in a few runs; the best of them ran again, which is not used here,
+    since a median of many runs does not compare with one of few.
+    """
+    final = {row["config"]: row for row in case["regimes"]["captured"] if row["ok"]}
+    world = case["world"]
+    serial = Schedule.named("serial").resolve(world, machine)
+    found = [(serial, final["serial"]["median"])] if "serial" in final else []
+    for row in case["screened"]:
+        if "captured" in row:
+            found.append((schedule_of(row["config"], world, machine), row["captured"]))
+    return found, max(row["iqr"] for row in final.values())
+
+
+def cases(world: int) -> Iterator[dict[str, Any]]:
+    """Yield the cases of all results with so many GPUs, each once."""
+    seen = set()
+    for path in sorted(RESULTS.glob(f"compare_x{world}*.json")):
+        for case in json.loads(path.read_text())["cases"]:
+            if case["case"] not in seen:
+                seen.add(case["case"])
+                yield case
+
+
+def judged(case: dict[str, Any], machine: Machine) -> dict[str, Any]:
+    """Return errors of every prediction, and how good the choices are."""
+    world = case["world"]
+    m = case["m"] * (world if case["op"] in EXCHANGING else 1)
+    problem = Problem.chunked(case["op"], world, m, case["n"], case["k"], case["dtype"])
+    found, iqr = measured(case, machine)
+    facts, schedules = facts_of(problem), [schedule for schedule, _ in found]
+    by = {
+        "simulator": [
+            (s, simulator.predict_ms(problem, s, machine, "captured")) for s in schedules
+        ],
+        "rule": [(s, estimate_us(facts, machine, s, "captured") / 1e3) for s in schedules],
+    }
+    times = dict(found)
+    best, serial = min(times.values()), times[schedules[0]]
+    rows = [
+        {"config": f"{s.name} g{s.chunks} {s.route} {s.order} {s.pace}", "ms": ms,
+         **{method: round(dict(predicted)[s], 4) for method, predicted in by.items()}}
+        for s, ms in found
+    ]  # fmt: skip
+    result: dict[str, Any] = {
+        "case": case["case"], "world": world, "best_ms": best, "serial_ms": serial, "iqr_ms": iqr,
+        "rows": rows,
+    }  # fmt: skip
+    for method, predicted in by.items():
+        chosen = decide(predicted, facts, machine, method).schedule
+        took = times[chosen]
+        result[method] = {
+            "choice": f"{chosen.name} g{chosen.chunks} {chosen.route} {chosen.order} {chosen.pace}",
+            "ms": took,
+            "of_best": round(took / best, 4),
+            "right": took <= best * NEAR or took - best <= iqr,
+            "no_slower_than_serial": took <= serial * NEAR,
+        }
+    return result
+
+
+def errors(found: Sequence[dict[str, Any]], method: str, named: str = "") -> dict[str, float]:
+    """Return median and 90th percentile of the absolute relative errors, and the median error."""
+    signed = [
+        row[method] / row["ms"] - 1
+        for case in found for row in case["rows"] if row["config"].startswith(named)
+    ]  # fmt: skip
+    absolute = sorted(abs(error) for error in signed)
+    return {
+        "count": len(absolute),
+        "median": round(statistics.median(absolute), 4),
+        "p90": round(statistics.quantiles(absolute, n=10)[-1], 4),
+        "bias": round(statistics.median(signed), 4),
+    }
+
+
+def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return errors and the share of right choices, by method."""
+    result: dict[str, Any] = {"cases": len(found)}
+    names = sorted({row["config"].split()[0] for case in found for row in case["rows"]})
+    for method in ("simulator", "rule"):
+        verdicts = [case[method] for case in found]
+        result[method] = {
+            "errors": errors(found, method),
+            "errors_by_schedule": {name: errors(found, method, f"{name} ") for name in names},
+            "choices_right": sum(verdict["right"] for verdict in verdicts),
+            "slower_than_serial": sum(not v["no_slower_than_serial"] for v in verdicts),
+        }
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--profiles", default="h200x{}", help="names or files (%(default)s)")
+    parser.add_argument("--out", metavar="FOLDER", help="write predict.json into this folder")
+    args = parser.parse_args()
+    found = []
+    sources = {}
+    for world in (2, 4, 8):
+        of_world = list(cases(world))
+        if of_world:
+            machine = Machine.named(args.profiles.format(world))
+            sources[machine.name] = machine.source
+            found += [judged(case, machine) for case in of_world]
+    by_world = {
+        w: [c for c in found if c["world"] == w] for w in sorted({c["world"] for c in found})
+    }
+    document = {
+        "bench": "predict", **surroundings(), "profiles": sources,
+        "how": "captured medians of compare.py's screening against predictions; a choice is right "
+        f"within {NEAR - 1:.0%} of the best measured schedule, or within the case's largest "
+        "interquartile range; shapes that judge are in no profile",
+        "all": summary(found),
+        "by_world": {str(world): summary(cases) for world, cases in by_world.items()},
+        "cases": found,
+    }  # fmt: skip
+    if args.out:
+        Path(args.out, "predict.json").write_text(json.dumps(document, indent=1) + "\n")
+    for case in found:
+        chosen = case["simulator"]
+        print(f"{case['world']} {case['case']:42} best {case['best_ms']:7.3f}  "
+              f"simulator {chosen['of_best']:.3f} {'' if chosen['right'] else 'WRONG'} "
+              f"{chosen['choice']}  rule {case['rule']['of_best']:.3f} "
+              f"{'' if case['rule']['right'] else 'WRONG'}")  # fmt: skip
+    for name, part in {"all": document["all"], **document["by_world"]}.items():
+        for method in ("simulator", "rule"):
+            said = part[method]
+            print(f"{name:>4} {method:10} {said['errors']} choices {said['choices_right']} of "
+                  f"{part['cases']}, slower than serial {said['slower_than_serial']}")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

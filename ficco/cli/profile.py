@@ -1,0 +1,112 @@
+"""`ficco doctor --profile`: measure this machine and write what was found as a machine profile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ficco.cli import choosing
+from ficco.cli.arguments import HOST_RANKS
+from ficco.cli.launch import launch
+from ficco.errors import EngineError, InputError
+from ficco.problem import MAX_WORLD
+
+__all__ = ["write_profile"]
+
+# NVLink multicast is not used unless the user says so.
+_SETTINGS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+
+
+def write_profile(path: str, ranks: int | None) -> int:
+    """Measure this machine, on its GPUs where several serve, else on the host engine.
+
+    Args:
+        path: the file to write; it ends in .toml and is not there yet.
+        ranks: how many; None: as many as there are GPUs, else HOST_RANKS.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: the file cannot be written, so many ranks cannot be had, or torchrun started
+            this; nothing was measured.
+        EngineError: cuda-bindings is missing, or the GPUs refuse something.
+    """
+    from ficco.profiling.writing import check_target
+
+    target = check_target(path)
+    if "FICCO_STORE" in os.environ:
+        return _as_rank(target)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise InputError("--profile starts its own ranks: run it once, without torchrun")
+    if ranks is not None and not 1 <= ranks <= MAX_WORLD:
+        raise InputError(f"--ranks {ranks}: ficco runs 1 to {MAX_WORLD} ranks")
+    found = choosing.gpus(ranks or choosing.MOST_GPUS)
+    if found.devices < 2 or found.trouble:
+        if found.devices:
+            reason = found.trouble or "a profile of GPUs needs two of them"
+            print(f"ficco doctor: the host engine is measured: {reason}", file=sys.stderr)
+        return _on_host(target, ranks or HOST_RANKS)
+    world = min(found.devices, choosing.MOST_GPUS) if ranks is None else ranks
+    if not 2 <= world <= found.devices:
+        raise InputError(
+            f"--ranks {world}: a profile of GPUs takes 2 to {found.devices} of them here, a rank each"
+        )
+    _check_bindings()
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    return launch(world)
+
+
+def _check_bindings() -> None:
+    try:
+        found = find_spec("cuda.bindings")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise EngineError(
+            "--profile measures GPUs by cuda-bindings, which is not installed; pip install "
+            "'ficco[cuda]'"
+        )
+
+
+def _on_host(target: Path, world: int) -> int:
+    from ficco.profiling.host.profile import profile
+    from ficco.profiling.progress import Progress
+
+    progress = Progress()
+    return _written(target, profile(world, target.stem, progress), progress)
+
+
+def _as_rank(target: Path) -> int:
+    """Take part in the measurement of GPUs; rank 0 writes what all have found."""
+    from ficco.profiling.gpu.profile import profile
+    from ficco.profiling.gpu.ranks import Ranks
+    from ficco.profiling.progress import Progress
+
+    progress = Progress(os.environ["RANK"] == "0")
+    try:
+        with progress.part("start"):
+            ranks = Ranks()
+    except EngineError:
+        if os.environ["RANK"] != "0":
+            raise SystemExit(1) from None  # one rank says it for all
+        raise
+    table = profile(ranks, progress)
+    code = _written(target, table, progress) if ranks.rank == 0 else 0
+    ranks.close()
+    return code
+
+
+def _written(target: Path, table: dict[str, Any], progress: Any) -> int:
+    from ficco.profiling.writing import write_profile as write
+
+    machine = write(target, table)
+    print(
+        f"{target}: machine {machine.name!r}, {machine.about}; measured in "
+        f"{progress.seconds:.0f} s. Name it by --machine {target}"
+    )
+    return 0

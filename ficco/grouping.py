@@ -1,0 +1,76 @@
+"""Grouping: which pieces of a step lie so that one call of a library does them all.
+
+Engines on GPUs make their calls by it, and the simulator counts them. Nothing is called here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ficco.plan import Product, Region
+
+__all__ = ["distance_of", "joined_copies", "runs_of"]
+
+
+def joined_copies(reads: Sequence[Region], writes: Sequence[Region]) -> list[tuple[Region, Region]]:
+    """Return copies, of which those that lie below one another on both sides are one."""
+    found: list[tuple[Region, Region]] = []
+    for source, target in sorted(zip(reads, writes, strict=True), key=lambda pair: pair[0][1:3]):
+        if not source.area:
+            continue
+        if found:
+            above, there = found[-1]
+            if _goes_on(above, source) and _goes_on(there, target):
+                joined = above._replace(row1=source.row1), there._replace(row1=target.row1)
+                found[-1] = joined
+                continue
+        found.append((source, target))
+    return found
+
+
+def distance_of(regions: Sequence[Region]) -> int | None:
+    """Return the rows from one region to the next, if they are alike and equally far apart."""
+    if len(regions) < 2:
+        return 0
+    distances = {_rows_below(one, other) for one, other in pairwise(regions)}
+    return distances.pop() if len(distances) == 1 else None
+
+
+def runs_of(products: Sequence[Product], transpose_a: bool) -> list[tuple[Product, ...]]:
+    """Cut products into runs that one strided-batched GEMM can do."""
+    if len(products) < 2 or transpose_a:
+        return [(product,) for product in products]
+    runs = [[products[0]]]
+    for last, product in pairwise(products):
+        run = runs[-1]
+        far = _rows_between(last, product)
+        if far is not None and (len(run) == 1 or far == _rows_between(*run[:2])):
+            run.append(product)
+        else:
+            runs.append([product])
+    return [tuple(run) for run in runs]
+
+
+def _rows_between(one: Product, other: Product) -> tuple[int, int] | None:
+    """Return how far below one another two products read and write, if they are else alike."""
+    if (other.b, other.accumulate, other.add) != (one.b, one.accumulate, one.add):
+        return None
+    if any(term.rows != 1 for term in one.add) or not (one.c.area and other.c.area):
+        return None
+    read, written = _rows_below(one.a, other.a), _rows_below(one.c, other.c)
+    return None if read is None or written is None else (read, written)
+
+
+def _goes_on(above: Region, below: Region) -> bool:
+    """Whether a region begins where the one above it ends."""
+    return above[3] == below[2] and above[:2] == below[:2] and above[4:] == below[4:]
+
+
+def _rows_below(one: Region, other: Region) -> int | None:
+    """Return by how many rows a region lies below another one like it."""
+    rank, buffer, row0, row1, col0, col1, copy = one
+    rows = other[2] - row0
+    if rows > 0 and other == (rank, buffer, row0 + rows, row1 + rows, col0, col1, copy):
+        return rows
+    return None

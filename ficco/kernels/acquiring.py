@@ -1,0 +1,83 @@
+"""Waiting inside a kernel for a word that a peer's stream writes behind the data it has copied.
+
+All threads of a program get the same answer, and what the peer wrote before the word may be read
+after it, by ordinary loads and, if `FENCED`, by bulk (TMA) loads. It must not be used in a kernel
+with specialized warps: they do not meet at the barrier.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["await_word"]
+
+# One statement, so that nothing but the hardware sees a single thread spin: the barrier brings the
+# threads together again and tells all of them whether the first one gave up. $0 = 1 if the word
+# came, $1 = the word, $2 = the word that says stop, $3 = the value, $4 = patience in ns.
+_SPIN = """{
+    .reg .pred other, came, gave_up;
+    .reg .b32 thread, seen, stopped;
+    .reg .b64 begin, now;
+    setp.ne.u32 gave_up, 0, 0;
+    mov.u32 thread, %tid.x;
+    setp.ne.u32 other, thread, 0;
+    @other bra together;
+    mov.u64 begin, %globaltimer;
+again:
+    ld.relaxed.sys.global.u32 stopped, [$2];
+    ld.acquire.sys.global.u32 seen, [$1];
+    setp.eq.u32 came, seen, $3;
+    @came bra together;
+    mov.u64 now, %globaltimer;
+    sub.u64 now, now, begin;
+    setp.gt.u64 gave_up, now, $4;
+    setp.ne.or.u32 gave_up, stopped, 0, gave_up;
+    @!gave_up bra again;
+together:
+    barrier.red.or.pred gave_up, 0, gave_up;
+    selp.u32 $0, 0, 1, gave_up;
+}"""
+
+# Bulk loads go through a proxy of their own, which does not see the acquire without the fence.
+_ASM = tl.constexpr(_SPIN)
+_FENCED_ASM = tl.constexpr(_SPIN[:-1] + "    fence.proxy.async.global;\n}")
+
+
+@triton.jit
+def await_word(
+    word,
+    value,
+    stop,
+    patience_ns,
+    FENCED: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Return 1 once the word has the value, or 0 if it was given up.
+
+    One thread spins; the others wait at a barrier. It gives up when the word `stop` is not 0 or
+    the patience is over, and looks at the word once in any case. The interpreter has no clock: it
+    gives up by `stop` alone.
+
+    Args:
+        word: pointer to int32.
+        value: int32.
+        stop: pointer to int32.
+        patience_ns: int64.
+        FENCED: whether bulk loads follow.
+        ON_GPU: False in the interpreter, which knows no inline assembly.
+    """
+    if ON_GPU:
+        asm: tl.constexpr = _FENCED_ASM if FENCED else _ASM
+        came = tl.inline_asm_elementwise(
+            asm, "=r,l,l,r,l,~{memory}", [word, stop, value, patience_ns],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        stopped = tl.load(stop)
+        seen = tl.load(word)
+        while (seen != value) & (stopped == 0):
+            stopped = tl.load(stop)
+            seen = tl.load(word)
+        came = (seen == value).to(tl.int32)
+    return came

@@ -1,0 +1,54 @@
+"""schedule="auto": what the selector takes for a group's call; ranks exchange nothing for it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from ficco import selector
+from ficco.engines import cuda
+from ficco.modules.groups import log
+from ficco.problem import Problem
+from ficco.runtime.process import ProcessRuntime
+from ficco.schedule import Schedule
+
+__all__ = ["AUTO", "automatic", "regime"]
+
+AUTO = "auto"
+_told: set[tuple[str, ...]] = set()  # reasons that were logged
+
+
+def regime() -> str:
+    """Return how this call is made: captured into a graph, or one after another."""
+    captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return "captured" if captured else "eager"
+
+
+def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> Schedule:
+    """Return the schedule that every rank of the group takes for this problem.
+
+    Raises:
+        MachineError: the profile that was given is of another machine.
+    """
+    on_gpu = device.type == "cuda"
+    name = _name(device.index or 0) if on_gpu else ""
+    driver = _driver() if on_gpu else None
+    found = selector.automatic(problem, runtime.machine, name, regime(), driver)
+    if found.reasons not in _told:
+        _told.add(found.reasons)
+        level = log.warning if found.predicted_ms is None and on_gpu else log.info
+        level("%s: %s, grain %s, by the %s: %s", problem.op, found.schedule.name,
+              found.schedule.chunks, found.by, "; ".join(found.reasons))  # fmt: skip
+    return found.schedule
+
+
+@lru_cache(maxsize=64)
+def _name(index: int) -> str:
+    return torch.cuda.get_device_name(index)
+
+
+@lru_cache(maxsize=1)
+def _driver() -> str:
+    version = cuda.driver_version()
+    return f"{version // 1000}.{version % 1000 // 10}"

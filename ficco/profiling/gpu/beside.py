@@ -1,0 +1,114 @@
+"""How much a GEMM and a transfer slow each other down (contention-induced loss)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ficco.profiling.figures import slower
+from ficco.profiling.gpu import driver
+from ficco.profiling.gpu.landing import MIB, Landing
+from ficco.profiling.gpu.operands import Pool
+from ficco.profiling.gpu.ranks import Ranks, captured
+
+__all__ = ["measure", "worst"]
+
+_M, _N, _K = 10240, 3584, 8192
+_CHUNKS = (64 * MIB, 4 * MIB, MIB // 2)
+_TRUSTED = 2  # so many of them, the largest, make a profile's figures
+_PIECE_BYTES = 32 * MIB  # that a rank gives to an all-gather
+_RUN_US = 4000.0
+_COVER = 3  # what runs beside lasts so many times longer
+
+
+class _Work(NamedTuple):
+    """What runs on one stream.
+
+    Attributes:
+        graph: all of it.
+        us: how long it lasts alone, the slowest rank's.
+    """
+
+    graph: Any
+    us: float
+
+
+def measure(ranks: Ranks, landing: Landing) -> list[dict[str, float]]:
+    """Return what GEMM and copies of 64 MiB, 4 MiB and 512 KiB lose, then GEMM and all-gather.
+
+    Each entry has `chunk_bytes` (0: the all-gather) and how many times longer each of the two lasts
+    beside the other, `gemm` and `transfer`.
+    """
+    inputs = Pool(4 * (_M * _K + _N * _K), ranks.device)
+    y = torch.empty((_M, _N), dtype=torch.bfloat16, device=ranks.device)
+
+    def multiply(_: int) -> None:
+        torch.mm(inputs.take(_M, _K), inputs.take(_N, _K).t(), out=y)
+
+    gemm = _work(ranks, multiply)
+    found = []
+    source = torch.zeros(_CHUNKS[0], dtype=torch.uint8, device=ranks.device)
+    for size in _CHUNKS:
+        copies = _work(ranks, _pushing(ranks, landing, source, size))
+        found.append({"chunk_bytes": float(size), **_losses(ranks, gemm, copies)})
+    piece = torch.zeros(_PIECE_BYTES // 2, dtype=torch.bfloat16, device=ranks.device)
+    whole = piece.new_zeros(ranks.world * piece.numel())
+    gathering = _work(ranks, lambda _: dist.all_gather_into_tensor(whole, piece))
+    found.append({"chunk_bytes": 0.0, **_losses(ranks, gemm, gathering)})
+    return found
+
+
+def worst(found: list[dict[str, float]]) -> dict[str, float]:
+    """Return a profile's costs of working side by side, from what `measure` returns."""
+    copies = sorted(found, key=lambda entry: -entry["chunk_bytes"])[:_TRUSTED]
+    (gathering,) = (entry for entry in found if not entry["chunk_bytes"])
+    return {
+        "gemm_beside_copies": max(entry["gemm"] for entry in copies),
+        "copies_beside_gemm": max(entry["transfer"] for entry in copies),
+        "gemm_beside_collective": gathering["gemm"],
+        "collective_beside_gemm": gathering["transfer"],
+    }
+
+
+def _pushing(
+    ranks: Ranks, landing: Landing, source: torch.Tensor, size: int
+) -> Callable[[int], None]:
+    """Return pushes to one peer after another, each rank to another one at a time."""
+    peers = [(ranks.rank + turn) % ranks.world for turn in range(1, ranks.world)]
+    chunks = _CHUNKS[0] // size
+    place = ranks.rank * _CHUNKS[0]
+
+    def push(number: int) -> None:
+        at = number % chunks * size
+        there = landing.bases[peers[number // chunks % len(peers)]] + place + at
+        stream = torch.cuda.current_stream().cuda_stream
+        driver.copy(there, source.data_ptr() + at, size, stream)
+
+    return push
+
+
+def _work(ranks: Ranks, one: Callable[[int], object]) -> _Work:
+    """Return so many of something that they last about as long as a run is to last."""
+
+    def run(count: int) -> Callable[[], None]:
+        def enqueue() -> None:
+            for number in range(count):
+                one(number)
+
+        return enqueue
+
+    few = 4
+    count = max(few, round(_RUN_US / ranks.slowest(ranks.timed(run(few), few))))
+    graph = captured(run(count))
+    return _Work(graph, ranks.slowest(ranks.replayed(graph)))
+
+
+def _losses(ranks: Ranks, gemm: _Work, transfer: _Work) -> dict[str, float]:
+    def beside(other: _Work, timed: _Work) -> float:
+        copies = max(1, round(_COVER * timed.us / other.us))
+        return slower(ranks.slowest(ranks.beside(other.graph, copies, timed.graph)), timed.us)
+
+    return {"gemm": beside(transfer, gemm), "transfer": beside(gemm, transfer)}

@@ -1,0 +1,66 @@
+"""What kernels and calls cost a stream besides their work."""
+
+from __future__ import annotations
+
+import torch
+
+import ficco
+from ficco.profiling.calling import probe
+from ficco.profiling.gpu import driver
+from ficco.profiling.gpu.driver import WordCommand
+from ficco.profiling.gpu.ranks import Ranks
+
+__all__ = ["launch", "probed"]
+
+_KERNELS, _CALLS = 20, 10
+DTYPE = "bfloat16"
+
+
+def launch(ranks: Ranks, wait_us: float) -> float:
+    """Return launch_us: what a kernel costs behind something that is no kernel, without that.
+
+    Kernels right behind one another overlap their starts, which their times contain already. So
+    GEMMs behind a wait each, which holds, are held against the same GEMMs without waits; what is
+    left beyond the waits is the start. The median rank's.
+
+    Args:
+        ranks: all of them take part.
+        wait_us: what a wait that holds takes.
+    """
+    holding = torch.ones(1, dtype=torch.int32, device=ranks.device)
+    a, b, c = (torch.zeros((256, 256), dtype=torch.bfloat16, device=ranks.device) for _ in range(3))
+    wait = [WordCommand(True, holding.data_ptr(), 1)]
+
+    def plain() -> None:
+        for _ in range(_KERNELS):
+            torch.mm(a, b, out=c)
+
+    def waiting() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for _ in range(_KERNELS):
+            driver.words(wait, stream)
+            torch.mm(a, b, out=c)
+
+    behind, alone = (
+        ranks.middle(ranks.timed(run, _KERNELS, together=False)) for run in (waiting, plain)
+    )
+    return max(0.0, behind - alone - wait_us)
+
+
+def probed(ranks: Ranks) -> float:
+    """Return how long the probe lasts as one of many captured calls, in us, the slowest rank's.
+
+    ficco must be open for the GPUs.
+    """
+    problem, schedule = probe(ranks.world, DTYPE)
+    columns = problem.outputs[0].columns[ranks.rank]
+    x, w = (
+        torch.zeros(shape, dtype=torch.bfloat16, device=ranks.device)
+        for shape in ((problem.rows[ranks.rank], problem.k), (problem.k, columns))
+    )
+
+    def run() -> None:
+        for _ in range(_CALLS):
+            ficco.all_gather_matmul(x, w, schedule=schedule)
+
+    return ranks.slowest(ranks.timed(run, _CALLS))

@@ -1,0 +1,80 @@
+"""Driver calls that plans are made of, by cuda-bindings: the same that the native core makes.
+
+Addresses and streams are numbers; the device's context is current.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ficco.errors import EngineError
+
+__all__ = ["MOST_WORDS", "WordCommand", "copy", "copy_rows", "words"]
+
+MOST_WORDS = 255  # of one batch
+_DEVICE_MEMORY = 2
+_WAIT_VALUE, _WRITE_VALUE, _UNTIL_EQUAL = 1, 2, 1
+
+
+class WordCommand(NamedTuple):
+    """A command to a stream.
+
+    Attributes:
+        waits: until the word has the value; else the value is written.
+        address: of the word, of 32 bits.
+        value: see `waits`.
+    """
+
+    waits: bool
+    address: int
+    value: int
+
+
+def copy(target: int, source: int, size: int, stream: int) -> None:
+    """Enqueue a copy of so many bytes."""
+    _call("cuMemcpyAsync", target, source, size, stream)
+
+
+def copy_rows(
+    target: int, target_pitch: int, source: int, source_pitch: int, box: tuple[int, int],
+    stream: int,
+) -> None:  # fmt: skip
+    """Enqueue a copy of rows that lie a pitch apart; `box`: rows, bytes of each."""
+    driver = _driver()
+    plane, (rows, row_bytes) = driver.CUDA_MEMCPY2D(), box
+    plane.srcMemoryType = plane.dstMemoryType = driver.CUmemorytype(_DEVICE_MEMORY)
+    plane.srcDevice, plane.srcPitch = source, source_pitch
+    plane.dstDevice, plane.dstPitch = target, target_pitch
+    plane.WidthInBytes, plane.Height = row_bytes, rows
+    _call("cuMemcpy2DAsync", plane, stream)
+
+
+def words(commands: Sequence[WordCommand], stream: int) -> None:
+    """Enqueue commands as one batch, in order; they are no more than MOST_WORDS."""
+    driver, batch = _driver(), []
+    for command in commands:
+        kind = driver.CUstreamBatchMemOpType(_WAIT_VALUE if command.waits else _WRITE_VALUE)
+        entry = driver.CUstreamBatchMemOpParams()
+        entry.operation = kind
+        part = entry.waitValue if command.waits else entry.writeValue
+        part.operation, part.address, part.value = kind, command.address, command.value
+        part.flags = _UNTIL_EQUAL if command.waits else 0
+        batch.append(entry)
+    _call("cuStreamBatchMemOp", stream, len(batch), batch, 0)
+
+
+def _driver() -> Any:
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as missing:
+        raise EngineError(
+            f"measuring GPUs needs cuda-bindings ({missing}); pip install 'ficco[cuda]'"
+        ) from missing
+
+
+def _call(name: str, *arguments: Any) -> None:
+    (status, *_) = getattr(_driver(), name)(*arguments)
+    if int(status) != 0:
+        raise EngineError(f"measuring this GPU: {name} answers {status.name} ({int(status)})")

@@ -1,0 +1,80 @@
+"""How long GEMMs last on a GPU, over the space of their shapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ficco.profiling.gpu.operands import Pool, room
+from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.profiling.grids import Shape, gemm_shapes, wide_shapes
+
+__all__ = ["measure"]
+
+_LIMITS_S = {"bfloat16": 40.0, "float32": 8.0}
+_RUN_US, _LEAST_CALLS, _MOST_CALLS = 5000.0, 4, 100
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+Timed = tuple[int, int, int, float]
+
+
+def measure(ranks: Ranks, dtype: str) -> tuple[list[Timed], int]:
+    """Return points (m, n, k, us) by rising shape, the median rank's, and how many were left out.
+
+    Every rank multiplies on its own, all at the same time. Inputs lie as x and linear.weight.t()
+    do; they and outputs are never in the cache. Points are left out when the time is up.
+
+    Args:
+        ranks: all of them take part.
+        dtype: "bfloat16" or "float32".
+    """
+    elements = min(ranks.gather(room()))
+    narrow = dtype == "bfloat16"
+    shapes = gemm_shapes(elements) if narrow else wide_shapes(elements // 2)
+    inputs, outputs = Pool(elements, ranks.device), Pool(elements, ranks.device)
+    ranks.meet()
+    mine = _within(ranks, shapes, _DTYPES[dtype], inputs, outputs, _LIMITS_S[dtype])
+    count = min(ranks.gather(len(mine)))
+    middles = ranks.middles(mine[:count])
+    points = [(*shape, us) for shape, us in zip(shapes[:count], middles, strict=True)]
+    return sorted(points), len(shapes) - count
+
+
+def _within(
+    ranks: Ranks, shapes: Sequence[Shape], dtype: torch.dtype, inputs: Pool, outputs: Pool,
+    limit_s: float,
+) -> list[float]:  # fmt: skip
+    end, found = time.monotonic() + limit_s, []
+    for shape in shapes:
+        if time.monotonic() > end:
+            break
+        found.append(_gemm_us(ranks, shape, dtype, inputs, outputs))
+    return found
+
+
+def _gemm_us(ranks: Ranks, shape: Shape, dtype: torch.dtype, inputs: Pool, outputs: Pool) -> float:
+    m, n, k = shape
+
+    def multiply() -> None:
+        a, w = inputs.take(m, k, dtype), inputs.take(n, k, dtype)
+        torch.mm(a, w.t(), out=outputs.take(m, n, dtype))
+
+    event: Any = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    multiply()
+    torch.cuda.synchronize()
+    begin.record()
+    multiply()
+    end.record()
+    end.synchronize()
+    once = max(1.0, 1e3 * begin.elapsed_time(end))
+    calls = int(min(_MOST_CALLS, max(_LEAST_CALLS, _RUN_US / once)))
+
+    def run() -> None:
+        for _ in range(calls):
+            multiply()
+
+    return ranks.replayed(captured(run), calls, together=False)

@@ -1,0 +1,97 @@
+"""What calls cost the host: launches, copies, words, and a call itself."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ficco
+from ficco.lowering import lower_rank
+from ficco.machine import Machine
+from ficco.problem import Problem
+from ficco.profiling.gpu.ranks import Ranks
+from ficco.profiling.tallies import Tally, submission_costs, tally
+from ficco.schedule import Schedule
+
+__all__ = ["measure"]
+
+_CALLS, _QUEUED, _WARM = 60, 10, 10
+_ROWS, _COLUMNS, _DEPTH = 64, 128, 256  # of a rank's part: little for the device to do
+_OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
+# Calls that have as many launches as copies, fewer, and hardly any, so that each cost shows.
+_POINTS = {"shard_p2p": (1,), "hetero_unfused_1d": (1, 4, 8), "hetero_fused_1d": (4, 8),
+           "serial": (1, 4, 8)}  # fmt: skip
+
+
+def measure(ranks: Ranks) -> dict[str, float]:
+    """Return host_launch_us, host_serial_us, host_call_us, host_copy_us and host_words_us.
+
+    Medians of the slowest rank, by the host's clock, of calls that are queued ten at a time. All
+    but the second are what least squares finds in ficco's own calls; a launch costs at least what
+    torch.mm does. ficco must be open for the GPUs.
+    """
+    a, b, c = (_matrix(ranks, 64, 64) for _ in range(3))
+    launch = _host_us(ranks, lambda: torch.mm(a, b, out=c))
+    x, w = _matrix(ranks, _ROWS, _DEPTH), _matrix(ranks, _DEPTH, _COLUMNS)
+    whole = _matrix(ranks, _ROWS * ranks.world, _DEPTH)
+    y = _matrix(ranks, _ROWS * ranks.world, _COLUMNS)
+
+    def serial() -> None:
+        dist.all_gather_into_tensor(whole, x)
+        torch.mm(whole, w, out=y)
+
+    serial_us = _host_us(ranks, serial)
+    tallies, times = [], []
+    for op, schedule in product(_OPERATORS, _schedules()):
+        tallies.append(_tally(ranks, op, schedule))
+        times.append(_host_us(ranks, _call(ranks, op, schedule)))
+    return {"host_serial_us": serial_us, **submission_costs(tallies, times, launch)}
+
+
+def _schedules() -> list[Schedule]:
+    return [
+        replace(Schedule.named(name), grain=grain, transport="dma")
+        for name, grains in _POINTS.items()
+        for grain in grains
+    ]
+
+
+def _matrix(ranks: Ranks, rows: int, cols: int) -> torch.Tensor:
+    return torch.zeros((rows, cols), dtype=torch.bfloat16, device=ranks.device)
+
+
+def _tally(ranks: Ranks, op: str, schedule: Schedule) -> Tally:
+    world = ranks.world
+    depth = _DEPTH * world if op == "matmul_reduce_scatter" else _DEPTH
+    problem = Problem.chunked(op, world, _ROWS * world, _COLUMNS * world, depth, "bfloat16")
+    resolved = schedule.resolve(world, Machine.named("cuda"))
+    return tally(lower_rank(problem, resolved, ranks.rank))
+
+
+def _call(ranks: Ranks, op: str, schedule: Schedule) -> Callable[[], object]:
+    function: Any = getattr(ficco, op)
+    rows = _ROWS if op == "all_gather_matmul" else _ROWS * ranks.world
+    x, w = _matrix(ranks, rows, _DEPTH), _matrix(ranks, _DEPTH, _COLUMNS)
+    return lambda: function(x, w, schedule=schedule)
+
+
+def _host_us(ranks: Ranks, call: Callable[[], object]) -> float:
+    """Return the median time that the host spends on a call, of the slowest rank."""
+    times: list[float] = []
+    for number in range(_WARM + _CALLS):
+        if number % _QUEUED == 0:
+            ranks.meet()
+        begin = time.perf_counter()
+        call()
+        elapsed = time.perf_counter() - begin
+        if number >= _WARM:
+            times.append(1e6 * elapsed)
+    ranks.meet()
+    return ranks.slowest(statistics.median(times))

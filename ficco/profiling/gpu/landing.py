@@ -1,0 +1,36 @@
+"""Symmetric memory that all ranks of a measurement write to, and every rank's address of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+
+from ficco.profiling.gpu.ranks import Ranks
+
+__all__ = ["MIB", "Landing"]
+
+MIB = 1 << 20
+_ALL_MIB, _RANK_MIB = 256, 64
+
+
+class Landing:
+    """A buffer on every GPU; making one is a collective call.
+
+    Attributes:
+        size: bytes of every rank's buffer: 256 MiB, and 64 MiB a rank where that is more.
+        bases: its address on every rank.
+        memory: this rank's, bytes.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.size = max(_ALL_MIB, _RANK_MIB * ranks.world) * MIB
+        self.memory = symmetric.empty(self.size, dtype=torch.uint8, device=ranks.device)
+        self.memory.zero_()
+        torch.cuda.synchronize()
+        group: Any = dist.group.WORLD
+        self._handle = symmetric.rendezvous(self.memory, group=group)
+        self.bases = [int(base) for base in self._handle.buffer_ptrs]
+        ranks.meet()

@@ -1,0 +1,113 @@
+"""A profile of this machine's GPUs: all parts in turn, put together as the fields of a profile."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import ficco
+from ficco.engines import cuda
+from ficco.profiling.calling import call_us
+from ficco.profiling.figures import slug
+from ficco.profiling.gpu import (
+    beside,
+    calls,
+    collectives,
+    gemms,
+    hosting,
+    links,
+    memory,
+    pieces,
+    words,
+)
+from ficco.profiling.gpu.landing import Landing
+from ficco.profiling.gpu.ranks import Ranks
+from ficco.profiling.progress import Progress
+from ficco.profiling.sources import source_line
+
+__all__ = ["profile"]
+
+_PATIENCE_S = 20.0  # of ficco's calls
+
+
+def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
+    """Measure everything; return a profile's fields, equal on all ranks.
+
+    Raises:
+        EngineError: the driver refuses something, or cuda-bindings is missing.
+    """
+    table = _about(ranks)
+    with _part(ranks, progress, "memory"):
+        table["memory_gbps"] = memory.measure(ranks)
+    with _part(ranks, progress, "links"):
+        landing = Landing(ranks)
+        table["links"] = [links.measure(ranks, landing)]
+    with _part(ranks, progress, "words"):
+        costs = words.measure(ranks, landing)
+    with _part(ranks, progress, "collectives"):
+        table["collectives"] = collectives.measure(ranks)
+    with _part(ranks, progress, "GEMM beside transfers"):
+        costs |= beside.worst(beside.measure(ranks, landing))
+    with _part(ranks, progress, "GEMMs in pieces"):
+        table["pieces"] = pieces.measure(ranks)
+    table["gemms"] = {}
+    for dtype in ("bfloat16", "float32"):
+        with _part(ranks, progress, f"GEMMs of {dtype}"):
+            points, left = gemms.measure(ranks, dtype)
+            table["gemms"][dtype] = points
+        if left:
+            progress.say(f"GEMMs of {dtype}: time is up, {left} of {len(points) + left} left out")
+    ficco.prepare(machine="cuda", timeout_s=_PATIENCE_S)
+    with _part(ranks, progress, "host"):
+        costs |= hosting.measure(ranks)
+    with _part(ranks, progress, "launches and calls"):
+        costs["launch_us"] = calls.launch(ranks, costs["wait_us"])
+        table["costs"] = costs
+        probed = calls.probed(ranks)
+        costs["call_us"] = call_us(probed, ranks.world, calls.DTYPE, table)
+    ficco.close()
+    return table
+
+
+@contextmanager
+def _part(ranks: Ranks, progress: Progress, name: str) -> Iterator[None]:
+    """Run a part: told when it is done, and ended where it does not end."""
+    ranks.beat()
+    with progress.part(name):
+        yield
+    torch.cuda.empty_cache()
+
+
+def _about(ranks: Ranks) -> dict[str, Any]:
+    device = torch.cuda.get_device_name(ranks.device)
+    nccl: Any = torch.cuda.nccl
+    found = {
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda or "",
+        "driver": ranks.gather(_driver_version() if ranks.rank == 0 else "")[0],
+        "NCCL": ".".join(map(str, nccl.version())),
+    }
+    return {
+        "name": f"{slug(device)}x{ranks.world}",
+        "about": f"{ranks.world} x {device} of one node, as they were measured",
+        "engine": "cuda",
+        "devices": ranks.world,
+        "device": device,
+        "source": source_line(found),
+        "units": torch.cuda.get_device_properties(ranks.device).multi_processor_count,
+    }
+
+
+def _driver_version() -> str:
+    """Return the driver's version as nvidia-smi has it, or the CUDA version that it is for."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        version = cuda.driver_version()
+        return f"of CUDA {version // 1000}.{version % 1000 // 10}"

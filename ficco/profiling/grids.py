@@ -1,0 +1,58 @@
+"""Which GEMMs are measured: points that fill the space of shapes, in random order."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+__all__ = ["HOST_GEMMS", "SEED", "Shape", "gemm_shapes", "wide_shapes"]
+
+Shape = tuple[int, int, int]  # m, n, k
+
+SEED = 20261121
+# 160 .. 81920: no power of two, so that shapes which people measure judge predictions that were not
+# made from themselves.
+_ROWS = tuple(160 << i for i in range(10))
+_SIDES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 28672)
+_MOST_FLOPS = 6e12
+_WIDE_MOST_FLOPS = 3e11
+
+
+def gemm_shapes(most_elements: int) -> list[Shape]:
+    """Return shapes for 16-bit GEMMs, in random order.
+
+    Every second point of the grid, as the squares of one colour on a chessboard: what is left out
+    has measured neighbours on all sides.
+
+    Args:
+        most_elements: of any operand.
+    """
+    found = [
+        (m, n, k)
+        for (i, m), (j, n), (h, k) in product(*map(enumerate, (_ROWS, _SIDES, _SIDES)))
+        if (i + j + h) % 2 == 0
+    ]
+    return _drawn(found, _MOST_FLOPS, most_elements)
+
+
+def wide_shapes(most_elements: int) -> list[Shape]:
+    """Return shapes for float32 GEMMs, in random order."""
+    sides = (256, 1024, 4096, 16384)
+    return _drawn(list(product(_ROWS[::2], sides, sides)), _WIDE_MOST_FLOPS, most_elements)
+
+
+def _drawn(shapes: list[Shape], most_flops: float, most_elements: int) -> list[Shape]:
+    fit = [
+        (m, n, k)
+        for m, n, k in shapes
+        if 2.0 * m * n * k <= most_flops and max(m * k, k * n, m * n) <= most_elements
+    ]
+    random.Random(SEED).shuffle(fit)
+    return fit
+
+
+HOST_GEMMS: tuple[Shape, ...] = tuple(
+    (m, n, k)
+    for m, n, k in product((32, 128, 512, 2048), (32, 128, 512), (64, 256, 1024))
+    if 2 * m * n * k <= 6e8
+)

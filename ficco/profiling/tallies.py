@@ -1,0 +1,59 @@
+"""What a call makes the host submit, counted in its plan, and what each of it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ficco.engines.rows import COMPUTE, encode
+from ficco.engines.work import calls_of
+from ficco.plan import RankPlan
+from ficco.profiling.figures import least_squares
+
+__all__ = ["Tally", "submission_costs", "tally"]
+
+
+class Tally(NamedTuple):
+    """What one rank's call submits.
+
+    Attributes:
+        launches: kernels and library calls.
+        copies: copies by copy engines.
+        words: steps that raise, await or clear words.
+    """
+
+    launches: int
+    copies: int
+    words: int
+
+
+def tally(plan: RankPlan) -> Tally:
+    """Count what a plan makes the host submit."""
+    works = encode(plan, {}, python=(*COMPUTE, "local_copy")).works
+    kinds = [step.kind for step in plan.steps]
+    return Tally(
+        sum(len(calls_of(plan, work)) for work in works),
+        sum(len(step.writes) for step in plan.steps if step.kind == "copy"),
+        sum(kinds.count(kind) for kind in ("signal", "wait", "clear")),
+    )
+
+
+def submission_costs(
+    tallies: Sequence[Tally], us: Sequence[float], launch_us: float
+) -> dict[str, float]:
+    """Return what a call, launch, copy and step of words cost the host, from calls that were timed.
+
+    Args:
+        tallies: of each call.
+        us: what each call took the host.
+        launch_us: what a launch costs at least.
+    """
+    rows = [(1.0, *each) for each in tallies]
+    rest = [took - each.launches * launch_us for took, each in zip(us, tallies, strict=True)]
+    (call, more, copy, words), _ = least_squares(rows, rest)
+    return {
+        "host_call_us": call,
+        "host_launch_us": launch_us + more,
+        "host_copy_us": copy,
+        "host_words_us": words,
+    }

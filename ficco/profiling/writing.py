@@ -1,0 +1,132 @@
+"""A machine profile as TOML: checked before anything is measured, written when it reads back."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ficco.errors import InputError, MachineError
+from ficco.machine import Machine
+from ficco.profiling.figures import rounded
+
+__all__ = ["check_target", "profile_text", "write_profile"]
+
+_WIDTH = 100
+_HEAD = "# Measured; ficco/machine.py says what the fields mean. Times are in us, rates in GB/s."
+_ABOUT = {
+    "links": "gbps: [bytes of a copy, rate]; out, in: [peers, rate of all]; row: [bytes, rate]",
+    "gemms": "[m, n, k, us] of one device",
+    "collectives": "[bytes that leave a rank, us]",
+    "pieces": "ratio: [pieces, time of all of them / time of the whole]",
+}
+Table = Mapping[str, Any]
+
+
+def check_target(path: str) -> Path:
+    """Return the file that a profile is to be written to, which can be made.
+
+    Raises:
+        InputError: its name is none for a profile, it is there already, or it cannot be written.
+    """
+    target = Path(path)
+    if target.suffix != ".toml":
+        raise InputError(
+            f"--profile {path}: a name that ends in .toml is needed, as --machine takes it"
+        )
+    if os.path.lexists(target):
+        raise InputError(f"--profile {path}: it is there already; remove it, or name another file")
+    try:
+        tempfile.NamedTemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise InputError(f"--profile {path}: {error.strerror} ({target.parent})") from None
+    return target
+
+
+def write_profile(target: Path, table: Table) -> Machine:
+    """Write a profile, whole or not at all; return it as it reads back.
+
+    Args:
+        target: see `check_target`.
+        table: the profile's fields; figures are written with four digits.
+
+    Raises:
+        MachineError: it is no profile, or does not read back as it was; nothing is written.
+        InputError: the file cannot be written.
+    """
+    figures = rounded(table)
+    text = profile_text(figures)
+    machine = Machine.from_toml(tomllib.loads(text), str(target))
+    if machine != Machine.from_toml(figures, str(target)):
+        raise MachineError(f"{target}: the profile would not read back as it was measured")
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".ficco-") as folder:
+            file = Path(folder) / target.name
+            file.write_text(text, encoding="utf-8")
+            os.replace(file, target)
+    except OSError as error:
+        raise InputError(f"--profile {target}: {error.strerror}") from None
+    return machine
+
+
+def profile_text(table: Table) -> str:
+    """Return a profile as TOML: plain fields first, then its tables, points several a line."""
+    plain = {key: value for key, value in table.items() if not _is_table(value)}
+    blocks = ["\n".join([_HEAD, *_fields(plain)])]
+    for key, value in table.items():
+        if not _is_table(value):
+            continue
+        about = [f"# {_ABOUT[key]}"] if key in _ABOUT else []
+        if isinstance(value, Mapping):
+            blocks.append("\n".join([*about, f"[{key}]", *_fields(value)]))
+            continue
+        for number, entry in enumerate(value):
+            head = about if number == 0 else []
+            blocks.append("\n".join([*head, f"[[{key}]]", *_fields(entry)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a value is a table of its own, or a list of tables."""
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _fields(table: Table) -> list[str]:
+    return [line for key, value in table.items() for line in _field(key, value)]
+
+
+def _field(key: str, value: Any) -> list[str]:
+    if not isinstance(value, (list, tuple)):
+        return [f"{key} = {_scalar(value)}"]
+    points = [_point(point) for point in value]
+    line = f"{key} = [{', '.join(points)}]"
+    return [line] if len(line) <= _WIDTH else [f"{key} = [", *_packed(points), "]"]
+
+
+def _packed(points: Sequence[str]) -> list[str]:
+    lines = ["  "]
+    for point in points:
+        if len(lines[-1]) + len(point) + 2 > _WIDTH:
+            lines.append("  ")
+        lines[-1] += f"{point}, "
+    return [line.rstrip() for line in lines]
+
+
+def _point(point: Any) -> str:
+    if isinstance(point, (list, tuple)):
+        return f"[{', '.join(map(_scalar, point))}]"
+    return _scalar(point)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,244 @@
+"""Choosing a schedule for a problem on a machine: by a book, by the simulator, or by a rule.
+
+    choose(problem, machine)   a book's neighbourhood, else simulation of all candidates
+    quick(problem, machine)    a book's neighbourhood, else the rule: for use inside a call
+    automatic(problem, ...)    the same for a group, from the profile of its devices
+
+`serial` is always a candidate: where nothing promises more than MARGIN over it, it is chosen. A
+choice follows from what all ranks of a group know alike, so all come to the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ficco.errors import InputError
+from ficco.machine import Machine
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+from ficco.selector.book import Book, shipped
+from ficco.selector.candidates import legal, plainness, points, serial
+from ficco.selector.facts import Facts, facts_of
+from ficco.selector.profiles import profile_for, shipped_for
+from ficco.selector.rule import MARGIN, estimate_us, reasons
+from ficco.timeline import REGIMES
+
+__all__ = ["METHODS", "Book", "Choice", "automatic", "choose", "decide", "quick", "shipped_for"]
+
+METHODS = ("book", "simulator", "rule")
+_TIE = (
+    0.02  # predictions err by some per cent: of those this near to the best the plainest is taken
+)
+
+Predicted = list[tuple[Schedule, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A schedule and why.
+
+    Attributes:
+        schedule: resolved.
+        predicted_ms: of a call with it; by a book, what was measured; None: there is no profile.
+        by: one of METHODS.
+        reasons: in words, the weightiest first.
+        alternatives: other candidates with their predictions, fastest first; of a book, serial.
+    """
+
+    schedule: Schedule
+    predicted_ms: float | None
+    by: str
+    reasons: tuple[str, ...]
+    alternatives: tuple[tuple[Schedule, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as JSON values."""
+        return {
+            "choice": _point(self.schedule),
+            "predicted_ms": None if self.predicted_ms is None else round(self.predicted_ms, 5),
+            "by": self.by,
+            "reasons": list(self.reasons),
+            "alternatives": [
+                {**_point(schedule), "predicted_ms": round(ms, 5)}
+                for schedule, ms in self.alternatives
+            ],
+        }
+
+
+def choose(
+    problem: Problem,
+    machine: Machine,
+    regime: str = "captured",
+    *,
+    book: Book | None = None,
+    by: str | None = None,
+    driver: str | None = None,
+) -> Choice:
+    """Choose with all that is known: a book, else the simulator.
+
+    Args:
+        problem: what is asked.
+        machine: where it runs; it needs rates.
+        regime: how calls are made, one of `ficco.timeline.REGIMES`.
+        book: instead of the shipped one of this machine.
+        by: one of METHODS, to be used alone.
+        driver: of the GPUs at hand, for which a book must have been measured; None: not known.
+
+    Raises:
+        MachineError: the machine has no rates.
+        InputError: `regime` or `by` is none, or a book that is asked for cannot serve.
+    """
+    _check(machine, regime, by)
+    facts = facts_of(problem)
+    found, passed = _by_book(facts, machine, regime, book, driver, by == "book")
+    if found is not None and by in (None, "book"):
+        return found
+    if by == "book":
+        raise InputError(
+            f"no book has {problem.op} {facts.m}x{facts.n}x{facts.k} ({problem.dtype}, "
+            f"{problem.world} ranks, {regime}) in its neighbourhood{passed and ': ' + passed}; "
+            "leave the method open, or measure the shape"
+        )
+    method = by or "simulator"
+    if method == "rule":
+        predicted = _by_rule(facts, machine, regime)
+    else:
+        from ficco import simulator  # loads the native core
+
+        predicted = [
+            (schedule, simulator.predict_ms(problem, schedule, machine, regime))
+            for schedule in legal(problem, machine)
+        ]
+    return decide(predicted, facts, machine, method, passed)
+
+
+def quick(
+    problem: Problem, machine: Machine, regime: str = "eager", driver: str | None = None
+) -> Choice:
+    """Choose within a call, in a fraction of a millisecond: a shipped book, else the rule.
+
+    Arguments and errors are those of `choose`.
+    """
+    _check(machine, regime, None)
+    return _quick(facts_of(problem), machine, regime, driver)
+
+
+def automatic(
+    problem: Problem, machine: Machine, device: str, regime: str, driver: str | None = None
+) -> Choice:
+    """Choose for a group's call, as `quick`; serial where no profile of its devices is known.
+
+    Args:
+        problem: what is asked.
+        machine: that the group was opened on; the schedule suits its engine.
+        device: what the driver calls its devices; empty on the host engine.
+        regime: how calls are made.
+        driver: of the devices, for which a book must have been measured; None: not known.
+
+    Raises:
+        MachineError: the profile that was given does not fit.
+    """
+    profile = profile_for(machine, device, problem.world)
+    if profile is not None:
+        return quick(problem, profile, regime, driver)
+    return _unknown(problem.world, machine, device)
+
+
+@lru_cache(maxsize=64)
+def _unknown(world: int, machine: Machine, device: str) -> Choice:
+    reason = (
+        f"there is no profile of {device or 'this machine'} with {world} devices or more, so "
+        "nothing can be promised; `ficco doctor --profile FILE` measures one, FICCO_MACHINE=FILE "
+        "names it"
+    )
+    return Choice(serial(world, machine), None, "rule", (reason,), ())
+
+
+@lru_cache(maxsize=4096)
+def _quick(facts: Facts, machine: Machine, regime: str, driver: str | None) -> Choice:
+    found, passed = _by_book(facts, machine, regime, None, driver, False)
+    if found is not None:
+        return found
+    return decide(_by_rule(facts, machine, regime), facts, machine, "rule", passed)
+
+
+def _by_rule(facts: Facts, machine: Machine, regime: str) -> Predicted:
+    candidates = points(facts.op, facts.world, machine)
+    return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
+
+
+def _by_book(
+    facts: Facts, machine: Machine, regime: str, book: Book | None, driver: str | None,
+    needed: bool,
+) -> tuple[Choice | None, str]:  # fmt: skip
+    """Return a choice by a book, and why there is none if a book was passed over."""
+    from ficco import __version__
+
+    found = shipped(machine.name) if book is None else book
+    if found is None:
+        return None, "there is none of this machine" if needed else ""
+    if reason := found.unfit(machine, __version__, driver):
+        if book is not None:
+            raise InputError(f"book {book.name!r}: {reason}; measure it again, or leave it out")
+        return None, f"book {found.name!r} was passed over: {reason}"
+    point = found.nearest(facts, regime)
+    if point is None:
+        return None, ""
+    measured = f"{point.m}x{point.n}x{point.k} took {point.ms:.3f} ms, serial {point.serial_ms:.3f}"
+    reasons = (f"measured {found.date} on {found.machine} (driver {found.driver}): {measured}",)
+    plain = serial(facts.world, machine)
+    others = () if point.schedule == plain else ((plain, point.serial_ms),)
+    return Choice(point.schedule, point.ms, "book", reasons, others), ""
+
+
+def decide(
+    predicted: Predicted, facts: Facts, machine: Machine, by: str, passed: str = ""
+) -> Choice:
+    """Take the fastest; of equal ones the plainest; serial where no gain is promised.
+
+    Args:
+        predicted: schedules with ms a call, `serial` first.
+        facts: of the problem, for the reasons.
+        machine: it runs on, likewise.
+        by: where the predictions are from.
+        passed: a last reason, if there is one.
+    """
+    plain, plain_ms = predicted[0]
+    least = min(ms for _, ms in predicted)
+    near = [(schedule, ms) for schedule, ms in predicted if ms <= least * (1 + _TIE)]
+    best, best_ms = min(near, key=lambda entry: plainness(entry[0]))
+    said = reasons(facts, machine, best)
+    gain = plain_ms / best_ms if best_ms else 1.0
+    if best is not plain and gain < 1 + MARGIN:
+        said.insert(0, f"{best.name} promises {gain:.3f}x of serial, less than {1 + MARGIN:g}x")
+        best, best_ms = plain, plain_ms
+    elif best is plain:
+        said.insert(0, "nothing promises to be faster than serial")
+    else:
+        said.insert(0, f"{gain:.2f}x of serial, which takes {plain_ms:.3f} ms")
+    if passed:
+        said.append(passed)
+    ranked = sorted(predicted, key=lambda entry: entry[1])
+    others = tuple((schedule, ms) for schedule, ms in ranked if schedule is not best)
+    return Choice(best, best_ms, by, tuple(said), others)
+
+
+def _check(machine: Machine, regime: str, by: str | None) -> None:
+    machine.check_rated()
+    if regime not in REGIMES:
+        raise InputError(f"regime {regime!r}: it is one of {', '.join(REGIMES)}")
+    if by is not None and by not in METHODS:
+        raise InputError(f"by {by!r}: it is one of {', '.join(METHODS)}")
+
+
+def _point(schedule: Schedule) -> dict[str, Any]:
+    """Return what names a point: the schedule, its grain, and axes that it may differ in."""
+    return {
+        "schedule": schedule.name,
+        "grain": schedule.chunks,
+        "route": schedule.route,
+        "order": schedule.order,
+        "pace": schedule.pace,
+    }

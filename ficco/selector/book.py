@@ -1,0 +1,168 @@
+"""Books: what was measured to be best, shape by shape, on one machine with one version of ficco.
+
+A book is one TOML file in schedules/tuned, or of the user's own:
+
+    machine = "h200x4"
+    ficco = "0.1.0"
+    driver = "13.0"         # the CUDA version that the driver serves
+    date = "2026-11-21"
+
+    [[points]]
+    op = "all_gather_matmul"
+    dtype = "bfloat16"
+    regime = "captured"
+    ranks = 4
+    m = 8192                # of one rank's whole GEMM, as all sizes here
+    n = 2560
+    k = 8192
+    ms = 0.497
+    serial_ms = 0.803
+    schedule = { name = "hetero_fused_1d", grain = 2, ... }
+
+A point serves shapes in its neighbourhood: the same operator, dtype, ranks and regime, and no size
+further than a factor of NEAR away. Nothing of another machine or version is ever used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ficco import data
+from ficco.errors import InputError
+from ficco.machine import Machine
+from ficco.schedule import Schedule
+from ficco.selector.facts import Facts
+
+__all__ = ["NEAR", "Book", "Point", "shipped"]
+
+NEAR = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A shape that was measured, and what was best there.
+
+    Attributes:
+        op, dtype, regime, ranks: as everywhere.
+        m, n, k: of one rank's whole GEMM.
+        ms: a call's median with `schedule`; `serial_ms`: with serial.
+        schedule: the best one, resolved.
+    """
+
+    op: str
+    dtype: str
+    regime: str
+    ranks: int
+    m: int
+    n: int
+    k: int
+    ms: float
+    serial_ms: float
+    schedule: Schedule
+
+    def distance(self, facts: Facts) -> float:
+        """Return the largest factor between sizes; infinite for another operator, dtype, group."""
+        if (self.op, self.dtype, self.ranks) != (facts.op, facts.dtype, facts.world):
+            return math.inf
+        pairs = ((self.m, facts.m), (self.n, facts.n), (self.k, facts.k))
+        return max(max(a, b) / max(min(a, b), 1) for a, b in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """Measured points of one machine.
+
+    Attributes:
+        name: how messages call it.
+        machine, ficco, driver, date: where, with what and when it was measured.
+        points: what was found.
+    """
+
+    name: str
+    machine: str
+    ficco: str
+    driver: str
+    date: str
+    points: tuple[Point, ...]
+
+    @classmethod
+    def named(cls, name: str) -> Book:
+        """Read a shipped book, or a file where the name ends in .toml.
+
+        Raises:
+            InputError: there is none, or it is no book.
+        """
+        return cls.from_toml(data.load("tuned", name, "book", InputError), name)
+
+    @classmethod
+    def from_toml(cls, table: Mapping[str, Any], name: str) -> Book:
+        """Build a book from a parsed file; `name` serves for messages.
+
+        Raises:
+            InputError: a field is missing, unknown or wrong.
+        """
+        heads = ("machine", "ficco", "driver", "date")
+        _check_fields(table, (*heads, "points"), f"book {name!r}")
+        points = []
+        for number, entry in enumerate(table["points"]):
+            where = f"book {name!r}, points[{number}]"
+            _check_fields(
+                entry,
+                ("op", "dtype", "regime", "ranks", "m", "n", "k", "ms", "serial_ms", "schedule"),
+                where,
+            )
+            try:
+                sizes = [int(entry[size]) for size in ("ranks", "m", "n", "k")]
+                times = [float(entry[time]) for time in ("ms", "serial_ms")]
+            except (TypeError, ValueError) as wrong:
+                raise InputError(f"{where}: {wrong}") from None
+            if min(sizes) < 1 or min(times) <= 0:
+                raise InputError(f"{where}: sizes and times are positive")
+            schedule = Schedule.from_toml(entry["schedule"], where)
+            op, dtype, regime = (str(entry[word]) for word in ("op", "dtype", "regime"))
+            ranks, m, n, k = sizes
+            points.append(Point(op, dtype, regime, ranks, m, n, k, times[0], times[1], schedule))
+        machine, ficco, driver, date = (str(table[head]) for head in heads)
+        return cls(name, machine, ficco, driver, date, tuple(points))
+
+    def unfit(self, machine: Machine, version: str, driver: str | None = None) -> str:
+        """Say why the book must not be used, or nothing.
+
+        Args:
+            machine: the profile that is predicted for.
+            version: of ficco.
+            driver: of the GPUs at hand; None: not known.
+        """
+        if self.machine != machine.name:
+            return f"it is of machine {self.machine!r}, not of {machine.name!r}"
+        if self.ficco != version:
+            return f"it was measured with ficco {self.ficco}, this is {version}"
+        if driver is not None and self.driver != driver:
+            return f"it was measured with driver {self.driver}, this is {driver}"
+        return ""
+
+    def nearest(self, facts: Facts, regime: str) -> Point | None:
+        """Return the nearest point of the neighbourhood, if there is one."""
+        near = [p for p in self.points if p.regime == regime and p.distance(facts) <= NEAR]
+        return min(near, key=lambda point: point.distance(facts), default=None)
+
+
+@lru_cache(maxsize=16)
+def shipped(machine: str) -> Book | None:
+    """Return the shipped book of a machine, by the machine's name, if there is one."""
+    return Book.named(machine) if machine in data.names("tuned") else None
+
+
+def _check_fields(table: Any, known: tuple[str, ...], where: str) -> None:
+    if not isinstance(table, Mapping):
+        raise InputError(f"{where}: {table!r} found, a table is needed")
+    for name in table:
+        if name not in known:
+            raise InputError(f"{where}: unknown field {name!r}. Known: {', '.join(known)}")
+    for name in known:
+        if name not in table:
+            raise InputError(f"{where}: the field {name!r} is missing")

@@ -1,0 +1,76 @@
+"""Candidates: the points of the design space that are worth a look for a problem on a machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from ficco.errors import ScheduleError
+from ficco.lowering import lower_rank
+from ficco.machine import Machine
+from ficco.problem import GATHERING, Problem
+from ficco.schedule import Schedule
+
+__all__ = ["legal", "plainness", "points", "serial"]
+
+# Of equal predictions: fewest chunks first, then what leaves least to chance.
+_PLAINEST = (
+    "serial", "shard_p2p", "hetero_fused_1d", "hetero_unfused_1d", "gated_1d", "uniform_fused_1d",
+    "uniform_fused_2d",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def serial(world: int, machine: Machine) -> Schedule:
+    """Return the schedule that overlaps nothing, as the machine does it."""
+    return Schedule.named("serial").resolve(world, machine)
+
+
+def plainness(schedule: Schedule) -> tuple[int, int, str]:
+    """Return what to sort by, so that the plainest schedule comes first."""
+    known = schedule.name in _PLAINEST
+    place = _PLAINEST.index(schedule.name) if known else len(_PLAINEST)
+    return schedule.chunks, place, schedule.pace
+
+
+@lru_cache(maxsize=256)
+def points(op: str, world: int, machine: Machine) -> tuple[Schedule, ...]:
+    """Return resolved schedules; the first one is `serial`.
+
+    Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
+    the paced rotation of gathers. What the machine's engine does not run is left out.
+    """
+    found = [serial(world, machine)]
+    if world == 1:
+        return tuple(found)
+    grains, grain = [], 1
+    while grain <= max(world, 4):
+        grains.append(grain)
+        grain *= 2
+    for grain in grains:
+        for name in Schedule.names():
+            named = Schedule.named(name)
+            if name == "serial" or (name == "shard_p2p" and grain > 1):
+                continue
+            if named.compute == "gated" and machine.engine != "host":
+                continue  # engines of GPUs have no kernel for it yet
+            if name == "uniform_fused_2d" and op == "embedding_all_to_all":
+                continue  # a bag cannot be cut along its sums
+            found.append(replace(named, grain=grain).resolve(world, machine))
+        if op in GATHERING and machine.best_route == "rotation" and world > 2:
+            unfused = replace(Schedule.named("hetero_unfused_1d"), grain=grain, pace="in_step")
+            found.append(unfused.resolve(world, machine))
+    return tuple(found)
+
+
+def legal(problem: Problem, machine: Machine) -> list[Schedule]:
+    """Return the candidates that have a plan for this problem, or need none."""
+    found = []
+    for schedule in points(problem.op, problem.world, machine):
+        if schedule.transport != "collective":
+            try:
+                lower_rank(problem, schedule, 0)
+            except ScheduleError:
+                continue
+        found.append(schedule)
+    return found

@@ -1,0 +1,187 @@
+"""Simulator: Plan x Machine -> Timeline. Nothing runs; what a call would last is worked out.
+
+A plan's lanes, words, copies and kernels are followed from event to event. Copies share links as
+they do on the paced host engine, by the same model. What things cost is the machine's to say.
+
+Regimes, which are those of the benchmarks:
+    captured      the call is in a graph: all its steps are there when it begins
+    synchronized  the host submits the call, step by step, while it runs, and waits for its end
+    eager         calls follow one another without waiting: each lasts as long as captured, or as
+                  long as its submission takes the slowest host, whichever is more
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ficco.errors import EngineError, InputError, PlanError, closest
+from ficco.lowering import lower
+from ficco.machine import Machine
+from ficco.plan import ELEMENT_BYTES, Plan
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+from ficco.simulator.collectives import spans_of
+from ficco.simulator.encoding import Encoded, encode, names
+from ficco.timeline import REGIMES, Span, Timeline
+
+try:
+    from ficco import _native
+except ImportError as missing:
+    raise EngineError(
+        f"the native core cannot be loaded ({missing}); install ficco (pip install .) and run it "
+        "from outside its source folder"
+    ) from missing
+
+__all__ = ["REGIMES", "predict", "predict_ms", "simulate", "simulate_ms"]
+
+
+def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline:
+    """Predict the timeline of a plan.
+
+    Args:
+        plan: of all ranks; verify it first, for a wrong one is believed as far as it goes.
+        machine: one with figures.
+        regime: one of REGIMES. A single eager call has the timeline of a captured one.
+
+    Returns:
+        A span a step, or a part of a gated one: from when it begins, a wait from when its lane
+        comes to it. Time 0 is when rank 0 begins the call.
+
+    Raises:
+        MachineError: the machine has no figures.
+        InputError: an unknown regime, or more ranks than the machine has.
+        PlanError: the plan would never end; the message names rank, lane, step and word.
+    """
+    _check(plan.problem, machine, regime)
+    times = _times(plan, encode(plan, machine, regime == "synchronized"), machine)
+    return _timeline(_spans(plan, times), machine)
+
+
+def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float:
+    """Predict how long a call of a plan lasts, from rank 0's begin to the last rank's end, in ms.
+
+    It is the last end of `simulate`, and `call_us`; eagerly the host's time where that is more.
+    Raises as `simulate`.
+    """
+    _check(plan.problem, machine, regime)
+    encoded = encode(plan, machine, regime == "synchronized")
+    times = _times(plan, encoded, machine)
+    us = (float(times[:, 1].max()) if len(times) else 0.0) / 1e3 + machine.costs.call_us
+    if regime == "eager":
+        us = max(us, max(encoded.host_ns) / 1e3)
+    return us / 1e3
+
+
+def predict(
+    problem: Problem, schedule: Schedule, machine: Machine, regime: str = "captured"
+) -> Timeline:
+    """Predict the timeline of a problem under a schedule.
+
+    With transport "collective" there is no plan: a collective of torch.distributed and a GEMM
+    follow one another, each a span a rank; see `ficco.simulator.collectives`.
+
+    Args:
+        problem: what is asked.
+        schedule: resolved (`Schedule.resolve`).
+        machine: as for `simulate`.
+        regime: likewise.
+
+    Raises:
+        ScheduleError: nothing implements the schedule.
+        MachineError, InputError: as `simulate`.
+    """
+    _check(problem, machine, regime)
+    if schedule.transport == "collective":
+        return _timeline(spans_of(problem, machine, regime == "synchronized"), machine)
+    return simulate(lower(problem, schedule), machine, regime)
+
+
+def predict_ms(
+    problem: Problem, schedule: Schedule, machine: Machine, regime: str = "captured"
+) -> float:
+    """Predict how long a call lasts in ms, as `simulate_ms`, at the least cost.
+
+    A collective and its GEMM fork and join nothing, so no `call_us` is added to them. Raises as
+    `predict`.
+    """
+    _check(problem, machine, regime)
+    if schedule.transport != "collective":
+        return simulate_ms(lower(problem, schedule), machine, regime)
+    spans = spans_of(problem, machine, regime == "synchronized")
+    us = max(span.end_us for span in spans)
+    return (max(us, machine.costs.host_serial_us) if regime == "eager" else us) / 1e3
+
+
+def _check(problem: Problem, machine: Machine, regime: str) -> None:
+    machine.check_rated()
+    if regime not in REGIMES:
+        raise InputError(
+            f"regime={regime!r}{closest(regime, REGIMES)}: it is one of {', '.join(REGIMES)}"
+        )
+    if problem.world > machine.ranks:
+        raise InputError(
+            f"{problem.world} ranks asked for, machine {machine.name!r} has {machine.ranks}; use "
+            "fewer ranks or a larger machine"
+        )
+
+
+def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
+    """Return [rows, 2]: start and end in ns, from rank 0's begin."""
+    costs = machine.costs
+    given = (
+        1e3 * costs.wait_us,
+        1e3 * costs.raise_us,
+        costs.gemm_beside_copies,
+        costs.copies_beside_gemm,
+        machine.copy_engines,
+    )
+    try:
+        times, stuck = _native.simulate(encoded.tables, encoded.ports, given)
+    except ValueError as wrong:
+        raise PlanError(
+            f"the plan cannot be simulated ({wrong}); `ficco plan --check` proves a plan"
+        ) from None
+    if stuck:
+        raise PlanError(_why_stuck(plan, encoded, stuck))
+    return times
+
+
+def _why_stuck(plan: Plan, encoded: Encoded, stuck: list[tuple[int, int, int]]) -> str:
+    """Name a wait that never ends; of several one whose word nobody raises."""
+    raised = {
+        word
+        for entry in plan.ranks
+        for step in entry.steps
+        for words in (step.words if step.kind == "signal" else (), *[p.signals for p in step.parts])
+        for word in words
+    }
+    waits = [(row, encoded.words[word]) for row, word, _ in stuck if word >= 0]
+    row, word = next((wait for wait in waits if wait[1] not in raised), waits[0])
+    rank, step, name = list(names(plan))[row]
+    why = "its signal is never reached" if word in raised else "no step of the plan raises it"
+    return (
+        f"rank {rank}, lane {step.lane!r}, step {name!r} waits for {word} for ever: {why}; "
+        "`ficco plan --check` proves a plan"
+    )
+
+
+def _spans(plan: Plan, times: Any) -> list[Span]:
+    item = {
+        (entry.rank, buffer.name): ELEMENT_BYTES[buffer.dtype]
+        for entry in plan.ranks
+        for buffer in entry.buffers
+    }
+    spans = []
+    for (rank, step, name), (begin, end) in zip(names(plan), times.tolist(), strict=True):
+        moved = 0
+        if step.kind == "copy":
+            moved = sum([box.area * item[rank, box.buffer] for box in step.reads])
+        spans.append(
+            Span(rank, step.lane, name, step.kind, step.unit, begin / 1e3, end / 1e3, moved)
+        )
+    return spans
+
+
+def _timeline(spans: list[Span], machine: Machine) -> Timeline:
+    spans.sort(key=lambda span: (span.rank, span.start_us))
+    return Timeline(tuple(spans), machine.engine, machine.name, simulated=True)

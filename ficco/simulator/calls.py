@@ -1,0 +1,106 @@
+"""How long the calls of libraries last that a plan's compute steps are made of, each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ficco.grouping import joined_copies, runs_of
+from ficco.machine import Machine
+from ficco.plan import ELEMENT_BYTES, Product, RankPlan, Region, Step
+
+__all__ = ["Calls"]
+
+_Shape = tuple[int, int, int, int]  # m, n, k, bytes of c to be read and written once more
+
+
+class Calls:
+    """Times of calls in ns, of the steps of one rank after another.
+
+    Attributes:
+        machine: whose figures they are.
+        dtype: of the plan's operands.
+    """
+
+    def __init__(self, machine: Machine, dtype: str) -> None:
+        self.machine, self.dtype = machine, dtype
+        self.wide = ELEMENT_BYTES[dtype] < ELEMENT_BYTES["float32"]
+        self._known: dict[_Shape, float] = {}
+        self._item: dict[str, int] = {}
+        self._cols: dict[str, int] = {}
+
+    def use(self, entry: RankPlan) -> None:
+        """Go on to another rank."""
+        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
+        self._cols = {buffer.name: buffer.cols for buffer in entry.buffers}
+
+    def of(self, step: Step) -> list[float]:
+        """Return the calls of a step that is not gated."""
+        if step.kind == "gemm":
+            return self.gemms(step.products, step.transpose_a)
+        if step.kind == "local_copy":
+            joined = joined_copies(step.reads, step.writes)
+            return [self._stream_ns(2 * self._bytes(source)) for source, _ in joined]
+        if step.kind == "reduce":
+            return [self._stream_ns(self._bytes(*step.reads, *step.writes))]
+        return self.bags(step.reads, step.writes)
+
+    def gemms(self, products: Sequence[Product], transpose_a: bool) -> list[float]:
+        """Return the calls of products: those of a run are one GEMM."""
+        if len(products) == 1:
+            return [self._gemm_ns(self._shape(products[0], 1, transpose_a))]
+        return [
+            self._gemm_ns(self._shape(run[0], len(run), transpose_a))
+            for run in runs_of(products, transpose_a)
+        ]
+
+    def bags(self, reads: Sequence[Region], writes: Sequence[Region]) -> list[float]:
+        """Return the calls that pool bags: a call a table. Bags are taken to be equally full."""
+        times = []
+        for number, target in enumerate(writes):
+            table, indices, bags = reads[3 * number : 3 * number + 3]
+            lookups = indices.cols * bags.cols / max(self._cols[bags.buffer], 1)
+            read = lookups * table.cols * self._item[table.buffer]
+            times.append(self._stream_ns(read + self._bytes(target)))
+        return times
+
+    def parts(self, step: Step) -> list[float]:
+        """Return how long each part of a gated step lasts, of one launch that does them all.
+
+        A GEMM's parts share the time of the whole by their operations.
+        """
+        if step.kind == "bag":
+            return [sum(self.bags(part.reads, part.writes)) for part in step.parts]
+        rows: dict[tuple[int, int], int] = {}
+        flops = []
+        for part in step.parts:
+            shapes = [self._shape(product, 1, step.transpose_a) for product in part.products]
+            for m, n, k, _ in shapes:
+                rows[n, k] = rows.get((n, k), 0) + m
+            flops.append(sum([m * n * k for m, n, k, _ in shapes]))
+        whole = sum([self._gemm_ns((m, n, k, 0)) for (n, k), m in rows.items()])
+        return [whole * part / max(sum(flops), 1) for part in flops]
+
+    def _shape(self, product: Product, number: int, transpose_a: bool) -> _Shape:
+        a, _, c, accumulate, _ = product
+        m, n = (c[3] - c[2]) * number, c[5] - c[4]
+        k = a[3] - a[2] if transpose_a else a[5] - a[4]
+        item = self._item[c[1]]
+        again = accumulate or (self.wide and item == ELEMENT_BYTES["float32"])
+        return m, n, k, 2 * m * n * item if again else 0
+
+    def _gemm_ns(self, shape: _Shape) -> float:
+        found = self._known.get(shape)
+        if found is None:
+            m, n, k, again = shape
+            found = 1e3 * self.machine.gemm_us(m, n, k, self.dtype) + self._stream_ns(again)
+            self._known[shape] = found
+        return found
+
+    def _stream_ns(self, size_bytes: float) -> float:
+        return 1e3 * self.machine.stream_us(size_bytes)
+
+    def _bytes(self, *regions: Region) -> int:
+        size, item = 0, self._item
+        for _, buffer, row0, row1, col0, col1, _ in regions:
+            size += (row1 - row0) * (col1 - col0) * item[buffer]
+        return size

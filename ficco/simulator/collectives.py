@@ -1,0 +1,129 @@
+"""Predicting what has no plan: one of torch.distributed's collectives, and then or before a GEMM.
+
+Collectives last as long as was measured. Where one was not, its bytes are taken to leave a rank at
+the link's highest rate: through the port of a switch, or through all links of a mesh at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ficco.machine import Machine
+from ficco.problem import Problem
+from ficco.simulator.encoding import start_ns
+from ficco.timeline import Span
+
+__all__ = ["spans_of"]
+
+LANE = "torch"
+
+
+class _Phase(NamedTuple):
+    """What all ranks do: a kind of step, its name, and how long it lasts on each in us."""
+
+    kind: str
+    name: str
+    us: list[float]
+
+
+def spans_of(problem: Problem, machine: Machine, submitted: bool) -> list[Span]:
+    """Return the spans of all ranks.
+
+    A collective ends on all ranks at once, when it has lasted from when the last one came to it.
+
+    Args:
+        problem: what is asked.
+        machine: a rated one.
+        submitted: whether the host submits all of it first (`host_serial_us`).
+    """
+    host_us = machine.costs.host_serial_us if submitted else 0.0
+    now = [host_us + start_ns(rank, machine) / 1e3 for rank in range(problem.world)]
+    spans = []
+    for kind, name, us in _phases(problem, machine):
+        if kind == "collective":
+            ends = [max(now) + us[0]] * problem.world
+        else:
+            ends = [begin + lasts for begin, lasts in zip(now, us, strict=True)]
+        for rank, (begin, end) in enumerate(zip(now, ends, strict=True)):
+            spans.append(Span(rank, LANE, name, kind, "sm", begin, end))
+        now = ends
+    return sorted(spans, key=lambda span: span.rank)  # stable: phases follow one another
+
+
+def _phases(problem: Problem, machine: Machine) -> list[_Phase]:
+    ranks, launch_us = range(problem.world), machine.costs.launch_us
+    if problem.op == "embedding_all_to_all":
+        compute = [
+            _Phase("bag", "bag", [_bag_us(problem, machine, rank) for rank in ranks]),
+            _Phase(
+                "local_copy", "permute", [_permute_us(problem, machine, rank) for rank in ranks]
+            ),
+        ]
+    else:
+        compute = [_Phase("gemm", "gemm", [_gemm_us(problem, machine, rank) for rank in ranks])]
+    compute = [
+        phase._replace(us=[launch_us + each if each else 0.0 for each in phase.us])
+        for phase in compute
+    ]
+    if problem.world == 1:
+        return compute[:1]
+    name = {
+        "all_gather_matmul": "all_gather",
+        "matmul_reduce_scatter": "reduce_scatter",
+        "matmul_all_reduce": "all_reduce",
+    }.get(problem.op, "all_to_all")
+    bytes_out = max(_bytes_out(problem, rank) for rank in ranks)
+    us = machine.collective_us(name, bytes_out)
+    if us is None:
+        us = _at_peak_us(machine, problem.world, bytes_out)
+    collective = _Phase("collective", name, [us])
+    if problem.op in ("all_gather_matmul", "all_to_all_matmul"):
+        return [collective, *compute]
+    return [compute[0], collective, *compute[1:]]
+
+
+def _gemm_us(problem: Problem, machine: Machine, rank: int) -> float:
+    """Return how long a rank's GEMMs last, one for each output."""
+    depth = problem.depths[rank] if problem.depths else problem.k
+    times = []
+    for (rows, columns), output in zip(problem.result_shapes(rank), problem.outputs, strict=True):
+        m, k = rows, depth
+        if output.axis == "contraction":
+            k = problem.m
+        elif problem.depths:
+            m = problem.m
+        elif problem.op == "matmul_all_to_all":
+            m = problem.rows[rank]
+        times.append(machine.gemm_us(m, columns, k, problem.dtype))
+    return sum(times)
+
+
+def _bag_us(problem: Problem, machine: Machine, rank: int) -> float:
+    rows = sum(problem.lookups[rank]) + problem.m * len(problem.tables[rank])
+    return machine.stream_us(rows * problem.n * problem.itemsize)
+
+
+def _permute_us(problem: Problem, machine: Machine, rank: int) -> float:
+    (rows, columns), *_ = problem.result_shapes(rank)
+    return machine.stream_us(2 * rows * columns * problem.itemsize)
+
+
+def _bytes_out(problem: Problem, rank: int) -> int:
+    """Return what leaves a rank if it sends each peer its part once (an all-reduce twice)."""
+    others = [peer for peer in range(problem.world) if peer != rank]
+    if problem.op == "all_gather_matmul":
+        elements = problem.rows[rank] * problem.k * len(others)
+    elif problem.splits:
+        width = problem.n if problem.op == "matmul_all_to_all" else problem.k
+        elements = sum(problem.splits[rank][peer] for peer in others) * width
+    else:
+        width = problem.n * (len(problem.tables[rank]) if problem.tables else 1)
+        elements = sum(problem.rows[peer] for peer in others) * width
+    return elements * problem.itemsize * (2 if problem.op == "matmul_all_reduce" else 1)
+
+
+def _at_peak_us(machine: Machine, world: int, bytes_out: float) -> float:
+    scope = "node" if world <= machine.devices or machine.engine == "host" else "network"
+    link = next(link for link in machine.links if link.scope == scope)
+    links = world - 1 if link.per == "pair" else 1
+    return link.latency_us + bytes_out / (links * link.peak_gbps * 1e3)

@@ -1,0 +1,264 @@
+"""A plan as rows of numbers for the native simulator, which `simulate` in ficco/_native.pyi tells.
+
+Every schedule that is looked at is encoded, so this is written for speed: flat lists, and what
+repeats is worked out once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco.errors import PlanError
+from ficco.machine import Link, Machine
+from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Step, Word
+from ficco.simulator.calls import Calls
+from ficco.simulator.links import Ports, Wires
+
+__all__ = ["Encoded", "encode", "names", "start_ns"]
+
+_WAIT, _RAISE, _CLEAR, _DELAY, _WORK, _COPY = range(6)
+_ROW, _ACTION, _TRANSFER = 4, 3, 3  # numbers in a row of each table
+
+Numbers = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+class Encoded(NamedTuple):
+    """What the native simulator takes, and what is needed to name its rows.
+
+    Attributes:
+        tables: lanes, starts, rows, afters, actions, transfers, words.
+        ports: of the links.
+        words: by number.
+        host_ns: what submitting the call takes the host of each rank.
+    """
+
+    tables: tuple[Integers, Numbers, Numbers, Integers, Numbers, Numbers, Integers]
+    ports: Ports
+    words: list[Word]
+    host_ns: list[float]
+
+
+def start_ns(rank: int, machine: Machine) -> float:
+    """Return when a rank begins a call: rank 0 at once, others at a fixed place of the skew."""
+    return 1e3 * machine.costs.skew_us * (rank * 0.6180339887498949 % 1.0)
+
+
+def names(plan: Plan) -> Iterator[tuple[int, Step, str]]:
+    """Yield what every row stands for: rank, step and the name of its span."""
+    for entry in plan.ranks:
+        for step in entry.steps:
+            if step.parts:
+                for number in range(len(step.parts)):
+                    yield entry.rank, step, f"{step.id}[{number}]"
+            else:
+                yield entry.rank, step, step.id
+
+
+def encode(plan: Plan, machine: Machine, submitted: bool) -> Encoded:
+    """Turn a plan into rows: one for every step, or for every part of a gated one.
+
+    Args:
+        plan: of all ranks.
+        machine: a rated one that has so many.
+        submitted: whether the host submits steps while they run, or all are there at the start.
+
+    Raises:
+        PlanError: a step of a kind that is not known, or after one that does not come before it.
+        MachineError: ranks on different nodes, and no rate of the network.
+    """
+    encoder = _Encoder(plan, machine, submitted)
+    host_ns = [encoder.add(entry) for entry in plan.ranks]
+    words = list(encoder.words)
+    starts = [start_ns(rank, machine) for rank in range(plan.problem.world)]
+    at_start = [number for word in words for number in (word[0], word[1] == "free")]
+    tables = (
+        _integers(encoder.lanes),
+        _numbers(starts),
+        _numbers(encoder.rows).reshape(-1, _ROW),
+        _integers(encoder.afters),
+        _numbers(encoder.actions).reshape(-1, _ACTION),
+        _numbers(encoder.transfers).reshape(-1, _TRANSFER),
+        _integers(at_start).reshape(-1, 2),
+    )
+    return Encoded(tables, encoder.wires.ports, words, host_ns)
+
+
+def _numbers(values: list[float]) -> Numbers:
+    return np.array(array("d", values))
+
+
+def _integers(values: list[int]) -> Integers:
+    return np.array(array("q", values))
+
+
+class _Wire(NamedTuple):
+    """The link to a peer, and what of a copy it looks at besides its size."""
+
+    link: Link
+    by_rows: bool
+    by_turns: bool
+
+
+class _Encoder:
+    """Rows under construction, of one rank after another."""
+
+    def __init__(self, plan: Plan, machine: Machine, submitted: bool) -> None:
+        costs = machine.costs
+        self.costs, self.submitted = costs, submitted
+        self.signal_ns, self.clear_ns = 1e3 * costs.signal_us, 1e3 * costs.clear_us
+        self.launch_ns = 1e3 * costs.launch_us
+        self.host_words_ns, self.host_copy_ns = 1e3 * costs.host_words_us, 1e3 * costs.host_copy_us
+        self.host_launch_ns = 1e3 * costs.host_launch_us
+        self.machine, self.wires = machine, Wires(machine, plan.problem.world)
+        self.calls = Calls(machine, plan.problem.dtype)
+        self.words: defaultdict[Word, int] = defaultdict(count().__next__)
+        self.lanes: list[int] = []
+        self.rows: list[float] = []
+        self.afters: list[int] = []
+        self.actions: list[float] = []
+        self.transfers: list[float] = []
+        self.known: dict[tuple[str, int, int, bool], int] = {}  # transfers, as `Wires` tells them
+        compute = self._compute
+        self.encoders: dict[str, Callable[[Step], float]] = {
+            "copy": self._copy, "signal": self._signal, "wait": self._wait, "clear": self._clear,
+            "gemm": compute, "reduce": compute, "local_copy": compute, "bag": compute,
+        }  # fmt: skip
+        self.rank, self.lane = 0, 0
+        self.last: dict[int, int] = {}  # by lane: the peer that it has sent to, and not waited
+        self.wire_to: dict[int, _Wire] = {}
+        self.item: dict[str, int] = {}
+        self.cols: dict[str, int] = {}
+
+    def add(self, entry: RankPlan) -> float:
+        """Add a rank's rows; return how long its host takes for the whole call."""
+        self.rank = entry.rank
+        self.wire_to.clear()
+        self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
+        self.cols = {buffer.name: buffer.cols for buffer in entry.buffers}
+        self.calls.use(entry)
+        rows, actions, encoders = self.rows, self.actions, self.encoders
+        host_ns = 1e3 * self.costs.host_call_us
+        lanes: dict[str, int] = {}
+        row_of: dict[str, int] = {}
+        number = len(rows) // _ROW
+        for step in entry.steps:
+            lane = lanes.get(step.lane)
+            if lane is None:
+                lane = lanes[step.lane] = len(self.lanes)
+                self.lanes.append(entry.rank)
+            self.lane = lane
+            for other in step.after:
+                if other not in row_of:
+                    raise PlanError(
+                        f"rank {entry.rank}, step {step.id!r} comes after {other!r}, but no step "
+                        "before it has that id; `ficco plan --check` proves a plan"
+                    )
+                self.afters.append(row_of[other])
+            if step.parts:
+                host_ns += self.host_launch_ns
+                number += self._parts(step, lane, host_ns if self.submitted else 0.0)
+            else:
+                if step.kind not in encoders:
+                    raise PlanError(
+                        f"rank {entry.rank}, step {step.id!r}: steps of kind {step.kind!r} cannot "
+                        f"be simulated; those that can are {', '.join(encoders)}"
+                    )
+                before = len(actions)
+                host_ns += encoders[step.kind](step)
+                number_of_actions = (len(actions) - before) // _ACTION
+                not_before = host_ns if self.submitted else 0.0
+                rows += (lane, not_before, len(step.after), number_of_actions)
+                number += 1
+            row_of[step.id] = number - 1
+        return host_ns
+
+    # What follows appends the actions of a step and returns what submitting it takes the host.
+
+    def _wait(self, step: Step) -> float:
+        self.last.pop(self.lane, None)
+        for word in step.words:
+            self.actions += (_WAIT, self.words[word], 0)
+        return self.host_words_ns
+
+    def _signal(self, step: Step) -> float:
+        self._delay(self.signal_ns * len(step.words))
+        for word in step.words:
+            self.actions += (_RAISE, self.words[word], 0)
+        return self.host_words_ns
+
+    def _clear(self, step: Step) -> float:
+        self._delay(self.clear_ns * len(step.words))
+        for word in step.words:
+            self.actions += (_CLEAR, self.words[word], 0)
+        return self.host_words_ns
+
+    def _copy(self, step: Step) -> float:
+        for source, target in zip(step.reads, step.writes, strict=True):
+            _, buffer, row0, row1, col0, col1, _ = source
+            size = (row1 - row0) * (col1 - col0) * self.item[buffer]
+            if target.rank == self.rank:  # no link: it is read and written
+                self._delay(1e3 * self.machine.stream_us(2 * size))
+            else:
+                self.actions += (_COPY, target.rank, self._transfer(source, target, size))
+        return self.host_copy_ns * len(step.reads)
+
+    def _compute(self, step: Step) -> float:
+        calls = self.calls.of(step)
+        for ns in calls:
+            self._delay(self.launch_ns)
+            if ns:
+                self.actions += (_WORK, 0, ns)
+        return self.host_launch_ns * len(calls)
+
+    def _parts(self, step: Step, lane: int, not_before: float) -> int:
+        """Add a row for every part of a gated step; return how many."""
+        actions = self.actions
+        for number, (part, ns) in enumerate(zip(step.parts, self.calls.parts(step), strict=True)):
+            before = len(actions)
+            for word in part.waits:
+                actions += (_WAIT, self.words[word], 0)
+            if number == 0:
+                self._delay(self.launch_ns)
+            if ns:
+                actions += (_WORK, 0, ns)
+            if part.signals:
+                self._delay(self.signal_ns * len(part.signals))
+                for word in part.signals:
+                    actions += (_RAISE, self.words[word], 0)
+            afters = 0 if number else len(step.after)
+            self.rows += (lane, not_before, afters, (len(actions) - before) // _ACTION)
+        return len(step.parts)
+
+    def _delay(self, ns: float) -> None:
+        if ns:
+            self.actions += (_DELAY, 0, ns)
+
+    def _transfer(self, source: Region, target: Region, size: int) -> int:
+        """Return the number of a transfer like this one."""
+        to = target.rank
+        wire = self.wire_to.get(to)
+        if wire is None:
+            link = self.wires.link(self.rank, to)
+            wire = self.wire_to[to] = _Wire(link, bool(link.row_gbps), bool(link.turn_us))
+        row_bytes, turned = 0, False
+        if wire.by_rows and source.rows > 1:
+            # Windows are alike on all ranks, so that the own buffers tell of a peer's.
+            apart = any(box.cols < self.cols[box.buffer] for box in (source, target))
+            row_bytes = source.cols * self.item[source.buffer] if apart else 0
+        if wire.by_turns:
+            turned = self.last.get(self.lane, to) != to
+            self.last[self.lane] = to
+        key = (wire.link.scope, size, row_bytes, turned)
+        number = self.known.get(key)
+        if number is None:
+            number = self.known[key] = len(self.known)
+            self.transfers += self.wires.transfer(wire.link, size, row_bytes, turned)
+        return number

@@ -1,0 +1,358 @@
+"""Runs the gated GEMM on small shapes and holds it against float64, or reads what it compiles to.
+
+TRITON_INTERPRET=1 python gated_worker.py products|giving_up|late|warming|refusals
+python gated_worker.py assembly
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import cycle, product
+from typing import Any
+
+import torch
+import triton
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.compiler import BaseBackend, GPUTarget
+from triton.runtime import interpreter
+
+from ficco.errors import InputError
+from ficco.kernels import gated
+from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
+from ficco.kernels.gated_kernel import UNSPECIALIZED, gated_gemm
+from ficco.kernels.tiling import TILES, Tile
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CPU = torch.device("cpu")
+SMALL = Tile(16, 32, 16, 4, 1, 2, 1, 1.0)  # so that small parts have several groups of tiles
+AGES = 10**15  # ns
+
+
+def let_loops_count() -> None:
+    """Let loops run to numbers of the device: NumPy 2.4 makes no int of an array of one element.
+
+    Triton 3.6's interpreter holds scalars in such arrays, and asks NumPy for that.
+    """
+    patch = interpreter._patch_lang_tensor
+
+    def patch_more(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_more
+
+
+def words(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+Pad = tuple[int, int]  # elements before and behind every row that are not a matrix's own
+ALIGNED, ODD_PITCH, ODD_BASE = ((0, 0), (0, 8)), (0, 3), (1, 7)
+
+
+def matrix(rows: int, cols: int, dtype: torch.dtype, pad: Pad) -> torch.Tensor:
+    """Return random numbers, and NaN around them."""
+    before, behind = pad
+    whole = torch.full((rows, before + cols + behind), torch.nan, dtype=dtype)
+    inner = whole[:, before : before + cols]
+    return inner.copy_(torch.randn(rows, cols))
+
+
+def operand(k: int, n: int, dtype: torch.dtype, pad: Pad, layout: str) -> torch.Tensor:
+    """Return b [k, n]: columns or depth contiguous, or neither."""
+    if layout == "deep":
+        return matrix(n, k, dtype, pad).t()
+    if layout == "cols":
+        return matrix(k, n, dtype, pad)
+    return matrix(k, 2 * n, dtype, pad)[:, ::2]
+
+
+class Case:
+    """A product in parts. Rows of the window that no part has come for are NaN, and so is c."""
+
+    def __init__(
+        self, parts: list[GatedPart], n: int, k: int, dtype: torch.dtype, pad: Pad = (0, 0),
+        layout: str = "deep", bias: bool = False, tile: Tile = SMALL,
+    ) -> None:  # fmt: skip
+        self.parts, self.n = parts, n
+        self.own = matrix(max(p.a_row + p.rows for p in parts), k, dtype, pad)
+        self.window = matrix(max(p.a_row + p.rows for p in parts) + 3, k, dtype, pad)
+        self.rows_of_window = self.window.clone()
+        self.window.fill_(torch.nan)
+        self.b = operand(k, n, dtype, pad, layout)
+        self.bias = matrix(1, 2 * n, dtype, (0, 0))[:, ::2] if bias else None
+        self.rows = max(p.c_row + p.rows for p in parts)
+        self.whole = torch.full((self.rows + 2, n + 16), torch.nan, dtype=dtype)
+        self.table = prepare(parts, n, k, dtype, CPU, tile)
+        self.words = words(*[0] * 16)
+        self.stop, self.status = words(0), words(0)
+
+    def arrive(self, part: GatedPart) -> None:
+        """Let the rows of a part come, and then its word."""
+        rows = slice(part.a_row, part.a_row + part.rows)
+        self.window[rows] = self.rows_of_window[rows]
+        if part.word >= 0:
+            self.words[part.word] = 1
+
+    def arguments(self, value: int = 1) -> tuple[gated.Table, Matrices, Gate]:
+        c = self.whole[: self.rows, : self.n]
+        return (
+            self.table, Matrices(self.own, self.window, self.b, self.bias, c),
+            Gate(self.words, self.stop, self.status, AGES, value),
+        )  # fmt: skip
+
+    def wanted(self) -> torch.Tensor:
+        """Return all of c in float64, NaN where no part writes."""
+        want = torch.full(self.whole.shape, torch.nan, dtype=torch.float64)
+        for part in self.parts:
+            a = self.own if part.source == "own" else self.rows_of_window
+            rows = a[part.a_row : part.a_row + part.rows].double() @ self.b.double()
+            rows = rows if self.bias is None else rows + self.bias.double()
+            want[part.c_row : part.c_row + part.rows, : self.n] = rows
+        return want
+
+    def hold(self, about: str, want: torch.Tensor | None = None) -> None:
+        """Hold c within one rounding of its dtype and a float32 sum, and NaN where that is."""
+        want = self.wanted() if want is None else want
+        found = self.whole.double()
+        assert torch.equal(found.isnan(), want.isnan()), f"{about}: NaN at other places"
+        bound = torch.finfo(self.whole.dtype).eps * want.abs() + 1e-5 * self.b.shape[0] ** 0.5
+        wrong = (found - want).abs() > bound
+        assert not wrong.any(), f"{about}: wrong at {wrong.nonzero()[0].tolist()}"
+
+
+def shapes() -> Iterator[tuple[str, list[GatedPart], int, int]]:
+    """Yield parts, n and k."""
+    yield "one own part", [GatedPart("own", 0, 0, 37)], 40, 48
+    yield "one part of the window", [GatedPart("window", 0, 0, 5, 0)], 1, 1
+    yield "less than a tile", [GatedPart("own", 1, 2, 3), GatedPart("window", 0, 0, 2, 4)], 7, 5
+    yield (
+        "ragged, several, out of the order of rows",
+        [GatedPart("window", 50, 70, 33, 3), GatedPart("own", 0, 33, 20), GatedPart("own", 2, 9, 1),
+         GatedPart("window", 0, 103, 17, 1), GatedPart("window", 90, 54, 16, 2)],
+        70, 33,
+    )  # fmt: skip
+    yield (
+        "empty parts, and one that waits for nothing",
+        [GatedPart("own", 0, 0, 0), GatedPart("window", 4, 12, 9, 7),
+         GatedPart("window", 0, 0, 0, 3), GatedPart("window", 40, 30, 18)],
+        33, 64,
+    )  # fmt: skip
+    yield "no depth", [GatedPart("own", 0, 0, 4), GatedPart("window", 0, 4, 3, 0)], 5, 0
+
+
+def products() -> None:
+    paths = set()
+    biases = cycle((False, True, True))
+    pads = (*ALIGNED, ODD_PITCH, ODD_BASE)
+    for dtype, pad, layout in product(DTYPES, pads, ("deep", "cols", "neither")):
+        for name, parts, n, k in shapes():
+            bias = next(biases)
+            case = Case(parts, n, k, dtype, pad, layout, bias)
+            for part in parts:
+                case.arrive(part)
+            gated_matmul(*case.arguments())
+            case.hold(f"{name}, {n=} {k=}, {dtype} {pad=} {layout} {bias=}")
+            assert not case.status.item()
+            chosen = gated._arguments(*case.arguments())
+            paths |= {(flag, chosen[flag]) for flag in ("OWN_BULK", "WINDOW_BULK", "B_BULK")}
+    assert len(paths) == 6, f"{paths}: bulk loads and others, of every operand"
+    for dtype in DTYPES:  # as they are shipped
+        parts = [GatedPart("own", 0, 150, 129), GatedPart("window", 0, 0, 150, 0)]
+        for tile in TILES[dtype.itemsize]:
+            case = Case(parts, 300, 70, dtype, (0, 10), tile=tile)
+            case.arrive(parts[1])
+            gated_matmul(*case.arguments())
+            case.hold(f"{dtype} {tile}")
+
+
+PARTS = [GatedPart("own", 0, 0, 20), GatedPart("window", 0, 20, 33, 5),
+         GatedPart("window", 33, 53, 17, 6), GatedPart("window", 60, 70, 9, 2)]  # fmt: skip
+
+
+def giving_up() -> None:
+    for missing in ((2,), (1, 3), (1, 2, 3)):
+        case = Case(PARTS, 50, 40, torch.bfloat16, bias=True)
+        case.stop[0] = 1
+        want = case.wanted()
+        for number, part in enumerate(PARTS):
+            if number in missing:
+                want[part.c_row : part.c_row + part.rows] = torch.nan
+            else:
+                case.arrive(part)
+        gated_matmul(*case.arguments())
+        case.hold(f"without {missing}", want)
+        assert case.status.item() == max(missing) + 1
+    case.arrive(PARTS[1])
+    gated_matmul(*case.arguments())
+    assert case.status.item() == 4, "the status was lowered"
+
+    case = Case(PARTS, 50, 40, torch.float32)  # words have come, but not with this call's value
+    case.stop[0] = 1
+    want = case.wanted()
+    want[20:] = torch.nan
+    for part in PARTS:
+        case.arrive(part)
+    gated_matmul(*case.arguments(value=7))
+    case.hold("another value", want)
+    assert case.status.item() == 4
+
+
+def late() -> None:
+    """Rows come while the kernel runs, each part's before its word; all are NaN before."""
+    case = Case(PARTS, 50, 40, torch.float32)
+    case.table = case.table._replace(programs=1)  # one waits for all
+
+    def deliver() -> None:
+        for part in PARTS[1:]:
+            time.sleep(0.2)
+            case.arrive(part)
+
+    peer = threading.Thread(target=deliver)
+    begin = time.monotonic()
+    peer.start()
+    gated_matmul(*case.arguments())
+    lasted = time.monotonic() - begin
+    peer.join()
+    case.hold("late words")
+    assert lasted >= 0.6 and not case.status.item(), lasted
+
+
+def warming() -> None:
+    launched = []
+    launch = gated._launch
+    gated._launch = lambda *arguments: (launched.append(1), launch(*arguments))
+    case = Case(PARTS, 48, 40, torch.float16)
+    for _ in range(2):
+        warm(*case.arguments())
+    assert len(launched) == 1, "what is loaded is launched again"
+    assert case.whole.isnan().all() and not case.status.item(), "a tile was computed"
+    warm(*Case(PARTS, 48, 48, torch.float16).arguments())
+    warm(*Case(PARTS, 49, 40, torch.float16).arguments())
+    warm(*Case(PARTS, 48, 40, torch.bfloat16).arguments())
+    warm(*Case(PARTS, 48, 40, torch.float16, bias=True).arguments())
+    assert len(launched) == 5, "another kernel was taken for loaded"
+    empty = prepare([GatedPart("own", 0, 0, 0)], 5, 5, torch.float32, CPU)
+    _, matrices, gate = case.arguments()
+    warm(empty, matrices, gate)
+    gated_matmul(empty, matrices, gate)
+    assert len(launched) == 5, "no tiles, but a launch"
+
+
+def refusals() -> None:
+    for part in (GatedPart("x", 0, 0, 1), GatedPart("own", 0, 0, 1, 3),
+                 GatedPart("window", 0, -1, 1, 3), GatedPart("window", 0, 0, 1, -2)):  # fmt: skip
+        refused(lambda part=part: prepare([part], 4, 4, torch.float32, CPU), "GatedPart")
+    case = Case(PARTS, 50, 40, torch.float32)
+    table, matrices, gate = case.arguments()
+    for name, wrong, words_of_it in (
+        ("own", None, "own is None"),
+        ("own", matrices.own[:19], "own is"),
+        ("own", matrices.own[:, :39], "own is"),
+        ("own", matrices.own.t().contiguous().t(), "own has strides"),
+        ("window", None, "window is None"),
+        ("window", matrices.window[:68], "window is"),
+        ("window", matrices.window.half(), "window holds"),
+        ("b", matrices.b[:, :49], "b is"),
+        ("b", matrices.b.half(), "b holds"),
+        ("bias", torch.zeros(50), "bias is"),
+        ("c", matrices.c[:78], "c is"),
+        ("c", matrices.c[:, :49], "c is"),
+    ):
+        changed = matrices._replace(**{name: wrong})
+        for call in (gated_matmul, warm):
+            refused(lambda c=changed, call=call: call(table, c, gate), words_of_it)
+
+
+def refused(call: Any, words_of_it: str) -> None:
+    try:
+        call()
+    except InputError as error:
+        assert words_of_it in str(error), error
+    else:
+        raise AssertionError(f"{words_of_it!r}: not refused")
+
+
+# ---- what is compiled, without a GPU
+
+
+def compiled(case: Case, capability: int) -> str:
+    """Return the PTX of what a GPU would run for these arguments; ptxas takes it, too."""
+    arguments = gated._arguments(*case.arguments()) | {"ON_GPU": True}
+    types: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes = {}
+    for number, parameter in enumerate(gated_gemm.params):
+        name, value = parameter.name, arguments[parameter.name]
+        kind, mark = "constexpr", None
+        if not parameter.is_constexpr:
+            special = name not in UNSPECIALIZED
+            kind, mark = native_specialize_impl(BaseBackend, value, False, special, True)
+            kind = parameter.annotation_type or kind
+        types[name] = kind
+        if kind == "constexpr":
+            constants[name] = value
+        elif mark == "D":
+            attributes[number,] = [["tt.divisibility", 16]]
+    source = triton.compiler.ASTSource(gated_gemm, types, constants, attributes)
+    tile = case.table.tile
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    target = GPUTarget("cuda", capability, 32)
+    return str(triton.compile(source, target=target, options=options).asm["ptx"])
+
+
+BULK_LOAD = r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global"
+ACQUIRE = r"ld\.acquire\.sys\.global"
+MET = r"barrier\.red\.or\.pred"
+FENCE = r"fence\.proxy\.async\.global"
+
+
+def places(pattern: str, text: str) -> list[int]:
+    return [found.start() for found in re.finditer(pattern, text)]
+
+
+def assembly() -> None:
+    tile = TILES[2][0]
+    for layout, bias in product(("deep", "cols"), (False, True)):
+        case = Case(PARTS, 512, 512, torch.bfloat16, layout=layout, bias=bias, tile=tile)
+        text = compiled(case, 90)
+        loads, (acquired,) = places(BULK_LOAD, text), places(ACQUIRE, text)
+        (met,), (fenced,) = places(MET, text), places(FENCE, text)
+        behind = [load for load in loads if load > acquired]
+        assert len(behind) == len(loads) // 2 > 0, "own tiles before the wait, others behind it"
+        assert acquired < met < fenced < behind[0], "bulk loads of a part before its fence"
+        bulk = places(r"cp\.async\.bulk", text)
+        assert len(bulk) == len(loads), "bulk stores are not ordered before what follows"
+        assert places(r"st\.global\.v4", text) and places(r"wgmma\.mma_async", text)
+        assert places(r"atom\.global\.sys\S*\.max|red\.global\.sys\S*\.max", text), "the status"
+
+    case = Case(PARTS, 512, 512, torch.bfloat16, tile=tile)
+    case.own = matrix(80, 512, torch.bfloat16, ODD_PITCH)
+    case.b = operand(512, 512, torch.bfloat16, ODD_PITCH, "deep")
+    text = compiled(case, 90)
+    fences, loads = places(FENCE, text), places(BULK_LOAD, text)
+    assert len(fences) == 1 and fences[0] < min(loads), "only the window is loaded in bulk"
+
+    for capability in (80, 90):  # ordinary loads, as before Hopper
+        for dtype in DTYPES:
+            case = Case(PARTS, 130, 70, dtype, ODD_BASE, tile=TILES[dtype.itemsize][-1])
+            text = compiled(case, capability)
+            assert not places(r"cp\.async\.bulk", text) and not places(FENCE, text)
+            (acquired,), copies = places(ACQUIRE, text), places(r"ld\.global|cp\.async\.c", text)
+            assert max(copies) > acquired
+
+
+SUBJECTS = {
+    "products": products, "giving_up": giving_up, "late": late, "warming": warming,
+    "refusals": refusals, "assembly": assembly,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    torch.manual_seed(1)
+    let_loops_count()
+    SUBJECTS[sys.argv[1]]()
+    print("right")

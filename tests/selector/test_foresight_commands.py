@@ -1,0 +1,151 @@
+"""`ficco explain`, `ficco run --simulate` and `--schedule auto`, as a script calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ficco.cli import choosing, explain
+from ficco.cli.main import main
+from ficco.problem import OPERATORS
+from ficco.schedule import Schedule
+
+SIZES = ["--m", "1024", "--n", "256", "--k", "1024"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands see no GPU, wherever the tests run."""
+    for module in (choosing, explain):
+        monkeypatch.setattr(module, "gpus", lambda ranks: choosing.Gpus(0, "none"))
+
+
+def call(capsys: Any, *args: str) -> tuple[int, str, str]:
+    code = main(list(args))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+class TestExplain:
+    @pytest.mark.parametrize("op", OPERATORS)
+    def test_the_document_has_the_promised_fields(self, capsys: Any, op: str) -> None:
+        code, out, err = call(capsys, "explain", op, *SIZES, "--machine", "mesh4", "--json")
+        document = json.loads(out)
+        assert code == 0 and not err
+        assert set(document) == {
+            "op", "m", "n", "k", "ranks", "dtype", "machine", "regime", "choice", "predicted_ms",
+            "by", "reasons", "alternatives",
+        }  # fmt: skip
+        assert (document["by"], document["ranks"], document["machine"]) == ("simulator", 4, "mesh4")
+        assert document["choice"]["schedule"] in Schedule.names()
+        times = [entry["predicted_ms"] for entry in document["alternatives"]]
+        assert times == sorted(times)
+        assert "serial" in [entry["schedule"] for entry in document["alternatives"]] + [
+            document["choice"]["schedule"]
+        ]
+
+    def test_a_table_with_reasons(self, capsys: Any) -> None:
+        code, out, _ = call(capsys, "explain", *SIZES, "--machine", "mesh4")
+        assert code == 0
+        assert "->" in out and "of serial" in out and "leave a rank" in out
+
+    def test_by_the_rule_alone(self, capsys: Any) -> None:
+        code, out, _ = call(
+            capsys, "explain", *SIZES, "--machine", "switch8", "--by", "rule", "--json"
+        )
+        assert code == 0 and json.loads(out)["by"] == "rule"
+
+    @pytest.mark.parametrize(
+        ("args", "words"),
+        [
+            (["--machine", "host"], "no rates to predict from"),
+            (["--machine", "mesh4", "--ranks", "8"], "has 4"),
+            (["--machine", "mesh4", "--by", "book"], "neighbourhood"),
+            (["--machine", "mesh4", "--book", "none.toml"], "cannot be read"),
+            (["--machine", "mesh44"], "did you mean"),
+        ],
+    )
+    def test_what_cannot_be_explained(self, capsys: Any, args: list[str], words: str) -> None:
+        code, out, err = call(capsys, "explain", *SIZES, *args)
+        assert code == 2 and words in err and not out
+
+    def test_amd_can_be_predicted_for(self, capsys: Any) -> None:
+        code, out, _ = call(
+            capsys, "explain", "--machine", "mi300x8", "--m", "262144", "--n", "8192", "--k",
+            "8192", "--json",
+        )  # fmt: skip
+        document = json.loads(out)
+        assert code == 0 and document["ranks"] == 8 and document["dtype"] == "bfloat16"
+        assert document["choice"]["schedule"] != "serial"
+
+
+class TestSimulate:
+    def test_the_document_is_that_of_a_run(self, capsys: Any, tmp_path: Path) -> None:
+        trace = tmp_path / "trace.json"
+        code, out, err = call(
+            capsys, "run", *SIZES, "--machine", "mesh4", "--simulate", "--json", "--trace",
+            str(trace),
+        )  # fmt: skip
+        document = json.loads(out)
+        assert code == 0 and "SIMULATED" in err
+        assert document["simulated"] is True and document["paced"] is False
+        rows = {row["schedule"]: row for row in document["results"]}
+        assert set(rows) == set(Schedule.names())
+        for row in rows.values():
+            assert row["ok"] and row["max_rel_error"] is None
+            assert row["overlap_ms"] > 0 and row["ideal_ms"] > 0
+            assert row["speedup"] == pytest.approx(row["serial_ms"] / row["overlap_ms"])
+        assert rows["serial"]["speedup"] == 1.0
+        traced = json.loads(trace.read_text())
+        assert traced["traceEvents"] and "simulated" in trace.read_text()
+
+    def test_it_agrees_with_explain(self, capsys: Any) -> None:
+        _, out, _ = call(capsys, "explain", *SIZES, "--machine", "switch4", "--json")
+        chosen = json.loads(out)
+        _, out, _ = call(
+            capsys, "run", *SIZES, "--machine", "switch4", "--simulate", "--schedule", "auto",
+            "--json",
+        )  # fmt: skip
+        (row,) = json.loads(out)["results"]
+        assert (row["schedule"], row["grain"]) == (
+            chosen["choice"]["schedule"], chosen["choice"]["grain"],
+        )  # fmt: skip
+        assert row["overlap_ms"] == pytest.approx(chosen["predicted_ms"], rel=1e-3)
+
+    def test_regimes_differ(self, capsys: Any) -> None:
+        times = {}
+        for regime in ("captured", "synchronized"):
+            _, out, _ = call(
+                capsys, "run", "--machine", "h200x4", "--simulate", "--schedule",
+                "hetero_unfused_1d", "--grain", "4", "--regime", regime, "--json",
+            )  # fmt: skip
+            times[regime] = json.loads(out)["results"][0]["overlap_ms"]
+        assert times["synchronized"] > times["captured"]
+
+    @pytest.mark.parametrize(
+        ("args", "words"),
+        [
+            (["--processes"], "--processes with --simulate"),
+            (["--compute", "numpy"], "--compute with --simulate"),
+            (["--engine", "host"], "--engine with --simulate"),
+            (["--machine", "host"], "no rates"),
+            (["--schedule", "auto", "--grain", "2"], "--grain 2 with --schedule auto"),
+        ],
+    )
+    def test_what_does_not_go_together(self, capsys: Any, args: list[str], words: str) -> None:
+        code, out, err = call(capsys, "run", *SIZES, "--simulate", *args)
+        assert code == 2 and words in err and not out
+
+
+def test_a_real_run_takes_what_is_predicted(capsys: Any) -> None:
+    code, out, err = call(
+        capsys, "run", "--m", "512", "--n", "128", "--k", "512", "--machine", "mesh4", "--schedule",
+        "auto", "--iters", "2", "--json",
+    )  # fmt: skip
+    (row,) = json.loads(out)["results"]
+    assert code == 0 and row["ok"]
+    assert row["schedule"] != "serial" and "auto: " in err
+    assert row["speedup"] > 1.0

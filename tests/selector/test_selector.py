@@ -1,0 +1,324 @@
+"""Choosing: facts, the rule against arithmetic by hand, books, precedence, and a call's time."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ficco import __version__, selector
+from ficco.curves import Curve, GemmTimes
+from ficco.errors import InputError, MachineError
+from ficco.lowering import lower_rank
+from ficco.machine import Costs, Link, Machine
+from ficco.problem import OPERATORS, Output, Problem
+from ficco.schedule import Schedule
+from ficco.selector.book import Book
+from ficco.selector.candidates import legal, points
+from ficco.selector.facts import facts_of
+from ficco.selector.profiles import profile_for
+from ficco.selector.rule import MARGIN, estimate_us
+from ficco.timeline import REGIMES
+
+# 1000 GFLOP/s are 1e6 operations a us; 1 GB/s are 1e3 bytes a us.
+LINK = Link("node", "port", ((1, 1.0),))
+SWITCH = Machine("toy", 1, 4, "host", (LINK,), gemm_gflops=(("any", 1000.0),))
+MESH = replace(SWITCH, links=(replace(LINK, per="pair"),))
+
+
+def gather(m: int, n: int, k: int, world: int = 4) -> Problem:
+    return Problem.chunked("all_gather_matmul", world, m, n, k, "float32")
+
+
+def point(name: str, grain: int, machine: Machine) -> Schedule:
+    return replace(Schedule.named(name), grain=grain).resolve(machine.devices, machine)
+
+
+class TestFacts:
+    @pytest.mark.parametrize("op", OPERATORS)
+    def test_bytes_are_those_of_the_plan(self, op: str) -> None:
+        problem = Problem.chunked(op, 4, 64, 48, 32, "bfloat16")
+        facts = facts_of(problem)
+        plan = lower_rank(problem, point("hetero_unfused_1d", 2, SWITCH), 0)
+        moved = sum(r.area * 2 for s in plan.steps if s.kind == "copy" for r in s.writes)
+        assert facts.sent_bytes == moved
+        flops = sum(
+            2.0 * p.a.rows * p.a.cols * p.c.cols
+            for s in plan.steps for p in s.products
+        )  # fmt: skip
+        assert facts.flops == flops
+        assert (facts.flops == 0) == (op == "embedding_all_to_all")
+
+    def test_each_rank_of_a_group_sees_the_same(self) -> None:
+        """A rank knows its own columns alone; where all hold as many, all choose alike."""
+        choices = set()
+        for rank in range(4):
+            columns = tuple(64 if r == rank else 0 for r in range(4))
+            mine = Problem("all_gather_matmul", 4, (256,) * 4, 512, (Output(columns),), "float32")
+            assert facts_of(mine) == facts_of(gather(1024, 256, 512))
+            choices.add(selector.quick(mine, SWITCH))
+        assert len(choices) == 1
+
+
+class TestRule:
+    """A GEMM of 1024.64.512.2 operations lasts 67.1 us, a shard of 256.512.4 bytes 524.3 us."""
+
+    problem = gather(1024, 256, 512)
+    whole, shard = 1024 * 64 * 512 * 2 / 1e6, 256 * 512 * 4 / 1e3
+
+    def took(self, name: str, grain: int, machine: Machine) -> float:
+        schedule = point(name, grain, machine)
+        return estimate_us(facts_of(self.problem), machine, schedule, "captured")
+
+    def test_serial_is_one_after_the_other(self) -> None:
+        assert self.took("serial", 1, SWITCH) == pytest.approx(self.whole + 3 * self.shard)
+        assert self.took("serial", 1, MESH) == pytest.approx(self.whole + self.shard)
+
+    def test_link_bound_the_last_piece_is_exposed(self) -> None:
+        for grain in (1, 2, 8):
+            last = self.whole / 4 / grain
+            took = self.took("hetero_unfused_1d", grain, SWITCH)
+            assert took == pytest.approx(3 * self.shard + last)
+            fused = self.took("hetero_fused_1d", grain, SWITCH)
+            assert fused == pytest.approx(3 * self.shard + 3 * last)
+
+    def test_a_mesh_moves_a_shard_to_all_at_once(self) -> None:
+        assert self.took("hetero_fused_1d", 4, MESH) == pytest.approx(
+            self.shard + self.whole * 3 / 16
+        )
+        assert self.took("shard_p2p", 1, MESH) == pytest.approx(3 * self.shard + self.whole / 4)
+
+    def test_what_is_measured_counts(self) -> None:
+        slow = replace(SWITCH, links=(replace(LINK, turn_us=Curve(((1.0, 50.0),))),))
+        calm = self.took("hetero_unfused_1d", 2, SWITCH)
+        assert self.took("hetero_unfused_1d", 2, slow) == pytest.approx(calm + 6 * 50)
+        paced = replace(point("hetero_unfused_1d", 2, slow), pace="in_step")
+        assert estimate_us(facts_of(self.problem), slow, paced, "captured") == pytest.approx(calm)
+        nccl = replace(SWITCH, engine="cuda", collectives=(("all_gather", Curve(((1e6, 900.0),))),))
+        moved = 3 * self.shard / 1e3 * 900
+        assert self.took("serial", 1, nccl) == pytest.approx(self.whole + moved)
+
+    def test_host_time_counts_where_calls_are_not_captured(self) -> None:
+        busy = replace(SWITCH, costs=Costs(host_call_us=5000.0))
+        facts, schedule = facts_of(self.problem), point("hetero_unfused_1d", 2, busy)
+        device = estimate_us(facts, busy, schedule, "captured")
+        assert device < 5000 <= estimate_us(facts, busy, schedule, "eager")
+        assert estimate_us(facts, busy, schedule, "synchronized") >= 10000
+
+    @pytest.mark.parametrize("op", OPERATORS)
+    @pytest.mark.parametrize("machine", [SWITCH, MESH])
+    def test_every_candidate_has_an_estimate(self, op: str, machine: Machine) -> None:
+        for world in (1, 2, 3, 4):
+            problem = Problem.chunked(op, world, 257, 129, 131, "bfloat16")
+            for schedule in points(op, world, machine):
+                for regime in REGIMES:
+                    took = estimate_us(facts_of(problem), machine, schedule, regime)
+                    assert math.isfinite(took) and took >= 0
+
+
+class TestGemmTimes:
+    def test_points_are_met_and_odd_sizes_follow_tiles(self) -> None:
+        rate = 1e-6
+        points = tuple(
+            (m, n, k, 3.5 + 2.0 * m * n * k * rate)
+            for m in (512, 2048, 8192) for n in (512, 4096) for k in (1024, 8192)
+        )  # fmt: skip
+        times = GemmTimes(points, units=8)
+        for m, n, k, us in points:
+            assert times.us(m, n, k) == pytest.approx(us, rel=0.25)
+        assert times.us(4096, 2048, 4096) == pytest.approx(2.0 * 4096 * 2048 * 4096 * rate, rel=0.2)
+        assert times.us(1, 1, 1024) < times.us(513, 513, 1024)
+        assert times.us(0, 5, 5) == 0.0
+        assert times.tiled_us(65, 129, 512) == times.tiled_us(128, 256, 512)
+
+    @pytest.mark.parametrize("points", [(), ((0, 1, 1, 1.0),), ((1, 1, 1, math.nan),)])
+    def test_points_that_cannot_be(self, points: tuple[tuple[int, int, int, float], ...]) -> None:
+        with pytest.raises(MachineError):
+            GemmTimes(points, units=1)
+
+
+class TestChoice:
+    def test_serial_where_nothing_gains(self) -> None:
+        """Hardly any transfer: overlap cannot promise MARGIN."""
+        problem = gather(4096, 65536, 64)
+        for by in ("rule", "simulator"):
+            found = selector.choose(problem, SWITCH, by=by)
+            assert found.schedule.name == "serial"
+            assert "serial" in found.reasons[0]
+
+    def test_the_best_is_no_slower_than_any(self) -> None:
+        found = selector.choose(gather(1024, 4096, 256), MESH)
+        assert found.by == "simulator" and found.schedule.name != "serial"
+        assert found.predicted_ms is not None
+        serial = next(ms for s, ms in found.alternatives if s.name == "serial")
+        assert serial / found.predicted_ms >= 1 + MARGIN
+        for _, ms in found.alternatives:
+            assert found.predicted_ms <= ms * 1.003 + 1e-9
+        assert len(found.alternatives) == len(legal(gather(1024, 4096, 256), MESH)) - 1
+
+    def test_json(self) -> None:
+        document = selector.choose(gather(1024, 256, 512), MESH).to_json()
+        assert set(document) == {"choice", "predicted_ms", "by", "reasons", "alternatives"}
+        axes = {"schedule", "grain", "route", "order", "pace"}
+        assert set(document["choice"]) == axes
+        assert all(set(entry) == axes | {"predicted_ms"} for entry in document["alternatives"])
+        assert document["reasons"]
+
+    def test_one_rank_has_nothing_to_choose(self) -> None:
+        found = selector.choose(gather(64, 64, 64, world=1), SWITCH)
+        assert found.schedule.name == "serial" and not found.alternatives
+
+    def test_a_machine_without_rates_is_refused(self) -> None:
+        with pytest.raises(MachineError, match=r"no rates.*doctor --profile.*mesh4"):
+            selector.choose(gather(64, 64, 64), Machine.named("host"))
+
+    @pytest.mark.parametrize(("regime", "by"), [("warm", None), ("eager", "luck")])
+    def test_words_that_are_none(self, regime: str, by: str | None) -> None:
+        with pytest.raises(InputError, match="it is one of"):
+            selector.choose(gather(64, 64, 64), SWITCH, regime, by=by)
+
+    def test_a_call_chooses_in_a_fraction_of_a_millisecond(self) -> None:
+        machine = Machine.named("mesh8")
+        selector.quick(gather(800, 512, 512, 8), machine)
+        times = []
+        for i in range(50):
+            problem = gather(8 * (101 + i), 512, 512, 8)
+            begin = time.perf_counter()
+            selector.quick(problem, machine)
+            times.append(time.perf_counter() - begin)
+        assert sorted(times)[25] < 1e-3  # 0.16 ms on an idle machine
+
+
+BOOK = """
+machine = "toy"
+ficco = "{version}"
+driver = "13.0"
+date = "2026-11-21"
+[[points]]
+op = "all_gather_matmul"
+dtype = "float32"
+regime = "captured"
+ranks = 4
+m = 1024
+n = 64
+k = 512
+ms = 1.25
+serial_ms = 2.5
+[points.schedule]
+name = "hetero_fused_1d"
+grain = 2
+route = "rotation"
+order = "by_step"
+start = "local_first"
+compute = "per_step"
+"""
+
+
+class TestBook:
+    def book(self, folder: Path, text: str = BOOK, version: str = __version__) -> Book:
+        path = folder / "toy.toml"
+        path.write_text(text.replace("{version}", version))
+        return Book.named(str(path))
+
+    def test_it_comes_before_the_simulator_in_its_neighbourhood(self, tmp_path: Path) -> None:
+        book = self.book(tmp_path)
+        for m in (1024, 900, 1280):
+            found = selector.choose(gather(m, 256, 512), SWITCH, book=book)
+            assert (found.by, found.schedule.chunks, found.predicted_ms) == ("book", 2, 1.25)
+            assert [(s.name, ms) for s, ms in found.alternatives] == [("serial", 2.5)]
+            assert "2026-11-21" in found.reasons[0]
+        for other in (gather(1284, 256, 512), gather(1024, 512, 512), gather(1024, 256, 1024)):
+            assert selector.choose(other, SWITCH, book=book).by == "simulator"
+        assert selector.choose(gather(1024, 256, 512), SWITCH, "eager", book=book).by != "book"
+
+    def test_a_method_alone(self, tmp_path: Path) -> None:
+        book = self.book(tmp_path)
+        near, far = gather(1024, 256, 512), gather(4096, 256, 512)
+        for by in ("simulator", "rule"):
+            assert selector.choose(near, SWITCH, book=book, by=by).by == by
+        assert selector.choose(near, SWITCH, book=book, by="book").by == "book"
+        with pytest.raises(InputError, match="neighbourhood"):
+            selector.choose(far, SWITCH, book=book, by="book")
+
+    @pytest.mark.parametrize(
+        ("machine", "version", "driver", "words"),
+        [
+            (MESH, "0.0.1", None, "measured with ficco 0.0.1"),
+            (replace(SWITCH, name="other"), __version__, None, "of machine 'toy', not of 'other'"),
+            (SWITCH, __version__, "12.8", "driver 13.0, this is 12.8"),
+        ],
+    )
+    def test_what_is_of_another_machine_or_version_is_refused(
+        self, tmp_path: Path, machine: Machine, version: str, driver: str | None, words: str
+    ) -> None:
+        book = self.book(tmp_path, version=version)
+        with pytest.raises(InputError, match=words):
+            selector.choose(gather(1024, 256, 512), machine, book=book, driver=driver)
+
+    def test_a_shipped_one_is_passed_over_and_that_is_said(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old = self.book(tmp_path, version="0.0.1")
+        monkeypatch.setattr(selector, "shipped", lambda _: old)
+        found = selector.choose(gather(1024, 256, 512), SWITCH)
+        assert found.by == "simulator"
+        assert "passed over" in found.reasons[-1] and "0.0.1" in found.reasons[-1]
+
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            ('driver = "13.0"\n', "", "'driver' is missing"),
+            ("ms = 1.25", "ms = 0", "positive"),
+            ("m = 1024", 'm = "many"', "points"),
+            ("grain = 2", "grain = 999", "grain"),
+            ("ranks = 4", "ranks = 4\ncolour = 3", "unknown field 'colour'"),
+        ],
+    )
+    def test_a_broken_book(self, tmp_path: Path, old: str, new: str, words: str) -> None:
+        with pytest.raises(InputError, match=words):
+            self.book(tmp_path, BOOK.replace(old, new, 1))
+
+
+class TestProfiles:
+    """Which profile a group's `auto` predicts from."""
+
+    toy = replace(SWITCH, engine="cuda", device="Toy 100")
+    cuda = Machine.named("cuda")
+
+    @pytest.fixture(autouse=True)
+    def _plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("FICCO_MACHINE", raising=False)
+
+    def test_a_given_one_serves_its_devices_alone(self) -> None:
+        assert profile_for(self.toy, "Toy 100", 4) is self.toy
+        with pytest.raises(MachineError, match="measured on Toy 100, these devices are Toy 200"):
+            profile_for(self.toy, "Toy 200", 4)
+        with pytest.raises(MachineError, match="has 4 devices, the group has 8"):
+            profile_for(self.toy, "Toy 100", 8)
+
+    def test_unknown_devices_have_none_and_run_serial(self) -> None:
+        assert profile_for(self.cuda, "Toy 100", 4) is None
+        found = selector.automatic(gather(1024, 256, 512), self.cuda, "Toy 100", "eager")
+        assert (found.schedule.name, found.predicted_ms) == ("serial", None)
+        assert "no profile of Toy 100" in found.reasons[0]
+
+    def test_shipped_ones_are_found_by_device(self) -> None:
+        for ranks in (2, 3, 4):
+            found = profile_for(self.cuda, "NVIDIA H200", ranks)
+            assert found is not None and found.device == "NVIDIA H200"
+            assert found.devices == (2 if ranks == 2 else 4)
+
+    def test_the_environment_names_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FICCO_MACHINE", "mesh4")
+        found = profile_for(Machine.named("host"), "", 4)
+        assert found is not None and found.name == "mesh4"
+        with pytest.raises(MachineError, match=r"FICCO_MACHINE=mesh4.*host engine"):
+            profile_for(self.cuda, "Toy 100", 4)
+        monkeypatch.setenv("FICCO_MACHINE", str(tmp_path / "none.toml"))
+        with pytest.raises(MachineError, match="cannot be read"):
+            profile_for(self.cuda, "Toy 100", 4)

@@ -1,0 +1,170 @@
+"""Every lowered plan comes to its end, in an order that its steps allow; closed forms of some."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cases import MESH, plans
+from hypothesis import given, settings
+
+from ficco.curves import Curve
+from ficco.errors import ScheduleError
+from ficco.lowering import lower
+from ficco.machine import Costs, Link, Machine
+from ficco.plan import ELEMENT_BYTES, Plan, Step
+from ficco.problem import OPERATORS, Problem
+from ficco.schedule import Schedule
+from ficco.simulator import REGIMES, simulate, simulate_ms
+from ficco.timeline import Span, Timeline
+
+COSTS = Costs(
+    launch_us=2, call_us=3, signal_us=1, raise_us=1.5, wait_us=0.25, clear_us=0.5, host_call_us=10,
+    host_launch_us=3, host_copy_us=2, host_words_us=1, skew_us=4, gemm_beside_copies=1.1,
+    copies_beside_gemm=1.2,
+)  # fmt: skip
+GPUS = Machine(
+    "gpus", 1, 64, "cuda",
+    (
+        Link(
+            "node", "port", ((64, 0.001), (1024, 0.01)), 3.0,
+            out_gbps=Curve(((1.0, 0.01), (3.0, 0.006))), row_gbps=Curve(((8.0, 0.002),)),
+            turn_us=Curve(((64.0, 1.0),)),
+        ),
+    ),
+    copy_engines=2, gemm_gflops=(("any", 0.01),), memory_gbps=0.1, costs=COSTS,
+)  # fmt: skip
+PACED = replace(MESH, links=(Link("node", "pair", ((1, 0.01),), 3.0),), gemm_gflops=(("any", 1),))
+
+
+def names_of(step: Step) -> list[str]:
+    return [f"{step.id}[{i}]" for i in range(len(step.parts))] or [step.id]
+
+
+def check(plan: Plan, timeline: Timeline) -> None:
+    """Hold a timeline against what its plan demands, whatever things cost."""
+    spans = {(span.rank, span.step): span for span in timeline.spans}
+    names = [(e.rank, name) for e in plan.ranks for step in e.steps for name in names_of(step)]
+    assert sorted(names) == sorted((span.rank, span.step) for span in timeline.spans)
+    assert list(timeline.spans) == sorted(timeline.spans, key=lambda s: (s.rank, s.start_us))
+    raised: dict[Any, float] = {}
+    for entry in plan.ranks:
+        for step in entry.steps:
+            for name, work in zip(names_of(step), step.parts or (step,), strict=True):
+                signals = work.signals if step.parts else step.words * (step.kind == "signal")
+                raised |= dict.fromkeys(signals, spans[entry.rank, name].end_us)
+    for entry in plan.ranks:
+        lanes: dict[str, float] = {}
+        item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
+        last = {step.id: spans[entry.rank, names_of(step)[-1]] for step in entry.steps}
+        for step in entry.steps:
+            before = [last[other] for other in step.after]
+            for name, work in zip(names_of(step), step.parts or (step,), strict=True):
+                span = spans[entry.rank, name]
+                assert (span.lane, span.kind, span.unit) == (step.lane, step.kind, step.unit)
+                assert lanes.get(step.lane, 0.0) <= span.start_us <= span.end_us
+                lanes[step.lane] = span.end_us
+                assert all(other.end_us <= span.start_us for other in before), name
+                waits = work.waits if step.parts else step.words * (step.kind == "wait")
+                come = [raised[word] for word in waits if word.name != "free"]
+                assert max(come, default=0.0) <= (span.start_us if step.parts else span.end_us)
+                moved = sum(box.area * item[box.buffer] for box in step.writes)
+                assert span.bytes == (moved if step.kind == "copy" else 0)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", Schedule.names())
+@pytest.mark.parametrize("op", OPERATORS)
+def test_every_operator_and_schedule_comes_to_its_end(op: str, name: str, world: int) -> None:
+    problem = Problem.chunked(op, world, 26, 12, 20, "bfloat16", bias=op == OPERATORS[0])
+    for machine in (GPUS, PACED):
+        schedule = replace(Schedule.named(name), transport="dma").resolve(world, machine)
+        if (op, name) == ("embedding_all_to_all", "uniform_fused_2d"):
+            with pytest.raises(ScheduleError):
+                lower(problem, schedule)
+            continue
+        plan = lower(problem, schedule)
+        for regime in REGIMES:
+            timeline = simulate(plan, machine, regime)
+            check(plan, timeline)
+            assert timeline == simulate(plan, machine, regime)
+            assert timeline.simulated and not timeline.paced
+            assert (timeline.engine, timeline.machine) == (machine.engine, machine.name)
+        calls = [simulate_ms(plan, machine, regime) for regime in REGIMES]
+        last = max(span.end_us for span in simulate(plan, machine).spans)
+        assert calls[0] == pytest.approx((last + machine.costs.call_us) / 1e3)
+        assert calls[0] <= calls[1] and (machine is PACED or calls[0] < calls[2])
+
+
+@given(plans(max_world=5))
+@settings(max_examples=60)
+def test_so_do_any_others(plan: Plan) -> None:
+    for machine in (GPUS, PACED):
+        for regime in REGIMES:
+            check(plan, simulate(plan, machine, regime))
+
+
+# ---- closed forms, of 1024 bytes a row, which a link moves in 10 us, and 8 us a row of a GEMM
+
+
+def on(per: str) -> Machine:
+    link = Link("node", per, ((1, 0.1024),), 5.0)
+    return Machine("round", 1, 64, "cuda", (link,), gemm_gflops=(("any", 0.256),))
+
+
+def last_end(name: str, per: str, world: int, rows: int) -> float:
+    machine = on(per)
+    problem = Problem.chunked("all_gather_matmul", world, rows * world, 4 * world, 256)
+    schedule = replace(Schedule.named(name), grain=1, transport="dma").resolve(world, machine)
+    return simulate(lower(problem, schedule), machine).duration_us
+
+
+@pytest.mark.parametrize("world", [2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_serial_is_the_transfer_and_the_gemm(world: int, rows: int) -> None:
+    push, gemm = 10.0 * rows, 8.0 * rows * world
+    # On a switch serial's route is rotation: world - 1 turns.
+    assert last_end("serial", "pair", world, rows) == pytest.approx(5 + push + gemm)
+    turns = (world - 1) * (5 + push)
+    assert last_end("serial", "port", world, rows) == pytest.approx(turns + gemm)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5, 8])
+def test_shards_in_rotation_hide_their_gemms(world: int) -> None:
+    # A shard comes every 65 us and takes 48: its GEMM ends before the next one comes.
+    for per in ("pair", "port"):
+        assert last_end("shard_p2p", per, world, 6) == pytest.approx((world - 1) * 65 + 48)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5, 8])
+def test_a_mesh_brings_all_shards_at_once(world: int) -> None:
+    # After 65 us, in which the own shard is done; on a switch they share the ports.
+    assert last_end("hetero_unfused_1d", "pair", world, 6) == pytest.approx(65 + 48 * (world - 1))
+
+
+def test_a_finer_grain_shortens_what_cannot_be_hidden() -> None:
+    machine, world, rows = on("pair"), 4, 8
+    problem = Problem.chunked("all_gather_matmul", world, rows * world, 4 * world, 256)
+    for grain in (1, 2, 4, 8):
+        schedule = replace(Schedule.named("uniform_fused_1d"), grain=grain).resolve(world, machine)
+        push, gemm = 5 + 10.0 * rows / grain, 8.0 * rows * world / grain
+        longer = max(push, gemm)
+        expected = push + (grain - 1) * longer + gemm
+        timeline = simulate(lower(problem, schedule), machine)
+        assert timeline.duration_us == pytest.approx(expected), grain
+
+
+def span_of(timeline: Timeline, rank: int, step: str) -> Span:
+    return next(s for s in timeline.spans if (s.rank, s.step) == (rank, step))
+
+
+def test_a_sum_comes_after_the_last_partial_sum() -> None:
+    machine = on("pair")
+    problem = Problem.chunked("matmul_reduce_scatter", 2, 4, 256, 8)
+    schedule = Schedule.named("shard_p2p").resolve(2, machine)
+    timeline = simulate(lower(problem, schedule), machine)
+    made = 2.0 * 2 * 256 * 4 / 256  # the peer's two rows: two of 1024 bytes
+    push = span_of(timeline, 0, "push.0to1")
+    assert (push.start_us, push.end_us) == pytest.approx((made, made + 5 + 20))
+    assert timeline.duration_us == pytest.approx(made + 25)

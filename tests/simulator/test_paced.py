@@ -1,0 +1,65 @@
+"""The simulator against the paced host engine: what it predicts is what a real run lasts.
+
+Real runs last longer by what threads take to wake up and what NumPy takes besides; on a busy
+machine by much more. Hence the best of a few runs, and medians over schedules.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+
+from ficco import Node, oracle
+from ficco.machine import Machine
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+from ficco.simulator import predict, predict_ms
+
+RUNS = 3
+M, N, K = 1024, 256, 1024
+NAMES = Schedule.names()
+
+
+def best_ms(node: Node, problem: Problem) -> dict[str, float]:
+    """Return the least time of each schedule's runs, which take turns."""
+    times: dict[str, list[float]] = {name: [] for name in NAMES}
+    given = oracle.inputs(problem, 0)
+    for turn in range(RUNS + 1):
+        for name in NAMES:
+            begin = time.perf_counter()
+            node.run(problem, given, schedule=Schedule.named(name))
+            if turn:  # the first one binds
+                times[name].append(1e3 * (time.perf_counter() - begin))
+    return {name: min(found) for name, found in times.items()}
+
+
+@pytest.mark.parametrize("machine_name", ["mesh4", "switch4"])
+def test_paced_runs_last_as_predicted(machine_name: str) -> None:
+    machine, off = Machine.named(machine_name), []
+    with Node(4, machine=machine) as node:
+        for op in ("all_gather_matmul", "matmul_reduce_scatter"):
+            problem = Problem.chunked(op, 4, M, N, K)
+            measured = best_ms(node, problem)
+            for name in NAMES:
+                schedule = Schedule.named(name).resolve(4, machine)
+                predicted = predict_ms(problem, schedule, machine)
+                assert predicted < measured[name] + 0.1, name  # pacing is never shorter
+                off.append(abs(predicted / measured[name] - 1))
+    assert statistics.median(off) <= 0.1
+    assert statistics.quantiles(off, n=10)[-1] <= 0.2
+
+
+def test_spans_have_the_names_of_real_ones() -> None:
+    machine = Machine.named("mesh4")
+    problem = Problem.chunked("matmul_all_reduce", 4, 64, 32, 64)
+    with Node(4, machine=machine) as node:
+        for name in NAMES:
+            schedule = Schedule.named(name).resolve(4, machine)
+            node.run(problem, oracle.inputs(problem, 0), schedule=schedule)
+            real = {(s.rank, s.step): s for s in node.timeline().spans}
+            for span in predict(problem, schedule, machine).spans:
+                other = real[span.rank, span.step]
+                kept = (span.lane, span.kind, span.unit, span.bytes)
+                assert kept == (other.lane, other.kind, other.unit, other.bytes)
