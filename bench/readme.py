@@ -230,6 +230,75 @@ def host_cost_table(path: Path, document: dict[str, Any]) -> list[str]:
     return lines
 
 
+def foresight(results: Path) -> list[str]:
+    """Return what predict.json says of predictions, and scenarios.json of the paper's shapes."""
+    lines: list[str] = []
+    path = results / "predict.json"
+    if path.exists():
+        lines += prediction_table(path, json.loads(path.read_text()))
+    path = results / "scenarios.json"
+    if path.exists():
+        lines += ["", *scenario_table(path, json.loads(path.read_text()))]
+    path = results / "characterize_x4.svg"
+    if path.exists():
+        lines += [
+            "",
+            "What cutting a GEMM loses (DIL) and what GEMM and transfer lose side by side (CIL), "
+            f"4 GPUs ([`bench/results/characterize_x4.json`](bench/results/{path.stem}.json)):",
+            "",
+            f"![DIL and CIL on H200](bench/results/{path.name})",
+        ]
+    return lines
+
+
+def prediction_table(path: Path, document: dict[str, Any]) -> list[str]:
+    lines = [
+        "### Predicted against measured",
+        "",
+        "Every schedule and grain of the shapes above, captured, predicted from the profiles "
+        f"`{'`, `'.join(document['profiles'])}` ([`bench/results/{path.name}`](bench/results/"
+        f"{path.name}); {document['date']}). No shape that judges is in a profile: GEMMs there "
+        "have other m. Errors are of medians; a choice is right within 3% of the best measured "
+        "schedule, or within the measurement's interquartile range. 8 GPUs were not measured.",
+        "",
+        "| GPUs | by | schedules | median error | 90th percentile | right choices | slower than "
+        "`serial` by 3% |",
+        "|---" * 7 + "|",
+    ]
+    for world, part in document["by_world"].items():
+        for method in ("simulator", "rule"):
+            found = part[method]
+            lines.append(
+                f"| {world} | {method} | {found['errors']['count']} | "
+                f"{found['errors']['median']:.1%} | {found['errors']['p90']:.1%} | "
+                f"{found['choices_right']} of {part['cases']} | {found['slower_than_serial']} |"
+            )
+    return lines
+
+
+def scenario_table(path: Path, document: dict[str, Any]) -> list[str]:
+    lines = [
+        "### Simulated: the paper's 16 scenarios on 8 MI300X",
+        "",
+        f"**Nothing of this ran.** `{document['machine']}`: {document['source']}. All-gather + "
+        f"matmul, grain {document['grain']}, over serial; FiCCO is the best of the paper's four "
+        f"schedules ([`bench/results/{path.name}`](bench/results/{path.name})):",
+        "",
+        "| n | links | ideal, at most | FiCCO, at most | FiCCO, geometric mean | shard level | "
+        "gated | FiCCO ahead of shard level |",
+        "|---" * 8 + "|",
+    ]
+    lines += [
+        f"| {part['reading'].removeprefix('n is ')} | x {part['links']:g} | "
+        f"{part['ideal_most']:.2f}x | {part['ficco_most']:.2f}x | {part['ficco_geomean']:.2f}x | "
+        f"{part['shard_level_geomean']:.2f}x | {part['gated_geomean']:.2f}x | "
+        f"{part['ahead_of_shard_level']} of {part['scenarios']} |"
+        for part in document["summary"]
+    ]
+    right = document["rule_within_3_percent_of_the_simulator"]
+    return [*lines, "", f"The rule's choice is within 3% of the simulator's in {right}."]
+
+
 def rendered() -> str:
     """Return README with its tables made anew."""
     results = ROOT / "bench" / "results"
@@ -238,6 +307,8 @@ def rendered() -> str:
     lines = ["## Measured", "", *paced_tables(paced), "", *host_table(host)]
     if on_gpus := comparison(results):
         lines += ["", *on_gpus[:-1]]
+    if foreseen := foresight(results):
+        lines += ["", *foreseen]
     body = "\n".join(lines)
     text = (ROOT / "README.md").read_text()
     head, rest = text.split(BEGIN)

@@ -122,8 +122,13 @@ def main() -> int:
         "rule_within_3_percent_of_the_simulator": f"{sum(right)} of {len(right)}",
         "summary": summary, "rows": rows,
     }  # fmt: skip
-    ahead = all(part["ahead_of_shard_level"] == part["scenarios"] for part in summary)
-    return finish("scenarios", result, {"FiCCO's best is ahead of shard level everywhere": ahead})
+    ahead = next(
+        part["ahead_of_shard_level"] == part["scenarios"]
+        for part in summary
+        if (part["reading"], part["links"]) == ("n is global", 1.0)
+    )
+    checks = {"where n is global, FiCCO's best is ahead of shard level in every scenario": ahead}
+    return finish("scenarios", result, checks)
 
 
 if __name__ == "__main__":

@@ -318,16 +318,16 @@ def join_group(
 # ---- Predicting
 
 def simulate(
-    plan: tuple[
-        npt.NDArray[np.int64],
-        npt.NDArray[np.float64],
-        npt.NDArray[np.float64],
-        npt.NDArray[np.int64],
-        npt.NDArray[np.float64],
-        npt.NDArray[np.float64],
-        npt.NDArray[np.int64],
-    ],
-    links: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[list[float]]],
+    lanes: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.float64],
+    rows: npt.NDArray[np.float64],
+    afters: npt.NDArray[np.int64],
+    actions: npt.NDArray[np.float64],
+    transfers: npt.NDArray[np.float64],
+    words: npt.NDArray[np.int64],
+    routes: npt.NDArray[np.int64],
+    kinds: npt.NDArray[np.int64],
+    rates: list[list[float]],
     costs: tuple[float, float, float, float, int],
 ) -> tuple[npt.NDArray[np.float64], list[tuple[int, int, int]]]:
     """Work out when the rows of a plan, of all ranks, would begin and end. The GIL is released.
@@ -346,18 +346,18 @@ def simulate(
     transfer's most.
 
     Args:
-        plan: C-contiguous arrays:
-            lanes [count]: the rank of each.
-            starts [world]: ns at which the lanes of a rank begin.
-            rows [count, 4]: lane; ns, from its rank's start, before which it does not begin; how
-                many of `afters` are its; how many of `actions` are.
-            afters [count]: earlier rows that have ended before a row begins.
-            actions [count, 3]: as above.
-            transfers [count, 3]: latency in ns, bytes, most GB/s.
-            words [count, 2]: its rank, 1 if it is raised at the start.
-        links: routes [world * world, 3], for each sender and receiver the ports of a copy, -1 for
-            none; kinds [ports]; and for each kind the GB/s that one copy gets through such a port,
-            two together, and so on, the last of them for more.
+        lanes: [count]: the rank of each.
+        starts: [world]: ns at which the lanes of a rank begin.
+        rows: [count, 4], C-contiguous, as the other tables: lane; ns, from its rank's start,
+            before which it does not begin; how many of `afters` are its; how many of `actions` are.
+        afters: [count]: earlier rows that have ended before a row begins.
+        actions: [count, 3]: as above.
+        transfers: [count, 3]: latency in ns, bytes, most GB/s.
+        words: [count, 2]: its rank, 1 if it is raised at the start.
+        routes: [world * world, 3]: for each sender and receiver the ports of a copy, -1 for none.
+        kinds: [ports]: the kind of each.
+        rates: for each kind the GB/s that one copy gets through such a port, two together, and so
+            on, the last of them for more.
         costs: (wait_ns, raise_ns, how much longer work lasts while bytes flow from or to its rank,
             by how much a transfer's most sinks while its sender or receiver works, how many copies
             of a rank may flow at once (0: any number)).

@@ -53,7 +53,7 @@ def write_profile(path: str, ranks: int | None) -> int:
     world = min(found.devices, choosing.MOST_GPUS) if ranks is None else ranks
     if not 2 <= world <= found.devices:
         raise InputError(
-            f"--ranks {world}: a profile of GPUs takes 2 to {found.devices} of them here, a rank each"
+            f"--ranks {world}: a profile of GPUs takes 2 to {found.devices} of those here"
         )
     _check_bindings()
     for name, value in _SETTINGS.items():

@@ -185,6 +185,7 @@ def _print(args: argparse.Namespace, asked: Asked, points: list[Point], how: str
     from ficco.report.tables import heading, results_table
 
     p, link = asked.problem, asked.machine.link
+    rated = asked.machine.paced or args.simulate
     rows = [asdict(point.row) for point in points]
     if args.json:
         document = {
@@ -198,7 +199,7 @@ def _print(args: argparse.Namespace, asked: Asked, points: list[Point], how: str
             "machine": asked.machine.name,
             "paced": asked.machine.paced and not args.simulate,
             "simulated": args.simulate,
-            "link_gbps": link.peak_gbps if link.paced else None,
+            "link_gbps": link.peak_gbps if link.paced and rated else None,
             "results": rows,
         }
         print(json.dumps(document))

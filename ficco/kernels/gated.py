@@ -146,7 +146,8 @@ def prepare(
         facts = torch.cuda.get_device_properties(device)
         processors, bulk = facts.multi_processor_count, facts.major >= _BULK_CAPABILITY
     rows = [part.rows for part in order]
-    tile = tile or choose_tile(rows, n, dtype.itemsize, processors)
+    aligned = k * dtype.itemsize % _BULK_ALIGN == 0
+    tile = tile or choose_tile(rows, n, dtype.itemsize, processors, aligned)
     firsts = [0, *accumulate(count_tiles(rows, n, tile))]
     tiles = firsts[-1]
     entries = [

@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 # Of several tiles the one that is estimated fastest is taken; the first where they are equal. The
 # first speed of 2 bytes is 0.98 to 1.01 of cuBLAS's (H200, 2026-11-20); the others are estimates.
-# None of these spills registers (ptxas, sm_90a), whatever the layout of b.
+# With bulk loads those of 2 bytes spill no registers, and so many programs fit (ptxas, sm_90a).
 TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
     2: (
         # Many tiles: the most multiplications for a byte that is read.
@@ -49,14 +49,14 @@ TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
         Tile(64, 256, 64, 4, 4, 8, 1, 0.80),
         Tile(64, 128, 64, 4, 4, 8, 2, 0.70),
         # Too few tiles for all multiprocessors.
-        Tile(64, 64, 64, 4, 4, 8, 3, 0.45),
+        Tile(64, 64, 64, 4, 4, 8, 2, 0.45),
     ),
     4: (
         # float32 is multiplied on the ordinary units, from registers: larger tiles spill.
         Tile(128, 64, 16, 8, 3, 8, 1, 1.00),
         # Few rows or few tiles.
         Tile(64, 64, 16, 4, 3, 8, 2, 0.90),
-        Tile(32, 32, 32, 4, 3, 8, 3, 0.60),
+        Tile(32, 32, 32, 4, 3, 8, 2, 0.60),
     ),
 }
 
@@ -67,7 +67,9 @@ def count_tiles(rows: Sequence[int], n: int, tile: Tile) -> list[int]:
     return [-(-count // tile.rows) * columns for count in rows]
 
 
-def choose_tile(rows: Sequence[int], n: int, element_bytes: int, processors: int) -> Tile:
+def choose_tile(
+    rows: Sequence[int], n: int, element_bytes: int, processors: int, aligned: bool = True
+) -> Tile:
     """Return the tile for parts of so many rows.
 
     Args:
@@ -75,6 +77,8 @@ def choose_tile(rows: Sequence[int], n: int, element_bytes: int, processors: int
         n: columns of c.
         element_bytes: of the operands, 2 or 4.
         processors: multiprocessors.
+        aligned: whether rows of a begin at multiples of 16 bytes. Elements are loaded one by one
+            where they do not, and then larger tiles than the last of the class spill registers.
     """
 
     def cost(tile: Tile) -> float:
@@ -82,6 +86,8 @@ def choose_tile(rows: Sequence[int], n: int, element_bytes: int, processors: int
         return rounds * tile.rows * tile.cols / tile.speed
 
     tiles = TILES[element_bytes]
+    if not aligned:
+        return tiles[-1]
     most, least = max(rows, default=0), min(tile.rows for tile in tiles)
     fitting = [tile for tile in tiles if tile.rows < 2 * most or tile.rows == least]
     return min(fitting, key=cost)

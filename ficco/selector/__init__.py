@@ -4,8 +4,9 @@
     quick(problem, machine)    a book's neighbourhood, else the rule: for use inside a call
     automatic(problem, ...)    the same for a group, from the profile of its devices
 
-`serial` is always a candidate: where nothing promises more than MARGIN over it, it is chosen. A
-choice follows from what all ranks of a group know alike, so all come to the same one.
+`serial` is always a candidate: where nothing promises more than MARGIN over it, it is chosen. Nor
+is a finer schedule taken for less than that over a plainer one. A choice follows from what all
+ranks of a group know alike, so all come to the same one.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ from ficco.timeline import REGIMES
 __all__ = ["METHODS", "Book", "Choice", "automatic", "choose", "decide", "quick", "shipped_for"]
 
 METHODS = ("book", "simulator", "rule")
-_TIE = (
-    0.02  # predictions err by some per cent: of those this near to the best the plainest is taken
-)
 
 Predicted = list[tuple[Schedule, float]]
 
@@ -196,7 +194,7 @@ def _by_book(
 def decide(
     predicted: Predicted, facts: Facts, machine: Machine, by: str, passed: str = ""
 ) -> Choice:
-    """Take the fastest; of equal ones the plainest; serial where no gain is promised.
+    """Take the plainest of those within MARGIN of the fastest; serial where no gain is promised.
 
     Args:
         predicted: schedules with ms a call, `serial` first.
@@ -207,7 +205,7 @@ def decide(
     """
     plain, plain_ms = predicted[0]
     least = min(ms for _, ms in predicted)
-    near = [(schedule, ms) for schedule, ms in predicted if ms <= least * (1 + _TIE)]
+    near = [(schedule, ms) for schedule, ms in predicted if ms <= least * (1 + MARGIN)]
     best, best_ms = min(near, key=lambda entry: plainness(entry[0]))
     said = reasons(facts, machine, best)
     gain = plain_ms / best_ms if best_ms else 1.0

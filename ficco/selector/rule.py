@@ -20,7 +20,7 @@ from ficco.selector.facts import COLLECTIVE, Facts
 
 __all__ = ["MARGIN", "estimate_us", "reasons"]
 
-MARGIN = 0.03  # a schedule must promise this much over serial to be taken
+MARGIN = 0.03  # a schedule must promise this much over serial, or over a plainer one, to be taken
 
 
 def _gemm_us(machine: Machine, m: float, n: int, k: int, dtype: str) -> float:

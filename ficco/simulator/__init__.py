@@ -136,7 +136,7 @@ def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
         machine.copy_engines,
     )
     try:
-        times, stuck = _native.simulate(encoded.tables, encoded.ports, given)
+        times, stuck = _native.simulate(*encoded.tables, *encoded.ports, given)
     except ValueError as wrong:
         raise PlanError(
             f"the plan cannot be simulated ({wrong}); `ficco plan --check` proves a plan"

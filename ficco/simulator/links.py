@@ -33,7 +33,7 @@ class Transfer(NamedTuple):
 
 
 class Ports(NamedTuple):
-    """Which ports a copy goes through, and what they carry; see `simulate` in ficco/_native.pyi.
+    """Which ports a copy goes through, and what they carry; see ficco/_native.pyi.
 
     Attributes:
         routes: [world * world, 3], by sender and receiver.

@@ -46,6 +46,7 @@ def test_a_tile_is_chosen_by_rows_and_rounds(element_bytes: int) -> None:
                 "a part's rows bound a tile's"
             )
     assert choose_tile([8192] * 8, 14336, element_bytes, 132) == tiles[0]
+    assert choose_tile([8192] * 8, 14336, element_bytes, 132, aligned=False) == tiles[-1]
     few = choose_tile([64], 1024, element_bytes, 132)
     assert sum(count_tiles([64], 1024, few)) > sum(count_tiles([64], 1024, tiles[0]))
 

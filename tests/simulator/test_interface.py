@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -202,11 +203,11 @@ class TestPlans:
 
 # Limits are loose: about ten times what a machine of two busy cores takes.
 class TestSpeed:
-    def best_s(self, call: object) -> float:
+    def best_s(self, call: Callable[[], object]) -> float:
         times = []
         for _ in range(3):
             begin = time.perf_counter()
-            call()  # type: ignore[operator]
+            call()
             times.append(time.perf_counter() - begin)
         return min(times)
 

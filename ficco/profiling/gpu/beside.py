@@ -13,10 +13,11 @@ from ficco.profiling.gpu import driver
 from ficco.profiling.gpu.landing import MIB, Landing
 from ficco.profiling.gpu.operands import Pool
 from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.profiling.grids import Shape
 
 __all__ = ["measure", "worst"]
 
-_M, _N, _K = 10240, 3584, 8192
+_SHAPE = (10240, 3584, 8192)  # m, n, k
 _CHUNKS = (64 * MIB, 4 * MIB, MIB // 2)
 _TRUSTED = 2  # so many of them, the largest, make a profile's figures
 _PIECE_BYTES = 32 * MIB  # that a rank gives to an all-gather
@@ -36,17 +37,18 @@ class _Work(NamedTuple):
     us: float
 
 
-def measure(ranks: Ranks, landing: Landing) -> list[dict[str, float]]:
+def measure(ranks: Ranks, landing: Landing, shape: Shape = _SHAPE) -> list[dict[str, float]]:
     """Return what GEMM and copies of 64 MiB, 4 MiB and 512 KiB lose, then GEMM and all-gather.
 
     Each entry has `chunk_bytes` (0: the all-gather) and how many times longer each of the two lasts
     beside the other, `gemm` and `transfer`.
     """
-    inputs = Pool(4 * (_M * _K + _N * _K), ranks.device)
-    y = torch.empty((_M, _N), dtype=torch.bfloat16, device=ranks.device)
+    m, n, k = shape
+    inputs = Pool(4 * (m * k + n * k), ranks.device)
+    y = torch.empty((m, n), dtype=torch.bfloat16, device=ranks.device)
 
     def multiply(_: int) -> None:
-        torch.mm(inputs.take(_M, _K), inputs.take(_N, _K).t(), out=y)
+        torch.mm(inputs.take(m, k), inputs.take(n, k).t(), out=y)
 
     gemm = _work(ranks, multiply)
     found = []

@@ -69,8 +69,8 @@ def _turning(
 ) -> dict[str, Points]:
     """Return (bytes, us that a copy lasts longer) where every copy goes to another peer.
 
-    All ranks push to rank+1, rank+2, ... in turn, a word behind each copy, as plans do. The turns
-    are counted, and what the words take is left in: plans pay it, too. With two ranks nobody turns.
+    All ranks push to rank+1, rank+2, ... in turn, again and again, and drift apart as they like.
+    With two ranks nobody turns.
     """
     if ranks.world < 3:
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,13 @@ _CALLS, _ROUNDS = 4, 3
 Run = Callable[[], None]
 
 
-def measure(ranks: Ranks) -> list[dict[str, Any]]:
+def measure(ranks: Ranks, shapes: Sequence[Shape] = _SHAPES) -> list[dict[str, Any]]:
     """Return entries of a profile's `pieces`: the median rank's time of all pieces over the whole.
 
     Pieces of rows are GEMMs into parts of one output; slices of columns accumulate in float32.
     """
     found = []
-    for shape in _SHAPES:
+    for shape in shapes:
         m, n, k = shape
         ratios = iter(_ratios(ranks, shape))
         for cut, numbers in (("rows", _ROWS), ("columns", _COLUMNS)):

@@ -18,19 +18,16 @@ namespace {
 using namespace nb::literals;
 using Spans = nb::ndarray<nb::numpy, double, nb::shape<-1, 2>>;
 using StuckTuples = std::vector<std::tuple<int, int, int>>;  // row, word, row it comes after
-
-using PlanTuple = std::tuple<Column<std::int64_t>, Column<double>, Table<double, kRowFields>,
-                             Column<std::int64_t>, Table<double, kActionFields>,
-                             Table<double, kTransferFields>, Table<std::int64_t, kWordFields>>;
-using LinksTuple =
-    std::tuple<Table<std::int64_t, 3>, Column<std::int64_t>, std::vector<std::vector<double>>>;
 using CostsTuple = std::tuple<double, double, double, double, int>;
 
-std::pair<Spans, StuckTuples> simulate(const PlanTuple& plan, const LinksTuple& links,
-                                       const CostsTuple& costs) {
+std::pair<Spans, StuckTuples> simulate(
+    const Column<std::int64_t>& lanes, const Column<double>& starts,
+    const Table<double, kRowFields>& rows, const Column<std::int64_t>& afters,
+    const Table<double, kActionFields>& actions, const Table<double, kTransferFields>& transfers,
+    const Table<std::int64_t, kWordFields>& words, const Table<std::int64_t, 3>& routes,
+    const Column<std::int64_t>& kinds, const std::vector<std::vector<double>>& rates,
+    const CostsTuple& costs) {
     static_assert(sizeof(SimulatedTimes) == 2 * sizeof(double));
-    const auto& [lanes, starts, rows, afters, actions, transfers, words] = plan;
-    const auto& [routes, kinds, rates] = links;
     const auto [wait_ns, raise_ns, work_beside_copies, copies_beside_work, copy_engines] = costs;
     auto* times = new std::vector<SimulatedTimes>();
     const nb::capsule owner(times,
@@ -55,7 +52,8 @@ std::pair<Spans, StuckTuples> simulate(const PlanTuple& plan, const LinksTuple& 
 }  // namespace
 
 void bind_simulation(nb::module_& module) {
-    module.def("simulate", &simulate, "plan"_a, "links"_a, "costs"_a);
+    module.def("simulate", &simulate, "lanes"_a, "starts"_a, "rows"_a, "afters"_a, "actions"_a,
+               "transfers"_a, "words"_a, "routes"_a, "kinds"_a, "rates"_a, "costs"_a);
 }
 
 }  // namespace ficco::bind
