@@ -81,8 +81,9 @@ class Node:
         if isinstance(world, bool) or not isinstance(world, int) or not 1 <= world <= MAX_WORLD:
             raise InputError(f"world={world!r}: a node has 1 to {MAX_WORLD} ranks")
         _check_timeout(timeout_s)
-        named = schedule == "auto" or isinstance(schedule, Schedule)
-        self._schedule = schedule if named else Schedule.named(str(schedule))
+        if schedule != "auto" and not isinstance(schedule, Schedule):
+            schedule = Schedule.named(schedule)
+        self._schedule: str | Schedule = schedule
         profile = machine if isinstance(machine, Machine) else Machine.named(machine)
         self._library: Library = NUMPY
         self._runtime: LocalRuntime | CudaLocalRuntime

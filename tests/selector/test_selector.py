@@ -143,7 +143,7 @@ class TestGemmTimes:
 class TestChoice:
     def test_serial_where_nothing_gains(self) -> None:
         """Hardly any transfer: overlap cannot promise MARGIN."""
-        problem = gather(4096, 65536, 64)
+        problem = gather(64, 262144, 64)
         for by in ("rule", "simulator"):
             found = selector.choose(problem, SWITCH, by=by)
             assert found.schedule.name == "serial"

@@ -131,17 +131,17 @@ class TestDevices:
         assert ends(plan(1, (0, run)), on) == {"run": 2 + 40}
         assert ends(plan(1, (0, apart)), on) == {"run": 4 * 12}
 
-    def test_what_accumulates_is_read_and_written_once_more(self) -> None:
+    def test_what_accumulates_reads_its_sum_first(self) -> None:
         on = machine(memory_gbps=0.001)  # a byte takes a us
         added = gemm("added", 0)._replace(products=(product(0, 10)._replace(accumulate=True),))
-        assert ends(plan(1, (0, added)), on) == {"added": 10 + 2 * 10 * 2 * 4}
+        assert ends(plan(1, (0, added)), on) == {"added": 10 + 10 * 2 * 4 / 2}
 
-    def test_so_is_a_wide_sum_of_narrow_products(self) -> None:
+    def test_a_wide_sum_of_narrow_products_costs_nothing_more(self) -> None:
         narrow = plan(1, (0, gemm("a", 0, 10)))
         on = machine(memory_gbps=0.001)
-        for dtype, us in (("float32", 10), ("bfloat16", 10 + 2 * 10 * 2 * 4)):
+        for dtype in ("float32", "bfloat16"):
             problem = replace(narrow.problem, dtype=dtype)
-            assert ends(narrow._replace(problem=problem), on) == {"a": us}
+            assert ends(narrow._replace(problem=problem), on) == {"a": 10}
 
     def test_a_transposed_operand_is_as_deep_as_it_is_high(self) -> None:
         a, b = Region(0, "x", 0, 40, 0, 20), Region(0, "w", 0, 40, 0, 2)
