@@ -34,6 +34,22 @@ def call(
     return subprocess.CompletedProcess(args, started.returncode, out, err)
 
 
+def test_auto_takes_what_is_predicted(gpus: int, tmp_path: Path) -> None:
+    """On a GPU that has a shipped profile; elsewhere the error says how to make one."""
+    sizes = ["--m", "16384", "--n", "4096", "--k", "8192", "--ranks", "2", "--iters", "2"]
+    done = call(tmp_path, "run", *sizes, "--schedule", "auto", "--json")
+    if "no profile of" in done.stderr:
+        assert done.returncode == 2 and "doctor --profile" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["results"]
+    assert row["ok"] and "auto: " in done.stderr
+    told = json.loads(
+        call(tmp_path, "explain", *sizes[:-2], "--regime", "synchronized", "--json").stdout
+    )
+    assert (row["schedule"], row["grain"]) == (told["choice"]["schedule"], told["choice"]["grain"])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
 def test_every_schedule_is_right(gpus: int, tmp_path: Path, op: str, dtype: str) -> None:
@@ -42,7 +58,8 @@ def test_every_schedule_is_right(gpus: int, tmp_path: Path, op: str, dtype: str)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert set(document) == {
-        "op", "m", "n", "k", "ranks", "dtype", "engine", "machine", "paced", "link_gbps", "results", "simulated",
+        "op", "m", "n", "k", "ranks", "dtype", "engine", "machine", "paced", "link_gbps", "results",
+        "simulated",
     }  # fmt: skip
     assert (document["engine"], document["machine"]) == ("cuda", "cuda")
     assert (document["paced"], document["link_gbps"]) == (False, None)

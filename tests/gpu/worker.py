@@ -419,8 +419,12 @@ def functions(rank: int, world: int, fallback: bool = False) -> None:
     apart = torch.randn(40, 3, dtype=torch.bfloat16).cuda().t()[0:1]  # [1, 40], three apart
     mine = want[12 * rank : 12 * rank + 12] + apart.double()
     for _ in range(2):  # the second call is one that was made before
-        y = ficco.matmul_reduce_scatter(full[:, columns], back[columns], bias=apart)
+        y = ficco.matmul_reduce_scatter(
+            full[:, columns], back[columns], bias=apart, schedule="hetero_fused_1d"
+        )
         assert (y.double() - mine).abs().max() < 1.0, "a bias with strides"
+        y = ficco.matmul_reduce_scatter(full[:, columns], back[columns], bias=apart)
+        assert (y.double() - mine).abs().max() < 1.0, "what auto takes"
     table = torch.randn(6, 20, dtype=torch.bfloat16).cuda().t()  # its columns are contiguous
     indices, batch = torch.randint(20, (30, 2)).cuda()[:, 0], 4 * world
     starts = (torch.arange(batch) * 30 // batch).cuda().repeat_interleave(2)[::2]
@@ -429,7 +433,7 @@ def functions(rank: int, world: int, fallback: bool = False) -> None:
     )
     y = ficco.embedding_all_to_all(
         [table], [indices], [starts], tables_per_rank=[1] * world, dimension=6, batch=batch,
-        dtype=torch.bfloat16,
+        dtype=torch.bfloat16, schedule="hetero_fused_1d",
     )  # fmt: skip
     bags = pooled[4 * rank : 4 * rank + 4].repeat(1, world)
     assert (y.cpu().double() - bags).abs().max() < 0.2, "tables and indices with strides"
