@@ -259,7 +259,8 @@ def prediction_table(path: Path, document: dict[str, Any]) -> list[str]:
         f"`{'`, `'.join(document['profiles'])}` ([`bench/results/{path.name}`](bench/results/"
         f"{path.name}); {document['date']}). No shape that judges is in a profile: GEMMs there "
         "have other m. Errors are of medians; a choice is right within 3% of the best measured "
-        "schedule, or within the measurement's interquartile range. 8 GPUs were not measured.",
+        "schedule (in brackets: so many), or within the interquartile range of the two. 8 GPUs "
+        "were not measured.",
         "",
         "| GPUs | by | schedules | median error | 90th percentile | right choices | slower than "
         "`serial` by 3% |",
@@ -271,7 +272,8 @@ def prediction_table(path: Path, document: dict[str, Any]) -> list[str]:
             lines.append(
                 f"| {world} | {method} | {found['errors']['count']} | "
                 f"{found['errors']['median']:.1%} | {found['errors']['p90']:.1%} | "
-                f"{found['choices_right']} of {part['cases']} | {found['slower_than_serial']} |"
+                f"{found['choices_right']} ({found['choices_within_3_percent']}) of "
+                f"{part['cases']} | {found['slower_than_serial']} |"
             )
     return lines
 

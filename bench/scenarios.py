@@ -76,6 +76,11 @@ def simulated(problem: Problem, machine: Machine) -> dict[str, Any]:
     }
 
 
+def named(schedule: Schedule) -> str:
+    """Return a schedule's name and grain."""
+    return f"{schedule.name} g{schedule.chunks}"
+
+
 def main() -> int:
     machine = Machine.named(MACHINE)
     scenarios = tomllib.loads(SCENARIOS.read_text())["scenarios"]
@@ -91,11 +96,10 @@ def main() -> int:
                 row = {"id": scenario["id"], "reading": reading, "links": factor}
                 row |= simulated(problem, profile)
                 if factor == 1.0:
-                    rule = choose(problem, profile, by="rule").schedule.name
+                    rule = choose(problem, profile, by="rule").schedule
                     whole = choose(problem, profile, by="simulator")
-                    row |= {"rule": rule, "simulator": whole.schedule.name}
-                    ms = {s.name: t for s, t in reversed(whole.alternatives)}
-                    ms[whole.schedule.name] = whole.predicted_ms
+                    row |= {"rule": named(rule), "simulator": named(whole.schedule)}
+                    ms = dict(whole.alternatives) | {whole.schedule: whole.predicted_ms}
                     right.append(ms[rule] <= 1.03 * whole.predicted_ms)
                 rows.append(row)
     summary = []

@@ -101,7 +101,8 @@ class Costs:
         skew_us: how far apart ranks begin a call.
         gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
         copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.
-        gemm_beside_collective, collective_beside_gemm: the same, for torch.distributed.
+        gemm_beside_collective, collective_beside_gemm: the same, for torch.distributed; for the
+            record, nothing is predicted from them.
     """
 
     launch_us: float = 0.0
@@ -165,7 +166,7 @@ class Machine:
         gemms: measured GEMM times by dtype.
         collectives: (bytes that leave a rank, us) of torch.distributed, by collective.
         costs: of everything else.
-        pieces: what cutting GEMMs loses, by shape.
+        pieces: what cutting GEMMs loses, by shape; for the record, since GEMM times tell it.
         pacing: whether the host engine keeps to the rates; in a file it is called `paced`.
     """
 
@@ -257,12 +258,21 @@ class Machine:
         """Whether the profile knows enough to predict from: rates of its links and of GEMMs."""
         return self.link.paced and bool(self.gemms or self.gemm_gflops)
 
-    def check_rated(self) -> None:
+    def check_rated(self, dtype: str | None = None) -> None:
         """Refuse to predict for a machine that has no figures.
+
+        Args:
+            dtype: of GEMMs that are to be predicted; None: there are none.
 
         Raises:
             MachineError: it has none; it says where to get them.
         """
+        if self.rated and dtype is not None and not self.multiplies(dtype):
+            known = [name for name, _ in (*self.gemms, *self.gemm_gflops)]
+            raise MachineError(
+                f"machine {self.name!r} has no GEMM rate for {dtype}, only for {', '.join(known)}; "
+                "add one to the profile, or ask for another dtype"
+            )
         if not self.rated:
             known = [name for name in data.names("machines") if Machine.named(name).rated]
             raise MachineError(
@@ -272,7 +282,12 @@ class Machine:
 
     def paced_gemm_us(self, flops: float, dtype: str) -> float:
         """Return how long the host engine makes so many operations last; 0 where unpaced."""
-        return self._rated_us(flops, dtype) if self.pacing else 0.0
+        return self.rated_gemm_us(flops, dtype) if self.pacing else 0.0
+
+    def multiplies(self, dtype: str) -> bool:
+        """Whether the profile knows how long GEMMs of a dtype last."""
+        rates = dict(self.gemm_gflops)
+        return self.gemm_times(dtype) is not None or dtype in rates or "any" in rates
 
     def gemm_times(self, dtype: str) -> GemmTimes | None:
         """Return measured GEMM times of a dtype, of the nearest one where it was not measured."""
@@ -286,10 +301,11 @@ class Machine:
         """Return how long [m, k] . [k, n] lasts alone on one device, in us; 0 where unknown."""
         times = self.gemm_times(dtype)
         if times is None:
-            return self._rated_us(2.0 * m * n * k, dtype)
+            return self.rated_gemm_us(2.0 * m * n * k, dtype)
         return times.us(m, n, k)
 
-    def _rated_us(self, flops: float, dtype: str) -> float:
+    def rated_gemm_us(self, flops: float, dtype: str) -> float:
+        """Return how long so many operations last by the plain rate; 0 where there is none."""
         rates = dict(self.gemm_gflops)
         rate = rates.get(dtype, rates.get("any", math.inf))
         return flops / (rate * 1e3)
@@ -298,16 +314,22 @@ class Machine:
         """Return how long a kernel that reads and writes so many bytes lasts; 0 where unknown."""
         return size_bytes / (self.memory_gbps * 1e3) if self.memory_gbps else 0.0
 
-    def collective_us(self, name: str, bytes_out: float) -> float | None:
-        """Return how long a collective lasts alone; None: it was not measured.
+    def collective_us(self, name: str, bytes_out: float, world: int) -> float:
+        """Return how long a collective lasts alone, in us.
+
+        It is what was measured, with all devices, but never less than the links take for it; where
+        it was not measured it is that.
 
         Args:
             name: one of COLLECTIVES.
             bytes_out: what leaves a rank if every rank sends each peer its part once (an all-reduce
                 twice).
+            world: ranks that take part.
         """
+        links = world - 1 if self.link.per == "pair" else 1
+        floor = self.link.latency_us + bytes_out / (max(links, 1) * self.link.peak_gbps * 1e3)
         curve = dict(self.collectives).get(name)
-        return None if curve is None else curve.scaled(bytes_out) if bytes_out else 0.0
+        return max(floor, curve.scaled(bytes_out)) if curve is not None and bytes_out else floor
 
     @classmethod
     def named(cls, name: str) -> Machine:

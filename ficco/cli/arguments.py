@@ -80,6 +80,7 @@ def asked_from(
     engine: str | None = None,
     ranks: int = HOST_RANKS,
     regime: str = "synchronized",
+    simulated: bool = False,
 ) -> Asked:
     """Turn parsed arguments into a problem, a machine and schedules.
 
@@ -88,6 +89,7 @@ def asked_from(
         engine: what is to run it; None: nothing, and the machine says what for it is.
         ranks: how many, where the command line does not say.
         regime: how calls will be made, by which `auto` chooses.
+        simulated: nothing runs; what the machine's engine could is predicted.
 
     Raises:
         InputError: any of them cannot be.
@@ -108,7 +110,7 @@ def asked_from(
             schedule = replace(schedule, grain=args.grain)
         schedule = schedule.resolve(problem.world, machine)
         try:
-            _check(problem, schedule, engine)
+            _check(problem, schedule, machine.engine if simulated else engine)
         except ScheduleError as reason:
             if not everything:
                 raise
@@ -156,12 +158,13 @@ def _automatic(
     args: argparse.Namespace, problem: Problem, machine: Machine, regime: str
 ) -> tuple[Schedule, str]:
     """Return what the selector takes, and its reasons."""
-    from ficco.cli.choosing import profile_of
+    from ficco.cli.choosing import driver_of, profile_of
     from ficco.selector import choose
 
     if args.grain is not None:
         raise InputError(f"--grain {args.grain} with --schedule auto, which chooses it")
-    found = choose(problem, profile_of(machine, problem.world), regime)
+    profile, driver = profile_of(machine, problem.world), driver_of(machine)
+    found = choose(problem, profile, regime, driver=driver)
     name = f"{found.schedule.name}, grain {found.schedule.chunks}"
     return found.schedule, f"auto: {name}, by the {found.by}: {'; '.join(found.reasons)}"
 
@@ -176,13 +179,14 @@ def _fill_in(args: argparse.Namespace, engine: str) -> None:
 
 
 def _check(problem: Problem, schedule: Schedule, engine: str | None) -> None:
-    """Raise ScheduleError for a schedule that the engine cannot run."""
-    if engine == "cuda" and schedule.compute == "gated":
+    """Raise ScheduleError for a schedule that the engine cannot run; None: a plan will do."""
+    if engine not in ("host", None) and schedule.compute == "gated":
         raise ScheduleError(
-            "compute='gated' needs a kernel that waits for chunks, which the CUDA engine does not "
-            "have yet; the nearest that works is compute='per_chunk'"
+            "compute='gated' needs a kernel that waits for chunks, which the "
+            f"{'CUDA' if engine == 'cuda' else engine} engine does not have yet; the nearest that "
+            "works is compute='per_chunk'"
         )
-    if engine == "cuda" and schedule.transport == "collective":
+    if engine not in ("host", None) and schedule.transport == "collective":
         return  # torch.distributed runs it, without a plan
     lower_rank(problem, schedule, 0)
 

@@ -11,7 +11,16 @@ from typing import NamedTuple
 from ficco.errors import EngineError, InputError, MachineError
 from ficco.machine import Machine
 
-__all__ = ["MOST_GPUS", "Gpus", "chosen_engine", "gpus", "profile_of", "strangers", "told"]
+__all__ = [
+    "MOST_GPUS",
+    "Gpus",
+    "chosen_engine",
+    "driver_of",
+    "gpus",
+    "profile_of",
+    "strangers",
+    "told",
+]
 
 MOST_GPUS = 8  # that a command takes by itself
 
@@ -110,21 +119,33 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
     return "cuda", found.devices
 
 
+def driver_of(machine: Machine) -> str | None:
+    """Return the CUDA version that the driver here serves, where a machine is these GPUs."""
+    if machine.engine != "cuda" or machine.rated:
+        return None
+    from ficco.engines import cuda
+
+    version = cuda.driver_version()
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 def profile_of(machine: Machine, ranks: int) -> Machine:
-    """Return the profile to predict from for a machine: itself, or that of the GPUs at hand.
+    """Return the profile to predict from for a machine, as a call's `auto` would find it.
 
     Raises:
         MachineError: there is none; it says how to get one.
     """
-    if machine.rated or machine.engine != "cuda":
-        machine.check_rated()
-        return machine
-    from ficco.engines import cuda
-    from ficco.selector import shipped_for
+    from ficco.selector import profile_for
 
-    device = cuda.capabilities(0).name
-    found = shipped_for(device, ranks)
+    device = ""
+    if machine.engine == "cuda" and not machine.rated:
+        from ficco.engines import cuda
+
+        device = cuda.capabilities(0).name
+    found = profile_for(machine, device, ranks)
     if found is None:
+        if not device:
+            machine.check_rated()  # says what to do
         raise MachineError(
             f"no profile of {device} with {ranks} devices or more is shipped; measure this machine "
             "by `ficco doctor --profile FILE`, and name it by --machine FILE"

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ficco.cli.arguments import HOST_RANKS, add_problem, problem_from
-from ficco.cli.choosing import MOST_GPUS, gpus, profile_of
+from ficco.cli.choosing import MOST_GPUS, driver_of, gpus, profile_of
 from ficco.machine import Machine
 from ficco.selector import METHODS, Book, Choice, choose
 from ficco.timeline import REGIMES
@@ -45,7 +45,8 @@ def _main(args: argparse.Namespace) -> int:
     problem, machine = problem_from(args, engine, ranks)
     profile = profile_of(machine, problem.world)
     book = None if args.book is None else Book.named(args.book)
-    found = choose(problem, profile, args.regime, book=book, by=args.by)
+    driver = driver_of(machine)
+    found = choose(problem, profile, args.regime, book=book, by=args.by, driver=driver)
     p = problem
     if args.json:
         about = {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "ranks": p.world, "dtype": p.dtype}

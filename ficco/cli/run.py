@@ -109,7 +109,7 @@ def _simulated(args: argparse.Namespace) -> int:
     check_alone(
         engine=args.engine != "auto", processes=args.processes, compute=args.compute is not None
     )
-    asked = asked_from(args, regime=args.regime)
+    asked = asked_from(args, regime=args.regime, simulated=True)
     trace = _opened(args.trace)
     try:
         points = simulated(asked, args.regime)

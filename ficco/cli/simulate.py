@@ -23,7 +23,6 @@ def simulated(asked: Asked, regime: str) -> list[Point]:
     Raises:
         InputError: the machine has no rates, or too few devices.
     """
-    asked.machine.check_rated()
     p = asked.problem
     serial = Schedule.named("serial").resolve(p.world, asked.machine)
     others = [schedule for schedule in asked.schedules if schedule != serial]

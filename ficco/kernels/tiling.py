@@ -35,21 +35,23 @@ class Tile(NamedTuple):
     speed: float
 
 
-# Of several tiles the one that is estimated fastest is taken; the first where they are equal. The
-# first speed of 2 bytes is 0.98 to 1.01 of cuBLAS's (H200, 2026-11-20); the others are estimates.
-# With bulk loads those of 2 bytes spill no registers, and so many programs fit (ptxas, sm_90a).
+# Of several tiles the one that is estimated fastest is taken; the first where they are equal.
+# Speeds of the first three of 2 bytes are means against cuBLAS over 8 shapes in 4 and 8 parts
+# (H200, 2026-11-21; 0.80 to 1.00, 0.87 to 0.93 and, at the whim of the parts, 0.72 to 1.04); the
+# others are estimates. With bulk loads those of 2 bytes spill no registers, and so many programs
+# fit.
 TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
     2: (
-        # Many tiles: the most multiplications for a byte that is read.
-        Tile(128, 256, 64, 8, 3, 8, 1, 1.00),
-        # Few columns, or larger tiles would leave the last round half empty. Two programs on a
-        # multiprocessor: one multiplies while the other stores.
-        Tile(128, 128, 64, 4, 3, 8, 2, 0.88),
-        # Parts of up to 64 rows: rows beyond a part would be multiplied in vain.
-        Tile(64, 256, 64, 4, 4, 8, 1, 0.80),
-        Tile(64, 128, 64, 4, 4, 8, 2, 0.70),
+        # Two programs on a multiprocessor: one multiplies while the other stores.
+        Tile(128, 128, 64, 4, 3, 8, 2, 0.97),
+        # Where pairs of the former leave the last round half empty; parts of up to 64 rows.
+        Tile(64, 256, 64, 4, 4, 8, 1, 0.91),
+        # The most multiplications for a byte that is read.
+        Tile(128, 256, 64, 8, 4, 8, 1, 0.89),
+        # Few rows and columns: rows beyond a part would be multiplied in vain.
+        Tile(64, 128, 64, 4, 4, 8, 2, 0.75),
         # Too few tiles for all multiprocessors.
-        Tile(64, 64, 64, 4, 4, 8, 2, 0.45),
+        Tile(64, 64, 64, 4, 4, 8, 2, 0.50),
     ),
     4: (
         # float32 is multiplied on the ordinary units, from registers: larger tiles spill.
@@ -82,8 +84,8 @@ def choose_tile(
     """
 
     def cost(tile: Tile) -> float:
-        rounds = -(-sum(count_tiles(rows, n, tile)) // processors)
-        return rounds * tile.rows * tile.cols / tile.speed
+        rounds = -(-sum(count_tiles(rows, n, tile)) // (processors * tile.per_sm))
+        return rounds * tile.per_sm * tile.rows * tile.cols / tile.speed
 
     tiles = TILES[element_bytes]
     if not aligned:

@@ -16,7 +16,7 @@ from ficco.schedule import Schedule
 __all__ = ["AUTO", "automatic", "regime"]
 
 AUTO = "auto"
-_told: set[tuple[str, ...]] = set()  # reasons that were logged
+_told: set[tuple[str, ...]] = set()  # choices that were logged with their reasons, once each
 
 
 def regime() -> str:
@@ -35,8 +35,9 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
     name = _name(device.index or 0) if on_gpu else ""
     driver = _driver() if on_gpu else None
     found = selector.automatic(problem, runtime.machine, name, regime(), driver)
-    if found.reasons not in _told:
-        _told.add(found.reasons)
+    said = (problem.op, found.schedule.name, str(found.schedule.chunks), found.by)
+    if said not in _told:
+        _told.add(said)
         level = log.warning if found.predicted_ms is None and on_gpu else log.info
         level("%s: %s, grain %s, by the %s: %s", problem.op, found.schedule.name,
               found.schedule.chunks, found.by, "; ".join(found.reasons))  # fmt: skip

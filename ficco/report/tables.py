@@ -25,7 +25,8 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
         f"engine {machine.engine} ({compute}), machine {machine.name}: {machine.about}",
     ]
     if not iters:
-        lines.append(f"nothing ran; predicted from the profile's figures: {machine.source}")
+        source = machine.source or "of the profile"
+        lines.append(f"nothing ran; predicted from figures: {source}")
         return "\n".join(lines)
     if machine.engine == "cuda":
         lines.append(
@@ -61,7 +62,7 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         style = "bold" if row["speedup"] == best else ""
         error = row["max_rel_error"]
-        right = "right" if error is not None else "proved"
+        right = "right" if error is not None else "proved" if row["copies"] else ""
         table.add_row(
             Text(row["schedule"], style),
             str(row["grain"]),

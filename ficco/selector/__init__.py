@@ -22,11 +22,11 @@ from ficco.schedule import Schedule
 from ficco.selector.book import Book, shipped
 from ficco.selector.candidates import legal, plainness, points, serial
 from ficco.selector.facts import Facts, facts_of
-from ficco.selector.profiles import profile_for, shipped_for
+from ficco.selector.profiles import profile_for
 from ficco.selector.rule import MARGIN, estimate_us, reasons
 from ficco.timeline import REGIMES
 
-__all__ = ["METHODS", "Book", "Choice", "automatic", "choose", "decide", "quick", "shipped_for"]
+__all__ = ["METHODS", "Book", "Choice", "automatic", "choose", "decide", "profile_for", "quick"]
 
 METHODS = ("book", "simulator", "rule")
 
@@ -88,7 +88,7 @@ def choose(
         MachineError: the machine has no rates.
         InputError: `regime` or `by` is none, or a book that is asked for cannot serve.
     """
-    _check(machine, regime, by)
+    _check(problem, machine, regime, by)
     facts = facts_of(problem)
     found, passed = _by_book(facts, machine, regime, book, driver, by == "book")
     if found is not None and by in (None, "book"):
@@ -119,7 +119,7 @@ def quick(
 
     Arguments and errors are those of `choose`.
     """
-    _check(machine, regime, None)
+    _check(problem, machine, regime, None)
     return _quick(facts_of(problem), machine, regime, driver)
 
 
@@ -139,18 +139,22 @@ def automatic(
         MachineError: the profile that was given does not fit.
     """
     profile = profile_for(machine, device, problem.world)
-    if profile is not None:
+    pools = problem.op == "embedding_all_to_all"
+    if profile is None:
+        reason = (
+            f"there is no profile of {device or 'this machine'} with {problem.world} devices or "
+            "more, so nothing can be promised; `ficco doctor --profile FILE` measures one, "
+            "FICCO_MACHINE=FILE names it"
+        )
+    elif pools or profile.multiplies(problem.dtype):
         return quick(problem, profile, regime, driver)
-    return _unknown(problem.world, machine, device)
+    else:
+        reason = f"profile {profile.name} has no GEMM rate for {problem.dtype}"
+    return _unknown(problem.world, machine, reason)
 
 
 @lru_cache(maxsize=64)
-def _unknown(world: int, machine: Machine, device: str) -> Choice:
-    reason = (
-        f"there is no profile of {device or 'this machine'} with {world} devices or more, so "
-        "nothing can be promised; `ficco doctor --profile FILE` measures one, FICCO_MACHINE=FILE "
-        "names it"
-    )
+def _unknown(world: int, machine: Machine, reason: str) -> Choice:
     return Choice(serial(world, machine), None, "rule", (reason,), ())
 
 
@@ -205,7 +209,8 @@ def decide(
     """
     plain, plain_ms = predicted[0]
     least = min(ms for _, ms in predicted)
-    near = [(schedule, ms) for schedule, ms in predicted if ms <= least * (1 + MARGIN)]
+    gains = [(s, ms) for s, ms in predicted if ms * (1 + MARGIN) <= plain_ms] or predicted
+    near = [(schedule, ms) for schedule, ms in gains if ms <= least * (1 + MARGIN)]
     best, best_ms = min(near, key=lambda entry: plainness(entry[0]))
     said = reasons(facts, machine, best)
     gain = plain_ms / best_ms if best_ms else 1.0
@@ -223,8 +228,8 @@ def decide(
     return Choice(best, best_ms, by, tuple(said), others)
 
 
-def _check(machine: Machine, regime: str, by: str | None) -> None:
-    machine.check_rated()
+def _check(problem: Problem, machine: Machine, regime: str, by: str | None) -> None:
+    machine.check_rated(None if problem.op == "embedding_all_to_all" else problem.dtype)
     if regime not in REGIMES:
         raise InputError(f"regime {regime!r}: it is one of {', '.join(REGIMES)}")
     if by is not None and by not in METHODS:

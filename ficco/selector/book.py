@@ -15,6 +15,7 @@ A book is one TOML file in schedules/tuned, or of the user's own:
     m = 8192                # of one rank's whole GEMM, as all sizes here
     n = 2560
     k = 8192
+    piece_bytes = 33554432  # that a rank sends to each peer, on average
     ms = 0.497
     serial_ms = 0.803
     schedule = { name = "hetero_fused_1d", grain = 2, ... }
@@ -32,14 +33,18 @@ from functools import lru_cache
 from typing import Any
 
 from ficco import data
-from ficco.errors import InputError
+from ficco.errors import InputError, closest
 from ficco.machine import Machine
+from ficco.problem import DTYPES, OPERATORS
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts
+from ficco.timeline import REGIMES
 
 __all__ = ["NEAR", "Book", "Point", "shipped"]
 
 NEAR = 1.25
+WORDS = ("op", "dtype", "regime")
+SIZES = ("ranks", "m", "n", "k", "piece_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Point:
     Attributes:
         op, dtype, regime, ranks: as everywhere.
         m, n, k: of one rank's whole GEMM.
+        piece_bytes: what a rank sends to each peer, on average.
         ms: a call's median with `schedule`; `serial_ms`: with serial.
         schedule: the best one, resolved.
     """
@@ -60,6 +66,7 @@ class Point:
     m: int
     n: int
     k: int
+    piece_bytes: int
     ms: float
     serial_ms: float
     schedule: Schedule
@@ -68,7 +75,10 @@ class Point:
         """Return the largest factor between sizes; infinite for another operator, dtype, group."""
         if (self.op, self.dtype, self.ranks) != (facts.op, facts.dtype, facts.world):
             return math.inf
-        pairs = ((self.m, facts.m), (self.n, facts.n), (self.k, facts.k))
+        pairs = (
+            (self.m, facts.m), (self.n, facts.n), (self.k, facts.k),
+            (self.piece_bytes, facts.piece_bytes),
+        )  # fmt: skip
         return max(max(a, b) / max(min(a, b), 1) for a, b in pairs)
 
 
@@ -108,24 +118,43 @@ class Book:
         heads = ("machine", "ficco", "driver", "date")
         _check_fields(table, (*heads, "points"), f"book {name!r}")
         points = []
+        if not isinstance(table["points"], list):
+            raise InputError(f"book {name!r}: points are a list of tables, [[points]]")
         for number, entry in enumerate(table["points"]):
             where = f"book {name!r}, points[{number}]"
             _check_fields(
                 entry,
-                ("op", "dtype", "regime", "ranks", "m", "n", "k", "ms", "serial_ms", "schedule"),
+                (*WORDS, *SIZES, "ms", "serial_ms", "schedule"),
                 where,
             )
             try:
-                sizes = [int(entry[size]) for size in ("ranks", "m", "n", "k")]
+                sizes = [int(entry[size]) for size in SIZES]
                 times = [float(entry[time]) for time in ("ms", "serial_ms")]
             except (TypeError, ValueError) as wrong:
                 raise InputError(f"{where}: {wrong}") from None
             if min(sizes) < 1 or min(times) <= 0:
                 raise InputError(f"{where}: sizes and times are positive")
+            if not isinstance(entry["schedule"], Mapping):
+                raise InputError(f"{where}: schedule is a table of axes")
             schedule = Schedule.from_toml(entry["schedule"], where)
-            op, dtype, regime = (str(entry[word]) for word in ("op", "dtype", "regime"))
-            ranks, m, n, k = sizes
-            points.append(Point(op, dtype, regime, ranks, m, n, k, times[0], times[1], schedule))
+            if "world" in (schedule.grain,) or "machine" in (
+                schedule.route, schedule.order, schedule.transport,
+            ):  # fmt: skip
+                raise InputError(
+                    f"{where}: grain, route, order and transport have values, not 'world' or "
+                    "'machine', for what was measured was one of them"
+                )
+            for word, values in (("op", OPERATORS), ("dtype", DTYPES), ("regime", REGIMES)):
+                if entry[word] not in values:
+                    raise InputError(
+                        f"{where}: {word}={entry[word]!r}{closest(str(entry[word]), values)}; it "
+                        f"is one of {', '.join(values)}"
+                    )
+            op, dtype, regime = (str(entry[word]) for word in WORDS)
+            ranks, m, n, k, piece = sizes
+            points.append(
+                Point(op, dtype, regime, ranks, m, n, k, piece, times[0], times[1], schedule)
+            )
         machine, ficco, driver, date = (str(table[head]) for head in heads)
         return cls(name, machine, ficco, driver, date, tuple(points))
 

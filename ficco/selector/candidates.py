@@ -13,9 +13,10 @@ from ficco.schedule import Schedule
 
 __all__ = ["legal", "plainness", "points", "serial"]
 
-# Of equal predictions: fewest chunks first, then what leaves least to chance.
+# Of equal predictions: fewest chunks first, then fewest GEMMs, for each costs a little more than it
+# is predicted to, and what hides its beginning before what does not.
 _PLAINEST = (
-    "serial", "shard_p2p", "hetero_fused_1d", "hetero_unfused_1d", "gated_1d", "uniform_fused_1d",
+    "serial", "hetero_fused_1d", "shard_p2p", "hetero_unfused_1d", "gated_1d", "uniform_fused_1d",
     "uniform_fused_2d",
 )  # fmt: skip
 

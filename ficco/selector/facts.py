@@ -2,13 +2,16 @@
 
 Under `auto` every rank is taken to hold as many columns (or as deep a part of k) as the rank that
 asks, for no rank is told of others'; then all ranks come to the same choice without a message.
+These sizes are rounded, so that uneven chunks of one size are alike, too, but where they lie on two
+sides of an edge: there ranks may choose differently, and the call ends as one that has diverged.
+How many indices a rank looks up is its own matter: bags are taken to hold POOLING.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ficco.problem import EXCHANGING, REDUCING, Problem
+from ficco.problem import EXCHANGING, POOLING, REDUCING, Problem
 
 __all__ = ["COLLECTIVE", "Facts", "facts_of"]
 
@@ -31,7 +34,7 @@ class Facts(NamedTuple):
         gathers: transfers come first and are multiplied as they arrive; else products travel.
         m, n, k: the rank's whole GEMM, [m, k] . [k, n]; for an embedding n and k are those of its
             pooling: columns of all its tables, lookups a bag.
-        piece_bytes: what it sends to one peer.
+        piece_bytes: what it sends to one peer, on average where that differs.
         sent_bytes: what leaves it in all; an all-reduce sends everything twice.
         flops: operations of its GEMM; 0 for an embedding.
         item: bytes of an element.
@@ -56,29 +59,36 @@ class Facts(NamedTuple):
 
 
 def facts_of(problem: Problem) -> Facts:
-    """Return the facts of the largest rank; O(world)."""
+    """Return the facts of the largest rank; O(world), for all-to-all O(world^2)."""
     p, world, item = problem, problem.world, problem.itemsize
-    most = max(p.rows)
     gathers = p.op in ("all_gather_matmul", "all_to_all_matmul")
     n = sum(max(output.columns) for output in p.outputs)
-    k, m, flops = p.k, p.m, 0.0
+    k, m, sent_rows = p.k, p.m, max(p.rows) * (world - 1)
     if p.op in REDUCING:
-        k, width = max(p.depths), n
+        k, width = _rounded(max(p.depths)), n
     elif p.op == "embedding_all_to_all":
-        tables = max(len(mine) for mine in p.tables)
-        n = width = n * tables
-        lookups = max((max(mine, default=0) for mine in p.lookups), default=0)
-        k = max(1, lookups // max(m, 1))
+        n = width = n * max(len(mine) for mine in p.tables)
+        k = POOLING
     else:
         width = p.k if gathers else n
+    if p.op == "all_gather_matmul":
+        n = _rounded(n)
     if p.op in EXCHANGING:
-        m = max(sum(row[rank] for row in p.splits) if gathers else p.rows[rank]
-                for rank in range(world))  # fmt: skip
-        most = max(max(row) for row in p.splits)
-    if p.op != "embedding_all_to_all":
-        flops = 2.0 * m * n * k
-    piece = most * width * item
+        given = [sum(row) - row[rank] for rank, row in enumerate(p.splits)]
+        arriving = [sum(row[rank] for row in p.splits) for rank in range(world)]
+        got = [rows - p.splits[rank][rank] for rank, rows in enumerate(arriving)]
+        m, sent_rows = max(arriving if gathers else p.rows), max(*given, *got)
+    flops = 0.0 if p.op == "embedding_all_to_all" else 2.0 * m * n * k
+    sent = sent_rows * width * item
     passes = 2 if p.op == "matmul_all_reduce" else 1
-    return Facts(
-        p.op, world, p.dtype, gathers, m, n, k, piece, passes * (world - 1) * piece, flops, item
-    )
+    piece = sent // max(world - 1, 1)
+    return Facts(p.op, world, p.dtype, gathers, m, n, k, piece, passes * sent, flops, item)
+
+
+def _rounded(size: int) -> int:
+    """Return a size as a multiple of a 16th of its power of two; small ones as they are.
+
+    Edges lie off the multiples of small powers of two, which sizes mostly are.
+    """
+    unit = 1 << max(0, size.bit_length() - 5)
+    return (size + unit * 2 // 3) // unit * unit

@@ -15,8 +15,9 @@ __all__ = ["profile_for", "shipped_for"]
 def profile_for(machine: Machine, device: str, world: int) -> Machine | None:
     """Return the profile to predict from, or None where there is none.
 
-    It is FICCO_MACHINE (a name or a .toml file, equal on all ranks) if that is set; else the
-    machine that the group was opened on, if it has rates; else a shipped one of the same device.
+    It is the machine that the group was opened on, if that has rates; else FICCO_MACHINE (a name or
+    a .toml file, equal on all ranks), if it is set and is for the group's engine; else a shipped
+    one of the same device.
 
     Args:
         machine: that the group was opened on.
@@ -24,12 +25,14 @@ def profile_for(machine: Machine, device: str, world: int) -> Machine | None:
         world: ranks of the group.
 
     Raises:
-        MachineError: the profile that was given is of other devices, of fewer, or has no rates.
+        MachineError: the profile that was given is of other devices, of too few, or has no rates.
     """
-    name = os.environ.get("FICCO_MACHINE", "")
-    if not name and not machine.rated:
-        return shipped_for(device, world) if device else None
+    name = "" if machine.rated else os.environ.get("FICCO_MACHINE", "")
     given = _named(name) if name else machine
+    if given.engine != machine.engine:  # a job may have groups of both
+        name, given = "", machine
+    if not given.rated and not name:
+        return shipped_for(device, world) if device else None
     asked = f"FICCO_MACHINE={name}" if name else f"machine {machine.name!r}"
     if given.device and device and given.device != device:
         raise MachineError(
@@ -38,10 +41,6 @@ def profile_for(machine: Machine, device: str, world: int) -> Machine | None:
         )
     if given.ranks < world:
         raise MachineError(f"{asked}: it has {given.ranks} devices, the group has {world}")
-    if given.engine != machine.engine:
-        raise MachineError(
-            f"{asked}: it is for the {given.engine} engine, the group runs on {machine.engine}"
-        )
     given.check_rated()
     return given
 

@@ -1,14 +1,16 @@
 """The rule: what a schedule should take, from static numbers alone. Microseconds to work out.
 
 Bytes over the link's rate, rounds of tiles over the multiprocessors, and a few fixed costs; two
-lanes, one that sends and one that multiplies, of which the later one decides. With g chunks of each
-of q = world - 1 peers' shards, c the time to multiply one piece, s = q.g pieces, x = L / s the time
-to send one, and own the time of the own shard:
+lanes, one that sends and one that multiplies, of which the later one decides. L is the time to send
+everything, c the time to multiply one of s pieces, own the time of the own shard, and everything
+arrives in a parts, one after another:
 
-    gathers     max(own + s.c,  x + s.c,  L + c)          a piece is multiplied when it has come
-    scatters    max(c + L,  s.c + x,  s.c + own)          a piece is sent when it was multiplied
+    gathers     max(own + s.c,  L / a + s.c,  L + c.s / a)     a piece is multiplied when it is here
+    scatters    max(c.s / a + L,  s.c + L / a,  s.c + own)     a piece is sent when it is made
 
-(`per_step`: pieces of one step are one, s = g; `together`: the own shard is cut like the others.)
+With g chunks of each of q peers' shards: s is g where a step is multiplied at once (`per_step`),
+g.q where a chunk is; a is g where all peers are sent to at once, or a step is awaited whole, else
+g.q.
 No machine is simulated here, and nothing else in ficco uses these formulas.
 """
 
@@ -23,11 +25,11 @@ __all__ = ["MARGIN", "estimate_us", "reasons"]
 MARGIN = 0.03  # a schedule must promise this much over serial, or over a plainer one, to be taken
 
 
-def _gemm_us(machine: Machine, m: float, n: int, k: int, dtype: str) -> float:
+def _gemm_us(machine: Machine, m: float, n: float, k: float, dtype: str) -> float:
     """Return the time of a GEMM by its rounds of tiles, or by the machine's plain rate."""
     times = machine.gemm_times(dtype)
     if times is None:
-        return machine.paced_gemm_us(2.0 * m * n * k, dtype)
+        return machine.rated_gemm_us(2.0 * m * n * k, dtype)
     return times.tiled_us(m, n, k)
 
 
@@ -52,7 +54,11 @@ def estimate_us(facts: Facts, machine: Machine, schedule: Schedule, regime: str)
     device, host = _device(facts, machine, schedule)
     if regime == "captured":
         return device
-    return max(device, host) + (machine.costs.host_call_us if regime == "synchronized" else 0.0)
+    if regime == "eager":
+        return max(device, host)
+    if schedule.transport == "collective":
+        return host + device
+    return max(machine.costs.host_call_us + device, host)
 
 
 def _work(facts: Facts, machine: Machine, rows: float) -> float:
@@ -69,41 +75,62 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     if world == 1:
         return whole, costs.host_launch_us
     if schedule.transport == "collective":
-        moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes)
-        if moved is None:
-            moved = facts.sent_bytes / (machine.link.peak_gbps * 1e3)
+        moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
     peers, grain = world - 1, schedule.chunks
     send = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm
     send += (costs.signal_us * peers) * grain
-    together, fused = schedule.start == "together", schedule.compute != "per_chunk"
-    cut = world if together else peers  # shards of which pieces are made
-    steps = 1 if schedule.compute == "whole" else grain if fused else grain * cut
-    rows = m * cut / world / steps
-    if schedule.cut == "columns" and facts.flops:
-        piece = _gemm_us(machine, m, facts.n, max(1, facts.k // grain), facts.dtype)
-        piece += machine.stream_us(4.0 * m * facts.n)
-    else:
-        piece = _work(facts, machine, rows)
+    cut, steps, calls = _steps(facts, schedule)
+    fused = steps == (1 if schedule.compute == "whole" else grain)
+    arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
+    piece = _piece(facts, machine, schedule, m * cut / world / steps, calls)
     if schedule.compute == "gated":
         piece = whole * cut / world / steps
     piece = piece * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
-    own = 0.0 if together else _work(facts, machine, m / world)
-    block = facts.m * facts.n / world * facts.item
+    own = 0.0 if schedule.start == "together" else _work(facts, machine, m / world)
+    block = m * facts.n / world * facts.item
+    late = steps * piece / arrivals  # what of the work goes with one arrival
+    made = steps * piece + own
     if facts.gathers:
-        stage = machine.stream_us(2.0 * facts.piece_bytes) if together else 0.0
-        end = max(stage + own + steps * piece, send / steps + steps * piece, send + piece)
+        stage = machine.stream_us(2.0 * facts.piece_bytes) if cut == world else 0.0
+        end = max(stage + made, send / arrivals + steps * piece, send + late)
     else:
-        made = steps * piece + own
-        sent = max(piece + send, steps * piece + send / steps)
+        sent = max(late + send, steps * piece + send / arrivals)
         last = machine.stream_us((world + 1) * block)  # adding up, or moving into the output
-        end = max(made + last, sent + last / (steps if fused else grain))
-        if facts.op == "matmul_all_reduce":
-            end = max(made, sent) + last / grain + send / 2 + machine.stream_us(2.0 * block * peers)
+        end = max(made + last, sent + last / grain)
+        if facts.op == "matmul_all_reduce":  # sums travel, too, behind the last product
+            end = max(made, sent) + last / grain + send + machine.stream_us(2.0 * block * peers)
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
-    host = costs.host_call_us + (steps + 2) * (costs.host_launch_us + costs.host_words_us)
-    host += peers * grain * (costs.host_copy_us + costs.host_words_us)
+    host = costs.host_call_us + (steps * calls + 2) * costs.host_launch_us
+    host += (steps + 2 + peers * grain) * costs.host_words_us + peers * grain * costs.host_copy_us
     return end + words + costs.call_us, host
+
+
+def _steps(facts: Facts, schedule: Schedule) -> tuple[int, int, int]:
+    """Return how many shards are cut, into how many pieces of work, and calls that one takes.
+
+    What a step brings or makes lies in a shard's place of every peer; a library takes rows at equal
+    distances in one call, and the own shard leaves a gap, or lies elsewhere.
+    """
+    peers, together = facts.world - 1, schedule.start == "together"
+    cut = facts.world if together else peers
+    if schedule.compute in ("per_chunk", "gated"):
+        return cut, schedule.chunks * cut, 1
+    steps = 1 if schedule.compute == "whole" else schedule.chunks
+    if peers == 1 or (together and facts.gathers):
+        return cut, steps, 1
+    return cut, steps, 3 if together else 2
+
+
+def _piece(facts: Facts, machine: Machine, schedule: Schedule, rows: float, calls: int) -> float:
+    """Return the time of one piece of work: so many rows, in so many calls."""
+    if schedule.cut == "rows" or not facts.flops:
+        return calls * _work(facts, machine, rows / calls)
+    grain = schedule.chunks
+    rows *= grain / calls  # a piece has all rows, and a slice of k or of n
+    n, k = (facts.n, facts.k / grain) if facts.gathers else (facts.n / grain, facts.k)
+    again = 2.0 * rows * n * (grain - 1) / grain if facts.gathers else 0.0  # c, read half hidden
+    return calls * (_gemm_us(machine, rows, n, k, facts.dtype) + machine.stream_us(again))
 
 
 def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
@@ -111,13 +138,11 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
     if facts.world == 1:
         return ["one rank: nothing travels"]
     whole = _work(facts, machine, facts.m)
-    moved = facts.sent_bytes / (machine.link.peak_gbps * 1e3)
-    if machine.link.per == "pair":
-        moved /= facts.world - 1
+    links = facts.world - 1 if machine.link.per == "pair" else 1
+    moved = facts.sent_bytes / (links * machine.link.peak_gbps * 1e3)
     said = [
-        f"compute alone {whole / 1e3:.3f} ms, transfer alone at least {moved / 1e3:.3f} ms "
-        f"({facts.sent_bytes / 1e6:.1f} MB leave a rank): at best "
-        f"{(whole + moved) / max(whole, moved):.2f}x is to be had over one after the other"
+        f"compute alone about {whole / 1e3:.3f} ms, transfer alone at least {moved / 1e3:.3f} ms "
+        f"({facts.sent_bytes / 1e6:.1f} MB leave a rank)"
     ]
     if facts.flops and whole and moved:
         balance = facts.flops / whole / (facts.sent_bytes / moved)
@@ -125,6 +150,10 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
         said.append(
             f"{facts.intensity:.0f} operations a byte sent; the machine's balance is "
             f"{balance:.0f}: {side}"
+        )
+    if machine.collectives and facts.world != machine.devices:
+        said.append(
+            f"collectives were measured with {machine.devices} ranks, these are {facts.world}"
         )
     times = machine.gemm_times(facts.dtype)
     if times is not None and facts.flops:

@@ -1,7 +1,8 @@
 """Predicting what has no plan: one of torch.distributed's collectives, and then or before a GEMM.
 
-Collectives last as long as was measured. Where one was not, its bytes are taken to leave a rank at
-the link's highest rate: through the port of a switch, or through all links of a mesh at once.
+Collectives last as long as was measured. Where one was not, or the links would need longer, its
+bytes leave a rank at the link's highest rate: through the port of a switch, or through all links of
+a mesh at once.
 """
 
 from __future__ import annotations
@@ -73,9 +74,7 @@ def _phases(problem: Problem, machine: Machine) -> list[_Phase]:
         "matmul_all_reduce": "all_reduce",
     }.get(problem.op, "all_to_all")
     bytes_out = max(_bytes_out(problem, rank) for rank in ranks)
-    us = machine.collective_us(name, bytes_out)
-    if us is None:
-        us = _at_peak_us(machine, problem.world, bytes_out)
+    us = machine.collective_us(name, bytes_out, problem.world)
     collective = _Phase("collective", name, [us])
     if problem.op in ("all_gather_matmul", "all_to_all_matmul"):
         return [collective, *compute]
@@ -120,10 +119,3 @@ def _bytes_out(problem: Problem, rank: int) -> int:
         width = problem.n * (len(problem.tables[rank]) if problem.tables else 1)
         elements = sum(problem.rows[peer] for peer in others) * width
     return elements * problem.itemsize * (2 if problem.op == "matmul_all_reduce" else 1)
-
-
-def _at_peak_us(machine: Machine, world: int, bytes_out: float) -> float:
-    scope = "node" if world <= machine.devices or machine.engine == "host" else "network"
-    link = next(link for link in machine.links if link.scope == scope)
-    links = world - 1 if link.per == "pair" else 1
-    return link.latency_us + bytes_out / (links * link.peak_gbps * 1e3)

@@ -52,5 +52,5 @@ def test_a_tile_is_chosen_by_rows_and_rounds(element_bytes: int) -> None:
 
 
 def test_tiles_do_not_straddle_parts() -> None:
-    tile = TILES[2][0]
+    tile = TILES[2][0]._replace(rows=128, cols=256)
     assert count_tiles([1, 128, 129, 0], 257, tile) == [2, 2, 4, 0]
