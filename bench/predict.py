@@ -1,8 +1,7 @@
 """Holds what the simulator and the rule predict against what compare.py measured on GPUs.
 
-Every schedule of every case in bench/results/compare_xN*.json, captured; the profiles' own points
-have other sizes (their grids are powers of two and halves between), so no shape that judges was
-used for fitting. `--profiles` may name others than the shipped ones.
+Every schedule of every case in bench/results/compare_xN*.json; GEMMs of the profiles have other m,
+so no shape that judges is in one. `--profiles` may name others than the shipped ones.
 
     python bench/predict.py --out bench/results
 """
@@ -26,6 +25,7 @@ from ficco.schedule import Schedule
 from ficco.selector import decide
 from ficco.selector.facts import facts_of
 from ficco.selector.rule import estimate_us
+from ficco.timeline import REGIMES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NEAR = 1.03  # a choice is right within this of the best, or within either's interquartile range
@@ -41,22 +41,24 @@ def schedule_of(config: str, world: int, machine: Machine) -> Schedule:
     return found.resolve(world, machine)
 
 
-def measured(case: dict[str, Any], machine: Machine) -> tuple[Measured, dict[Schedule, float]]:
-    """Return captured medians by schedule, serial first, and interquartile ranges where known.
+def measured(
+    case: dict[str, Any], machine: Machine, regime: str
+) -> tuple[Measured, dict[Schedule, float]]:
+    """Return a regime's medians by schedule, serial first, and interquartile ranges where known.
 
     All schedules were screened in a few runs. Where all of them ran again (compare.py --keep), the
     medians of these runs are taken; else those of the screening, since a median of many runs does
     not compare with one of few. Where two names stand for one plan (chunks of one shard have one
     order), both have their mean: such pairs differed by up to 7% in the screening.
     """
-    final = {row["config"]: row for row in case["regimes"]["captured"] if row["ok"]}
-    again = all(row["config"] in final for row in case["screened"] if "captured" in row)
+    final = {row["config"]: row for row in case["regimes"][regime] if row["ok"]}
+    again = all(row["config"] in final for row in case["screened"] if regime in row)
     world = case["world"]
     serial = Schedule.named("serial").resolve(world, machine)
     found = [(serial, final["serial"]["median"])] if "serial" in final else []
     for row in case["screened"]:
-        if "captured" in row:
-            ms = final[row["config"]]["median"] if again else row["captured"]
+        if regime in row:
+            ms = final[row["config"]]["median"] if again else row[regime]
             found.append((schedule_of(row["config"], world, machine), ms))
     plans: dict[Any, list[float]] = {}
     for schedule, ms in found:
@@ -84,18 +86,16 @@ def cases(world: int) -> Iterator[dict[str, Any]]:
     yield from found.values()
 
 
-def judged(case: dict[str, Any], machine: Machine) -> dict[str, Any]:
+def judged(case: dict[str, Any], machine: Machine, regime: str = "captured") -> dict[str, Any]:
     """Return errors of every prediction, and how good the choices are."""
     world = case["world"]
     m = case["m"] * (world if case["op"] in EXCHANGING else 1)
     problem = Problem.chunked(case["op"], world, m, case["n"], case["k"], case["dtype"])
-    found, ranges = measured(case, machine)
+    found, ranges = measured(case, machine, regime)
     facts, schedules = facts_of(problem), [schedule for schedule, _ in found]
     by = {
-        "simulator": [
-            (s, simulator.predict_ms(problem, s, machine, "captured")) for s in schedules
-        ],
-        "rule": [(s, estimate_us(facts, machine, s, "captured") / 1e3) for s in schedules],
+        "simulator": [(s, simulator.predict_ms(problem, s, machine, regime)) for s in schedules],
+        "rule": [(s, estimate_us(facts, machine, s, regime) / 1e3) for s in schedules],
     }
     times = dict(found)
     best, serial = min(times.values()), times[schedules[0]]
@@ -160,39 +160,43 @@ def main() -> int:
     parser.add_argument("--profiles", default="h200x{}", help="names or files (%(default)s)")
     parser.add_argument("--out", metavar="FOLDER", help="write predict.json into this folder")
     args = parser.parse_args()
-    found = []
+    found: dict[str, list[dict[str, Any]]] = {regime: [] for regime in REGIMES}
     sources = {}
     for world in (2, 4, 8):
         of_world = list(cases(world))
         if of_world:
             machine = Machine.named(args.profiles.format(world))
             sources[machine.name] = machine.source
-            found += [judged(case, machine) for case in of_world]
-    by_world = {
-        w: [c for c in found if c["world"] == w] for w in sorted({c["world"] for c in found})
-    }
+            for regime, several in found.items():
+                several += [judged(case, machine, regime) for case in of_world]
+    captured = found["captured"]
+    worlds = sorted({case["world"] for case in captured})
     document = {
         "bench": "predict", **surroundings(), "profiles": sources,
-        "how": "captured medians of compare.py's screening against predictions; a choice is right "
+        "how": "medians of compare.py's screening against predictions; a choice is right "
         f"within {NEAR - 1:.0%} of the best measured schedule, or within the larger interquartile "
         "range of these two; shapes that judge are in no profile",
-        "all": summary(found),
-        "by_world": {str(world): summary(cases) for world, cases in by_world.items()},
-        "cases": found,
+        "all": summary(captured),
+        "by_world": {
+            str(world): summary([case for case in captured if case["world"] == world])
+            for world in worlds
+        },
+        "by_regime": {regime: summary(several) for regime, several in found.items()},
+        "cases": captured,
     }  # fmt: skip
     if args.out:
         Path(args.out, "predict.json").write_text(json.dumps(document, indent=1) + "\n")
-    for case in found:
+    for case in captured:
         chosen = case["simulator"]
         print(f"{case['world']} {case['case']:42} best {case['best_ms']:7.3f}  "
               f"simulator {chosen['of_best']:.3f} {'' if chosen['right'] else 'WRONG'} "
               f"{chosen['choice']}  rule {case['rule']['of_best']:.3f} "
               f"{'' if case['rule']['right'] else 'WRONG'}")  # fmt: skip
-    for name, part in {"all": document["all"], **document["by_world"]}.items():
+    for name, part in {**document["by_regime"], **document["by_world"]}.items():
         for method in ("simulator", "rule"):
             said = part[method]
             right, near = said["choices_right"], said["choices_within_3_percent"]
-            print(f"{name:>4} {method:10} {said['errors']} choices {right} ({near}) of "
+            print(f"{name:>12} {method:10} {said['errors']} choices {right} ({near}) of "
                   f"{part['cases']}, slower than serial {said['slower_than_serial']}")  # fmt: skip
     return 0
 

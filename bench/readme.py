@@ -255,22 +255,28 @@ def prediction_table(path: Path, document: dict[str, Any]) -> list[str]:
     lines = [
         "### Predicted against measured",
         "",
-        "Every schedule and grain of the shapes above, captured, predicted from the profiles "
+        "Every schedule and grain of the shapes above, predicted from the profiles "
         f"`{'`, `'.join(document['profiles'])}` ([`bench/results/{path.name}`](bench/results/"
         f"{path.name}); {document['date']}). No shape that judges is in a profile: GEMMs there "
         "have other m. Errors are of medians; a choice is right within 3% of the best measured "
         "schedule (in brackets: so many), or within the interquartile range of the two. 8 GPUs "
         "were not measured.",
         "",
-        "| GPUs | by | schedules | median error | 90th percentile | right choices | slower than "
+        "| calls | by | schedules | median error | 90th percentile | right choices | slower than "
         "`serial` by 3% |",
         "|---" * 7 + "|",
     ]
-    for world, part in document["by_world"].items():
+    parts = {f"captured, {world} GPUs": part for world, part in document["by_world"].items()}
+    parts |= {
+        {"eager": "back to back", "synchronized": "synchronized each"}[regime]: part
+        for regime, part in document["by_regime"].items()
+        if regime != "captured"
+    }
+    for title, part in parts.items():
         for method in ("simulator", "rule"):
             found = part[method]
             lines.append(
-                f"| {world} | {method} | {found['errors']['count']} | "
+                f"| {title} | {method} | {found['errors']['count']} | "
                 f"{found['errors']['median']:.1%} | {found['errors']['p90']:.1%} | "
                 f"{found['choices_right']} ({found['choices_within_3_percent']}) of "
                 f"{part['cases']} | {found['slower_than_serial']} |"
