@@ -51,7 +51,7 @@ class Schedule:
         network_transport: the same, between nodes.
         pace: "free" (pushes follow one another as fast as they can), or "in_step" (with rotation:
             the next peer's turn begins when this turn's chunk has come here, so that ranks do not
-            drift apart and meet at one receiver).
+            drift apart and meet at one receiver; of matmul_all_reduce, the sums).
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
         name: a label; carries no meaning.
     """

@@ -135,6 +135,9 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
         schedule = Schedule.named(name)
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))
+    if case.op == "matmul_all_reduce" and case.world > 2:
+        unfused = replace(Schedule.named("hetero_unfused_1d"), route="rotation", pace="in_step")
+        found += [replace(unfused, grain=grain) for grain in numbers]
     if case.all_points:
         base = Schedule.named("hetero_unfused_1d")  # rotation, by_step where the machine decides
         for grain in numbers:

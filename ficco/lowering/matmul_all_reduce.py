@@ -2,9 +2,13 @@
 
 A reduce-scatter whose owners push their sums on, chunk by chunk, as they are made; then every rank
 moves what it got from the window into its output (by local copies, which are part of the operator).
+With pace="in_step" a sum goes to the next peer when the last turn's sum has come here; for partial
+sums, which are pushed as they are made, there are no turns to keep.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ficco.errors import ScheduleError
 from ficco.lowering.cutting import check_implemented
@@ -30,17 +34,23 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
             f"matmul_all_reduce: grain={schedule.chunks}; every chunk travels twice, so grain is "
             f"at most {MAX_CHUNKS // 2}"
         )
+    if schedule.pace == "in_step" and schedule.route != "rotation":
+        raise ScheduleError(
+            "pace='in_step' with route='all_peers': all links are busy at once, so there are no "
+            "turns; the nearest that works is pace='free', or route='rotation'"
+        )
     products = Products(problem, rank)
     if problem.world == 1:
         return alone(problem, products)
-    cut = reduction_cut(problem, schedule, rank)
+    cut = reduction_cut(problem, replace(schedule, pace="free"), rank)
+    in_step = schedule.pace == "in_step"
     first = offsets(problem.rows)
     made = make_and_push(cut, products)
     data: list[Word] = []
     for batch in batches(cut, per_chunk=False):
         sums = reduce(cut, batch, first[rank], problem.outputs[0].bias)
         made.steps += [await_data(batch), *sums]
-        made.steps += _push_on(cut, made, batch, sums[-1])
+        made.steps += _push_on(cut, made, batch, sums[-1], in_step)
         data += batch.words
     data += _collect(cut, made, first)
     close(cut, made, data)
@@ -57,21 +67,31 @@ def _slot(cut: Cut, index: int) -> int:
     return cut.schedule.chunks + index
 
 
-def _push_on(cut: Cut, made: Made, batch: Batch, sums: Step) -> list[Step]:
+def _push_on(cut: Cut, made: Made, batch: Batch, sums: Step, in_step: bool) -> list[Step]:
     """Return the pushes of a batch's sums to all peers, after they are made."""
     index = 0 if batch.name == "all" else batch.arrived[0][1]
     steps = []
     source = sums.writes[0]
     box = source[2:6]
-    for peer, lane in made.lanes.items():
+    for turn, (peer, lane) in enumerate(made.lanes.items()):
         target = Region(peer, REDUCED, *box)
         name = f"sum{index}to{peer}"
+        before = (cut.rank - turn) % cut.world  # whose sum came here in the last turn
+        if in_step and turn and _sums_of(cut, before, index, batch.name == "all"):
+            came = (Word(cut.rank, "data", before, _slot(cut, index)),)
+            steps.append(Step(f"turn.{name}", lane, "wait", "none", words=came))
         steps.append(
             Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=(sums.id,))
         )
         landed = (Word(peer, "data", cut.rank, _slot(cut, index)),)
         steps.append(Step(f"landed.{name}", lane, "signal", "none", words=landed))
     return steps
+
+
+def _sums_of(cut: Cut, peer: int, index: int, whole: bool) -> bool:
+    """Whether a peer has sums in this chunk of its block; an empty chunk is not sent."""
+    rows, width = cut.blocks.outgoing[peer].rows, cut.widths[peer]
+    return not (Chunk(0, rows, 0, width) if whole else cut.chunk(rows, width, index)).empty
 
 
 def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:

@@ -13,8 +13,9 @@ from ficco.schedule import Schedule
 
 __all__ = ["legal", "plainness", "points", "serial"]
 
-# Of equal predictions: fewest chunks first, then fewest GEMMs, for each costs a little more than it
-# is predicted to, and what hides its beginning before what does not.
+# Of equal predictions: fewest chunks first, then what keeps in step, for drift is a matter of luck,
+# then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
+# beginning before what does not.
 _PLAINEST = (
     "serial", "hetero_fused_1d", "shard_p2p", "hetero_unfused_1d", "gated_1d", "uniform_fused_1d",
     "uniform_fused_2d",
@@ -27,11 +28,11 @@ def serial(world: int, machine: Machine) -> Schedule:
     return Schedule.named("serial").resolve(world, machine)
 
 
-def plainness(schedule: Schedule) -> tuple[int, int, str]:
+def plainness(schedule: Schedule) -> tuple[int, bool, int]:
     """Return what to sort by, so that the plainest schedule comes first."""
     known = schedule.name in _PLAINEST
     place = _PLAINEST.index(schedule.name) if known else len(_PLAINEST)
-    return schedule.chunks, place, schedule.pace
+    return schedule.chunks, schedule.pace != "in_step", place
 
 
 @lru_cache(maxsize=256)
@@ -39,7 +40,7 @@ def points(op: str, world: int, machine: Machine) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
-    the paced rotation of gathers. What the machine's engine does not run is left out.
+    the rotation in step. What the machine's engine does not run is left out.
     """
     found = [serial(world, machine)]
     if world == 1:
@@ -58,7 +59,11 @@ def points(op: str, world: int, machine: Machine) -> tuple[Schedule, ...]:
             if name == "uniform_fused_2d" and op == "embedding_all_to_all":
                 continue  # a bag cannot be cut along its sums
             found.append(replace(named, grain=grain).resolve(world, machine))
-        if op in GATHERING and machine.best_route == "rotation" and world > 2:
+        if (
+            op in (*GATHERING, "matmul_all_reduce")
+            and machine.best_route == "rotation"
+            and world > 2
+        ):
             unfused = replace(Schedule.named("hetero_unfused_1d"), grain=grain, pace="in_step")
             found.append(unfused.resolve(world, machine))
     return tuple(found)

@@ -111,7 +111,8 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
     if problem.op == "embedding_all_to_all":
         schedule = replace(schedule, cut="rows")
     schedule = schedule.resolve(problem.world, machine)
-    if not gathers or schedule.route != "rotation":
+    turns = gathers or problem.op == "matmul_all_reduce"
+    if not turns or schedule.route != "rotation":
         schedule = replace(schedule, pace="free")
     return schedule
 

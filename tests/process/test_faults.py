@@ -124,7 +124,11 @@ def test_a_rank_that_makes_another_call_is_named(three: Ranks, other: str) -> No
     for answer in answers:
         assert answer["error"] in ("TimeoutExceeded", "EngineError"), answer
         if other == "larger":  # it is alone in its meeting, or missed by the others' call
-            known = ("Rank 2 runs, but has begun 2 calls", "Rank 0 runs, and has begun 3 calls")
+            known = (
+                "Rank 2 runs, but has begun 2 calls",
+                "Rank 0 runs, and has begun 3 calls",
+                "rank 2 stopped",  # both wait as long, and it gave up first
+            )
             assert any(words in answer["text"] for words in known), answer
         else:
             assert "runs another call" in answer["text"], answer
