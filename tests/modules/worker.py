@@ -5,10 +5,12 @@ python worker.py STORE RANK WORLD
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -178,6 +180,72 @@ def groups(rank: int, world: int) -> None:
     ficco.close(mesh["tp"])
 
 
+PROFILE = """
+name = "toy"
+engine = "host"
+devices = 8
+paced = false
+gemm_gflops = { float32 = 2.0 }
+[[links]]
+scope = "node"
+per = "port"
+gbps = [[1, 0.5]]
+"""
+
+
+class Listener(logging.Handler):
+    """Keeps what ficco logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def automatic(rank: int, world: int, folder: Path) -> None:
+    """schedule="auto", which is the default: serial without rates, else what all ranks foresee."""
+    listener, log = Listener(), logging.getLogger("ficco")
+    log.addHandler(listener)
+    log.setLevel(logging.INFO)
+    columns = 129 if rank < world - 1 else 128  # as torch.chunk cuts an odd n
+    x, w = draw(rank, 96, 64), draw(60 + rank, columns, 64)
+    whole = torch.cat([draw(r, 96, 64) for r in range(world)]).double()
+
+    def right() -> None:
+        close(ficco.all_gather_matmul(x, w.t()), whole @ w.t().double(), "auto")
+
+    right()
+    assert any("serial" in said and "no profile" in said for said in listener.said), listener.said
+    profile = folder / f"toy{rank}.toml"
+    profile.write_text(PROFILE)
+    os.environ["FICCO_MACHINE"] = str(profile)
+    listener.said.clear()
+    right()
+    chosen = [said for said in listener.said if said.startswith("all_gather_matmul: ")]
+    if world > 1:  # one rank has nothing to choose
+        assert chosen and not chosen[0].startswith("all_gather_matmul: serial"), chosen
+    for count in (0, 700):  # indices that a rank looks up are its own matter
+        indices, starts = (
+            torch.zeros(count * (rank + 1), dtype=torch.int64),
+            torch.zeros(4 * world, dtype=torch.int64),
+        )
+        table = draw(5, 3, 8)
+        y = ficco.embedding_all_to_all(
+            [table], [indices], [starts], tables_per_rank=[1] * world, dimension=8,
+            batch=4 * world, dtype=torch.float32,
+        )  # fmt: skip
+        assert y.shape == (4, 8 * world)
+    refused(lambda: ficco.all_gather_matmul(x, w.t(), grain=2), "schedule='auto'")
+    os.environ["FICCO_MACHINE"] = "h200x4"  # for groups on GPUs; this one goes on without
+    right()
+    os.environ["FICCO_MACHINE"] = str(folder / "none.toml")
+    refused(lambda: ficco.all_gather_matmul(x, draw(1, 5, 64).t()), "cannot be read")
+    del os.environ["FICCO_MACHINE"]
+    log.removeHandler(listener)
+
+
 def main() -> None:
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
@@ -186,6 +254,7 @@ def main() -> None:
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
+    automatic(rank, world, Path(store).parent)
     checks = (gathering, reducing, exchanging, pooling, arguments, disabled, groups)
     for check in checks:
         check(rank, world)

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import ficco
 from ficco.cli import choosing, explain
 from ficco.cli.main import main
 from ficco.problem import OPERATORS
@@ -138,6 +140,20 @@ class TestSimulate:
     def test_what_does_not_go_together(self, capsys: Any, args: list[str], words: str) -> None:
         code, out, err = call(capsys, "run", *SIZES, "--simulate", *args)
         assert code == 2 and words in err and not out
+
+
+def test_a_node_takes_what_is_predicted() -> None:
+    """On a machine with rates; on one without, serial."""
+    xs = [np.ones((128, 256), np.float32) for _ in range(4)]
+    ws = [np.ones((256, 32), np.float32) for _ in range(4)]
+    for machine, overlaps in (("mesh4", True), ("host", False)):
+        with ficco.Node(4, machine=machine, schedule="auto") as node:
+            ys = node.all_gather_matmul(xs, ws)
+            assert all((y == 256).all() for y in ys)
+            pushes = [span for span in node.timeline().spans if span.kind == "copy"]
+            assert (len(pushes) > 12) == overlaps  # serial pushes whole shards
+            with pytest.raises(ficco.InputError, match="schedule='auto'"):
+                node.all_gather_matmul(xs, ws, grain=2)
 
 
 def test_a_real_run_takes_what_is_predicted(capsys: Any) -> None:
