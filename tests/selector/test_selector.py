@@ -393,10 +393,11 @@ class TestProfiles:
         assert "no profile of Toy 100" in found.reasons[0]
 
     def test_shipped_ones_are_found_by_device(self) -> None:
-        for ranks in (2, 3, 4):
+        for ranks, devices in ((2, 2), (3, 4), (4, 4), (5, 8), (8, 8)):
             found = profile_for(self.cuda, "NVIDIA H200", ranks)
             assert found is not None and found.device == "NVIDIA H200"
-            assert found.devices == (2 if ranks == 2 else 4)
+            assert found.devices == devices and found.source
+        assert profile_for(self.cuda, "NVIDIA H200", 9) is None
 
     def test_the_environment_names_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
