@@ -37,6 +37,14 @@ REDUCING = ("matmul_reduce_scatter", "matmul_all_reduce")
 EXCHANGING = ("all_to_all_matmul", "matmul_all_to_all")
 TABLES, POOLING = 2, 8  # of an embedding that is given by sizes alone
 OPERATORS = (*GATHERING, *REDUCING, *EXCHANGING, "embedding_all_to_all")
+COLLECTIVE = {  # of torch.distributed: what moves an operator's bytes where nothing overlaps
+    "all_gather_matmul": "all_gather",
+    "matmul_reduce_scatter": "reduce_scatter",
+    "matmul_all_reduce": "all_reduce",
+    "all_to_all_matmul": "all_to_all",
+    "matmul_all_to_all": "all_to_all",
+    "embedding_all_to_all": "all_to_all",
+}
 
 
 def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:

@@ -125,8 +125,7 @@ def driver_of(machine: Machine) -> str | None:
         return None
     from ficco.engines import cuda
 
-    version = cuda.driver_version()
-    return f"{version // 1000}.{version % 1000 // 10}"
+    return cuda.served_version()
 
 
 def profile_of(machine: Machine, ranks: int) -> Machine:

@@ -141,11 +141,11 @@ def _cuda() -> list[Finding]:
     except EngineError as error:
         return [Finding("CUDA driver", False, str(error), serves, "see native core")]
     try:
-        version, count = cuda.driver_version(), cuda.device_count()
+        version, count = cuda.served_version(), cuda.device_count()
     except cuda.GpuError as error:
         return [Finding("CUDA driver", False, told(error), serves, _mend(str(error))),
                 *_torch_on_gpus()]  # fmt: skip
-    found = f"CUDA {version // 1000}.{version % 1000 // 10}, {count} devices"
+    found = f"CUDA {version}, {count} devices"
     findings = [Finding("CUDA driver", count > 0, found, serves)]
     peers = []
     for device in range(count):

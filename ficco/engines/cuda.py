@@ -39,7 +39,7 @@ __all__ = [
     "Window",
     "capabilities",
     "device_count",
-    "driver_version",
+    "served_version",
     "window_layout",
 ]
 
@@ -48,8 +48,17 @@ WORDS_BYTES = 4 * WORDS_PER_COPY  # of one copy of a window
 _COPIES = 2
 _ALIGN = 512
 
-driver_version = _native.cuda_driver_version
 device_count = _native.cuda_device_count
+
+
+def served_version() -> str:
+    """Return the CUDA version that the driver serves, as "13.0".
+
+    Raises:
+        GpuError: there is no driver, or it is too old.
+    """
+    version = _native.cuda_driver_version()
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 class Capabilities(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -21,7 +22,8 @@ _told: set[tuple[str, ...]] = set()  # choices that were logged with their reaso
 
 def regime() -> str:
     """Return how this call is made: captured into a graph, or one after another."""
-    captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    gpus: Any = torch.cuda
+    captured = gpus.is_initialized() and gpus.is_current_stream_capturing()
     return "captured" if captured else "eager"
 
 
@@ -33,7 +35,7 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
     """
     on_gpu = device.type == "cuda"
     name = _name(device.index or 0) if on_gpu else ""
-    driver = _driver() if on_gpu else None
+    driver = cuda.served_version() if on_gpu else None
     found = selector.automatic(problem, runtime.machine, name, regime(), driver)
     said = (problem.op, found.schedule.name, str(found.schedule.chunks), found.by)
     if said not in _told:
@@ -47,9 +49,3 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
 @lru_cache(maxsize=64)
 def _name(index: int) -> str:
     return torch.cuda.get_device_name(index)
-
-
-@lru_cache(maxsize=1)
-def _driver() -> str:
-    version = cuda.driver_version()
-    return f"{version // 1000}.{version % 1000 // 10}"

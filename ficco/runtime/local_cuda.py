@@ -93,7 +93,7 @@ class CudaLocalRuntime:
         self, world: int, machine: Machine, compute: NodeCompute, timeout_s: float
     ) -> None:
         check_machine(world, machine, "cuda")
-        cuda.driver_version()  # tells of a driver that lacks something
+        cuda.served_version()  # tells of a driver that lacks something
         self.world, self.machine = world, machine
         self.traced = False
         self._compute = compute

@@ -137,7 +137,7 @@ class Book:
             if not isinstance(entry["schedule"], Mapping):
                 raise InputError(f"{where}: schedule is a table of axes")
             schedule = Schedule.from_toml(entry["schedule"], where)
-            if "world" in (schedule.grain,) or "machine" in (
+            if schedule.grain == "world" or "machine" in (
                 schedule.route, schedule.order, schedule.transport,
             ):  # fmt: skip
                 raise InputError(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ficco.errors import ScheduleError
-from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.problem import GATHERING, Problem
+from ficco.problem import GATHERING
 from ficco.schedule import Schedule
 
-__all__ = ["legal", "plainness", "points", "serial"]
+__all__ = ["plainness", "points", "serial"]
 
 # Of equal predictions: fewest chunks first, then what keeps in step, for drift is a matter of luck,
 # then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
@@ -36,11 +34,17 @@ def plainness(schedule: Schedule) -> tuple[int, bool, int]:
 
 
 @lru_cache(maxsize=256)
-def points(op: str, world: int, machine: Machine) -> tuple[Schedule, ...]:
+def points(op: str, world: int, machine: Machine, sums: bool = False) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
-    the rotation in step. What the machine's engine does not run is left out.
+    the rotation in step. What has no plan, or the machine's engine does not run, is left out.
+
+    Args:
+        op: the operator.
+        world: ranks.
+        machine: it is to run on.
+        sums: whether an output adds up over what arrives, which parts of one launch cannot.
     """
     found = [serial(world, machine)]
     if world == 1:
@@ -54,7 +58,7 @@ def points(op: str, world: int, machine: Machine) -> tuple[Schedule, ...]:
             named = Schedule.named(name)
             if name == "serial" or (name == "shard_p2p" and grain > 1):
                 continue
-            if named.compute == "gated" and machine.engine != "host":
+            if named.compute == "gated" and (sums or machine.engine != "host"):
                 continue  # engines of GPUs have no kernel for it yet
             if name == "uniform_fused_2d" and op == "embedding_all_to_all":
                 continue  # a bag cannot be cut along its sums
@@ -67,16 +71,3 @@ def points(op: str, world: int, machine: Machine) -> tuple[Schedule, ...]:
             unfused = replace(Schedule.named("hetero_unfused_1d"), grain=grain, pace="in_step")
             found.append(unfused.resolve(world, machine))
     return tuple(found)
-
-
-def legal(problem: Problem, machine: Machine) -> list[Schedule]:
-    """Return the candidates that have a plan for this problem, or need none."""
-    found = []
-    for schedule in points(problem.op, problem.world, machine):
-        if schedule.transport != "collective":
-            try:
-                lower_rank(problem, schedule, 0)
-            except ScheduleError:
-                continue
-        found.append(schedule)
-    return found

@@ -13,17 +13,7 @@ from typing import NamedTuple
 
 from ficco.problem import EXCHANGING, POOLING, REDUCING, Problem
 
-__all__ = ["COLLECTIVE", "Facts", "facts_of"]
-
-# What torch.distributed does for each operator.
-COLLECTIVE = {
-    "all_gather_matmul": "all_gather",
-    "matmul_reduce_scatter": "reduce_scatter",
-    "matmul_all_reduce": "all_reduce",
-    "all_to_all_matmul": "all_to_all",
-    "matmul_all_to_all": "all_to_all",
-    "embedding_all_to_all": "all_to_all",
-}
+__all__ = ["Facts", "facts_of"]
 
 
 class Facts(NamedTuple):
@@ -38,6 +28,7 @@ class Facts(NamedTuple):
         sent_bytes: what leaves it in all; an all-reduce sends everything twice.
         flops: operations of its GEMM; 0 for an embedding.
         item: bytes of an element.
+        sums: whether an output adds up over what arrives (along the contraction).
     """
 
     op: str
@@ -51,6 +42,7 @@ class Facts(NamedTuple):
     sent_bytes: int
     flops: float
     item: int
+    sums: bool
 
     @property
     def intensity(self) -> float:
@@ -82,7 +74,8 @@ def facts_of(problem: Problem) -> Facts:
     sent = sent_rows * width * item
     passes = 2 if p.op == "matmul_all_reduce" else 1
     piece = sent // max(world - 1, 1)
-    return Facts(p.op, world, p.dtype, gathers, m, n, k, piece, passes * sent, flops, item)
+    sums = any(output.axis == "contraction" for output in p.outputs)
+    return Facts(p.op, world, p.dtype, gathers, m, n, k, piece, passes * sent, flops, item, sums)
 
 
 def _rounded(size: int) -> int:

@@ -17,8 +17,9 @@ No machine is simulated here, and nothing else in ficco uses these formulas.
 from __future__ import annotations
 
 from ficco.machine import Link, Machine
+from ficco.problem import COLLECTIVE
 from ficco.schedule import Schedule
-from ficco.selector.facts import COLLECTIVE, Facts
+from ficco.selector.facts import Facts
 
 __all__ = ["MARGIN", "estimate_us", "reasons"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ficco.machine import Machine
-from ficco.problem import Problem
+from ficco.problem import COLLECTIVE, Problem
 from ficco.simulator.encoding import start_ns
 from ficco.timeline import Span
 
@@ -68,11 +68,7 @@ def _phases(problem: Problem, machine: Machine) -> list[_Phase]:
     ]
     if problem.world == 1:
         return compute[:1]
-    name = {
-        "all_gather_matmul": "all_gather",
-        "matmul_reduce_scatter": "reduce_scatter",
-        "matmul_all_reduce": "all_reduce",
-    }.get(problem.op, "all_to_all")
+    name = COLLECTIVE[problem.op]
     bytes_out = max(_bytes_out(problem, rank) for rank in ranks)
     us = machine.collective_us(name, bytes_out, problem.world)
     collective = _Phase("collective", name, [us])

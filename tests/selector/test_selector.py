@@ -17,7 +17,7 @@ from ficco.machine import Costs, Link, Machine
 from ficco.problem import OPERATORS, Output, Problem
 from ficco.schedule import Schedule
 from ficco.selector.book import Book
-from ficco.selector.candidates import legal, points
+from ficco.selector.candidates import points
 from ficco.selector.facts import facts_of
 from ficco.selector.profiles import profile_for
 from ficco.selector.rule import MARGIN, estimate_us
@@ -134,7 +134,7 @@ class TestRule:
         """Where nothing but bytes and operations costs, two lanes are nearly all there is."""
         problem = Problem.chunked(op, 4, *sizes, "float32")
         facts = facts_of(problem)
-        for schedule in legal(problem, machine):
+        for schedule in points(op, 4, machine):
             ruled = estimate_us(facts, machine, schedule, "captured") / 1e3
             simulated = simulator.predict_ms(problem, schedule, machine)
             assert ruled == pytest.approx(simulated, rel=0.25), schedule
@@ -197,6 +197,20 @@ class TestGemmTimes:
             GemmTimes(points, units=1)
 
 
+@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("axis", ["rows", "contraction"])
+def test_every_candidate_has_a_plan(op: str, axis: str) -> None:
+    problem = Problem.chunked(op, 4, 64, 48, 32)
+    if axis == "contraction":
+        if op != "all_gather_matmul":
+            return
+        problem = replace(problem, outputs=(replace(problem.outputs[0], axis=axis),))
+    found = points(op, 4, SWITCH, facts_of(problem).sums)
+    assert any(schedule.compute == "gated" for schedule in found) == (axis == "rows")
+    for schedule in found:
+        assert lower_rank(problem, schedule, 0).steps
+
+
 class TestDeciding:
     machine, facts = SWITCH, facts_of(gather(1024, 256, 512))
 
@@ -235,7 +249,7 @@ class TestChoice:
         assert serial / found.predicted_ms >= 1 + MARGIN
         for _, ms in found.alternatives:
             assert found.predicted_ms <= ms * 1.003 + 1e-9
-        assert len(found.alternatives) == len(legal(gather(1024, 4096, 256), MESH)) - 1
+        assert len(found.alternatives) == len(points("all_gather_matmul", 4, MESH)) - 1
 
     def test_json(self) -> None:
         document = selector.choose(gather(1024, 256, 512), MESH).to_json()

@@ -109,5 +109,4 @@ def _driver_version() -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         return done.stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
-        version = cuda.driver_version()
-        return f"of CUDA {version // 1000}.{version % 1000 // 10}"
+        return f"of CUDA {cuda.served_version()}"
