@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         TimeoutExceeded,
     )
     from ficco.machine import Machine
+    from ficco.modules.explaining import explain
     from ficco.modules.functions import (
         all_gather_matmul,
         all_to_all_matmul,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         synchronize,
         window_bytes,
     )
+    from ficco.modules.overlapping import overlap, restore
     from ficco.node import Node
     from ficco.plan import Plan
     from ficco.problem import Output, Problem
@@ -63,12 +65,15 @@ _HOMES = {
     "all_to_all_matmul": "modules.functions",
     "close": "modules.groups",
     "embedding_all_to_all": "modules.functions",
+    "explain": "modules.explaining",
     "fallback_reason": "modules.groups",
     "matmul_all_reduce": "modules.functions",
     "matmul_all_to_all": "modules.functions",
     "matmul_reduce_scatter": "modules.functions",
+    "overlap": "modules.overlapping",
     "prepare": "modules.groups",
     "reset": "modules.groups",
+    "restore": "modules.overlapping",
     "synchronize": "modules.groups",
     "window_bytes": "modules.groups",
 }
@@ -94,12 +99,15 @@ __all__ = [
     "all_to_all_matmul",
     "close",
     "embedding_all_to_all",
+    "explain",
     "fallback_reason",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",
+    "overlap",
     "prepare",
     "reset",
+    "restore",
     "synchronize",
     "window_bytes",
 ]
