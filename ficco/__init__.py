@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ficco.modules.functions import (
         all_gather_matmul,
         all_to_all_matmul,
+        column_matmul,
         embedding_all_to_all,
         matmul_all_reduce,
         matmul_all_to_all,
@@ -64,6 +65,7 @@ _HOMES = {
     "all_gather_matmul": "modules.functions",
     "all_to_all_matmul": "modules.functions",
     "close": "modules.groups",
+    "column_matmul": "modules.functions",
     "embedding_all_to_all": "modules.functions",
     "explain": "modules.explaining",
     "fallback_reason": "modules.groups",
@@ -98,6 +100,7 @@ __all__ = [
     "all_gather_matmul",
     "all_to_all_matmul",
     "close",
+    "column_matmul",
     "embedding_all_to_all",
     "explain",
     "fallback_reason",

@@ -79,11 +79,7 @@ def key_of(op: str, group: Any, tensors: Sequence[Any], *rest: Any) -> Any:
     for tensor in tensors:
         if tensor is None:
             facts.append(None)
-        elif (
-            not isinstance(tensor, Tensor)
-            or not tensor.is_cuda
-            or (tensor.requires_grad and torch.is_grad_enabled())
-        ):
+        elif not isinstance(tensor, Tensor) or not tensor.is_cuda:
             return None
         else:
             facts.append((tensor.shape, tensor.dtype, tensor.device, tensor.layout))

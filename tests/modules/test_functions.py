@@ -1,4 +1,7 @@
-"""ficco's functions on torch tensors, in processes: see worker.py for what each rank holds true."""
+"""ficco's functions on torch tensors, in processes.
+
+What each rank holds true is in worker.py; in gradient_worker.py, of gradients.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,25 @@ from typing import Any
 
 import pytest
 
-WORKER = Path(__file__).with_name("worker.py")
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_function_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
+    run("worker.py", world, tmp_path)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_gradient_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
+    run("gradient_worker.py", world, tmp_path)
+
+
+def run(worker: str, world: int, tmp_path: Path) -> None:
+    """Run a worker in a process per rank; each says that all was right."""
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, WORKER, str(tmp_path / "store"), str(rank), str(world)],
+            [sys.executable, HERE / worker, str(tmp_path / "store"), str(rank), str(world)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
             cwd=tmp_path,
         )
