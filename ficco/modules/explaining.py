@@ -64,16 +64,41 @@ def _record(record: Overlapped) -> Iterator[str]:
     total = len(layers) + len(lost)
     yield f"ficco overlaps {len(layers)} of {total} tensor-parallel layers"
     yield from _groups(layers)
-    said = [(layer.name, "\n".join(_layer(layer, record))) for layer in layers]
+    reasons: list[str] = []  # said once, below; layers name them by number
+    said = [(name, "\n".join(_layer(layer, reasons))) for name, layer in _calls(layers)]
     for names, text in _merged(said):
         yield f"  {names}"
         yield from (f"    {line}" for line in text.split("\n"))
+    for number, reason in enumerate(reasons, 1):
+        yield f"  [{number}] {reason}"
     if record.left:
         yield "left as they were:"
         entries = [(left.name, f"{left.style}: {left.why}") for left in record.left]
         for names, text in _merged(entries):
             yield f"  {names}"
             yield f"    {text}"
+
+
+def _calls(layers: Iterable[Layer]) -> Iterator[tuple[str, Layer]]:
+    """Name every call that layers make: layers that share one are one entry."""
+    for layer in layers:
+        together = _together(layer)
+        if together and together[0] is not layer:
+            continue
+        parent, dot, name = layer.name.rpartition(".")
+        if together:
+            name = f"{{{', '.join(each.name.rpartition('.')[2] for each in together)}}}"
+        yield parent + dot + name, layer
+
+
+def _together(layer: Layer) -> list[Layer]:
+    """Return the layers that share a call with this one, itself among them; or none."""
+    sharing = layer.sharing
+    if sharing is None or sharing.alone[layer.place]:
+        return []
+    pairs = zip(sharing.layers, sharing.alone, strict=True)
+    found = [layer_of(module) for module, why in pairs if why is None]
+    return found if len(found) > 1 else []
 
 
 def _groups(layers: Iterable[Layer]) -> Iterator[str]:
@@ -89,30 +114,21 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
             yield "nothing is sent in a group of one rank"
 
 
-def _layer(layer: Layer, record: Overlapped) -> Iterator[str]:
+def _layer(layer: Layer, reasons: list[str]) -> Iterator[str]:
     split = layer.input_dim if layer.kind == "column" else layer.output_dim
     operator = layer.seen.operator if layer.seen else _OPERATORS[layer.kind, split is not None]
-    if layer.seen and operator == "column_matmul":
+    if operator == "column_matmul":
         operator = _OPERATORS["column", False]
-    yield f"{layer.style} -> {operator}"
-    yield _schedule(layer)
-    if layer.sharing is not None:
-        yield _sharing(layer, record)
+    shared = ", one call for all, which read the same input" if _together(layer) else ""
+    yield f"{layer.style} -> {operator}{shared}"
+    yield _schedule(layer, reasons)
+    if layer.sharing is not None and not shared:
+        why = layer.sharing.alone[layer.place] or "the layers beside it read other inputs"
+        yield f"computed alone: {why}"
     yield from layer.notes
 
 
-def _sharing(layer: Layer, record: Overlapped) -> str:
-    assert layer.sharing is not None
-    own = next(module for module in record.modules if layer_of(module) is layer)
-    if own in layer.sharing.alone:
-        return f"computed alone: {layer.sharing.alone[own]}"
-    others = [layer_of(m).name.rpartition(".")[2] for m in layer.sharing.members]
-    if len(others) < 2:
-        return "computed alone: the layers beside it read other inputs"
-    return f"one call for {', '.join(others)}, which read the same input"
-
-
-def _schedule(layer: Layer) -> str:
+def _schedule(layer: Layer, reasons: list[str]) -> str:
     asked, seen = layer.options.schedule, layer.seen
     if groups.disabled():
         return "schedule: none (FICCO_DISABLE)"
@@ -138,10 +154,11 @@ def _schedule(layer: Layer) -> str:
     if found.predicted_ms and serial:
         ratio, ms = serial[0] / found.predicted_ms, found.predicted_ms
         gain = f"; {verb} {ratio:.2f}x of serial, {ms:.3f} ms a call"
-    return (
-        f"schedule: {found.schedule.name}{chunks} ({shape}), by the {found.by}{gain}: "
-        f"{'; '.join(found.reasons)}"
-    )
+    reason = "; ".join(found.reasons)
+    if reason not in reasons:
+        reasons.append(reason)
+    number = reasons.index(reason) + 1
+    return f"schedule: {found.schedule.name}{chunks} ({shape}), by the {found.by}{gain} [{number}]"
 
 
 def _serves(runtime: Any, device: torch.device) -> bool:

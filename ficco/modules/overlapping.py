@@ -81,9 +81,9 @@ def overlap(
     """Overlap the communication of a model's tensor-parallel layers with their GEMMs, in place.
 
     Found are linear layers that PyTorch's `parallelize_module`, a Hugging Face model's own plan or
-    `plan` has made parallel, and Megatron-Core's. What the model computes stays the same, but for the
-    order of sums. `ficco.explain(module)` says what was done; `ficco.restore(module)` undoes it.
-    Call it on every rank, after the model is parallelized and before torch.compile.
+    `plan` has made parallel, and Megatron-Core's. What the model computes stays the same, but for
+    the order of sums. `ficco.explain(module)` says what was done; `ficco.restore(module)` undoes
+    it. Call it on every rank, after the model is parallelized and before torch.compile.
 
     Args:
         module: the model, or a part of it.
@@ -278,8 +278,9 @@ def _share(named: Mapping[str, Module], found: Sequence[Found], record: Overlapp
         if len(members) < 2:
             continue
         sharing = Sharing(parent, members)
-        for member in members:
-            layer_of(member).sharing = sharing
+        for place, member in enumerate(members):
+            layer = layer_of(member)
+            layer.sharing, layer.place = sharing, place
         record.handles += [
             named[parent].register_forward_hook(sharing.settle),
             named[parent].register_forward_hook(sharing.clear, always_call=True),

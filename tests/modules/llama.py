@@ -34,11 +34,10 @@ class Attention(nn.Module):
         self.wo = nn.Linear(WIDTH, WIDTH, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        heads = (w(x).view(batch, length, -1, WIDTH // HEADS) for w in (self.wq, self.wk, self.wv))
-        q, k, v = (each.transpose(1, 2) for each in heads)
+        split = (-1, WIDTH // HEADS)
+        q, k, v = (w(x).unflatten(-1, split).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.wo(y.transpose(1, 2).reshape(batch, length, -1))
+        return self.wo(y.transpose(1, 2).flatten(-2))
 
 
 class Mlp(nn.Module):

@@ -141,7 +141,7 @@ def _column(module: Module, input: Any) -> Any:
     layer = layer_of(module)
     if layer.sharing is None:
         return _columns([module], input)[0]
-    return layer.sharing.result(module, input, _columns)
+    return layer.sharing.result(layer.place, input, _columns)
 
 
 def _columns(modules: Sequence[Module], x: Any) -> list[DTensor]:
@@ -179,7 +179,7 @@ def _row(module: Module, input: Any) -> DTensor:
         return DTensor.from_local(y, mesh, [Replicate()], run_check=False)
     dim = layer.output_dim % local.dim()
     if bias is not None:  # added to this rank's rows, so its gradient is of these alone
-        bias = _Summed.apply(bias, layer.ranks.group)
+        bias = _Summed.apply(bias, layer.ranks.group)  # type: ignore[no-untyped-call]
     y = layer.scatter(local, dim, weight, bias)
     if local.shape[dim] % layer.ranks.world == 0:
         return DTensor.from_local(y, mesh, [Shard(dim)], run_check=False)

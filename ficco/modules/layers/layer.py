@@ -122,7 +122,7 @@ class Layer:
         input_dim: for a column layer, the dimension along which its input is split (0 for rows,
             1 for [batch, sequence, hidden]); None: it is whole on all ranks, or known at the call.
         output_dim: for a row layer, that of its output; None: whole on all ranks.
-        sharing: with whom it shares a gather.
+        sharing, place: with whom it shares a call, and which of them it is.
         seen: its last call.
     """
 
@@ -135,6 +135,7 @@ class Layer:
     input_dim: int | None = None
     output_dim: int | None = None
     sharing: Sharing | None = None
+    place: int = 0
     seen: Seen | None = None
 
     def gather(
@@ -152,7 +153,7 @@ class Layer:
             dim: along which x is split over the ranks; not the last.
             weights: of this layer and of those that share the gather.
             biases: [n_r] or None, one for each.
-            whole: size of the gathered dimension, by torch.chunk's rule; None: all ranks hold alike.
+            whole: size of the gathered dimension, split by torch.chunk's rule; None: evenly.
 
         Returns:
             [..., n_r], whole along `dim`, one for each weight.

@@ -195,7 +195,7 @@ def _column(module: Module, input: Any) -> Any:
     layer = layer_of(module)
     if layer.sharing is None or not torch.is_grad_enabled():
         return _columns([module], input)[0]
-    return layer.sharing.result(module, input, _columns)
+    return layer.sharing.result(layer.place, input, _columns)
 
 
 def _columns(modules: Sequence[Module], x: Any) -> list[Tensor]:

@@ -7,6 +7,9 @@ forward ends.
 
 A checkpoint's second run of a forward must do what the first did. So who shares changes only
 outside of backward, where such runs happen.
+
+torch.compile cannot compare how often a tensor was written. What it traces shares where a forward
+that was not compiled has shown that all layers take theirs; the code that is traced is the same.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ Tensor = torch.Tensor
 Module = torch.nn.Module
 Compute = Callable[[Sequence[Module], Any], list[Any]]
 
+_APART = "it was not called with the input that the others read"
+
 
 class _Kept(NamedTuple):
     """A result that waits for its layer, and what it was computed with."""
@@ -31,95 +36,108 @@ class _Kept(NamedTuple):
 
 
 class Sharing:
-    """The layers of one parent that read one input.
+    """The layers of one parent that read one input; each has its place among them.
+
+    Lists by place, not dictionaries by module: torch.compile follows them.
 
     Attributes:
         parent: its name.
-        alone: layers that were found not to share, by module, and why.
+        layers: its layers.
+        alone: by place: why a layer was found not to share; None: it shares.
+        proven: in a forward that was not compiled, all that share took the same tensor, unchanged.
     """
 
-    def __init__(self, parent: str, members: Sequence[Module]) -> None:
+    def __init__(self, parent: str, layers: Sequence[Module]) -> None:
         self.parent = parent
-        self.alone: dict[Module, str] = {}
-        self._members = list(members)
-        self._leaving: dict[Module, str] = {}
-        self._served: set[Module] = set()  # in this forward of the parent
-        self._x: Any = None
+        self.layers = list(layers)
+        self.alone: list[str | None] = [None for _ in layers]
+        self.proven = False
+        self._leaving: list[str | None] = [None for _ in layers]
+        self._changes = False  # whether someone is leaving
+        self._served = [False for _ in layers]  # in this forward of the parent
+        self._kept: list[_Kept | None] = [None for _ in layers]
+        self._x: Any = None  # of which results wait
         self._facts: tuple[Any, ...] = ()
-        self._kept: dict[Module, _Kept] = {}
 
-    @property
-    def members(self) -> list[Module]:
-        """The layers that still share."""
-        gone = self.alone.keys() | self._leaving.keys()
-        return [member for member in self._members if member not in gone]
-
-    def result(self, module: Module, x: Any, compute: Compute) -> Any:
+    def result(self, place: int, x: Any, compute: Compute) -> Any:
         """Return the result of one layer; `compute` makes those of several from x."""
-        if self._leaving and torch._C._current_graph_task_id() == -1:  # not within a backward
-            self.alone |= self._leaving
-            self._leaving = {}
-        if module in self.alone or _version(x) is None:
-            return compute([module], x)[0]
-        self._served.add(module)
-        if self._x is x and self._facts == _modes(x):
-            kept = self._kept.pop(module, None)
-            if not self._kept:
+        if self._changes and not _within_backward():
+            self.alone = [old or new for old, new in zip(self.alone, self._leaving, strict=True)]
+            self._leaving, self._changes = [None for _ in self.layers], False
+        mine, modes = self.layers[place], _modes(x)
+        unknown = torch.compiler.is_compiling() and not self.proven
+        if self.alone[place] is not None or modes is None or unknown:
+            return compute([mine], x)[0]
+        self._served[place] = True
+        if self._x is x and self._facts == modes:
+            kept = self._kept[place]
+            self._kept[place] = None
+            if all(each is None for each in self._kept):
                 self._x = None
-            if kept is None or kept.facts != _weights(module):
-                return compute([module], x)[0]
+            if kept is None or kept.facts != _weights(mine):
+                return compute([mine], x)[0]
+            if self._x is None and not torch.compiler.is_compiling():
+                self.proven = True
             return kept.result
         self._drop()
-        together = [m for m in self._members if m not in self.alone and _alike(m, module)]
-        modes = _modes(x)
-        results = compute(together, x)
-        for member, result in zip(together, results, strict=True):
-            if member is module:
-                mine = result
+        together = [
+            i
+            for i, layer in enumerate(self.layers)
+            if self.alone[i] is None and (i == place or _alike(layer, mine))
+        ]
+        results = compute([self.layers[i] for i in together], x)
+        for i, result in zip(together, results, strict=True):
+            if i == place:
+                own = result
             else:
-                self._kept[member] = _Kept(result, _weights(member))
-        if self._kept:
-            self._x, self._facts = x, modes
-        return mine
+                self._kept[i] = _Kept(result, _weights(self.layers[i]))
+                self._x, self._facts = x, modes
+        return own
 
     def settle(self, parent: Module, inputs: Any, output: Any) -> None:
         """End a forward of the parent: layers that took nothing in it are not like the others."""
-        for member in self._kept:
-            if member not in self._served:
-                self._leaving[member] = "it was not called with the input that the others read"
+        for i, kept in enumerate(self._kept):
+            if kept is not None and not self._served[i]:
+                self._leaving[i], self._changes = _APART, True
         self.clear(parent, inputs, output)
 
     def clear(self, parent: Module, inputs: Any, output: Any) -> None:
         """Forget what waits; also where the parent's forward has raised."""
-        self._served.clear()
+        self._served = [False for _ in self.layers]
         self._drop()
 
     def _drop(self) -> None:
         self._x, self._facts = None, ()
-        self._kept.clear()
+        self._kept = [None for _ in self.layers]
 
 
-def _version(x: Tensor) -> int | None:
-    """Return how often x was written; None for inference tensors, which do not count it."""
-    return None if x.is_inference() else x._version
+def _within_backward() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def _modes(x: Tensor) -> tuple[Any, ...]:
-    """Return x's version, and the modes that a result depends on."""
+def _modes(x: Tensor) -> tuple[Any, ...] | None:
+    """Return x's version and the modes that a result depends on.
+
+    None: inference tensors do not count their versions, so nothing says that x is unchanged.
+    """
     kind = x.device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return _version(x), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast
+    if torch.compiler.is_compiling():
+        return None, torch.is_grad_enabled(), cast
+    if x.is_inference():
+        return None
+    return x._version, torch.is_grad_enabled(), cast
 
 
-def _weights(module: Module) -> tuple[Any, ...]:
+def _weights(layer: Module) -> tuple[Any, ...]:
     """Return which weights a layer has, and how often they were written."""
-    weight, bias = module.weight, module.bias
-    return (
-        id(weight),
-        _version(weight),  # type: ignore[arg-type]
-        id(bias),
-        None if bias is None else _version(bias),  # type: ignore[arg-type]
-    )
+    if torch.compiler.is_compiling():
+        return ()
+    found: list[Any] = []
+    for tensor in (layer.weight, layer.bias):
+        if isinstance(tensor, Tensor):
+            found += [id(tensor), None if tensor.is_inference() else tensor._version]
+    return tuple(found)
 
 
 def _alike(one: Module, other: Module) -> bool:
