@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
-from ficco.modules import gradients, groups, library
+from ficco.modules import gradients, groups, library, operators
 from ficco.modules.auto import AUTO
-from ficco.modules.routes import Route, autocast, custom, perform, route
+from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
 from ficco.schedule import Schedule
 
 __all__ = [
@@ -87,12 +87,10 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
         TimeoutExceeded, EngineError: the call failed on some rank, and the group needs `reset`.
     """
     several = not isinstance(w, Tensor)
-    weights: list[Any] = list(w) if several else [w]
-    biases = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
-    x, weights, biases = _cast(x, weights, biases)
+    weights, biases, biased = _listed(w, bias)
     kept = save_gathered and torch.is_grad_enabled() and any(v.requires_grad for v in weights)
-    args = (x, weights, biases, axes, rows, kept, group, schedule, grain)
-    found = _call("all_gather_matmul", (x, *weights, *biases), args)
+    rest = (biased, axes, rows, kept, group, schedule, grain)
+    found = _call("all_gather_matmul", (x, weights, biases, *rest), (x, *weights, *biases))
     return tuple(found[: len(weights)]) if several else found[0]
 
 
@@ -125,11 +123,9 @@ def column_matmul(
     Raises: as `all_gather_matmul`.
     """
     several = not isinstance(w, Tensor)
-    weights: list[Any] = list(w) if several else [w]
-    biases = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
-    x, weights, biases = _cast(x, weights, biases)
-    args = (x, weights, biases, group, schedule, grain)
-    found = _call("column_matmul", (x, *weights, *biases), args)
+    weights, biases, biased = _listed(w, bias)
+    rest = (biased, group, schedule, grain)
+    found = _call("column_matmul", (x, weights, biases, *rest), (x, *weights, *biases))
     return tuple(found) if several else found[0]
 
 
@@ -159,9 +155,8 @@ def matmul_reduce_scatter(
 
     Raises: as `all_gather_matmul`.
     """
-    x, w, bias = autocast((x, w, bias))
     args = (x, w, bias, rows, group, schedule, grain)
-    return _call("matmul_reduce_scatter", (x, w, bias), args)  # type: ignore[no-any-return]
+    return _call("matmul_reduce_scatter", args, args[:3])  # type: ignore[no-any-return]
 
 
 def matmul_all_reduce(
@@ -180,9 +175,8 @@ def matmul_all_reduce(
     Returns:
         [m, n], or [s, b, n].
     """
-    x, w, bias = autocast((x, w, bias))
     args = (x, w, bias, group, schedule, grain)
-    return _call("matmul_all_reduce", (x, w, bias), args)  # type: ignore[no-any-return]
+    return _call("matmul_all_reduce", args, args[:3])  # type: ignore[no-any-return]
 
 
 def all_to_all_matmul(
@@ -237,9 +231,8 @@ def _exchange(
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    x, w = autocast((x, w))
     table = [int(size) for row in splits for size in row]
-    return _call(op, (x, w), (x, w, table, group, schedule, grain))  # type: ignore[no-any-return]
+    return _call(op, (x, w, table, group, schedule, grain), (x, w))  # type: ignore[no-any-return]
 
 
 def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must share
@@ -290,26 +283,44 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         list(tables), list(indices), list(offsets), like, list(tables_per_rank), batch, rows, group,
         schedule, grain,
     )  # fmt: skip
-    return _call("embedding_all_to_all", tensors, args)  # type: ignore[no-any-return]
+    return _call("embedding_all_to_all", args, tensors)  # type: ignore[no-any-return]
 
 
-def _call(name: str, tensors: Sequence[Any], args: tuple[Any, ...]) -> Any:
-    """Make a call on the way that its tensors ask for."""
-    way = route(tensors)
-    if way is Route.DIRECT:
-        return perform(name, args)
-    if way is Route.CUSTOM:
-        return custom(name, args)
+def _call(name: str, args: tuple[Any, ...], tensors: Sequence[Any]) -> Any:
+    """Make a call with these tensors among its arguments, on the way that they ask for."""
+    way = survey(tensors)
+    if way == DIRECT:
+        return getattr(operators, name)(*args)
     flat, rest = gradients.FORMULAS[name].flat(args)
+    if way == RECORDED:
+        return _recorded(name, rest, flat)
+    if name != "embedding_all_to_all":  # a look-up is no product: torch does not cast it either
+        flat = autocast(flat)
+    given = gradients.FORMULAS[name].nested(flat, rest)
+    if is_custom(flat):
+        return custom(name, given)
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in flat):
+        return _recorded(name, rest, flat)
+    with torch._C._DisableAutocast():  # plans mean their own dtypes
+        return perform(name, given)
+
+
+def _recorded(name: str, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
     found = gradients.Recorded.apply(name, rest, *flat)  # type: ignore[no-untyped-call]
     return found if name in SEVERAL else found[0]
 
 
-def _cast(x: Any, weights: list[Any], biases: list[Any]) -> tuple[Any, list[Any], list[Any]]:
-    """Return the inputs as autocast wants them."""
-    cast = autocast((x, *weights, *biases))
-    edge = 1 + len(weights)
-    return cast[0], list(cast[1:edge]), list(cast[edge:])
+def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
+    """Return weights, biases, and which weights have one."""
+    weights = [w] if isinstance(w, Tensor) else list(w)
+    if bias is None:
+        return weights, [], [False] * len(weights)
+    each = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
+    return (
+        weights,
+        [offset for offset in each if offset is not None],
+        [offset is not None for offset in each],
+    )
 
 
 def _device(group: Any) -> torch.device:

@@ -62,15 +62,19 @@ class Formula(ABC):
 
     @abstractmethod
     def keep(
-        self, tensors: Sequence[Maybe], needs: Sequence[bool], outputs: Sequence[Tensor]
+        self,
+        call: Sequence[Maybe],
+        rest: Sequence[Any],
+        needs: Sequence[bool],
+        ys: Sequence[Tensor],
     ) -> list[Maybe]:
-        """Return what backward needs of the tensors and of outputs that no user sees."""
+        """Return what backward needs of a call's tensors, and of outputs that no user sees."""
 
     @abstractmethod
     def backward(self, kept: Kept, dys: Sequence[Maybe]) -> list[Maybe]:
         """Return a gradient (or None) per tensor; `dys` are the outputs' (None: no gradient)."""
 
-    def visible(self, outputs: Sequence[Tensor], tensors: Sequence[Maybe]) -> Sequence[Tensor]:
+    def visible(self, outputs: Sequence[Tensor], rest: Sequence[Any]) -> Sequence[Tensor]:
         """Return the outputs that the user sees."""
         return outputs
 
@@ -82,13 +86,14 @@ class Recorded(torch.autograd.Function):
     def forward(ctx: Any, name: str, rest: tuple[Any, ...], *tensors: Any) -> Any:
         """Run the operator. Arguments: its name, what is no tensor, its tensors."""
         formula = FORMULAS[name]
-        found = perform(name, formula.nested(tensors, rest))
+        with torch._C._DisableAutocast():
+            found = perform(name, formula.nested(tensors, rest))
         outputs = [found] if isinstance(found, Tensor) else found
         needs = ctx.needs_input_grad[2:]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*formula.keep(tensors, needs, outputs))
+        ctx.save_for_backward(*formula.keep(tensors, rest, needs, outputs))
         ctx.ficco = (name, rest, [None if t is None else t.shape for t in tensors])
-        return tuple(formula.visible(outputs, tensors))
+        return tuple(formula.visible(outputs, rest))
 
     @staticmethod
     def backward(ctx: Any, *dys: Maybe) -> Any:
@@ -110,7 +115,7 @@ def refuse_second(name: str) -> None:
 
 
 class _Gather(Formula):
-    """all_gather_matmul: args x, weights, biases, axes, rows, gathered, group, schedule, grain.
+    """all_gather_matmul: args as in `operators`.
 
     Along rows, y = X w: dx sums dy w^T over ranks, dw = X^T dy. Along the contraction, y = X^T w:
     dx sums w dy^T, dw = X dy.
@@ -121,25 +126,29 @@ class _Gather(Formula):
         return [x, *ws, *biases], tuple(rest)
 
     def nested(self, tensors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
-        several = len(tensors) // 2
-        return [tensors[0], list(tensors[1 : 1 + several]), list(tensors[1 + several :]), *rest]
+        edge = 1 + len(rest[0])
+        return [tensors[0], list(tensors[1:edge]), list(tensors[edge:]), *rest]
 
-    def visible(self, outputs: Sequence[Tensor], tensors: Sequence[Maybe]) -> Sequence[Tensor]:
-        return outputs[: len(tensors) // 2]
+    def visible(self, outputs: Sequence[Tensor], rest: Sequence[Any]) -> Sequence[Tensor]:
+        return outputs[: len(rest[0])]
 
     def keep(
-        self, tensors: Sequence[Maybe], needs: Sequence[bool], outputs: Sequence[Tensor]
+        self,
+        call: Sequence[Maybe],
+        rest: Sequence[Any],
+        needs: Sequence[bool],
+        ys: Sequence[Tensor],
     ) -> list[Maybe]:
-        several = len(tensors) // 2
+        several = len(rest[0])
         x: Maybe = None
         if any(needs[1 : 1 + several]):
-            x = outputs[several] if len(outputs) > several else tensors[0]
-        return [x, *(tensors[1 : 1 + several] if needs[0] else ())]
+            x = ys[several] if len(ys) > several else call[0]
+        return [x, *(call[1 : 1 + several] if needs[0] else ())]
 
     def backward(self, kept: Kept, dys: Sequence[Maybe]) -> list[Maybe]:
         x, *ws = kept.tensors
-        axes, rows, gathered, group, schedule, grain = kept.rest
-        several = len(kept.shapes) // 2
+        biased, axes, rows, gathered, group, schedule, grain = kept.rest
+        several = len(biased)
         axes = axes or ["rows"] * several
         shape = kept.shapes[0]
         if rows is not None:
@@ -169,17 +178,16 @@ class _Gather(Formula):
                 found = _gathering(matrix_of(x), operands, mirrored, gather)
             for i, dw in zip(wanted, found, strict=True):
                 grads[1 + i] = dw
-        _bias_gradients(kept, given, grads, several)
+        _bias_gradients(kept, given, grads, biased)
         return grads
 
 
 class _Column(_Gather):
-    """column_matmul: args x, weights, biases, group, schedule, grain. x is equal on all ranks."""
+    """column_matmul: args as in `operators`; x is equal on all ranks."""
 
     def backward(self, kept: Kept, dys: Sequence[Maybe]) -> list[Maybe]:
         x, *ws = kept.tensors
-        group, schedule, grain = kept.rest
-        several = len(kept.shapes) // 2
+        biased, group, schedule, grain = kept.rest
         given = [_matrix(dy) for dy in dys]
         grads: list[Maybe] = [None] * len(kept.shapes)
         if kept.needs[0]:
@@ -193,12 +201,12 @@ class _Column(_Gather):
         for i, dy in enumerate(given):
             if dy is not None and kept.needs[1 + i]:
                 grads[1 + i] = (dy.t() @ matrix_of(x)).t()
-        _bias_gradients(kept, given, grads, several)
+        _bias_gradients(kept, given, grads, biased)
         return grads
 
 
 class _Reduce(Formula):
-    """matmul_all_reduce: args x, w, bias, group, schedule, grain. dy is equal on all ranks."""
+    """matmul_all_reduce: args as in `operators`. dy is equal on all ranks."""
 
     def flat(self, args: Sequence[Any]) -> tuple[list[Maybe], tuple[Any, ...]]:
         return list(args[:3]), tuple(args[3:])
@@ -207,9 +215,13 @@ class _Reduce(Formula):
         return [*tensors, *rest]
 
     def keep(
-        self, tensors: Sequence[Maybe], needs: Sequence[bool], outputs: Sequence[Tensor]
+        self,
+        call: Sequence[Maybe],
+        rest: Sequence[Any],
+        needs: Sequence[bool],
+        ys: Sequence[Tensor],
     ) -> list[Maybe]:
-        return [tensors[0] if needs[1] else None, tensors[1] if needs[0] else None]
+        return [call[0] if needs[1] else None, call[1] if needs[0] else None]
 
     def backward(self, kept: Kept, dys: Sequence[Maybe]) -> list[Maybe]:
         x, w = kept.tensors
@@ -219,12 +231,12 @@ class _Reduce(Formula):
             grads[0] = (dy @ w.t()).reshape(kept.shapes[0])
         if kept.needs[1]:
             grads[1] = (dy.t() @ matrix_of(x)).t()
-        _bias_gradients(kept, [dy], grads, 1)
+        _bias_gradients(kept, [dy], grads, [True])
         return grads
 
 
 class _Scatter(_Reduce):
-    """matmul_reduce_scatter: args x, w, bias, rows, group, schedule, grain.
+    """matmul_reduce_scatter: args as in `operators`.
 
     One gather of dy gives dx = dY w^T and dw^T = dY^T x. The bias is of this rank's rows alone.
     """
@@ -250,12 +262,12 @@ class _Scatter(_Reduce):
                 grads[0] = found[0].reshape(shape)
             if kept.needs[1]:
                 grads[1] = found[-1].t()
-        _bias_gradients(kept, [dy], grads, 1)
+        _bias_gradients(kept, [dy], grads, [True])
         return grads
 
 
 class _Dispatch(Formula):
-    """all_to_all_matmul: args x, w, splits, group, schedule, grain."""
+    """all_to_all_matmul: args as in `operators`."""
 
     def flat(self, args: Sequence[Any]) -> tuple[list[Maybe], tuple[Any, ...]]:
         return list(args[:2]), tuple(args[2:])
@@ -264,9 +276,13 @@ class _Dispatch(Formula):
         return [*tensors, *rest]
 
     def keep(
-        self, tensors: Sequence[Maybe], needs: Sequence[bool], outputs: Sequence[Tensor]
+        self,
+        call: Sequence[Maybe],
+        rest: Sequence[Any],
+        needs: Sequence[bool],
+        ys: Sequence[Tensor],
     ) -> list[Maybe]:
-        return [tensors[0] if needs[1] else None, tensors[1] if needs[0] else None]
+        return [call[0] if needs[1] else None, call[1] if needs[0] else None]
 
     def backward(self, kept: Kept, dys: Sequence[Maybe]) -> list[Maybe]:
         x, w = kept.tensors
@@ -283,7 +299,7 @@ class _Dispatch(Formula):
 
 
 class _Combine(_Dispatch):
-    """matmul_all_to_all: args x, w, splits, group, schedule, grain.
+    """matmul_all_to_all: args as in `operators`.
 
     Both gradients need what comes back: where both are asked for, it comes once, by a collective.
     """
@@ -300,7 +316,7 @@ class _Combine(_Dispatch):
 
 
 class _Embedding(Formula):
-    """embedding_all_to_all: args tables, indices, starts, like, counts, batch, rows, group, ....
+    """embedding_all_to_all: args as in `operators`.
 
     `like` needs a gradient on ranks that have to take part though they have no tables.
     """
@@ -315,10 +331,14 @@ class _Embedding(Formula):
         return [*lists, tensors[-1], *rest]
 
     def keep(
-        self, tensors: Sequence[Maybe], needs: Sequence[bool], outputs: Sequence[Tensor]
+        self,
+        call: Sequence[Maybe],
+        rest: Sequence[Any],
+        needs: Sequence[bool],
+        ys: Sequence[Tensor],
     ) -> list[Maybe]:
-        count = len(tensors) // 3
-        return list(tensors[count : 3 * count])
+        count = len(call) // 3
+        return list(call[count : 3 * count])
 
     def backward(self, kept: Kept, dys: Sequence[Maybe]) -> list[Maybe]:
         counts, batch, rows, group, _, _ = kept.rest
@@ -368,8 +388,8 @@ def _gathering(
     rows, group, schedule, grain = rest
     if "contraction" in axes and schedule != AUTO:
         schedule = _accumulating(schedule)
-    nones = [None] * len(operands)
-    args = (x, operands, nones, axes, rows, False, group, schedule, grain)
+    unbiased = [False] * len(operands)
+    args: tuple[Any, ...] = (x, operands, [], unbiased, axes, rows, False, group, schedule, grain)
     found: list[Tensor] = perform("all_gather_matmul", args)
     return found
 
@@ -400,8 +420,14 @@ def _transposed(splits: Sequence[int]) -> list[int]:
     return [splits[s * world + r] for r in range(world) for s in range(world)]
 
 
-def _bias_gradients(kept: Kept, given: Sequence[Maybe], grads: list[Maybe], several: int) -> None:
-    for i, dy in enumerate(given):
-        at = 1 + several + i
+def _bias_gradients(
+    kept: Kept, given: Sequence[Maybe], grads: list[Maybe], biased: Sequence[bool]
+) -> None:
+    """Put in the biases' gradients: they come behind x and the weights."""
+    at = 1 + len(biased)
+    for dy, has in zip(given, biased, strict=True):
+        if not has:
+            continue
         if dy is not None and kept.needs[at]:
             grads[at] = dy.sum(0).reshape(kept.shapes[at])
+        at += 1

@@ -33,7 +33,8 @@ def _rank(group: str) -> int:
 def _gather_shapes(  # noqa: PLR0913 - a call has as many facts
     x: Tensor,
     w: Sequence[Tensor],
-    bias: Sequence[Tensor | None],
+    bias: Sequence[Tensor],
+    biased: Sequence[bool],
     axes: Sequence[str] | None,
     rows: Sequence[int] | None,
     gathered: bool,
@@ -93,7 +94,8 @@ def _embedding_shape(
 
 
 _CALL = "str group, str schedule, int? grain"
-_GATHER = "Tensor x, Tensor[] w, Tensor?[] bias, str[]? axes, SymInt[]? rows, bool gathered"
+_WEIGHTS = "Tensor[] w, Tensor[] bias, bool[] biased"
+_GATHER = f"Tensor x, {_WEIGHTS}, str[]? axes, SymInt[]? rows, bool gathered"
 _SCHEMAS: dict[str, tuple[str, Callable[..., Any]]] = {
     "all_gather_matmul": (f"({_GATHER}, {_CALL}) -> Tensor[]", _gather_shapes),
     "matmul_reduce_scatter": (
@@ -101,7 +103,7 @@ _SCHEMAS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
     "matmul_all_reduce": (f"(Tensor x, Tensor w, Tensor? bias, {_CALL}) -> Tensor", _reduce_shape),
     "column_matmul": (
-        f"(Tensor x, Tensor[] w, Tensor?[] bias, {_CALL}) -> Tensor[]", _column_shapes
+        f"(Tensor x, {_WEIGHTS}, {_CALL}) -> Tensor[]", _column_shapes
     ),
     "all_to_all_matmul": (
         f"(Tensor x, Tensor w, SymInt[] splits, {_CALL}) -> Tensor", _exchange_shape
@@ -136,7 +138,7 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
         needs = [t is not None and t.requires_grad for t in tensors]
         outputs = [output] if isinstance(output, Tensor) else output
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*formula.keep(tensors, needs, outputs))
+        ctx.save_for_backward(*formula.keep(tensors, rest, needs, outputs))
         ctx.ficco = (rest, needs, [None if t is None else t.shape for t in tensors])
 
     def backward(ctx: Any, *dys: Any) -> Any:
@@ -144,8 +146,8 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
         rest, needs, shapes = ctx.ficco
         kept = Kept(ctx.saved_tensors, rest, needs, shapes)
         given = dys[0] if isinstance(dys[0], (list, tuple)) else dys
-        found = formula.nested(formula.backward(kept, given), [None] * len(rest))
-        return tuple(found)
+        found = formula.nested(formula.backward(kept, given), rest)
+        return (*found[: -len(rest)], *[None] * len(rest))
 
     made.register_autograd(backward, setup_context=keep)
 

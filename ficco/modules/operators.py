@@ -36,7 +36,8 @@ Tensor = torch.Tensor
 def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to group
     x: Tensor,
     w: Sequence[Tensor],
-    bias: Sequence[Tensor | None],
+    bias: Sequence[Tensor],
+    biased: Sequence[bool],
     axes: Sequence[str] | None,
     rows: Sequence[int] | None,
     gathered: bool,
@@ -44,21 +45,23 @@ def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to g
     schedule: str | Schedule,
     grain: int | None,
 ) -> list[Tensor]:
-    """Return a product per weight; where `gathered`, then the concatenation of all x, a matrix."""
-    tensors = [t for pair in zip(w, bias, strict=False) for t in pair if t is not None]
-    key = key_of("gather", group, (x, *w, *bias), rows, axes, schedule, grain, gathered)
+    """Return a product per weight; where `gathered`, then the concatenation of all x, a matrix.
+
+    `biased` says which weights have a bias.
+    """
+    key = key_of("gather", group, (x, *w, *bias), biased, rows, axes, schedule, grain, gathered)
     if (before := known(key)) is not None:
-        return before.run((x, *tensors))
+        return before.run([x, *_interleaved(w, bias, biased)])
     call = Call(group, x, "x", key)
     kinds = list(axes) if axes is not None else ["rows"] * len(w)
-    if not len(w) == len(bias) == len(kinds) or not w:
+    if not len(w) == len(biased) == len(kinds) or not w:
         raise InputError(
-            f"{len(w)} weights, {len(bias)} biases, {len(kinds)} axes: give one of each"
+            f"{len(w)} weights, {len(biased)} biases, {len(kinds)} axes: give one of each"
         )
     sizes = call.rows_of(rows)
     m, k = sum(sizes), x.shape[-1]
-    outputs, given = [], {"x": call.matrix}
-    for i, (weight, offset, axis) in enumerate(zip(w, bias, kinds, strict=True)):
+    outputs, given, offsets = [], {"x": call.matrix}, iter(bias)
+    for i, (weight, has, axis) in enumerate(zip(w, biased, kinds, strict=True)):
         name = f"w[{i}]" if len(w) > 1 else "w"
         inner = {"rows": k, "contraction": m}.get(axis)
         if inner is None:
@@ -70,14 +73,28 @@ def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to g
                 f"[{inner}, n_r] (pass linear.weight.t())"
             )
         columns = _for_me(weight.shape[1], call)
-        outputs.append(Output(columns, f"w{i}", axis, bias=offset is not None))
+        outputs.append(Output(columns, f"w{i}", axis, bias=has))
         given[f"w{i}"] = weight
-        if offset is not None:
-            given[f"bias{i}"] = call.row(offset, weight.shape[1], f"bias[{i}]")
+        if has:
+            given[f"bias{i}"] = call.row(next(offsets), weight.shape[1], f"bias[{i}]")
     problem = Problem("all_gather_matmul", call.world, sizes, k, tuple(outputs), call.dtype)
     if not gathered:
         return call.run(problem, given, schedule, grain)
     return call.run_gathered(problem, given, schedule, grain)
+
+
+def _interleaved(
+    w: Sequence[Tensor], bias: Sequence[Tensor], biased: Sequence[bool]
+) -> list[Tensor]:
+    """Return every weight with its bias behind it."""
+    if not bias:
+        return list(w)
+    offsets, found = iter(bias), []
+    for weight, has in zip(w, biased, strict=True):
+        found.append(weight)
+        if has:
+            found.append(next(offsets))
+    return found
 
 
 def matmul_reduce_scatter(
@@ -149,7 +166,8 @@ def _reduce(
 def column_matmul(
     x: Tensor,
     w: Sequence[Tensor],
-    bias: Sequence[Tensor | None],
+    bias: Sequence[Tensor],
+    biased: Sequence[bool],
     group: Any,
     schedule: str | Schedule,
     grain: int | None,
@@ -158,24 +176,34 @@ def column_matmul(
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"x is {found}; a tensor of 2 or 3 dimensions is needed")
-    if not len(w) == len(bias) or not w:
-        raise InputError(f"{len(w)} weights, {len(bias)} biases: give one of each")
-    for i, (weight, offset) in enumerate(zip(w, bias, strict=True)):
-        if tuple(weight.shape[:-1]) != (x.shape[-1],):
+    if not len(w) == len(biased) or not w:
+        raise InputError(f"{len(w)} weights, {len(biased)} biases: give one of each")
+    offsets, ys = iter(bias), []
+    for i, (weight, has) in enumerate(zip(w, biased, strict=True)):
+        _check_local(x, weight, f"w[{i}]")
+        if weight.dim() != 2 or weight.shape[0] != x.shape[-1]:
             raise InputError(
                 f"w[{i}] is {list(weight.shape)}; with x {list(x.shape)} it is "
                 f"[{x.shape[-1]}, n_r] (pass linear.weight.t())"
             )
-        if offset is not None and tuple(offset.shape) != (weight.shape[1],):
-            raise InputError(f"bias[{i}] is {list(offset.shape)}; it is [{weight.shape[1]}]")
-        for name, given in ((f"w[{i}]", weight), (f"bias[{i}]", offset)):
-            if given is not None and (given.dtype, given.device) != (x.dtype, x.device):
-                raise InputError(
-                    f"{name} is {given.dtype} on {given.device}, x is {x.dtype} on {x.device}; "
-                    "give one dtype and device"
-                )
-    linear = torch.nn.functional.linear
-    return [linear(x, weight.t(), offset) for weight, offset in zip(w, bias, strict=True)]
+        offset = next(offsets) if has else None
+        if offset is not None:
+            _check_local(x, offset, f"bias[{i}]")
+            if tuple(offset.shape) not in ((weight.shape[1],), (1, weight.shape[1])):
+                raise InputError(f"bias[{i}] is {list(offset.shape)}; it is [{weight.shape[1]}]")
+            offset = offset.reshape(weight.shape[1])
+        ys.append(torch.nn.functional.linear(x, weight.t(), offset))
+    return ys
+
+
+def _check_local(x: Tensor, tensor: Any, name: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
+    if (tensor.dtype, tensor.device) != (x.dtype, x.device):
+        raise InputError(
+            f"{name} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}; give one "
+            "dtype and device"
+        )
 
 
 def all_to_all_matmul(

@@ -6,9 +6,8 @@ taken only where somebody looks on: a compiler, a tracer, a mode, a tensor subcl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,60 +16,62 @@ from ficco.errors import InputError
 from ficco.modules import groups, operators
 from ficco.schedule import Schedule
 
-__all__ = ["Route", "autocast", "custom", "perform", "route"]
+__all__ = ["DIRECT", "RECORDED", "WATCHED", "autocast", "custom", "is_custom", "perform", "survey"]
+
+DIRECT, RECORDED, WATCHED = range(3)  # ways of a call
 
 Tensor = torch.Tensor
-_PLAIN = (Tensor, torch.nn.Parameter)
+_AXES = tuple(field.name for field in fields(Schedule) if field.name != "name")
+_Parameter = torch.nn.Parameter
+_compiling = torch.compiler.is_dynamo_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _functions = torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
-_compiling = torch.compiler.is_dynamo_compiling
 _autocast = torch._C._is_any_autocast_enabled
+_recording = torch.is_grad_enabled
 
 
-class Route(Enum):
-    """The ways of a call."""
+def survey(tensors: Iterable[Any]) -> int:
+    """Return DIRECT, RECORDED (a gradient is, by eager autograd alone), or WATCHED."""
+    if _compiling() or _modes() or _functions() or _autocast() or _transforms() is not None:
+        return WATCHED
+    recording = _recording()
+    found = DIRECT
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind is Tensor or kind is _Parameter:
+            if recording and tensor.requires_grad:
+                found = RECORDED
+        elif isinstance(tensor, Tensor):
+            return WATCHED
+    return found
 
-    DIRECT = 1
-    RECORDED = 2
-    CUSTOM = 3
 
-
-def route(tensors: Iterable[Any]) -> Route:
-    """Return the way of a call with these tensors.
+def is_custom(tensors: Sequence[Any]) -> bool:
+    """Whether a call that is watched is one of the custom operator.
 
     Raises:
         InputError: a DTensor, or a transform of torch.func, which nothing here serves.
     """
     if _compiling():
         _refuse_distributed(tensors)
-        return Route.CUSTOM
+        return True
     if _transforms() is not None:
         raise InputError(
             "a transform of torch.func (vmap, grad, jvp, ...) is active, and ficco's operators "
             "have no rule for it; call them outside of it, and backward() for gradients"
         )
-    found = Route.CUSTOM if _modes() or _functions() else Route.DIRECT
-    recording = torch.is_grad_enabled()
-    for tensor in tensors:
-        if type(tensor) in _PLAIN:
-            if recording and tensor.requires_grad and found is Route.DIRECT:
-                found = Route.RECORDED
-        elif isinstance(tensor, Tensor):
-            _refuse_distributed((tensor,))
-            found = Route.CUSTOM
-    return found
+    plain = all(type(t) in (Tensor, _Parameter) or not isinstance(t, Tensor) for t in tensors)
+    if not plain:
+        _refuse_distributed(tensors)
+    return not plain or bool(_modes() or _functions())
 
 
 def perform(name: str, args: Sequence[Any]) -> Any:
     """Run an operator without recording a gradient, unless somebody looks on who does."""
     if _modes() or _functions():
         return custom(name, args)
-    return _operator(name)(*args)
-
-
-def _operator(name: str) -> Any:
-    return getattr(operators, name)
+    return getattr(operators, name)(*args)
 
 
 def custom(name: str, args: Sequence[Any]) -> Any:
@@ -90,10 +91,15 @@ def _name(group: Any, operator: str) -> str:
 
 
 def _text(schedule: str | Schedule) -> str:
-    return schedule if isinstance(schedule, str) else json.dumps(schedule.to_json())
+    """Return what `Schedule.read` reads; by hand, since torch.compile cannot trace json."""
+    if isinstance(schedule, str):
+        return schedule
+    values = [(axis, getattr(schedule, axis)) for axis in _AXES]
+    quoted = [f'"{axis}": {v}' if isinstance(v, int) else f'"{axis}": "{v}"' for axis, v in values]
+    return "{" + ", ".join(quoted) + "}"
 
 
-def autocast(tensors: Sequence[Any]) -> Sequence[Any]:
+def autocast(tensors: list[Any]) -> list[Any]:
     """Return tensors in the dtype in which autocast wants products, where it is enabled."""
     if not _autocast():
         return tensors

@@ -102,7 +102,7 @@ def hold(
 def gathering(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
     rows = [(3 * r) % 5 for r in range(world - 1)] + [3]
     given = [
-        [draw(r, m, 7), draw(10 + r, 4 + r, 7).t(), draw(20 + r, 7, 1), draw(30 + r, 4 + r)]
+        [draw(r, m, 2, 7), draw(10 + r, 4 + r, 7).t(), draw(20 + r, 7, 1), draw(30 + r, 4 + r)]
         for r, m in enumerate(rows)
     ]
 
@@ -246,7 +246,7 @@ def exchanging(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
 
 
 def pooling(rank: int, world: int, schedules: Sequence[str] = ("auto", "shard_p2p")) -> None:
-    counts, batch, dim = [(r + 1) % 3 for r in range(world - 1)] + [2], 6, 3
+    counts, batch, dim = [2 * r % 3 for r in range(world - 1)] + [2], 6, 3
     index = [torch.arange(9) * 7 % (5 + i) for i in range(2)]
     start = torch.tensor([0, 0, 2, 3, 9, 9])
     rows = chunk_sizes(batch, world)
@@ -285,14 +285,65 @@ def disabled(rank: int, world: int) -> None:
     del os.environ["FICCO_DISABLE"]
 
 
+def narrow(rank: int, world: int) -> None:
+    """16 bits, and a rank whose part is empty."""
+    for dtype in (torch.float16, torch.bfloat16):
+        given = [
+            [draw(r, 4, 6, dtype=dtype), draw(10 + r, 6, 3 * (r == 0) or world % 2, dtype=dtype)]
+            for r in range(world)
+        ]
+
+        def gathered(ranks: Sequence[Tensors]) -> list[Any]:
+            return [torch.cat([x for x, _ in ranks]) @ w for _, w in ranks]
+
+        def reduced(ranks: Sequence[Tensors]) -> list[Any]:
+            return [sum(w.t() @ x.t() for x, w in ranks)] * world
+
+        hold(f"gathering {dtype}", rank, ficco.all_gather_matmul, given, gathered)
+        if world % 2:  # the sum has one shape on all ranks
+            given = [[x, draw(10 + r, 6, 3, dtype=dtype)] for r, (x, _) in enumerate(given)]
+            hold(
+                f"reducing {dtype}", rank, lambda x, w: ficco.matmul_all_reduce(w.t(), x.t()),
+                given, reduced, once=True,
+            )  # fmt: skip
+
+
+def groups(rank: int, world: int) -> None:
+    """Two groups at once, each with gradients of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for name in ("dp", "tp"):
+        group, at = mesh[name].get_group(), mesh[name].get_local_rank()
+        ranks = dist.get_process_group_ranks(group)
+        given = [[draw(r, 3, 4), draw(10 + r, 4, 2)] for r in ranks]
+        hold(
+            name, at, lambda x, w: ficco.all_gather_matmul(x, w, group=group),  # noqa: B023
+            given, lambda each: [torch.cat([x for x, _ in each]) @ w for _, w in each],
+        )  # fmt: skip
+        ficco.close(group)
+
+
+def alone() -> None:
+    """column_matmul without torch.distributed."""
+    given = [[draw(1, 5, 6), draw(2, 6, 3), draw(3, 3)]]
+    hold("alone", 0, lambda x, w, b: ficco.column_matmul(x, w, bias=b), given,
+         lambda ranks: [x @ w + b for x, w, b in ranks])  # fmt: skip
+
+
 def main() -> None:
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    alone()
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    for check in (gathering, shapes, reducing, columns, exchanging, pooling, disabled):
+    if world < 4:
+        checks = (gathering, shapes, reducing, columns, exchanging, pooling, narrow, disabled)
+    else:
+        checks = (groups, pooling)
+    for check in checks:
         check(rank, world)
     ficco.close()
     dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """ficco's functions on torch tensors, in processes.
 
-What each rank holds true is in worker.py; in gradient_worker.py, of gradients.
+What each rank holds true is in worker.py; of gradients in gradient_worker.py; of torch.compile and
+its like in tracing_worker.py.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ def test_every_function_is_right_in_every_rank(world: int, tmp_path: Path, torch
     run("worker.py", world, tmp_path)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_gradient_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
     run("gradient_worker.py", world, tmp_path)
+
+
+@pytest.mark.parametrize("world", [2])
+def test_compilers_checkpoints_and_modes(world: int, tmp_path: Path, torch: Any) -> None:
+    run("tracing_worker.py", world, tmp_path)
 
 
 def run(worker: str, world: int, tmp_path: Path) -> None:
@@ -38,7 +44,7 @@ def run(worker: str, world: int, tmp_path: Path) -> None:
         for rank in range(world)
     ]  # fmt: skip
     try:
-        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
