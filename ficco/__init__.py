@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         window_bytes,
     )
     from ficco.modules.overlapping import overlap, restore
+    from ficco.modules.sizing import size_windows
     from ficco.node import Node
     from ficco.plan import Plan
     from ficco.problem import Output, Problem
@@ -76,6 +77,7 @@ _HOMES = {
     "prepare": "modules.groups",
     "reset": "modules.groups",
     "restore": "modules.overlapping",
+    "size_windows": "modules.sizing",
     "synchronize": "modules.groups",
     "window_bytes": "modules.groups",
 }
@@ -111,6 +113,7 @@ __all__ = [
     "prepare",
     "reset",
     "restore",
+    "size_windows",
     "synchronize",
     "window_bytes",
 ]

@@ -115,8 +115,8 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
 
 
 def _layer(layer: Layer, reasons: list[str]) -> Iterator[str]:
-    split = layer.input_dim if layer.kind == "column" else layer.output_dim
-    operator = layer.seen.operator if layer.seen else _OPERATORS[layer.kind, split is not None]
+    split = layer.gathers if layer.kind == "column" else layer.output_dim is not None
+    operator = layer.seen.operator if layer.seen else _OPERATORS[layer.kind, split]
     if operator == "column_matmul":
         operator = _OPERATORS["column", False]
     shared = ", one call for all, which read the same input" if _together(layer) else ""

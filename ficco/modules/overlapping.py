@@ -165,9 +165,8 @@ def _look(
     found: list[Found] = []
     left: list[Left] = []
     for name, module in named.items():
-        parent = named.get(name.rpartition(".")[0]) if name else None
         answer = plan.look(name, module, plan.group or ranks.group) if plan is not None else None
-        answer = answer or dtensor.look(name, module, parent)
+        answer = answer or dtensor.look(name, module)
         answer = answer or megatron.look(name, module, ranks.group)
         if isinstance(answer, Found):
             found.append(answer)
@@ -187,28 +186,37 @@ def _settle(
         if chosen(each.name) is None:
             left.append(Left(each.name, each.style, "schedule= says so", False))
     found = [each for each in found if chosen(each.name) is not None]
-    gathers: list[tuple[Module, dtensor.Gathering]] = []
-    fed: dict[str, list[str]] = {}
-    for name in named:
-        fed.setdefault(name.rpartition(".")[0], []).append(name)
-    layers = {each.name: each for each in found}
-    for name in [each.name.rpartition(".")[0] for each in found]:
-        gathering = dtensor.gathering_of(named[name])
-        columns = [layers[n] for n in fed[name] if n in layers and layers[n].reads]
-        if gathering is None or not columns or any(named[name] is p for p, _ in gathers):
-            continue
-        remain = [each.name for each in left if each.name in fed[name] and each.overlappable]
-        why = gathering.why
-        if remain and not why:
-            why = f"{remain[0]} reads the input that {name} gathers, and is not overlapped"
+    gathers = {name: g for name, m in named.items() if (g := dtensor.gathering_of(m)) is not None}
+    fed: dict[str, list[Found]] = {}
+    for each in found:
+        feeder = _feeder(each.name, gathers)
+        if each.reads is not None and feeder is not None:
+            fed.setdefault(feeder, []).append(each)
+    passing = []
+    for name, columns in fed.items():
+        readers = [each.name for each in left if each.style == dtensor.COLUMN]
+        whole = next((each for each in readers if _feeder(each, gathers) == name), None)
+        why = gathers[name].why or (
+            f"{whole} reads its input, and stays as it was" if whole else ""
+        )
         if why:
-            left += [
-                Left(each.name, each.style, f"{name} keeps its gather: {why}") for each in columns
-            ]
+            why = f"{name or 'the model'} keeps its gather: {why}"
+            left += [Left(each.name, each.style, why) for each in columns]
             found = [each for each in found if each not in columns]
         else:
-            gathers.append((named[name], gathering))
-    return found, left, gathers
+            passing.append((named[name], gathers[name]))
+            for each in columns:
+                each.gathers = True
+    return found, left, passing
+
+
+def _feeder(name: str, gathers: Mapping[str, Any]) -> str | None:
+    """Return the nearest module above a layer that gathers its input before its forward."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in gathers:
+            return name
+    return None
 
 
 def _check(
@@ -255,7 +263,7 @@ def _wrap(found: Found, ranks: Ranks, options: Options, record: Overlapped) -> N
     module = found.module
     layer = Layer(
         found.name, found.style, found.kind, ranks, options, list(found.notes), found.input_dim,
-        found.output_dim,
+        found.gathers, found.output_dim,
     )  # fmt: skip
     for key in found.passed:
         record.replace(module, _HOOKS, key, dtensor.pass_on)

@@ -80,7 +80,9 @@ def megatron(rank: int, world: int, folder: Path) -> None:
         def __init__(self, split: bool, skip: bool) -> None:
             super().__init__()
             config = ModelParallelConfig(
-                tensor_model_parallel_size=world, sequence_parallel=split, use_cpu_initialization=True
+                tensor_model_parallel_size=world,
+                sequence_parallel=split,
+                use_cpu_initialization=True,
             )
             shared: dict[str, Any] = {
                 "config": config, "init_method": torch.nn.init.normal_, "bias": True,

@@ -34,11 +34,12 @@ from torch.distributed.tensor.parallel import (
 from ficco.modules.layers.finding import Found, closure_of, local_of, unfit
 from ficco.modules.layers.layer import Left, layer_of
 
-__all__ = ["Gathering", "gathering_of", "look", "pass_on"]
+__all__ = ["COLUMN", "Gathering", "gathering_of", "look", "pass_on"]
 
 Module = torch.nn.Module
 Tensor = torch.Tensor
 
+COLUMN = "ColwiseParallel"  # how the style is called
 _APART = {"to_local", "full_tensor", "redistribute", "placements", "_local_tensor", "device_mesh"}
 
 
@@ -72,7 +73,7 @@ class Gathering(NamedTuple):
     why: str
 
 
-def look(name: str, module: Module, parent: Module | None) -> Found | Left | None:
+def look(name: str, module: Module) -> Found | Left | None:
     """Return what `parallelize_module` made of a module, if anything."""
     before, after = _styles(module._forward_pre_hooks), _styles(module._forward_hooks)
     weight = getattr(module, "weight", None)
@@ -85,10 +86,10 @@ def look(name: str, module: Module, parent: Module | None) -> Found | Left | Non
         if style.function not in known:
             continue
         kind = known[style.function]
-        words = "ColwiseParallel" if kind == "column" else "RowwiseParallel"
+        words = COLUMN if kind == "column" else "RowwiseParallel"
         if isinstance(module, torch.nn.Embedding):
             return Left(name, words, "an embedding has no GEMM to hide behind", False)
-        return _linear(name, module, parent, kind, words, style, after)
+        return _linear(name, module, kind, words, style, after)
     if isinstance(module, torch.nn.Linear) and any(p.is_shard() for p in weight.placements):
         if "forward" in module.__dict__:
             return None  # another library's plan, in which `plans` may read
@@ -98,8 +99,7 @@ def look(name: str, module: Module, parent: Module | None) -> Found | Left | Non
 
 
 def _linear(
-    name: str, module: Module, parent: Module | None, kind: str, words: str, style: _Style,
-    after: Sequence[_Style],
+    name: str, module: Module, kind: str, words: str, style: _Style, after: Sequence[_Style]
 ) -> Found | Left:  # fmt: skip
     if left := unfit(name, module, words, torch.nn.Linear.forward):
         return left
@@ -119,13 +119,13 @@ def _linear(
     found = Found(name, module, words, kind, style.mesh.get_group(), _column)
     if kind == "row":
         found.forward = _row
-        if not (wanted.is_replicate() or wanted.is_shard()):
-            return Left(name, words, f"its output is {wanted}")
+        if not (wanted.is_replicate() or wanted.is_shard()) or wanted == Shard(-1):
+            return Left(name, words, f"its output is {wanted}, which is no sum to overlap")
         found.output_dim = wanted.dim if wanted.is_shard() else None
         return found
-    gathers = parent is not None and gathering_of(parent) is not None
     found.input_dim = given.dim if given.is_shard() else None
-    found.reads = (given, gathers, weight.shape[1], weight.dtype)
+    found.gathers = given.is_shard()
+    found.reads = (given, weight.shape[1], weight.dtype)
     found.passed = (style.key,)
     if wanted.is_replicate() or (wanted.is_shard() and wanted.dim not in (-1,)):
         found.notes = (f"PyTorch redistributes its output to {wanted} afterwards",)
@@ -174,10 +174,10 @@ def _row(module: Module, input: Any) -> DTensor:
     layer, mesh = layer_of(module), _mesh_of(module)
     local = input.to_local()
     weight, bias = local_of(module.weight), local_of(module.bias)
-    if layer.output_dim is None:
+    dim = None if layer.output_dim is None else layer.output_dim % local.dim()
+    if dim is None or dim == local.dim() - 1:  # the style's hook takes its columns of the sum
         y = layer.reduce(local, weight, bias)
         return DTensor.from_local(y, mesh, [Replicate()], run_check=False)
-    dim = layer.output_dim % local.dim()
     if bias is not None:  # added to this rank's rows, so its gradient is of these alone
         bias = _Summed.apply(bias, layer.ranks.group)  # type: ignore[no-untyped-call]
     y = layer.scatter(local, dim, weight, bias)

@@ -37,7 +37,7 @@ class Found:
         group: its ProcessGroup.
         forward: function(module, *arguments) that takes the place of the module's forward.
         reads: what its input looks like; column layers of one parent that have it alike share.
-        input_dim, output_dim: as of `Layer`.
+        input_dim, gathers, output_dim: as of `Layer`.
         passed: keys of forward pre-hooks that the new forward does the work of.
         notes: what `explain` says beside it.
     """
@@ -50,6 +50,7 @@ class Found:
     forward: Callable[..., Any]
     reads: tuple[Any, ...] | None = None
     input_dim: int | None = None
+    gathers: bool = False
     output_dim: int | None = None
     passed: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()

@@ -120,7 +120,8 @@ class Layer:
         options: the user's.
         notes: what `explain` says beside it.
         input_dim: for a column layer, the dimension along which its input is split (0 for rows,
-            1 for [batch, sequence, hidden]); None: it is whole on all ranks, or known at the call.
+            1 for [batch, sequence, hidden]); None: it is whole, or a DTensor that tells.
+        gathers: for a column layer, whether its input comes split.
         output_dim: for a row layer, that of its output; None: whole on all ranks.
         sharing, place: with whom it shares a call, and which of them it is.
         seen: its last call.
@@ -133,6 +134,7 @@ class Layer:
     options: Options
     notes: list[str] = field(default_factory=list)
     input_dim: int | None = None
+    gathers: bool = False
     output_dim: int | None = None
     sharing: Sharing | None = None
     place: int = 0

@@ -38,11 +38,10 @@ def look(name: str, module: Module, group: Any) -> Found | Left | None:
         return left
     group = facts.get("tp_group", group)
     split = bool(module.sequence_parallel)
-    if kind == "row":
-        dim = 0 if split else None
-        return Found(name, module, cls.__name__, kind, group, _row, output_dim=dim)
     dim = 0 if split else None
-    return Found(name, module, cls.__name__, kind, group, _column, input_dim=dim)
+    if kind == "row":
+        return Found(name, module, cls.__name__, kind, group, _row, output_dim=dim)
+    return Found(name, module, cls.__name__, kind, group, _column, input_dim=dim, gathers=split)
 
 
 def _reason(kind: str, module: Any) -> str:

@@ -54,7 +54,6 @@ class Sharing:
         self.proven = False
         self._leaving: list[str | None] = [None for _ in layers]
         self._changes = False  # whether someone is leaving
-        self._served = [False for _ in layers]  # in this forward of the parent
         self._kept: list[_Kept | None] = [None for _ in layers]
         self._x: Any = None  # of which results wait
         self._facts: tuple[Any, ...] = ()
@@ -68,7 +67,6 @@ class Sharing:
         unknown = torch.compiler.is_compiling() and not self.proven
         if self.alone[place] is not None or modes is None or unknown:
             return compute([mine], x)[0]
-        self._served[place] = True
         if self._x is x and self._facts == modes:
             kept = self._kept[place]
             self._kept[place] = None
@@ -95,15 +93,14 @@ class Sharing:
         return own
 
     def settle(self, parent: Module, inputs: Any, output: Any) -> None:
-        """End a forward of the parent: layers that took nothing in it are not like the others."""
+        """End a forward of the parent: a layer whose result still waits is not like the others."""
         for i, kept in enumerate(self._kept):
-            if kept is not None and not self._served[i]:
+            if kept is not None:
                 self._leaving[i], self._changes = _APART, True
         self.clear(parent, inputs, output)
 
     def clear(self, parent: Module, inputs: Any, output: Any) -> None:
         """Forget what waits; also where the parent's forward has raised."""
-        self._served = [False for _ in self.layers]
         self._drop()
 
     def _drop(self) -> None:
