@@ -21,7 +21,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed._functional_collectives as collectives
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from ficco.modules.layers.finding import Found, closure_of, local_of, unfit
+from ficco.modules.layers.finding import Found, closure_of, local_of, refuse_transforms, unfit
 from ficco.modules.layers.layer import Left, layer_of
 
 __all__ = ["COLUMN", "Gathering", "gathering_of", "look", "pass_on"]
@@ -146,8 +146,8 @@ def _column(module: Module, input: Any) -> Any:
 
 def _columns(modules: Sequence[Module], x: Any) -> list[DTensor]:
     """Compute column layers that read the same x; return DTensors split along the columns."""
-    layer = layer_of(modules[0])
-    mesh = _mesh_of(modules[0])
+    refuse_transforms()
+    layer, mesh = layer_of(modules[0]), _mesh_of(modules[0])
     if not isinstance(x, DTensor):
         placement: Any = Replicate() if layer.input_dim is None else Shard(layer.input_dim)
         local, whole = x, None
@@ -171,6 +171,7 @@ def _columns(modules: Sequence[Module], x: Any) -> list[DTensor]:
 
 def _row(module: Module, input: Any) -> DTensor:
     """Forward of a row layer; the style's pre-hook has split its input along the last dimension."""
+    refuse_transforms()
     layer, mesh = layer_of(module), _mesh_of(module)
     local = input.to_local()
     weight, bias = local_of(module.weight), local_of(module.bias)
@@ -201,7 +202,9 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return collectives.all_reduce(grad.contiguous(), "sum", ctx.group), None
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 def _gatherable(placement: Any, dims: int) -> bool:

@@ -14,9 +14,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from ficco.errors import InputError
 from ficco.modules.layers.layer import Left
 
-__all__ = ["DTYPES", "Found", "closure_of", "local_of", "unfit"]
+__all__ = ["DTYPES", "Found", "closure_of", "local_of", "refuse_transforms", "unfit"]
 
 DTYPES = {
     torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16",
@@ -68,6 +69,19 @@ def closure_of(function: Any) -> dict[str, Any]:
         return {}
     names = function.__code__.co_freevars
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def refuse_transforms() -> None:
+    """Refuse transforms of torch.func, which DTensors would refuse in words of their own.
+
+    Raises:
+        InputError: one is active.
+    """
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
+        raise InputError(
+            "a transform of torch.func (vmap, grad, jvp, ...) is active, and overlapped layers have "
+            "no rule for it; call ficco.restore(model) before it"
+        )
 
 
 def unfit(name: str, module: Module, style: str, forward: Any) -> Left | None:
