@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,12 +123,14 @@ class Call:
                 f"save_gathered=True with schedule={asked.name!r}, which keeps no gathered x; "
                 "leave schedule out or name 'serial', or leave save_gathered out"
             )
-        if not groups.disabled():
-            if self.device.type != "cuda":
-                groups.runtime(self.group).check()
-            elif (runtime := groups.gpu_runtime(self.group, self.device)) is not None:
-                runtime.check_alive()
-        whole = plain.gathered(given["x"], problem.rows, self.group)
+        on_gpu = self.device.type == "cuda"
+        with torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
+            if not groups.disabled():
+                if not on_gpu:
+                    groups.runtime(self.group).check()
+                elif (runtime := groups.gpu_runtime(self.group, self.device)) is not None:
+                    runtime.check_alive()
+            whole = plain.gathered(given["x"], problem.rows, self.group)
         return [*self._shaped(problem, plain.products(problem, given, whole)), whole]
 
     def _run_plain(self, problem: Problem, given: dict[str, Tensor]) -> list[Tensor]:

@@ -351,18 +351,25 @@ class _Embedding(Formula):
         parts = [part.reshape(-1, 1) for part in dy.split(widths, dim=1)]
         splits = [height * width for height in sizes for width in widths]
         got = perform("exchange_rows", (torch.cat(parts), splits, group))
-        pooled = got.reshape(batch, count * dimension).float()
+        pooled = got.reshape(batch, count * dimension)
+        if not pooled.is_cuda:  # on GPUs the sum is float32 as it is
+            pooled = pooled.float()
         grads: list[Maybe] = [None] * len(kept.shapes)
         for i in range(count):
             if kept.needs[i]:
                 index, start = kept.tensors[i].ravel(), kept.tensors[count + i].ravel()
-                bag = torch.searchsorted(start, torch.arange(
-                    index.shape[0], device=index.device), right=True) - 1  # fmt: skip
-                mine = pooled[:, i * dimension : (i + 1) * dimension][bag]
-                height = kept.shapes[i][0]
-                dense = torch.ops.aten.embedding_dense_backward(mine, index, height, -1, False)
-                grads[i] = dense.to(dy.dtype)
+                mine = pooled[:, i * dimension : (i + 1) * dimension].contiguous()
+                grads[i] = _table_gradient(mine, index, start, kept.shapes[i][0]).to(dy.dtype)
         return grads
+
+
+def _table_gradient(pooled: Tensor, index: Tensor, start: Tensor, height: int) -> Tensor:
+    """Return the sum of the gradients of the bags that looked up a row, per row of a table."""
+    places = torch.arange(index.shape[0], device=index.device)
+    bags = torch.searchsorted(start, places, right=True) - 1  # which bag a place lies in
+    unused = index.new_empty(0)  # what means and maxima would need
+    backward: Any = torch.ops.aten._embedding_bag_dense_backward
+    return backward(pooled, index, bags, unused, unused, height, False, 0, None, -1)  # type: ignore[no-any-return]
 
 
 FORMULAS: dict[str, Formula] = {

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import register_flop_formula
 
 from ficco.modules import groups, operators
 from ficco.modules.gradients import FORMULAS, Kept, refuse_second
@@ -120,6 +121,32 @@ _SCHEMAS: dict[str, tuple[str, Callable[..., Any]]] = {
 NAMES = tuple(f"ficco::{name}" for name in _SCHEMAS)
 
 
+def _gather_flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
+    """Every output is as deep as its weight is high."""
+    pairs = zip(w, out_shape, strict=False)  # a gathered x may follow the outputs
+    return sum(2 * math.prod(y) * weight[0] for weight, y in pairs)
+
+
+def _product_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
+    """Multiply what this rank holds."""
+    return 2 * math.prod(x) * w[1]  # type: ignore[no-any-return]
+
+
+def _dispatch_flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
+    """Multiply what came."""
+    return 2 * math.prod(out_shape) * w[0]  # type: ignore[no-any-return]
+
+
+_FLOPS: dict[str, Callable[..., int]] = {
+    "all_gather_matmul": _gather_flops,
+    "column_matmul": _gather_flops,
+    "matmul_reduce_scatter": _product_flops,
+    "matmul_all_reduce": _product_flops,
+    "matmul_all_to_all": _product_flops,
+    "all_to_all_matmul": _dispatch_flops,
+}
+
+
 def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
     run = getattr(operators, name)
 
@@ -129,6 +156,8 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
 
     made = torch.library.custom_op(f"ficco::{name}", impl, mutates_args=(), schema=schema)
     made.register_fake(shapes)
+    if name in _FLOPS:
+        register_flop_formula(getattr(torch.ops.ficco, name))(_FLOPS[name])
     if name not in FORMULAS:
         return
     formula = FORMULAS[name]

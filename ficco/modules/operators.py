@@ -192,7 +192,8 @@ def column_matmul(
             if tuple(offset.shape) not in ((weight.shape[1],), (1, weight.shape[1])):
                 raise InputError(f"bias[{i}] is {list(offset.shape)}; it is [{weight.shape[1]}]")
             offset = offset.reshape(weight.shape[1])
-        ys.append(torch.nn.functional.linear(x, weight.t(), offset))
+        y = torch.nn.functional.linear(x, weight.t(), offset)
+        ys.append(y.contiguous())
     return ys
 
 

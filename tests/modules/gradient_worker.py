@@ -1,6 +1,6 @@
 """A rank that holds the gradients of ficco's functions against float64, computed in one process.
 
-python gradient_worker.py STORE RANK WORLD
+python gradient_worker.py DEVICE STORE RANK WORLD
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import ficco
 from ficco.problem import chunk_sizes, offsets
 from ficco.schedule import Schedule
 
-NAMED = Schedule.names()
+DEVICE = torch.device(sys.argv[1])
+# No engine for GPUs runs gated plans.
+NAMED = [n for n in Schedule.names() if DEVICE.type == "cpu" or n != "gated_1d"]
 ATOL = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-1}
 Tensors = Sequence[Any]
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a tensor that all ranks can draw alike."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def near(found: torch.Tensor | None, wanted: torch.Tensor | None, about: str) -> None:
@@ -76,7 +78,7 @@ def hold(
         for tensors in given
     ]  # fmt: skip
     wanted = [tupled(ys) for ys in reference(leaves)]
-    loss = torch.zeros((), dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64, device=DEVICE)
     for r, ys in enumerate(wanted):
         for i, y in enumerate(ys):
             if r == 0 or not once:
@@ -214,10 +216,18 @@ def columns(rank: int, world: int, schedules: Sequence[str] = ("auto", "shard_p2
          given, reference, frozen=(1, 2))  # fmt: skip
 
 
-def exchanging(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
+def exchanging(
+    rank: int,
+    world: int,
+    schedules: Sequence[str] = NAMED,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     splits = [[(s * 3 + r * 2) % 4 for r in range(world)] for s in range(world)]
     splits[0][0] = 1
-    given = [[draw(r, sum(row), 6), draw(70 + r, 6, 3)] for r, row in enumerate(splits)]
+    given = [
+        [draw(r, sum(row), 6, dtype=dtype), draw(70 + r, 6, 3, dtype=dtype)]
+        for r, row in enumerate(splits)
+    ]
 
     def blocks(x: torch.Tensor, s: int) -> Any:
         return torch.split(x, splits[s])
@@ -245,14 +255,19 @@ def exchanging(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
                 )  # fmt: skip
 
 
-def pooling(rank: int, world: int, schedules: Sequence[str] = ("auto", "shard_p2p")) -> None:
+def pooling(
+    rank: int,
+    world: int,
+    schedules: Sequence[str] = ("auto", "shard_p2p"),
+    dtype: torch.dtype = torch.float32,
+) -> None:
     counts, batch, dim = [2 * r % 3 for r in range(world - 1)] + [2], 6, 3
-    index = [torch.arange(9) * 7 % (5 + i) for i in range(2)]
-    start = torch.tensor([0, 0, 2, 3, 9, 9])
+    index = [torch.arange(9, device=DEVICE) * 7 % (5 + i) for i in range(2)]
+    start = torch.tensor([0, 0, 2, 3, 9, 9], device=DEVICE)
     rows = chunk_sizes(batch, world)
     first = offsets(rows)
     given = [
-        [draw(100 * r + i, 5 + i, dim, dtype=torch.float32) for i in range(count)]
+        [draw(100 * r + i, 5 + i, dim, dtype=dtype) for i in range(count)]
         for r, count in enumerate(counts)
     ]
 
@@ -270,7 +285,7 @@ def pooling(rank: int, world: int, schedules: Sequence[str] = ("auto", "shard_p2
             f"embedding {name}", rank,
             lambda *tables: ficco.embedding_all_to_all(
                 tables, index[: len(tables)], [start] * len(tables), tables_per_rank=counts,
-                dimension=dim, batch=batch, schedule=name,  # noqa: B023
+                dimension=dim, batch=batch, dtype=dtype, schedule=name,  # noqa: B023
             ),
             given, reference,
         )  # fmt: skip
@@ -299,6 +314,8 @@ def narrow(rank: int, world: int) -> None:
         def reduced(ranks: Sequence[Tensors]) -> list[Any]:
             return [sum(w.t() @ x.t() for x, w in ranks)] * world
 
+        exchanging(rank, world, schedules=("auto",), dtype=dtype)
+        pooling(rank, world, schedules=("auto",), dtype=dtype)
         hold(f"gathering {dtype}", rank, ficco.all_gather_matmul, given, gathered)
         if world % 2:  # the sum has one shape on all ranks
             given = [[x, draw(10 + r, 6, 3, dtype=dtype)] for r, (x, _) in enumerate(given)]
@@ -312,7 +329,7 @@ def groups(rank: int, world: int) -> None:
     """Two groups at once, each with gradients of its own."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(DEVICE.type, (2, world // 2), mesh_dim_names=("dp", "tp"))
     for name in ("dp", "tp"):
         group, at = mesh[name].get_group(), mesh[name].get_local_rank()
         ranks = dist.get_process_group_ranks(group)
@@ -331,18 +348,64 @@ def alone() -> None:
          lambda ranks: [x @ w + b for x, w, b in ranks])  # fmt: skip
 
 
-def main() -> None:
-    store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    alone()
+def captured(rank: int, world: int) -> None:
+    """A whole training step in one CUDA graph, against the same steps made eagerly."""
+    x, target = draw(rank, 4, 6), draw(5 + rank, 4, 3)
+    found = []
+    for in_graph in (False, True):
+        w, v = (
+            draw(s + rank, *shape).requires_grad_() for s, shape in ((10, (6, 5)), (20, (5, 3)))
+        )
+        optimizer = torch.optim.SGD([w, v], lr=0.01)
+
+        def step() -> None:
+            optimizer.zero_grad()  # noqa: B023
+            hidden = torch.relu(ficco.all_gather_matmul(x, w))  # noqa: B023
+            y = ficco.matmul_reduce_scatter(hidden, v)  # noqa: B023
+            ((y - target) ** 2).sum().backward()
+            optimizer.step()  # noqa: B023
+
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(aside)
+        if in_graph:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+        for _ in range(5):
+            graph.replay() if in_graph else step()
+        torch.cuda.synchronize()
+        found.append((w.detach(), v.detach()))
+    for eager, replayed in zip(*found, strict=True):
+        torch.testing.assert_close(replayed, eager)
+
+
+def join(store: str, rank: int, world: int) -> None:
+    options: dict[str, Any] = {}
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(rank)
+        options["device_id"] = torch.device("cuda", rank)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
+        "gloo" if DEVICE.type == "cpu" else "nccl", store=dist.FileStore(store, world), rank=rank,
+        world_size=world, timeout=timedelta(seconds=60), **options,
     )  # fmt: skip
+
+
+def main() -> None:
+    store, rank, world = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    if DEVICE.type == "cpu":
+        alone()
+    join(store, rank, world)
     if world < 4:
-        checks = (gathering, shapes, reducing, columns, exchanging, pooling, narrow, disabled)
+        checks = [gathering, shapes, reducing, columns, exchanging, pooling, narrow, disabled]
     else:
-        checks = (groups, pooling)
+        checks = [groups, pooling]
+    if DEVICE.type == "cuda":
+        checks.append(captured)
     for check in checks:
         check(rank, world)
     ficco.close()

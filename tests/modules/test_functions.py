@@ -24,7 +24,7 @@ def test_every_function_is_right_in_every_rank(world: int, tmp_path: Path, torch
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_gradient_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
-    run("gradient_worker.py", world, tmp_path)
+    run("gradient_worker.py", world, tmp_path, "cpu")
 
 
 @pytest.mark.parametrize("world", [2])
@@ -32,12 +32,12 @@ def test_compilers_checkpoints_and_modes(world: int, tmp_path: Path, torch: Any)
     run("tracing_worker.py", world, tmp_path)
 
 
-def run(worker: str, world: int, tmp_path: Path) -> None:
+def run(worker: str, world: int, tmp_path: Path, *more: str) -> None:
     """Run a worker in a process per rank; each says that all was right."""
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, HERE / worker, str(tmp_path / "store"), str(rank), str(world)],
+            [sys.executable, HERE / worker, *more, str(tmp_path / "store"), str(rank), str(world)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
             cwd=tmp_path,
         )

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
+from torch.utils.flop_counter import FlopCounterMode
 
 import ficco
 from ficco.schedule import Schedule
@@ -153,6 +154,10 @@ def looking_on(rank: int, world: int) -> None:
         y = ficco.all_gather_matmul(fake, torch.empty(6, 5))
         y.sum().backward()
         assert y.shape == (4 * world, 5) and fake.grad is not None and fake.grad.shape == (4, 6)
+
+    with FlopCounterMode(display=False) as counted:
+        ficco.all_gather_matmul(p, q).sum().backward()
+    assert counted.get_total_flops() == 3 * 2 * 4 * world * 6 * 5
 
     class Sub(torch.Tensor):
         pass
