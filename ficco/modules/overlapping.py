@@ -264,9 +264,7 @@ def _check(
         )
 
 
-def _check_saving(
-    found: Sequence[Found], chosen: Callable[[str], str | Schedule | None]
-) -> None:
+def _check_saving(found: Sequence[Found], chosen: Callable[[str], str | Schedule | None]) -> None:
     """Refuse schedules that gather piece by piece, where the whole is to be kept.
 
     Raises:

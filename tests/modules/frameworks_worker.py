@@ -1,6 +1,6 @@
-"""A rank that overlaps models of other libraries: python frameworks_worker.py STORE RANK WORLD WHAT.
+"""A rank that overlaps models of other libraries.
 
-WHAT is `transformers` or `megatron`.
+python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers` or `megatron`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import ficco
+
+sys.path.insert(0, str(Path(__file__).parent))
+from megatron_check import megatron_layers
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, about: str) -> None:
@@ -72,73 +75,16 @@ def transformers(rank: int, world: int, folder: Path) -> None:
 
 
 def megatron(rank: int, world: int, folder: Path) -> None:
-    """Column and row layers, with and without sequence parallelism, against float64."""
+    """Megatron-Core's own layers."""
     from megatron.core.model_parallel_config import ModelParallelConfig
     from megatron.core.tensor_parallel import layers
 
-    class Pair(torch.nn.Module):
-        def __init__(self, split: bool, skip: bool) -> None:
-            super().__init__()
-            config = ModelParallelConfig(
-                tensor_model_parallel_size=world,
-                sequence_parallel=split,
-                use_cpu_initialization=True,
-            )
-            shared: dict[str, Any] = {
-                "config": config, "init_method": torch.nn.init.normal_, "bias": True,
-                "skip_bias_add": skip, "tp_group": dist.group.WORLD,
-            }  # fmt: skip
-            self.up = layers.ColumnParallelLinear(6, 4 * world, **shared)
-            self.down = layers.RowParallelLinear(4 * world, 5, input_is_parallel=True, **shared)
+    def config(split: bool) -> Any:
+        return ModelParallelConfig(
+            tensor_model_parallel_size=world, sequence_parallel=split, use_cpu_initialization=True
+        )
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y, bias = self.up(x)
-            z, last = self.down(y if bias is None else y + bias)
-            return z if last is None else z + last
-
-    for split, skip in ((False, False), (False, True), (True, False), (True, True)):
-        about = f"sequence_parallel={split}, skip_bias_add={skip}"
-        torch.manual_seed(3)
-        pair = Pair(split, skip)
-        torch.nn.init.normal_(pair.up.bias)
-        torch.nn.init.normal_(pair.down.bias)
-        dist.broadcast(pair.down.bias.data, 0)
-        ficco.overlap(pair, strict=True)
-        told = ficco.explain(pair)
-        assert "ColumnParallelLinear" in told and "RowParallelLinear" in told, told
-        drawn = torch.Generator().manual_seed(5)
-        x = torch.randn((3 * world, 2, 6), generator=drawn)
-        scale = torch.randn((3 * world, 2, 5), generator=drawn)
-        rows = slice(3 * rank, 3 * rank + 3) if split else slice(None)
-        mine = x[rows].clone().requires_grad_()
-        z = pair(mine)
-        (z * scale[rows]).sum().backward()
-        up, down, first = (_all(t) for t in (pair.up.weight, pair.down.weight, pair.up.bias))
-        exact = [t.double().requires_grad_() for t in (x, up, first, torch.cat(
-            list(down.chunk(world)), 1), pair.down.bias.detach())]  # fmt: skip
-        wanted = (exact[0] @ exact[1].t() + exact[2]) @ exact[3].t() + exact[4]
-        (wanted * scale).sum().backward()
-        close(z, wanted[rows], about)
-        close(mine.grad, exact[0].grad[rows], f"{about}, gradient of x")
-        columns = slice(4 * rank, 4 * rank + 4)
-        close(pair.up.weight.grad, exact[1].grad[columns], f"{about}, gradient of up")
-        close(pair.up.bias.grad, exact[2].grad[columns], f"{about}, gradient of up's bias")
-        close(pair.down.weight.grad, exact[3].grad[:, columns], f"{about}, gradient of down")
-        last = pair.down.bias.grad  # of this rank's rows: Megatron sums it after backward
-        if split:
-            dist.all_reduce(last)
-        close(last, exact[4].grad, f"{about}, gradient of down's bias")
-        ficco.restore(pair)
-        assert "forward" not in pair.up.__dict__
-        if not split:  # Megatron's own collectives for sequences want GPUs
-            close(pair(mine), wanted[rows], f"{about}, restored")
-
-
-def _all(mine: torch.Tensor) -> torch.Tensor:
-    """Return all ranks' shards below one another."""
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine.detach())
-    return torch.cat(found)
+    megatron_layers(rank, world, layers, config)
 
 
 def main() -> None:

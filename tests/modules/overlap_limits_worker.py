@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -29,7 +30,9 @@ from ficco.modules import again, groups
 from ficco.runtime.bound import BOUND_PLANS
 
 sys.path.insert(0, str(Path(__file__).parent))
+import megatron_double
 from llama import Llama, Mlp, plain, sequence
+from megatron_check import megatron_layers
 from overlap_worker import Counted, close, gradients, model, refused, run, tokens, whole
 
 
@@ -37,6 +40,7 @@ def options(mesh: DeviceMesh) -> None:
     words = tokens(1)
     exact = model().double()
     wanted = exact(words)
+    gradient = gradients(exact, words)
     for schedule in (
         "hetero_fused_1d",
         ficco.Schedule.named("uniform_fused_2d"),
@@ -46,7 +50,7 @@ def options(mesh: DeviceMesh) -> None:
         ficco.overlap(net, mesh, schedule=schedule)
         close(net(words), wanted, f"schedule {schedule}")
         for key, found in gradients(net, words).items():
-            close(whole(found), gradients(exact, words)[key], f"schedule {schedule}, {key}")
+            close(whole(found), gradient[key], f"schedule {schedule}, {key}")
         told = ficco.explain(net)
         if isinstance(schedule, dict):
             assert "layers.0.attention.{wq, wk, wv}" in told and "shard_p2p, as asked" in told
@@ -56,14 +60,14 @@ def options(mesh: DeviceMesh) -> None:
             assert told.count(f"schedule: {name}, as asked") == 5, told
     saving = ficco.overlap(sequence(model(), mesh), save_gathered=True)
     for key, found in gradients(saving, words).items():
-        close(whole(found), gradients(exact, words)[key], f"save_gathered, {key}")
+        close(whole(found), gradient[key], f"save_gathered, {key}")
     views = ficco.overlap(sequence(model(), mesh), contiguous=False)
     attention: list[torch.Tensor] = []
     views.layers[0].attention.wq.register_forward_hook(lambda *a: attention.append(a[2]))
     close(views(words), wanted, "views")
     assert attention[0].shape[0] == 3 and attention[0].stride(1) > attention[0].stride(0)
     for key, found in gradients(views, words).items():
-        close(whole(found), gradients(exact, words)[key], f"views, {key}")
+        close(whole(found), gradient[key], f"views, {key}")
 
 
 def identity(mesh: DeviceMesh) -> None:
@@ -164,8 +168,7 @@ def refusals(mesh: DeviceMesh) -> None:
         assert "forward" not in odd.one.__dict__
         told = ficco.explain(_with(odd, mesh))
         assert f"out_features={2 * world + 1} is not divisible" in told, told
-        refused(lambda: ficco.overlap(Chain(5, 6), plan={"one": "colwise", "other": "rowwise",
-                                                         "": "colwise"}), "name linear")  # fmt: skip
+        refused(lambda: ficco.overlap(Chain(5, 6), plan={"": "colwise"}), "name linear")
     assert all(before[n].keys() == m.__dict__.keys() for n, m in net.named_modules())
     net.layers[0].mlp.up.to_empty(device="meta")
     refused(lambda: ficco.overlap(net), "on several devices")
@@ -261,7 +264,6 @@ def serving(mesh: DeviceMesh) -> None:
     """300 numbers of rows: nothing grows but the windows, and these not once they are sized."""
     world, most = mesh.size(), 300 * mesh.size()
     ficco.close(mesh)
-    ficco.prepare(mesh, machine="mesh4")
     plan = {"one": ColwiseParallel(input_layouts=Shard(0)),
             "other": RowwiseParallel(output_layouts=Shard(0))}  # fmt: skip
     net = ficco.overlap(parallelize_module(Chain(4 * world, 6), mesh, plan))
@@ -279,6 +281,8 @@ def serving(mesh: DeviceMesh) -> None:
     assert threading.active_count() <= threads
     kept = groups.runtime(mesh)._bound._plans
     assert len(kept) <= BOUND_PLANS and len(again._known) <= again.MOST
+    ficco.close(mesh)
+    ficco.prepare(mesh, machine="mesh4")
     large = parallelize_module(nn.Linear(256, 64 * world), mesh, ColwiseParallel(
         input_layouts=Shard(0)))  # fmt: skip
     with torch.no_grad():
@@ -288,10 +292,64 @@ def serving(mesh: DeviceMesh) -> None:
     ficco.close(mesh)
 
 
+def megatron(mesh: DeviceMesh) -> None:
+    """Stand-ins for Megatron-Core's layers, with its attributes; see frameworks_worker.py."""
+    rank, world = mesh.get_local_rank(), mesh.size()
+    megatron_layers(rank, world, megatron_double, megatron_double.config)
+    shared = {"skip_bias_add": False, "tp_group": dist.group.WORLD}
+    config = megatron_double.config(False)
+    gathers = megatron_double.ColumnParallelLinear(6, 8, True, config=config, **shared)
+    refused(lambda: ficco.overlap(gathers, strict=True), "it gathers its output")
+    config.gradient_accumulation_fusion = True
+    fused = megatron_double.ColumnParallelLinear(6, 8, config=config, **shared)
+    refused(lambda: ficco.overlap(fused, strict=True), "gradient_accumulation_fusion")
+    config.gradient_accumulation_fusion = False
+    layer = ficco.overlap(megatron_double.ColumnParallelLinear(6, 8, config=config, **shared))
+    x = torch.ones(2, 6)
+    other = torch.zeros(8 // world, 6)
+    assert torch.equal(layer(x, other)[0], torch.zeros(2, 8 // world)), "a weight that is passed"
+    gathered = layer(x, runtime_gather_output=True)[0]
+    assert gathered.shape == (2, 8) and "runtime_gather_output" in ficco.explain(layer)
+    try:
+        layer(x, torch.zeros(3, 3))
+    except RuntimeError as error:
+        assert "supplied weight" in str(error)
+    else:
+        raise AssertionError("a weight of another shape was taken")
+
+
+def sharded(mesh: DeviceMesh) -> None:
+    """Tensor parallelism within FSDP, overlapped before or after it, as without ficco."""
+    grid = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("dp", "tp"))
+    mine = tokens(5 + grid["dp"].get_local_rank())
+    wanted: dict[str, torch.Tensor] = {}
+    for turn in ("without", "before", "after"):
+        net = sequence(model(), grid["tp"])
+        if turn == "before":
+            ficco.overlap(net)
+        for block in net.layers:
+            fully_shard(block, mesh=grid["dp"])
+        fully_shard(net, mesh=grid["dp"])
+        if turn == "after":
+            ficco.overlap(net, grid["tp"])
+        with Counted() as calls:
+            y = net(mine)
+        shared = {"all_gather_matmul": 5, "matmul_reduce_scatter": 4}
+        assert calls == (shared if turn != "without" else {}), calls
+        close(y, model()(mine), f"FSDP, {turn}")
+        for _ in range(2):
+            found = gradients(net, mine)
+        wanted = wanted or found
+        for key, grad in found.items():
+            assert grad.placements == wanted[key].placements, key
+            close(grad.to_local(), wanted[key].to_local(), f"FSDP, {turn}, {key}")
+
+
 CHECKS = {
     check.__name__: check
     for check in (
-        options, identity, uneven, refusals, keeps_gather, by_plan, disabled, serving,
+        options, identity, uneven, refusals, keeps_gather, by_plan, disabled, serving, megatron,
+        sharded,
     )
 }  # fmt: skip
 

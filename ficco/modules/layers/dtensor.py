@@ -1,7 +1,7 @@
 """Layers that PyTorch's `parallelize_module` made parallel: DTensor weights, styles in hooks.
 
-ColwiseParallel gathers its input in a forward pre-hook, before the layer runs, when nothing can hide
-it. So that hook passes its input on as it came, and the layer's forward gathers it while it
+ColwiseParallel gathers its input in a forward pre-hook, before the layer runs, when nothing can
+hide it. So that hook passes its input on as it came, and the layer's forward gathers it while it
 multiplies. RowwiseParallel sums in a forward hook, which finds nothing to do: the layer's forward
 returns what the hook would have made.
 

@@ -79,8 +79,8 @@ def refuse_transforms() -> None:
     """
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
         raise InputError(
-            "a transform of torch.func (vmap, grad, jvp, ...) is active, and overlapped layers have "
-            "no rule for it; call ficco.restore(model) before it"
+            "a transform of torch.func (vmap, grad, jvp, ...) is active, and overlapped layers "
+            "have no rule for it; call ficco.restore(model) before it"
         )
 
 
@@ -88,7 +88,9 @@ def unfit(name: str, module: Module, style: str, forward: Any) -> Left | None:
     """Say why a linear layer cannot be overlapped, whatever its style; None: it can.
 
     Args:
-        name, module, style: of the layer.
+        name: of the layer.
+        module: the layer.
+        style: by which it is parallel, in words.
         forward: what its class's forward must be, for it is replaced.
     """
     weight = getattr(module, "weight", None)

@@ -1,0 +1,92 @@
+"""overlap() in processes: what each rank holds true is in overlap_worker.py and its like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parent.parent / "examples" / "train.py"
+
+
+def run(worker: str, world: int, folder: Path, *checks: str) -> None:
+    """Run checks in a process per rank; each rank says that all was right."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, HERE / worker, folder / "store", str(rank), str(world), *checks],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+            cwd=folder,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for number, rank in enumerate(ranks):
+        assert rank.returncode == 0 and "right" in said[number], f"rank {number}: {said[number]}"
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_models_compute_what_they_did(world: int, tmp_path: Path, torch: Any) -> None:
+    run("overlap_worker.py", world, tmp_path, "forms")
+
+
+def test_layers_that_read_one_input_share_a_call(tmp_path: Path, torch: Any) -> None:
+    run("overlap_worker.py", 2, tmp_path, "guesses", "sharing", "checkpoints", "compiled")
+
+
+def test_training_learns_what_it_did(tmp_path: Path, torch: Any) -> None:
+    run("overlap_worker.py", 2, tmp_path, "training")
+
+
+def test_options_change_what_they_name(tmp_path: Path, torch: Any) -> None:
+    run("overlap_limits_worker.py", 2, tmp_path, "options", "identity", "by_plan", "megatron")
+
+
+def test_what_cannot_be_is_refused_and_nothing_changes(tmp_path: Path, torch: Any) -> None:
+    run("overlap_limits_worker.py", 2, tmp_path, "refusals", "keeps_gather", "uneven", "disabled")
+
+
+def test_serving_holds_nothing_for_every_size(tmp_path: Path, torch: Any) -> None:
+    run("overlap_limits_worker.py", 2, tmp_path, "serving")
+
+
+def test_sharded_data_parallel(tmp_path: Path, torch: Any) -> None:
+    run("overlap_limits_worker.py", 4, tmp_path, "sharded", "by_plan")
+
+
+def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
+    run("overlap_meta_worker.py", 1, tmp_path)
+
+
+def test_the_example_trains(tmp_path: Path, torch: Any) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", "2", EXAMPLE]  # fmt: skip
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ficco overlaps 3 of 3" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("library", ["transformers", "megatron"])
+def test_other_libraries(
+    library: str, tmp_path: Path, torch: Any, request: pytest.FixtureRequest
+) -> None:
+    """Skipped where the library is missing; `--require LIBRARY` fails instead."""
+    needed = {"transformers": ("transformers", "accelerate"), "megatron": ("megatron.core",)}
+    if library not in request.config.getoption("--require"):
+        for name in needed[library]:
+            pytest.importorskip(name)
+    run("frameworks_worker.py", 2, tmp_path, library)
