@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,8 @@ def test_the_example_trains(tmp_path: Path, torch: Any) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ficco overlaps 3 of 3" in done.stdout, done.stdout
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
 
 
 @pytest.mark.parametrize("library", ["transformers", "megatron"])
