@@ -1,4 +1,4 @@
-"""overlap() in processes: what each rank holds true is in overlap_worker.py and its like."""
+"""overlap() in processes: what ranks hold true is in overlap_results.py and overlap_limits.py."""
 
 from __future__ import annotations
 
@@ -36,33 +36,19 @@ def run(worker: str, world: int, folder: Path, *checks: str) -> None:
         assert rank.returncode == 0 and "right" in said[number], f"rank {number}: {said[number]}"
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_models_compute_what_they_did(world: int, tmp_path: Path, torch: Any) -> None:
-    run("overlap_worker.py", world, tmp_path, "forms")
+def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
+    """Many checks in one set of processes: to start them takes longer than most."""
+    results = ("forms", "guesses", "sharing", "checkpoints", "compiled", "training")
+    limits = ("options", "identity", "by_plan", "megatron", "refusals", "keeps_gather", "uneven")
+    run("overlap_worker.py", 2, tmp_path, *results, *limits, "disabled", "serving")
 
 
-def test_layers_that_read_one_input_share_a_call(tmp_path: Path, torch: Any) -> None:
-    run("overlap_worker.py", 2, tmp_path, "guesses", "sharing", "checkpoints", "compiled")
+def test_one_rank_has_nothing_to_overlap(tmp_path: Path, torch: Any) -> None:
+    run("overlap_worker.py", 1, tmp_path, "forms", "options", "by_plan")
 
 
-def test_training_learns_what_it_did(tmp_path: Path, torch: Any) -> None:
-    run("overlap_worker.py", 2, tmp_path, "training")
-
-
-def test_options_change_what_they_name(tmp_path: Path, torch: Any) -> None:
-    run("overlap_limits_worker.py", 2, tmp_path, "options", "identity", "by_plan", "megatron")
-
-
-def test_what_cannot_be_is_refused_and_nothing_changes(tmp_path: Path, torch: Any) -> None:
-    run("overlap_limits_worker.py", 2, tmp_path, "refusals", "keeps_gather", "uneven", "disabled")
-
-
-def test_serving_holds_nothing_for_every_size(tmp_path: Path, torch: Any) -> None:
-    run("overlap_limits_worker.py", 2, tmp_path, "serving")
-
-
-def test_sharded_data_parallel(tmp_path: Path, torch: Any) -> None:
-    run("overlap_limits_worker.py", 4, tmp_path, "sharded", "by_plan")
+def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:
+    run("overlap_worker.py", 4, tmp_path, "forms", "by_plan", "uneven", "sharded")
 
 
 def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
