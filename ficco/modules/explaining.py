@@ -119,12 +119,19 @@ def _layer(layer: Layer, reasons: list[str]) -> Iterator[str]:
     operator = layer.seen.operator if layer.seen else _OPERATORS[layer.kind, split]
     if operator == "column_matmul":
         operator = _OPERATORS["column", False]
-    shared = ", one call for all, which read the same input" if _together(layer) else ""
-    yield f"{layer.style} -> {operator}{shared}"
+    sharing, shared = layer.sharing, bool(_together(layer))
+    given = "which read" if sharing is not None and sharing.proven else "if they read"
+    more = f", one call for all, {given} the same input" if shared else ""
+    yield f"{layer.style} -> {operator}{more}"
     yield _schedule(layer, reasons)
-    if layer.sharing is not None and not shared:
-        why = layer.sharing.alone[layer.place] or "the layers beside it read other inputs"
+    if sharing is not None and not shared:
+        why = sharing.alone[layer.place] or "the layers beside it read other inputs"
         yield f"computed alone: {why}"
+    elif sharing is not None and sharing.uncounted:
+        yield (
+            "computed one by one in torch.inference_mode, where nothing says whether a tensor was "
+            "written; use torch.no_grad"
+        )
     yield from layer.notes
 
 

@@ -232,9 +232,9 @@ def _check(
     Raises:
         InputError: see `overlap`.
     """
-    if not found and not left:
+    if not found and not any(each.overlappable for each in left):
         raise InputError(
-            "module: no tensor-parallel layer was found in it; parallelize it first "
+            "module: no tensor-parallel layer to overlap was found in it; parallelize it first "
             "(torch.distributed.tensor.parallel.parallelize_module, a Hugging Face tp_plan, "
             "Megatron-Core), or say which layers hold shards by plan={pattern: style}"
         )

@@ -152,7 +152,7 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.overlap(net, plan={"norm": "colwise"}), "name linear layers")
     refused(lambda: ficco.overlap(net, plan={"output": "colwize"}), "did you mean 'colwise'")
     refused(lambda: ficco.overlap("net"), "str found")  # type: ignore[arg-type]
-    refused(lambda: ficco.overlap(model()), "no tensor-parallel layer")
+    refused(lambda: ficco.overlap(model()), "no tensor-parallel layer to overlap")
     refused(lambda: ficco.restore(net), "is not overlapped")
     refused(lambda: ficco.explain(net), "is not overlapped")
     refused(lambda: ficco.size_windows(net, 8), "is not overlapped")
@@ -245,6 +245,13 @@ def by_plan(mesh: DeviceMesh) -> None:
         close(net(words), one(words), "by plan, no_grad")
     assert "rowwise of the given plan" in ficco.explain(net)
     ficco.restore(net)
+    own = {key: style for key, style in plan.items() if key != "output"}
+    one._tp_plan = net._tp_plan = own | {"words": "embedding_rowwise"}  # as Hugging Face does
+    if world > 1:  # its plan was not applied
+        refused(lambda: ficco.overlap(one), "no tensor-parallel layer to overlap")
+    told = ficco.explain(ficco.overlap(net, mesh))
+    assert "colwise of the Hugging Face plan" in told, told
+    close(net.layers[0](torch.ones(1, 2, 24)), one.layers[0](torch.ones(1, 2, 24)), "own plan")
 
 
 def disabled(mesh: DeviceMesh) -> None:
@@ -255,9 +262,13 @@ def disabled(mesh: DeviceMesh) -> None:
     os.environ["FICCO_DISABLE"] = "1"
     try:
         close(net(words), was, "disabled")
-        assert "FICCO_DISABLE" in ficco.explain(net)
+        assert "nothing overlaps: FICCO_DISABLE" in ficco.explain(net)
     finally:
         del os.environ["FICCO_DISABLE"]
+    groups._fallbacks[mesh.get_group()] = "GPUs 0 and 1 do not reach each other"
+    assert "nothing overlaps on its GPUs" in ficco.explain(net)
+    ficco.close(mesh)
+    assert "nothing overlaps" not in ficco.explain(net)
 
 
 def serving(mesh: DeviceMesh) -> None:

@@ -177,12 +177,19 @@ def sharing(mesh: DeviceMesh) -> None:
     net = ficco.overlap(sequence(model(2), mesh))
     words = tokens(1)
     block = net.layers[0]
+    assert "if they read the same input" in ficco.explain(net)
     for _ in range(2):
         with Counted() as calls:
             net(words)
         assert calls == {"all_gather_matmul": 5, "matmul_reduce_scatter": 4}, calls
     told = ficco.explain(net)
-    for text in ("{wq, wk, wv} (2 layers)", "one call for all", "embedding", "15 of 15", "serial"):
+    for text in (
+        "{wq, wk, wv} (2 layers)",
+        "which read the same",
+        "embedding",
+        "15 of 15",
+        "serial",
+    ):
         assert text in told, f"{text!r} is not in {told}"
     seen: list[Any] = []
     hook = block.mlp.gate.register_forward_pre_hook(lambda _, x: seen.append(weakref.ref(x[0])))
@@ -206,7 +213,9 @@ def sharing(mesh: DeviceMesh) -> None:
     assert calls["all_gather_matmul"] == 5, calls
     with torch.inference_mode():  # nothing counts how often a tensor is written there
         y = net(words)
+    assert "torch.inference_mode" in ficco.explain(net)
     close(y, net(words), "inference mode")
+    assert "torch.inference_mode" not in ficco.explain(net)
 
 
 def checkpoints(mesh: DeviceMesh) -> None:

@@ -44,6 +44,7 @@ class Sharing:
         parent: its name.
         layers: its layers.
         alone: by place: why a layer was found not to share; None: it shares.
+        uncounted: the last call was on an inference tensor, for which nothing is shared.
         proven: in a forward that was not compiled, all that share took the same tensor, unchanged.
     """
 
@@ -51,7 +52,7 @@ class Sharing:
         self.parent = parent
         self.layers = list(layers)
         self.alone: list[str | None] = [None for _ in layers]
-        self.proven = False
+        self.proven = self.uncounted = False
         self._leaving: list[str | None] = [None for _ in layers]
         self._changes = False  # whether someone is leaving
         self._kept: list[_Kept | None] = [None for _ in layers]
@@ -65,6 +66,7 @@ class Sharing:
             self._leaving, self._changes = [None for _ in self.layers], False
         mine, modes = self.layers[place], _modes(x)
         unknown = torch.compiler.is_compiling() and not self.proven
+        self.uncounted = modes is None
         if self.alone[place] is not None or modes is None or unknown:
             return compute([mine], x)[0]
         if self._x is x and self._facts == modes:
