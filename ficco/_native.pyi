@@ -166,7 +166,7 @@ class Program:
 
         0 segment      rows are sorted by it; a segment is what one `submit` hands over
         1 lane         0 .. MAX_LANES - 1: a native thread; -1: the thread that calls `submit`
-        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after
+        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after, 5 expect
         3 step         index of the step that the row belongs to
 
         copy           4 source slot, 5 row, 6 byte in the row; 7 destination slot, 8 row, 9 byte
@@ -177,6 +177,7 @@ class Program:
         clear          wants, 7 = 1: the call's digest instead; 15 bit 0: word in the other copy.
                        clear stores 0
         after          4 step of this program that must be done
+        expect         as wait; on GPUs alone, see `GpuProgram`
 
     A slot is an address and a pitch (bytes from one row to the next). Slots that are windows are
     fixed here; the others are given for each call.
@@ -439,7 +440,9 @@ class GpuProgram:
 
     A lane is a stream of the GPU's own, and -1 the caller's stream. All rows stand in the segment
     in which they are submitted, in the plan's order. A step with no rows is one that the caller
-    enqueues between two segments. Latency and link of copies are not looked at.
+    enqueues between two segments. Latency and link of copies are not looked at. An "expect" row, of
+    lane -1, says that the kernel which the caller enqueues behind the row's segment waits for a
+    word by itself: nothing is submitted for it, but the watch knows.
     """
 
     def __init__(

@@ -6,16 +6,18 @@ is the library's current one, on a GPU's memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
+from ficco.kernels.parts import GatedPart
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Compute", "DeviceCompute", "Slots", "named"]
+__all__ = ["Compute", "DeviceCompute", "GatedCompute", "GatedOperands", "Slots", "named"]
 
 
 class Compute(Protocol):
@@ -58,14 +60,64 @@ class Slots(NamedTuple):
     distance: int
 
 
+class GatedOperands(NamedTuple):
+    """Handles of what a gated GEMM works on.
+
+    Attributes:
+        own: what parts read that are there already, or None.
+        window: what the other parts read, or None.
+        b: the operand.
+        bias: one row that is added to every row, or None.
+        c: takes the product.
+        words: this rank's words of the window copy that the call uses, int32.
+    """
+
+    own: Any | None
+    window: Any | None
+    b: Any
+    bias: Any | None
+    c: Any
+    words: Any
+
+
+class GatedCompute(Protocol):
+    """Gated GEMMs of a library: one launch over parts whose rows are still arriving."""
+
+    def prepare(
+        self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
+    ) -> Any:
+        """Return what `arm` takes, for launches on the current device.
+
+        Args:
+            parts: in the order in which they are to be made.
+            n: columns of the product.
+            k: depth.
+            dtype: of all matrices.
+            timeout_s: how long a launch waits for a word at most; its part is NaN then.
+
+        Raises:
+            InputError: the current stream is captured into a graph.
+        """
+
+    def arm(self, prepared: Any, operands: GatedOperands) -> Callable[[], None]:
+        """Load what one launch over all parts needs, and return what enqueues it.
+
+        To be called before a stream waits for what a peer does: loading may wait for streams.
+        """
+
+
 class DeviceCompute(Protocol):
     """A library that enqueues on GPUs. Handles are matrices, sliced as h[r0:r1, c0:c1], with `.T`.
 
     All sums are float32; what is stored in a narrower dtype is rounded once, to nearest even.
     Nothing here waits for a device, but for what a library does at its first call.
+
+    Attributes:
+        gated: its gated GEMMs; None: it has none.
     """
 
     name: str
+    gated: GatedCompute | None
 
     def stream(self) -> int:
         """Return the driver's handle of the current stream."""

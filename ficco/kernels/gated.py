@@ -23,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ficco.errors import InputError
 from ficco.kernels.gated_kernel import UNSPECIALIZED, gated_gemm
+from ficco.kernels.parts import GatedPart
 from ficco.kernels.tiling import Tile, choose_tile, count_tiles
 
 __all__ = ["Gate", "GatedPart", "Matrices", "Table", "gated_matmul", "prepare", "warm"]
@@ -30,24 +31,6 @@ __all__ = ["Gate", "GatedPart", "Matrices", "Table", "gated_matmul", "prepare", 
 _INTERPRETED_PROCESSORS = 4  # where there is no GPU to ask
 _BULK_CAPABILITY = 9  # Hopper
 _BULK_ALIGN = 16  # bytes
-
-
-class GatedPart(NamedTuple):
-    """Rows of the product that can be had at one moment.
-
-    Attributes:
-        source: where its rows of a lie, "own" or "window".
-        a_row: the first of them there.
-        c_row: the first of its rows in c.
-        rows: how many, 0 or more.
-        word: index of the word to wait for, or -1; own rows wait for nothing.
-    """
-
-    source: str
-    a_row: int
-    c_row: int
-    rows: int
-    word: int = -1
 
 
 class Table(NamedTuple):

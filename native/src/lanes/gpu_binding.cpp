@@ -42,7 +42,12 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             lanes_.push_back(op.lane);
             streams_[static_cast<std::size_t>(op.lane)] = rank_->lane(op.lane);
         }
-        if (op.kind == Op::Kind::wait) {
+        if (op.kind == Op::Kind::expect &&
+            (op.lane != kInline || op.segment + 1 >= binding.segments)) {
+            throw std::invalid_argument(
+                "a kernel that expects words runs on the caller's stream, between two segments");
+        }
+        if (op.kind == Op::Kind::wait || op.kind == Op::Kind::expect) {
             if (op.word.rank != binding.rank) {
                 throw std::invalid_argument("a wait for a word of rank " +
                                             std::to_string(op.word.rank) +
