@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ficco.problem import GATHERING
 from ficco.schedule import Schedule
 
 SHAPES = Path(__file__).resolve().parent.parent / "shapes.toml"
@@ -130,9 +131,9 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
     numbers = sorted({case.world if grain == "world" else int(grain) for grain in grains})
     found = []
     for name in Schedule.names():
-        if name in ("serial", "gated_1d"):
-            continue
         schedule = Schedule.named(name)
+        if name == "serial" or (schedule.compute == "gated" and case.op not in GATHERING):
+            continue
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))
     if case.op == "matmul_all_reduce" and case.world > 2:
