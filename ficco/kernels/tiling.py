@@ -8,6 +8,7 @@ parts and of columns cost as much as whole ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 __all__ = ["TILES", "Tile", "choose_tile", "count_tiles"]
@@ -63,29 +64,55 @@ TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
 }
 
 
-def count_tiles(rows: Sequence[int], n: int, tile: Tile) -> list[int]:
-    """Return the tiles of every part, for its rows and `n` columns."""
-    columns = -(-n // tile.cols)
-    return [-(-count // tile.rows) * columns for count in rows]
+# The depth at which a multiplication of elements lasts as long as their push to a peer, at 2 bytes:
+# 790 TFLOP/s and 390 GB/s (H200 and its NVLink switch). It only weighs ends of a launch.
+_PUSH_DEPTH = 2000
+
+
+def count_tiles(rows: Sequence[int], cols: Sequence[int], tile: Tile) -> list[int]:
+    """Return the tiles of every part of so many rows and columns."""
+    return [-(-r // tile.rows) * -(-c // tile.cols) for r, c in zip(rows, cols, strict=True)]
 
 
 def choose_tile(
-    rows: Sequence[int], n: int, element_bytes: int, processors: int, aligned: bool = True
+    rows: Sequence[int],
+    cols: Sequence[int],
+    element_bytes: int,
+    processors: int,
+    aligned: bool = True,
+    pushed: Sequence[bool] = (),
+    k: int = 0,
 ) -> Tile:
-    """Return the tile for parts of so many rows.
+    """Return the tile for parts of so many rows and columns.
+
+    Where parts are pushed, a launch is as long as its last push, if that ends later. Pushes follow
+    one another, and begin when a part is made: so whole rounds before the first push count, and
+    parts whose last tiles begin another round.
 
     Args:
-        rows: of every part.
-        n: columns of c.
+        rows: of every part, in the order in which they are made.
+        cols: likewise.
         element_bytes: of the operands, 2 or 4.
         processors: multiprocessors.
         aligned: whether rows of a begin at multiples of 16 bytes. Elements are loaded one by one
             where they do not, and then larger tiles than the last of the class spill registers.
+        pushed: whether each part is pushed when it is made; by default none is.
+        k: depth. It matters only where parts are pushed.
     """
 
     def cost(tile: Tile) -> float:
-        rounds = -(-sum(count_tiles(rows, n, tile)) // (processors * tile.per_sm))
-        return rounds * tile.per_sm * tile.rows * tile.cols / tile.speed
+        """Return the end, in what an element's multiplication takes one multiprocessor."""
+        at_once = processors * tile.per_sm
+        round_cost = tile.per_sm * tile.rows * tile.cols / tile.speed
+        made = [
+            -(-done // at_once) * round_cost for done in accumulate(count_tiles(rows, cols, tile))
+        ]
+        push_end = 0.0
+        for i in range(len(pushed)):
+            if pushed[i]:
+                push = rows[i] * cols[i] * _PUSH_DEPTH / max(k, 1) / processors
+                push_end = max(push_end, made[i]) + push
+        return max(push_end, made[-1] if made else 0.0)
 
     tiles = TILES[element_bytes]
     if not aligned:
