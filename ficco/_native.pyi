@@ -470,9 +470,7 @@ class GpuProgram:
         segment: int,
         step: int,
         mark: int,
-        launches: Sequence[
-            tuple[int, tuple[int, int, int], int, int, npt.NDArray[np.int64]]
-        ],
+        launches: Sequence[tuple[int, tuple[int, int, int], int, int, npt.NDArray[np.int64]]],
     ) -> None:
         """Describe the compute between a segment and the next, to be launched natively.
 

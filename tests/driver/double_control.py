@@ -107,9 +107,7 @@ def kernel(parameter_bytes: list[int], run: Kernel) -> int:
 
     _kernels.append(_HOST_KERNEL(call))
     count_type = ctypes.c_size_t * len(parameter_bytes)
-    make = _function(
-        "ficcoDoubleKernel", ctypes.c_void_p, count_type, ctypes.c_int, _HOST_KERNEL
-    )
+    make = _function("ficcoDoubleKernel", ctypes.c_void_p, count_type, ctypes.c_int, _HOST_KERNEL)
     return int(make(count_type(*parameter_bytes), len(parameter_bytes), _kernels[-1]))
 
 
