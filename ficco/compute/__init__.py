@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
+from ficco.kernels.launching import LaunchSpec
 from ficco.kernels.parts import GatedPart
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class GatedOperands(NamedTuple):
         b: the operand.
         bias: one row that is added to every row, or None.
         c: takes the product.
+        partial: takes parts that are pushed, if others go to c; else None.
         words: this rank's words of the window copy that the call uses, int32.
     """
 
@@ -77,6 +79,7 @@ class GatedOperands(NamedTuple):
     b: Any
     bias: Any | None
     c: Any
+    partial: Any | None
     words: Any
 
 
@@ -103,6 +106,28 @@ class GatedCompute(Protocol):
         """Load what one launch over all parts needs, and return what enqueues it.
 
         To be called before a stream waits for what a peer does: loading may wait for streams.
+        """
+
+    def place(self, b: Any) -> tuple[int, int, bool]:
+        """Return an operand b's address, the bytes from one row to the next as it lies in memory,
+        and whether such a row is a column of b.
+        """  # noqa: D205
+
+    def described(
+        self, prepared: Any, operands: GatedOperands, places: GatedOperands
+    ) -> LaunchSpec | None:
+        """Load what a launch needs, as `arm`, and say how native code launches it.
+
+        Args:
+            prepared: by `prepare`.
+            operands: of a call.
+            places: where calls have them, as `ficco.kernels.launching` names places.
+
+        Returns:
+            The launch for all calls whose operands are laid out alike; None: nothing is launched.
+
+        Raises:
+            EngineError: it is unknown how; `arm` has to do.
         """
 
 

@@ -21,6 +21,8 @@ from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import COMPUTE, encode, trace_rows
 from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
+from ficco.kernels.launching import LaunchSpec, Slot
+from ficco.kernels.launching import Word as OwnWord
 from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
 from ficco.timeline import Span
 
@@ -189,6 +191,17 @@ class BoundPlan:
             (encoded.segments, len(self.rows), len(encoded.slots)),
             digest,
         )
+        self._slot_of = encoded.slots
+        self._operands = sorted(
+            {
+                (encoded.slots[plan.rank, each.b.buffer], each.b.buffer, each.turned)
+                for launches in self._gated.values()
+                for each, _ in launches
+            }
+        )
+        self._by_python: str | None = None  # why it does not
+        self._layout: list[bool] | None = None
+        self._specs: list[LaunchSpec] = []  # graphs may hold earlier ones
         self._handles = [self._window_handles(copy) for copy in range(_COPIES)]
         self._words = [
             compute.at(window.own_words(copy), 1, WORDS_PER_COPY, "int32")
@@ -239,11 +252,14 @@ class BoundPlan:
         for slot, name in self._slots:
             addresses[slot], pitches[slot] = compute.place(local[name])
         view = self._view(local, copy)
-        armed = self._armed(view, copy)
+        launchers = self._launchers(local, view, copy, addresses, pitches)
         try:
+            if len(self._gated) == len(self._works) and not launchers:
+                native.call(copy, compute.stream(), traced, addresses, pitches)
+                return
             native.start(copy, compute.stream(), traced, addresses, pitches)
             with compute.exact(self._dtype):
-                self._submit(view, armed, traced)
+                self._submit(view, launchers, traced)
             native.finish()
         except BaseException:
             native.abandon()
@@ -264,38 +280,89 @@ class BoundPlan:
 
         return view
 
-    def _armed(self, view: View, copy: int) -> dict[int, list[Callable[[], None]]]:
-        """Return what enqueues gated works; what they need is loaded before any stream waits."""
-        armed: dict[int, list[Callable[[], None]]] = {}
+    def _launchers(
+        self, local: dict[str, Any], view: View, copy: int, addresses: list[int],
+        pitches: list[int],
+    ) -> dict[int, list[Callable[[], None]]]:  # fmt: skip
+        """Return what enqueues those gated works that native code does not launch, by number.
+
+        What any of them needs is loaded when this returns, before a stream waits. Addresses and
+        pitches are filled in.
+        """
         gates = self._compute.gated
-        if gates is None:
-            return armed
-        for number, launches in self._gated.items():
-            armed[number] = [
-                gates.arm(
-                    prepared,
-                    GatedOperands(
-                        None if each.own is None else view(each.own),
-                        None if each.window is None else view(each.window),
-                        view(each.b).T if each.turned else view(each.b),
-                        None if each.bias is None else view(each.bias),
-                        view(each.c),
-                        self._words[copy],
-                    ),
-                )
+        if gates is None or not self._gated:
+            return {}
+        layout = []
+        for slot, name, turned in self._operands:
+            b = local[name].T if turned else local[name]
+            addresses[slot], pitches[slot], columns = gates.place(b)
+            layout.append(columns)
+        if self._by_python is not None:
+            return self._armed(gates, view, copy)
+        if layout != self._layout or not self._native.fits(addresses, pitches):
+            self._describe(gates, view, copy)
+            self._layout = layout
+        return {} if self._by_python is None else self._armed(gates, view, copy)
+
+    def _describe(self, gates: GatedCompute, view: View, copy: int) -> None:
+        """Tell native code how gated works are launched with matrices of such a layout."""
+        try:
+            for number, launches in self._gated.items():
+                work = self._works[number][0]
+                specs = []
+                for each, prepared in launches:
+                    operands = self._operands_of(each, view, copy)
+                    spec = gates.described(prepared, operands, self._places_of(each))
+                    specs += [] if spec is None else [spec]
+                self._native.set_launches(number, work.row, work.mark, [s.native for s in specs])
+                self._specs += specs
+        except EngineError as unknown:
+            self._by_python = str(unknown)
+
+    def _armed(
+        self, gates: GatedCompute, view: View, copy: int
+    ) -> dict[int, list[Callable[[], None]]]:
+        return {
+            number: [
+                gates.arm(prepared, self._operands_of(each, view, copy))
                 for each, prepared in launches
             ]
-        return armed
+            for number, launches in self._gated.items()
+        }
 
-    def _submit(self, view: View, armed: dict[int, list[Callable[[], None]]], traced: bool) -> None:
+    def _operands_of(self, launch: Launch, view: View, copy: int) -> GatedOperands:
+        def handle(region: Region | None) -> Any:
+            return None if region is None else view(region)
+
+        b = view(launch.b)
+        return GatedOperands(
+            handle(launch.own), handle(launch.window), b.T if launch.turned else b,
+            handle(launch.bias), handle(launch.c), handle(launch.partial), self._words[copy],
+        )  # fmt: skip
+
+    def _places_of(self, launch: Launch) -> GatedOperands:
+        def slot(region: Region | None) -> Slot | None:
+            return None if region is None else Slot(self._slot_of[region.rank, region.buffer])
+
+        return GatedOperands(
+            slot(launch.own), slot(launch.window), slot(launch.b), slot(launch.bias),
+            slot(launch.c), slot(launch.partial), OwnWord(),
+        )  # fmt: skip
+
+    def _submit(
+        self, view: View, launchers: dict[int, list[Callable[[], None]]], traced: bool
+    ) -> None:
         compute, native = self._compute, self._native
         for segment, (work, calls) in enumerate(self._works):
             native.submit(segment)
+            if segment in self._gated and segment not in launchers:
+                native.launch(segment)
+                continue
             if traced:
                 native.stamp(work.row, False)
             for call in calls:
                 call(compute, view)
-            for launch in armed.get(segment, ()):
+            for launch in launchers.get(segment, ()):
                 launch()
             if traced:
                 native.stamp(work.row, True)

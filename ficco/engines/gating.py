@@ -1,9 +1,10 @@
 """A gated step as launches: one for every output, over the parts of its rows.
 
-    parts   own rows | rows of a peer's chunk, behind its word | ...      in the plan's order
-    launch  c[rows of each part] = a.b, a from the caller's matrix or from the window
+    gathering    own rows | rows of a peer's chunk, behind its word | ...     into the output
+    scattering   rows for a peer, which raise a word | ... | own rows         into two buffers
 
-What a launch waits for it awaits itself, so the engine enqueues nothing between parts.
+Parts stand in the plan's order. What a launch waits for it awaits itself, and what its parts raise
+they raise, so the engine enqueues nothing between them.
 """
 
 from __future__ import annotations
@@ -16,31 +17,36 @@ from ficco.plan import Part, Product, RankPlan, Region, Step, word_place
 
 __all__ = ["Launch", "launches_of"]
 
+_OWN, _WINDOW, _RESULT, _PARTIAL = "own", "window", "c", "partial"
+_Entries = list[tuple[Part, Product]]
+
 
 class Launch(NamedTuple):
-    """One launch of a gated step.
+    """One launch of a gated step. Regions are whole buffers.
 
     Attributes:
         parts: its parts, in the plan's order.
         n, k: columns of the product, and depth.
-        dtype: of all matrices.
-        own: the whole matrix that own parts read, or None.
-        window: the whole window buffer that the others read, or None.
+        dtype: of what is multiplied.
         b: the operand; `turned`: it is stored transposed.
         bias: one row, or None.
-        c: the whole output.
+        c: where the result goes, or whatever the launch makes.
+        own: what own parts read, or None.
+        window: what the others read, or None.
+        partial: where parts go that are pushed, if others go to c; else None.
     """
 
     parts: tuple[GatedPart, ...]
     n: int
     k: int
     dtype: str
-    own: Region | None
-    window: Region | None
     b: Region
     turned: bool
     bias: Region | None
     c: Region
+    own: Region | None
+    window: Region | None
+    partial: Region | None
 
 
 def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
@@ -50,53 +56,89 @@ def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
         ScheduleError: parts that no kernel does in one launch.
     """
     if step.kind != "gemm" or step.transpose_a:
-        raise _refusal(step, "it takes GEMMs along rows alone")
-    found: dict[tuple[Region, str], list[tuple[Part, Product]]] = {}
+        raise _refusal(step, "there is a kernel for GEMMs along rows alone")
+    pushes = any(part.signals for part in step.parts)
+    found: dict[tuple[str, str], _Entries] = {}
     for part in step.parts:
         for product in part.products:
-            found.setdefault((product.b, product.c.buffer), []).append((part, product))
+            key = (product.b.buffer, "" if pushes else product.c.buffer)
+            found.setdefault(key, []).append((part, product))
     return [_launch(plan, step, entries) for entries in found.values()]
 
 
-def _launch(plan: RankPlan, step: Step, entries: list[tuple[Part, Product]]) -> Launch:
+def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
     first = entries[0][1]
     roles = {buffer.name: buffer.role for buffer in plan.buffers}
-    parts: list[GatedPart] = []
-    sources: dict[str, Region] = {}
+    kept = [product for part, product in entries if not part.signals]  # results, or all there is
+    result = (kept or [first])[0]
+    used: dict[str, Region] = {}  # a region of every matrix, by what it is to the launch
+    parts = []
     for part, product in entries:
-        if part.signals or len(part.waits) > 1 or any(word.copy for word in part.waits):
-            raise _refusal(step, "a part of it waits for one word of this call at most")
-        if product.accumulate or product.add != first.add:
-            raise _refusal(step, "none of its parts adds to what is there")
-        source = "window" if roles[product.a.buffer] == "window" else "own"
-        known = sources.setdefault(source, product.a)
-        if known.buffer != product.a.buffer or product.a.copy:
-            raise _refusal(step, "its parts read one matrix and one window")
-        word = word_place(part.waits[0]) if part.waits else -1
-        parts.append(GatedPart(source, product.a.row0, product.c.row0, product.a.rows, word))
-    if len(first.add) > 1 or any(region.rows != 1 for region in first.add):
-        raise _refusal(step, "it adds one row at most")
-    whole = {name: _whole(plan, region) for name, region in sources.items()}
+        _check(step, part, product)
+        source = _WINDOW if roles[product.a.buffer] == "window" else _OWN
+        target = _RESULT if product.c.buffer == result.c.buffer else _PARTIAL
+        if product.add != (result.add if target == _RESULT else ()):
+            raise _refusal(step, "all rows of a result get the same bias, and what is pushed none")
+        for role, region in ((source, product.a), (target, product.c), ("b", product.b)):
+            if used.setdefault(role, region).buffer != region.buffer:
+                raise _refusal(step, f"it uses {region.buffer!r} beside {used[role].buffer!r}")
+        begin, past = _columns(product, step.transpose_b)
+        if begin != product.c.col0:
+            raise EngineError(f"step {step.id!r}: {product.c} takes columns from {begin} on")
+        parts.append(
+            GatedPart(
+                source,
+                product.a.row0,
+                product.c.row0,
+                product.a.rows,
+                word_place(part.waits[0]) if part.waits else -1,
+                word_place(part.signals[0]) if part.signals else -1,
+                target,
+                begin,
+                past - begin,
+            )
+        )
+    whole = {role: _whole(plan, region) for role, region in used.items()}
+    b = whole["b"]
     return Launch(
-        tuple(parts),
-        first.c.cols,
-        first.a.cols,
-        plan.buffer(first.a.buffer).dtype,
-        whole.get("own"),
-        whole.get("window"),
-        first.b,
-        step.transpose_b,
-        first.add[0] if first.add else None,
-        _whole(plan, first.c),
+        parts=tuple(parts),
+        n=b.rows if step.transpose_b else b.cols,
+        k=first.a.cols,
+        dtype=plan.buffer(first.a.buffer).dtype,
+        b=b,
+        turned=step.transpose_b,
+        bias=result.add[0]._replace(col0=0, col1=_bias_columns(plan, result))
+        if result.add
+        else None,
+        c=whole[_RESULT],
+        own=whole.get(_OWN),
+        window=whole.get(_WINDOW),
+        partial=whole.get(_PARTIAL),
     )
 
 
+def _check(step: Step, part: Part, product: Product) -> None:
+    """Refuse a part that waits, adds or raises more than a launch can."""
+    if len(part.waits) > 1 or len(part.signals) > 1:
+        raise _refusal(step, "a part waits for one word, and raises one, at most")
+    if any(word.copy for word in (*part.waits, *part.signals)) or product.a.copy or product.c.copy:
+        raise _refusal(step, "a launch works on the call's own copy of the window")
+    if product.accumulate or len(product.add) > 1 or any(r.rows != 1 for r in product.add):
+        raise _refusal(step, "a part is one product, and a bias at most")
+
+
+def _columns(product: Product, turned: bool) -> tuple[int, int]:
+    b = product.b
+    return (b.row0, b.row1) if turned else (b.col0, b.col1)
+
+
+def _bias_columns(plan: RankPlan, product: Product) -> int:
+    return plan.buffer(product.add[0].buffer).cols
+
+
 def _whole(plan: RankPlan, region: Region) -> Region:
-    """Return all rows and columns of a region's buffer."""
     buffer = plan.buffer(region.buffer)
-    if region.cols != buffer.cols:
-        raise EngineError(f"{region}: parts of one launch take whole rows of {buffer.cols}")
-    return region._replace(row0=0, row1=buffer.rows)
+    return region._replace(row0=0, row1=buffer.rows, col0=0, col1=buffer.cols)
 
 
 def _refusal(step: Step, why: str) -> ScheduleError:

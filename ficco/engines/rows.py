@@ -192,6 +192,8 @@ class _Encoder:
         """Add a gated step as one piece of work, and what it waits for, each word once."""
         known: set[Word] = set()
         for number, part in enumerate(step.parts):
+            for region in regions_of(part):
+                self.slots.setdefault((region.rank, region.buffer), len(self.slots))
             fresh = tuple([word for word in part.waits if word not in known])
             known.update(fresh)
             self._signals(INLINE, _EXPECT, extra + 3 * number, fresh)

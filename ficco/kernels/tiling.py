@@ -37,18 +37,17 @@ class Tile(NamedTuple):
 
 
 # Of several tiles the one that is estimated fastest is taken; the first where they are equal.
-# Speeds of the first three of 2 bytes are means against cuBLAS over 8 shapes in 4 and 8 parts
-# (H200, 2026-11-21; 0.80 to 1.00, 0.87 to 0.93 and, at the whim of the parts, 0.72 to 1.04); the
-# others are estimates. With bulk loads those of 2 bytes spill no registers, and so many programs
-# fit.
+# Speeds of the first three of 2 bytes are against cuBLAS over 5 shapes in 1, 4 and 8 parts (H200,
+# 2026-11-21: 0.97 to 1.02, 0.93 to 0.98, 0.89 to 0.93); the others are estimates. With bulk loads
+# those of 2 bytes spill no registers, and so many programs fit.
 TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
     2: (
-        # Two programs on a multiprocessor: one multiplies while the other stores.
-        Tile(128, 128, 64, 4, 3, 8, 2, 0.97),
-        # Where pairs of the former leave the last round half empty; parts of up to 64 rows.
+        # The most multiplications for a byte that is read. Groups of 8 rows cost 3 %.
+        Tile(128, 256, 64, 8, 3, 16, 1, 1.00),
+        # Where the former leaves much of the last round empty.
+        Tile(128, 128, 64, 8, 4, 8, 1, 0.965),
+        # Parts of up to 64 rows.
         Tile(64, 256, 64, 4, 4, 8, 1, 0.91),
-        # The most multiplications for a byte that is read.
-        Tile(128, 256, 64, 8, 4, 8, 1, 0.89),
         # Few rows and columns: rows beyond a part would be multiplied in vain.
         Tile(64, 128, 64, 4, 4, 8, 2, 0.75),
         # Too few tiles for all multiprocessors.

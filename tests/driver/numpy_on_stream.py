@@ -21,6 +21,8 @@ import numpy as np
 
 from ficco.compute import GatedCompute, GatedOperands, Slots, dtype_of
 from ficco.compute.numpy import NumpyCompute
+from ficco.errors import EngineError
+from ficco.kernels.launching import LaunchSpec
 from ficco.kernels.parts import GatedPart
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -33,16 +35,21 @@ class _Prepared(NamedTuple):
     timeout_s: float
 
     def run(self, numpy: NumpyCompute, operands: GatedOperands) -> None:
-        """Multiply part after part, each when its word has come."""
-        own, window, b, bias, c, words = operands
-        add = [] if bias is None else [bias]
+        """Multiply part after part, each when its word has come; raise words of parts."""
+        own, window, b, bias, c, partial, words = operands
         for part in self.parts:
-            rows = slice(part.c_row, part.c_row + part.rows)
-            if part.word >= 0 and not self._came(words, part.word):
-                c[rows] = np.nan
-                continue
+            columns = slice(part.col, None if part.cols is None else part.col + part.cols)
+            target = c if part.target == "c" else partial
+            target = target[part.c_row : part.c_row + part.rows, columns]
             source = own if part.source == "own" else window
-            numpy.gemm(source[part.a_row : part.a_row + part.rows], b, c[rows], False, add)
+            a = source[part.a_row : part.a_row + part.rows] if part.rows else np.empty((0, 0))
+            if part.word >= 0 and not self._came(words, part.word):
+                target[...] = np.nan
+            elif target.size:
+                add = [] if bias is None or part.target != "c" else [bias[:, columns]]
+                numpy.gemm(a, b[:, columns], target, False, add)
+            if part.signal >= 0:
+                words[0, part.signal] = 1
 
     def _came(self, words: Any, index: int) -> bool:
         deadline = time.monotonic() + self.timeout_s
@@ -64,8 +71,16 @@ class _Gated:
     ) -> _Prepared:
         return _Prepared(tuple(parts), timeout_s)
 
+    def place(self, b: Any) -> tuple[int, int, bool]:
+        return b.ctypes.data, max(b.strides), b.strides[0] == b.itemsize != b.strides[1]
+
     def arm(self, prepared: _Prepared, operands: GatedOperands) -> Callable[[], None]:
         return lambda: self._compute.gated_gemm(prepared, operands)
+
+    def described(
+        self, prepared: _Prepared, operands: GatedOperands, places: GatedOperands
+    ) -> LaunchSpec | None:
+        raise EngineError("NumPy has no kernels; it is called for every launch")
 
 
 class NumpyOnStream:
