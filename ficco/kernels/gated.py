@@ -28,12 +28,17 @@ from ficco.errors import InputError
 from ficco.kernels.gated_kernel import UNSPECIALIZED, gated_gemm
 from ficco.kernels.parts import GatedPart, Landed
 from ficco.kernels.signalling_kernel import signalling_gemm
+from ficco.kernels.specializing import aligned, for_any_size
 from ficco.kernels.tables import Signalling, Table, prepare
 
 __all__ = ["Gate", "GatedPart", "Landed", "Launch", "Matrices", "Table", "gated_matmul",
            "launch_of", "prepare", "warm"]  # fmt: skip
 
 _BULK_ALIGN = 16  # bytes
+_KERNELS = (
+    (gated_gemm, for_any_size(gated_gemm)),
+    (signalling_gemm, for_any_size(signalling_gemm)),
+)
 
 
 class Matrices(NamedTuple):
@@ -124,9 +129,10 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
     Raises:
         InputError: matrices that the table was not prepared for.
     """
-    kernel = gated_gemm if table.signalling is None else signalling_gemm
     tile = table.tile
     arguments = _arguments(table, matrices, gate)
+    even, odd = _KERNELS[table.signalling is not None]
+    kernel = even if aligned(arguments, UNSPECIALIZED) else odd
     return Launch(kernel, arguments, table.programs, tile.warps, tile.stages)
 
 
@@ -144,7 +150,8 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
         return
     launch = launch_of(table, matrices, gate)
     launch.arguments.update(own_tiles=0, tiles=0)
-    classes = (_class_of(*item) for item in launch.arguments.items())
+    even = launch.kernel in (gated_gemm, signalling_gemm)
+    classes = (_class_of(*item, even) for item in launch.arguments.items())
     kernel = (matrices.c.device, launch.kernel, table.tile, *classes)
     if kernel not in _loaded:
         _launch(launch)
@@ -154,19 +161,19 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
 _loaded: set[tuple[Any, ...]] = set()
 
 
-def _class_of(name: str, argument: Any) -> Any:
+def _class_of(name: str, argument: Any, even: bool) -> Any:
     """Return what the compiler knows of an argument; another class makes another kernel."""
     if isinstance(argument, TensorDescriptor):
         return argument.base.dtype
     if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
+        return argument.dtype
     if isinstance(argument, bool):
+        return argument
+    if name.isupper():  # a constant
         return argument
     if name in UNSPECIALIZED:
         return None
-    if name.isupper():  # a constant
-        return argument
-    return argument == 1, argument % 16 == 0, argument.bit_length() > 31
+    return even and argument == 1, argument.bit_length() > 31
 
 
 def _launch(launch: Launch) -> None:
