@@ -10,6 +10,7 @@ native call. Nothing waits for the device.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 GpuError = _native.GpuError
+_log = logging.getLogger("ficco")
 WORDS_BYTES = 4 * WORDS_PER_COPY  # of one copy of a window
 _COPIES = 2
 _ALIGN = 512
@@ -316,8 +318,9 @@ class BoundPlan:
                     specs += [] if spec is None else [spec]
                 self._native.set_launches(number, work.row, work.mark, [s.native for s in specs])
                 self._specs += specs
-        except EngineError as unknown:
+        except (EngineError, GpuError, ValueError) as unknown:
             self._by_python = str(unknown)
+            _log.warning("gated GEMMs are launched by Python, which takes longer: %s", unknown)
 
     def _armed(
         self, gates: GatedCompute, view: View, copy: int

@@ -20,6 +20,7 @@ constexpr std::uint64_t kMostDim = 1ULL << 32;
 constexpr std::uint64_t kMostPitch = 1ULL << 40;
 constexpr std::uint64_t kAlign = 16;
 constexpr std::uint64_t kMostBox = 256;
+constexpr std::size_t kBank = 48;  // where offsets of parameters begin
 
 bool within(std::uint64_t value, std::uint64_t most) { return value >= 1 && value <= most; }
 
@@ -81,7 +82,7 @@ DOUBLE_API Status cuFuncGetParamInfo(FunctionHandle function, std::size_t index,
     return call("cuFuncGetParamInfo", [&](Driver&, Lock&) {
         const auto kernel = Kernels::get().find(function);
         if (index >= kernel->parameters.size()) throw Failure{kInvalidValue};
-        out(offset) = kernel->parameters[index].offset;
+        out(offset) = kBank + kernel->parameters[index].offset;  // as NVIDIA's driver counts
         if (bytes != nullptr) *bytes = kernel->parameters[index].bytes;
     });
 }

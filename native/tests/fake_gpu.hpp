@@ -18,8 +18,8 @@ class FakeGpu final : public Gpu {
         GpuStream stream;
     };
 
-    // What the driver says of a kernel.
-    std::map<GpuKernel, std::vector<ParameterPlace>> kernels;
+    // Bytes of a kernel's parameters.
+    std::map<GpuKernel, std::vector<std::size_t>> kernels;
     bool graph = false;       // whether streams are captured
     bool drops = false;       // whether graphs lose kernels
     bool refuses = false;     // to launch
@@ -44,15 +44,15 @@ class FakeGpu final : public Gpu {
     void fill(GpuAddress, unsigned char, std::size_t, GpuStream) override {}
     void read(void*, GpuAddress, std::size_t, GpuStream) override {}
 
-    std::vector<ParameterPlace> load(GpuKernel kernel) override { return kernels.at(kernel); }
+    std::vector<std::size_t> load(GpuKernel kernel) override { return kernels.at(kernel); }
     void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) override {
         if (refuses) throw GpuError("it refuses");
         told.push_back("launch");
         nodes_.kernels += !drops;
         Launched noted{launch, {}, stream};
-        for (const ParameterPlace& place : kernels.at(launch.kernel)) {
-            noted.parameters.emplace_back(place.bytes);
-            std::memcpy(noted.parameters.back().data(), *parameters++, place.bytes);
+        for (const std::size_t bytes : kernels.at(launch.kernel)) {
+            noted.parameters.emplace_back(bytes);
+            std::memcpy(noted.parameters.back().data(), *parameters++, bytes);
         }
         launched.push_back(std::move(noted));
     }

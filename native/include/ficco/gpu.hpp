@@ -50,13 +50,6 @@ struct KernelLaunch {
     unsigned shared_bytes;  // beside what the kernel has by itself
 };
 
-// Where a parameter lies in what a kernel is given.
-struct ParameterPlace {
-    std::size_t offset;
-    std::size_t bytes;
-    bool operator==(const ParameterPlace&) const = default;
-};
-
 // A matrix of which a kernel loads boxes in bulk. Numbers of type, swizzle and fill are the
 // vendor's.
 struct TensorBox {
@@ -126,8 +119,9 @@ class Gpu {
                       GpuStream stream) = 0;
     virtual void read(void* host, GpuAddress address, std::size_t bytes, GpuStream stream) = 0;
 
-    // Loads a kernel's code, which may wait for the device, and says what parameters it takes.
-    virtual std::vector<ParameterPlace> load(GpuKernel kernel) = 0;
+    // Loads a kernel's code, which may wait for the device, and says how many bytes each of its
+    // parameters has.
+    virtual std::vector<std::size_t> load(GpuKernel kernel) = 0;
     // `parameters`: the address of each. They are copied at once.
     virtual void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) = 0;
     virtual TensorMap encode(const TensorBox& box) = 0;

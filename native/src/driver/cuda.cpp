@@ -180,7 +180,7 @@ class CudaGpu final : public Gpu {
         FICCO_CALL(cuMemcpyDtoHAsync, host, address, bytes, static_cast<Stream>(stream));
     }
 
-    std::vector<ParameterPlace> load(GpuKernel kernel) override {
+    std::vector<std::size_t> load(GpuKernel kernel) override {
         if (table_.cuFuncLoad == nullptr || table_.cuFuncGetParamInfo == nullptr) {
             throw GpuError(
                 "a kernel's parameters can be asked for from CUDA 12.4 on, and the driver serves " +
@@ -190,14 +190,15 @@ class CudaGpu final : public Gpu {
         }
         const auto function = static_cast<Function>(kernel);
         FICCO_CALL(cuFuncLoad, function);
-        std::vector<ParameterPlace> places;
+        std::vector<std::size_t> sizes;
         while (true) {
-            ParameterPlace place{};
+            std::size_t offset = 0;  // counted from where alignment begins, not from the first one
+            std::size_t bytes = 0;
             const Status status =
-                table_.cuFuncGetParamInfo(function, places.size(), &place.offset, &place.bytes);
-            if (status == kInvalidValue && !places.empty()) return places;  // there is no such one
+                table_.cuFuncGetParamInfo(function, sizes.size(), &offset, &bytes);
+            if (status == kInvalidValue && !sizes.empty()) return sizes;  // there is no such one
             check(status, "cuFuncGetParamInfo");
-            places.push_back(place);
+            sizes.push_back(bytes);
         }
     }
     void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) override {

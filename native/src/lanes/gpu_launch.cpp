@@ -78,27 +78,31 @@ LaunchParameter read_parameter(const Row& row, const OpLimits& limits) {
     return found;
 }
 
-std::string text_of(const std::vector<ParameterPlace>& places) {
+std::string text_of(const std::vector<std::size_t>& sizes) {
     std::string text;
-    for (const ParameterPlace& place : places) {
-        text += (text.empty() ? "" : " ") + std::to_string(place.offset) + "+" +
-                std::to_string(place.bytes);
-    }
+    for (const std::size_t bytes : sizes) text += (text.empty() ? "" : " ") + std::to_string(bytes);
     return text;
 }
 
-// The C layout of parameters one behind another.
-std::vector<ParameterPlace> places_of(const std::vector<LaunchParameter>& parameters) {
-    std::vector<ParameterPlace> places;
-    std::size_t end = 0;
+std::vector<std::size_t> sizes_of(const std::vector<LaunchParameter>& parameters) {
+    std::vector<std::size_t> sizes;
     for (const LaunchParameter& parameter : parameters) {
-        if (parameter.bytes == 0) continue;
-        const std::size_t align = parameter.kind == Kind::tensor ? kMapAlign : parameter.bytes;
-        end = (end + align - 1) / align * align;
-        places.push_back({end, parameter.bytes});
-        end += parameter.bytes;
+        if (parameter.bytes > 0) sizes.push_back(parameter.bytes);
     }
-    return places;
+    return sizes;
+}
+
+// Where each parameter is kept, in the C layout, and behind them the end.
+std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& sizes) {
+    std::vector<std::size_t> offsets;
+    std::size_t end = 0;
+    for (const std::size_t bytes : sizes) {
+        const std::size_t align = bytes == kMapBytes ? kMapAlign : bytes;
+        offsets.push_back((end + align - 1) / align * align);
+        end = offsets.back() + bytes;
+    }
+    offsets.push_back(end);
+    return offsets;
 }
 
 bool multiple(GpuAddress address, std::int64_t divisor) {
@@ -166,21 +170,21 @@ GpuLaunch::GpuLaunch(Gpu& gpu, const LaunchBinding& binding, const OpLimits& lim
     if (std::ranges::min(kernel_.grid) == 0 || kernel_.threads == 0) {
         throw std::invalid_argument("a launch has one block of one thread at least");
     }
-    const std::vector<ParameterPlace> described = places_of(parameters_);
-    const std::vector<ParameterPlace> found = gpu.load(kernel_.kernel);
+    const std::vector<std::size_t> described = sizes_of(parameters_);
+    const std::vector<std::size_t> found = gpu.load(kernel_.kernel);
     if (described != found) {
-        throw std::invalid_argument("the kernel was described with parameters at " +
+        throw std::invalid_argument("the kernel was described with parameters of " +
                                     text_of(described) +
-                                    " (offset + bytes), and the driver says that it takes " +
-                                    text_of(found) + "; launch it by its own library");
+                                    " bytes, and the driver says that it takes " + text_of(found) +
+                                    "; launch it by its own library");
     }
-    const std::size_t end = found.empty() ? 0 : found.back().offset + found.back().bytes;
-    memory_.resize((end + sizeof(Block) - 1) / sizeof(Block));
+    const std::vector<std::size_t> offsets = offsets_of(described);
+    memory_.resize((offsets.back() + sizeof(Block) - 1) / sizeof(Block));
     auto* memory = reinterpret_cast<std::byte*>(memory_.data());
     std::size_t number = 0;
     for (const LaunchParameter& parameter : parameters_) {
         std::byte* target = nullptr;
-        if (parameter.bytes > 0) target = memory + found[number++].offset;
+        if (parameter.bytes > 0) target = memory + offsets[number++];
         targets_.push_back(target);
         if (target == nullptr) continue;
         passed_.push_back(target);
