@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ficco.problem import GATHERING
 from ficco.schedule import Schedule
 
 SHAPES = Path(__file__).resolve().parent.parent / "shapes.toml"
@@ -132,7 +131,7 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
     found = []
     for name in Schedule.names():
         schedule = Schedule.named(name)
-        if name == "serial" or (schedule.compute == "gated" and case.op not in GATHERING):
+        if name == "serial":
             continue
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))

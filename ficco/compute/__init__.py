@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Compute", "DeviceCompute", "GatedCompute", "GatedOperands", "Slots", "named"]
+__all__ = [
+    "Compute",
+    "DeviceCompute",
+    "DeviceKernels",
+    "GatedOperands",
+    "Slots",
+    "SumOperands",
+    "named",
+]
 
 
 class Compute(Protocol):
@@ -83,8 +91,11 @@ class GatedOperands(NamedTuple):
     words: Any
 
 
-class GatedCompute(Protocol):
-    """Gated GEMMs of a library: one launch over parts whose rows are still arriving."""
+class DeviceKernels(Protocol):
+    """Kernels of ficco's own: what native code launches, and what libraries do not have.
+
+    A gated GEMM is one launch over parts whose rows are still arriving.
+    """
 
     def prepare(
         self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
@@ -130,6 +141,35 @@ class GatedCompute(Protocol):
             EngineError: it is unknown how; `arm` has to do.
         """
 
+    def described_sum(
+        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
+    ) -> LaunchSpec | None:
+        """Load and say the same of `DeviceCompute.sum`.
+
+        Args:
+            operands: of a call.
+            places: where calls have them.
+            count: slots.
+            distance: from one to the next, in rows.
+            own_at: the slot before which the own part is added.
+        """
+
+
+class SumOperands(NamedTuple):
+    """Handles of what a sum over ranks works on, or the places of them.
+
+    Attributes:
+        slots: the first of them.
+        own: the own part.
+        bias: one row, or None.
+        target: takes the sum.
+    """
+
+    slots: Any
+    own: Any
+    bias: Any | None
+    target: Any
+
 
 class DeviceCompute(Protocol):
     """A library that enqueues on GPUs. Handles are matrices, sliced as h[r0:r1, c0:c1], with `.T`.
@@ -138,11 +178,11 @@ class DeviceCompute(Protocol):
     Nothing here waits for a device, but for what a library does at its first call.
 
     Attributes:
-        gated: its gated GEMMs; None: it has none.
+        kernels: of ficco's own, for its handles; None: there are none.
     """
 
     name: str
-    gated: GatedCompute | None
+    kernels: DeviceKernels | None
 
     def stream(self) -> int:
         """Return the driver's handle of the current stream."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from cupy.cuda import cublas
 
-from ficco.compute import GatedCompute, Slots, dtype_of
+from ficco.compute import DeviceKernels, Slots, dtype_of
 from ficco.errors import InputError
 
 __all__ = ["CupyCompute"]
@@ -71,7 +71,7 @@ class CupyCompute:
     """
 
     name = "cupy"
-    gated: GatedCompute | None = None
+    kernels: DeviceKernels | None = None
     gates = False
     captures = False  # it refuses cuBLAS in a capture
     immediate = False

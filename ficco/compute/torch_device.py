@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ficco.compute import GatedCompute, Slots
-from ficco.compute.torch_gated import TorchGated
+from ficco.compute import DeviceKernels, Slots
+from ficco.compute.torch_kernels import TorchKernels
 from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
 
@@ -63,7 +63,7 @@ class TorchDeviceCompute:
     """See `ficco.compute.DeviceCompute`. Handles are tensors."""
 
     name = "torch"
-    gated: GatedCompute | None = TorchGated()
+    kernels: DeviceKernels | None = TorchKernels()
 
     def stream(self) -> int:
         """See `DeviceCompute.stream`."""

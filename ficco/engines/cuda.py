@@ -10,20 +10,17 @@ native call. Nothing waits for the device.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ficco.compute import DeviceCompute, GatedCompute, GatedOperands
-from ficco.engines.gating import Launch, launches_of
+from ficco.compute import DeviceCompute
+from ficco.engines.launches import Launches
 from ficco.engines.rows import COMPUTE, encode, trace_rows
 from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
-from ficco.kernels.launching import LaunchSpec, Slot
-from ficco.kernels.launching import Word as OwnWord
 from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
 from ficco.timeline import Span
 
@@ -48,11 +45,9 @@ __all__ = [
 ]
 
 GpuError = _native.GpuError
-_log = logging.getLogger("ficco")
 WORDS_BYTES = 4 * WORDS_PER_COPY  # of one copy of a window
 _COPIES = 2
 _ALIGN = 512
-_PATIENCE = 10  # of a launch, in timeouts of the group
 
 device_count = _native.cuda_device_count
 
@@ -180,11 +175,6 @@ class BoundPlan:
         self._works = [
             (work, [] if work.step.parts else calls_of(plan, work)) for work in encoded.works
         ]
-        self._gated = {
-            number: _prepared(plan, work.step, compute.gated, device.group.timeout_s)
-            for number, (work, _) in enumerate(self._works)
-            if work.step.parts and compute.gated is not None
-        }
         self._native = _native.GpuProgram(
             device.native,
             window.native,
@@ -193,22 +183,17 @@ class BoundPlan:
             (encoded.segments, len(self.rows), len(encoded.slots)),
             digest,
         )
-        self._slot_of = encoded.slots
-        self._operands = sorted(
-            {
-                (encoded.slots[plan.rank, each.b.buffer], each.b.buffer, each.turned)
-                for launches in self._gated.values()
-                for each, _ in launches
-            }
-        )
-        self._by_python: str | None = None  # why it does not
-        self._layout: list[bool] | None = None
-        self._specs: list[LaunchSpec] = []  # graphs may hold earlier ones
         self._handles = [self._window_handles(copy) for copy in range(_COPIES)]
-        self._words = [
+        words = [
             compute.at(window.own_words(copy), 1, WORDS_PER_COPY, "int32")
-            for copy in range(_COPIES if self._gated else 0)
+            for copy in range(_COPIES)
         ]
+        self._launches = None
+        if compute.kernels is not None:
+            self._launches = Launches(
+                plan, encoded.works, encoded.slots, compute.kernels, self._native, words,
+                device.group.timeout_s,
+            )  # fmt: skip
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
         self._weights = [b.name for b in plan.buffers if b.role == "weight"]
         self._workspaces = [b for b in plan.buffers if b.role == "workspace"]
@@ -254,14 +239,19 @@ class BoundPlan:
         for slot, name in self._slots:
             addresses[slot], pitches[slot] = compute.place(local[name])
         view = self._view(local, copy)
-        launchers = self._launchers(local, view, copy, addresses, pitches)
+        by_kernels: frozenset[int] = frozenset()
+        armed: dict[int, list[Callable[[], None]]] = {}
+        if self._launches is not None:
+            self._launches.place(local, addresses, pitches)
+            armed = self._launches.ready(view, copy, addresses, pitches)
+            by_kernels = self._launches.native
         try:
-            if len(self._gated) == len(self._works) and not launchers:
+            if len(by_kernels) == len(self._works):
                 native.call(copy, compute.stream(), traced, addresses, pitches)
                 return
             native.start(copy, compute.stream(), traced, addresses, pitches)
             with compute.exact(self._dtype):
-                self._submit(view, launchers, traced)
+                self._submit(view, by_kernels, armed, traced)
             native.finish()
         except BaseException:
             native.abandon()
@@ -282,90 +272,24 @@ class BoundPlan:
 
         return view
 
-    def _launchers(
-        self, local: dict[str, Any], view: View, copy: int, addresses: list[int],
-        pitches: list[int],
-    ) -> dict[int, list[Callable[[], None]]]:  # fmt: skip
-        """Return what enqueues those gated works that native code does not launch, by number.
-
-        What any of them needs is loaded when this returns, before a stream waits. Addresses and
-        pitches are filled in.
-        """
-        gates = self._compute.gated
-        if gates is None or not self._gated:
-            return {}
-        layout = []
-        for slot, name, turned in self._operands:
-            b = local[name].T if turned else local[name]
-            addresses[slot], pitches[slot], columns = gates.place(b)
-            layout.append(columns)
-        if self._by_python is not None:
-            return self._armed(gates, view, copy)
-        if layout != self._layout or not self._native.fits(addresses, pitches):
-            self._describe(gates, view, copy)
-            self._layout = layout
-        return {} if self._by_python is None else self._armed(gates, view, copy)
-
-    def _describe(self, gates: GatedCompute, view: View, copy: int) -> None:
-        """Tell native code how gated works are launched with matrices of such a layout."""
-        try:
-            for number, launches in self._gated.items():
-                work = self._works[number][0]
-                specs = []
-                for each, prepared in launches:
-                    operands = self._operands_of(each, view, copy)
-                    spec = gates.described(prepared, operands, self._places_of(each))
-                    specs += [] if spec is None else [spec]
-                self._native.set_launches(number, work.row, work.mark, [s.native for s in specs])
-                self._specs += specs
-        except (EngineError, GpuError, ValueError) as unknown:
-            self._by_python = str(unknown)
-            _log.warning("gated GEMMs are launched by Python, which takes longer: %s", unknown)
-
-    def _armed(
-        self, gates: GatedCompute, view: View, copy: int
-    ) -> dict[int, list[Callable[[], None]]]:
-        return {
-            number: [
-                gates.arm(prepared, self._operands_of(each, view, copy))
-                for each, prepared in launches
-            ]
-            for number, launches in self._gated.items()
-        }
-
-    def _operands_of(self, launch: Launch, view: View, copy: int) -> GatedOperands:
-        def handle(region: Region | None) -> Any:
-            return None if region is None else view(region)
-
-        b = view(launch.b)
-        return GatedOperands(
-            handle(launch.own), handle(launch.window), b.T if launch.turned else b,
-            handle(launch.bias), handle(launch.c), handle(launch.partial), self._words[copy],
-        )  # fmt: skip
-
-    def _places_of(self, launch: Launch) -> GatedOperands:
-        def slot(region: Region | None) -> Slot | None:
-            return None if region is None else Slot(self._slot_of[region.rank, region.buffer])
-
-        return GatedOperands(
-            slot(launch.own), slot(launch.window), slot(launch.b), slot(launch.bias),
-            slot(launch.c), slot(launch.partial), OwnWord(),
-        )  # fmt: skip
-
     def _submit(
-        self, view: View, launchers: dict[int, list[Callable[[], None]]], traced: bool
+        self,
+        view: View,
+        by_kernels: frozenset[int],
+        armed: dict[int, list[Callable[[], None]]],
+        traced: bool,
     ) -> None:
         compute, native = self._compute, self._native
         for segment, (work, calls) in enumerate(self._works):
             native.submit(segment)
-            if segment in self._gated and segment not in launchers:
+            if segment in by_kernels:
                 native.launch(segment)
                 continue
             if traced:
                 native.stamp(work.row, False)
             for call in calls:
                 call(compute, view)
-            for launch in launchers.get(segment, ()):
+            for launch in armed.get(segment, ()):
                 launch()
             if traced:
                 native.stamp(work.row, True)
@@ -402,25 +326,11 @@ class BoundPlan:
         return spans
 
 
-def _prepared(
-    plan: RankPlan, step: Step, gates: GatedCompute, timeout_s: float
-) -> list[tuple[Launch, Any]]:
-    """Return the launches of a gated step, prepared.
-
-    The watch notices what does not come; a launch gives up by itself long after it.
-    """
-    patience_s = _PATIENCE * timeout_s
-    return [
-        (each, gates.prepare(each.parts, each.n, each.k, each.dtype, patience_s))
-        for each in launches_of(plan, step)
-    ]
-
-
 def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
     """Number the lanes that get a stream; the one with compute is the caller's."""
     computing: dict[str, str] = {}
     for step in steps:
-        if step.parts and compute.gated is None:
+        if step.parts and compute.kernels is None:
             raise ScheduleError(
                 f"step {step.id!r}: compute='gated' needs a kernel that waits for chunks, which "
                 f"GEMMs by {compute.name} do not have; the nearest that works is "

@@ -110,7 +110,7 @@ def encode(
             order.
         python: kinds of steps that Python runs.
         one_launch: whether a gated step is one piece of work, which awaits and raises its words by
-            itself; else its parts are, between rows that do so.
+            itself; else its parts are, between rows that do so. What kernels work on has slots.
 
     Raises:
         EngineError: compute on another rank's buffers.
@@ -162,6 +162,8 @@ class _Encoder:
                     self._signals(lane, _RAISE, extra + 2, part.signals)
                     extra += 3
             elif step.kind in self.python:
+                if self.one_launch and step.kind == "reduce":
+                    self._name(regions_of(step))
                 self._work(Work(i, step, step, mark))
             elif step.kind in ("copy", "local_copy"):
                 for source, target in zip(step.reads, step.writes, strict=True):
@@ -192,12 +194,16 @@ class _Encoder:
         """Add a gated step as one piece of work, and what it waits for, each word once."""
         known: set[Word] = set()
         for number, part in enumerate(step.parts):
-            for region in regions_of(part):
-                self.slots.setdefault((region.rank, region.buffer), len(self.slots))
+            self._name(regions_of(part))
             fresh = tuple([word for word in part.waits if word not in known])
             known.update(fresh)
             self._signals(INLINE, _EXPECT, extra + 3 * number, fresh)
         self._work(Work(index, step, step, mark))
+
+    def _name(self, regions: list[Region]) -> None:
+        """Give the buffers of regions slots, for kernels that native code launches."""
+        for region in regions:
+            self.slots.setdefault((region.rank, region.buffer), len(self.slots))
 
     def _work(self, work: Work) -> None:
         parts = work.step.parts if work.work is work.step else ()

@@ -29,7 +29,7 @@ from ficco.kernels.tile_product import (
 __all__ = ["UNSPECIALIZED", "gated_gemm"]
 
 # The compiler learns nothing about these, so they never make another kernel.
-UNSPECIALIZED = ("value", "own_tiles", "tiles", "timeout_ns")
+UNSPECIALIZED = ("words", "stop", "status", "value", "own_tiles", "tiles", "timeout_ns")
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ficco.compute import GatedCompute, GatedOperands, Slots, dtype_of
+from ficco.compute import DeviceKernels, GatedOperands, Slots, SumOperands, dtype_of
 from ficco.compute.numpy import NumpyCompute
 from ficco.errors import EngineError
 from ficco.kernels.launching import LaunchSpec
@@ -60,8 +60,8 @@ class _Prepared(NamedTuple):
         return True
 
 
-class _Gated:
-    """See `ficco.compute.GatedCompute`."""
+class _Kernels:
+    """See `ficco.compute.DeviceKernels`."""
 
     def __init__(self, compute: NumpyOnStream) -> None:
         self._compute = compute
@@ -79,6 +79,11 @@ class _Gated:
 
     def described(
         self, prepared: _Prepared, operands: GatedOperands, places: GatedOperands
+    ) -> LaunchSpec | None:
+        raise EngineError("NumPy has no kernels; it is called for every launch")
+
+    def described_sum(
+        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
     ) -> LaunchSpec | None:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 
@@ -109,7 +114,7 @@ class NumpyOnStream:
         self._numbers = count(1)
         self._thread = threading.local()
         self._lock = threading.Lock()
-        self.gated: GatedCompute | None = _Gated(self)
+        self.kernels: DeviceKernels | None = _Kernels(self)
         self._free: dict[tuple[int, int, int], list[int]] = {}  # by device, stream and bytes
 
     # ---- devices and streams

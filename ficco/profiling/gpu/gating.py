@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ficco.compute import GatedOperands
-from ficco.compute.torch_gated import TorchGated
+from ficco.compute.torch_kernels import TorchKernels
 from ficco.kernels.parts import GatedPart
 from ficco.profiling.figures import slower
 from ficco.profiling.gpu.operands import Pool
@@ -37,7 +37,7 @@ def _ratio(ranks: Ranks, shape: Shape) -> float:
     rows = m // ranks.world
     parts = [GatedPart("own", 0, 0, rows)]
     parts += [GatedPart("window", i * rows, i * rows, rows, i) for i in range(1, ranks.world)]
-    gated = TorchGated()
+    gated = TorchKernels()
     prepared = gated.prepare(parts, n, k, "bfloat16", _PATIENCE_S)
 
     def library() -> None:

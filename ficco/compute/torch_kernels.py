@@ -1,4 +1,4 @@
-"""Gated GEMMs by Triton on PyTorch's tensors."""
+"""Kernels of ficco's own, in Triton, on PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ficco.compute import GatedOperands
+from ficco.compute import GatedOperands, SumOperands
 from ficco.errors import InputError
-from ficco.kernels import gated, launching
+from ficco.kernels import gated, launching, summing
 from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot
 from ficco.kernels.parts import GatedPart
 
-__all__ = ["TorchGated"]
+__all__ = ["TorchKernels"]
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -27,13 +27,13 @@ class _Prepared(NamedTuple):
     timeout_ns: int
 
 
-class TorchGated:
-    """See `ficco.compute.GatedCompute`. Handles are tensors."""
+class TorchKernels:
+    """See `ficco.compute.DeviceKernels`. Handles are tensors."""
 
     def prepare(
         self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
     ) -> _Prepared:
-        """See `GatedCompute.prepare`."""
+        """See `DeviceKernels.prepare`."""
         if torch.cuda.is_current_stream_capturing():
             raise InputError(
                 "a gated GEMM of a new shape cannot be prepared while a CUDA graph is captured; "
@@ -45,12 +45,12 @@ class TorchGated:
         return _Prepared(table, stop, status, round(1e9 * timeout_s))
 
     def place(self, b: torch.Tensor) -> tuple[int, int, bool]:
-        """See `GatedCompute.place`."""
+        """See `DeviceKernels.place`."""
         down, along = b.stride()
         return b.data_ptr(), max(down, along) * b.element_size(), down == 1 and along != 1
 
     def arm(self, prepared: _Prepared, operands: GatedOperands) -> Callable[[], None]:
-        """See `GatedCompute.arm`."""
+        """See `DeviceKernels.arm`."""
         table, matrices, gate = _given(prepared, operands)
         gated.warm(table, matrices, gate)
         return lambda: gated.gated_matmul(table, matrices, gate)
@@ -58,7 +58,7 @@ class TorchGated:
     def described(
         self, prepared: _Prepared, operands: GatedOperands, places: GatedOperands
     ) -> LaunchSpec | None:
-        """See `GatedCompute.described`."""
+        """See `DeviceKernels.described`."""
         table, matrices, gate = _given(prepared, operands)
         if not table.tiles:
             return None
@@ -68,6 +68,25 @@ class TorchGated:
         )
         where = _places(launch.arguments, table, operands, places)
         return launching.described(compiled, (launch.programs,), launch.arguments, where)
+
+    def described_sum(
+        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
+    ) -> LaunchSpec | None:
+        """See `DeviceKernels.described_sum`."""
+        slots, own, bias, target = operands
+        if not target.numel():
+            return None
+        apart = distance * slots.stride(0)
+        launch = summing.launch_of(slots, apart, count, own, own_at, bias, target)
+        compiled = launching.loaded(launch.kernel, launch.arguments, num_warps=launch.warps)
+        where: dict[str, Place] = {
+            "target": places.target, "slots": places.slots, "own": places.own,
+            "bias": places.target if places.bias is None else places.bias,
+        }  # fmt: skip
+        for name in ("target", "slots", "own"):
+            place, size = getattr(places, name), getattr(operands, name).element_size()
+            where[f"{name}_stride"] = Pitch(place.slot, size)
+        return launching.described(compiled, launch.grid, launch.arguments, where)
 
 
 def _given(
