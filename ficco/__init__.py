@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ficco.modules.functions import (
         all_gather_matmul,
         all_to_all_matmul,
+        column_matmul,
         embedding_all_to_all,
         matmul_all_reduce,
         matmul_all_to_all,
@@ -62,6 +63,7 @@ _HOMES = {
     "all_gather_matmul": "modules.functions",
     "all_to_all_matmul": "modules.functions",
     "close": "modules.groups",
+    "column_matmul": "modules.functions",
     "embedding_all_to_all": "modules.functions",
     "fallback_reason": "modules.groups",
     "matmul_all_reduce": "modules.functions",
@@ -93,6 +95,7 @@ __all__ = [
     "all_gather_matmul",
     "all_to_all_matmul",
     "close",
+    "column_matmul",
     "embedding_all_to_all",
     "fallback_reason",
     "matmul_all_reduce",

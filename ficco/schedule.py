@@ -6,6 +6,7 @@ and "machine" (route, order, transport) and become concrete in `resolve`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -95,6 +96,19 @@ class Schedule:
             ScheduleError: there is none, or it is no schedule.
         """
         return cls.from_toml(data.load("named", name, "schedule", ScheduleError), name)
+
+    @classmethod
+    def read(cls, schedule: str | Schedule) -> Schedule:
+        """Return a schedule from itself, its name or its JSON text.
+
+        Raises:
+            ScheduleError: there is none, or it is no schedule.
+        """
+        if isinstance(schedule, Schedule):
+            return schedule
+        if schedule.startswith("{"):
+            return cls.from_json(json.loads(schedule))
+        return cls.named(schedule)
 
     @staticmethod
     def names() -> tuple[str, ...]:

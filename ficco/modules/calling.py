@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,11 +63,6 @@ class Call:
             raise InputError(f"{name} is {dtype}, the first input is {self.dtype}; give one dtype")
         if dims and tensor.dim() != dims:
             raise InputError(f"{name} is {list(tensor.shape)}; it has {dims} dimensions")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise InputError(
-                f"{name} requires a gradient, and ficco's operators have none yet; call them under "
-                "torch.no_grad(), or detach it"
-            )
 
     def rows_of(self, rows: Sequence[int] | None, total: int | None = None) -> tuple[int, ...]:
         """Return rows per rank, of matrices; `total`: what they add up to, else mine is given."""
@@ -86,11 +82,6 @@ class Call:
             raise InputError(f"{name} is {list(bias.shape)}; it is [{n}]")
         return row_of(bias)
 
-    def shaped(self, y: Tensor) -> Tensor:
-        """Return a result with the dimensions of x."""
-        between = math.prod(self.inner)
-        return y.reshape(y.shape[0] // max(between, 1), *self.inner, y.shape[1])
-
     def run(
         self,
         problem: Problem,
@@ -98,13 +89,12 @@ class Call:
         schedule: str | Schedule,
         grain: int | None,
     ) -> list[Tensor]:
-        """Run the problem and return this rank's outputs, as matrices."""
-        if sparse := [name for name, t in given.items() if t.layout != torch.strided]:
-            raise InputError(f"{sparse[0]} is sparse; a dense tensor is needed")
+        """Run the problem and return this rank's outputs, with the dimensions of x."""
+        _refuse_sparse(given)
         asked = _asked(schedule, grain)
         if groups.disabled():
             groups.log.info("%s: plain torch.distributed (FICCO_DISABLE)", problem.op)
-            return plain.run(problem, given, self.group, self.rank)
+            return self._run_plain(problem, given)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 return self._run_on_gpu(problem, given, asked)
@@ -114,9 +104,42 @@ class Call:
         arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
         if "x" in arrays:
             arrays["x"] = row_contiguous(arrays["x"])
-        arrays |= {f"y{i}": _array(y) for i, y in enumerate(ys)}
+        arrays |= {f"y{i}": _array(matrix_of(y)) for i, y in enumerate(ys)}
         runtime.execute(problem, chosen, arrays)
         return ys
+
+    def run_gathered(
+        self,
+        problem: Problem,
+        given: dict[str, Tensor],
+        schedule: str | Schedule,
+        grain: int | None,
+    ) -> list[Tensor]:
+        """Gather x by a collective; return the outputs, and x gathered as a matrix."""
+        _refuse_sparse(given)
+        asked = _asked(schedule, grain)
+        if asked is not None and asked.compute != "whole":
+            raise InputError(
+                f"save_gathered=True with schedule={asked.name!r}, which keeps no gathered x; "
+                "leave schedule out or name 'serial', or leave save_gathered out"
+            )
+        on_gpu = self.device.type == "cuda"
+        with torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
+            if not groups.disabled():
+                if not on_gpu:
+                    groups.runtime(self.group).check()
+                elif (runtime := groups.gpu_runtime(self.group, self.device)) is not None:
+                    runtime.check_alive()
+            whole = plain.gathered(given["x"], problem.rows, self.group)
+        return [*self._shaped(problem, plain.products(problem, given, whole)), whole]
+
+    def _run_plain(self, problem: Problem, given: dict[str, Tensor]) -> list[Tensor]:
+        return self._shaped(problem, plain.run(problem, given, self.group, self.rank))
+
+    def _shaped(self, problem: Problem, ys: Sequence[Tensor]) -> list[Tensor]:
+        # No views: autograd would not let the caller change them in place.
+        view: Any = torch.ops.aten._unsafe_view
+        return [view(y, shape) for y, shape in zip(ys, self._shapes(problem), strict=True)]
 
     def _run_on_gpu(
         self, problem: Problem, given: dict[str, Tensor], asked: Schedule | None
@@ -124,22 +147,19 @@ class Call:
         """Enqueue the problem on the current stream."""
         runtime = groups.gpu_runtime(self.group, self.device)
         if runtime is None:  # for a reason that was logged when the group was opened
-            return plain.run(problem, given, self.group, self.rank)
+            return self._run_plain(problem, given)
         chosen = self._chosen(problem, asked, runtime)
         if chosen.transport == "collective":
             runtime.check_alive()
-            return plain.run(problem, given, self.group, self.rank)
+            return self._run_plain(problem, given)
         ys = self._outputs(problem)
         arrays = {name: tensor for name, tensor in given.items() if name != "like"}
         if "x" in arrays:
             arrays["x"] = readable(arrays["x"])
-        arrays |= {f"y{i}": y for i, y in enumerate(ys)}
+        arrays |= {f"y{i}": matrix_of(y) for i, y in enumerate(ys)}
         runtime.execute(problem, chosen, arrays)
         if self.key is not None:
-            shapes = tuple(
-                tuple(y.shape if output.axis == "contraction" else self.shaped(y).shape)
-                for y, output in zip(ys, problem.outputs, strict=True)
-            )
+            shapes = tuple(self._shapes(problem))
             remember(self.key, Known(runtime, problem, chosen, tuple(given), shapes))
         return ys
 
@@ -155,8 +175,27 @@ class Call:
         return found
 
     def _outputs(self, problem: Problem) -> list[Tensor]:
-        shapes = problem.result_shapes(self.rank)
-        return [torch.empty(shape, dtype=self.torch_dtype, device=self.device) for shape in shapes]
+        return [
+            torch.empty(shape, dtype=self.torch_dtype, device=self.device)
+            for shape in self._shapes(problem)
+        ]
+
+    def _shapes(self, problem: Problem) -> list[tuple[int, ...]]:
+        """Return the shapes of this rank's outputs: rows are split as those of x are."""
+        between = max(math.prod(self.inner), 1)
+        return [
+            (height, width)
+            if output.axis == "contraction"
+            else (height // between, *self.inner, width)
+            for (height, width), output in zip(
+                problem.result_shapes(self.rank), problem.outputs, strict=True
+            )
+        ]
+
+
+def _refuse_sparse(given: dict[str, Tensor]) -> None:
+    if sparse := [name for name, t in given.items() if t.layout != torch.strided]:
+        raise InputError(f"{sparse[0]} is sparse; a dense tensor is needed")
 
 
 def _asked(schedule: str | Schedule, grain: int | None) -> Schedule | None:
@@ -168,7 +207,7 @@ def _asked(schedule: str | Schedule, grain: int | None) -> Schedule | None:
                 "grain out"
             )
         return None
-    chosen = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
+    chosen = Schedule.read(schedule)
     return chosen if grain is None else replace(chosen, grain=grain)
 
 

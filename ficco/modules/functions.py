@@ -1,12 +1,19 @@
-"""The operators as functions of this rank's torch tensors, one process per rank.
+"""The operators as differentiable functions of this rank's torch tensors, one process per rank.
 
     y = ficco.all_gather_matmul(x, linear.weight.t(), group=tp)
 
 Every function is a collective call: all ranks of the group make it, with what they must agree on
 (operator, rows, k or n, dtype, splits, schedule) equal. Tensors are on the CPU, where a call ends
 before it returns, or all on this rank's GPU, where it is enqueued on the current stream. Inputs may
-be 2-D or 3-D (the first dimension is split over ranks) and have any strides. There is no autograd
-yet: inputs that require a gradient are refused while gradients are recorded.
+be 2-D or 3-D (the first dimension is split over ranks) and have any strides.
+
+Gradients are overlapped, too, with the schedule and grain of the call, wherever an operator fits. A
+backward is as collective as its forward: inputs need a gradient on all ranks or on none, and all
+ranks run backward alike. The loss is the sum of what ranks compute from outputs of their own;
+where outputs are equal on all ranks, it is what every rank computes. There are no second gradients.
+torch.compile, make_fx, activation checkpointing, autocast (inputs are cast, as torch.mm's are) and
+capture of forward and backward into CUDA graphs work; transforms of torch.func and DTensors are
+refused.
 
 `schedule="auto"` takes what is predicted to be fastest on the group's devices; `serial` where
 nothing is, or where no profile of them is known (`FICCO_LOG=info` says which and why). Ranks choose
@@ -21,17 +28,15 @@ from typing import Any
 
 import torch
 
-from ficco.errors import InputError
-from ficco.modules import groups
-from ficco.modules.again import key_of, known, readable, row_of
+from ficco.modules import gradients, groups, library, operators
 from ficco.modules.auto import AUTO
-from ficco.modules.calling import Call
-from ficco.problem import Output, Problem, chunk_sizes
+from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
 from ficco.schedule import Schedule
 
 __all__ = [
     "all_gather_matmul",
     "all_to_all_matmul",
+    "column_matmul",
     "embedding_all_to_all",
     "matmul_all_reduce",
     "matmul_all_to_all",
@@ -39,10 +44,13 @@ __all__ = [
 ]
 
 DEFAULT = AUTO
+OPERATORS = library.NAMES  # as custom operators; naming them here registers them
+SEVERAL = ("all_gather_matmul", "column_matmul")  # operators with a list of outputs
 Tensor = torch.Tensor
+_LEAF = torch.zeros(1, 1, requires_grad=True)
 
 
-def all_gather_matmul(
+def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
     x: Tensor,
     w: Tensor | Sequence[Tensor],
     *,
@@ -52,8 +60,12 @@ def all_gather_matmul(
     axes: Sequence[str] | None = None,
     schedule: str | Schedule = DEFAULT,
     grain: int | None = None,
+    save_gathered: bool = False,
 ) -> Any:
     """Multiply the concatenation of all ranks' rows with this rank's weight.
+
+    Backward is one matmul_reduce_scatter for x, and for all weights together one all_gather_matmul
+    that gathers x once more, behind its GEMMs: the gathered x, p times as large, is not kept.
 
     Args:
         x: [m_r, k], or [s_r, b, k].
@@ -64,6 +76,9 @@ def all_gather_matmul(
         axes: per weight: "rows", or "contraction" for concat(x)^T . w with w [m, n_r].
         schedule: a schedule or its name; "auto": see above.
         grain: chunks per shard, instead of the schedule's.
+        save_gathered: gather by a collective that nothing hides (as `serial` does) and keep the
+            gathered x until backward, whose GEMMs for the weights then wait for nothing. Without a
+            weight that records a gradient it does nothing.
 
     Returns:
         [m, n_r] (or [s, b, n_r]; along the contraction [k, n_r]); a tuple for several weights.
@@ -73,42 +88,46 @@ def all_gather_matmul(
         TimeoutExceeded, EngineError: the call failed on some rank, and the group needs `reset`.
     """
     several = not isinstance(w, Tensor)
-    weights: list[Any] = list(w) if several else [w]
-    biases = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
-    tensors = [t for pair in zip(weights, biases, strict=False) for t in pair if t is not None]
-    key = key_of("gather", group, (x, *weights, *biases), rows, axes, schedule, grain, several)
-    if (before := known(key)) is not None:
-        results = before.run((x, *tensors))
-        return tuple(results) if several else results[0]
-    call = Call(group, x, "x", key)
-    kinds = list(axes) if axes is not None else ["rows"] * len(weights)
-    if not len(weights) == len(biases) == len(kinds) or not weights:
-        raise InputError(
-            f"{len(weights)} weights, {len(biases)} biases, {len(kinds)} axes: give one of each"
-        )
-    sizes = call.rows_of(rows)
-    m, k = sum(sizes), x.shape[-1]
-    outputs, given = [], {"x": call.matrix}
-    for i, (weight, offset, axis) in enumerate(zip(weights, biases, kinds, strict=True)):
-        name = f"w[{i}]" if several else "w"
-        inner = {"rows": k, "contraction": m}.get(axis)
-        if inner is None:
-            raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
-        call.check(weight, name, 2)
-        if weight.shape[0] != inner:
-            raise InputError(
-                f"{name} is {list(weight.shape)}; with m={m}, k={k} and axis {axis!r} it is "
-                f"[{inner}, n_r] (pass linear.weight.t())"
-            )
-        columns = _for_me(weight.shape[1], call)
-        outputs.append(Output(columns, f"w{i}", axis, bias=offset is not None))
-        given[f"w{i}"] = weight
-        if offset is not None:
-            given[f"bias{i}"] = call.row(offset, weight.shape[1], f"bias[{i}]")
-    problem = Problem("all_gather_matmul", call.world, sizes, k, tuple(outputs), call.dtype)
-    found = call.run(problem, given, schedule, grain)
-    shaped = [call.shaped(y) if axis == "rows" else y for y, axis in zip(found, kinds, strict=True)]
-    return tuple(shaped) if several else shaped[0]
+    weights, biases, biased = _listed(w, bias)
+    kept = save_gathered and torch.is_grad_enabled() and any(map(_needs, weights))
+    rest = (biased, axes, rows, kept, group, schedule, grain)
+    found = _call("all_gather_matmul", (x, weights, biases, *rest), (x, *weights, *biases))
+    return tuple(found[: len(weights)]) if several else found[0]
+
+
+def column_matmul(
+    x: Tensor,
+    w: Tensor | Sequence[Tensor],
+    *,
+    group: Any = None,
+    bias: Any = None,
+    schedule: str | Schedule = DEFAULT,
+    grain: int | None = None,
+) -> Any:
+    """Multiply rows that are the same on all ranks with this rank's columns of a weight.
+
+    Forward sends nothing. Backward sums the gradient of x over ranks: one matmul_all_reduce for all
+    weights, so that it is the same on all ranks again. Without torch.distributed this rank is taken
+    to be the only one.
+
+    Args:
+        x: [m, k], or [s, b, k], equal on all ranks.
+        w: [k, n_r] with any strides (pass linear.weight.t()), or several that share x.
+        group: as for `all_gather_matmul`.
+        bias: [n_r], or one (or None) per weight.
+        schedule: of the backward: a schedule or its name; "auto": see above.
+        grain: chunks per shard, instead of the schedule's.
+
+    Returns:
+        [m, n_r], or [s, b, n_r]; a tuple for several weights.
+
+    Raises: as `all_gather_matmul`.
+    """
+    several = not isinstance(w, Tensor)
+    weights, biases, biased = _listed(w, bias)
+    rest = (biased, group, schedule, grain)
+    found = _call("column_matmul", (x, weights, biases, *rest), (x, *weights, *biases))
+    return tuple(found) if several else found[0]
 
 
 def matmul_reduce_scatter(
@@ -128,7 +147,7 @@ def matmul_reduce_scatter(
         w: [k_r, n] with any strides.
         group: as for `all_gather_matmul`.
         rows: first sizes of the result on all ranks; None: all get the same.
-        bias: [n], added to this rank's rows.
+        bias: [n], added to this rank's rows; so is its gradient the sum over those alone.
         schedule: a schedule or its name; "auto": see above.
         grain: chunks per shard, instead of the schedule's.
 
@@ -137,18 +156,8 @@ def matmul_reduce_scatter(
 
     Raises: as `all_gather_matmul`.
     """
-    key = key_of("scatter", group, (x, w, bias), rows, schedule, grain)
-    if (before := known(key)) is not None:
-        return before.run((x, w) if bias is None else (x, w, bias))[0]
-    call = Call(group, x, "x", key)
-    if rows is None and x.shape[0] % call.world:
-        raise InputError(
-            f"x has {x.shape[0]} rows for {call.world} ranks, which do not divide evenly; pass "
-            "rows=, how many each rank gets"
-        )
-    even = (x.shape[0] // call.world,) * call.world
-    sizes = call.rows_of(rows if rows is not None else even, total=x.shape[0])
-    return _reduce("matmul_reduce_scatter", call, w, sizes, bias, schedule, grain)
+    args = (x, w, bias, rows, group, schedule, grain)
+    return _call("matmul_reduce_scatter", args, args[:3])  # type: ignore[no-any-return]
 
 
 def matmul_all_reduce(
@@ -167,37 +176,8 @@ def matmul_all_reduce(
     Returns:
         [m, n], or [s, b, n].
     """
-    key = key_of("reduce", group, (x, w, bias), schedule, grain)
-    if (before := known(key)) is not None:
-        return before.run((x, w) if bias is None else (x, w, bias))[0]
-    call = Call(group, x, "x", key)
-    sizes = chunk_sizes(call.matrix.shape[0], call.world)
-    return _reduce("matmul_all_reduce", call, w, sizes, bias, schedule, grain)
-
-
-def _reduce(
-    op: str,
-    call: Call,
-    w: Tensor,
-    sizes: tuple[int, ...],
-    bias: Tensor | None,
-    schedule: str | Schedule,
-    grain: int | None,
-) -> Tensor:
-    call.check(w, "w", 2)
-    depth, n = w.shape
-    if call.matrix.shape[1] != depth:
-        raise InputError(
-            f"x has {call.matrix.shape[1]} columns, w is {list(w.shape)}; x is [m, k_r], w is "
-            "[k_r, n] (pass linear.weight.t())"
-        )
-    depths = _for_me(depth, call)
-    output = Output((n,) * call.world, bias=bias is not None)
-    problem = Problem(op, call.world, sizes, sum(depths), (output,), call.dtype, depths=depths)
-    given = {"x": call.matrix, "w": w}
-    if bias is not None:
-        given["bias0"] = call.row(bias, n, "bias")
-    return call.shaped(call.run(problem, given, schedule, grain)[0])
+    args = (x, w, bias, group, schedule, grain)
+    return _call("matmul_all_reduce", args, args[:3])  # type: ignore[no-any-return]
 
 
 def all_to_all_matmul(
@@ -252,25 +232,8 @@ def _exchange(
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    table = tuple(tuple(int(size) for size in row) for row in splits)
-    key = key_of(op, group, (x, w), table, schedule, grain)
-    if (before := known(key)) is not None:
-        return before.run((x, w))[0]
-    call = Call(group, x, "x", key)
-    call.check(x, "x", 2)
-    call.check(w, "w", 2)
-    if w.shape[0] != x.shape[1]:
-        raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
-    if len(table) != call.world or any(len(row) != call.world for row in table):
-        raise InputError(f"splits: {call.world} x {call.world} sizes are needed, splits[s][r]")
-    if sum(table[call.rank]) != x.shape[0]:
-        raise InputError(
-            f"x has {x.shape[0]} rows, splits[{call.rank}] add up to {sum(table[call.rank])}"
-        )
-    rows = tuple(sum(row) for row in table)
-    output = Output((w.shape[1],) * call.world)
-    problem = Problem(op, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
-    return call.run(problem, {"x": x, "w": w}, schedule, grain)[0]
+    table = [int(size) for row in splits for size in row]
+    return _call(op, (x, w, table, group, schedule, grain), (x, w))  # type: ignore[no-any-return]
 
 
 def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must share
@@ -288,6 +251,9 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
     grain: int | None = None,
 ) -> Tensor:
     """Pool this rank's tables for the whole batch, and return its batch slice of all ranks' tables.
+
+    Gradients of tables are dense. Where some rank has no table, all ranks take part in backward
+    whenever gradients are recorded, whether or not any table needs one.
 
     Args:
         tables: this rank's, each [rows, dimension]; may be none.
@@ -307,37 +273,66 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 
     Raises: as `all_gather_matmul`.
     """
-    like = tables[0] if tables else torch.empty((0, dimension), dtype=dtype, device=_device(group))
-    call = Call(group, like, "tables[0]")
-    if len(tables_per_rank) != call.world or tables_per_rank[call.rank] != len(tables):
-        raise InputError(
-            f"tables_per_rank={list(tables_per_rank)}: {call.world} entries are needed, and this "
-            f"rank ({call.rank}) has {len(tables)} tables"
-        )
-    if not len(tables) == len(indices) == len(offsets):
-        raise InputError(
-            f"{len(tables)} tables, {len(indices)} indices, {len(offsets)} offsets: one of each"
-        )
-    sizes = call.rows_of(rows if rows is not None else chunk_sizes(batch, call.world), total=batch)
-    given: dict[str, Tensor] = {"like": like}
-    for i, table in enumerate(tables):
-        call.check(table, f"tables[{i}]", 2)
-        if table.shape[1] != dimension:
-            raise InputError(f"tables[{i}] is {list(table.shape)}; dimension={dimension}")
-        _check_bags(indices[i], offsets[i], table.shape[0], batch, i)
-        given[f"table{i}"] = readable(table) if table.is_cuda else table
-        given[f"indices{i}"] = row_of(indices[i])
-        given[f"offsets{i}"] = row_of(offsets[i])
-    counts = [tuple([1] * count) for count in tables_per_rank]
-    lookups = [tuple([0] * count) for count in tables_per_rank]
-    counts[call.rank] = tuple(table.shape[0] for table in tables)
-    lookups[call.rank] = tuple(index.numel() for index in indices)
-    output = Output((dimension,) * call.world)
-    problem = Problem(
-        "embedding_all_to_all", call.world, sizes, 1, (output,), call.dtype,
-        tables=tuple(counts), lookups=tuple(lookups),
+    if tables:
+        like = tables[0].new_empty((0, dimension))
+    else:
+        like = torch.empty((0, dimension), dtype=dtype, device=_device(group))
+    if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(_needs, tables)):
+        like = _needing(like)
+    tensors = (*tables, *indices, *offsets, like)
+    args = (
+        list(tables), list(indices), list(offsets), like, list(tables_per_rank), batch, rows, group,
+        schedule, grain,
     )  # fmt: skip
-    return call.run(problem, given, schedule, grain)[0]
+    return _call("embedding_all_to_all", args, tensors)  # type: ignore[no-any-return]
+
+
+def _call(name: str, args: tuple[Any, ...], tensors: Sequence[Any]) -> Any:
+    """Make a call with these tensors among its arguments, on the way that they ask for."""
+    way = survey(tensors)
+    if way == DIRECT:
+        return getattr(operators, name)(*args)
+    flat, rest = gradients.FORMULAS[name].flat(args)
+    if way == RECORDED:
+        return _recorded(name, rest, flat)
+    if name != "embedding_all_to_all":  # a look-up is no product: torch does not cast it either
+        flat = autocast(flat)
+    given = gradients.FORMULAS[name].nested(flat, rest)
+    if is_custom(flat):
+        return custom(name, given)
+    if torch.is_grad_enabled() and any(map(_needs, flat)):
+        return _recorded(name, rest, flat)
+    with torch._C._DisableAutocast():  # plans mean their own dtypes
+        return perform(name, given)
+
+
+def _recorded(name: str, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
+    found = gradients.Recorded.apply(name, rest, *flat)  # type: ignore[no-untyped-call]
+    return found if name in SEVERAL else found[0]
+
+
+def _needing(like: Tensor) -> Tensor:
+    """Return a row like another tensor's that needs a gradient, so that backward is joined."""
+    if torch.compiler.is_dynamo_compiling():  # which takes no new leaf
+        return _LEAF.to(like).expand(1, like.shape[1])
+    return like.new_zeros((1, like.shape[1])).requires_grad_()
+
+
+def _needs(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.requires_grad
+
+
+def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
+    """Return weights, biases, and which weights have one."""
+    weights = [w] if isinstance(w, Tensor) else list(w)
+    if bias is None:
+        return weights, [], [False] * len(weights)
+    each = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
+    return (
+        weights,
+        [offset for offset in each if offset is not None],
+        [offset is not None for offset in each],
+    )
 
 
 def _device(group: Any) -> torch.device:
@@ -346,25 +341,3 @@ def _device(group: Any) -> torch.device:
         return torch.device(groups.opened(group)[0].device)
     backends = str(torch.distributed.get_backend_config(groups.process_group(group)))
     return torch.device("cpu" if "gloo" in backends else "cuda")
-
-
-def _check_bags(index: Tensor, start: Tensor, height: int, batch: int, i: int) -> None:
-    """Refuse bags that cannot be. Values are looked at on the CPU only: GPUs would have to stop."""
-    if index.dtype != torch.int64 or start.dtype != torch.int64:
-        raise InputError(f"indices[{i}] and offsets[{i}]: int64 is needed")
-    if start.numel() != batch:
-        raise InputError(f"offsets[{i}] has {start.numel()} entries, batch={batch}")
-    if index.is_cuda:
-        return
-    ends = torch.cat([start.ravel(), torch.tensor([index.numel()])])
-    if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
-        raise InputError(
-            f"offsets[{i}]: {batch} entries that begin at 0, never fall and stay within indices"
-        )
-    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < height):
-        raise InputError(f"indices[{i}]: found beyond the {height} rows of the table")
-
-
-def _for_me(size: int, call: Call) -> tuple[int, ...]:
-    """Return a size that this rank alone knows as one entry per rank; no peer's is looked at."""
-    return tuple(size if rank == call.rank else max(size, 1) for rank in range(call.world))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from ficco import compute as computes
@@ -57,7 +58,7 @@ def disabled() -> bool:
 
 
 def process_group(group: Any) -> Any:
-    """Return a ProcessGroup from a ProcessGroup, a DeviceMesh of one dimension, or None (all).
+    """Return a ProcessGroup from one, its name, a DeviceMesh of one dimension, or None (all).
 
     Raises:
         InputError: torch.distributed is not initialized, or the mesh has several dimensions.
@@ -75,6 +76,8 @@ def process_group(group: Any) -> Any:
                 f"group: a DeviceMesh of {group.ndim} dimensions; pass one of them, mesh['tp']"
             )
         return group.get_group()
+    if isinstance(group, str):
+        return cast(Any, distributed_c10d)._resolve_process_group(group)
     return group
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ficco.problem import Problem, offsets
 
-__all__ = ["run"]
+__all__ = ["exchange", "gathered", "products", "run"]
 
 Named = dict[str, torch.Tensor]
 
@@ -23,8 +23,7 @@ Named = dict[str, torch.Tensor]
 def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Tensor]:
     """Return this rank's outputs."""
     if problem.op == "all_gather_matmul":
-        x = _gathered(given["x"], problem.rows, group)
-        return [_product(problem, given, i, x) for i in range(len(problem.outputs))]
+        return products(problem, given, gathered(given["x"], problem.rows, group))
     if problem.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         if given["x"].is_cuda and len(set(problem.rows)) == 1:
             return [_reduced(problem, given, group, rank)]
@@ -39,9 +38,14 @@ def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Ten
     if problem.op == "embedding_all_to_all":
         return [_pooled(problem, given, group, rank)]
     if problem.op == "matmul_all_to_all":
-        return [_exchange(given["x"] @ given["w"], problem, group, rank)]
-    x = _exchange(given["x"], problem, group, rank)
-    return [_product(problem, given, 0, x)]
+        return [exchange(given["x"] @ given["w"], problem.splits, group, rank)]
+    x = exchange(given["x"], problem.splits, group, rank)
+    return products(problem, given, x)
+
+
+def products(problem: Problem, given: Named, x: torch.Tensor) -> list[torch.Tensor]:
+    """Multiply the rows that came with every weight."""
+    return [_product(problem, given, i, x) for i in range(len(problem.outputs))]
 
 
 def _product(problem: Problem, given: Named, i: int, x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +55,8 @@ def _product(problem: Problem, given: Named, i: int, x: torch.Tensor) -> torch.T
     return y + given[f"bias{i}"] if output.bias else y
 
 
-def _gathered(mine: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tensor:
+def gathered(mine: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tensor:
+    """Return the rows of all ranks, `rows` of each."""
     if not mine.is_cuda or len(set(rows)) > 1:
         return torch.cat(_gather(mine, rows, group))
     whole = mine.new_empty((sum(rows), mine.shape[1]))
@@ -79,15 +84,18 @@ def _gather(mine: torch.Tensor, rows: Sequence[int], group: Any) -> list[torch.T
     return [piece[:count] for piece, count in zip(found, rows, strict=True)]
 
 
-def _exchange(mine: torch.Tensor, problem: Problem, group: Any, rank: int) -> torch.Tensor:
+def exchange(
+    mine: torch.Tensor, splits: Sequence[Sequence[int]], group: Any, rank: int
+) -> torch.Tensor:
+    """Send splits[rank][r] rows to every rank r; return what came, by the rank it came from."""
     if mine.is_cuda:
-        given, taken = problem.splits[rank], [row[rank] for row in problem.splits]
+        given, taken = splits[rank], [row[rank] for row in splits]
         found = mine.new_empty((sum(taken), mine.shape[1]))
         dist.all_to_all_single(found, mine.contiguous(), taken, list(given), group=group)
         return found
-    pieces = _gather(mine, problem.rows, group)
+    pieces = _gather(mine, [sum(row) for row in splits], group)
     blocks = []
-    for piece, row in zip(pieces, problem.splits, strict=True):
+    for piece, row in zip(pieces, splits, strict=True):
         edges = offsets(row)
         blocks.append(piece[edges[rank] : edges[rank + 1]])
     return torch.cat(blocks)

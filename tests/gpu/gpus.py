@@ -17,11 +17,12 @@ def run(
     world: int,
     folder: Path,
     *,
+    worker: Path = WORKER,
     allowed_s: float = 240.0,
     environment: dict[str, str] | None = None,
     **words: Any,
 ) -> list[str]:
-    """Run a scenario on GPUs 0 to world-1; return what each rank said, with its exit status."""
+    """Run a worker's scenario on GPUs 0 to world-1; return what each rank said, with its status."""
     given = os.environ | {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     given |= environment or {}
     store = folder / "store"
@@ -29,7 +30,7 @@ def run(
     said = [folder / f"rank{rank}.txt" for rank in range(world)]
     for rank in range(world):
         with said[rank].open("w") as log:
-            command = [sys.executable, "-P", str(WORKER), scenario, str(store), str(rank)]
+            command = [sys.executable, "-P", str(worker), scenario, str(store), str(rank)]
             ranks.append(
                 subprocess.Popen(
                     [*command, str(world), json.dumps(words)], stdout=log,

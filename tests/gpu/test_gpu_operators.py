@@ -8,6 +8,7 @@ import pytest
 from gpus import right
 
 WORLDS = (1, 2, 3, 4, 8)
+GRADIENTS = Path(__file__).parents[1] / "modules" / "gradient_worker.py"
 
 
 @pytest.fixture(params=WORLDS)
@@ -50,6 +51,10 @@ def test_faults(dies: bool, gpus: int, tmp_path: Path) -> None:
 
 def test_public_functions(gpus: int, tmp_path: Path) -> None:
     right("functions", gpus, tmp_path)
+
+
+def test_every_gradient_is_right(world: int, tmp_path: Path) -> None:
+    right("cuda", world, tmp_path, worker=GRADIENTS)
 
 
 def test_public_functions_where_launches_block(gpus: int, tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""ficco's functions on torch tensors, in processes: see worker.py for what each rank holds true."""
+"""ficco's functions on torch tensors, in processes.
+
+What each rank holds true is in worker.py; of gradients in gradient_worker.py; of torch.compile and
+its like in tracing_worker.py.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,37 @@ from typing import Any
 
 import pytest
 
-WORKER = Path(__file__).with_name("worker.py")
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_function_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
+    run("worker.py", world, tmp_path)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_gradient_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
+    run("gradient_worker.py", world, tmp_path, "cpu")
+
+
+@pytest.mark.parametrize("world", [2])
+def test_compilers_checkpoints_and_modes(world: int, tmp_path: Path, torch: Any) -> None:
+    run("tracing_worker.py", world, tmp_path)
+
+
+def run(worker: str, world: int, tmp_path: Path, *more: str) -> None:
+    """Run a worker in a process per rank; each says that all was right."""
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, WORKER, str(tmp_path / "store"), str(rank), str(world)],
+            [sys.executable, HERE / worker, *more, str(tmp_path / "store"), str(rank), str(world)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
             cwd=tmp_path,
         )
         for rank in range(world)
     ]  # fmt: skip
     try:
-        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -1,0 +1,353 @@
+"""This rank's part of every operator, on the tensors that it is given: checked, posed, run.
+
+No gradient is recorded here. The arguments of each function are, in order, those of the custom
+operator of its name in `library`; here `group` may also be a ProcessGroup, and `schedule` a
+Schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ficco.errors import InputError
+from ficco.modules import plain
+from ficco.modules.again import key_of, known, readable, row_of
+from ficco.modules.calling import Call
+from ficco.problem import Output, Problem, chunk_sizes
+from ficco.schedule import Schedule
+
+__all__ = [
+    "all_gather_matmul",
+    "all_to_all_matmul",
+    "column_matmul",
+    "embedding_all_to_all",
+    "exchange_rows",
+    "matmul_all_reduce",
+    "matmul_all_to_all",
+    "matmul_reduce_scatter",
+    "token",
+]
+
+Tensor = torch.Tensor
+
+
+def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to group
+    x: Tensor,
+    w: Sequence[Tensor],
+    bias: Sequence[Tensor],
+    biased: Sequence[bool],
+    axes: Sequence[str] | None,
+    rows: Sequence[int] | None,
+    gathered: bool,
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> list[Tensor]:
+    """Return a product per weight; where `gathered`, then the concatenation of all x, a matrix.
+
+    `biased` says which weights have a bias.
+    """
+    key = key_of("gather", group, (x, *w, *bias), biased, rows, axes, schedule, grain, gathered)
+    if (before := known(key)) is not None:
+        return before.run([x, *_interleaved(w, bias, biased)])
+    call = Call(group, x, "x", key)
+    kinds = list(axes) if axes is not None else ["rows"] * len(w)
+    if not len(w) == len(biased) == len(kinds) or not w:
+        raise InputError(
+            f"{len(w)} weights, {len(biased)} biases, {len(kinds)} axes: give one of each"
+        )
+    sizes = call.rows_of(rows)
+    m, k = sum(sizes), x.shape[-1]
+    outputs, given, offsets = [], {"x": call.matrix}, iter(bias)
+    for i, (weight, has, axis) in enumerate(zip(w, biased, kinds, strict=True)):
+        name = f"w[{i}]" if len(w) > 1 else "w"
+        inner = {"rows": k, "contraction": m}.get(axis)
+        if inner is None:
+            raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
+        call.check(weight, name, 2)
+        if weight.shape[0] != inner:
+            raise InputError(
+                f"{name} is {list(weight.shape)}; with m={m}, k={k} and axis {axis!r} it is "
+                f"[{inner}, n_r] (pass linear.weight.t())"
+            )
+        columns = _for_me(weight.shape[1], call)
+        outputs.append(Output(columns, f"w{i}", axis, bias=has))
+        given[f"w{i}"] = weight
+        if has:
+            given[f"bias{i}"] = call.row(next(offsets), weight.shape[1], f"bias[{i}]")
+    problem = Problem("all_gather_matmul", call.world, sizes, k, tuple(outputs), call.dtype)
+    if not gathered:
+        return call.run(problem, given, schedule, grain)
+    return call.run_gathered(problem, given, schedule, grain)
+
+
+def _interleaved(
+    w: Sequence[Tensor], bias: Sequence[Tensor], biased: Sequence[bool]
+) -> list[Tensor]:
+    """Return every weight with its bias behind it."""
+    if not bias:
+        return list(w)
+    offsets, found = iter(bias), []
+    for weight, has in zip(w, biased, strict=True):
+        found.append(weight)
+        if has:
+            found.append(next(offsets))
+    return found
+
+
+def matmul_reduce_scatter(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    rows: Sequence[int] | None,
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    """Return this rank's rows of the sum of all ranks' products."""
+    key = key_of("scatter", group, (x, w, bias), rows, schedule, grain)
+    if (before := known(key)) is not None:
+        return before.run((x, w) if bias is None else (x, w, bias))[0]
+    call = Call(group, x, "x", key)
+    if rows is None and x.shape[0] % call.world:
+        raise InputError(
+            f"x has {x.shape[0]} rows for {call.world} ranks, which do not divide evenly; pass "
+            "rows=, how many each rank gets"
+        )
+    even = (x.shape[0] // call.world,) * call.world
+    sizes = call.rows_of(rows if rows is not None else even, total=x.shape[0])
+    return _reduce("matmul_reduce_scatter", call, w, sizes, bias, schedule, grain)
+
+
+def matmul_all_reduce(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    """Return the sum of all ranks' products."""
+    key = key_of("reduce", group, (x, w, bias), schedule, grain)
+    if (before := known(key)) is not None:
+        return before.run((x, w) if bias is None else (x, w, bias))[0]
+    call = Call(group, x, "x", key)
+    sizes = chunk_sizes(call.matrix.shape[0], call.world)
+    return _reduce("matmul_all_reduce", call, w, sizes, bias, schedule, grain)
+
+
+def _reduce(
+    op: str,
+    call: Call,
+    w: Tensor,
+    sizes: tuple[int, ...],
+    bias: Tensor | None,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    call.check(w, "w", 2)
+    depth, n = w.shape
+    if call.matrix.shape[1] != depth:
+        raise InputError(
+            f"x has {call.matrix.shape[1]} columns, w is {list(w.shape)}; x is [m, k_r], w is "
+            "[k_r, n] (pass linear.weight.t())"
+        )
+    depths = _for_me(depth, call)
+    output = Output((n,) * call.world, bias=bias is not None)
+    problem = Problem(op, call.world, sizes, sum(depths), (output,), call.dtype, depths=depths)
+    given = {"x": call.matrix, "w": w}
+    if bias is not None:
+        given["bias0"] = call.row(bias, n, "bias")
+    return call.run(problem, given, schedule, grain)[0]
+
+
+def column_matmul(
+    x: Tensor,
+    w: Sequence[Tensor],
+    bias: Sequence[Tensor],
+    biased: Sequence[bool],
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> list[Tensor]:
+    """Return a product per weight; nothing is sent, the group serves the gradient."""
+    if not isinstance(x, Tensor) or x.dim() not in (2, 3):
+        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"x is {found}; a tensor of 2 or 3 dimensions is needed")
+    if not len(w) == len(biased) or not w:
+        raise InputError(f"{len(w)} weights, {len(biased)} biases: give one of each")
+    offsets, ys = iter(bias), []
+    for i, (weight, has) in enumerate(zip(w, biased, strict=True)):
+        _check_local(x, weight, f"w[{i}]")
+        if weight.dim() != 2 or weight.shape[0] != x.shape[-1]:
+            raise InputError(
+                f"w[{i}] is {list(weight.shape)}; with x {list(x.shape)} it is "
+                f"[{x.shape[-1]}, n_r] (pass linear.weight.t())"
+            )
+        offset = next(offsets) if has else None
+        if offset is not None:
+            _check_local(x, offset, f"bias[{i}]")
+            if tuple(offset.shape) not in ((weight.shape[1],), (1, weight.shape[1])):
+                raise InputError(f"bias[{i}] is {list(offset.shape)}; it is [{weight.shape[1]}]")
+            offset = offset.reshape(weight.shape[1])
+        y = torch.nn.functional.linear(x, weight.t(), offset)
+        ys.append(y.contiguous())
+    return ys
+
+
+def _check_local(x: Tensor, tensor: Any, name: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
+    if (tensor.dtype, tensor.device) != (x.dtype, x.device):
+        raise InputError(
+            f"{name} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}; give one "
+            "dtype and device"
+        )
+
+
+def all_to_all_matmul(
+    x: Tensor,
+    w: Tensor,
+    splits: Sequence[int],
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    """Return the product of the rows that this rank got; `splits` is flat, row by row."""
+    return _exchange("all_to_all_matmul", x, w, splits, group, schedule, grain)
+
+
+def matmul_all_to_all(
+    x: Tensor,
+    w: Tensor,
+    splits: Sequence[int],
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    """Return the blocks of all ranks' products that are for this rank."""
+    return _exchange("matmul_all_to_all", x, w, splits, group, schedule, grain)
+
+
+def _exchange(
+    op: str,
+    x: Tensor,
+    w: Tensor,
+    splits: Sequence[int],
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    flat = tuple(splits)
+    key = key_of(op, group, (x, w), flat, schedule, grain)
+    if (before := known(key)) is not None:
+        return before.run((x, w))[0]
+    call = Call(group, x, "x", key)
+    call.check(x, "x", 2)
+    call.check(w, "w", 2)
+    if w.shape[0] != x.shape[1]:
+        raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
+    table = _table(flat, call)
+    rows = tuple(sum(row) for row in table)
+    output = Output((w.shape[1],) * call.world)
+    problem = Problem(op, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
+    return call.run(problem, {"x": x, "w": w}, schedule, grain)[0]
+
+
+def exchange_rows(x: Tensor, splits: Sequence[int], group: Any) -> Tensor:
+    """Send every rank its block of rows and return what this rank got, by a collective alone."""
+    call = Call(group, x, "x")
+    return plain.exchange(call.matrix, _table(tuple(splits), call), call.group, call.rank)
+
+
+def token(x: Tensor) -> Tensor:
+    """Return a zero [1] that compilers take for a result of x, so that they keep what made x."""
+    return x.new_zeros(1)
+
+
+def _table(flat: tuple[int, ...], call: Call) -> tuple[tuple[int, ...], ...]:
+    """Return splits[s][r], of which this rank's row adds up to what it holds."""
+    world = call.world
+    if len(flat) != world * world:
+        raise InputError(f"splits: {world} x {world} sizes are needed, splits[s][r]")
+    table = tuple(tuple(flat[s * world : (s + 1) * world]) for s in range(world))
+    if sum(table[call.rank]) != call.first:
+        raise InputError(
+            f"x has {call.first} rows, splits[{call.rank}] add up to {sum(table[call.rank])}"
+        )
+    return table
+
+
+def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must share
+    tables: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    like: Tensor,
+    counts: Sequence[int],
+    batch: int,
+    rows: Sequence[int] | None,
+    group: Any,
+    schedule: str | Schedule,
+    grain: int | None,
+) -> Tensor:
+    """Return this rank's batch slice of the pooled bags of all tables.
+
+    `like` [any, dimension] has the dtype and device of all tables, also where a rank has none;
+    `counts` are tables per rank.
+    """
+    call = Call(group, like, "tables[0]")
+    if len(counts) != call.world or counts[call.rank] != len(tables):
+        raise InputError(
+            f"tables_per_rank={list(counts)}: {call.world} entries are needed, and this "
+            f"rank ({call.rank}) has {len(tables)} tables"
+        )
+    if not len(tables) == len(indices) == len(starts):
+        raise InputError(
+            f"{len(tables)} tables, {len(indices)} indices, {len(starts)} offsets: one of each"
+        )
+    sizes = call.rows_of(rows if rows is not None else chunk_sizes(batch, call.world), total=batch)
+    dimension = like.shape[1]
+    given: dict[str, Tensor] = {"like": like}
+    for i, table in enumerate(tables):
+        call.check(table, f"tables[{i}]", 2)
+        if table.shape[1] != dimension:
+            raise InputError(f"tables[{i}] is {list(table.shape)}; dimension={dimension}")
+        _check_bags(indices[i], starts[i], table.shape[0], batch, i)
+        given[f"table{i}"] = readable(table) if table.is_cuda else table
+        given[f"indices{i}"] = row_of(indices[i])
+        given[f"offsets{i}"] = row_of(starts[i])
+    heights = [tuple([1] * count) for count in counts]
+    lookups = [tuple([0] * count) for count in counts]
+    heights[call.rank] = tuple(table.shape[0] for table in tables)
+    lookups[call.rank] = tuple(index.numel() for index in indices)
+    output = Output((dimension,) * call.world)
+    problem = Problem(
+        "embedding_all_to_all", call.world, sizes, 1, (output,), call.dtype,
+        tables=tuple(heights), lookups=tuple(lookups),
+    )  # fmt: skip
+    return call.run(problem, given, schedule, grain)[0]
+
+
+def _check_bags(index: Tensor, start: Tensor, height: int, batch: int, i: int) -> None:
+    """Refuse bags that cannot be. Values are looked at on the CPU only: GPUs would have to stop."""
+    if index.dtype != torch.int64 or start.dtype != torch.int64:
+        raise InputError(f"indices[{i}] and offsets[{i}]: int64 is needed")
+    if start.numel() != batch:
+        raise InputError(f"offsets[{i}] has {start.numel()} entries, batch={batch}")
+    if index.is_cuda:
+        return
+    ends = torch.cat([start.ravel(), torch.tensor([index.numel()])])
+    if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
+        raise InputError(
+            f"offsets[{i}]: {batch} entries that begin at 0, never fall and stay within indices"
+        )
+    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < height):
+        raise InputError(f"indices[{i}]: found beyond the {height} rows of the table")
+
+
+def _for_me(size: int, call: Call) -> tuple[int, ...]:
+    """Return a size that this rank alone knows as one entry per rank; no peer's is looked at."""
+    return tuple(size if rank == call.rank else max(size, 1) for rank in range(call.world))

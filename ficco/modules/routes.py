@@ -1,0 +1,129 @@
+"""Which way a call takes: straight to the operator, recorded for autograd, or as a custom operator.
+
+A custom operator costs the host some 10 us, and 20 us where a gradient is recorded, so that it is
+taken only where somebody looks on: a compiler, a tracer, a mode, a tensor subclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from ficco.errors import InputError
+from ficco.modules import groups, operators
+from ficco.schedule import Schedule
+
+__all__ = ["DIRECT", "RECORDED", "WATCHED", "autocast", "custom", "is_custom", "perform", "survey"]
+
+DIRECT, RECORDED, WATCHED = range(3)  # ways of a call
+
+Tensor = torch.Tensor
+_AXES = tuple(field.name for field in fields(Schedule) if field.name != "name")
+_Parameter = torch.nn.Parameter
+_compiling = torch.compiler.is_dynamo_compiling
+_modes = torch._C._len_torch_dispatch_stack
+_functions = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_autocast = torch._C._is_any_autocast_enabled
+_recording = torch.is_grad_enabled
+
+
+def survey(tensors: Iterable[Any]) -> int:
+    """Return DIRECT, RECORDED (a gradient is, by eager autograd alone), or WATCHED."""
+    if _compiling() or _modes() or _functions() or _autocast() or _transforms() is not None:
+        return WATCHED
+    recording = _recording()
+    found = DIRECT
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind is Tensor or kind is _Parameter:
+            if recording and tensor.requires_grad:
+                found = RECORDED
+        elif isinstance(tensor, Tensor):
+            return WATCHED
+    return found
+
+
+def is_custom(tensors: Sequence[Any]) -> bool:
+    """Whether a call that is watched is one of the custom operator.
+
+    Raises:
+        InputError: a DTensor, or a transform of torch.func, which nothing here serves.
+    """
+    if _compiling():
+        _refuse_distributed(tensors)
+        return True
+    if _transforms() is not None:
+        raise InputError(
+            "a transform of torch.func (vmap, grad, jvp, ...) is active, and ficco's operators "
+            "have no rule for it; call them outside of it, and backward() for gradients"
+        )
+    plain = all(type(t) in (Tensor, _Parameter) or not isinstance(t, Tensor) for t in tensors)
+    if not plain:
+        _refuse_distributed(tensors)
+    return not plain or bool(_modes() or _functions())
+
+
+def perform(name: str, args: Sequence[Any]) -> Any:
+    """Run an operator without recording a gradient, unless somebody looks on who does."""
+    if _modes() or _functions():
+        return custom(name, args)
+    return getattr(operators, name)(*args)
+
+
+def custom(name: str, args: Sequence[Any]) -> Any:
+    """Run an operator as a custom operator of torch: groups go by name, schedules as text."""
+    given = list(args)
+    if name == "token":
+        return torch.ops.ficco.token(*given)
+    at = -1 if name == "exchange_rows" else -3
+    given[at] = _name(given[at], name)
+    if at == -3:
+        given[-2] = _text(given[-2])
+    return getattr(torch.ops.ficco, name)(*given)
+
+
+def _name(group: Any, operator: str) -> str:
+    if operator == "column_matmul" and not torch.distributed.is_initialized():
+        return ""
+    return group if isinstance(group, str) else groups.process_group(group).group_name
+
+
+def _text(schedule: str | Schedule) -> str:
+    """Return what `Schedule.read` reads; by hand, since torch.compile cannot trace json."""
+    if isinstance(schedule, str):
+        return schedule
+    values = [(axis, getattr(schedule, axis)) for axis in _AXES]
+    quoted = [f'"{axis}": {v}' if isinstance(v, int) else f'"{axis}": "{v}"' for axis, v in values]
+    return "{" + ", ".join(quoted) + "}"
+
+
+def autocast(tensors: list[Any]) -> list[Any]:
+    """Return tensors in the dtype in which autocast wants products, where it is enabled."""
+    if not _autocast():
+        return tensors
+    first = tensors[0]
+    device = first.device.type if isinstance(first, Tensor) else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return [
+        t.to(dtype)
+        if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64
+        else t
+        for t in tensors
+    ]
+
+
+def _refuse_distributed(tensors: Iterable[Any]) -> None:
+    from torch.distributed.tensor import DTensor
+
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            raise InputError(
+                "a DTensor was given; these functions take this rank's own tensor: pass "
+                "tensor.to_local(), and the mesh as group="
+            )
