@@ -166,7 +166,7 @@ class Program:
 
         0 segment      rows are sorted by it; a segment is what one `submit` hands over
         1 lane         0 .. MAX_LANES - 1: a native thread; -1: the thread that calls `submit`
-        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after
+        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after, 5 expect
         3 step         index of the step that the row belongs to
 
         copy           4 source slot, 5 row, 6 byte in the row; 7 destination slot, 8 row, 9 byte
@@ -177,6 +177,7 @@ class Program:
         clear          wants, 7 = 1: the call's digest instead; 15 bit 0: word in the other copy.
                        clear stores 0
         after          4 step of this program that must be done
+        expect         as wait; on GPUs alone, see `GpuProgram`
 
     A slot is an address and a pitch (bytes from one row to the next). Slots that are windows are
     fixed here; the others are given for each call.
@@ -439,7 +440,9 @@ class GpuProgram:
 
     A lane is a stream of the GPU's own, and -1 the caller's stream. All rows stand in the segment
     in which they are submitted, in the plan's order. A step with no rows is one that the caller
-    enqueues between two segments. Latency and link of copies are not looked at.
+    enqueues between two segments. Latency and link of copies are not looked at. An "expect" row, of
+    lane -1, says that the kernel which the caller enqueues behind the row's segment waits for a
+    word by itself: nothing is submitted for it, but the watch knows.
     """
 
     def __init__(
@@ -465,6 +468,66 @@ class GpuProgram:
             ValueError: a number out of its range.
         """
 
+    def set_launches(
+        self,
+        segment: int,
+        step: int,
+        mark: int,
+        launches: Sequence[tuple[int, tuple[int, int, int], int, int, npt.NDArray[np.int64]]],
+    ) -> None:
+        """Describe the compute between a segment and the next, to be launched natively.
+
+        A launch is (the driver's handle of a loaded kernel, grid, threads of a block, bytes of
+        dynamic shared memory, parameters). Parameters are [count, 16], C-contiguous, in the order
+        in which the kernel takes them:
+
+            0 kind   0 constant, 1 address in a slot, 2 address of an own word, 3 pitch, 4 tensor
+            1 bytes  as the kernel takes it; of a pitch 0: it is not passed, only held to field 3
+            2        what an address in bytes, or a pitch in elements, must be a multiple of
+            3        the constant; the word; what a pitch must be, 0 for anything
+            4 slot   5 row, 6 byte in it: of addresses and tensors; a pitch is that of slot 4
+            7        1: in the copy of the window that the call does not use
+            8        bytes of an element: of pitches, which are passed in elements, and tensors
+            9        rows and 10 columns of a tensor, 11 rows and 12 columns of its boxes, 13 type,
+                     14 swizzle, 15 fill, as cuTensorMapEncodeTiled has them
+
+        The kernel's code is loaded, which may wait for the device, and its parameters are held
+        against what the driver says of them.
+
+        Args:
+            segment: 0 to the last but one. What was set for it before goes.
+            step: whose time a traced call takes around the launches.
+            mark: the step that others come after then, or -1.
+            launches: in order; there may be none.
+
+        Raises:
+            RuntimeError: a call runs.
+            ValueError: a number out of its range, other parameters than the driver's, a window
+                whose addresses the kernel was not compiled for.
+            GpuError: the driver refuses, or cannot say what parameters a kernel has.
+        """
+
+    def fits(self, addresses: list[int], pitches: list[int]) -> bool:
+        """Return whether the launches serve such slots, given as to `start`.
+
+        Kernels are compiled for what divides addresses and pitches. Raises ValueError for wrong
+        lengths.
+        """
+
+    def call(
+        self, copy: int, stream: int, traced: bool, addresses: list[int], pitches: list[int]
+    ) -> None:
+        """Start, submit and launch all segments, and finish.
+
+        Arguments are those of `start`. A traced call takes times around launches, too.
+
+        Raises:
+            RuntimeError: the group has failed, the program runs, or a segment but the last has no
+                launches.
+            ValueError: the launches do not fit, or as `start`. Nothing was enqueued.
+            GpuError: the driver refuses; the call must be abandoned.
+        """
+
     def start(
         self, copy: int, stream: int, traced: bool, addresses: list[int], pitches: list[int]
     ) -> None:
@@ -485,6 +548,15 @@ class GpuProgram:
 
     def submit(self, segment: int) -> None:
         """Submit a segment's rows. Segments come in increasing order. Raises GpuError."""
+
+    def launch(self, segment: int) -> None:
+        """Enqueue the launches of the segment that was submitted last, with stamps and mark.
+
+        Raises:
+            RuntimeError: no call runs.
+            ValueError: another segment, or one without launches.
+            GpuError: the driver refuses.
+        """
 
     def mark(self, step: int) -> None:
         """Say that a step that others come after has been enqueued on the caller's stream."""

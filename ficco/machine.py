@@ -99,6 +99,7 @@ class Costs:
             step of words takes the host.
         host_serial_us: what submitting a whole GEMM and a collective takes it.
         skew_us: how far apart ranks begin a call.
+        gated_gemm: how much longer a gated GEMM lasts than the library's, alone.
         gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
         copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.
         gemm_beside_collective, collective_beside_gemm: the same, for torch.distributed; for the
@@ -117,6 +118,7 @@ class Costs:
     host_words_us: float = 0.0
     host_serial_us: float = 0.0
     skew_us: float = 0.0
+    gated_gemm: float = 1.0
     gemm_beside_copies: float = 1.0
     copies_beside_gemm: float = 1.0
     gemm_beside_collective: float = 1.0

@@ -427,8 +427,10 @@ class Node:
         if chosen == "auto":
             if grain is not None:
                 raise InputError(f"grain={grain} with schedule='auto', which chooses it")
-            device = self._library.device
-            chosen = selector.automatic(problem, self.machine, device, "eager").schedule
+            library = self._library
+            chosen = selector.automatic(
+                problem, self.machine, library.device, "eager", gates=library.gates
+            ).schedule
         if not isinstance(chosen, Schedule):
             chosen = Schedule.named(chosen)
         if grain is not None:

@@ -41,6 +41,10 @@ class Library(Protocol):
     def device(self) -> str:
         """What the driver calls its devices; empty where there are none."""
 
+    @property
+    def gates(self) -> bool:
+        """Whether what computes on its arrays has gated GEMMs."""
+
     def refusal(self, array: Any, rank: int) -> str | None:
         """Say why an array is none of a rank's, to follow its name; None: it is one."""
 
@@ -56,6 +60,7 @@ class _Numpy:
 
     immediate = True
     device = ""
+    gates = True
 
     def refusal(self, array: Any, rank: int) -> str | None:
         if not isinstance(array, np.ndarray):

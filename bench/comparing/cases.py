@@ -130,9 +130,9 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
     numbers = sorted({case.world if grain == "world" else int(grain) for grain in grains})
     found = []
     for name in Schedule.names():
-        if name in ("serial", "gated_1d"):
-            continue
         schedule = Schedule.named(name)
+        if name == "serial":
+            continue
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))
     if case.op == "matmul_all_reduce" and case.world > 2:

@@ -180,12 +180,6 @@ def _fill_in(args: argparse.Namespace, engine: str) -> None:
 
 def _check(problem: Problem, schedule: Schedule, engine: str | None) -> None:
     """Raise ScheduleError for a schedule that the engine cannot run; None: a plan will do."""
-    if engine not in ("host", None) and schedule.compute == "gated":
-        raise ScheduleError(
-            "compute='gated' needs a kernel that waits for chunks, which the "
-            f"{'CUDA' if engine == 'cuda' else engine} engine does not have yet; the nearest that "
-            "works is compute='per_chunk'"
-        )
     if engine not in ("host", None) and schedule.transport == "collective":
         return  # torch.distributed runs it, without a plan
     lower_rank(problem, schedule, 0)

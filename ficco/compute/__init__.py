@@ -6,16 +6,27 @@ is the library's current one, on a GPU's memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
+from ficco.kernels.launching import LaunchSpec
+from ficco.kernels.parts import GatedPart
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Compute", "DeviceCompute", "Slots", "named"]
+__all__ = [
+    "Compute",
+    "DeviceCompute",
+    "DeviceKernels",
+    "GatedOperands",
+    "Slots",
+    "SumOperands",
+    "named",
+]
 
 
 class Compute(Protocol):
@@ -58,14 +69,120 @@ class Slots(NamedTuple):
     distance: int
 
 
+class GatedOperands(NamedTuple):
+    """Handles of what a gated GEMM works on.
+
+    Attributes:
+        own: what parts read that are there already, or None.
+        window: what the other parts read, or None.
+        b: the operand.
+        bias: one row that is added to every row, or None.
+        c: takes the product.
+        partial: takes parts that are pushed, if others go to c; else None.
+        words: this rank's words of the window copy that the call uses, int32.
+    """
+
+    own: Any | None
+    window: Any | None
+    b: Any
+    bias: Any | None
+    c: Any
+    partial: Any | None
+    words: Any
+
+
+class DeviceKernels(Protocol):
+    """Kernels of ficco's own: what native code launches, and what libraries do not have.
+
+    A gated GEMM is one launch over parts whose rows are still arriving.
+    """
+
+    def prepare(
+        self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
+    ) -> Any:
+        """Return what `arm` takes, for launches on the current device.
+
+        Args:
+            parts: in the order in which they are to be made.
+            n: columns of the product.
+            k: depth.
+            dtype: of all matrices.
+            timeout_s: how long a launch waits for a word at most; its part is NaN then.
+
+        Raises:
+            InputError: the current stream is captured into a graph.
+        """
+
+    def arm(self, prepared: Any, operands: GatedOperands) -> Callable[[], None]:
+        """Load what one launch over all parts needs, and return what enqueues it.
+
+        To be called before a stream waits for what a peer does: loading may wait for streams.
+        """
+
+    def place(self, b: Any) -> tuple[int, int, bool]:
+        """Return an operand b's address, the bytes from one row to the next as it lies in memory,
+        and whether such a row is a column of b.
+        """  # noqa: D205
+
+    def described(
+        self, prepared: Any, operands: GatedOperands, places: GatedOperands
+    ) -> LaunchSpec | None:
+        """Load what a launch needs, as `arm`, and say how native code launches it.
+
+        Args:
+            prepared: by `prepare`.
+            operands: of a call.
+            places: where calls have them, as `ficco.kernels.launching` names places.
+
+        Returns:
+            The launch for all calls whose operands are laid out alike; None: nothing is launched.
+
+        Raises:
+            EngineError: it is unknown how; `arm` has to do.
+        """
+
+    def described_sum(
+        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
+    ) -> LaunchSpec | None:
+        """Load and say the same of `DeviceCompute.sum`.
+
+        Args:
+            operands: of a call.
+            places: where calls have them.
+            count: slots.
+            distance: from one to the next, in rows.
+            own_at: the slot before which the own part is added.
+        """
+
+
+class SumOperands(NamedTuple):
+    """Handles of what a sum over ranks works on, or the places of them.
+
+    Attributes:
+        slots: the first of them.
+        own: the own part.
+        bias: one row, or None.
+        target: takes the sum.
+    """
+
+    slots: Any
+    own: Any
+    bias: Any | None
+    target: Any
+
+
 class DeviceCompute(Protocol):
     """A library that enqueues on GPUs. Handles are matrices, sliced as h[r0:r1, c0:c1], with `.T`.
 
     All sums are float32; what is stored in a narrower dtype is rounded once, to nearest even.
     Nothing here waits for a device, but for what a library does at its first call.
+
+    Attributes:
+        kernels: of ficco's own, for its handles; None: there are none.
     """
 
     name: str
+    kernels: DeviceKernels | None
 
     def stream(self) -> int:
         """Return the driver's handle of the current stream."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from cupy.cuda import cublas
 
-from ficco.compute import Slots, dtype_of
+from ficco.compute import DeviceKernels, Slots, dtype_of
 from ficco.errors import InputError
 
 __all__ = ["CupyCompute"]
@@ -71,6 +71,8 @@ class CupyCompute:
     """
 
     name = "cupy"
+    kernels: DeviceKernels | None = None
+    gates = False
     captures = False  # it refuses cuBLAS in a capture
     immediate = False
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ficco.compute import Slots
+from ficco.compute import DeviceKernels, Slots
+from ficco.compute.torch_kernels import TorchKernels
 from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
 
@@ -17,10 +18,11 @@ _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
+    "int32": torch.int32,
     "int64": torch.int64,
 }
 # What the array interface calls elements of these sizes; the bits are viewed as the dtype.
-_BITS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2", "int64": "<i8"}
+_BITS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2", "int32": "<i4", "int64": "<i8"}
 
 
 class _Memory:
@@ -61,6 +63,7 @@ class TorchDeviceCompute:
     """See `ficco.compute.DeviceCompute`. Handles are tensors."""
 
     name = "torch"
+    kernels: DeviceKernels | None = TorchKernels()
 
     def stream(self) -> int:
         """See `DeviceCompute.stream`."""

@@ -10,15 +10,16 @@ native call. Nothing waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import DeviceCompute
+from ficco.engines.launches import Launches
 from ficco.engines.rows import COMPUTE, encode, trace_rows
-from ficco.engines.work import calls_of
+from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
 from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
 from ficco.timeline import Span
@@ -117,11 +118,16 @@ class Window:
         words = [base + copy * WORDS_BYTES for base in bases for copy in range(_COPIES)]
         places = [base + first + copy * data for base in bases for copy in range(_COPIES)]
         self._own = places[rank * _COPIES : rank * _COPIES + _COPIES]
+        self._own_words = words[rank * _COPIES : rank * _COPIES + _COPIES]
         self.native = _native.GpuWindow(words, places, data)
 
     def own(self, copy: int) -> int:
         """Return the address of the data of the own window's copy."""
         return self._own[copy]
+
+    def own_words(self, copy: int) -> int:
+        """Return the address of the words of the own window's copy."""
+        return self._own_words[copy]
 
 
 class Device:
@@ -160,12 +166,15 @@ class BoundPlan:
         self._window = window  # keeps its memory
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._places, _ = window_places(plan.buffers)
-        encoded = encode(plan, _lanes(plan.steps), python=(*COMPUTE, "local_copy"))
+        lanes = _lanes(plan.steps, compute)
+        encoded = encode(plan, lanes, python=(*COMPUTE, "local_copy"), one_launch=True)
         self._slots = [
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
         ]
         self._count = len(encoded.slots)
-        self._works = [(work, calls_of(plan, work)) for work in encoded.works]
+        self._works = [
+            (work, [] if work.step.parts else calls_of(plan, work)) for work in encoded.works
+        ]
         self._native = _native.GpuProgram(
             device.native,
             window.native,
@@ -175,6 +184,16 @@ class BoundPlan:
             digest,
         )
         self._handles = [self._window_handles(copy) for copy in range(_COPIES)]
+        words = [
+            compute.at(window.own_words(copy), 1, WORDS_PER_COPY, "int32")
+            for copy in range(_COPIES)
+        ]
+        self._launches = None
+        if compute.kernels is not None:
+            self._launches = Launches(
+                plan, encoded.works, encoded.slots, compute.kernels, self._native, words,
+                device.group.timeout_s,
+            )  # fmt: skip
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
         self._weights = [b.name for b in plan.buffers if b.role == "weight"]
         self._workspaces = [b for b in plan.buffers if b.role == "workspace"]
@@ -219,18 +238,28 @@ class BoundPlan:
         addresses, pitches = [0] * self._count, [0] * self._count
         for slot, name in self._slots:
             addresses[slot], pitches[slot] = compute.place(local[name])
+        view = self._view(local, copy)
+        by_kernels: frozenset[int] = frozenset()
+        armed: dict[int, list[Callable[[], None]]] = {}
+        if self._launches is not None:
+            self._launches.place(local, addresses, pitches)
+            armed = self._launches.ready(view, copy, addresses, pitches)
+            by_kernels = self._launches.native
         try:
+            if len(by_kernels) == len(self._works):
+                native.call(copy, compute.stream(), traced, addresses, pitches)
+                return
             native.start(copy, compute.stream(), traced, addresses, pitches)
             with compute.exact(self._dtype):
-                self._submit(local, copy, traced)
+                self._submit(view, by_kernels, armed, traced)
             native.finish()
         except BaseException:
             native.abandon()
             raise
 
-    def _submit(self, local: dict[str, Any], copy: int, traced: bool) -> None:
-        compute, native = self._compute, self._native
-        windows, views, part = self._handles[copy], self._views[copy], compute.part
+    def _view(self, local: dict[str, Any], copy: int) -> View:
+        """Return what gives the handle of a region in this call."""
+        windows, views, part = self._handles[copy], self._views[copy], self._compute.part
 
         def view(region: Region) -> Any:
             handle = local.get(region.buffer)
@@ -241,12 +270,27 @@ class BoundPlan:
                 found = views[region] = part(windows[region.buffer, region.copy], *region[2:6])
             return found
 
+        return view
+
+    def _submit(
+        self,
+        view: View,
+        by_kernels: frozenset[int],
+        armed: dict[int, list[Callable[[], None]]],
+        traced: bool,
+    ) -> None:
+        compute, native = self._compute, self._native
         for segment, (work, calls) in enumerate(self._works):
             native.submit(segment)
+            if segment in by_kernels:
+                native.launch(segment)
+                continue
             if traced:
                 native.stamp(work.row, False)
             for call in calls:
                 call(compute, view)
+            for launch in armed.get(segment, ()):
+                launch()
             if traced:
                 native.stamp(work.row, True)
             if work.mark >= 0:
@@ -282,14 +326,15 @@ class BoundPlan:
         return spans
 
 
-def _lanes(steps: Sequence[Step]) -> dict[str, int]:
+def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
     """Number the lanes that get a stream; the one with compute is the caller's."""
     computing: dict[str, str] = {}
     for step in steps:
-        if step.parts:
+        if step.parts and compute.kernels is None:
             raise ScheduleError(
                 f"step {step.id!r}: compute='gated' needs a kernel that waits for chunks, which "
-                "the CUDA engine does not have yet; the nearest that works is compute='per_chunk'"
+                f"GEMMs by {compute.name} do not have; the nearest that works is "
+                "compute='per_chunk'"
             )
         if step.kind == "collective":
             raise EngineError(f"step {step.id!r}: the CUDA engine has no collective steps")

@@ -30,7 +30,7 @@ __all__ = ["COMPUTE", "INLINE", "Encoded", "Work", "encode", "trace_rows"]
 
 COMPUTE = ("gemm", "reduce", "bag")
 INLINE = -1
-_COPY, _RAISE, _WAIT, _CLEAR, _AFTER = range(5)
+_COPY, _RAISE, _WAIT, _CLEAR, _AFTER, _EXPECT = range(6)
 _COLUMNS = 16  # of an op
 _PADDING = (0,) * 11
 
@@ -97,6 +97,7 @@ def encode(
     link: Link | None = None,
     at_once: bool = False,
     python: tuple[str, ...] = COMPUTE,
+    one_launch: bool = False,
 ) -> Encoded:
     """Turn a plan into rows.
 
@@ -108,12 +109,14 @@ def encode(
             then, and find out by themselves what they come after; streams get theirs in the plan's
             order.
         python: kinds of steps that Python runs.
+        one_launch: whether a gated step is one piece of work, which awaits and raises its words by
+            itself; else its parts are, between rows that do so. What kernels work on has slots.
 
     Raises:
         EngineError: compute on another rank's buffers.
     """
     encoder = _Encoder(plan, lanes, link, python)
-    encoder.at_once = at_once
+    encoder.at_once, encoder.one_launch = at_once, one_launch
     return encoder.encoded()
 
 
@@ -128,7 +131,7 @@ class _Encoder:
     ) -> None:
         self.plan, self.lanes, self.link, self.python = plan, lanes, link, python
         self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
-        self.at_once = False
+        self.at_once = self.one_launch = False
         self.ahead: list[int] = []  # rows that are submitted at once
         self.rows: list[int] = []  # the others, in order
         self.segment = 0
@@ -148,7 +151,10 @@ class _Encoder:
                 rows += (segment, lane, _AFTER, extra, index_of[other], *_PADDING)
             extra += bool(step.after)
             mark = i if i in awaited else -1
-            if step.parts:
+            if step.parts and self.one_launch:
+                self._launch(i, step, extra, mark)
+                extra += 3 * len(step.parts)
+            elif step.parts:
                 for number, part in enumerate(step.parts):
                     self._signals(lane, _WAIT, extra, part.waits)
                     last = number == len(step.parts) - 1
@@ -156,6 +162,8 @@ class _Encoder:
                     self._signals(lane, _RAISE, extra + 2, part.signals)
                     extra += 3
             elif step.kind in self.python:
+                if self.one_launch and step.kind == "reduce":
+                    self._name(regions_of(step))
                 self._work(Work(i, step, step, mark))
             elif step.kind in ("copy", "local_copy"):
                 for source, target in zip(step.reads, step.writes, strict=True):
@@ -182,8 +190,24 @@ class _Encoder:
         ]
         return np.array(found, np.int64).reshape(-1, 4)
 
+    def _launch(self, index: int, step: Step, extra: int, mark: int) -> None:
+        """Add a gated step as one piece of work, and what it waits for, each word once."""
+        known: set[Word] = set()
+        for number, part in enumerate(step.parts):
+            self._name(regions_of(part))
+            fresh = tuple([word for word in part.waits if word not in known])
+            known.update(fresh)
+            self._signals(INLINE, _EXPECT, extra + 3 * number, fresh)
+        self._work(Work(index, step, step, mark))
+
+    def _name(self, regions: list[Region]) -> None:
+        """Give the buffers of regions slots, for kernels that native code launches."""
+        for region in regions:
+            self.slots.setdefault((region.rank, region.buffer), len(self.slots))
+
     def _work(self, work: Work) -> None:
-        for region in regions_of(work.work):
+        parts = work.step.parts if work.work is work.step else ()
+        for region in (r for each in (work.work, *parts) for r in regions_of(each)):
             if region.rank != self.plan.rank:
                 raise EngineError(
                     f"step {work.step.id!r} computes on {region}; engines compute in their own "

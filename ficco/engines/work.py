@@ -7,14 +7,14 @@ arrays. Nothing here knows streams or windows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ficco.compute import DeviceCompute, Slots
 from ficco.engines.rows import Work
 from ficco.grouping import distance_of, joined_copies, runs_of
 from ficco.plan import Product, RankPlan, Region, Step
 
-__all__ = ["Call", "View", "calls_of"]
+__all__ = ["Call", "Sum", "View", "calls_of", "sum_of"]
 
 View = Callable[[Region], Any]  # the handle of a region in this call
 Call = Callable[[DeviceCompute, View], None]
@@ -51,28 +51,50 @@ def _bag(plan: RankPlan, reads: tuple[Region, ...], target: Region) -> Call:
 # ---- sums
 
 
-def _sum(reads: tuple[Region, ...], target: Region) -> Call:
-    """Return one pass over slots of a window and the own part, or a plain sum."""
+class Sum(NamedTuple):
+    """A sum over ranks in one pass: slots of a window, the own part among them, and a bias.
+
+    Attributes:
+        slots: the first of them, or the own part where there is none.
+        number: slots.
+        distance: from one to the next, in rows.
+        own: is added before slot number `own_at`.
+        bias: one row, or None.
+        target: takes the sum.
+    """
+
+    slots: Region
+    number: int
+    distance: int
+    own: Region
+    own_at: int
+    bias: Region | None
+    target: Region
+
+
+def sum_of(reads: tuple[Region, ...], target: Region) -> Sum | None:
+    """Return a reduction as one pass; None: it is none."""
     bias = reads[-1] if len(reads) > 1 and reads[-1].rows == 1 < target.rows else None
     terms = reads[:-1] if bias is not None else reads
     if len(terms) == 1:
-        return _sum_call((), 0, terms[0], 0, bias, target)
+        return Sum(terms[0], 0, 0, terms[0], 0, bias, target)
     for at, own in enumerate(terms):
         slots = terms[:at] + terms[at + 1 :]
         distance = distance_of(slots)
         if slots and distance is not None and own.buffer != slots[0].buffer:
-            return _sum_call(slots, distance, own, at, bias, target)
-    return lambda compute, view: compute.reduce([view(r) for r in reads], view(target))
+            return Sum(slots[0], len(slots), distance, own, at, bias, target)
+    return None
 
 
-def _sum_call(
-    slots: tuple[Region, ...], distance: int, own: Region, at: int, bias: Region | None,
-    target: Region,
-) -> Call:  # fmt: skip
+def _sum(reads: tuple[Region, ...], target: Region) -> Call:
+    found = sum_of(reads, target)
+    if found is None:
+        return lambda compute, view: compute.reduce([view(r) for r in reads], view(target))
+
     def call(compute: DeviceCompute, view: View) -> None:
-        found = Slots(view(slots[0] if slots else own), len(slots), distance)
-        offset = None if bias is None else view(bias)
-        compute.sum(found, view(own), at, offset, view(target))
+        slots = Slots(view(found.slots), found.number, found.distance)
+        bias = None if found.bias is None else view(found.bias)
+        compute.sum(slots, view(found.own), found.own_at, bias, view(target))
 
     return call
 

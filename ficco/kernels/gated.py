@@ -5,6 +5,11 @@ own matrix, or the window into which peers' copy engines push. A part of the win
 in device memory, which is written behind its rows. Tiles never straddle parts and are taken in the
 order of parts, so what has arrived is multiplied while the rest is under way.
 
+The mirror of it: a part may raise a word when all of it is stored, for a stream that pushes it
+while the rest is made, and what peers have pushed may be added to a part before it is rounded.
+Tables with such parts, slices of columns, or two targets launch a kernel of their own, and others
+do not pay for it.
+
 A word that does not come spoils its part, with NaN, and is told in a status word; the launch ends.
 
     table = prepare(parts, n, k, dtype, device)      # once per plan
@@ -14,8 +19,6 @@ A word that does not come spoils its part, with NaN, and is told in a status wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -23,58 +26,19 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ficco.errors import InputError
 from ficco.kernels.gated_kernel import UNSPECIALIZED, gated_gemm
-from ficco.kernels.tiling import Tile, choose_tile, count_tiles
+from ficco.kernels.parts import GatedPart, Landed
+from ficco.kernels.signalling_kernel import signalling_gemm
+from ficco.kernels.specializing import aligned, for_any_size
+from ficco.kernels.tables import Signalling, Table, prepare
 
-__all__ = ["Gate", "GatedPart", "Matrices", "Table", "gated_matmul", "prepare", "warm"]
+__all__ = ["Gate", "GatedPart", "Landed", "Launch", "Matrices", "Table", "gated_matmul",
+           "launch_of", "prepare", "warm"]  # fmt: skip
 
-_INTERPRETED_PROCESSORS = 4  # where there is no GPU to ask
-_BULK_CAPABILITY = 9  # Hopper
 _BULK_ALIGN = 16  # bytes
-
-
-class GatedPart(NamedTuple):
-    """Rows of the product that can be had at one moment.
-
-    Attributes:
-        source: where its rows of a lie, "own" or "window".
-        a_row: the first of them there.
-        c_row: the first of its rows in c.
-        rows: how many, 0 or more.
-        word: index of the word to wait for, or -1; own rows wait for nothing.
-    """
-
-    source: str
-    a_row: int
-    c_row: int
-    rows: int
-    word: int = -1
-
-
-class Table(NamedTuple):
-    """Parts, prepared for launches; made by `prepare`.
-
-    Attributes:
-        parts: those with rows, in the order in which their tiles are taken: own ones first.
-        n, k, dtype: columns of c, depth, and what the operands hold.
-        tile: how the GEMM is cut.
-        entries: what the kernel reads of the parts, on the device.
-        own_tiles, tiles: tiles of own parts, and of all.
-        programs: of a launch.
-        bulk: whether the GPU has bulk (TMA) loads.
-        heights: rows that own, window and c have at least.
-    """
-
-    parts: tuple[GatedPart, ...]
-    n: int
-    k: int
-    dtype: torch.dtype
-    tile: Tile
-    entries: torch.Tensor
-    own_tiles: int
-    tiles: int
-    programs: int
-    bulk: bool
-    heights: tuple[int, int, int]
+_KERNELS = (
+    (gated_gemm, for_any_size(gated_gemm)),
+    (signalling_gemm, for_any_size(signalling_gemm)),
+)
 
 
 class Matrices(NamedTuple):
@@ -84,8 +48,12 @@ class Matrices(NamedTuple):
         own: [rows, k], unit stride along rows; None where no part reads it.
         window: likewise.
         b: [k, n], any strides.
-        bias: [1, n], any stride, or None.
+        bias: [1, n], any stride, or None. It is added to parts of c alone: what goes to `partial`
+            is a term of a sum, to which its owner adds the bias.
         c: [rows, n], unit stride along rows; float32, float16 or bfloat16.
+        partial: likewise, of any of these dtypes; None where it is no part's target.
+        landing: [rows, n], unit stride along rows, any of these dtypes: what peers push, to be
+            added; None where no part is summed.
     """
 
     own: torch.Tensor | None
@@ -93,6 +61,8 @@ class Matrices(NamedTuple):
     b: torch.Tensor
     bias: torch.Tensor | None
     c: torch.Tensor
+    partial: torch.Tensor | None = None
+    landing: torch.Tensor | None = None
 
 
 class Gate(NamedTuple):
@@ -106,6 +76,8 @@ class Gate(NamedTuple):
         timeout_ns: how long a program waits before it gives up by itself. It looks at every later
             word once, so a launch waits no longer than this in all.
         value: what words are awaited to be.
+        signals: parts raise places in it, to 1; None where it is the same as `words`. A part that
+            was given up raises its word as well, behind its NaN.
     """
 
     words: torch.Tensor
@@ -113,75 +85,24 @@ class Gate(NamedTuple):
     status: torch.Tensor
     timeout_ns: int
     value: int = 1
+    signals: torch.Tensor | None = None
 
 
-def prepare(
-    parts: Sequence[GatedPart],
-    n: int,
-    k: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    tile: Tile | None = None,
-) -> Table:
-    """Return the table of parts. It must outlive the launches, and graphs of them.
+class Launch(NamedTuple):
+    """A kernel and what it is launched with.
 
-    Copies to the device, so not while a stream waits or is captured.
-
-    Args:
-        parts: own ones are taken first, else tiles are taken in this order.
-        n: columns of c.
-        k: depth.
-        dtype: of own, window and b: float32, float16 or bfloat16.
-        device: the GPU; or the CPU, for Triton's interpreter.
-        tile: how to cut the GEMM; by default `choose_tile` says.
-
-    Raises:
-        InputError: a part that cannot be.
+    Attributes:
+        kernel: the Triton function.
+        arguments: by name, constants among them; pointers are tensors.
+        programs: the grid.
+        warps, stages: Triton's options.
     """
-    for part in parts:
-        _check_part(part)
-    order = sorted((p for p in parts if p.rows), key=lambda p: p.source != "own")  # stable
-    processors, bulk = _INTERPRETED_PROCESSORS, True
-    if device.type == "cuda":
-        facts = torch.cuda.get_device_properties(device)
-        processors, bulk = facts.multi_processor_count, facts.major >= _BULK_CAPABILITY
-    rows = [part.rows for part in order]
-    aligned = k * dtype.itemsize % _BULK_ALIGN == 0
-    tile = tile or choose_tile(rows, n, dtype.itemsize, processors, aligned)
-    firsts = [0, *accumulate(count_tiles(rows, n, tile))]
-    tiles = firsts[-1]
-    entries = [
-        (part.a_row, part.c_row, part.rows, part.word, first)
-        for part, first in zip(order, firsts[:-1], strict=True)
-    ]
-    entries.append((0, 0, 0, -1, tiles))
-    own = [part for part in order if part.source == "own"]
-    return Table(
-        parts=tuple(order),
-        n=n,
-        k=k,
-        dtype=dtype,
-        tile=tile,
-        entries=torch.tensor(entries, dtype=torch.int32, device=device),
-        own_tiles=firsts[len(own)],
-        tiles=tiles,
-        programs=min(tiles, processors * tile.per_sm),
-        bulk=bulk,
-        heights=(
-            max((part.a_row + part.rows for part in own), default=0),
-            max((part.a_row + part.rows for part in order[len(own) :]), default=0),
-            max((part.c_row + part.rows for part in order), default=0),
-        ),
-    )
 
-
-def _check_part(part: GatedPart) -> None:
-    if part.source not in ("own", "window"):
-        raise InputError(f"{part}: a part's source is 'own' or 'window'")
-    if part.source == "own" and part.word >= 0:
-        raise InputError(f"{part}: own rows are there before the launch; leave the word at -1")
-    if min(part.a_row, part.c_row, part.rows) < 0 or part.word < -1:
-        raise InputError(f"{part}: rows count from 0, and the word is an index or -1")
+    kernel: Any
+    arguments: dict[str, Any]
+    programs: int
+    warps: int
+    stages: int
 
 
 def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
@@ -190,11 +111,29 @@ def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
     Sums are float32, the bias added last, and rounded once. Nothing else of c is written. Rows of
     the window that have not come are not used, and what lies beyond the sources is not read.
 
+    A summed part is ((term 0 + term 1) + own product) + ... (+ bias), in float32 and in the order
+    of `GatedPart.terms`, whatever comes first. These are the bits of a launch that stores the
+    product in float32, followed by `summing.sum_partials`. Where another GEMM, or another depth of
+    tiles, makes the product, its float32 sums of k terms differ in their last bits.
+
     Raises:
         InputError: matrices that the table was not prepared for.
     """
     if table.tiles:
-        _launch(table, _arguments(table, matrices, gate))
+        _launch(launch_of(table, matrices, gate))
+
+
+def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
+    """Return what `gated_matmul` launches; nothing where the table has no tiles.
+
+    Raises:
+        InputError: matrices that the table was not prepared for.
+    """
+    tile = table.tile
+    arguments = _arguments(table, matrices, gate)
+    even, odd = _KERNELS[table.signalling is not None]
+    kernel = even if aligned(arguments, UNSPECIALIZED) else odd
+    return Launch(kernel, arguments, table.programs, tile.warps, tile.stages)
 
 
 def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
@@ -209,32 +148,38 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
     """
     if not table.tiles:
         return
-    arguments = _arguments(table, matrices, gate) | {"own_tiles": 0, "tiles": 0}
-    kernel = (matrices.c.device, table.tile, *(_class_of(*item) for item in arguments.items()))
+    launch = launch_of(table, matrices, gate)
+    launch.arguments.update(own_tiles=0, tiles=0)
+    even = launch.kernel in (gated_gemm, signalling_gemm)
+    classes = (_class_of(*item, even) for item in launch.arguments.items())
+    kernel = (matrices.c.device, launch.kernel, table.tile, *classes)
     if kernel not in _loaded:
-        _launch(table, arguments)
+        _launch(launch)
         _loaded.add(kernel)
 
 
 _loaded: set[tuple[Any, ...]] = set()
 
 
-def _class_of(name: str, argument: Any) -> Any:
+def _class_of(name: str, argument: Any, even: bool) -> Any:
     """Return what the compiler knows of an argument; another class makes another kernel."""
     if isinstance(argument, TensorDescriptor):
         return argument.base.dtype
     if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
+        return argument.dtype
     if isinstance(argument, bool):
+        return argument
+    if name.isupper():  # a constant
         return argument
     if name in UNSPECIALIZED:
         return None
-    return argument == 1, argument % 16 == 0, argument.bit_length() > 31
+    return even and argument == 1, argument.bit_length() > 31
 
 
-def _launch(table: Table, arguments: dict[str, Any]) -> None:
-    tile = table.tile
-    gated_gemm[(table.programs,)](**arguments, num_warps=tile.warps, num_stages=tile.stages)
+def _launch(launch: Launch) -> None:
+    launch.kernel[(launch.programs,)](
+        **launch.arguments, num_warps=launch.warps, num_stages=launch.stages
+    )
 
 
 def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
@@ -282,6 +227,45 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "B_TURNED": turned,
         "HAS_BIAS": bias is not None,
         "ON_GPU": c.is_cuda,
+    } | (_further(table, table.signalling, matrices, gate) if table.signalling else {})
+
+
+def _further(
+    table: Table, signalling: Signalling, matrices: Matrices, gate: Gate
+) -> dict[str, Any]:
+    """Return what the signalling kernel has beside; matrices that are not used are c.
+
+    Raises:
+        InputError: matrices that the table was not prepared for.
+    """
+    c = matrices.c
+    partial, landing = matrices.partial, matrices.landing
+    for name, matrix, rows in (
+        ("partial", partial, signalling.partial_rows),
+        ("landing", landing, signalling.landing_rows),
+    ):
+        if rows and matrix is None:
+            raise InputError(f"{name} is None, and parts use it")
+        if rows and matrix is not None:
+            _check_matrix(name, matrix, rows, table.n)
+    partial = c if partial is None else partial
+    landing = c if landing is None else landing
+    return {
+        "partial": partial,
+        "landing": landing,
+        "extras": signalling.extras,
+        "terms": signalling.terms,
+        "counters": signalling.counters,
+        "signals": gate.words if gate.signals is None else gate.signals,
+        "partial_stride": partial.stride(0),
+        "landing_stride": landing.stride(0),
+        "HAS_OWN": table.own_tiles > 0,
+        "HAS_WINDOW": table.own_tiles < table.tiles,
+        "HAS_PARTIAL": signalling.partial_rows > 0,
+        "COL_STEP": signalling.col_step,
+        "TERMS": signalling.term_count,
+        "OWN_AT": signalling.own_at,
+        "COUNTED": signalling.counted,
     }
 
 
@@ -314,15 +298,7 @@ def _sources(table: Table, matrices: Matrices) -> tuple[torch.Tensor, torch.Tens
         ("window", window, window_rows, k),
         ("c", c, c_rows, n),
     ):
-        if matrix.shape[0] < rows or matrix.shape[1] != cols:
-            raise InputError(
-                f"{name} is {tuple(matrix.shape)}; the table was prepared for {rows} rows or more "
-                f"of {cols}"
-            )
-        if cols > 1 and matrix.stride(1) != 1:
-            raise InputError(
-                f"{name} has strides {matrix.stride()}; the elements of a row must be neighbours"
-            )
+        _check_matrix(name, matrix, rows, cols)
     if tuple(b.shape) != (k, n):
         raise InputError(f"b is {tuple(b.shape)}; the table was prepared for {(k, n)}")
     if bias is not None and tuple(bias.shape) != (1, n):
@@ -333,3 +309,15 @@ def _sources(table: Table, matrices: Matrices) -> tuple[torch.Tensor, torch.Tens
                 f"{name} holds {matrix.dtype}; the table was prepared for {table.dtype}"
             )
     return own, window
+
+
+def _check_matrix(name: str, matrix: torch.Tensor, rows: int, cols: int) -> None:
+    if matrix.shape[0] < rows or matrix.shape[1] != cols:
+        raise InputError(
+            f"{name} is {tuple(matrix.shape)}; the table was prepared for {rows} rows or more "
+            f"of {cols}"
+        )
+    if cols > 1 and matrix.stride(1) != 1:
+        raise InputError(
+            f"{name} has strides {matrix.stride()}; the elements of a row must be neighbours"
+        )

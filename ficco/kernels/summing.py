@@ -6,15 +6,15 @@ rounded once.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-__all__ = ["sum_partials"]
+__all__ = ["Launch", "launch_of", "sum_partials"]
 
-_ROWS, _COLS = 8, 512
+_ROWS, _COLS, _WARPS = 8, 512, 4
 
 
 @triton.jit
@@ -71,13 +71,44 @@ def sum_partials(
         target: [rows, cols] in the dtype to round to.
     """
     rows, cols = target.shape
-    if not rows or not cols:
-        return
-    grid = (triton.cdiv(rows, _ROWS), triton.cdiv(cols, _COLS))
-    extra: Any = target if bias is None else bias
-    _sum[grid](
-        target, slots, own, extra, rows, cols,
-        target.stride(0), slots.stride(0), slot_distance, own.stride(0),
-        COUNT=count, OWN_AT=own_at, HAS_BIAS=bias is not None, ROWS=_ROWS, COLS=_COLS,
-        num_warps=4,
-    )  # fmt: skip
+    if rows and cols:
+        launch = launch_of(slots, slot_distance, count, own, own_at, bias, target)
+        launch.kernel[launch.grid](**launch.arguments, num_warps=launch.warps)
+
+
+class Launch(NamedTuple):
+    """A kernel and what it is launched with, as `sum_partials` does.
+
+    Attributes:
+        kernel: the Triton function.
+        grid: its programs.
+        arguments: by name, constants among them.
+        warps: Triton's option.
+    """
+
+    kernel: Any
+    grid: tuple[int, int]
+    arguments: dict[str, Any]
+    warps: int
+
+
+def launch_of(
+    slots: torch.Tensor,
+    slot_distance: int,
+    count: int,
+    own: torch.Tensor,
+    own_at: int,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+) -> Launch:
+    """Return what `sum_partials` launches; the target is not empty."""
+    rows, cols = target.shape
+    arguments = {
+        "target": target, "slots": slots, "own": own, "bias": target if bias is None else bias,
+        "rows": rows, "cols": cols,
+        "target_stride": target.stride(0), "slots_stride": slots.stride(0),
+        "slot_distance": slot_distance, "own_stride": own.stride(0),
+        "COUNT": count, "OWN_AT": own_at, "HAS_BIAS": bias is not None,
+        "ROWS": _ROWS, "COLS": _COLS,
+    }  # fmt: skip
+    return Launch(_sum, (triton.cdiv(rows, _ROWS), triton.cdiv(cols, _COLS)), arguments, _WARPS)

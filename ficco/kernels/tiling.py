@@ -8,6 +8,7 @@ parts and of columns cost as much as whole ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 __all__ = ["TILES", "Tile", "choose_tile", "count_tiles"]
@@ -36,18 +37,17 @@ class Tile(NamedTuple):
 
 
 # Of several tiles the one that is estimated fastest is taken; the first where they are equal.
-# Speeds of the first three of 2 bytes are means against cuBLAS over 8 shapes in 4 and 8 parts
-# (H200, 2026-11-21; 0.80 to 1.00, 0.87 to 0.93 and, at the whim of the parts, 0.72 to 1.04); the
-# others are estimates. With bulk loads those of 2 bytes spill no registers, and so many programs
-# fit.
+# Speeds of the first three of 2 bytes are against cuBLAS over 5 shapes in 1, 4 and 8 parts (H200,
+# 2026-11-21: 0.97 to 1.02, 0.93 to 0.98, 0.89 to 0.93); the others are estimates. With bulk loads
+# those of 2 bytes spill no registers, and so many programs fit.
 TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
     2: (
-        # Two programs on a multiprocessor: one multiplies while the other stores.
-        Tile(128, 128, 64, 4, 3, 8, 2, 0.97),
-        # Where pairs of the former leave the last round half empty; parts of up to 64 rows.
+        # The most multiplications for a byte that is read. Groups of 8 rows cost 3 %.
+        Tile(128, 256, 64, 8, 3, 16, 1, 1.00),
+        # Where the former leaves much of the last round empty.
+        Tile(128, 128, 64, 8, 4, 8, 1, 0.965),
+        # Parts of up to 64 rows.
         Tile(64, 256, 64, 4, 4, 8, 1, 0.91),
-        # The most multiplications for a byte that is read.
-        Tile(128, 256, 64, 8, 4, 8, 1, 0.89),
         # Few rows and columns: rows beyond a part would be multiplied in vain.
         Tile(64, 128, 64, 4, 4, 8, 2, 0.75),
         # Too few tiles for all multiprocessors.
@@ -63,29 +63,55 @@ TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
 }
 
 
-def count_tiles(rows: Sequence[int], n: int, tile: Tile) -> list[int]:
-    """Return the tiles of every part, for its rows and `n` columns."""
-    columns = -(-n // tile.cols)
-    return [-(-count // tile.rows) * columns for count in rows]
+# The depth at which a multiplication of elements lasts as long as their push to a peer, at 2 bytes:
+# 790 TFLOP/s and 390 GB/s (H200 and its NVLink switch). It only weighs ends of a launch.
+_PUSH_DEPTH = 2000
+
+
+def count_tiles(rows: Sequence[int], cols: Sequence[int], tile: Tile) -> list[int]:
+    """Return the tiles of every part of so many rows and columns."""
+    return [-(-r // tile.rows) * -(-c // tile.cols) for r, c in zip(rows, cols, strict=True)]
 
 
 def choose_tile(
-    rows: Sequence[int], n: int, element_bytes: int, processors: int, aligned: bool = True
+    rows: Sequence[int],
+    cols: Sequence[int],
+    element_bytes: int,
+    processors: int,
+    aligned: bool = True,
+    pushed: Sequence[bool] = (),
+    k: int = 0,
 ) -> Tile:
-    """Return the tile for parts of so many rows.
+    """Return the tile for parts of so many rows and columns.
+
+    Where parts are pushed, a launch is as long as its last push, if that ends later. Pushes follow
+    one another, and begin when a part is made: so whole rounds before the first push count, and
+    parts whose last tiles begin another round.
 
     Args:
-        rows: of every part.
-        n: columns of c.
+        rows: of every part, in the order in which they are made.
+        cols: likewise.
         element_bytes: of the operands, 2 or 4.
         processors: multiprocessors.
         aligned: whether rows of a begin at multiples of 16 bytes. Elements are loaded one by one
             where they do not, and then larger tiles than the last of the class spill registers.
+        pushed: whether each part is pushed when it is made; by default none is.
+        k: depth. It matters only where parts are pushed.
     """
 
     def cost(tile: Tile) -> float:
-        rounds = -(-sum(count_tiles(rows, n, tile)) // (processors * tile.per_sm))
-        return rounds * tile.per_sm * tile.rows * tile.cols / tile.speed
+        """Return the end, in what an element's multiplication takes one multiprocessor."""
+        at_once = processors * tile.per_sm
+        round_cost = tile.per_sm * tile.rows * tile.cols / tile.speed
+        made = [
+            -(-done // at_once) * round_cost for done in accumulate(count_tiles(rows, cols, tile))
+        ]
+        push_end = 0.0
+        for i in range(len(pushed)):
+            if pushed[i]:
+                push = rows[i] * cols[i] * _PUSH_DEPTH / max(k, 1) / processors
+                push_end = max(push_end, made[i]) + push
+        return max(push_end, made[-1] if made else 0.0)
 
     tiles = TILES[element_bytes]
     if not aligned:

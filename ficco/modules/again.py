@@ -71,7 +71,8 @@ class Known(NamedTuple):
 
 def key_of(op: str, group: Any, tensors: Sequence[Any], *rest: Any) -> Any:
     """Return what makes a call equal to another one; None: nothing does, look at it anew."""
-    if groups.disabled() or not any(isinstance(t, Tensor) and t.is_cuda for t in tensors[:1]):
+    first = tensors[0]
+    if not isinstance(first, Tensor) or not first.is_cuda or groups.disabled():
         return None
     facts: list[Any] = [op, groups.process_group(group)]
     if AUTO in rest:

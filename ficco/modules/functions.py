@@ -47,6 +47,7 @@ DEFAULT = AUTO
 OPERATORS = library.NAMES  # as custom operators; naming them here registers them
 SEVERAL = ("all_gather_matmul", "column_matmul")  # operators with a list of outputs
 Tensor = torch.Tensor
+_LEAF = torch.zeros(1, 1, requires_grad=True)
 
 
 def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
@@ -88,7 +89,7 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
     """
     several = not isinstance(w, Tensor)
     weights, biases, biased = _listed(w, bias)
-    kept = save_gathered and torch.is_grad_enabled() and any(v.requires_grad for v in weights)
+    kept = save_gathered and torch.is_grad_enabled() and any(map(_needs, weights))
     rest = (biased, axes, rows, kept, group, schedule, grain)
     found = _call("all_gather_matmul", (x, weights, biases, *rest), (x, *weights, *biases))
     return tuple(found[: len(weights)]) if several else found[0]
@@ -276,8 +277,8 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         like = tables[0].new_empty((0, dimension))
     else:
         like = torch.empty((0, dimension), dtype=dtype, device=_device(group))
-    if 0 in tables_per_rank and torch.is_grad_enabled():
-        like.requires_grad_()
+    if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(_needs, tables)):
+        like = _needing(like)
     tensors = (*tables, *indices, *offsets, like)
     args = (
         list(tables), list(indices), list(offsets), like, list(tables_per_rank), batch, rows, group,
@@ -299,7 +300,7 @@ def _call(name: str, args: tuple[Any, ...], tensors: Sequence[Any]) -> Any:
     given = gradients.FORMULAS[name].nested(flat, rest)
     if is_custom(flat):
         return custom(name, given)
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in flat):
+    if torch.is_grad_enabled() and any(map(_needs, flat)):
         return _recorded(name, rest, flat)
     with torch._C._DisableAutocast():  # plans mean their own dtypes
         return perform(name, given)
@@ -308,6 +309,17 @@ def _call(name: str, args: tuple[Any, ...], tensors: Sequence[Any]) -> Any:
 def _recorded(name: str, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
     found = gradients.Recorded.apply(name, rest, *flat)  # type: ignore[no-untyped-call]
     return found if name in SEVERAL else found[0]
+
+
+def _needing(like: Tensor) -> Tensor:
+    """Return a row like another tensor's that needs a gradient, so that backward is joined."""
+    if torch.compiler.is_dynamo_compiling():  # which takes no new leaf
+        return _LEAF.to(like).expand(1, like.shape[1])
+    return like.new_zeros((1, like.shape[1])).requires_grad_()
+
+
+def _needs(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.requires_grad
 
 
 def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:

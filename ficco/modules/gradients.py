@@ -169,8 +169,8 @@ class _Gather(Formula):
             mirrored = ["contraction" if axes[i] == "rows" else "rows" for i in wanted]
             operands = [given[i] for i in wanted]
             if gathered:
-                found = [
-                    x.t() @ dy if axis == "contraction" else x @ dy
+                found = [  # laid out as the transpose of a linear layer's weight is
+                    (dy.t() @ x).t() if axis == "contraction" else x @ dy
                     for dy, axis in zip(operands, mirrored, strict=True)
                 ]
             else:
@@ -318,7 +318,7 @@ class _Combine(_Dispatch):
 class _Embedding(Formula):
     """embedding_all_to_all: args as in `operators`.
 
-    `like` needs a gradient on ranks that have to take part though they have no tables.
+    `like` needs a gradient on ranks that have to take part though no table of theirs does.
     """
 
     def flat(self, args: Sequence[Any]) -> tuple[list[Maybe], tuple[Any, ...]]:
@@ -355,6 +355,8 @@ class _Embedding(Formula):
         if not pooled.is_cuda:  # on GPUs the sum is float32 as it is
             pooled = pooled.float()
         grads: list[Maybe] = [None] * len(kept.shapes)
+        if kept.needs[-1]:
+            grads[-1] = perform("token", (got,)).expand(kept.shapes[-1])
         for i in range(count):
             if kept.needs[i]:
                 index, start = kept.tensors[i].ravel(), kept.tensors[count + i].ravel()

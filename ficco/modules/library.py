@@ -116,6 +116,7 @@ _SCHEMAS: dict[str, tuple[str, Callable[..., Any]]] = {
         "(Tensor[] tables, Tensor[] indices, Tensor[] starts, Tensor like, int[] counts, "
         f"SymInt batch, SymInt[]? rows, {_CALL}) -> Tensor", _embedding_shape
     ),
+    "token": ("(Tensor x) -> Tensor", operators.token),
     "exchange_rows": ("(Tensor x, SymInt[] splits, str group) -> Tensor", _rows_shape),
 }  # fmt: skip
 NAMES = tuple(f"ficco::{name}" for name in _SCHEMAS)
@@ -175,7 +176,8 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
         rest, needs, shapes = ctx.ficco
         kept = Kept(ctx.saved_tensors, rest, needs, shapes)
         given = dys[0] if isinstance(dys[0], (list, tuple)) else dys
-        found = formula.nested(formula.backward(kept, given), rest)
+        with torch._C._DisableAutocast():  # formulas mean their own dtypes
+            found = formula.nested(formula.backward(kept, given), rest)
         return (*found[: -len(rest)], *[None] * len(rest))
 
     made.register_autograd(backward, setup_context=keep)

@@ -28,6 +28,7 @@ __all__ = [
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",
+    "token",
 ]
 
 Tensor = torch.Tensor
@@ -262,6 +263,11 @@ def exchange_rows(x: Tensor, splits: Sequence[int], group: Any) -> Tensor:
     return plain.exchange(call.matrix, _table(tuple(splits), call), call.group, call.rank)
 
 
+def token(x: Tensor) -> Tensor:
+    """Return a zero [1] that compilers take for a result of x, so that they keep what made x."""
+    return x.new_zeros(1)
+
+
 def _table(flat: tuple[int, ...], call: Call) -> tuple[tuple[int, ...], ...]:
     """Return splits[s][r], of which this rank's row adds up to what it holds."""
     world = call.world
@@ -289,7 +295,7 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 ) -> Tensor:
     """Return this rank's batch slice of the pooled bags of all tables.
 
-    `like` [0, dimension] has the dtype and device of all tables, also where a rank has none;
+    `like` [any, dimension] has the dtype and device of all tables, also where a rank has none;
     `counts` are tables per rank.
     """
     call = Call(group, like, "tables[0]")

@@ -229,6 +229,8 @@ class CudaLocalRuntime:
         futures = self._each(job)
         for rank, future in enumerate(futures):
             error = future.exception()
+            if isinstance(error, (InputError, ScheduleError)):
+                raise error
             if error is not None:
                 raise EngineError(f"rank {rank} {failing}: {error}") from error
         return [future.result() for future in futures]

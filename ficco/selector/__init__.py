@@ -113,18 +113,27 @@ def choose(
 
 
 def quick(
-    problem: Problem, machine: Machine, regime: str = "eager", driver: str | None = None
+    problem: Problem,
+    machine: Machine,
+    regime: str = "eager",
+    driver: str | None = None,
+    gates: bool = True,
 ) -> Choice:
     """Choose within a call, in a fraction of a millisecond: a shipped book, else the rule.
 
-    Arguments and errors are those of `choose`.
+    Arguments and errors are those of `choose` and `automatic`.
     """
     _check(problem, machine, regime, None)
-    return _quick(facts_of(problem), machine, regime, driver)
+    return _quick(facts_of(problem), machine, regime, driver, gates)
 
 
 def automatic(
-    problem: Problem, machine: Machine, device: str, regime: str, driver: str | None = None
+    problem: Problem,
+    machine: Machine,
+    device: str,
+    regime: str,
+    driver: str | None = None,
+    gates: bool = True,
 ) -> Choice:
     """Choose for a group's call, as `quick`; serial where no profile of its devices is known.
 
@@ -134,6 +143,7 @@ def automatic(
         device: what the driver calls its devices; empty on the host engine.
         regime: how calls are made.
         driver: of the devices, for which a book must have been measured; None: not known.
+        gates: whether the library for GEMMs has gated ones.
 
     Raises:
         MachineError: the profile that was given does not fit.
@@ -147,7 +157,7 @@ def automatic(
             "FICCO_MACHINE=FILE names it"
         )
     elif pools or profile.multiplies(problem.dtype):
-        return quick(problem, profile, regime, driver)
+        return quick(problem, profile, regime, driver, gates)
     else:
         reason = f"profile {profile.name} has no GEMM rate for {problem.dtype}"
     return _unknown(problem.world, machine, reason)
@@ -159,15 +169,15 @@ def _unknown(world: int, machine: Machine, reason: str) -> Choice:
 
 
 @lru_cache(maxsize=4096)
-def _quick(facts: Facts, machine: Machine, regime: str, driver: str | None) -> Choice:
+def _quick(facts: Facts, machine: Machine, regime: str, driver: str | None, gates: bool) -> Choice:
     found, passed = _by_book(facts, machine, regime, None, driver, False)
-    if found is not None:
+    if found is not None and (gates or found.schedule.compute != "gated"):
         return found
-    return decide(_by_rule(facts, machine, regime), facts, machine, "rule", passed)
+    return decide(_by_rule(facts, machine, regime, gates), facts, machine, "rule", passed)
 
 
-def _by_rule(facts: Facts, machine: Machine, regime: str) -> Predicted:
-    candidates = points(facts.op, facts.world, machine, facts.sums)
+def _by_rule(facts: Facts, machine: Machine, regime: str, gates: bool = True) -> Predicted:
+    candidates = points(facts.op, facts.world, machine, facts.sums, gates)
     return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
 
 

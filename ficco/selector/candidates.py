@@ -33,8 +33,15 @@ def plainness(schedule: Schedule) -> tuple[int, bool, int]:
     return schedule.chunks, schedule.pace != "in_step", place
 
 
+def _gates(op: str, machine: Machine, gates: bool) -> bool:
+    """Whether an operator can be one launch; on GPUs none pools bags."""
+    return gates and (machine.engine == "host" or op != "embedding_all_to_all")
+
+
 @lru_cache(maxsize=256)
-def points(op: str, world: int, machine: Machine, sums: bool = False) -> tuple[Schedule, ...]:
+def points(
+    op: str, world: int, machine: Machine, sums: bool = False, gates: bool = True
+) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
@@ -45,6 +52,7 @@ def points(op: str, world: int, machine: Machine, sums: bool = False) -> tuple[S
         world: ranks.
         machine: it is to run on.
         sums: whether an output adds up over what arrives, which parts of one launch cannot.
+        gates: whether the library for GEMMs has gated ones.
     """
     found = [serial(world, machine)]
     if world == 1:
@@ -58,8 +66,8 @@ def points(op: str, world: int, machine: Machine, sums: bool = False) -> tuple[S
             named = Schedule.named(name)
             if name == "serial" or (name == "shard_p2p" and grain > 1):
                 continue
-            if named.compute == "gated" and (sums or machine.engine != "host"):
-                continue  # engines of GPUs have no kernel for it yet
+            if named.compute == "gated" and (sums or not _gates(op, machine, gates)):
+                continue
             if name == "uniform_fused_2d" and op == "embedding_all_to_all":
                 continue  # a bag cannot be cut along its sums
             found.append(replace(named, grain=grain).resolve(world, machine))

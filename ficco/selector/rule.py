@@ -86,7 +86,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
     piece = _piece(facts, machine, schedule, m * cut / world / steps, calls)
     if schedule.compute == "gated":
-        piece = whole * cut / world / steps
+        piece = costs.gated_gemm * whole * cut / world / steps
     piece = piece * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
     own = 0.0 if schedule.start == "together" else _work(facts, machine, m / world)
     block = m * facts.n / world * facts.item

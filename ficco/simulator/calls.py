@@ -79,6 +79,7 @@ class Calls:
                 rows[n, k] = rows.get((n, k), 0) + m
             flops.append(sum([m * n * k for m, n, k, _ in shapes]))
         whole = sum([self._gemm_ns((m, n, k, 0)) for (n, k), m in rows.items()])
+        whole *= self.machine.costs.gated_gemm
         return [whole * part / max(sum(flops), 1) for part in flops]
 
     def _shape(self, product: Product, number: int, transpose_a: bool) -> _Shape:

@@ -18,6 +18,10 @@ using GraphHandle = Handle;
 using NodeHandle = Handle;
 using ExecHandle = Handle;
 using HostFunction = void (*)(void*);
+using FunctionHandle = Handle;
+// What a test gives in place of a kernel: the addresses of its parameters, and grid (3 numbers),
+// threads of a block and bytes of shared memory of the launch.
+using HostKernel = void (*)(void** parameters, const unsigned* shape);
 
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kInvalidValue = 1;
@@ -53,6 +57,7 @@ inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kEventExternal = 1;
 
 enum class NodeType : int {
+    kKernel = 0,
     kMemcpy = 1,
     kMemset = 2,
     kHost = 3,
@@ -113,6 +118,16 @@ union MemOp {  // CUstreamBatchMemOpParams
     std::uint64_t pad[6];
 };
 static_assert(sizeof(MemOp) == 48 && offsetof(MemOp, word.value) == 16);
+
+// A tensor map as this driver writes it; what the real one writes is not known.
+struct alignas(64) TensorMap {
+    std::uint64_t address;
+    std::uint64_t cols, rows, pitch;
+    std::uint64_t box_cols, box_rows;
+    std::uint64_t type, swizzle, fill;
+    std::uint64_t unused[7];
+};
+static_assert(sizeof(TensorMap) == 128);
 
 // What a call throws that ends with another status than success.
 struct Failure {

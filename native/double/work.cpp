@@ -242,6 +242,22 @@ Work host_function(HostFunction function, void* data) {
             }};
 }
 
+// The parameters are copied now, each as long as the kernel takes it.
+Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
+    if (parameters == nullptr) throw Failure{kInvalidValue};
+    const auto memory = std::make_shared<std::vector<TensorMap>>(kernel.parameters.size());
+    for (std::size_t i = 0; i < memory->size(); ++i) {  // none is longer than a tensor map
+        std::memcpy(&(*memory)[i], parameters[i], kernel.parameters[i].bytes);
+    }
+    return {NodeType::kKernel, [memory, shape, run = kernel.run](Context&) {
+                std::vector<TensorMap> copy = *memory;
+                std::vector<void*> given;
+                for (TensorMap& parameter : copy) given.push_back(&parameter);
+                run(given.data(), shape.data());
+                Faults::get().count("kernel", 1);
+            }};
+}
+
 Work sleep(double seconds) {
     return {NodeType::kEmpty, [=](Context& context) { context.sleep(seconds); }};
 }

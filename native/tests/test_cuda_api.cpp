@@ -32,9 +32,11 @@ constexpr bool same_call<One (*)(Ones...), Other (*)(Others...)> =
     static_assert(same_call<own::Status(*) arguments, PFN_##name##_v##since>, #name); \
     static_assert(since <= version, #name);
 FICCO_CUDA_FUNCTIONS(FICCO_PROVE)
+FICCO_CUDA_LAUNCH_FUNCTIONS(FICCO_PROVE)
 #undef FICCO_PROVE
 
 static_assert(own::kSuccess == CUDA_SUCCESS);
+static_assert(own::kInvalidValue == CUDA_ERROR_INVALID_VALUE);
 static_assert(own::kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(own::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(own::kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
@@ -43,7 +45,12 @@ static_assert(own::kHostAllocMapped == CU_MEMHOSTALLOC_DEVICEMAP);
 static_assert(own::kMemoryDevice == CU_MEMORYTYPE_DEVICE);
 static_assert(own::kCaptureNone == CU_STREAM_CAPTURE_STATUS_NONE);
 static_assert(own::kCaptureActive == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+static_assert(own::kNodeKernel == CU_GRAPH_NODE_TYPE_KERNEL);
 static_assert(own::kNodeMemcpy == CU_GRAPH_NODE_TYPE_MEMCPY);
+static_assert(own::kInterleaveNone == CU_TENSOR_MAP_INTERLEAVE_NONE);
+static_assert(own::kPromoteTo128Bytes == CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+static_assert(sizeof(own::TensorMap) == sizeof(CUtensorMap));
+static_assert(alignof(own::TensorMap) >= alignof(CUtensorMap));
 static_assert(own::kOpWaitValue32 == CU_STREAM_MEM_OP_WAIT_VALUE_32);
 static_assert(own::kOpWriteValue32 == CU_STREAM_MEM_OP_WRITE_VALUE_32);
 static_assert(own::kWaitEqual == CU_STREAM_WAIT_VALUE_EQ);

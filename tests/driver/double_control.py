@@ -74,13 +74,41 @@ def single_queue(on: bool) -> None:
 
 
 def count(kind: str) -> int:
-    """Return how much was done of "memcpy", "memcpy_bytes", "memset", "memop", "host", "graph"."""
+    """Return how much was done of something.
+
+    Kinds are "memcpy", "memcpy_bytes", "memset", "memop", "host", "graph", "kernel", "tensormap".
+    """
     return int(_function("ficcoDoubleCounts", ctypes.c_ulonglong, ctypes.c_char_p)(kind.encode()))
 
 
 def reset() -> None:
     """End all faults but those of the environment, and set all counts to 0."""
     _function("ficcoDoubleReset", None)()
+
+
+Kernel = Callable[[list[int], tuple[int, ...]], None]
+_HOST_KERNEL = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_uint)
+)
+_kernels: list[Any] = []  # for ever, as the double may still run them
+
+
+def kernel(parameter_bytes: list[int], run: Kernel) -> int:
+    """Return the handle of a kernel, in place of which the double runs a Python function.
+
+    Args:
+        parameter_bytes: of every parameter.
+        run: gets the address of every parameter, and grid (3), threads, bytes of shared memory.
+            The double does not see what it raises.
+    """
+
+    def call(parameters: Any, shape: Any) -> None:
+        run([parameters[i] for i in range(len(parameter_bytes))], tuple(shape[:5]))
+
+    _kernels.append(_HOST_KERNEL(call))
+    count_type = ctypes.c_size_t * len(parameter_bytes)
+    make = _function("ficcoDoubleKernel", ctypes.c_void_p, count_type, ctypes.c_int, _HOST_KERNEL)
+    return int(make(count_type(*parameter_bytes), len(parameter_bytes), _kernels[-1]))
 
 
 class Cuda:

@@ -9,19 +9,83 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ficco.compute import Slots, dtype_of
+from ficco.compute import DeviceKernels, GatedOperands, Slots, SumOperands, dtype_of
 from ficco.compute.numpy import NumpyCompute
+from ficco.errors import EngineError
+from ficco.kernels.launching import LaunchSpec
+from ficco.kernels.parts import GatedPart
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Prepared(NamedTuple):
+    """A gated GEMM: its parts in order, and how long it waits for a word."""
+
+    parts: tuple[GatedPart, ...]
+    timeout_s: float
+
+    def run(self, numpy: NumpyCompute, operands: GatedOperands) -> None:
+        """Multiply part after part, each when its word has come; raise words of parts."""
+        own, window, b, bias, c, partial, words = operands
+        for part in self.parts:
+            columns = slice(part.col, None if part.cols is None else part.col + part.cols)
+            target = c if part.target == "c" else partial
+            target = target[part.c_row : part.c_row + part.rows, columns]
+            source = own if part.source == "own" else window
+            a = source[part.a_row : part.a_row + part.rows] if part.rows else np.empty((0, 0))
+            if part.word >= 0 and not self._came(words, part.word):
+                target[...] = np.nan
+            elif target.size:
+                add = [] if bias is None or part.target != "c" else [bias[:, columns]]
+                numpy.gemm(a, b[:, columns], target, False, add)
+            if part.signal >= 0:
+                words[0, part.signal] = 1
+
+    def _came(self, words: Any, index: int) -> bool:
+        deadline = time.monotonic() + self.timeout_s
+        while words[0, index] != 1:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(1e-4)
+        return True
+
+
+class _Kernels:
+    """See `ficco.compute.DeviceKernels`."""
+
+    def __init__(self, compute: NumpyOnStream) -> None:
+        self._compute = compute
+
+    def prepare(
+        self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
+    ) -> _Prepared:
+        return _Prepared(tuple(parts), timeout_s)
+
+    def place(self, b: Any) -> tuple[int, int, bool]:
+        return b.ctypes.data, max(b.strides), b.strides[0] == b.itemsize != b.strides[1]
+
+    def arm(self, prepared: _Prepared, operands: GatedOperands) -> Callable[[], None]:
+        return lambda: self._compute.gated_gemm(prepared, operands)
+
+    def described(
+        self, prepared: _Prepared, operands: GatedOperands, places: GatedOperands
+    ) -> LaunchSpec | None:
+        raise EngineError("NumPy has no kernels; it is called for every launch")
+
+    def described_sum(
+        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
+    ) -> LaunchSpec | None:
+        raise EngineError("NumPy has no kernels; it is called for every launch")
 
 
 class NumpyOnStream:
@@ -50,6 +114,7 @@ class NumpyOnStream:
         self._numbers = count(1)
         self._thread = threading.local()
         self._lock = threading.Lock()
+        self.kernels: DeviceKernels | None = _Kernels(self)
         self._free: dict[tuple[int, int, int], list[int]] = {}  # by device, stream and bytes
 
     # ---- devices and streams
@@ -127,6 +192,9 @@ class NumpyOnStream:
                 self._numpy.gemm(one_a, b, one_c, accumulate, add)
 
         self._enqueue("gemms", run)
+
+    def gated_gemm(self, prepared: _Prepared, operands: GatedOperands) -> None:
+        self._enqueue("gated", lambda: prepared.run(self._numpy, operands))
 
     def reduce(self, sources: list[Any], target: Any) -> None:
         self._enqueue("reduce", lambda: self._numpy.reduce(sources, target))

@@ -26,14 +26,18 @@ UNREPORTED = {
     "cuDeviceGetName": "capabilities alone ask",
     "cuDriverGetVersion": "asked once a process",
     "cuEventDestroy": "ends something",
+    "cuFuncGetParamInfo": "launches of kernels, see test_launching.py",
+    "cuFuncLoad": "launches of kernels",
     "cuGetErrorName": "serves a message",
     "cuGetErrorString": "serves a message",
+    "cuLaunchKernel": "launches of kernels",
     "cuMemFreeHost": "ends something",
     "cuMemcpyDtoHAsync": "the watch's",
     "cuStreamDestroy": "ends something",
     "cuStreamQuery": "the watch's",
     "cuStreamWaitValue32": "not called",
     "cuStreamWriteValue32": "not called",
+    "cuTensorMapEncodeTiled": "launches of kernels",
 }
 
 

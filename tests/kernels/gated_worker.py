@@ -23,7 +23,7 @@ from triton.runtime import interpreter
 from ficco.errors import InputError
 from ficco.kernels import gated
 from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
-from ficco.kernels.gated_kernel import UNSPECIALIZED, gated_gemm
+from ficco.kernels.gated_kernel import UNSPECIALIZED
 from ficco.kernels.tiling import TILES, Tile
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -282,11 +282,12 @@ def refused(call: Any, words_of_it: str) -> None:
 
 def compiled(case: Case, capability: int) -> str:
     """Return the PTX of what a GPU would run for these arguments; ptxas takes it, too."""
-    arguments = gated._arguments(*case.arguments()) | {"ON_GPU": True}
+    launch = gated.launch_of(*case.arguments())
+    kernel, arguments = launch.kernel, launch.arguments | {"ON_GPU": True}
     types: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes = {}
-    for number, parameter in enumerate(gated_gemm.params):
+    for number, parameter in enumerate(kernel.params):
         name, value = parameter.name, arguments[parameter.name]
         kind, mark = "constexpr", None
         if not parameter.is_constexpr:
@@ -298,9 +299,8 @@ def compiled(case: Case, capability: int) -> str:
             constants[name] = value
         elif mark == "D":
             attributes[number,] = [["tt.divisibility", 16]]
-    source = triton.compiler.ASTSource(gated_gemm, types, constants, attributes)
-    tile = case.table.tile
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    source = triton.compiler.ASTSource(kernel, types, constants, attributes)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
     target = GPUTarget("cuda", capability, 32)
     return str(triton.compile(source, target=target, options=options).asm["ptx"])
 

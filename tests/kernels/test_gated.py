@@ -1,4 +1,4 @@
-"""The gated GEMM: on the CPU under Triton's interpreter, and as it is compiled for GPUs."""
+"""The gated GEMM, and parts that signal: under Triton's interpreter, and compiled for GPUs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 
 from ficco.kernels.tiling import TILES, choose_tile, count_tiles
 
-WORKER = Path(__file__).with_name("gated_worker.py")
+FOLDER = Path(__file__).parent
 
 
-def run_worker(subject: str, folder: Path, interpret: str) -> None:
+def run_worker(subject: str, folder: Path, interpret: str, worker: str = "gated") -> None:
     settings = {"TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": "cache"}
     done = subprocess.run(
-        [sys.executable, WORKER, subject], env=os.environ | settings,
+        [sys.executable, FOLDER / f"{worker}_worker.py", *subject.split()],
+        env=os.environ | settings,
         capture_output=True, text=True, cwd=folder, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
@@ -28,10 +29,23 @@ def test_it_is_right(subject: str, tmp_path: Path, torch: object) -> None:
     run_worker(subject, tmp_path, "1")
 
 
+@pytest.mark.parametrize(
+    "subjects", ["products", "early sums late_terms giving_up refusals"], ids=["products", "others"]
+)
+def test_parts_that_signal_are_right(subjects: str, tmp_path: Path, torch: object) -> None:
+    run_worker(subjects, tmp_path, "1", "signalling")
+
+
 def test_what_is_compiled_loads_behind_the_fence_and_stores_in_order(
     tmp_path: Path, torch: object
 ) -> None:
     run_worker("assembly", tmp_path, "0")
+
+
+def test_what_is_compiled_raises_words_behind_rows_and_reads_terms_behind_words(
+    tmp_path: Path, torch: object
+) -> None:
+    run_worker("assembly", tmp_path, "0", "signalling")
 
 
 @pytest.mark.parametrize("element_bytes", TILES)
@@ -39,18 +53,33 @@ def test_a_tile_is_chosen_by_rows_and_rounds(element_bytes: int) -> None:
     tiles = TILES[element_bytes]
     for rows in ([8192] * 8, [1024] * 8, [100] * 4, [64], [3, 1], []):
         for n in (64, 1280, 2560, 14336):
-            tile = choose_tile(rows, n, element_bytes, 132)
+            tile = choose_tile(rows, [n] * len(rows), element_bytes, 132)
             smallest = min(other.rows for other in tiles)
             assert tile in tiles
             assert tile.rows == smallest or tile.rows < 2 * max(rows), (
                 "a part's rows bound a tile's"
             )
-    assert choose_tile([8192] * 8, 14336, element_bytes, 132) == tiles[0]
-    assert choose_tile([8192] * 8, 14336, element_bytes, 132, aligned=False) == tiles[-1]
-    few = choose_tile([64], 1024, element_bytes, 132)
-    assert sum(count_tiles([64], 1024, few)) > sum(count_tiles([64], 1024, tiles[0]))
+    assert choose_tile([8192] * 8, [14336] * 8, element_bytes, 132) == tiles[0]
+    assert choose_tile([8192] * 8, [14336] * 8, element_bytes, 132, aligned=False) == tiles[-1]
+    few = choose_tile([64], [1024], element_bytes, 132)
+    assert sum(count_tiles([64], [1024], few)) > sum(count_tiles([64], [1024], tiles[0]))
 
 
 def test_tiles_do_not_straddle_parts() -> None:
     tile = TILES[2][0]._replace(rows=128, cols=256)
-    assert count_tiles([1, 128, 129, 0], 257, tile) == [2, 2, 4, 0]
+    assert count_tiles([1, 128, 129, 0], [257, 257, 257, 257], tile) == [2, 2, 4, 0]
+
+
+def test_pushed_parts_are_made_early_where_pushes_take_longer() -> None:
+    parts, n = [300] * 8, 1000
+    pushed = [True] * 7 + [False]
+    for element_bytes, tiles in TILES.items():
+        for k in (1, 100, 1000, 10**5):
+            tile = choose_tile(parts, [n] * 8, element_bytes, 132, True, pushed, k)
+            assert tile in tiles
+        deep = choose_tile(parts, [n] * 8, element_bytes, 132, True, pushed, 10**7)
+        assert deep == choose_tile(parts, [n] * 8, element_bytes, 132), "pushes cost nothing then"
+
+    # One round of the first makes all; smaller ones have made the first part in a part of that.
+    rows, cols = [128] * 8, [4096] * 8
+    assert choose_tile(rows, cols, 2, 132, True, pushed, 100) != choose_tile(rows, cols, 2, 132)

@@ -80,10 +80,12 @@ def compiling(rank: int, world: int) -> None:
         y = ficco.all_to_all_matmul(x, w.t(), splits)
         return ficco.matmul_all_to_all(y, w, [list(row) for row in zip(*splits, strict=True)]) @ v
 
-    def bags(table: Any, index: Any, start: Any) -> Any:
+    def bags(index: Any, start: Any, *tables: Any) -> Any:
+        count = len(tables)  # rank 0 has none, and takes part in backward
         return ficco.embedding_all_to_all(
-            [table], [index], [start], tables_per_rank=[1] * world, dimension=3, batch=2 * world
-        )
+            tables, [index] * count, [start] * count, tables_per_rank=[0] + [2] * (world - 1),
+            dimension=3, batch=2 * world,
+        )  # fmt: skip
 
     def cast(x: Any, v: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
@@ -93,7 +95,8 @@ def compiling(rank: int, world: int) -> None:
 
     same(layer, compiled(layer), x, w, v, b)
     same(experts, compiled(experts), mine, w, v)
-    same(bags, compiled(bags), draw(rank, 7, 3), torch.arange(9) % 7, torch.arange(2 * world))
+    tables = [draw(rank, 7, 3), draw(rank, 8, 3)] if rank else []
+    same(bags, compiled(bags), torch.arange(9) % 7, torch.arange(2 * world), *tables)
     same(cast, compiled(cast), x, v)
     gather = compiled(ficco.all_gather_matmul, dynamic=True)
     for m in (4, 5):
@@ -204,6 +207,7 @@ def operators(rank: int, world: int) -> None:
         "column_matmul": (leaf(4, 6), [leaf(6, 5)], [], [False], *call),
         "all_to_all_matmul": (leaf(mine, 6), leaf(6, 5), splits, *call),
         "matmul_all_to_all": (leaf(mine, 6), leaf(6, 5), splits, *call),
+        "token": (leaf(2, 3).detach(),),
         "exchange_rows": (leaf(mine, 6).detach(), splits, name),
         "embedding_all_to_all": (
             [leaf(7, 3)], [torch.arange(9) % 7], [torch.tensor([0, 2, 2, 5])], torch.empty(0, 3),

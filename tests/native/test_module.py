@@ -45,7 +45,10 @@ class TestStub:
         """Names of the arguments of each overload of a native function."""
         found = set()
         for signature, *_ in function.__nb_signature__:
-            given, _, _ = re.sub(r"\[[^]]*\]", "", signature).partition("(")[2].partition(")")
+            bare, inner = signature, 1
+            while inner:  # brackets within brackets
+                bare, inner = re.subn(r"\[[^][]*\]", "", bare)
+            given, _, _ = bare.partition("(")[2].partition(")")
             found.add(tuple(part.split(":")[0] for part in given.split(", ") if part))
         return found
 

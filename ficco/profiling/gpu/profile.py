@@ -17,6 +17,7 @@ from ficco.profiling.gpu import (
     beside,
     calls,
     collectives,
+    gating,
     gemms,
     hosting,
     links,
@@ -61,6 +62,8 @@ def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
             table["gemms"][dtype] = points
         if left:
             progress.say(f"GEMMs of {dtype}: time is up, {left} of {len(points) + left} left out")
+    with _part(ranks, progress, "gated GEMMs"):
+        costs["gated_gemm"] = gating.measure(ranks)
     ficco.prepare(machine="cuda", timeout_s=_PATIENCE_S)
     with _part(ranks, progress, "host"):
         costs |= hosting.measure(ranks)

@@ -14,6 +14,7 @@ namespace ficco::cuda {
 struct Table {
 #define FICCO_MEMBER(name, version, since, arguments) Status(*name) arguments = nullptr;
     FICCO_CUDA_FUNCTIONS(FICCO_MEMBER)
+    FICCO_CUDA_LAUNCH_FUNCTIONS(FICCO_MEMBER)
 #undef FICCO_MEMBER
     int driver_version = 0;  // 13000: CUDA 13.0
 };

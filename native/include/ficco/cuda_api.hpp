@@ -16,13 +16,16 @@ struct StreamTag;
 struct EventTag;
 struct GraphTag;
 struct NodeTag;
+struct FunctionTag;
 using Context = ContextTag*;
 using Stream = StreamTag*;
 using Event = EventTag*;
 using Graph = GraphTag*;
 using Node = NodeTag*;
+using Function = FunctionTag*;
 
 inline constexpr Status kSuccess = 0;
+inline constexpr Status kInvalidValue = 1;
 inline constexpr Status kNotReady = 600;
 
 inline constexpr unsigned kStreamNonBlocking = 1;
@@ -32,7 +35,11 @@ inline constexpr unsigned kHostAllocMapped = 2;
 inline constexpr int kMemoryDevice = 2;
 inline constexpr int kCaptureNone = 0;
 inline constexpr int kCaptureActive = 1;
+inline constexpr int kNodeKernel = 0;
 inline constexpr int kNodeMemcpy = 1;
+
+inline constexpr int kInterleaveNone = 0;
+inline constexpr int kPromoteTo128Bytes = 2;  // in L2
 
 inline constexpr int kOpWaitValue32 = 1;
 inline constexpr int kOpWriteValue32 = 2;
@@ -76,46 +83,62 @@ struct Copy2D {
     std::size_t width_bytes, height;
 };
 
+// Descriptor of a tensor for bulk loads (CUtensorMap).
+struct alignas(128) TensorMap {
+    std::uint64_t opaque[16];
+};
+
 // Name, the version of CUDA whose interface is meant (for cuGetProcAddress), the version that
 // brought that interface, arguments; all return a status.
-#define FICCO_CUDA_FUNCTIONS(X)                                                       \
-    X(cuInit, 12000, 2000, (unsigned))                                                \
-    X(cuDriverGetVersion, 12000, 2020, (int*))                                        \
-    X(cuGetErrorName, 12000, 6000, (Status, const char**))                            \
-    X(cuGetErrorString, 12000, 6000, (Status, const char**))                          \
-    X(cuDeviceGet, 12000, 2000, (Device*, int))                                       \
-    X(cuDeviceGetCount, 12000, 2000, (int*))                                          \
-    X(cuDeviceGetName, 12000, 2000, (char*, int, Device))                             \
-    X(cuDeviceGetAttribute, 12000, 2000, (int*, Attribute, Device))                   \
-    X(cuDeviceCanAccessPeer, 12000, 4000, (int*, Device, Device))                     \
-    X(cuDevicePrimaryCtxRetain, 12000, 7000, (Context*, Device))                      \
-    X(cuDevicePrimaryCtxRelease, 12000, 11000, (Device))                              \
-    X(cuCtxPushCurrent, 12000, 4000, (Context))                                       \
-    X(cuCtxPopCurrent, 12000, 4000, (Context*))                                       \
-    X(cuCtxGetStreamPriorityRange, 12000, 5050, (int*, int*))                         \
-    X(cuMemHostAlloc, 12000, 2020, (void**, std::size_t, unsigned))                   \
-    X(cuMemHostGetDevicePointer, 12000, 3020, (Pointer*, void*, unsigned))            \
-    X(cuMemFreeHost, 12000, 2000, (void*))                                            \
-    X(cuMemsetD8Async, 12000, 3020, (Pointer, unsigned char, std::size_t, Stream))    \
-    X(cuMemcpyAsync, 12000, 4000, (Pointer, Pointer, std::size_t, Stream))            \
-    X(cuMemcpyDtoHAsync, 12000, 3020, (void*, Pointer, std::size_t, Stream))          \
-    X(cuMemcpy2DAsync, 12000, 3020, (const Copy2D*, Stream))                          \
-    X(cuStreamCreateWithPriority, 12000, 5050, (Stream*, unsigned, int))              \
-    X(cuStreamDestroy, 12000, 4000, (Stream))                                         \
-    X(cuStreamQuery, 12000, 2000, (Stream))                                           \
-    X(cuStreamWaitEvent, 12000, 3020, (Stream, Event, unsigned))                      \
-    X(cuStreamIsCapturing, 12000, 10000, (Stream, int*))                              \
-    X(cuStreamGetCaptureInfo, 12000, 11030,                                           \
-      (Stream, int*, std::uint64_t*, Graph*, const Node**, std::size_t*))             \
-    X(cuGraphGetNodes, 12000, 10000, (Graph, Node*, std::size_t*))                    \
-    X(cuGraphNodeGetType, 12000, 10000, (Node, int*))                                 \
-    X(cuEventCreate, 12000, 2000, (Event*, unsigned))                                 \
-    X(cuEventDestroy, 12000, 4000, (Event))                                           \
-    X(cuEventRecord, 12000, 2000, (Event, Stream))                                    \
-    X(cuEventSynchronize, 12000, 2000, (Event))                                       \
-    X(cuEventElapsedTime, 12000, 2000, (float*, Event, Event))                        \
-    X(cuStreamWriteValue32, 12000, 11070, (Stream, Pointer, std::uint32_t, unsigned)) \
-    X(cuStreamWaitValue32, 12000, 11070, (Stream, Pointer, std::uint32_t, unsigned))  \
-    X(cuStreamBatchMemOp, 12000, 11070, (Stream, unsigned, MemOp*, unsigned))
+#define FICCO_CUDA_FUNCTIONS(X)                                                                \
+    X(cuInit, 12000, 2000, (unsigned))                                                         \
+    X(cuDriverGetVersion, 12000, 2020, (int*))                                                 \
+    X(cuGetErrorName, 12000, 6000, (Status, const char**))                                     \
+    X(cuGetErrorString, 12000, 6000, (Status, const char**))                                   \
+    X(cuDeviceGet, 12000, 2000, (Device*, int))                                                \
+    X(cuDeviceGetCount, 12000, 2000, (int*))                                                   \
+    X(cuDeviceGetName, 12000, 2000, (char*, int, Device))                                      \
+    X(cuDeviceGetAttribute, 12000, 2000, (int*, Attribute, Device))                            \
+    X(cuDeviceCanAccessPeer, 12000, 4000, (int*, Device, Device))                              \
+    X(cuDevicePrimaryCtxRetain, 12000, 7000, (Context*, Device))                               \
+    X(cuDevicePrimaryCtxRelease, 12000, 11000, (Device))                                       \
+    X(cuCtxPushCurrent, 12000, 4000, (Context))                                                \
+    X(cuCtxPopCurrent, 12000, 4000, (Context*))                                                \
+    X(cuCtxGetStreamPriorityRange, 12000, 5050, (int*, int*))                                  \
+    X(cuMemHostAlloc, 12000, 2020, (void**, std::size_t, unsigned))                            \
+    X(cuMemHostGetDevicePointer, 12000, 3020, (Pointer*, void*, unsigned))                     \
+    X(cuMemFreeHost, 12000, 2000, (void*))                                                     \
+    X(cuMemsetD8Async, 12000, 3020, (Pointer, unsigned char, std::size_t, Stream))             \
+    X(cuMemcpyAsync, 12000, 4000, (Pointer, Pointer, std::size_t, Stream))                     \
+    X(cuMemcpyDtoHAsync, 12000, 3020, (void*, Pointer, std::size_t, Stream))                   \
+    X(cuMemcpy2DAsync, 12000, 3020, (const Copy2D*, Stream))                                   \
+    X(cuStreamCreateWithPriority, 12000, 5050, (Stream*, unsigned, int))                       \
+    X(cuStreamDestroy, 12000, 4000, (Stream))                                                  \
+    X(cuStreamQuery, 12000, 2000, (Stream))                                                    \
+    X(cuStreamWaitEvent, 12000, 3020, (Stream, Event, unsigned))                               \
+    X(cuStreamIsCapturing, 12000, 10000, (Stream, int*))                                       \
+    X(cuStreamGetCaptureInfo, 12000, 11030,                                                    \
+      (Stream, int*, std::uint64_t*, Graph*, const Node**, std::size_t*))                      \
+    X(cuGraphGetNodes, 12000, 10000, (Graph, Node*, std::size_t*))                             \
+    X(cuGraphNodeGetType, 12000, 10000, (Node, int*))                                          \
+    X(cuEventCreate, 12000, 2000, (Event*, unsigned))                                          \
+    X(cuEventDestroy, 12000, 4000, (Event))                                                    \
+    X(cuEventRecord, 12000, 2000, (Event, Stream))                                             \
+    X(cuEventSynchronize, 12000, 2000, (Event))                                                \
+    X(cuEventElapsedTime, 12000, 2000, (float*, Event, Event))                                 \
+    X(cuStreamWriteValue32, 12000, 11070, (Stream, Pointer, std::uint32_t, unsigned))          \
+    X(cuStreamWaitValue32, 12000, 11070, (Stream, Pointer, std::uint32_t, unsigned))           \
+    X(cuStreamBatchMemOp, 12000, 11070, (Stream, unsigned, MemOp*, unsigned))                  \
+    X(cuLaunchKernel, 12000, 4000,                                                             \
+      (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
+       void**, void**))                                                                        \
+    X(cuTensorMapEncodeTiled, 12000, 12000,                                                    \
+      (TensorMap*, int, std::uint32_t, void*, const std::uint64_t*, const std::uint64_t*,      \
+       const std::uint32_t*, const std::uint32_t*, int, int, int, int))
+
+// The same of functions without which all works but launching kernels.
+#define FICCO_CUDA_LAUNCH_FUNCTIONS(X)      \
+    X(cuFuncLoad, 12040, 12040, (Function)) \
+    X(cuFuncGetParamInfo, 12040, 12040, (Function, std::size_t, std::size_t*, std::size_t*))
 
 }  // namespace ficco::cuda

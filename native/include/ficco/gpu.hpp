@@ -2,6 +2,7 @@
 // vendor: cuda.hpp. Nothing here knows plans, windows or ranks.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -38,6 +39,42 @@ struct BoxCopy {
     std::int64_t from_pitch;
     std::int64_t rows;
     std::int64_t row_bytes;
+};
+
+// A kernel that somebody else has loaded, and how it is started.
+using GpuKernel = void*;  // the vendor's handle
+struct KernelLaunch {
+    GpuKernel kernel;
+    std::array<unsigned, 3> grid;
+    unsigned threads;       // of a block
+    unsigned shared_bytes;  // beside what the kernel has by itself
+};
+
+// A matrix of which a kernel loads boxes in bulk. Numbers of type, swizzle and fill are the
+// vendor's.
+struct TensorBox {
+    GpuAddress address;
+    std::int64_t pitch;  // bytes
+    std::int64_t rows;
+    std::int64_t cols;
+    int box_rows;
+    int box_cols;
+    int element_bytes;
+    int type;
+    int swizzle;
+    int fill;  // of elements beyond the matrix
+    bool operator==(const TensorBox&) const = default;
+};
+
+// What the vendor makes of one, to be given to kernels.
+struct alignas(128) TensorMap {
+    std::array<std::byte, 128> bytes;
+};
+
+// What a graph holds.
+struct CapturedNodes {
+    std::size_t copies;
+    std::size_t kernels;
 };
 
 // Memory of the host that the device can write to.
@@ -82,12 +119,19 @@ class Gpu {
                       GpuStream stream) = 0;
     virtual void read(void* host, GpuAddress address, std::size_t bytes, GpuStream stream) = 0;
 
+    // Loads a kernel's code, which may wait for the device, and says how many bytes each of its
+    // parameters has.
+    virtual std::vector<std::size_t> load(GpuKernel kernel) = 0;
+    // `parameters`: the address of each. They are copied at once.
+    virtual void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) = 0;
+    virtual TensorMap encode(const TensorBox& box) = 0;
+
     virtual HostPage new_host_page(std::size_t bytes) = 0;
     virtual void delete_host_page(const HostPage& page) noexcept = 0;
 
     virtual bool capturing(GpuStream stream) = 0;
-    // Copies in the graph that the stream is captured into.
-    virtual std::size_t captured_copies(GpuStream stream) = 0;
+    // In the graph that the stream is captured into.
+    virtual CapturedNodes captured_nodes(GpuStream stream) = 0;
 
   protected:
     virtual void push_current() = 0;

@@ -4,6 +4,9 @@
 //   caller's stream   fork | segment 0 | gemm | segment 1 | gemm | ... | join
 //   lanes' streams         | copies and words of each segment          |
 //
+// Compute whose kernels are described to the program is enqueued by the program itself; where all
+// is, one call does everything.
+//
 // Rows are submitted in the order of the plan, so that it is right on one shared hardware queue,
 // too.
 #pragma once
@@ -16,7 +19,9 @@
 #include <vector>
 
 #include "ficco/gpu_commands.hpp"
+#include "ficco/gpu_launch.hpp"
 #include "ficco/gpu_rank.hpp"
+#include "ficco/gpu_tensor_maps.hpp"
 #include "ficco/gpu_window.hpp"
 #include "ficco/op.hpp"
 #include "ficco/program.hpp"
@@ -27,6 +32,13 @@ namespace ficco {
 struct GpuTimes {
     std::int64_t start_ns;
     std::int64_t end_ns;
+};
+
+// A compute step, as it stands behind a segment.
+struct GpuWork {
+    int step;  // whose time is taken
+    int mark;  // the step that others may come after then, or -1
+    std::vector<GpuLaunch> launches;
 };
 
 // One thread at a time calls. Arguments out of range throw std::invalid_argument, calls out of
@@ -40,12 +52,24 @@ class GpuProgram {
     GpuProgram(const GpuProgram&) = delete;
     GpuProgram& operator=(const GpuProgram&) = delete;
 
+    // Describes the compute between a segment and the next; again: in place of the earlier. Kernels
+    // are loaded, which may wait for the device. Not while a call runs.
+    void set_launches(int segment, int step, int mark, std::span<const LaunchBinding> launches);
+    // Whether launches are kernels for such slots.
+    bool fits(std::span<const std::uint64_t> addresses,
+              std::span<const std::int64_t> pitches) const;
+    // Start, all segments with their launches, and finish. After an error: abandon.
+    void call(int copy, GpuStream stream, bool traced, std::span<const std::uint64_t> addresses,
+              std::span<const std::int64_t> pitches);
+
     // Begins a call on the caller's stream. A traced call takes times of every row, unless it is
     // captured into a graph. Addresses and pitches are given per slot; those of windows are not
     // looked at.
     void start(int copy, GpuStream stream, bool traced, std::span<const std::uint64_t> addresses,
                std::span<const std::int64_t> pitches);
     void submit(int segment);
+    // Enqueues the launches of a segment behind it, stamps and mark included.
+    void launch(int segment);
     void mark(int step);               // the caller has enqueued a step that others may come after
     void stamp(int step, bool ended);  // the caller is about to enqueue a step, or has
     // Joins all lanes into the caller's stream. Throws GpuError where a capture has lost copies.
@@ -60,6 +84,10 @@ class GpuProgram {
     bool captured() const noexcept { return captured_; }
 
   private:
+    void check_slots(std::span<const std::uint64_t> addresses,
+                     std::span<const std::int64_t> pitches) const;
+    void check_launch(const GpuLaunch& launch) const;
+    LaunchPlaces places(int copy) const;
     void run(const GpuAction& action);
     void run_copy(const CopyOp& copy, GpuStream stream);
     void fork();
@@ -81,7 +109,12 @@ class GpuProgram {
     std::vector<GpuStream> streams_;              // by lane
     std::vector<WindowSlot> window_slots_;
     std::vector<bool> slot_is_window_;
-    std::vector<bool> slot_given_;  // its address must not be 0
+    std::vector<bool> slot_is_given_;   // by the caller
+    std::vector<bool> slot_is_copied_;  // its address must not be 0
+
+    // Compute that the program enqueues itself, by segment.
+    std::vector<std::optional<GpuWork>> works_;
+    GpuTensorMaps maps_;
 
     // Events, made when first used.
     std::vector<GpuEvent> step_events_;
@@ -98,8 +131,8 @@ class GpuProgram {
     int copy_ = 0;
     int next_segment_ = 0;
     GpuStream caller_ = nullptr;
-    std::size_t copies_before_ = 0;                             // in the graph
-    std::size_t copies_submitted_ = 0;                          // by this call
+    CapturedNodes nodes_before_{};                              // in the graph
+    CapturedNodes submitted_{};                                 // by this call
     std::vector<std::array<GpuAddress, kWindowCopies>> bases_;  // by slot
     std::vector<std::int64_t> pitches_;
     std::vector<std::array<bool, 2>> stamped_;  // by step

@@ -38,13 +38,14 @@ struct WordOp {
 };
 
 struct Op {
-    enum class Kind { copy, raise, wait, clear, after };
+    // expect: a kernel that the caller enqueues behind this segment waits for the word.
+    enum class Kind { copy, raise, wait, clear, after, expect };
     Kind kind;
     int segment;
     int lane;
     int step;
     CopyOp copy;  // of a copy
-    WordOp word;  // of raise, wait and clear
+    WordOp word;  // of raise, wait, clear and expect
     int awaited;  // of after: the step that must be done
 
     // Whether what follows in program order may have to wait long for it.

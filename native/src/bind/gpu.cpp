@@ -63,6 +63,23 @@ std::shared_ptr<GpuProgram> new_program(std::shared_ptr<GpuRank> rank,
     return make<GpuProgram>(std::move(rank), std::move(window), binding, digest);
 }
 
+// function, grid, threads, bytes of shared memory, parameters
+using LaunchTuple = std::tuple<std::uintptr_t, std::tuple<unsigned, unsigned, unsigned>, unsigned,
+                               unsigned, Table<std::int64_t, kParameterFields>>;
+
+void set_launches(GpuProgram& program, int segment, int step, int mark,
+                  const std::vector<LaunchTuple>& launches) {
+    std::vector<LaunchBinding> bindings;
+    for (const auto& [function, grid, threads, shared_bytes, parameters] : launches) {
+        const auto [x, y, z] = grid;
+        bindings.push_back(
+            {{reinterpret_cast<GpuKernel>(function), {x, y, z}, threads, shared_bytes},
+             span_of(parameters)});
+    }
+    const nb::gil_scoped_release release;
+    program.set_launches(segment, step, mark, bindings);
+}
+
 }  // namespace
 
 void bind_gpu(nb::module_& module) {
@@ -91,6 +108,22 @@ void bind_gpu(nb::module_& module) {
     nb::class_<GpuProgram>(module, "GpuProgram")
         .def(nb::new_(&new_program), "rank"_a, "window"_a, "ops"_a, "window_slots"_a, "counts"_a,
              "digest"_a)
+        .def("set_launches", &set_launches, "segment"_a, "step"_a, "mark"_a, "launches"_a)
+        .def(
+            "fits",
+            [](const GpuProgram& program, const std::vector<std::uint64_t>& addresses,
+               const std::vector<std::int64_t>& pitches) {
+                return program.fits(addresses, pitches);
+            },
+            "addresses"_a, "pitches"_a)
+        .def(
+            "call",
+            [](GpuProgram& program, int copy, std::uintptr_t stream, bool traced,
+               const std::vector<std::uint64_t>& addresses,
+               const std::vector<std::int64_t>& pitches) {
+                program.call(copy, stream_at(stream), traced, addresses, pitches);
+            },
+            "copy"_a, "stream"_a, "traced"_a, "addresses"_a, "pitches"_a, WithoutGil())
         .def(
             "start",
             [](GpuProgram& program, int copy, std::uintptr_t stream, bool traced,
@@ -100,6 +133,7 @@ void bind_gpu(nb::module_& module) {
             },
             "copy"_a, "stream"_a, "traced"_a, "addresses"_a, "pitches"_a, WithoutGil())
         .def("submit", &GpuProgram::submit, "segment"_a, WithoutGil())
+        .def("launch", &GpuProgram::launch, "segment"_a, WithoutGil())
         .def("mark", &GpuProgram::mark, "step"_a, WithoutGil())
         .def("stamp", &GpuProgram::stamp, "step"_a, "ended"_a, WithoutGil())
         .def("finish", &GpuProgram::finish, WithoutGil())

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <mutex>
 
 namespace ficco::cuda {
@@ -48,6 +49,11 @@ Library open_library() {
                    std::to_string(since / 1000) + "." + std::to_string(since % 1000 / 10) + ")"; \
     }
     FICCO_CUDA_FUNCTIONS(FICCO_LOAD)
+#undef FICCO_LOAD
+#define FICCO_LOAD(name, version, since, arguments) \
+    library.table.name =                            \
+        reinterpret_cast<decltype(library.table.name)>(find(library.get, #name, version));
+    FICCO_CUDA_LAUNCH_FUNCTIONS(FICCO_LOAD)
 #undef FICCO_LOAD
     if (!missing.empty()) {
         throw GpuError("the driver has no " + missing + "; install a newer driver");
@@ -174,6 +180,47 @@ class CudaGpu final : public Gpu {
         FICCO_CALL(cuMemcpyDtoHAsync, host, address, bytes, static_cast<Stream>(stream));
     }
 
+    std::vector<std::size_t> load(GpuKernel kernel) override {
+        if (table_.cuFuncLoad == nullptr || table_.cuFuncGetParamInfo == nullptr) {
+            throw GpuError(
+                "a kernel's parameters can be asked for from CUDA 12.4 on, and the driver serves " +
+                std::to_string(table_.driver_version / 1000) + "." +
+                std::to_string(table_.driver_version % 1000 / 10) +
+                "; install a newer driver, or launch the kernel by its own library");
+        }
+        const auto function = static_cast<Function>(kernel);
+        FICCO_CALL(cuFuncLoad, function);
+        std::vector<std::size_t> sizes;
+        while (true) {
+            std::size_t offset = 0;  // counted from where alignment begins, not from the first one
+            std::size_t bytes = 0;
+            const Status status =
+                table_.cuFuncGetParamInfo(function, sizes.size(), &offset, &bytes);
+            if (status == kInvalidValue && !sizes.empty()) return sizes;  // there is no such one
+            check(status, "cuFuncGetParamInfo");
+            sizes.push_back(bytes);
+        }
+    }
+    void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) override {
+        FICCO_CALL(cuLaunchKernel, static_cast<Function>(launch.kernel), launch.grid[0],
+                   launch.grid[1], launch.grid[2], launch.threads, 1, 1, launch.shared_bytes,
+                   static_cast<Stream>(stream), parameters, nullptr);
+    }
+    ficco::TensorMap encode(const TensorBox& box) override {
+        // The dimension of neighbours comes first.
+        const std::array dims{static_cast<std::uint64_t>(box.cols),
+                              static_cast<std::uint64_t>(box.rows)};
+        const std::array pitches{static_cast<std::uint64_t>(box.pitch)};
+        const std::array boxes{static_cast<std::uint32_t>(box.box_cols),
+                               static_cast<std::uint32_t>(box.box_rows)};
+        const std::array<std::uint32_t, 2> every{1, 1};
+        TensorMap map{};
+        FICCO_CALL(cuTensorMapEncodeTiled, &map, box.type, 2, reinterpret_cast<void*>(box.address),
+                   dims.data(), pitches.data(), boxes.data(), every.data(), kInterleaveNone,
+                   box.swizzle, kPromoteTo128Bytes, box.fill);
+        return std::bit_cast<ficco::TensorMap>(map);
+    }
+
     HostPage new_host_page(std::size_t bytes) override {
         HostPage page{};
         FICCO_CALL(cuMemHostAlloc, &page.host, bytes, kHostAllocPortable | kHostAllocMapped);
@@ -195,7 +242,7 @@ class CudaGpu final : public Gpu {
         return status == kCaptureActive;
     }
 
-    std::size_t captured_copies(GpuStream stream) override {
+    CapturedNodes captured_nodes(GpuStream stream) override {
         int status = kCaptureNone;
         Graph graph = nullptr;
         FICCO_CALL(cuStreamGetCaptureInfo, static_cast<Stream>(stream), &status, nullptr, &graph,
@@ -205,13 +252,14 @@ class CudaGpu final : public Gpu {
         FICCO_CALL(cuGraphGetNodes, graph, nullptr, &count);
         std::vector<Node> nodes(count);
         FICCO_CALL(cuGraphGetNodes, graph, nodes.data(), &count);
-        std::size_t copies = 0;
+        CapturedNodes found{};
         for (std::size_t i = 0; i < count; ++i) {
             int type = 0;
             FICCO_CALL(cuGraphNodeGetType, nodes[i], &type);
-            copies += type == kNodeMemcpy;
+            found.copies += type == kNodeMemcpy;
+            found.kernels += type == kNodeKernel;
         }
-        return copies;
+        return found;
     }
 
   protected:

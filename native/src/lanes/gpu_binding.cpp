@@ -25,15 +25,18 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
     const auto slots = static_cast<std::size_t>(binding.slots);
     const auto steps = static_cast<std::size_t>(binding.steps);
     slot_is_window_.resize(slots);
-    slot_given_.resize(slots);
+    slot_is_given_.resize(slots, true);
+    slot_is_copied_.resize(slots);
     bases_.resize(slots);
     pitches_.resize(slots);
     step_events_.resize(steps, nullptr);
     time_events_.resize(steps, {nullptr, nullptr});
     stamped_.resize(steps);
     streams_.resize(kMaxLanes, nullptr);
+    works_.resize(static_cast<std::size_t>(binding.segments));
     for (const WindowSlot& slot : window_slots_) {
         slot_is_window_[static_cast<std::size_t>(slot.slot)] = true;
+        slot_is_given_[static_cast<std::size_t>(slot.slot)] = false;
     }
 
     WatchedCalls watched{window_, {}};
@@ -42,7 +45,12 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             lanes_.push_back(op.lane);
             streams_[static_cast<std::size_t>(op.lane)] = rank_->lane(op.lane);
         }
-        if (op.kind == Op::Kind::wait) {
+        if (op.kind == Op::Kind::expect &&
+            (op.lane != kInline || op.segment + 1 >= binding.segments)) {
+            throw std::invalid_argument(
+                "a kernel that expects words runs on the caller's stream, between two segments");
+        }
+        if (op.kind == Op::Kind::wait || op.kind == Op::Kind::expect) {
             if (op.word.rank != binding.rank) {
                 throw std::invalid_argument("a wait for a word of rank " +
                                             std::to_string(op.word.rank) +
@@ -56,7 +64,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
         for (const Place* place : {&op.copy.from, &op.copy.to}) {
             const auto slot = static_cast<std::size_t>(place->slot);
             if (!slot_is_window_[slot]) {
-                slot_given_[slot] = true;
+                slot_is_copied_[slot] = true;
                 continue;
             }
             const auto found = std::ranges::find(window_slots_, place->slot, &WindowSlot::slot);

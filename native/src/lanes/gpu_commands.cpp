@@ -23,7 +23,8 @@ struct Survey {
                 if (crosses(op)) recorded.insert(op.awaited);
                 continue;
             }
-            if (op.kind == Op::Kind::wait) last_wait[op.lane] = row;
+            if (op.kind == Op::Kind::wait || op.kind == Op::Kind::expect) last_wait[op.lane] = row;
+            if (op.kind == Op::Kind::expect) continue;  // what expects is enqueued by the caller
             first_row.try_emplace(op.step, row);
             last_row[op.step] = row;
             lane_of[op.step] = op.lane;
@@ -49,6 +50,10 @@ class Compiler {
             const Op& op = ops[row];
             if (op.kind == Op::Kind::after) {
                 if (survey.crosses(op)) push(op, GpuAction::Kind::wait, op.awaited, 0);
+                continue;
+            }
+            if (op.kind == Op::Kind::expect) {
+                expect(op, survey.last_wait.at(op.lane) == row);
                 continue;
             }
             if (timed_ && survey.first_row.at(op.step) == row) {
@@ -83,22 +88,45 @@ class Compiler {
     void add_words(const Op& op, bool last_wait) {
         const bool waits = op.kind == Op::Kind::wait;
         const int begin = count();
-        if (waits && watched_.insert(op.lane).second) {
-            add(WordCommand::Kind::write, lane_word(op), lane_word(op),
-                GpuWatch::mark_of(target_.number, 0), GpuWatch::mark_of(target_.number, 1));
-        }
+        if (waits) set_lane_word(op);
         const std::uint32_t value = op.word.digest ? target_.digest : op.word.value;
         add(waits ? WordCommand::Kind::wait : WordCommand::Kind::write, word_of(op, 0),
             word_of(op, 1), value, value);
-        if (last_wait) add(WordCommand::Kind::write, lane_word(op), lane_word(op), 0, 0);
+        if (last_wait) clear_lane_word(op);
+        submit(op, op.segment, begin);
+    }
 
-        auto& actions = segment_of(op);
+    // A kernel waits for the word: the stream's own command is to tell the watch, and behind the
+    // kernel, at the head of the next segment, to take it back.
+    void expect(const Op& op, bool last_wait) {
+        int begin = count();
+        set_lane_word(op);
+        if (count() > begin) submit(op, op.segment, begin);
+        if (!last_wait) return;
+        begin = count();
+        clear_lane_word(op);
+        submit(op, op.segment + 1, begin);
+    }
+
+    void set_lane_word(const Op& op) {
+        if (!watched_.insert(op.lane).second) return;
+        add(WordCommand::Kind::write, lane_word(op), lane_word(op),
+            GpuWatch::mark_of(target_.number, 0), GpuWatch::mark_of(target_.number, 1));
+    }
+
+    void clear_lane_word(const Op& op) {
+        add(WordCommand::Kind::write, lane_word(op), lane_word(op), 0, 0);
+    }
+
+    // Submits the commands from `begin` on.
+    void submit(const Op& op, int segment, int begin) {
+        auto& actions = result_.segments[static_cast<std::size_t>(segment)];
         const bool joins = !actions.empty() && actions.back().kind == GpuAction::Kind::words &&
-                           actions.back().lane == op.lane;
+                           actions.back().lane == op.lane && actions.back().last == begin;
         if (joins) {
             actions.back().last = count();
         } else {
-            push(op, GpuAction::Kind::words, begin, count());
+            actions.push_back({GpuAction::Kind::words, op.lane, begin, count()});
         }
     }
 

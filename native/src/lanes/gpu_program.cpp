@@ -8,19 +8,59 @@
 
 namespace ficco {
 
-void GpuProgram::start(int copy, GpuStream stream, bool traced,
-                       std::span<const std::uint64_t> addresses,
-                       std::span<const std::int64_t> pitches) {
-    rank_->group().check_copy(copy);
-    if (running_) throw std::runtime_error("the program runs already; finish it first");
+namespace {
+
+void check_captured(std::size_t found, std::size_t submitted, const char* what) {
+    if (found < submitted) {
+        throw GpuError("the graph has " + std::to_string(found) + " " + what + " of the " +
+                       std::to_string(submitted) + " that were submitted; do not use it");
+    }
+}
+
+}  // namespace
+
+void GpuProgram::check_slots(std::span<const std::uint64_t> addresses,
+                             std::span<const std::int64_t> pitches) const {
     if (addresses.size() != bases_.size() || pitches.size() != bases_.size()) {
         throw std::invalid_argument("the program has " + std::to_string(bases_.size()) +
                                     " slots, and was given " + std::to_string(addresses.size()) +
                                     " addresses and " + std::to_string(pitches.size()) +
                                     " pitches");
     }
+}
+
+void GpuProgram::call(int copy, GpuStream stream, bool traced,
+                      std::span<const std::uint64_t> addresses,
+                      std::span<const std::int64_t> pitches) {
+    for (std::size_t segment = 0; segment + 1 < works_.size(); ++segment) {
+        if (!works_[segment]) {
+            throw std::runtime_error("segment " + std::to_string(segment) +
+                                     " has no launches; set them, or submit segments one by one");
+        }
+    }
+    if (!fits(addresses, pitches)) {
+        throw std::invalid_argument(
+            "the launches are not for matrices of these addresses and pitches; set others");
+    }
+    start(copy, stream, traced, addresses, pitches);
+    const Gpu::Current current(rank_->gpu());
+    const int last = static_cast<int>(works_.size()) - 1;
+    for (int segment = 0; segment < last; ++segment) {
+        submit(segment);
+        launch(segment);
+    }
+    submit(last);
+    finish();
+}
+
+void GpuProgram::start(int copy, GpuStream stream, bool traced,
+                       std::span<const std::uint64_t> addresses,
+                       std::span<const std::int64_t> pitches) {
+    rank_->group().check_copy(copy);
+    if (running_) throw std::runtime_error("the program runs already; finish it first");
+    check_slots(addresses, pitches);
     for (std::size_t slot = 0; slot < bases_.size(); ++slot) {
-        if (slot_given_[slot] && addresses[slot] == 0) {
+        if (slot_is_copied_[slot] && addresses[slot] == 0) {
             throw std::invalid_argument("slot " + std::to_string(slot) + " has no address");
         }
         bases_[slot] = {addresses[slot], addresses[slot]};
@@ -38,13 +78,13 @@ void GpuProgram::start(int copy, GpuStream stream, bool traced,
     copy_ = copy;
     next_segment_ = 0;
     caller_ = stream;
-    copies_submitted_ = 0;
+    submitted_ = {};
 
     Gpu& gpu = rank_->gpu();
     const Gpu::Current current(gpu);
     capturing_ = gpu.capturing(stream);
     captured_ |= capturing_;
-    copies_before_ = capturing_ ? gpu.captured_copies(stream) : 0;
+    if (capturing_) nodes_before_ = gpu.captured_nodes(stream);
     traced_ = traced && !capturing_;
     if (traced_) {
         if (!traced_commands_) {
@@ -71,6 +111,29 @@ void GpuProgram::submit(int segment) {
     for (const GpuAction& action : commands.segments[static_cast<std::size_t>(segment)]) {
         run(action);
     }
+}
+
+void GpuProgram::launch(int segment) {
+    if (!running_) throw std::runtime_error("no call runs; start one first");
+    if (segment != next_segment_ - 1) {
+        throw std::invalid_argument("segment is " + std::to_string(segment) +
+                                    ", and the last one submitted " +
+                                    std::to_string(next_segment_ - 1));
+    }
+    auto& work = works_[static_cast<std::size_t>(segment)];
+    if (!work) {
+        throw std::invalid_argument("segment " + std::to_string(segment) + " has no launches");
+    }
+    Gpu& gpu = rank_->gpu();
+    const Gpu::Current current(gpu);
+    const LaunchPlaces now = places(copy_);
+    stamp(work->step, false);
+    for (GpuLaunch& each : work->launches) {
+        each.run(gpu, now, maps_, caller_);
+        ++submitted_.kernels;
+    }
+    stamp(work->step, true);
+    if (work->mark >= 0) mark(work->mark);
 }
 
 void GpuProgram::run(const GpuAction& action) {
@@ -114,7 +177,7 @@ void GpuProgram::run_copy(const CopyOp& copy, GpuStream stream) {
         {address(copy.to), pitches_[static_cast<std::size_t>(copy.to.slot)], address(copy.from),
          pitches_[static_cast<std::size_t>(copy.from.slot)], copy.rows, copy.row_bytes},
         stream);
-    ++copies_submitted_;
+    ++submitted_.copies;
 }
 
 void GpuProgram::mark(int step) {
@@ -139,12 +202,9 @@ void GpuProgram::finish() {
     const Gpu::Current current(gpu);
     join();
     if (capturing_) {
-        const std::size_t found = gpu.captured_copies(caller_) - copies_before_;
-        if (found < copies_submitted_) {
-            throw GpuError("the graph has " + std::to_string(found) + " copies of the " +
-                           std::to_string(copies_submitted_) +
-                           " that were submitted; do not use it");
-        }
+        const CapturedNodes now = gpu.captured_nodes(caller_);
+        check_captured(now.copies - nodes_before_.copies, submitted_.copies, "copies");
+        check_captured(now.kernels - nodes_before_.kernels, submitted_.kernels, "kernels");
     } else {
         rank_->ended(caller_);
     }

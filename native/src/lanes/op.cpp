@@ -6,48 +6,11 @@
 #include <string>
 
 #include "ficco/limits.hpp"
+#include "row.hpp"
 
 namespace ficco {
 
 namespace {
-
-// Bytes, rows and nanoseconds beyond this are mistakes; sums and products of two are checked.
-constexpr std::int64_t kMost = std::int64_t{1} << 56;
-
-// Reads the fields of one row and says which one is wrong.
-class Row {
-  public:
-    Row(const char* table, std::size_t number, std::span<const std::int64_t> fields)
-        : table_(table), number_(number), fields_(fields) {}
-
-    std::int64_t in(std::size_t field, std::int64_t least, std::int64_t most,
-                    const char* name) const {
-        const std::int64_t value = fields_[field];
-        if (value >= least && value <= most) return value;
-        refuse(field, std::string("(") + name + ") is " + std::to_string(value) + ", not " +
-                          std::to_string(least) + " to " + std::to_string(most));
-    }
-
-    [[noreturn]] void refuse(std::size_t field, const std::string& why) const {
-        throw std::invalid_argument(std::string(table_) + "[" + std::to_string(number_) +
-                                    "]: field " + std::to_string(field) + " " + why);
-    }
-
-    int index(std::size_t field, std::int64_t count, const char* name) const {
-        return static_cast<int>(in(field, 0, count - 1, name));
-    }
-
-    std::int64_t size(std::size_t field, const char* name) const {
-        return in(field, 0, kMost, name);
-    }
-
-    bool flag(std::size_t field, const char* name) const { return in(field, 0, 1, name) != 0; }
-
-  private:
-    const char* table_;
-    std::size_t number_;
-    std::span<const std::int64_t> fields_;
-};
 
 CopyOp read_copy(const Row& row, const OpLimits& limits) {
     CopyOp copy{};
@@ -95,7 +58,7 @@ std::vector<Op> read_ops(std::span<const std::int64_t> fields, const OpLimits& l
         Op op{};
         op.segment = static_cast<int>(row.in(0, segment, limits.segments - 1, "segment"));
         op.lane = static_cast<int>(row.in(1, kInline, kMaxLanes - 1, "lane"));
-        op.kind = static_cast<Op::Kind>(row.in(2, 0, static_cast<int>(Op::Kind::after), "kind"));
+        op.kind = static_cast<Op::Kind>(row.in(2, 0, static_cast<int>(Op::Kind::expect), "kind"));
         op.step = row.index(3, limits.steps, "step");
         segment = op.segment;  // never less in the next row
         if (op.kind == Op::Kind::copy) {

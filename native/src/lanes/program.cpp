@@ -178,6 +178,8 @@ bool Program::run(const Op& op) noexcept {
         case Op::Kind::after:
             return group_->await(step_states_[static_cast<std::size_t>(op.awaited)].left, 0,
                                  {rank_, op.step, -1, op.awaited});
+        case Op::Kind::expect:
+            break;  // refused when bound
     }
     return false;
 }

@@ -1,0 +1,180 @@
+"""What of a bound plan native code launches by itself: gated GEMMs, and sums over ranks.
+
+A launch is described once for matrices of a layout, and again where a call's are laid out
+otherwise (a weight turned round, an address that 16 does not divide). What native code cannot
+launch is left to Python, and that is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ficco.compute import DeviceKernels, GatedOperands, SumOperands
+from ficco.engines.gating import Launch, launches_of
+from ficco.engines.rows import Work
+from ficco.engines.work import Sum, View, sum_of
+from ficco.errors import EngineError
+from ficco.kernels.launching import LaunchSpec, Slot, Word
+from ficco.plan import ELEMENT_BYTES, RankPlan, Region
+
+__all__ = ["Launches"]
+
+_log = logging.getLogger("ficco")
+_PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
+
+
+class Launches:
+    """Launches of a bound plan.
+
+    Attributes:
+        native: numbers of the works that native code launches.
+
+    Args:
+        plan: of one rank.
+        works: its compute, in order.
+        slots: number of every buffer's slot.
+        kernels: of the library.
+        program: the native program that is to launch them.
+        words: this rank's words, a handle for every copy of the window.
+        timeout_s: the group's.
+    """
+
+    def __init__(
+        self,
+        plan: RankPlan,
+        works: list[Work],
+        slots: Mapping[tuple[int, str], int],
+        kernels: DeviceKernels,
+        program: Any,
+        words: list[Any],
+        timeout_s: float,
+    ) -> None:
+        self._works, self._kernels, self._program = works, kernels, program
+        self._slots, self._words = slots, words
+        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
+        self._gated: dict[int, list[tuple[Launch, Any]]] = {}
+        self._sums: dict[int, Sum] = {}
+        for number, work in enumerate(works):
+            if work.step.parts:
+                self._gated[number] = [
+                    (each, self._prepared(each, timeout_s)) for each in launches_of(plan, work.step)
+                ]
+            elif work.step.kind == "reduce":
+                found = sum_of(work.step.reads, work.step.writes[0])
+                if found is not None:
+                    self._sums[number] = found
+        self._operands = sorted(
+            {
+                (slots[plan.rank, each.b.buffer], each.b.buffer, each.turned)
+                for launches in self._gated.values()
+                for each, _ in launches
+            }
+        )
+        self._layout: list[bool] | None = None
+        self._unknown = False  # whether they cannot be described
+        self._specs: list[LaunchSpec] = []  # all that ever were: graphs may hold earlier ones
+        self.native: frozenset[int] = frozenset()
+
+    def _prepared(self, launch: Launch, timeout_s: float) -> Any:
+        return self._kernels.prepare(
+            launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s
+        )
+
+    def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:
+        """Fill in where a call has its operands; a turned one's pitch is that of its columns."""
+        layout = []
+        for slot, name, turned in self._operands:
+            b = local[name].T if turned else local[name]
+            addresses[slot], pitches[slot], columns = self._kernels.place(b)
+            layout.append(columns)
+        if layout != self._layout:
+            self.native = frozenset()
+        self._layout = layout
+
+    def ready(
+        self, view: View, copy: int, addresses: list[int], pitches: list[int]
+    ) -> dict[int, list[Callable[[], None]]]:
+        """Load what a call launches; return what enqueues gated works that native code does not.
+
+        To be called after `place`, and before any stream waits.
+        """
+        wanted = bool(self._gated or self._sums) and not self._unknown
+        if wanted and not (self.native and self._program.fits(addresses, pitches)):
+            self._describe(view, copy)
+        return {
+            number: [
+                self._kernels.arm(prepared, self._operands_of(each, view, copy))
+                for each, prepared in launches
+            ]
+            for number, launches in self._gated.items()
+            if number not in self.native
+        }
+
+    def _describe(self, view: View, copy: int) -> None:
+        found: dict[int, list[LaunchSpec]] = {}
+        try:
+            for number, launches in self._gated.items():
+                specs = [
+                    self._kernels.described(
+                        prepared, self._operands_of(each, view, copy), self._places_of(each)
+                    )
+                    for each, prepared in launches
+                ]
+                found[number] = [spec for spec in specs if spec is not None]
+            for number, each in self._sums.items():
+                spec = self._described_sum(each, view)
+                found[number] = [] if spec is None else [spec]
+            for number, described in found.items():
+                work = self._works[number]
+                self._program.set_launches(
+                    number, work.row, work.mark, [spec.native for spec in described]
+                )
+                self._specs += described
+            self.native = frozenset(found)
+        except (EngineError, RuntimeError, ValueError) as reason:
+            self._unknown = True
+            self.native = frozenset()
+            _log.warning("kernels are launched by Python, which takes longer: %s", reason)
+
+    def _described_sum(self, each: Sum, view: View) -> LaunchSpec | None:
+        bias = each.bias
+        operands = SumOperands(
+            view(each.slots), view(each.own), None if bias is None else view(bias),
+            view(each.target),
+        )  # fmt: skip
+        places = SumOperands(
+            self._place_of(each.slots), self._place_of(each.own),
+            None if bias is None else self._place_of(bias), self._place_of(each.target),
+        )  # fmt: skip
+        return self._kernels.described_sum(
+            operands, places, each.number, each.distance, each.own_at
+        )
+
+    def _operands_of(self, launch: Launch, view: View, copy: int) -> GatedOperands:
+        def handle(region: Region | None) -> Any:
+            return None if region is None else view(region)
+
+        b = view(launch.b)
+        return GatedOperands(
+            handle(launch.own), handle(launch.window), b.T if launch.turned else b,
+            handle(launch.bias), handle(launch.c), handle(launch.partial), self._words[copy],
+        )  # fmt: skip
+
+    def _places_of(self, launch: Launch) -> GatedOperands:
+        def place(region: Region | None) -> Slot | None:
+            return None if region is None else self._place_of(region)
+
+        return GatedOperands(
+            place(launch.own), place(launch.window), place(launch.b), place(launch.bias),
+            place(launch.c), place(launch.partial), Word(),
+        )  # fmt: skip
+
+    def _place_of(self, region: Region) -> Slot:
+        return Slot(
+            self._slots[region.rank, region.buffer],
+            region.row0,
+            region.col0 * self._item[region.buffer],
+            bool(region.copy),
+        )

@@ -1,0 +1,114 @@
+"""The sum of a tile with what peers have made of it, and its store. Device code only.
+
+The order of sums is that of `summing`: from zero, terms in the order of ranks, the own product in
+its rank's place, the bias last; all in float32, rounded once. A quarter of the columns at a time,
+so that the running sum fits into registers beside the product.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["TERM_FIELDS", "TERM_ROW", "TERM_WORD", "store_sum"]
+
+# Fields of a term in the table of terms.
+TERM_ROW = tl.constexpr(0)
+TERM_WORD = tl.constexpr(1)
+TERM_FIELDS = tl.constexpr(2)
+
+
+@triton.jit
+def _halves(
+    tile,
+    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    COLS: tl.constexpr,  # noqa: N803
+):
+    """Return the left and the right half of a tile."""
+    return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLS // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
+    own,
+    landing,
+    terms,
+    row_in_part,
+    landing_stride,
+    c,
+    c_row,
+    rows,
+    c_stride,
+    col,
+    end,
+    bias,
+    bias_stride,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    TERMS: tl.constexpr,  # noqa: N803
+    OWN_AT: tl.constexpr,  # noqa: N803
+):
+    row = tl.arange(0, ROWS)
+    c_col = col + tl.arange(0, COLS)
+    inside = (row < rows)[:, None] & (c_col < end)[None, :]
+    total = tl.zeros((ROWS, COLS), tl.float32)
+    for i in tl.static_range(TERMS + 1):
+        if i == OWN_AT:
+            total += own
+        if i < TERMS:
+            first = tl.load(terms + i * TERM_FIELDS + TERM_ROW) + row_in_part
+            at = landing + (first + row).to(tl.int64)[:, None] * landing_stride + c_col[None, :]
+            total += tl.load(at, mask=inside, other=0).to(tl.float32)
+    if HAS_BIAS:
+        term = tl.load(bias + c_col.to(tl.int64) * bias_stride, mask=c_col < end, other=0)
+        total += term.to(tl.float32)[None, :]
+    at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
+    tl.store(at, total.to(c.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def store_sum(  # noqa: PLR0913
+    own,
+    landing,
+    terms,
+    row_in_part,
+    landing_stride,
+    c,
+    c_row,
+    rows,
+    c_stride,
+    col,
+    end,
+    bias,
+    bias_stride,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    TERMS: tl.constexpr,  # noqa: N803
+    OWN_AT: tl.constexpr,  # noqa: N803
+):
+    """Store `rows` rows of a tile's sum with the rows of `landing` that `terms` names (+ bias).
+
+    own: the product of the tile, float32; row_in_part: its first row in its part; terms: pointer to
+    the part's rows of the table of terms, TERMS of them, OWN_AT of which come before the product;
+    col, end: its first column in c and in landing, and the one past the last.
+    """
+    WIDTH: tl.constexpr = COLS // 4  # noqa: N806
+    left, right = _halves(own, ROWS, COLS)
+    first, second = _halves(left, ROWS, COLS // 2)
+    third, fourth = _halves(right, ROWS, COLS // 2)
+    for i in tl.static_range(4):
+        if i == 0:
+            quarter = first
+        elif i == 1:
+            quarter = second
+        elif i == 2:
+            quarter = third
+        else:
+            quarter = fourth
+        _store_columns(
+            quarter, landing, terms, row_in_part, landing_stride, c, c_row, rows, c_stride,
+            col + i * WIDTH, end, bias, bias_stride,
+            ROWS, WIDTH, HAS_BIAS, TERMS, OWN_AT,
+        )  # fmt: skip

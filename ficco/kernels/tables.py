@@ -1,0 +1,230 @@
+"""Tables of parts: what the gated GEMM's kernels read, made once per plan.
+
+Tiles never straddle parts and are taken in the order of parts: own ones, those of the window, and
+last those that are summed with what peers push, because they wait for peers' work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from ficco.errors import InputError
+from ficco.kernels.parts import GatedPart, Landed
+from ficco.kernels.tiling import Tile, choose_tile, count_tiles
+
+__all__ = ["Signalling", "Table", "prepare"]
+
+_INTERPRETED_PROCESSORS = 4  # where there is no GPU to ask
+_BULK_CAPABILITY = 9  # Hopper
+_ALIGN = 16  # bytes of a bulk load's row, and of the widest store
+
+
+class Signalling(NamedTuple):
+    """What the kernel reads of parts that do more than wait.
+
+    Attributes:
+        extras: int32 [parts, 5], see `signalling_kernel`.
+        terms: int32 [parts, terms, 2], likewise; where no part is summed it is not read.
+        counters: int32 [1 + parts], all 0 between launches. Launches of one table must not overlap.
+        term_count: terms of a summed part; 0 if no part is summed.
+        own_at: how many of them come before the own product.
+        col_step: 0 if all parts have all columns, else what divides columns' bounds, 1 to 16.
+        counted: whether programs take tiles from a shared counter.
+        partial_rows, landing_rows: rows that partial and landing have at least; 0 if not used.
+    """
+
+    extras: torch.Tensor
+    terms: torch.Tensor
+    counters: torch.Tensor
+    term_count: int
+    own_at: int
+    col_step: int
+    counted: bool
+    partial_rows: int
+    landing_rows: int
+
+
+class Table(NamedTuple):
+    """Parts, prepared for launches; made by `prepare`.
+
+    Attributes:
+        parts: those with elements, in the order in which their tiles are taken.
+        n, k, dtype: columns of c, depth, and what the operands hold.
+        tile: how the GEMM is cut.
+        entries: what the kernel reads of the parts, on the device.
+        own_tiles, tiles: tiles of own parts, and of all.
+        programs: of a launch.
+        bulk: whether the GPU has bulk (TMA) loads.
+        heights: rows that own, window and c have at least.
+        signalling: what else the kernel reads, or None where parts do nothing but wait.
+    """
+
+    parts: tuple[GatedPart, ...]
+    n: int
+    k: int
+    dtype: torch.dtype
+    tile: Tile
+    entries: torch.Tensor
+    own_tiles: int
+    tiles: int
+    programs: int
+    bulk: bool
+    heights: tuple[int, int, int]
+    signalling: Signalling | None = None
+
+
+def prepare(
+    parts: Sequence[GatedPart],
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tile: Tile | None = None,
+) -> Table:
+    """Return the table of parts. It must outlive the launches, and graphs of them.
+
+    Copies to the device, so not while a stream waits or is captured.
+
+    Args:
+        parts: own ones are taken first, summed ones last, else tiles are taken in this order.
+        n: columns of c.
+        k: depth.
+        dtype: of own, window and b: float32, float16 or bfloat16.
+        device: the GPU; or the CPU, for Triton's interpreter.
+        tile: how to cut the GEMM; by default `choose_tile` says.
+
+    Raises:
+        InputError: a part that cannot be.
+    """
+    for part in parts:
+        _check_part(part, n)
+    wide = [part._replace(cols=_cols(part, n)) for part in parts]
+    order = sorted((p for p in wide if p.rows and p.cols), key=_turn)  # stable
+    processors, bulk = _INTERPRETED_PROCESSORS, True
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        processors, bulk = facts.multi_processor_count, facts.major >= _BULK_CAPABILITY
+    rows, cols = [part.rows for part in order], [_cols(part, n) for part in order]
+    aligned = k * dtype.itemsize % _ALIGN == 0
+    if tile is None:
+        pushed = [part.signal >= 0 for part in order]
+        tile = choose_tile(rows, cols, dtype.itemsize, processors, aligned, pushed, k)
+    firsts = [0, *accumulate(count_tiles(rows, cols, tile))]
+    tiles = firsts[-1]
+    entries = [
+        (part.a_row, part.c_row, part.rows, part.word, first)
+        for part, first in zip(order, firsts[:-1], strict=True)
+    ]
+    entries.append((0, 0, 0, -1, tiles))
+    own = [part for part in order if part.source == "own"]
+    window = [part for part in order if part.source == "window"]
+    return Table(
+        parts=tuple(order),
+        n=n,
+        k=k,
+        dtype=dtype,
+        tile=tile,
+        entries=torch.tensor(entries, dtype=torch.int32, device=device),
+        own_tiles=firsts[len(own)],
+        tiles=tiles,
+        programs=min(tiles, processors * tile.per_sm),
+        bulk=bulk,
+        heights=(
+            max((part.a_row + part.rows for part in own), default=0),
+            max((part.a_row + part.rows for part in window), default=0),
+            max((part.c_row + part.rows for part in order if part.target == "c"), default=0),
+        ),
+        signalling=_signalling(order, n, device) if any(_does_more(p, n) for p in order) else None,
+    )
+
+
+def _signalling(order: list[GatedPart], n: int, device: torch.device) -> Signalling:
+    """Return the tables of parts that do more than wait.
+
+    Raises:
+        InputError: parts that cannot be in one launch.
+    """
+    summed = [part for part in order if part.terms]
+    places = {(len(part.terms), part.terms.index(None)) for part in summed}
+    if len(places) > 1:
+        raise InputError(
+            "summed parts of one launch have as many terms, and None in the same place; found "
+            f"(terms, place) {sorted(places)}"
+        )
+    window = any(part.source == "window" for part in order)
+    if summed and window:
+        raise InputError(
+            "parts of the window and summed parts in one launch: each would wait behind the other "
+            "on another rank; make two tables of them"
+        )
+    ranks, own_at = places.pop() if places else (1, 0)
+    landed = [[term for term in part.terms if term is not None] for part in order]
+    terms = [found or [Landed(0)] * (ranks - 1) for found in landed]
+    extras = [
+        (p.signal, p.col, _cols(p, n), int(p.target == "partial"), int(bool(p.terms)))
+        for p in order
+    ]
+    table = torch.tensor(extras, dtype=torch.int32, device=device)
+    return Signalling(
+        extras=table,
+        terms=torch.tensor(terms, dtype=torch.int32, device=device) if summed else table,
+        counters=torch.zeros(1 + len(order), dtype=torch.int32, device=device),
+        term_count=ranks - 1,
+        own_at=own_at,
+        col_step=_col_step(order, n),
+        counted=bool(summed) or window,
+        partial_rows=max((p.c_row + p.rows for p in order if p.target == "partial"), default=0),
+        landing_rows=max(
+            (term.row + part.rows for part in summed for term in part.terms if term), default=0
+        ),
+    )
+
+
+def _does_more(part: GatedPart, n: int) -> bool:
+    """Return whether a part does more than wait and be multiplied."""
+    whole = part.col == 0 and part.cols == n
+    return part.signal >= 0 or part.target != "c" or not whole or bool(part.terms)
+
+
+def _turn(part: GatedPart) -> tuple[bool, bool]:
+    """Return what parts are sorted by."""
+    return part.source != "own", bool(part.terms)
+
+
+def _cols(part: GatedPart, n: int) -> int:
+    return n - part.col if part.cols is None else part.cols
+
+
+def _col_step(order: list[GatedPart], n: int) -> int:
+    """Return the largest power of two, at most 16, that divides where columns begin and end."""
+    if all(part.col == 0 and part.cols == n for part in order):
+        return 0
+    bits = _ALIGN
+    for part in order:
+        bits |= part.col | _cols(part, n)
+    return bits & -bits
+
+
+def _check_part(part: GatedPart, n: int) -> None:
+    if part.source not in ("own", "window"):
+        raise InputError(f"{part}: a part's source is 'own' or 'window'")
+    if part.target not in ("c", "partial"):
+        raise InputError(f"{part}: a part's target is 'c' or 'partial'")
+    if part.source == "own" and part.word >= 0:
+        raise InputError(f"{part}: own rows are there before the launch; leave the word at -1")
+    if min(part.a_row, part.c_row, part.rows) < 0 or min(part.word, part.signal) < -1:
+        raise InputError(f"{part}: rows count from 0, and words are an index or -1")
+    if part.col < 0 or _cols(part, n) < 0 or part.col + _cols(part, n) > n:
+        raise InputError(f"{part}: its columns lie outside 0 to {n}")
+    if not part.terms:
+        return
+    if part.source != "own" or part.target != "c":
+        raise InputError(f"{part}: a summed part is of own rows, and goes to c")
+    if part.terms.count(None) != 1:
+        raise InputError(f"{part}: terms hold None once, in the place of the own product")
+    if any(term.row < 0 or term.word < -1 for term in part.terms if term is not None):
+        raise InputError(f"{part}: rows count from 0, and words are an index or -1")

@@ -1,0 +1,67 @@
+"""How much longer a gated GEMM lasts than the library's, when all that it waits for is there."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ficco.compute import GatedOperands
+from ficco.compute.torch_kernels import TorchKernels
+from ficco.kernels.parts import GatedPart
+from ficco.profiling.figures import slower
+from ficco.profiling.gpu.operands import Pool
+from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.profiling.grids import Shape
+
+__all__ = ["measure"]
+
+_SHAPES: tuple[Shape, ...] = ((10240, 3584, 8192), (10240, 7168, 8192), (5120, 2560, 8192))
+_CALLS, _ROUNDS, _PATIENCE_S = 4, 5, 1.0
+
+
+def measure(ranks: Ranks, shapes: Sequence[Shape] = _SHAPES) -> float:
+    """Return the geometric mean over shapes of the median rank's ratio; 1 or more.
+
+    A rank's rows are one part of its own and one for each peer, behind words that are set.
+    """
+    return slower(statistics.geometric_mean([_ratio(ranks, shape) for shape in shapes]), 1.0)
+
+
+def _ratio(ranks: Ranks, shape: Shape) -> float:
+    m, n, k = shape
+    inputs = Pool(2 * (2 * m * k + n * k), ranks.device)
+    y = torch.empty((m, n), dtype=torch.bfloat16, device=ranks.device)
+    words = torch.ones((1, ranks.world), dtype=torch.int32, device=ranks.device)
+    rows = m // ranks.world
+    parts = [GatedPart("own", 0, 0, rows)]
+    parts += [GatedPart("window", i * rows, i * rows, rows, i) for i in range(1, ranks.world)]
+    gated = TorchKernels()
+    prepared = gated.prepare(parts, n, k, "bfloat16", _PATIENCE_S)
+
+    def library() -> None:
+        torch.mm(inputs.take(m, k), inputs.take(n, k).t(), out=y)
+
+    def launch() -> None:
+        own, window = inputs.take(rows, k), inputs.take(m, k)
+        gated.arm(
+            prepared, GatedOperands(own, window, inputs.take(n, k).t(), None, y, None, words)
+        )()
+
+    runs: list[Callable[[], None]] = [library, launch]
+    graphs = []
+    for run in runs:
+        run()
+
+        def several(run: Callable[[], None] = run) -> None:
+            for _ in range(_CALLS):
+                run()
+
+        graphs.append(captured(several))
+    times: list[list[float]] = [[], []]
+    for _ in range(_ROUNDS):
+        for graph, found in zip(graphs, times, strict=True):
+            found.append(ranks.replayed(graph, _CALLS, together=False))
+    mine = statistics.median(times[1]) / statistics.median(times[0])
+    return ranks.middles([mine])[0]

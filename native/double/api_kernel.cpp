@@ -1,0 +1,140 @@
+// The interface: functions, launches, and tensor maps.
+#include <algorithm>
+
+#include "call.hpp"
+#include "kernels.hpp"
+#include "work.hpp"
+
+using namespace ficco::driver_double;
+
+namespace {
+
+constexpr unsigned kMostThreads = 1024;
+constexpr unsigned kMostSharedBytes = 232448;
+
+// By type of a tensor map's elements.
+constexpr std::array<std::uint64_t, 10> kElementBytes{1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+// By swizzle: the most bytes of a row of a box.
+constexpr std::array<std::uint64_t, 4> kMostBoxRowBytes{1U << 30, 32, 64, 128};
+constexpr std::uint64_t kMostDim = 1ULL << 32;
+constexpr std::uint64_t kMostPitch = 1ULL << 40;
+constexpr std::uint64_t kAlign = 16;
+constexpr std::uint64_t kMostBox = 256;
+constexpr std::size_t kBank = 48;  // where offsets of parameters begin
+
+bool within(std::uint64_t value, std::uint64_t most) { return value >= 1 && value <= most; }
+
+}  // namespace
+
+namespace ficco::driver_double {
+
+Kernels& Kernels::get() {
+    static Kernels& kernels = *new Kernels;
+    return kernels;
+}
+
+FunctionHandle Kernels::add(std::span<const std::size_t> bytes, HostKernel run) {
+    auto kernel = std::make_shared<Kernel>();
+    kernel->run = run;
+    std::size_t end = 0;
+    for (const std::size_t size : bytes) {
+        if (size == 0 || size > sizeof(TensorMap)) throw Failure{kInvalidValue};
+        const std::size_t align = std::min(size, alignof(TensorMap));
+        end = (end + align - 1) / align * align;
+        kernel->parameters.push_back({end, size});
+        end += size;
+    }
+    const std::lock_guard lock(mutex_);
+    const FunctionHandle handle = new_handle();
+    kernels_[handle] = std::move(kernel);
+    return handle;
+}
+
+std::shared_ptr<const Kernel> Kernels::find(FunctionHandle handle) {
+    const std::lock_guard lock(mutex_);
+    const auto found = kernels_.find(handle);
+    if (found == kernels_.end()) throw Failure{kInvalidHandle};
+    return found->second;
+}
+
+}  // namespace ficco::driver_double
+
+// Returns the handle of a kernel with parameters of so many bytes, which `run` stands for; null
+// where that cannot be.
+DOUBLE_API FunctionHandle ficcoDoubleKernel(const std::size_t* bytes, int count, HostKernel run) {
+    FunctionHandle handle = nullptr;
+    call("ficcoDoubleKernel", [&](Driver&, Lock&) {
+        handle = Kernels::get().add({&out(bytes), static_cast<std::size_t>(count)}, run);
+    });
+    return handle;
+}
+
+DOUBLE_API Status cuFuncLoad(FunctionHandle function) {
+    return call("cuFuncLoad", [&](Driver& driver, Lock&) {
+        driver.current();
+        driver.captures.refuse_unsafe();
+        Kernels::get().find(function);
+    });
+}
+
+DOUBLE_API Status cuFuncGetParamInfo(FunctionHandle function, std::size_t index,
+                                     std::size_t* offset, std::size_t* bytes) {
+    return call("cuFuncGetParamInfo", [&](Driver&, Lock&) {
+        const auto kernel = Kernels::get().find(function);
+        if (index >= kernel->parameters.size()) throw Failure{kInvalidValue};
+        out(offset) = kBank + kernel->parameters[index].offset;  // as NVIDIA's driver counts
+        if (bytes != nullptr) *bytes = kernel->parameters[index].bytes;
+    });
+}
+
+DOUBLE_API Status cuLaunchKernel(FunctionHandle function, unsigned grid_x, unsigned grid_y,
+                                 unsigned grid_z, unsigned block_x, unsigned block_y,
+                                 unsigned block_z, unsigned shared_bytes, StreamHandle stream,
+                                 void** parameters, void** extra) {
+    return call("cuLaunchKernel", [&](Driver& driver, Lock&) {
+        const auto kernel = Kernels::get().find(function);
+        const Shape shape{grid_x, grid_y, grid_z, block_x * block_y * block_z, shared_bytes};
+        if (grid_x == 0 || grid_y == 0 || grid_z == 0 || !within(shape[3], kMostThreads) ||
+            shared_bytes > kMostSharedBytes || extra != nullptr) {
+            throw Failure{kInvalidValue};
+        }
+        driver.submit(*driver.stream(stream),
+                      ficco::driver_double::kernel(*kernel, shape, parameters));
+    });
+}
+
+// Of two dimensions, which are all that ficco has.
+DOUBLE_API Status cuTensorMapEncodeTiled(TensorMap* map, int type, std::uint32_t rank,
+                                         void* address, const std::uint64_t* dims,
+                                         const std::uint64_t* pitches, const std::uint32_t* box,
+                                         const std::uint32_t* every, int interleave, int swizzle,
+                                         int promotion, int fill) {
+    return call("cuTensorMapEncodeTiled", [&](Driver&, Lock&) {
+        if (rank != 2) throw Failure{kNotSupported};
+        const auto at = reinterpret_cast<Address>(address);
+        if (reinterpret_cast<Address>(map) % alignof(TensorMap) != 0 || at == 0 ||
+            at % kAlign != 0 || type < 0 || type >= static_cast<int>(kElementBytes.size()) ||
+            swizzle < 0 || swizzle >= static_cast<int>(kMostBoxRowBytes.size()) ||
+            interleave != 0 || promotion < 0 || promotion > 3 || fill < 0 || fill > 1) {
+            throw Failure{kInvalidValue};
+        }
+        const std::uint64_t row_bytes = box[0] * kElementBytes[static_cast<std::size_t>(type)];
+        if (!within(dims[0], kMostDim) || !within(dims[1], kMostDim) || pitches[0] % kAlign != 0 ||
+            pitches[0] >= kMostPitch || !within(box[0], kMostBox) || !within(box[1], kMostBox) ||
+            !within(every[0], 8) || !within(every[1], 8) || row_bytes % kAlign != 0 ||
+            row_bytes > kMostBoxRowBytes[static_cast<std::size_t>(swizzle)]) {
+            throw Failure{kInvalidValue};
+        }
+        out(map) = {at,
+                    dims[0],
+                    dims[1],
+                    pitches[0],
+                    box[0],
+                    box[1],
+                    static_cast<std::uint64_t>(type),
+                    static_cast<std::uint64_t>(swizzle),
+                    static_cast<std::uint64_t>(fill),
+                    {}};
+        Faults::get().count("tensormap", 1);
+    });
+}

@@ -1,0 +1,40 @@
+// Kernels: host functions that a test gives, and the parameters that they take.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "abi.hpp"
+
+namespace ficco::driver_double {
+
+using Shape = std::array<unsigned, 5>;  // grid, threads, bytes of shared memory
+
+struct Kernel {
+    struct Parameter {
+        std::size_t offset;
+        std::size_t bytes;
+    };
+    std::vector<Parameter> parameters;
+    HostKernel run;
+};
+
+class Kernels {
+  public:
+    static Kernels& get();  // lives until the process ends
+
+    // Parameters lie as in C; what is as long as a tensor map is aligned as one.
+    FunctionHandle add(std::span<const std::size_t> bytes, HostKernel run);
+    std::shared_ptr<const Kernel> find(FunctionHandle handle);
+
+  private:
+    std::mutex mutex_;
+    std::map<FunctionHandle, std::shared_ptr<const Kernel>> kernels_;
+};
+
+}  // namespace ficco::driver_double

@@ -1,0 +1,38 @@
+// Tensor maps by what they are made of, so that a call with the addresses of an earlier one makes
+// none.
+#pragma once
+
+#include <cstddef>
+#include <unordered_map>
+
+#include "ficco/gpu.hpp"
+
+namespace ficco {
+
+class GpuTensorMaps {
+  public:
+    // Valid until the next call.
+    const TensorMap& find(Gpu& gpu, const TensorBox& box) {
+        const auto found = maps_.find(box);
+        if (found != maps_.end()) return found->second;
+        if (maps_.size() == kMost) maps_.clear();
+        return maps_.emplace(box, gpu.encode(box)).first->second;
+    }
+
+  private:
+    // Matrices of a training step's layers that share a plan; more are made again.
+    static constexpr std::size_t kMost = 1024;
+
+    // What else there is of a box is fixed by the plan.
+    struct Hash {
+        std::size_t operator()(const TensorBox& box) const noexcept {
+            const auto pitch = static_cast<GpuAddress>(box.pitch);
+            const auto rows = static_cast<GpuAddress>(box.rows);
+            return (box.address ^ pitch << 40 ^ rows << 48) * 0x9E3779B97F4A7C15U >> 8;
+        }
+    };
+
+    std::unordered_map<TensorBox, TensorMap, Hash> maps_;
+};
+
+}  // namespace ficco

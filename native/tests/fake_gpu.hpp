@@ -1,0 +1,96 @@
+// A device that does nothing, and notes what it is told on the streams of callers.
+#pragma once
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ficco/gpu.hpp"
+
+namespace ficco::test {
+
+class FakeGpu final : public Gpu {
+  public:
+    struct Launched {
+        KernelLaunch launch;
+        std::vector<std::vector<std::byte>> parameters;
+        GpuStream stream;
+    };
+
+    // Bytes of a kernel's parameters.
+    std::map<GpuKernel, std::vector<std::size_t>> kernels;
+    bool graph = false;       // whether streams are captured
+    bool drops = false;       // whether graphs lose kernels
+    bool refuses = false;     // to launch
+    std::size_t encoded = 0;  // tensor maps
+    std::vector<Launched> launched;
+    std::vector<std::string> told;  // "record", "launch", "copy", in order
+
+    GpuStream new_stream(bool) override { return number(); }
+    void delete_stream(GpuStream) noexcept override {}
+    bool idle(GpuStream) override { return true; }
+    GpuEvent new_event(bool) override { return number(); }
+    void delete_event(GpuEvent) noexcept override {}
+    void record(GpuEvent, GpuStream) override { told.push_back("record"); }
+    void wait(GpuStream, GpuEvent) override {}
+    void synchronize(GpuEvent) override {}
+    double elapsed_us(GpuEvent, GpuEvent) override { return 1.0; }
+    void copy(const BoxCopy&, GpuStream) override {
+        told.push_back("copy");
+        ++nodes_.copies;
+    }
+    void words(std::span<const WordCommand>, GpuStream) override {}
+    void fill(GpuAddress, unsigned char, std::size_t, GpuStream) override {}
+    void read(void*, GpuAddress, std::size_t, GpuStream) override {}
+
+    std::vector<std::size_t> load(GpuKernel kernel) override { return kernels.at(kernel); }
+    void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) override {
+        if (refuses) throw GpuError("it refuses");
+        told.push_back("launch");
+        nodes_.kernels += !drops;
+        Launched noted{launch, {}, stream};
+        for (const std::size_t bytes : kernels.at(launch.kernel)) {
+            noted.parameters.emplace_back(bytes);
+            std::memcpy(noted.parameters.back().data(), *parameters++, bytes);
+        }
+        launched.push_back(std::move(noted));
+    }
+    // The map is what it is made of, so that tests can read it.
+    TensorMap encode(const TensorBox& box) override {
+        static_assert(sizeof(TensorBox) <= sizeof(TensorMap));
+        ++encoded;
+        TensorMap map{};
+        std::memcpy(map.bytes.data(), &box, sizeof(box));
+        return map;
+    }
+
+    HostPage new_host_page(std::size_t bytes) override {
+        page_.resize(bytes / sizeof(std::uint32_t));
+        return {page_.data(), reinterpret_cast<GpuAddress>(page_.data())};
+    }
+    void delete_host_page(const HostPage&) noexcept override {}
+    bool capturing(GpuStream) override { return graph; }
+    CapturedNodes captured_nodes(GpuStream) override { return nodes_; }
+
+    // A parameter of the last launch.
+    template <class Value>
+    Value last(std::size_t parameter) const {
+        Value value;
+        std::memcpy(&value, launched.back().parameters.at(parameter).data(), sizeof(value));
+        return value;
+    }
+
+  protected:
+    void push_current() override {}
+    void pop_current() noexcept override {}
+
+  private:
+    void* number() { return reinterpret_cast<void*>(++numbers_); }
+
+    std::uintptr_t numbers_ = 0;
+    std::vector<std::uint32_t> page_;
+    CapturedNodes nodes_{};
+};
+
+}  // namespace ficco::test

@@ -1,0 +1,169 @@
+"""The gated GEMM on GPUs of the driver's test double: compiled for a GPU, multiplied by the host.
+
+What the double runs in place of the kernel gets the parameters that a GPU would get. It reads them
+by the kernel's own signature, waits for words as programs of the kernel do, and gives up as they
+do. For processes that have the double as their driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import double_control as control
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+
+from compiling import compiled
+
+# Columns of the kernel's table.
+A_ROW, C_ROW, ROWS, WORD, FIRST, FIELDS = range(6)
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_LOOK_S = 50e-6
+
+
+class TensorMap(ctypes.Structure):
+    """As the double writes it."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in ("address", "cols", "rows", "pitch", "box_cols", "box_rows", "type",
+                     "swizzle", "fill")
+    ]  # fmt: skip
+
+
+class Matrix(NamedTuple):
+    """Where a matrix lies; strides in elements. Rows and columns beyond are not known, -1."""
+
+    address: int
+    strides: tuple[int, int]
+    dtype: torch.dtype
+    shape: tuple[int, int] = (-1, -1)
+
+    def part(self, row: int, col: int, rows: int, cols: int) -> torch.Tensor:
+        """Return rows and columns as a tensor over the device's memory."""
+        assert self.shape[0] < 0 or (row + rows <= self.shape[0] and col + cols <= self.shape[1])
+        first = row * self.strides[0] + col * self.strides[1]
+        count = (rows - 1) * self.strides[0] + (cols - 1) * self.strides[1] + 1
+        memory = (ctypes.c_uint8 * (count * self.dtype.itemsize)).from_address(
+            self.address + first * self.dtype.itemsize
+        )
+        return torch.frombuffer(memory, dtype=self.dtype).as_strided((rows, cols), self.strides)
+
+
+class GatedOnStream:
+    """Stands for `gated_gemm` and `ficco.kernels.launching.loaded` of it.
+
+    Attributes:
+        errors: what stand-ins raised, as text.
+    """
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def loaded(self, kernel: Any, arguments: Mapping[str, Any], **options: int) -> Any:
+        """Compile the kernel for sm_90 and load a stand-in of it to the double."""
+        made = compiled(kernel, {**arguments, "ON_GPU": True}, 90, **options)
+        text = made.asm["ptx"]
+        (header,) = re.findall(r"\.visible \.entry \w+\((.*?)\n\)", text, re.DOTALL)
+        sizes = [
+            int(block) if block else int(bits) // 8
+            for bits, block in re.findall(r"\.param (?:\.[bu](\d+) |.*\[(\d+)\])", header)
+        ]
+
+        def run(parameters: list[int], shape: tuple[int, ...]) -> None:
+            try:
+                assert shape[1:3] == (1, 1) and shape[3] == 32 * made.metadata.num_warps
+                assert shape[4] == made.metadata.shared
+                multiply(_by_name(made, parameters))
+            except Exception:
+                self.errors.append(traceback.format_exc())
+
+        made.function = control.kernel(sizes, run)
+        return made
+
+
+def _by_name(made: Any, parameters: list[int]) -> dict[str, Any]:
+    """Return the kernel's arguments: numbers, addresses, and matrices for descriptors."""
+    found = {made.src.fn.arg_names[place[0]]: value for place, value in made.src.constants.items()}
+    places = iter(parameters)
+    for name, kind in made.src.signature.items():
+        if kind.startswith("tensordesc"):
+            tensor = TensorMap.from_address(next(places))
+            dtype = DTYPES[re.findall(r"<(\w+)\[", kind)[0]]
+            rows, cols = (ctypes.c_int32.from_address(next(places)).value for _ in range(2))
+            strides = tuple(ctypes.c_int64.from_address(next(places)).value for _ in range(2))
+            assert (rows, cols) == (tensor.rows, tensor.cols)
+            assert strides == (tensor.pitch // dtype.itemsize, 1)
+            found[name] = Matrix(tensor.address, strides, dtype, (rows, cols))
+        elif kind.startswith("*"):
+            found[name] = ctypes.c_uint64.from_address(next(places)).value
+            found[f"{name} dtype"] = DTYPES.get(kind[1:], torch.int32)
+        elif kind != "constexpr":
+            number = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}[kind]
+            found[name] = number.from_address(next(places)).value
+    for _ in ("global scratch", "profile scratch"):
+        assert ctypes.c_uint64.from_address(next(places)).value == 0
+    assert next(places, None) is None
+    return found
+
+
+def multiply(given: Mapping[str, Any]) -> None:
+    """Do what the kernel does."""
+    n, k = given["n"], given["k"]
+
+    def matrix(name: str, strides: tuple[int, int]) -> Matrix:
+        found = given[name]
+        if isinstance(found, Matrix):
+            return found
+        return Matrix(found, strides, given[f"{name} dtype"])
+
+    own = matrix("own", (given["own_stride"], 1))
+    window = matrix("window", (given["window_stride"], 1))
+    b = matrix("b", (given["b_deep_stride"], given["b_col_stride"]))
+    turned = given["B_TURNED"] and given["B_BULK"]
+    factor = b.part(0, 0, n, k).T if turned else b.part(0, 0, k, n)
+    c = Matrix(given["c"], (given["c_stride"], 1), given["c dtype"])
+    patience_s = given["timeout_ns"] * 1e-9
+    part, first = 0, _words(given["table"], FIELDS)[FIRST]
+    while first < given["tiles"]:
+        row = _words(given["table"] + 4 * FIELDS * part, FIELDS)
+        a, came = own, True
+        if first >= given["own_tiles"]:
+            a = window
+            came = row[WORD] < 0 or _await(given, row[WORD], patience_s)
+        product = a.part(row[A_ROW], 0, row[ROWS], k).double() @ factor.double()
+        if given["HAS_BIAS"]:
+            bias = Matrix(given["bias"], (0, given["bias_stride"]), given["bias dtype"])
+            product += bias.part(0, 0, 1, n).double()
+        if not came:
+            status = ctypes.c_int32.from_address(given["status"])
+            status.value = max(status.value, part + 1)
+            product.fill_(torch.nan)
+            patience_s = 0.0
+        c.part(row[C_ROW], 0, row[ROWS], n).copy_(product)
+        part += 1
+        first = _words(given["table"] + 4 * FIELDS * part, FIELDS)[FIRST]
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int32 * count).from_address(address))
+
+
+def _await(given: Mapping[str, Any], word: int, patience_s: float) -> bool:
+    end = time.monotonic() + patience_s
+    while True:
+        stopped = _words(given["stop"], 1)[0] != 0
+        if _words(given["words"] + 4 * word, 1)[0] == given["value"]:
+            return True
+        if stopped or time.monotonic() >= end:
+            return False
+        time.sleep(_LOOK_S)

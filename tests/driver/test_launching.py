@@ -1,0 +1,53 @@
+"""Programs that launch compiled kernels by themselves, on the test double of the driver.
+
+The double runs a function of the host in place of a kernel, with the parameters that a GPU would
+get. What a GPU makes of them needs tests/gpu.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from double_control import environment
+
+WORKER = Path(__file__).with_name("launching_worker.py")
+
+
+def run(folder: Path, place: Path, *scenarios: str, **double: object) -> None:
+    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(place / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(WORKER), *scenarios],
+        env=environment(folder, devices=2, **double) | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = [f"{scenario} right" for scenario in scenarios]
+    assert done.returncode == 0 and done.stdout.splitlines() == said, done.stdout[-4000:]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels compiled by one test are found by the next."""
+    return tmp_path_factory.mktemp("launching")
+
+
+def test_products_are_right_on_a_shared_queue(
+    double_folder: Path, place: Path, torch: object
+) -> None:
+    run(double_folder, place, "products", single_queue=1)
+
+
+def test_launches_are_captured_given_up_and_refused(
+    double_folder: Path, place: Path, torch: object
+) -> None:
+    run(double_folder, place, "graphs", "giving_up", "refusals")
+
+
+def test_an_older_driver_is_refused(double_folder: Path, place: Path, torch: object) -> None:
+    run(double_folder, place, "older_driver", version=12030)

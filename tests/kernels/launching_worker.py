@@ -1,0 +1,301 @@
+"""Holds descriptions of launches against what Triton compiles and passes, for test_launching.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from compiling import compiled
+from triton.backends.nvidia.driver import make_launcher, wrap_handle_tensordesc
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ficco.errors import EngineError, FiccoError, InputError
+from ficco.kernels import gated, summing
+from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
+from ficco.kernels.gated_kernel import gated_gemm
+from ficco.kernels.launching import Pitch, Place, Slot, Word, described, parameter_rows
+from ficco.kernels.tiling import Tile
+
+Case = tuple[Any, dict[str, Any], dict[str, Place], dict[str, int]]  # kernel, arguments, places
+BASE_ARGUMENTS = 13  # that Triton's launcher takes before those of the kernel
+BYTES = {"CUtensorMap": 128, "CUdeviceptr": 8} | {
+    f"{sign}int{bits}_t": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+SMALL = Tile(64, 64, 64, 4, 4, 2, 1, 1.0)
+PARTS = [GatedPart("own", 0, 0, 70), GatedPart("window", 3, 70, 50, 11)]
+
+
+@triton.jit
+def numbers(a, b, small: tl.int8, odd, one, long: tl.int64, bits: tl.uint32, far):
+    """Store arguments of all kinds, so that none is lost."""
+    tl.store(a, small + odd + one + long)
+    tl.store(b + far, bits)
+
+
+@triton.jit
+def real(a, factor):
+    """Take a number that native code does not pass."""
+    tl.store(a, factor)
+
+
+def words(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32)
+
+
+def gated_case(dtype: torch.dtype, n: int, k: int, pad: int, turned: bool, bias: bool) -> Case:
+    """Return a launch of the gated GEMM. Rows are `pad` elements further apart than long."""
+    device = torch.device("cpu")
+    own, window = (torch.zeros(130, k + pad, dtype=dtype)[:, :k] for _ in range(2))
+    b = (
+        torch.zeros(n, k + pad, dtype=dtype)[:, :k].t()
+        if turned
+        else torch.zeros(k, n, dtype=dtype)
+    )
+    c = torch.zeros(120, n, dtype=dtype)
+    table = prepare(PARTS, n, k, dtype, device, SMALL)
+    matrices = Matrices(own, window, b, torch.zeros(1, n, dtype=dtype) if bias else None, c)
+    arguments = gated._arguments(table, matrices, Gate(words(64), words(4), words(4), 10**9))
+    arguments["ON_GPU"] = True
+    item = dtype.itemsize
+    places: dict[str, Place] = {
+        "own": Slot(0), "window": Slot(1), "b": Slot(2), "c": Slot(3), "words": Word(),
+        "c_stride": Pitch(3, item),
+    }  # fmt: skip
+    if not bias:
+        places["bias"] = Slot(3)
+    for name, slot in (("own", 0), ("window", 1)):
+        if not isinstance(arguments[name], TensorDescriptor):
+            places[f"{name}_stride"] = Pitch(slot, item)
+    if not isinstance(arguments["b"], TensorDescriptor):
+        places["b_col_stride" if turned else "b_deep_stride"] = Pitch(2, item)
+    return gated_gemm, arguments, places, {"num_warps": 4, "num_stages": 2}
+
+
+def sum_case(cols: int) -> Case:
+    target, own, slots = (torch.zeros(20, cols, dtype=torch.float16) for _ in range(3))
+    arguments = {
+        "target": target, "slots": slots, "own": own, "bias": target, "rows": 5, "cols": cols,
+        "target_stride": cols, "slots_stride": cols, "slot_distance": 5 * cols, "own_stride": cols,
+        "COUNT": 2, "OWN_AT": 1, "HAS_BIAS": False, "ROWS": 8, "COLS": 512,
+    }  # fmt: skip
+    places: dict[str, Place] = {
+        "target": Slot(3), "slots": Slot(1, 2), "own": Slot(0, byte=4), "bias": Slot(3),
+        "target_stride": Pitch(3, 2), "slots_stride": Pitch(1, 2), "own_stride": Pitch(0, 2),
+    }  # fmt: skip
+    arguments["slots"], arguments["own"] = slots[2:], own.flatten()[2:]
+    return summing._sum, arguments, places, {"num_warps": 4}
+
+
+def number_case() -> Case:
+    arguments = {
+        "a": words(8), "b": words(8)[1:], "small": -7, "odd": -3, "one": 1, "long": -(1 << 40),
+        "bits": (1 << 32) - 5, "far": 1 << 35,
+    }  # fmt: skip
+    return numbers, arguments, {"a": Word(), "b": Slot(0, byte=4)}, {"num_warps": 1}
+
+
+def cases() -> Iterator[Case]:
+    for number, dtype in enumerate((torch.bfloat16, torch.float16, torch.float32)):
+        yield gated_case(dtype, 192, 128, 16, number != 1, number == 0)
+    yield gated_case(torch.bfloat16, 130, 72, 3, True, False)  # no descriptors
+    yield gated_case(torch.float16, 1, 65, 0, False, True)  # strides that are 1
+    yield sum_case(512)
+    yield sum_case(1)
+    yield number_case()
+
+
+def tensors(case: Case) -> dict[int, tuple[int, int]]:
+    """Return address and pitch of every slot, and of words at -1, as the arguments have them."""
+    _, arguments, places, _ = case
+    found: dict[int, tuple[int, int]] = {}
+    for name, place in places.items():
+        given = arguments[name]
+        base = given.base if isinstance(given, TensorDescriptor) else given
+        if isinstance(place, Word):
+            found[-1] = base.data_ptr(), 4
+        elif isinstance(place, Slot):
+            pitch = max(base.stride()) * base.itemsize
+            if base.dim() < 2:
+                pitch = base._base.stride(0) * base.itemsize if base._base is not None else 4
+            start = base.data_ptr() - place.row * pitch - place.byte
+            found[place.slot] = start, pitch
+    return found
+
+
+def values(rows: list[list[int]], slots: Mapping[int, tuple[int, int]]) -> list[Any]:
+    """Return what native code passes for such rows, as Triton's launcher would be given it."""
+    found: list[Any] = []
+    for kind, count, divisor, value, slot, row, byte, _, element, *more in rows:
+        if kind == 0:
+            found.append(value % (1 << 8 * count))
+        elif kind == 2:
+            found.append(slots[-1][0] + 4 * value)
+            assert found[-1] % divisor == 0
+        elif kind == 3:
+            pitch = slots[slot][1] // element
+            assert pitch % divisor == 0 and value in (0, pitch)
+            if count:
+                found.append(pitch)
+        else:
+            address = slots[slot][0] + row * slots[slot][1] + byte
+            assert address % divisor == 0
+            if kind == 1:
+                found.append(address)
+                continue
+            deep, wide, box_rows, box_cols, type_, swizzle, fill = more
+            pitch = slots[slot][1] // element
+            # as Triton's own function takes them
+            found.append((address, swizzle, element, type_, (box_rows, box_cols), (deep, wide),
+                          (pitch, 1), fill))  # fmt: skip
+    return found
+
+
+def of_triton(kernel: Any, arguments: Mapping[str, Any]) -> list[Any]:
+    """Return what Triton's launcher passes to the kernel."""
+
+    def fill(*made: Any) -> Any:
+        return tuple(tuple(part) if isinstance(part, (list, torch.Size)) else part for part in made)
+
+    triton.runtime.driver.set_active(
+        SimpleNamespace(utils=SimpleNamespace(fill_tma_descriptor=fill))
+    )
+    signature = dict(kernel.src.signature)
+    launcher = wrap_handle_tensordesc(
+        lambda *given: given[BASE_ARGUMENTS:], signature, kernel.metadata.tensordesc_meta
+    )
+    given = list(launcher(*range(BASE_ARGUMENTS), *(arguments[name] for name in signature)))
+    kinds = []
+    for kind in signature.values():
+        kinds += ["map", "i32", "i32", "i64", "i64"] if kind.startswith("tensordesc") else [kind]
+    found: list[Any] = []
+    for kind, value in zip(kinds, given, strict=True):
+        if kind == "constexpr":
+            continue
+        if kind == "map":
+            found.append(value)
+        elif isinstance(value, torch.Tensor):
+            found.append(value.data_ptr())
+        else:
+            found.append(int(value) % (1 << int(kind[1:])))
+    return [*found, 0, 0]  # scratch memory
+
+
+def declared_by_ptx(kernel: Any) -> list[tuple[int, int]]:
+    """Return bytes and alignment of every parameter in the PTX."""
+    text = kernel.asm["ptx"]
+    (header,) = re.findall(r"\.visible \.entry \w+\((.*?)\n\)", text, re.DOTALL)
+    found = []
+    for line in header.strip().split("\n"):
+        block = re.match(r"\s*\.param \.align (\d+) \.b8 \w+\[(\d+)\]", line)
+        plain = re.match(r"\s*\.param \.[bus](\d+) ", line)
+        assert block or plain, line
+        count = int(plain[1]) // 8 if plain else int(block[2])
+        found.append((count, count if plain else int(block[1])))
+    return found
+
+
+def passed_by_triton(kernel: Any) -> list[int]:
+    """Return the bytes of every parameter in the source of Triton's launcher."""
+    meta = kernel.metadata.tensordesc_meta
+    source = make_launcher(kernel.src.constants, kernel.src.signature, meta)
+    (head,) = re.findall(r"static void _launch\((.*?)\) \{", source)
+    (given,) = re.findall(r"void \*params\[\] = \{ (.*?) \};", source)
+    types = {name: kind for kind, name in re.findall(r"(\w+) (\w+)(?:,|$)", head)}
+    return [BYTES[types[name.strip().removeprefix("&")]] for name in given.split(",")]
+
+
+def layout() -> None:
+    """Sizes, alignments, order and values are those of the PTX and of Triton's launcher."""
+    for case in cases():
+        kernel, arguments, places, options = case
+        made = compiled(kernel, arguments, **options)
+        rows = parameter_rows(made, arguments, places)
+        sizes = [row[1] for row in rows if row[1]]
+        assert declared_by_ptx(made) == [(count, 64 if count == 128 else count) for count in sizes]
+        assert passed_by_triton(made) == sizes
+        assert values(rows, tensors(case)) == of_triton(made, arguments), kernel
+        assert all(len(row) == 16 for row in rows)
+
+
+def held() -> None:
+    """What a kernel was compiled for is asked of every call."""
+    kernel, arguments, places, options = sum_case(1)
+    rows = parameter_rows(compiled(kernel, arguments, **options), arguments, places)
+    assert [row[:9] for row in rows if row[0] == 3] == [
+        [3, 0, 1, 1, slot, 0, 0, 0, 2] for slot in (3, 1, 0)
+    ], "strides of one element are compiled into it"
+    kernel, arguments, places, options = gated_case(torch.bfloat16, 192, 128, 16, True, False)
+    rows = parameter_rows(compiled(kernel, arguments, **options), arguments, places)
+    assert [row[2] for row in rows if row[0] == 1] == [16, 16], "addresses of bias and c"
+    assert [row[2] for row in rows if row[0] == 3] == [1, 1, 1, 16], "pitches of own, window, b, c"
+
+
+def refused(kind: type[FiccoError], pattern: str, made: Any, arguments: Any, places: Any) -> None:
+    try:
+        described(made, (2,), arguments, places)
+    except kind as error:
+        assert re.search(pattern, str(error)), f"{pattern!r} is not in: {error}"
+        return
+    raise AssertionError(f"no {kind.__name__} that says {pattern!r}")
+
+
+def refusals() -> None:
+    kernel, arguments, places, options = gated_case(torch.bfloat16, 192, 128, 16, True, False)
+    made = compiled(kernel, arguments, **options)
+    refused(EngineError, "not loaded", made, arguments, places)
+    made.function = 9
+    spec = described(made, (2,), arguments, places)
+    assert spec.native[:4] == (9, (2, 1, 1), 128, made.metadata.shared)
+    assert spec.parameters.shape[1] == 16 and spec.parameters.flags.c_contiguous
+
+    known = made.metadata
+    for field, value, pattern in (
+        ("triton_version", "3.7.0", "by Triton 3.7.0"),
+        ("num_ctas", 2, "clusters of 2"),
+        ("launch_cooperative_grid", True, "cooperative"),
+        ("launch_pdl", True, "before it"),
+        ("global_scratch_size", 64, "scratch"),
+        ("profile_scratch_size", 64, "instrumented"),
+        ("tensordesc_meta", None, "3 descriptors, and says how 0"),
+        ("tensordesc_meta", [known.tensordesc_meta[0] | {"fp4_padded": True}] * 3, "4 bits"),
+    ):
+        made.metadata = known._replace(**{field: value})
+        refused(EngineError, pattern, made, arguments, places)
+    made.metadata = known
+
+    for name, place, pattern in (
+        ("nothing", Slot(0), "no argument 'nothing'"),
+        ("c", Pitch(0, 2), "'c' is a pointer"),
+        ("n", Slot(0), "'n' is an i32"),
+        ("own", Word(), "'own' is a descriptor"),
+        ("ROWS", Slot(0), "compiled for 64"),
+    ):
+        refused(InputError, pattern, made, arguments, places | {name: place})
+    refused(InputError, "give it a slot", made, arguments, {"words": Word()})
+    for name, value, pattern in (
+        ("n", 1 << 31, "'n' is 2147483648"),
+        ("n", 193, "16 divides"),
+        ("n", 1.5, "'n' is an i32, not 1.5"),
+    ):
+        refused(InputError, pattern, made, arguments | {name: value}, places)
+    less = {name: value for name, value in arguments.items() if name != "table"}
+    refused(InputError, "'table', which has no value", made, less, places)
+
+    other = compiled(real, {"a": torch.zeros(8), "factor": 0.5}, num_warps=1)
+    other.function = 9
+    refused(EngineError, "'factor' as fp32", other, {"a": torch.zeros(8), "factor": 0.5}, {})
+    other.src.attrs = {(0,): [["tt.pointer_range", 32]]}
+    refused(
+        EngineError, "relies on tt.pointer_range", other, {"a": torch.zeros(8), "factor": 1}, {}
+    )
+
+
+if __name__ == "__main__":
+    for subject in (layout, held, refusals):
+        subject()
+    print("right")
