@@ -123,6 +123,7 @@ class Layer:
             1 for [batch, sequence, hidden]); None: it is whole, or a DTensor that tells.
         gathers: for a column layer, whether its input comes split.
         output_dim: for a row layer, that of its output; None: whole on all ranks.
+        returns_local: for a layer of DTensors, whether it returns this rank's part alone.
         sharing, place: with whom it shares a call, and which of them it is.
         seen: its last call.
     """
@@ -136,6 +137,7 @@ class Layer:
     input_dim: int | None = None
     gathers: bool = False
     output_dim: int | None = None
+    returns_local: bool = False
     sharing: Sharing | None = None
     place: int = 0
     seen: Seen | None = None
