@@ -227,6 +227,27 @@ class Named(nn.Module):
         return self.inner["gate"](x) * self.inner["up"](x) * scale
 
 
+def deep(mesh: DeviceMesh) -> None:
+    """Inputs of four dimensions, split along the third, and of two, split along the first."""
+    torch.manual_seed(0)
+    world, rank = mesh.size(), mesh.get_local_rank()
+    for dim, shape in ((2, (2, 3, 2 * world, 6)), (0, (2 * world, 6))):
+        exact = Chain(4 * world, 5)
+        net = copy.deepcopy(exact)
+        split = Shard(dim)
+        plan = {"one": ColwiseParallel(input_layouts=split),
+                "other": RowwiseParallel(output_layouts=split)}  # fmt: skip
+        ficco.overlap(parallelize_module(net, mesh, plan), strict=True)
+        x = torch.randn(shape, requires_grad=True)
+        mine = x.detach().chunk(world, dim)[rank].clone().requires_grad_()
+        y, wanted = net(mine), exact(x)
+        close(y, wanted.chunk(world, dim)[rank], f"{len(shape)} dimensions")
+        y.square().sum().backward()
+        wanted.square().sum().backward()
+        close(mine.grad, x.grad.chunk(world, dim)[rank], f"{len(shape)} dimensions, gradient")
+        close(whole(net.other.bias.grad), exact.other.bias.grad, f"{len(shape)} dimensions, bias")
+
+
 def by_name(mesh: DeviceMesh) -> None:
     """An input that a parent gathers, given by name; its layers lie deeper, and do not share."""
     torch.manual_seed(0)
@@ -426,7 +447,7 @@ def sharded(mesh: DeviceMesh) -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        options, identity, uneven, refusals, keeps_gather, by_plan, by_name, copies, disabled,
+        options, identity, uneven, refusals, keeps_gather, by_plan, by_name, copies, deep, disabled,
         serving, megatron, sharded,
     )
 }  # fmt: skip

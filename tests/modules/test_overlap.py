@@ -45,6 +45,7 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "by_plan",
         "by_name",
         "copies",
+        "deep",
         "megatron",
         "refusals",
         "keeps_gather",
