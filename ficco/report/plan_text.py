@@ -14,7 +14,7 @@ def plan_text(plan: Plan, rank: int | None = None) -> str:
         f"{p.op}  m={p.m} n={p.n} k={p.k}  ranks={p.world}  {p.dtype}",
         f"schedule {s.name}: grain={s.grain} cut={s.cut} route={s.route} order={s.order} "
         f"start={s.start} compute={s.compute} transport={s.transport} taper={s.taper} "
-        f"pace={s.pace}",
+        f"pace={s.pace} shots={s.shots}",
         f"digest {plan.digest:#010x}",
     ]
     for entry in plan.ranks:
