@@ -3,14 +3,15 @@
 All programs of a launch run at the same time. The last of them keeps the door; the others share the
 chunks, which are slices of columns, and each takes its chunks through all stages:
 
-    door      await free, clear it | open the gate, enter | await entered | all are done | free
+    door      await free, clear it | open the gate, enter | await entered
     program   make: multiply, store at the owners, raise      (behind the gate)
               finish: await the others' products, add them up, store and, as an owner, pass on
               collect: await the owners' sums, move them into y
 
-A lone program does both. Nothing waits before everything is made, and no program waits for another
-one of its rank but at the gate, whose keeper makes nothing. Loops must be neither flattened nor
-spread over specialized warps: loads would move ahead of waits.
+A lone program does both. The last program to end raises free at the peers. Nothing waits before
+everything is made, and no program waits for another one of its rank but at the gate, whose keeper
+makes nothing. Loops must be neither flattened nor spread over specialized warps: loads would move
+ahead of waits.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _CHUNKS = tl.constexpr(WORDS["data"])  # words of one writer
 # Fields of a chunk, and of the gates.
 _BEGIN, _END, _PARTIAL, _SUM = (tl.constexpr(i) for i in range(4))
 _FIELDS = tl.constexpr(4)
-_OPEN, _MET, _DONE, _NEVER = (tl.constexpr(i) for i in range(4))
+_OPEN, _MET, _DONE = (tl.constexpr(i) for i in range(3))
 
 # The compiler learns nothing about these, so they never make another kernel.
 UNSPECIALIZED = (
-    "digest", "copy", "copy_places", "items", "m", "rank", "own_row", "own_rows", "slot_rows",
-    "peers", "targets", "owners", "timeout_ns",
+    "digest", "copy", "copy_places", "items", "m", "rank", "own_row", "own_rows", "bias_row",
+    "bias_rows", "slot_rows", "peers", "targets", "owners", "timeout_ns",
 )  # fmt: skip
 
 
@@ -123,6 +124,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     rank: tl.int32,
     own_row: tl.int32,
     own_rows: tl.int32,
+    bias_row: tl.int32,
+    bias_rows: tl.int32,
     slot_rows: tl.int32,
     peers: tl.int64,
     targets: tl.int64,
@@ -152,10 +155,11 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     places: int64 [2, copy_places], of both copies of the window: where each rank's words begin;
     where each rank keeps sums, if TWICE; where the own products' window begins; and where each
     row of the own products goes: if TWICE to its owner, else to every rank, the own one last.
-    gates: int32 [4], 0 before and after: open, met (1, or 2 for never), programs that are done, 0.
+    gates: int32 [4], 0 before and after: open, met (1, or 2 for never), programs that ended, 0.
     stop, status: int32. The status becomes 1 + the index of a word that was given up (data), or
     the place of one (free, entered); a launch never lowers it.
     copy: of the window. own_row, own_rows: rows that this rank adds up. slot_rows: of a source.
+    bias_row, bias_rows: rows whose products get the bias, unless TWICE: then sums get it.
     peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
     timeout_ns: how long a program waits before it gives up.
     EDGE, BYTES: columns and bytes that divide where rows and chunks begin and end.
@@ -209,9 +213,15 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         words, 0, tl.zeros_like(peers), 1, gates + _OPEN, stop, patience_ns,
                         True, WORLD, ON_GPU,
                     )  # fmt: skip
-                part = total.to(y.dtype.element_ty)
                 row = top + tl.arange(0, ROWS)
                 col = left + tl.arange(0, COLS)
+                if HAS_BIAS and not TWICE:
+                    with_bias = (row >= bias_row) & (row < bias_row + bias_rows)
+                    terms = bias + col.to(tl.int64) * bias_stride
+                    term = tl.load(terms, mask=(col < end) & (bias_rows > 0), other=0)
+                    term = term.to(tl.float32)[None, :]
+                    total += tl.where(with_bias[:, None], term, 0.0)
+                part = total.to(y.dtype.element_ty)
                 inside = (row < m)[:, None] & (col < end)[None, :] & (opened != 0)
                 if TWICE:
                     tl.store(_rows_at(rows_to, row, m, y, BYTES) + col[None, :], part, inside)
@@ -272,7 +282,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     for _ in tl.static_range(WORLD):
                         total += tl.load(at, mask=inside, other=0).to(tl.float32)
                         at += slot_rows.to(tl.int64) * n
-                    if HAS_BIAS:
+                    if HAS_BIAS and TWICE:
                         term = tl.load(
                             bias + col.to(tl.int64) * bias_stride, mask=col < end, other=0
                         )
@@ -324,16 +334,12 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     here = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
                     tl.store(here, result, inside)
 
-    # The window is given back when all programs of this rank have read what they read of it.
-    if door:
-        if programs > 1:
-            await_words(
-                gates + _DONE, 0, tl.full((), 1, tl.int64), workers, gates, gates + _NEVER,
-                tl.full((), 1 << 62, tl.int64), False, WORLD, ON_GPU,
-            )  # fmt: skip
-        tl.store(gates + tl.arange(0, 4), tl.zeros((4,), tl.int32))
-        if (opened != 0) & (met != 0):
-            raise_words(places, _FREE + rank, peers, 1, WORLD, ON_GPU)
-    else:
+    # The last program to end gives the window back: all have read what they read of it.
+    tl.debug_barrier()
+    ended = tl.atomic_add(gates + _DONE, 1, sem="acq_rel", scope="gpu")
+    if ended == programs - 1:
+        held = (tl.load(gates + _OPEN) == 1) & (tl.load(gates + _MET) == 1)
         tl.debug_barrier()
-        tl.atomic_add(gates + _DONE, 1, sem="release", scope="gpu")
+        tl.store(gates + tl.arange(0, 4), tl.zeros((4,), tl.int32))
+        if held:
+            raise_words(places, _FREE + rank, peers, 1, WORLD, ON_GPU)

@@ -40,7 +40,7 @@ _NEEDED = {
 class _Slice(NamedTuple):
     """Columns [begin, end), and the chunk number."""
 
-    index: int
+    number: int
     begin: int
     end: int
 
@@ -73,9 +73,7 @@ def _check(schedule: Schedule) -> None:
 def _slices(n: int, chunks: int) -> list[_Slice]:
     """Cut columns into so many slices, or fewer where they are too few."""
     width = max(1, -(-n // (chunks * ALIGN))) * ALIGN
-    return [
-        _Slice(j, begin, min(begin + width, n)) for j, begin in enumerate(range(0, n, width))
-    ]
+    return [_Slice(j, begin, min(begin + width, n)) for j, begin in enumerate(range(0, n, width))]
 
 
 @dataclass
@@ -95,9 +93,9 @@ class _Direct:
         self.first = offsets(rows)
         self.peers = [(rank + turn) % world for turn in range(1, world)]
         self.owners = [peer for peer in self.peers if rows[peer]]
-        self.targets = self.owners if self.twice else self.peers if problem.m else []
+        self.targets = self.owners if self.twice else self.peers
         self.slot = max(rows) if self.twice else problem.m
-        self.slices = _slices(problem.n, self.schedule.chunks) if problem.m else []
+        self.slices = _slices(problem.n, self.schedule.chunks)
         # Rows that this rank adds up.
         self.top = self.first[rank] if self.twice else 0
         self.bottom = self.top + rows[rank] if self.twice else problem.m
@@ -157,12 +155,12 @@ class _Direct:
             pieces.append(Piece(top, bottom, each.begin, each.end, target, add))
         if not self.twice and not self.problem.outputs[0].bias:
             pieces = [Piece(0, m, each.begin, each.end, self._landed(rank, each))]
-        self.steps += self.products.steps(str(each.index), pieces)
+        self.steps += self.products.steps(str(each.number), pieces)
         if self.targets:
             sent = [self._part(peer, each) for peer in self.targets]
             self._store(
-                f"{each.index}", sent, [self._landed(rank, each, p) for p in self.targets],
-                self.targets, each.index,
+                f"{each.number}", sent, [self._landed(rank, each, p) for p in self.targets],
+                self.targets, each.number,
             )  # fmt: skip
 
     def _part(self, peer: int, each: _Slice) -> Region:
@@ -188,29 +186,29 @@ class _Direct:
 
     def _add_up(self, each: _Slice) -> tuple[Word, ...]:
         """Await the peers' products, add them up, and pass the sums on; return the words."""
-        words = tuple([Word(self.rank, "data", peer, each.index) for peer in self.peers])
+        words = tuple([Word(self.rank, "data", peer, each.number) for peer in self.peers])
         terms = tuple([self._landed(source, each) for source in range(self.problem.world)])
         terms += self._bias(each) if self.twice else ()
         sums = self._box("y0", self.top, self.bottom, each)
         self.steps += [
-            Step(f"wait.{each.index}", COMPUTE, "wait", "none", words=words),
-            Step(f"sum.{each.index}", COMPUTE, "reduce", "sm", terms, (sums,)),
+            Step(f"wait.{each.number}", COMPUTE, "wait", "none", words=words),
+            Step(f"sum.{each.number}", COMPUTE, "reduce", "sm", terms, (sums,)),
         ]
         if self.twice:
             there = [self._box(REDUCED, self.top, self.bottom, each, p) for p in self.peers]
-            word = self.schedule.chunks + each.index
-            self._store(f"sum{each.index}", [sums] * len(there), there, self.peers, word)
+            word = self.schedule.chunks + each.number
+            self._store(f"sum{each.number}", [sums] * len(there), there, self.peers, word)
         return words
 
     def _collect(self, each: _Slice) -> tuple[Word, ...]:
         """Await the owners' sums and move them into the output; return the words."""
-        index = self.schedule.chunks + each.index
+        index = self.schedule.chunks + each.number
         words = tuple([Word(self.rank, "data", peer, index) for peer in self.owners])
         spans = [(0, self.top), (self.bottom, self.problem.m)]
         spans = [(top, bottom) for top, bottom in spans if top < bottom]
         reads = tuple([self._box(REDUCED, top, bottom, each) for top, bottom in spans])
         writes = tuple([self._box("y0", top, bottom, each) for top, bottom in spans])
-        name = f"sum{each.index}"
+        name = f"sum{each.number}"
         self.steps += [
             Step(f"wait.{name}", COMPUTE, "wait", "none", words=words),
             Step(f"move.{name}", COMPUTE, "local_copy", "sm", reads, writes),

@@ -15,9 +15,9 @@ from dataclasses import replace
 from ficco.errors import ScheduleError
 from ficco.lowering import direct
 from ficco.lowering.cutting import check_implemented
+from ficco.lowering.direct import REDUCED
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
 from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
-from ficco.lowering.direct import REDUCED
 from ficco.lowering.producing import COMPUTE, Products
 from ficco.lowering.scattering import Chunk, Cut, Made, make_and_push
 from ficco.lowering.single import alone

@@ -47,7 +47,7 @@ class Producer(Protocol):
 
 
 class Products:
-    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. Where k_r is 0 they are zeros, and what is added."""
+    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. Where k_r is 0 only what is added."""
 
     def __init__(self, problem: Problem, rank: int) -> None:
         self.problem, self.rank = problem, rank

@@ -179,9 +179,7 @@ def _quick(facts: Facts, machine: Machine, regime: str, driver: str | None, gate
 
 
 def _by_rule(facts: Facts, machine: Machine, regime: str, gates: bool = True) -> Predicted:
-    candidates = points(
-        facts.op, facts.world, machine, facts.sums, gates, facts.m <= FEW_ROWS
-    )
+    candidates = points(facts.op, facts.world, machine, facts.sums, gates, facts.m <= FEW_ROWS)
     return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
 
 

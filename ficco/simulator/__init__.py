@@ -60,8 +60,8 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
 def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float:
     """Predict how long a call of a plan lasts, from rank 0's begin to the last rank's end, in ms.
 
-    It is the last end of `simulate`, and `call_us` where lanes fork and join; eagerly the host's time where that is more.
-    Raises as `simulate`.
+    It is the last end of `simulate`, and `call_us` where lanes fork and join; eagerly the host's
+    time where that is more. Raises as `simulate`.
     """
     _check(plan.problem, machine, regime)
     encoded = encode(plan, machine, regime == "synchronized")
