@@ -269,7 +269,7 @@ def assembly() -> None:
                 behind = places(r"ld\.global|st\.global", text[at:end])
                 met = places(r"barrier\.red", text[at:end])
                 assert not behind or met[0] < behind[0], "a thread goes on before the word"
-            assert len(acquires) == raises + 1
+            assert len(acquires) >= raises + 1, f"{name} {m}: {len(acquires)} waits"
             assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read past a word"
             assert places(r"atom\.global\.gpu\.acq_rel\.add", text), "ends are not ordered"
             assert made.metadata.shared <= 140_000, "no other kernel fits beside"
