@@ -124,8 +124,8 @@ def choose_tile(m: int, width: int, k: int, item: int) -> DirectTile:
     cols = max(16, min(_power(width), 128))
     depth = max(16, _power(k))
     if m == 1:
-        deep, warps = (256, 4) if cols <= 32 else (128, 8)
-        return DirectTile(1, cols, max(64, min(depth, deep)), warps, 4)
+        deep, warps = (512, 4) if cols <= 32 else (256, 8)
+        return DirectTile(1, cols, max(64, min(depth, deep // item)), warps, 4)
     if item == 4:  # on the ordinary units, from registers
         return DirectTile(max(16, min(_power(m), 32)), min(cols, 32), 32, 4, 3)
     rows = max(16, min(_power(m), 128 if cols > 64 else 64))
