@@ -51,7 +51,7 @@ def _step(step: Step) -> list[str]:
             body = [_part(part, turned, step.transpose_b) for part in step.parts]
             return [head + f"{len(body)} parts" + after, *(f"  {line}" for line in body)]
         return [head + body[0] + after, *(" " * len(head) + line for line in body[1:])]
-    reads = " + ".join(str(r) for r in step.reads)
+    reads = (" + " if step.kind == "reduce" else ", ").join(str(r) for r in step.reads)
     writes = ", ".join(str(w) for w in step.writes)
     return [head + f"{reads} -> {writes}" + after]
 
