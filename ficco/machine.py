@@ -100,6 +100,9 @@ class Costs:
         host_kernel_us: what submitting one kernel of ficco's own takes it (gated GEMMs, sums).
         host_serial_us: what submitting a whole GEMM and a collective takes it.
         skew_us: how far apart ranks begin a call.
+        store_us: from a kernel's store at a peer until a kernel there that awaits it has it; 0: not
+            known, so that nothing is predicted of transport "sm" here.
+        direct_us: how much longer than its GEMM a kernel lasts that has a call's handshake in it.
         gated_gemm: how much longer a gated GEMM lasts than the library's, alone.
         gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
         copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.
@@ -120,6 +123,8 @@ class Costs:
     host_words_us: float = 0.0
     host_serial_us: float = 0.0
     skew_us: float = 0.0
+    store_us: float = 0.0
+    direct_us: float = 0.0
     gated_gemm: float = 1.0
     gemm_beside_copies: float = 1.0
     copies_beside_gemm: float = 1.0

@@ -78,6 +78,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     if schedule.transport == "collective":
         moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
+    if schedule.transport == "sm":
+        return _direct(facts, machine, schedule, whole), costs.host_call_us + costs.host_launch_us
     peers, grain = world - 1, schedule.chunks
     send = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm
     send += (costs.signal_us * peers) * grain
@@ -113,6 +115,18 @@ def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:
     if schedule.compute == "gated" and machine.engine == "cuda":
         return 2 * costs.host_kernel_us
     return (calls + 2) * costs.host_launch_us
+
+
+def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
+    """Return the time of one launch that multiplies, stores at peers, and adds up."""
+    costs, world, twice = machine.costs, facts.world, schedule.shots == "two"
+    rows = facts.m * facts.n * facts.item
+    sent = rows * (world - 1) * (2 / world if twice else 1)
+    links = world - 1 if machine.link.per == "pair" else 1
+    send = sent / (links * machine.link.peak_gbps * 1e3)
+    moved = machine.stream_us((world + 1) * rows * (1 / world if twice else 1))
+    fixed = costs.launch_us + costs.direct_us + (2 if twice else 1) * costs.store_us
+    return fixed + whole + send + moved
 
 
 def _steps(facts: Facts, schedule: Schedule) -> tuple[int, int, int]:
