@@ -22,7 +22,18 @@ from ficco.errors import InputError
 from ficco.kernels.direct_kernel import direct_all_reduce
 from ficco.kernels.direct_table import DirectTable
 
-__all__ = ["Control", "Direct", "DirectTile", "Operands", "Places", "all_reduce", "prepare", "warm"]
+__all__ = [
+    "Control",
+    "Direct",
+    "DirectTile",
+    "Launch",
+    "Operands",
+    "Places",
+    "all_reduce",
+    "launch_of",
+    "prepare",
+    "warm",
+]
 
 _ALIGN = 16  # bytes of the widest store
 _SHARED = 140_000  # bytes that a program may take of a multiprocessor's 227 KiB
@@ -196,7 +207,33 @@ def all_reduce(direct: Direct, operands: Operands, control: Control, copy: int) 
     Raises:
         InputError: operands that the table was not made for.
     """
-    _launch(direct, _arguments(direct, operands, control, copy), direct.programs)
+    _launch(launch_of(direct, operands, control, copy))
+
+
+class Launch(NamedTuple):
+    """A kernel and what it is launched with.
+
+    Attributes:
+        kernel: the Triton function.
+        arguments: by name, constants among them.
+        programs: the grid.
+        warps: Triton's option.
+    """
+
+    kernel: Any
+    arguments: dict[str, Any]
+    programs: int
+    warps: int
+
+
+def launch_of(direct: Direct, operands: Operands, control: Control, copy: int = 0) -> Launch:
+    """Return what `all_reduce` launches.
+
+    Raises:
+        InputError: operands that the table was not made for.
+    """
+    arguments = _arguments(direct, operands, control, copy)
+    return Launch(direct_all_reduce, arguments, direct.programs, direct.tile.warps)
 
 
 def warm(direct: Direct, operands: Operands, control: Control) -> None:
@@ -208,12 +245,13 @@ def warm(direct: Direct, operands: Operands, control: Control) -> None:
     Raises:
         InputError: operands that the table was not made for.
     """
-    idle = {"items": 0, "own_rows": 0, "peers": 0, "targets": 0, "owners": 0}
-    _launch(direct, _arguments(direct, operands, control, 0) | idle, 1)
+    launch = launch_of(direct, operands, control)
+    launch.arguments.update(items=0, own_rows=0, peers=0, targets=0, owners=0)
+    _launch(launch._replace(programs=1))
 
 
-def _launch(direct: Direct, arguments: dict[str, Any], programs: int) -> None:
-    direct_all_reduce[(programs,)](**arguments, num_warps=direct.tile.warps)
+def _launch(launch: Launch) -> None:
+    launch.kernel[(launch.programs,)](**launch.arguments, num_warps=launch.warps)
 
 
 def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
     if schedule.transport == "sm":
-        return _direct(facts, machine, schedule, whole), costs.host_call_us + costs.host_launch_us
+        return _direct(facts, machine, schedule, whole), costs.host_call_us + costs.host_kernel_us
     peers, grain = world - 1, schedule.chunks
     send = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm
     send += (costs.signal_us * peers) * grain

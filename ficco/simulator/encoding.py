@@ -162,7 +162,7 @@ class _Encoder:
         host_ns = 1e3 * self.costs.host_call_us
         if self.once:
             self.calls.use_as_one(entry.steps)
-            host_ns += self.host_launch_ns
+            host_ns += self.host_kernel_ns
         lanes: dict[str, int] = {}
         row_of: dict[str, int] = {}
         number = len(rows) // _ROW
