@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         TimeoutExceeded,
     )
     from ficco.machine import Machine
+    from ficco.modules.explaining import explain
     from ficco.modules.functions import (
         all_gather_matmul,
         all_to_all_matmul,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         synchronize,
         window_bytes,
     )
+    from ficco.modules.overlapping import overlap, restore
+    from ficco.modules.sizing import size_windows
     from ficco.node import Node
     from ficco.plan import Plan
     from ficco.problem import Output, Problem
@@ -65,12 +68,16 @@ _HOMES = {
     "close": "modules.groups",
     "column_matmul": "modules.functions",
     "embedding_all_to_all": "modules.functions",
+    "explain": "modules.explaining",
     "fallback_reason": "modules.groups",
     "matmul_all_reduce": "modules.functions",
     "matmul_all_to_all": "modules.functions",
     "matmul_reduce_scatter": "modules.functions",
+    "overlap": "modules.overlapping",
     "prepare": "modules.groups",
     "reset": "modules.groups",
+    "restore": "modules.overlapping",
+    "size_windows": "modules.sizing",
     "synchronize": "modules.groups",
     "window_bytes": "modules.groups",
 }
@@ -97,12 +104,16 @@ __all__ = [
     "close",
     "column_matmul",
     "embedding_all_to_all",
+    "explain",
     "fallback_reason",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",
+    "overlap",
     "prepare",
     "reset",
+    "restore",
+    "size_windows",
     "synchronize",
     "window_bytes",
 ]

@@ -14,7 +14,7 @@ from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
-__all__ = ["AUTO", "automatic", "regime"]
+__all__ = ["AUTO", "automatic", "choice", "regime"]
 
 AUTO = "auto"
 _told: set[tuple[str, ...]] = set()  # choices that were logged with their reasons, once each
@@ -34,9 +34,7 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
         MachineError: the profile that was given is of another machine.
     """
     on_gpu = device.type == "cuda"
-    name = _name(device.index or 0) if on_gpu else ""
-    driver = cuda.served_version() if on_gpu else None
-    found = selector.automatic(problem, runtime.machine, name, regime(), driver)
+    found = choice(problem, runtime, device)
     said = (problem.op, found.schedule.name, str(found.schedule.chunks), found.by)
     if said not in _told:
         _told.add(said)
@@ -44,6 +42,18 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
         level("%s: %s, grain %s, by the %s: %s", problem.op, found.schedule.name,
               found.schedule.chunks, found.by, "; ".join(found.reasons))  # fmt: skip
     return found.schedule
+
+
+def choice(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> selector.Choice:
+    """Return what `automatic` takes, with its reasons; nothing is logged.
+
+    Raises:
+        MachineError: the profile that was given is of another machine.
+    """
+    on_gpu = device.type == "cuda"
+    name = _name(device.index or 0) if on_gpu else ""
+    driver = cuda.served_version() if on_gpu else None
+    return selector.automatic(problem, runtime.machine, name, regime(), driver)
 
 
 @lru_cache(maxsize=64)

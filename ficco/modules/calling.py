@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -23,6 +24,9 @@ from ficco.schedule import Schedule
 
 __all__ = ["Call"]
 
+_KINDS = {  # as NumPy writes them; bfloat16 as the bits that it has
+    torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<i2", torch.int64: "<i8",
+}  # fmt: skip
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 Tensor = torch.Tensor
 
@@ -211,11 +215,27 @@ def _asked(schedule: str | Schedule, grain: int | None) -> Schedule | None:
     return chosen if grain is None else replace(chosen, grain=grain)
 
 
+class _Memory:
+    """A tensor's memory for NumPy. Tensor.numpy() would forbid its storage to change its size.
+
+    FSDP frees the weights that it has gathered in that way.
+    """
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor  # lives as long as the array
+        self.__array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": _KINDS[tensor.dtype],
+            "data": (tensor.data_ptr(), False),
+            "strides": tuple(step * tensor.element_size() for step in tensor.stride()),
+            "version": 3,
+        }
+
+
 def _array(tensor: Tensor) -> npt.NDArray[Any]:
     """Return an array over the tensor's memory, with its strides."""
     plain_tensor = tensor.detach().resolve_neg()
-    if plain_tensor.dtype == torch.bfloat16:
-        bits: npt.NDArray[Any] = plain_tensor.view(torch.int16).numpy()
-        return bits.view(ml_dtypes.bfloat16)
-    found: npt.NDArray[Any] = plain_tensor.numpy()
-    return found
+    found: npt.NDArray[Any] = np.asarray(_Memory(plain_tensor))
+    return found.view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else found

@@ -61,7 +61,8 @@ def process_group(group: Any) -> Any:
     """Return a ProcessGroup from one, its name, a DeviceMesh of one dimension, or None (all).
 
     Raises:
-        InputError: torch.distributed is not initialized, or the mesh has several dimensions.
+        InputError: torch.distributed is not initialized, the mesh has several dimensions, or no
+            group has the name.
     """
     if not dist.is_initialized():
         raise InputError(
@@ -77,7 +78,13 @@ def process_group(group: Any) -> Any:
             )
         return group.get_group()
     if isinstance(group, str):
-        return cast(Any, distributed_c10d)._resolve_process_group(group)
+        try:
+            return cast(Any, distributed_c10d)._resolve_process_group(group)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise InputError(
+                f"group={group!r}: no process group has this name; pass the ProcessGroup itself or "
+                "a DeviceMesh of one dimension"
+            ) from error
     return group
 
 

@@ -104,9 +104,17 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         if facts.op == "matmul_all_reduce":  # sums travel, too, behind the last product
             end = max(made, sent) + last / grain + send + machine.stream_us(2.0 * block * peers)
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
-    host = costs.host_call_us + (steps * calls + 2) * costs.host_launch_us
+    host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     host += (steps + 2 + peers * grain) * costs.host_words_us + peers * grain * costs.host_copy_us
     return end + words + costs.call_us, host
+
+
+def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:
+    """Return what launching GEMMs, and what stands at the ends of a call, takes the host."""
+    costs = machine.costs
+    if schedule.compute == "gated" and machine.engine == "cuda":
+        return 2 * costs.host_kernel_us
+    return (calls + 2) * costs.host_launch_us
 
 
 def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:

@@ -129,6 +129,8 @@ class _Encoder:
         self.launch_ns = 1e3 * costs.launch_us
         self.host_words_ns, self.host_copy_ns = 1e3 * costs.host_words_us, 1e3 * costs.host_copy_us
         self.host_launch_ns = 1e3 * costs.host_launch_us
+        own = machine.engine == "cuda"  # which launches its own kernels natively
+        self.host_kernel_ns = 1e3 * costs.host_kernel_us if own else self.host_launch_ns
         self.machine, self.wires = machine, Wires(machine, plan.problem.world)
         self.calls = Calls(machine, plan.problem.dtype)
         self.words: defaultdict[Word, int] = defaultdict(count().__next__)
@@ -178,7 +180,7 @@ class _Encoder:
                     )
                 self.afters.append(row_of[other])
             if step.parts:
-                host_ns += self.host_launch_ns
+                host_ns += self.host_kernel_ns
                 number += self._parts(step, lane, host_ns if self.submitted else 0.0)
             else:
                 if step.kind not in encoders:
@@ -239,7 +241,7 @@ class _Encoder:
             self._delay(self.launch_ns)
             if ns:
                 self.actions += (_WORK, 0, ns)
-        return self.host_launch_ns * len(calls)
+        return (self.host_kernel_ns if step.kind == "reduce" else self.host_launch_ns) * len(calls)
 
     def _parts(self, step: Step, lane: int, not_before: float) -> int:
         """Add a row for every part of a gated step; return how many."""

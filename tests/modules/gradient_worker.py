@@ -351,17 +351,18 @@ def alone() -> None:
 def captured(rank: int, world: int) -> None:
     """A whole training step in one CUDA graph, against the same steps made eagerly."""
     x, target = draw(rank, 4, 6), draw(5 + rank, 4, 3)
+    schedule: dict[str, Any] = {"schedule": "hetero_unfused_1d", "grain": 2}
     found = []
     for in_graph in (False, True):
         w, v = (
             draw(s + rank, *shape).requires_grad_() for s, shape in ((10, (6, 5)), (20, (5, 3)))
         )
-        optimizer = torch.optim.SGD([w, v], lr=0.01)
+        optimizer = torch.optim.SGD([w, v], lr=1e-4)
 
         def step() -> None:
             optimizer.zero_grad()  # noqa: B023
-            hidden = torch.relu(ficco.all_gather_matmul(x, w))  # noqa: B023
-            y = ficco.matmul_reduce_scatter(hidden, v)  # noqa: B023
+            hidden = torch.relu(ficco.all_gather_matmul(x, w, **schedule))  # noqa: B023
+            y = ficco.matmul_reduce_scatter(hidden, v, **schedule)  # noqa: B023
             ((y - target) ** 2).sum().backward()
             optimizer.step()  # noqa: B023
 

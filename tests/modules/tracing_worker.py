@@ -175,13 +175,16 @@ def looking_on(rank: int, world: int) -> None:
     y = ficco.all_gather_matmul(whole.to_local(), w, group=mesh)
     DTensor.from_local(y, mesh, [Shard(1)]).sum().backward()
     assert isinstance(whole.grad, DTensor)
-    once = ficco.all_gather_matmul(p, q).sum()
+    y = ficco.all_gather_matmul(p, q)  # nobody looks on: not by way of the dispatcher
+    assert type(y.grad_fn).__name__ == "RecordedBackward"
+    once = y.sum()
     refused(lambda: torch.autograd.grad(once, p, create_graph=True), "create_graph")
     refused(lambda: torch.func.grad(lambda t: ficco.all_gather_matmul(t, w).sum())(x), "torch.func")
     refused(lambda: torch.func.vmap(lambda t: ficco.all_gather_matmul(t, w))(draw(1, 2, 4, 6)),
             "torch.func")  # fmt: skip
     refused(lambda: ficco.all_gather_matmul(p, q, save_gathered=True, schedule="shard_p2p"),
             "save_gathered")  # fmt: skip
+    refused(lambda: ficco.all_gather_matmul(x, w, group="tp"), "no process group")
     refused(lambda: ficco.column_matmul(x, w.t()), "w[0] is [5, 6]")
     refused(lambda: ficco.column_matmul(x, w, bias=torch.zeros(6)), "bias[0] is [6]")
     refused(lambda: ficco.column_matmul(x, w.double()), "one dtype")

@@ -1,0 +1,296 @@
+"""Layers that PyTorch's `parallelize_module` made parallel: DTensor weights, styles in hooks.
+
+ColwiseParallel gathers its input in a forward pre-hook, before the layer runs, when nothing can
+hide it. So that hook passes its input on as it came, and the layer's forward gathers it while it
+multiplies. RowwiseParallel sums in a forward hook, which finds nothing to do: the layer's forward
+returns what the hook would have made.
+
+PrepareModuleInput gathers before a parent whose layers then read it whole (attention, MLP). Its
+hook passes the input on split, as a DTensor, and the parent's column layers gather it. PyTorch
+computes with a split DTensor as with a whole one, so whatever else reads it gets the same values. A
+parent whose class takes DTensors apart by itself keeps its gather.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from functools import partial
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from ficco.modules.layers.finding import Found, closure_of, local_of, refuse_transforms, unfit
+from ficco.modules.layers.layer import Left, layer_of
+
+__all__ = ["COLUMN", "Gathering", "gathering_of", "look", "pass_on"]
+
+Module = torch.nn.Module
+Tensor = torch.Tensor
+
+COLUMN = "ColwiseParallel"  # how the style is called
+_APART = {"to_local", "full_tensor", "redistribute", "placements", "_local_tensor", "device_mesh"}
+
+
+class _Style(NamedTuple):
+    """A style as its hooks hold it.
+
+    Attributes:
+        key: of its forward pre-hook.
+        mesh: of the layer.
+        arguments: that the style's own function is called with first.
+        function: the style's own function.
+    """
+
+    key: int
+    mesh: DeviceMesh
+    arguments: tuple[Any, ...]
+    function: Any
+
+
+class Gathering(NamedTuple):
+    """A parent whose PrepareModuleInput gathers for its layers.
+
+    Attributes:
+        key: of its forward pre-hook.
+        hook: the same, but for the gather.
+        why: the parent must keep its gather; empty: it need not.
+    """
+
+    key: int
+    hook: Any
+    why: str
+
+
+def look(name: str, module: Module) -> Found | Left | None:
+    """Return what `parallelize_module` made of a module, if anything."""
+    before, after = _styles(module._forward_pre_hooks), _styles(module._forward_hooks)
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, DTensor):
+        return None
+    known = {ColwiseParallel._prepare_input_fn: "column", RowwiseParallel._prepare_input_fn: "row"}
+    for style in before:
+        if style.function is SequenceParallel._prepare_input_fn:
+            return None  # it has no GEMM
+        if style.function not in known:
+            continue
+        kind = known[style.function]
+        words = COLUMN if kind == "column" else "RowwiseParallel"
+        if isinstance(module, torch.nn.Embedding):
+            return Left(name, words, "an embedding has no GEMM to hide behind", False)
+        return _linear(name, module, kind, words, style, after)
+    if isinstance(module, torch.nn.Linear) and any(p.is_shard() for p in weight.placements):
+        if "forward" in module.__dict__:
+            return None  # another library's plan, in which `plans` may read
+        why = "no hook of ColwiseParallel or RowwiseParallel itself is on it"
+        return Left(name, "DTensor weight", why)
+    return None
+
+
+def _linear(
+    name: str, module: Module, kind: str, words: str, style: _Style, after: Sequence[_Style]
+) -> Found | Left:  # fmt: skip
+    if left := unfit(name, module, words, torch.nn.Linear.forward):
+        return left
+    if "forward" in module.__dict__:
+        return Left(name, words, "its forward was replaced before")
+    cls = ColwiseParallel if kind == "column" else RowwiseParallel
+    outputs = [each for each in after if each.function is cls._prepare_output_fn]
+    if len(outputs) != 1 or style.mesh.ndim != 1:
+        return Left(name, words, "its hooks are not those of one style on a mesh of one dimension")
+    weight: Any = module.weight
+    dim, world = (0 if kind == "column" else 1), style.mesh.size()
+    if weight.shape[dim] % world:
+        what = "out_features" if kind == "column" else "in_features"
+        why = f"{what}={weight.shape[dim]} is not divisible by {world} ranks"
+        return Left(name, words, why)
+    (given,), (wanted,) = style.arguments[0], outputs[0].arguments[0]
+    found = Found(name, module, words, kind, style.mesh.get_group(), _column)
+    if kind == "row":
+        found.forward = _row
+        if not (wanted.is_replicate() or wanted.is_shard()) or wanted == Shard(-1):
+            return Left(name, words, f"its output is {wanted}, which is no sum to overlap")
+        found.output_dim = wanted.dim if wanted.is_shard() else None
+        return found
+    found.input_dim = given.dim if given.is_shard() else None
+    found.gathers = given.is_shard()
+    found.reads = (given, weight.shape[1], weight.dtype)
+    found.passed = (style.key,)
+    if wanted.is_replicate() or (wanted.is_shard() and wanted.dim not in (-1,)):
+        found.notes = (f"PyTorch redistributes its output to {wanted} afterwards",)
+    return found
+
+
+def pass_on(module: Module, inputs: Any) -> None:
+    """Stand in for a style's pre-hook whose work the layer's forward does."""
+
+
+def _column(module: Module, input: Any) -> Any:
+    """Forward of a column layer: gathers a split input while it multiplies."""
+    layer = layer_of(module)
+    if layer.sharing is None:
+        return _columns([module], input)[0]
+    return layer.sharing.result(layer.place, input, _columns)
+
+
+def _columns(modules: Sequence[Module], x: Any) -> list[DTensor]:
+    """Compute column layers that read the same x; return DTensors split along the columns."""
+    refuse_transforms()
+    layer, mesh = layer_of(modules[0]), _mesh_of(modules[0])
+    if not isinstance(x, DTensor):
+        placement: Any = Replicate() if layer.input_dim is None else Shard(layer.input_dim)
+        local, whole = x, None
+    else:
+        placement = x.placements[0]
+        if not placement.is_replicate() and not _gatherable(placement, x.dim()):
+            x = x.redistribute(placements=[Replicate()])
+            placement = Replicate()
+        local = x.to_local(grad_placements=[placement])
+        whole = x.shape[placement.dim] if isinstance(placement, Shard) else None
+    weights = [local_of(module.weight) for module in modules]
+    biases = [local_of(module.bias) for module in modules]
+    if isinstance(placement, Shard):
+        ys = layer.gather(local, placement.dim % local.dim(), weights, biases, whole)
+    else:
+        ys = layer.columns(local, weights, biases)
+    for other in modules[1:]:
+        layer_of(other).seen = layer.seen
+    return [DTensor.from_local(y, mesh, [Shard(-1)], run_check=False) for y in ys]
+
+
+def _row(module: Module, input: Any) -> DTensor:
+    """Forward of a row layer; the style's pre-hook has split its input along the last dimension."""
+    refuse_transforms()
+    layer, mesh = layer_of(module), _mesh_of(module)
+    local = input.to_local()
+    weight, bias = local_of(module.weight), local_of(module.bias)
+    dim = None if layer.output_dim is None else layer.output_dim % local.dim()
+    if dim is None or dim == local.dim() - 1:  # the style's hook takes its columns of the sum
+        y = layer.reduce(local, weight, bias)
+        return DTensor.from_local(y, mesh, [Replicate()], run_check=False)
+    if bias is not None:  # added to this rank's rows, so its gradient is of these alone
+        bias = _Summed.apply(bias, layer.ranks.group)  # type: ignore[no-untyped-call]
+    y = layer.scatter(local, dim, weight, bias)
+    if local.shape[dim] % layer.ranks.world == 0:
+        return DTensor.from_local(y, mesh, [Shard(dim)], run_check=False)
+    shape = [*local.shape[:-1], weight.shape[0]]
+    stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return DTensor.from_local(
+        y.contiguous(), mesh, [Shard(dim)], run_check=False, shape=torch.Size(shape),
+        stride=tuple(stride),
+    )  # fmt: skip
+
+
+class _Summed(torch.autograd.Function):
+    """A tensor that is the same on all ranks; its gradient is the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def _gatherable(placement: Any, dims: int) -> bool:
+    return isinstance(placement, Shard) and placement.dim % dims != dims - 1
+
+
+def _mesh_of(module: Module) -> DeviceMesh:
+    weight: Any = module.weight
+    mesh: DeviceMesh = weight.device_mesh
+    return mesh
+
+
+# ---- hooks
+
+
+def _styles(hooks: Any) -> list[_Style]:
+    """Return the styles in hooks that `distribute_module` has registered."""
+    found = []
+    for key, hook in hooks.items():
+        held = closure_of(hook)
+        function = held.get("input_fn", held.get("output_fn"))
+        if isinstance(function, partial) and isinstance(held.get("device_mesh"), DeviceMesh):
+            found.append(_Style(key, held["device_mesh"], function.args, function.func))
+    return found
+
+
+def gathering_of(parent: Module) -> Gathering | None:
+    """Return what PrepareModuleInput gathers before a parent, if it does."""
+    for key, hook in parent._forward_pre_hooks.items():
+        held = closure_of(hook)
+        style, mesh = held.get("self"), held.get("device_mesh")
+        if type(style) is not PrepareModuleInput or not isinstance(mesh, DeviceMesh):
+            continue
+        if (changed := _ungathering(style)) is None:
+            continue
+        why = ""
+        if style.use_local_output:
+            why = "its PrepareModuleInput turns the gathered input into a local tensor"
+        elif names := sorted(_names_of(type(parent)) & _APART):
+            why = f"{type(parent).__name__} takes DTensors apart by itself ({', '.join(names)})"
+        if style.with_kwargs:
+            return Gathering(key, partial(_prepared_by_name, changed, mesh), why)
+        return Gathering(key, partial(_prepared, changed, mesh), why)
+    return None
+
+
+def _ungathering(style: PrepareModuleInput) -> PrepareModuleInput | None:
+    """Return a style like this one that leaves inputs split; None: it gathers none."""
+    changed = copy.copy(style)
+    gathers = False
+
+    def kept(given: Any, wanted: Any) -> Any:
+        nonlocal gathers
+        if given is not None and wanted is not None and given.is_shard() and wanted.is_replicate():
+            gathers = True
+            return given
+        return wanted
+
+    if style.input_layouts is not None and style.desired_input_layouts is not None:
+        pairs = zip(style.input_layouts, style.desired_input_layouts, strict=True)
+        changed.desired_input_layouts = tuple(kept(*pair) for pair in pairs)
+    changed.desired_input_kwarg_layouts = {
+        name: kept(style.input_kwarg_layouts.get(name), wanted)
+        for name, wanted in style.desired_input_kwarg_layouts.items()
+    }
+    return changed if gathers else None
+
+
+def _prepared(style: PrepareModuleInput, mesh: DeviceMesh, module: Module, inputs: Any) -> Any:
+    return style._prepare_input_fn(inputs, mesh)  # type: ignore[no-untyped-call]
+
+
+def _prepared_by_name(
+    style: PrepareModuleInput, mesh: DeviceMesh, module: Module, inputs: Any, named: Any
+) -> Any:
+    return style._prepare_input_kwarg_fn(inputs, named, mesh)  # type: ignore[no-untyped-call]
+
+
+def _names_of(cls: type) -> set[str]:
+    """Return the names that the methods of a class use."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if base in (Module, object):
+            break
+        for value in vars(base).values():
+            code = getattr(value, "__code__", None)
+            if isinstance(code, CodeType):
+                found |= set(code.co_names)
+    return found

@@ -1,0 +1,151 @@
+"""Layers of one parent that read the same input share one call: q, k and v; gate and up.
+
+The first of them that is called computes for all; the others take theirs if they get the very same
+tensor, unchanged, in the same modes and with unchanged weights. One that does not is computed
+alone, and leaves the others from the next forward on. Results wait at most until the parent's
+forward ends.
+
+A checkpoint's second run of a forward must do what the first did. So who shares changes only
+outside of backward, where such runs happen.
+
+torch.compile cannot compare how often a tensor was written. What it traces shares where a forward
+that was not compiled has shown that all layers take theirs; the code that is traced is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Sharing"]
+
+Tensor = torch.Tensor
+Module = torch.nn.Module
+Compute = Callable[[Sequence[Module], Any], list[Any]]
+
+_APART = "it was not called with the input that the others read"
+
+
+class _Kept(NamedTuple):
+    """A result that waits for its layer, and what it was computed with."""
+
+    result: Any
+    facts: tuple[Any, ...]
+
+
+class Sharing:
+    """The layers of one parent that read one input; each has its place among them.
+
+    Lists by place, not dictionaries by module: torch.compile follows them.
+
+    Attributes:
+        parent: its name.
+        layers: its layers.
+        alone: by place: why a layer was found not to share; None: it shares.
+        uncounted: the last call was on an inference tensor, for which nothing is shared.
+        proven: in a forward that was not compiled, all that share took the same tensor, unchanged.
+    """
+
+    def __init__(self, parent: str, layers: Sequence[Module]) -> None:
+        self.parent = parent
+        self.layers = list(layers)
+        self.alone: list[str | None] = [None for _ in layers]
+        self.proven = self.uncounted = False
+        self._leaving: list[str | None] = [None for _ in layers]
+        self._changes = False  # whether someone is leaving
+        self._kept: list[_Kept | None] = [None for _ in layers]
+        self._x: Any = None  # of which results wait
+        self._facts: tuple[Any, ...] = ()
+
+    def result(self, place: int, x: Any, compute: Compute) -> Any:
+        """Return the result of one layer; `compute` makes those of several from x."""
+        if self._changes and not _within_backward():
+            self.alone = [old or new for old, new in zip(self.alone, self._leaving, strict=True)]
+            self._leaving, self._changes = [None for _ in self.layers], False
+        mine, modes = self.layers[place], _modes(x)
+        unknown = torch.compiler.is_compiling() and not self.proven
+        self.uncounted = modes is None
+        if self.alone[place] is not None or modes is None or unknown:
+            return compute([mine], x)[0]
+        if self._x is x and self._facts == modes:
+            kept = self._kept[place]
+            self._kept[place] = None
+            if all(each is None for each in self._kept):
+                self._x = None
+            if kept is None or kept.facts != _weights(mine):
+                return compute([mine], x)[0]
+            if self._x is None and not torch.compiler.is_compiling():
+                self.proven = True
+            return kept.result
+        self._drop()
+        together = [
+            i
+            for i, layer in enumerate(self.layers)
+            if self.alone[i] is None and (i == place or _alike(layer, mine))
+        ]
+        results = compute([self.layers[i] for i in together], x)
+        for i, result in zip(together, results, strict=True):
+            if i == place:
+                own = result
+            else:
+                self._kept[i] = _Kept(result, _weights(self.layers[i]))
+                self._x, self._facts = x, modes
+        return own
+
+    def settle(self, parent: Module, inputs: Any, output: Any) -> None:
+        """End a forward of the parent: a layer whose result still waits is not like the others."""
+        for i, kept in enumerate(self._kept):
+            if kept is not None:
+                self._leaving[i], self._changes = _APART, True
+        self.clear(parent, inputs, output)
+
+    def clear(self, parent: Module, inputs: Any, output: Any) -> None:
+        """Forget what waits; also where the parent's forward has raised."""
+        self._drop()
+
+    def _drop(self) -> None:
+        self._x, self._facts = None, ()
+        self._kept = [None for _ in self.layers]
+
+
+def _within_backward() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _modes(x: Tensor) -> tuple[Any, ...] | None:
+    """Return x's version and the modes that a result depends on.
+
+    None: inference tensors do not count their versions, so nothing says that x is unchanged.
+    """
+    kind = x.device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if torch.compiler.is_compiling():
+        return None, torch.is_grad_enabled(), cast
+    if x.is_inference():
+        return None
+    return x._version, torch.is_grad_enabled(), cast
+
+
+def _weights(layer: Module) -> tuple[Any, ...]:
+    """Return which weights a layer has, and how often they were written."""
+    if torch.compiler.is_compiling():
+        return ()
+    found: list[Any] = []
+    for tensor in (layer.weight, layer.bias):
+        if isinstance(tensor, Tensor):
+            found += [id(tensor), None if tensor.is_inference() else tensor._version]
+    return tuple(found)
+
+
+def _alike(one: Module, other: Module) -> bool:
+    """Whether two layers can be one call now; a weight that is still split elsewhere cannot."""
+    a, b = one.weight, other.weight
+    return a is b or (
+        type(a) is type(b)
+        and a.dtype == b.dtype
+        and a.device == b.device
+        and getattr(a, "placements", None) == getattr(b, "placements", None)
+        and getattr(a, "device_mesh", None) == getattr(b, "device_mesh", None)
+    )

@@ -1,0 +1,85 @@
+"""size_windows(): windows made large enough before a CUDA graph is captured, or before serving.
+
+Windows grow with the largest call, which a capture forbids and a request should not wait for. What
+a call needs follows from its plan alone, so the layers' own calls are made once, on zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ficco.errors import InputError
+from ficco.modules.layers.finding import DTYPES, local_of
+from ficco.modules.layers.layer import ATTRIBUTE, Layer, layer_of
+
+__all__ = ["size_windows"]
+
+Module = torch.nn.Module
+Tensor = torch.Tensor
+
+
+def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> None:
+    """Run every kind of call that an overlapped model's layers make, once, on zeros.
+
+    Afterwards no call with as many rows or fewer, by the same schedule, grows a window. It is a
+    collective call: all ranks make it alike. Gradients of the model are not touched.
+
+    Args:
+        module: an overlapped model.
+        rows: batch x sequence, over all ranks, of the largest input to come.
+        backward: whether to run backward, too; None: where the model trains and has a weight that
+            requires a gradient.
+
+    Raises:
+        InputError: the model is not overlapped, is on the meta device, or its weights are not those
+            that its layers multiply (sharded by FSDP at the moment).
+    """
+    found = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
+    if not found:
+        raise InputError("the module is not overlapped; call ficco.overlap(module) first")
+    if rows < 1:
+        raise InputError(f"rows={rows}: it is batch x sequence, 1 or more")
+    done = set()
+    for each in found:
+        layer = layer_of(each)
+        together = [each]
+        if layer.sharing is not None and layer.sharing.alone[layer.place] is None:
+            pairs = zip(layer.sharing.layers, layer.sharing.alone, strict=True)
+            together = [other for other, why in pairs if why is None]
+        weights = [local_of(other.weight) for other in together]
+        first = weights[0]
+        if first.is_meta or first.dtype not in DTYPES or first.dim() != 2:
+            raise InputError(f"{layer.name}: its weight is {first.dtype} on {first.device}")
+        kind = (layer.kind, layer.input_dim, layer.output_dim, layer.ranks.group, first.dtype,
+                first.device, layer.options, *(weight.shape for weight in weights))  # fmt: skip
+        if kind in done:
+            continue
+        done.add(kind)
+        wanted = backward
+        if wanted is None:
+            wanted = each.training and any(weight.requires_grad for weight in weights)
+        seen = layer.seen
+        _call(layer, weights, rows, wanted)
+        layer.seen = seen
+
+
+def _call(layer: Layer, weights: list[Tensor], rows: int, backward: bool) -> None:
+    world, first = layer.ranks.world, weights[0].detach()
+    split = layer.kind == "column" and layer.gathers
+    mine = -(-rows // world) if split else -(-rows // world) * world
+    x = first.new_zeros((mine, first.shape[1]), requires_grad=backward)
+    given = [weight.detach().requires_grad_(backward) for weight in weights]
+    with torch.set_grad_enabled(backward):
+        ys: Any
+        if split:
+            ys = layer.gather(x, 0, given, [None] * len(given))
+        elif layer.kind == "column":
+            ys = layer.columns(x, given, [None] * len(given))
+        elif layer.output_dim is None:
+            ys = [layer.reduce(x, given[0], None)]
+        else:
+            ys = [layer.scatter(x, 0, given[0], None)]
+        if backward:
+            torch.autograd.grad(ys, [x, *given], [torch.zeros_like(y) for y in ys])

@@ -1,0 +1,44 @@
+"""A rank that runs checks of overlap(): python overlap_worker.py STORE RANK WORLD CHECK...
+
+Checks are in `overlap_results.py` and `overlap_limits.py`; each takes the mesh of all ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import ficco
+
+sys.path.insert(0, str(Path(__file__).parent))
+from overlap_limits import CHECKS as LIMITS
+from overlap_results import CHECKS as RESULTS
+
+
+def main() -> None:
+    """Be a rank: argv has the store, the rank, the world and the names of checks."""
+    checks = RESULTS | LIMITS
+    store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    mesh = init_device_mesh("cpu", (world,))
+    for name in sys.argv[4:]:
+        begun = time.perf_counter()
+        checks[name](mesh)
+        print(f"{name}: {time.perf_counter() - begun:.1f} s")
+    ficco.close(mesh)
+    dist.destroy_process_group()
+    print("right")
+
+
+if __name__ == "__main__":
+    main()

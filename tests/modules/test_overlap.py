@@ -1,0 +1,81 @@
+"""overlap() in processes: what ranks hold true is in overlap_results.py and overlap_limits.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parent.parent / "examples" / "train.py"
+
+
+def run(worker: str, world: int, folder: Path, *checks: str) -> None:
+    """Run checks in a process per rank; each rank says that all was right."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, HERE / worker, folder / "store", str(rank), str(world), *checks],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+            cwd=folder,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for number, rank in enumerate(ranks):
+        assert rank.returncode == 0 and "right" in said[number], f"rank {number}: {said[number]}"
+
+
+def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
+    """Many checks in one set of processes: to start them takes longer than most."""
+    results = ("forms", "guesses", "sharing", "checkpoints", "compiled", "training")
+    limits = ("options", "identity", "by_plan", "megatron", "refusals", "keeps_gather", "uneven")
+    run("overlap_worker.py", 2, tmp_path, *results, *limits, "disabled", "serving")
+
+
+def test_one_rank_has_nothing_to_overlap(tmp_path: Path, torch: Any) -> None:
+    run("overlap_worker.py", 1, tmp_path, "forms", "options", "by_plan")
+
+
+def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:
+    run("overlap_worker.py", 4, tmp_path, "forms", "by_plan", "uneven", "sharded")
+
+
+def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
+    run("overlap_meta_worker.py", 1, tmp_path)
+
+
+def test_the_example_trains(tmp_path: Path, torch: Any) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc-per-node", "2", EXAMPLE]  # fmt: skip
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ficco overlaps 3 of 3" in done.stdout, done.stdout
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
+
+
+@pytest.mark.parametrize("library", ["transformers", "megatron"])
+def test_other_libraries(
+    library: str, tmp_path: Path, torch: Any, request: pytest.FixtureRequest
+) -> None:
+    """Skipped where the library is missing; `--require LIBRARY` fails instead."""
+    needed = {"transformers": ("transformers", "accelerate"), "megatron": ("megatron.core",)}
+    if library not in request.config.getoption("--require"):
+        for name in needed[library]:
+            pytest.importorskip(name)
+    run("frameworks_worker.py", 2, tmp_path, library)
