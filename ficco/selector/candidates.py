@@ -40,6 +40,12 @@ def _gates(op: str, machine: Machine, gates: bool) -> bool:
     return gates and (machine.engine == "host" or op != "embedding_all_to_all")
 
 
+def _stores(machine: Machine, world: int) -> bool:
+    """Whether kernels can store at all ranks, and it is known what that takes."""
+    near = world <= machine.devices
+    return near and machine.engine == "cuda" and machine.costs.store_us > 0
+
+
 @lru_cache(maxsize=256)
 def points(
     op: str, world: int, machine: Machine, sums: bool = False, gates: bool = True, few: bool = False
@@ -81,7 +87,7 @@ def points(
         ):
             unfused = replace(Schedule.named("hetero_unfused_1d"), grain=grain, pace="in_step")
             found.append(unfused.resolve(world, machine))
-    if gates and few and machine.engine == "cuda" and machine.costs.store_us:
+    if gates and few and _stores(machine, world):
         own = set(Schedule.names(op)) - set(Schedule.names())
         found += [Schedule.named(name).resolve(world, machine) for name in sorted(own)]
     return tuple(found)

@@ -233,6 +233,15 @@ def refusals() -> None:
         plan = lower_rank(problem, schedule, 0)
         refused(PlanError, "transport='sm'", lambda plan=plan: table_of(plan))
     for name in ("one_shot_sm", "two_shot_sm"):
+        for world, m, grain in ((2, 1, 1), (5, 3, 7), (8, 9, 128)):
+            for rank in range(world):
+                table = Case(rank, world, name, (m, 100, world - 1), grain).table
+                edges = [0, *(chunk.end for chunk in table.chunks)]
+                assert edges == [*(chunk.begin for chunk in table.chunks), 100]
+                sent = m if table.twice else m * world
+                assert len(table.rows_to) == sent and rank not in table.targets
+                mine = [to for to in table.rows_to if to[0] == rank]
+                assert len(mine) == table.own_rows == (table.own_rows if table.twice else m)
         plan = Case(1, 3, name, (5, 64, 9), 3).plan
         for at in range(len(plan.steps)):
             for steps in (plan.steps[:at] + plan.steps[at + 1 :], _swapped(plan.steps, at)):

@@ -47,7 +47,8 @@ def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Prob
     dtype = draw(st.sampled_from(tuple(DTYPES)))
     turned = draw(st.booleans())
     if op in ("matmul_reduce_scatter", "matmul_all_reduce"):
-        n = draw(st.sampled_from((n, n, n, 35)))  # slices of columns are 16 wide or wider
+        if op == "matmul_all_reduce":  # where slices of columns are 16 wide or wider
+            n = draw(st.sampled_from((n, n, n, 35)))
         depths, rows = sizes(draw, world, 4), sizes(draw, world, 6)
         output = Output((n,) * world, operand_transposed=turned, bias=draw(st.booleans()))
         return Problem(op, world, rows, sum(depths), (output,), dtype, depths=depths)
