@@ -344,12 +344,12 @@ def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
     for step in steps:
         if compute.kernels is None and step.kind == "copy" and step.unit == "sm":
             raise ScheduleError(
-                f"step {step.id!r}: transport='sm' needs a kernel that stores at peers, which there "
+                f"step {step.id!r}: transport='sm' needs a kernel that stores at peers, and there "
                 f"is none for arrays of {compute.name}; the nearest that works is transport='dma'"
             )
         if compute.kernels is None and step.parts:
             raise ScheduleError(
-                f"step {step.id!r}: compute='gated' needs a kernel that waits for chunks, which "
+                f"step {step.id!r}: compute='gated' needs a kernel that waits for chunks, and "
                 f"there is none for arrays of {compute.name}; the nearest that works is "
                 "compute='per_chunk'"
             )

@@ -83,9 +83,11 @@ class Launches:
                 for each, _ in launches
             }
         )
+        self._turned = False  # the weight of a plan that is one kernel
         if whole is not None:
             weight = self._weight()
-            self._operands = [(slots[plan.rank, weight], weight, False)]
+            self._turned = any(step.transpose_b for step in plan.steps)
+            self._operands = [(slots[plan.rank, weight], weight, self._turned)]
         self._layout: list[bool] | None = None
         self._unknown = False  # whether they cannot be described
         self._specs: list[LaunchSpec] = []  # all that ever were: graphs may hold earlier ones
@@ -118,7 +120,7 @@ class Launches:
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
             self._describe(view, copy)
         if self._whole is not None and not self.native:
-            return {0: [self._kernels.arm_direct(self._whole, self._direct(view), copy)]}
+            return {0: [self._kernels.arm_direct(self._whole, self._handles(view), copy)]}
         return {
             number: [
                 self._kernels.arm(prepared, self._operands_of(each, view, copy))
@@ -140,8 +142,8 @@ class Launches:
                 ]
                 found[number] = [spec for spec in specs if spec is not None]
             if self._whole is not None:
-                places = self._direct(self._place_of)
-                found[0] = [self._kernels.described_direct(self._whole, self._direct(view), places)]
+                operands, places = self._handles(view), self._direct(self._place_of)
+                found[0] = [self._kernels.described_direct(self._whole, operands, places)]
             for number, each in self._sums.items():
                 spec = self._described_sum(each, view)
                 found[number] = [] if spec is None else [spec]
@@ -167,6 +169,10 @@ class Launches:
             of(self._matrices["x"]), of(self._matrices[self._weight()]),
             None if bias is None else of(bias), of(self._matrices["y0"]),
         )  # fmt: skip
+
+    def _handles(self, view: View) -> DirectOperands:
+        found = self._direct(view)
+        return found._replace(w=found.w.T) if self._turned else found
 
     def _described_sum(self, each: Sum, view: View) -> LaunchSpec | None:
         bias = each.bias

@@ -250,19 +250,19 @@ class _Reader:
         owners: tuple[int, ...] = ()
         if self._ahead(1) != "local_copy":
             return owners
-        spans = [(0, own[0]), (own[1], self.y.rows)]
+        others = [row for row in range(self.y.rows) if not own[0] <= row < own[1]]
         for columns in chunks:
             if columns == chunks[0]:
                 owners = tuple([word.peer for word in self.plan.steps[self.at].words])
             self._wait(columns, 1, owners)
             step = self._take("local_copy")
-            moved = {
-                (Region(self.rank, self.kept.name, *rows, *columns),
-                 Region(self.rank, "y0", *rows, *columns))
-                for rows in spans if rows[0] < rows[1]
-            }  # fmt: skip
-            found = set(zip(step.reads, step.writes, strict=True))
-            self._expect(found == moved, "move the other rows")
+            moved: list[int] = []
+            for source, target in zip(step.reads, step.writes, strict=True):
+                rows = (source.row0, source.row1)
+                self._expect(source[1:] == (self.kept.name, *rows, *columns, 0), "move sums")
+                self._expect(target == Region(self.rank, "y0", *rows, *columns), "move them to y")
+                moved += range(*rows)
+            self._expect(sorted(moved) == others, "move the other rows")
         return owners
 
     # ---- words and steps
