@@ -481,7 +481,8 @@ class GpuProgram:
         dynamic shared memory, parameters). Parameters are [count, 16], C-contiguous, in the order
         in which the kernel takes them:
 
-            0 kind   0 constant, 1 address in a slot, 2 address of an own word, 3 pitch, 4 tensor
+            0 kind   0 constant, 1 address in a slot, 2 address of an own word, 3 pitch, 4 tensor,
+                     5 number of the window copy that the call uses
             1 bytes  as the kernel takes it; of a pitch 0: it is not passed, only held to field 3
             2        what an address in bytes, or a pitch in elements, must be a multiple of
             3        the constant; the word; what a pitch must be, 0 for anything

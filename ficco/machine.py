@@ -95,10 +95,14 @@ class Costs:
             waits for it goes on. wait_us, clear_us: what a wait that holds already and clearing
             take a lane, per word.
         host_call_us: what the host does for a call before its first step and after its last.
-        host_launch_us, host_copy_us, host_words_us: what submitting one kernel, one copy, and one
-            step of words takes the host.
+        host_launch_us, host_copy_us, host_words_us: what submitting one call of a library, one
+            copy, and one step of words takes the host.
+        host_kernel_us: what submitting one kernel of ficco's own takes it (gated GEMMs, sums).
         host_serial_us: what submitting a whole GEMM and a collective takes it.
         skew_us: how far apart ranks begin a call.
+        store_us: from a kernel's store at a peer until a kernel there that awaits it has it; 0: not
+            known, so that nothing is predicted of transport "sm" here.
+        direct_us: how much longer than its GEMM a kernel lasts that has a call's handshake in it.
         gated_gemm: how much longer a gated GEMM lasts than the library's, alone.
         gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
         copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.
@@ -114,10 +118,13 @@ class Costs:
     clear_us: float = 0.0
     host_call_us: float = 0.0
     host_launch_us: float = 0.0
+    host_kernel_us: float = 0.0
     host_copy_us: float = 0.0
     host_words_us: float = 0.0
     host_serial_us: float = 0.0
     skew_us: float = 0.0
+    store_us: float = 0.0
+    direct_us: float = 0.0
     gated_gemm: float = 1.0
     gemm_beside_copies: float = 1.0
     copies_beside_gemm: float = 1.0

@@ -221,8 +221,9 @@ def _reduced(problem: Problem, given: Sequence[Named], ranks: Sequence[int]) -> 
         rows = slice(0, end) if whole else slice(first[rank] - begin, first[rank + 1] - begin)
         bias = _bias(problem, given[rank], 0)
         extra = 0.0 if bias is None else bias
+        travelled = partial[rows] + abs(extra) if whole else partial[rows]  # a bias may, too
         found.append([
-            Exact(value[rows] + extra, magnitude[rows] + abs(extra), partial[rows],
+            Exact(value[rows] + extra, magnitude[rows] + abs(extra), travelled,
                   problem.k + problem.world)
         ])  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""Schedule: how to cut and interleave. One frozen dataclass over nine axes, and its named points.
+"""Schedule: how to cut and interleave. One frozen dataclass over ten axes, and its named points.
 
 A schedule says nothing about sizes. Values that depend on where it runs are written "world" (grain)
 and "machine" (route, order, transport) and become concrete in `resolve`.
@@ -29,7 +29,11 @@ AXES: dict[str, tuple[str, ...]] = {
     "network_transport": ("dma", "sm", "collective"),
     "taper": ("none", "head", "tail", "both"),
     "pace": ("free", "in_step"),
+    "shots": ("two", "one"),
 }
+
+# Points for products of few rows, which one operator alone has.
+_OF_ONE = {"matmul_all_reduce": ("one_shot_sm", "two_shot_sm")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,15 @@ class Schedule:
             computed while the first chunks fly).
         compute: "whole" (one GEMM), "per_step" (one GEMM over what a step brought), "per_chunk",
             or "gated" (one launch whose parts wait for their chunks).
-        transport: "dma" (copy engines), "sm", or "collective" (torch.distributed), inside a node;
-            "machine": how it moves whole shards best.
+        transport: "dma" (copy engines), "sm" (stores of the kernel that multiplies; of
+            matmul_all_reduce), or "collective" (torch.distributed), inside a node; "machine": how
+            it moves whole shards best.
         network_transport: the same, between nodes.
         pace: "free" (pushes follow one another as fast as they can), or "in_step" (with rotation:
             the next peer's turn begins when this turn's chunk has come here, so that ranks do not
             drift apart and meet at one receiver; of matmul_all_reduce, the sums).
+        shots: of matmul_all_reduce: "two" (every rank adds up its block and passes the sums on), or
+            "one" (every rank gets all products and adds up all of them).
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
         name: a label; carries no meaning.
     """
@@ -67,6 +74,7 @@ class Schedule:
     network_transport: str = "collective"
     taper: str = "none"
     pace: str = "free"
+    shots: str = "two"
     name: str = "custom"
 
     def __post_init__(self) -> None:
@@ -111,10 +119,16 @@ class Schedule:
         return cls.named(schedule)
 
     @staticmethod
-    def names() -> tuple[str, ...]:
-        """Return the shipped names, plainest first."""
+    def names(op: str | None = None) -> tuple[str, ...]:
+        """Return the shipped names, plainest first, and last those that only this operator has.
+
+        Args:
+            op: None: only those that are for every operator.
+        """
         first = ("serial", "shard_p2p")
-        return (*first, *sorted(set(data.names("named")) - set(first), reverse=True))
+        others = {name for names in _OF_ONE.values() for name in names}
+        general = sorted(set(data.names("named")) - {*first, *others}, reverse=True)
+        return (*first, *general, *_OF_ONE.get(op or "", ()))
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any], name: str) -> Schedule:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ficco.schedule import Schedule
+from ficco.selector.candidates import FEW_ROWS
 
 SHAPES = Path(__file__).resolve().parent.parent / "shapes.toml"
 DTYPE, ITEM_BYTES = "bfloat16", 2
@@ -135,6 +136,9 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
             continue
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))
+    if case.m <= FEW_ROWS:
+        own = Schedule.names(case.op)[len(Schedule.names()) :]
+        found += [Schedule.named(name) for name in own]
     if case.op == "matmul_all_reduce" and case.world > 2:
         unfused = replace(Schedule.named("hetero_unfused_1d"), route="rotation", pace="in_step")
         found += [replace(unfused, grain=grain) for grain in numbers]

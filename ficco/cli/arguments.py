@@ -10,6 +10,7 @@ from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.problem import DTYPES, EXCHANGING, MAX_WORLD, OPERATORS, Problem
 from ficco.schedule import Schedule
+from ficco.selector.candidates import FEW_ROWS
 
 __all__ = ["Asked", "add_problem", "asked_from", "problem_from"]
 
@@ -71,7 +72,7 @@ def schedule_help(default: str) -> str:
     """Return the help text of --schedule."""
     return (
         "name, several by comma, a .toml file, all, or auto (what is predicted to be fastest): "
-        f"{', '.join(Schedule.names())} ({default})"
+        f"{', '.join(Schedule.names('matmul_all_reduce'))} ({default})"
     )
 
 
@@ -96,8 +97,15 @@ def asked_from(
     """
     problem, machine = problem_from(args, engine, ranks)
     everything = args.schedule == "all"
-    names = Schedule.names() if everything else args.schedule.split(",")
     schedules, refused, chosen = [], [], []
+    names = Schedule.names(problem.op) if everything else args.schedule.split(",")
+    if everything and problem.m > FEW_ROWS:
+        few = names[len(Schedule.names()) :]
+        names = Schedule.names()
+        refused = [
+            f"{name} left out: it is for {FEW_ROWS} rows or fewer, these are {problem.m}"
+            for name in few
+        ]
     for name in names:
         if name == "auto":
             schedule, said = _automatic(args, problem, machine, regime)

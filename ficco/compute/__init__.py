@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
+from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec
 from ficco.kernels.parts import GatedPart
 
@@ -22,6 +23,8 @@ __all__ = [
     "Compute",
     "DeviceCompute",
     "DeviceKernels",
+    "DirectOperands",
+    "DirectWindows",
     "GatedOperands",
     "Slots",
     "SumOperands",
@@ -141,6 +144,23 @@ class DeviceKernels(Protocol):
             EngineError: it is unknown how; `arm` has to do.
         """
 
+    def prepare_direct(
+        self, table: DirectTable, windows: DirectWindows, digest: int, timeout_s: float
+    ) -> Any:
+        """Return what `arm_direct` takes: a whole call in one launch, on the current device.
+
+        Raises:
+            InputError: the current stream is captured into a graph.
+        """
+
+    def arm_direct(self, prepared: Any, operands: DirectOperands, copy: int) -> Callable[[], None]:
+        """Load what the launch needs, and return what enqueues it, as `arm`."""
+
+    def described_direct(
+        self, prepared: Any, operands: DirectOperands, places: DirectOperands
+    ) -> LaunchSpec:
+        """Load and say the same of it as `described`."""
+
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
     ) -> LaunchSpec | None:
@@ -153,6 +173,21 @@ class DeviceKernels(Protocol):
             distance: from one to the next, in rows.
             own_at: the slot before which the own part is added.
         """
+
+
+class DirectOperands(NamedTuple):
+    """Handles of what a direct call works on, or the places of them.
+
+    Attributes:
+        x, w: what is multiplied.
+        bias: one row, or None.
+        y: takes the sum over ranks.
+    """
+
+    x: Any
+    w: Any
+    bias: Any | None
+    y: Any
 
 
 class SumOperands(NamedTuple):
@@ -169,6 +204,13 @@ class SumOperands(NamedTuple):
     own: Any
     bias: Any | None
     target: Any
+
+
+class DirectWindows(NamedTuple):
+    """Addresses of all ranks' windows, by copy and rank: of words, and of data."""
+
+    words: Sequence[Sequence[int]]
+    data: Sequence[Sequence[int]]
 
 
 class DeviceCompute(Protocol):

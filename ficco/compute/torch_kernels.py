@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ficco.compute import GatedOperands, SumOperands
+from ficco.compute import DirectOperands, DirectWindows, GatedOperands, SumOperands
 from ficco.errors import InputError
-from ficco.kernels import gated, launching, summing
+from ficco.kernels import direct, gated, launching, summing
+from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot
 from ficco.kernels.parts import GatedPart
 
@@ -34,12 +35,7 @@ class TorchKernels:
         self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
     ) -> _Prepared:
         """See `DeviceKernels.prepare`."""
-        if torch.cuda.is_current_stream_capturing():
-            raise InputError(
-                "a gated GEMM of a new shape cannot be prepared while a CUDA graph is captured; "
-                "make the call once before the capture"
-            )
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = _device()
         table = gated.prepare(parts, n, k, _DTYPES[dtype], device)
         stop, status = torch.zeros((2, 1), dtype=torch.int32, device=device)
         return _Prepared(table, stop, status, round(1e9 * timeout_s))
@@ -69,6 +65,45 @@ class TorchKernels:
         where = _places(launch.arguments, table, operands, places)
         return launching.described(compiled, (launch.programs,), launch.arguments, where)
 
+    def prepare_direct(
+        self, table: DirectTable, windows: DirectWindows, digest: int, timeout_s: float
+    ) -> tuple[direct.Direct, direct.Control]:
+        """See `DeviceKernels.prepare_direct`."""
+        device = _device()
+        prepared = direct.prepare(table, direct.Places(*windows), device)
+        stop, status = torch.zeros((2, 1), dtype=torch.int32, device=device)
+        return prepared, direct.Control(digest, stop, status, round(1e9 * timeout_s))
+
+    def arm_direct(
+        self, prepared: tuple[direct.Direct, direct.Control], operands: DirectOperands, copy: int
+    ) -> Callable[[], None]:
+        """See `DeviceKernels.arm_direct`."""
+        given, (made, control) = direct.Operands(*operands), prepared
+        direct.warm(made, given, control)
+        return lambda: direct.all_reduce(made, given, control, copy)
+
+    def described_direct(
+        self,
+        prepared: tuple[direct.Direct, direct.Control],
+        operands: DirectOperands,
+        places: DirectOperands,
+    ) -> LaunchSpec:
+        """See `DeviceKernels.described_direct`."""
+        made, control = prepared
+        x, w, bias, y = operands
+        launch = direct.launch_of(made, direct.Operands(x, w, bias, y), control)
+        compiled = launching.loaded(launch.kernel, launch.arguments, num_warps=launch.warps)
+        where: dict[str, Place] = {
+            "x": places.x, "w": places.w, "y": places.y, "copy": launching.Copy(),
+            "bias": places.y if places.bias is None else places.bias,
+            "x_stride": Pitch(places.x.slot, x.element_size()),
+            "y_stride": Pitch(places.y.slot, y.element_size()),
+            ("w_deep_stride" if w.stride(1) == 1 else "w_col_stride"): Pitch(
+                places.w.slot, w.element_size()
+            ),
+        }  # fmt: skip
+        return launching.described(compiled, (launch.programs,), launch.arguments, where)
+
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
     ) -> LaunchSpec | None:
@@ -87,6 +122,20 @@ class TorchKernels:
             place, size = getattr(places, name), getattr(operands, name).element_size()
             where[f"{name}_stride"] = Pitch(place.slot, size)
         return launching.described(compiled, launch.grid, launch.arguments, where)
+
+
+def _device() -> torch.device:
+    """Return the current device, where something may be copied to it.
+
+    Raises:
+        InputError: the current stream is captured into a graph.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise InputError(
+            "kernels for a new shape cannot be prepared while a CUDA graph is captured; make the "
+            "call once before the capture"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _given(

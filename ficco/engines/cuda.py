@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ficco.compute import DeviceCompute
-from ficco.engines.launches import Launches
-from ficco.engines.rows import COMPUTE, encode, trace_rows
+from ficco.compute import DeviceCompute, DirectWindows
+from ficco.engines.launches import PATIENCE, Launches
+from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
+from ficco.kernels.direct_table import table_of
 from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
 from ficco.timeline import Span
 
@@ -110,6 +111,9 @@ class Window:
         rank: whose view it is.
         data_bytes: of one copy.
         keep: what holds the memory; it is kept as long as the window.
+
+    Attributes:
+        words, data: addresses of all ranks' words and data, by copy and rank.
     """
 
     def __init__(self, bases: Sequence[int], rank: int, data_bytes: int, keep: Any) -> None:
@@ -118,16 +122,13 @@ class Window:
         words = [base + copy * WORDS_BYTES for base in bases for copy in range(_COPIES)]
         places = [base + first + copy * data for base in bases for copy in range(_COPIES)]
         self._own = places[rank * _COPIES : rank * _COPIES + _COPIES]
-        self._own_words = words[rank * _COPIES : rank * _COPIES + _COPIES]
+        self.words = [words[copy::_COPIES] for copy in range(_COPIES)]
+        self.data = [places[copy::_COPIES] for copy in range(_COPIES)]
         self.native = _native.GpuWindow(words, places, data)
 
     def own(self, copy: int) -> int:
         """Return the address of the data of the own window's copy."""
         return self._own[copy]
-
-    def own_words(self, copy: int) -> int:
-        """Return the address of the words of the own window's copy."""
-        return self._own_words[copy]
 
 
 class Device:
@@ -167,13 +168,18 @@ class BoundPlan:
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._places, _ = window_places(plan.buffers)
         lanes = _lanes(plan.steps, compute)
-        encoded = encode(plan, lanes, python=(*COMPUTE, "local_copy"), one_launch=True)
+        stores = any(step.kind == "copy" and step.unit == "sm" for step in plan.steps)
+        if stores:
+            encoded = encode_whole(plan)
+        else:
+            encoded = encode(plan, lanes, python=(*COMPUTE, "local_copy"), one_launch=True)
         self._slots = [
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
         ]
         self._count = len(encoded.slots)
         self._works = [
-            (work, [] if work.step.parts else calls_of(plan, work)) for work in encoded.works
+            (work, [] if stores or work.step.parts else calls_of(plan, work))
+            for work in encoded.works
         ]
         self._native = _native.GpuProgram(
             device.native,
@@ -185,14 +191,20 @@ class BoundPlan:
         )
         self._handles = [self._window_handles(copy) for copy in range(_COPIES)]
         words = [
-            compute.at(window.own_words(copy), 1, WORDS_PER_COPY, "int32")
+            compute.at(window.words[copy][window.rank], 1, WORDS_PER_COPY, "int32")
             for copy in range(_COPIES)
         ]
         self._launches = None
         if compute.kernels is not None:
+            timeout_s, whole = device.group.timeout_s, None
+            if stores:
+                places = DirectWindows(window.words, window.data)
+                whole = compute.kernels.prepare_direct(
+                    table_of(plan), places, digest, PATIENCE * timeout_s
+                )
             self._launches = Launches(
-                plan, encoded.works, encoded.slots, compute.kernels, self._native, words,
-                device.group.timeout_s,
+                plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,
+                timeout_s,
             )  # fmt: skip
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
         self._weights = [b.name for b in plan.buffers if b.role == "weight"]
@@ -330,10 +342,15 @@ def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
     """Number the lanes that get a stream; the one with compute is the caller's."""
     computing: dict[str, str] = {}
     for step in steps:
-        if step.parts and compute.kernels is None:
+        if compute.kernels is None and step.kind == "copy" and step.unit == "sm":
             raise ScheduleError(
-                f"step {step.id!r}: compute='gated' needs a kernel that waits for chunks, which "
-                f"GEMMs by {compute.name} do not have; the nearest that works is "
+                f"step {step.id!r}: transport='sm' needs a kernel that stores at peers, and there "
+                f"is none for arrays of {compute.name}; the nearest that works is transport='dma'"
+            )
+        if compute.kernels is None and step.parts:
+            raise ScheduleError(
+                f"step {step.id!r}: compute='gated' needs a kernel that waits for chunks, and "
+                f"there is none for arrays of {compute.name}; the nearest that works is "
                 "compute='per_chunk'"
             )
         if step.kind == "collective":

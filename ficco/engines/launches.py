@@ -1,4 +1,6 @@
-"""What of a bound plan native code launches by itself: gated GEMMs, and sums over ranks.
+"""What of a bound plan native code launches by itself: kernels of ficco's own.
+
+Gated GEMMs, sums over ranks, and whole calls whose copies are a kernel's stores.
 
 A launch is described once for matrices of a layout, and again where a call's are laid out
 otherwise (a weight turned round, an address that 16 does not divide). What native code cannot
@@ -11,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ficco.compute import DeviceKernels, GatedOperands, SumOperands
+from ficco.compute import DeviceKernels, DirectOperands, GatedOperands, SumOperands
 from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import Work
 from ficco.engines.work import Sum, View, sum_of
@@ -19,10 +21,10 @@ from ficco.errors import EngineError
 from ficco.kernels.launching import LaunchSpec, Slot, Word
 from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 
-__all__ = ["Launches"]
+__all__ = ["PATIENCE", "Launches"]
 
 _log = logging.getLogger("ficco")
-_PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
+PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
 
 
 class Launches:
@@ -38,6 +40,7 @@ class Launches:
         kernels: of the library.
         program: the native program that is to launch them.
         words: this rank's words, a handle for every copy of the window.
+        whole: what launches a plan that is one kernel, prepared; None: it is none.
         timeout_s: the group's.
     """
 
@@ -49,14 +52,16 @@ class Launches:
         kernels: DeviceKernels,
         program: Any,
         words: list[Any],
+        whole: Any | None,
         timeout_s: float,
     ) -> None:
         self._works, self._kernels, self._program = works, kernels, program
         self._slots, self._words = slots, words
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
+        self._whole = whole
         self._gated: dict[int, list[tuple[Launch, Any]]] = {}
         self._sums: dict[int, Sum] = {}
-        for number, work in enumerate(works):
+        for number, work in enumerate(works if whole is None else ()):
             if work.step.parts:
                 self._gated[number] = [
                     (each, self._prepared(each, timeout_s)) for each in launches_of(plan, work.step)
@@ -65,6 +70,12 @@ class Launches:
                 found = sum_of(work.step.reads, work.step.writes[0])
                 if found is not None:
                     self._sums[number] = found
+        buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._matrices = {
+            name: Region(plan.rank, name, 0, buffer.rows, 0, buffer.cols)
+            for name, buffer in buffers.items()
+            if buffer.role in ("input", "weight", "output")
+        }
         self._operands = sorted(
             {
                 (slots[plan.rank, each.b.buffer], each.b.buffer, each.turned)
@@ -72,6 +83,11 @@ class Launches:
                 for each, _ in launches
             }
         )
+        self._turned = False  # the weight of a plan that is one kernel
+        if whole is not None:
+            weight = self._weight()
+            self._turned = any(step.transpose_b for step in plan.steps)
+            self._operands = [(slots[plan.rank, weight], weight, self._turned)]
         self._layout: list[bool] | None = None
         self._unknown = False  # whether they cannot be described
         self._specs: list[LaunchSpec] = []  # all that ever were: graphs may hold earlier ones
@@ -79,7 +95,7 @@ class Launches:
 
     def _prepared(self, launch: Launch, timeout_s: float) -> Any:
         return self._kernels.prepare(
-            launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s
+            launch.parts, launch.n, launch.k, launch.dtype, PATIENCE * timeout_s
         )
 
     def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:
@@ -100,9 +116,11 @@ class Launches:
 
         To be called after `place`, and before any stream waits.
         """
-        wanted = bool(self._gated or self._sums) and not self._unknown
+        wanted = bool(self._gated or self._sums or self._whole) and not self._unknown
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
             self._describe(view, copy)
+        if self._whole is not None and not self.native:
+            return {0: [self._kernels.arm_direct(self._whole, self._handles(view), copy)]}
         return {
             number: [
                 self._kernels.arm(prepared, self._operands_of(each, view, copy))
@@ -123,6 +141,9 @@ class Launches:
                     for each, prepared in launches
                 ]
                 found[number] = [spec for spec in specs if spec is not None]
+            if self._whole is not None:
+                operands, places = self._handles(view), self._direct(self._place_of)
+                found[0] = [self._kernels.described_direct(self._whole, operands, places)]
             for number, each in self._sums.items():
                 spec = self._described_sum(each, view)
                 found[number] = [] if spec is None else [spec]
@@ -137,6 +158,21 @@ class Launches:
             self._unknown = True
             self.native = frozenset()
             _log.warning("kernels are launched by Python, which takes longer: %s", reason)
+
+    def _weight(self) -> str:
+        return next(name for name in self._matrices if name.startswith("w"))
+
+    def _direct(self, of: Callable[[Region], Any]) -> DirectOperands:
+        """Return something of every matrix of a plan that is one kernel."""
+        bias = self._matrices.get("bias0")
+        return DirectOperands(
+            of(self._matrices["x"]), of(self._matrices[self._weight()]),
+            None if bias is None else of(bias), of(self._matrices["y0"]),
+        )  # fmt: skip
+
+    def _handles(self, view: View) -> DirectOperands:
+        found = self._direct(view)
+        return found._replace(w=found.w.T) if self._turned else found
 
     def _described_sum(self, each: Sum, view: View) -> LaunchSpec | None:
         bias = each.bias

@@ -26,7 +26,7 @@ from ficco.plan import (
     word_place,
 )
 
-__all__ = ["COMPUTE", "INLINE", "Encoded", "Work", "encode", "trace_rows"]
+__all__ = ["COMPUTE", "INLINE", "Encoded", "Work", "encode", "encode_whole", "trace_rows"]
 
 COMPUTE = ("gemm", "reduce", "bag")
 INLINE = -1
@@ -120,6 +120,22 @@ def encode(
     return encoder.encoded()
 
 
+def encode_whole(plan: RankPlan) -> Encoded:
+    """Return a plan that one kernel runs: one piece of work, and what the kernel waits for.
+
+    The work is known by the first step that computes.
+    """
+    encoder = _Encoder(plan, {}, None, ())
+    for buffer in plan.buffers:
+        encoder.slots[plan.rank, buffer.name] = len(encoder.slots)
+    first = next((i for i, step in enumerate(plan.steps) if step.kind in COMPUTE), 0)
+    for index, step in enumerate(plan.steps):
+        if step.kind == "wait":
+            encoder.expect(index, step.words)
+    encoder.works.append(Work(first, plan.steps[first], plan.steps[first], -1))
+    return encoder.finished()
+
+
 class _Encoder:
     """Rows under construction, flat, and the segment that rows of the caller's lane go to.
 
@@ -171,8 +187,16 @@ class _Encoder:
             else:
                 kind = {"signal": _RAISE, "wait": _WAIT, "clear": _CLEAR}[step.kind]
                 self._signals(lane, kind, i, step.words)
+        return self.finished()
+
+    def finished(self) -> Encoded:
+        """Return the rows so far."""
         flat = np.frombuffer(array("q", self.ahead + self.rows), np.int64)
         return Encoded(flat.reshape(-1, _COLUMNS), self._windows(), self.slots, self.works)
+
+    def expect(self, index: int, words: tuple[Word, ...]) -> None:
+        """Add that the work which follows waits for words by itself."""
+        self._signals(INLINE, _EXPECT, index, words)
 
     def _place(self, lane: int) -> tuple[list[int], int]:
         """Return the rows that a lane's ops go to, and their segment."""
@@ -197,7 +221,7 @@ class _Encoder:
             self._name(regions_of(part))
             fresh = tuple([word for word in part.waits if word not in known])
             known.update(fresh)
-            self._signals(INLINE, _EXPECT, extra + 3 * number, fresh)
+            self.expect(extra + 3 * number, fresh)
         self._work(Work(index, step, step, mark))
 
     def _name(self, regions: list[Region]) -> None:

@@ -25,11 +25,21 @@ import numpy.typing as npt
 
 from ficco.errors import EngineError, InputError
 
-__all__ = ["LaunchSpec", "Pitch", "Place", "Slot", "Word", "described", "loaded", "parameter_rows"]
+__all__ = [
+    "Copy",
+    "LaunchSpec",
+    "Pitch",
+    "Place",
+    "Slot",
+    "Word",
+    "described",
+    "loaded",
+    "parameter_rows",
+]
 
 _KNOWN = "3.6"  # of Triton, whose layout of parameters this is
 _FIELDS = 16
-_CONSTANT, _ADDRESS, _WORD, _PITCH, _TENSOR = range(5)
+_CONSTANT, _ADDRESS, _WORD, _PITCH, _TENSOR, _COPY = range(6)
 _ADDRESS_BYTES, _MAP_BYTES = 8, 128
 _TENSOR_ALIGN = 16  # bytes, of bulk loads
 _WARP = 32
@@ -68,7 +78,11 @@ class Pitch(NamedTuple):
     element_bytes: int
 
 
-Place = Slot | Word | Pitch
+class Copy(NamedTuple):
+    """The number of the window copy that a call uses, 0 or 1."""
+
+
+Place = Slot | Word | Pitch | Copy
 
 
 class LaunchSpec(NamedTuple):
@@ -273,6 +287,11 @@ class _Layout:
             if bits not in (32, 64):
                 raise InputError(f"{name!r} is an {kind}, which holds no pitch")
             self._row(_PITCH, bits // 8, divisor, 0, place.slot, element=place.element_bytes)
+        elif isinstance(place, Copy):
+            _, bits = _BITS.get(kind, (False, 1))
+            if bits not in (32, 64) or divisor > 1:
+                raise InputError(f"{name!r} is an {kind}, which holds no number of a copy")
+            self._row(_COPY, bits // 8)
         elif place is not None:
             raise InputError(f"{place} is an address, and {name!r} is an {kind}")
         else:

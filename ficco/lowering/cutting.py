@@ -21,10 +21,14 @@ def check_implemented(op: str, schedule: Schedule) -> None:
             f"{op}: transport='collective' is torch.distributed's, whole and without a plan; the "
             "nearest that has one is transport='dma'"
         )
-    if schedule.transport not in ("dma", "machine"):
+    if schedule.transport == "sm" and op != "matmul_all_reduce":
         raise ScheduleError(
-            f"{op}: transport={schedule.transport!r} is not implemented; the nearest that works "
-            "is transport='dma'"
+            f"{op}: transport='sm' is implemented for matmul_all_reduce alone; the nearest that "
+            "works is transport='dma'"
+        )
+    if schedule.shots != "two" and op != "matmul_all_reduce":
+        raise ScheduleError(
+            f"{op}: shots={schedule.shots!r} is of matmul_all_reduce; what works is shots='two'"
         )
     for axis in ("route", "order", "transport"):
         if getattr(schedule, axis) == "machine":

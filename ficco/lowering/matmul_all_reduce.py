@@ -4,6 +4,8 @@ A reduce-scatter whose owners push their sums on, chunk by chunk, as they are ma
 moves what it got from the window into its output (by local copies, which are part of the operator).
 With pace="in_step" a sum goes to the next peer when the last turn's sum has come here; for partial
 sums, which are pushed as they are made, there are no turns to keep.
+
+With transport="sm" the kernel that multiplies stores at the peers itself: see `direct`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ficco.errors import ScheduleError
+from ficco.lowering import direct
 from ficco.lowering.cutting import check_implemented
+from ficco.lowering.direct import REDUCED
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
 from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
 from ficco.lowering.producing import COMPUTE, Products
@@ -23,12 +27,17 @@ from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = ["lower_rank"]
 
-REDUCED = "reduced"  # window: the peers' sums
-
 
 def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering`."""
     check_implemented(problem.op, schedule)
+    if schedule.transport == "sm":
+        return direct.lower_rank(problem, schedule, rank)
+    if schedule.shots == "one":
+        raise ScheduleError(
+            f"matmul_all_reduce: shots='one' with transport={schedule.transport!r} is not "
+            "implemented; the nearest that works is shots='two', or the schedule one_shot_sm"
+        )
     if 2 * schedule.chunks > MAX_CHUNKS:
         raise ScheduleError(
             f"matmul_all_reduce: grain={schedule.chunks}; every chunk travels twice, so grain is "

@@ -20,13 +20,17 @@ PARTIAL = "partial"  # workspace: what is made for peers
 
 
 class Piece(NamedTuple):
-    """Rows [row0, row1) and columns [col0, col1) of what is made; `target` takes them."""
+    """Rows [row0, row1) and columns [col0, col1) of what is made, and what is added to them.
+
+    `target` takes them. Nothing is added to bags.
+    """
 
     row0: int
     row1: int
     col0: int
     col1: int
     target: Region
+    add: tuple[Region, ...] = ()
 
 
 class Producer(Protocol):
@@ -43,7 +47,7 @@ class Producer(Protocol):
 
 
 class Products:
-    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. Where k_r is 0 they are zeros."""
+    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. Where k_r is 0 only what is added."""
 
     def __init__(self, problem: Problem, rank: int) -> None:
         self.problem, self.rank = problem, rank
@@ -55,7 +59,7 @@ class Products:
         """See `Producer.steps`."""
         if not self.depth:
             return [
-                Step(f"zero.{name}.{i}", COMPUTE, "reduce", "sm", writes=(piece.target,))
+                Step(f"zero.{name}.{i}", COMPUTE, "reduce", "sm", piece.add, (piece.target,))
                 for i, piece in enumerate(pieces)
             ]
         products = tuple([self._product(piece) for piece in pieces])
@@ -98,7 +102,7 @@ class Products:
             b = Region(rank, self.output.operand, piece.col0, piece.col1, 0, self.depth)
         else:
             b = Region(rank, self.output.operand, 0, self.depth, piece.col0, piece.col1)
-        return Product(a, b, piece.target)
+        return Product(a, b, piece.target, add=piece.add)
 
 
 class Bags:

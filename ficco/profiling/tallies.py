@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ficco.engines.gating import launches_of
 from ficco.engines.rows import COMPUTE, encode
-from ficco.engines.work import calls_of
+from ficco.engines.work import calls_of, sum_of
 from ficco.plan import RankPlan
 from ficco.profiling.figures import least_squares
 
@@ -17,22 +18,33 @@ class Tally(NamedTuple):
     """What one rank's call submits.
 
     Attributes:
-        launches: kernels and library calls.
+        launches: calls of a library.
+        kernels: of ficco's own.
         copies: copies by copy engines.
         words: steps that raise, await or clear words.
     """
 
     launches: int
+    kernels: int
     copies: int
     words: int
 
 
 def tally(plan: RankPlan) -> Tally:
     """Count what a plan makes the host submit."""
-    works = encode(plan, {}, python=(*COMPUTE, "local_copy")).works
+    works = encode(plan, {}, python=(*COMPUTE, "local_copy"), one_launch=True).works
     kinds = [step.kind for step in plan.steps]
+    launches = kernels = 0
+    for work in works:
+        if work.step.parts:
+            kernels += len(launches_of(plan, work.step))
+        elif work.step.kind == "reduce" and sum_of(work.step.reads, work.step.writes[0]):
+            kernels += 1
+        else:
+            launches += len(calls_of(plan, work))
     return Tally(
-        sum(len(calls_of(plan, work)) for work in works),
+        launches,
+        kernels,
         sum(len(step.writes) for step in plan.steps if step.kind == "copy"),
         sum(kinds.count(kind) for kind in ("signal", "wait", "clear")),
     )
@@ -41,7 +53,7 @@ def tally(plan: RankPlan) -> Tally:
 def submission_costs(
     tallies: Sequence[Tally], us: Sequence[float], launch_us: float
 ) -> dict[str, float]:
-    """Return what a call, launch, copy and step of words cost the host, from calls that were timed.
+    """Return what a call and what it submits cost the host, from calls that were timed.
 
     Args:
         tallies: of each call.
@@ -50,10 +62,11 @@ def submission_costs(
     """
     rows = [(1.0, *each) for each in tallies]
     rest = [took - each.launches * launch_us for took, each in zip(us, tallies, strict=True)]
-    (call, more, copy, words), _ = least_squares(rows, rest)
+    (call, more, kernel, copy, words), _ = least_squares(rows, rest)
     return {
         "host_call_us": call,
         "host_launch_us": launch_us + more,
+        "host_kernel_us": kernel,
         "host_copy_us": copy,
         "host_words_us": words,
     }

@@ -14,7 +14,7 @@ def plan_text(plan: Plan, rank: int | None = None) -> str:
         f"{p.op}  m={p.m} n={p.n} k={p.k}  ranks={p.world}  {p.dtype}",
         f"schedule {s.name}: grain={s.grain} cut={s.cut} route={s.route} order={s.order} "
         f"start={s.start} compute={s.compute} transport={s.transport} taper={s.taper} "
-        f"pace={s.pace}",
+        f"pace={s.pace} shots={s.shots}",
         f"digest {plan.digest:#010x}",
     ]
     for entry in plan.ranks:
@@ -51,7 +51,7 @@ def _step(step: Step) -> list[str]:
             body = [_part(part, turned, step.transpose_b) for part in step.parts]
             return [head + f"{len(body)} parts" + after, *(f"  {line}" for line in body)]
         return [head + body[0] + after, *(" " * len(head) + line for line in body[1:])]
-    reads = " + ".join(str(r) for r in step.reads)
+    reads = (" + " if step.kind == "reduce" else ", ").join(str(r) for r in step.reads)
     writes = ", ".join(str(w) for w in step.writes)
     return [head + f"{reads} -> {writes}" + after]
 

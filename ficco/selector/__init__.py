@@ -20,7 +20,7 @@ from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector.book import Book, shipped
-from ficco.selector.candidates import plainness, points, serial
+from ficco.selector.candidates import FEW_ROWS, plainness, points, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
 from ficco.selector.rule import MARGIN, estimate_us, reasons
@@ -107,7 +107,9 @@ def choose(
 
         predicted = [
             (schedule, simulator.predict_ms(problem, schedule, machine, regime))
-            for schedule in points(facts.op, facts.world, machine, facts.sums)
+            for schedule in points(
+                facts.op, facts.world, machine, facts.sums, few=facts.m <= FEW_ROWS
+            )
         ]
     return decide(predicted, facts, machine, method, passed)
 
@@ -177,7 +179,7 @@ def _quick(facts: Facts, machine: Machine, regime: str, driver: str | None, gate
 
 
 def _by_rule(facts: Facts, machine: Machine, regime: str, gates: bool = True) -> Predicted:
-    candidates = points(facts.op, facts.world, machine, facts.sums, gates)
+    candidates = points(facts.op, facts.world, machine, facts.sums, gates, facts.m <= FEW_ROWS)
     return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
 
 

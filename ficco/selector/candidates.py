@@ -9,7 +9,7 @@ from ficco.machine import Machine
 from ficco.problem import GATHERING
 from ficco.schedule import Schedule
 
-__all__ = ["plainness", "points", "serial"]
+__all__ = ["FEW_ROWS", "plainness", "points", "serial"]
 
 # Of equal predictions: fewest chunks first, then what keeps in step, for drift is a matter of luck,
 # then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
@@ -18,6 +18,8 @@ _PLAINEST = (
     "serial", "hetero_fused_1d", "shard_p2p", "hetero_unfused_1d", "gated_1d", "uniform_fused_1d",
     "uniform_fused_2d",
 )  # fmt: skip
+
+FEW_ROWS = 64  # with more the kernel that stores at peers multiplies more slowly than it saves
 
 
 @lru_cache(maxsize=64)
@@ -38,9 +40,15 @@ def _gates(op: str, machine: Machine, gates: bool) -> bool:
     return gates and (machine.engine == "host" or op != "embedding_all_to_all")
 
 
+def _stores(machine: Machine, world: int) -> bool:
+    """Whether kernels can store at all ranks, and it is known what that takes."""
+    near = world <= machine.devices
+    return near and machine.engine == "cuda" and machine.costs.store_us > 0
+
+
 @lru_cache(maxsize=256)
 def points(
-    op: str, world: int, machine: Machine, sums: bool = False, gates: bool = True
+    op: str, world: int, machine: Machine, sums: bool = False, gates: bool = True, few: bool = False
 ) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
@@ -53,6 +61,7 @@ def points(
         machine: it is to run on.
         sums: whether an output adds up over what arrives, which parts of one launch cannot.
         gates: whether the library for GEMMs has gated ones.
+        few: whether rows are FEW_ROWS at most, for which some operators have points of their own.
     """
     found = [serial(world, machine)]
     if world == 1:
@@ -78,4 +87,7 @@ def points(
         ):
             unfused = replace(Schedule.named("hetero_unfused_1d"), grain=grain, pace="in_step")
             found.append(unfused.resolve(world, machine))
+    if gates and few and _stores(machine, world):
+        own = set(Schedule.names(op)) - set(Schedule.names())
+        found += [Schedule.named(name).resolve(world, machine) for name in sorted(own)]
     return tuple(found)

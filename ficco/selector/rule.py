@@ -78,6 +78,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     if schedule.transport == "collective":
         moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
+    if schedule.transport == "sm":
+        return _direct(facts, machine, schedule, whole), costs.host_call_us + costs.host_kernel_us
     peers, grain = world - 1, schedule.chunks
     send = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm
     send += (costs.signal_us * peers) * grain
@@ -102,9 +104,29 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         if facts.op == "matmul_all_reduce":  # sums travel, too, behind the last product
             end = max(made, sent) + last / grain + send + machine.stream_us(2.0 * block * peers)
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
-    host = costs.host_call_us + (steps * calls + 2) * costs.host_launch_us
+    host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     host += (steps + 2 + peers * grain) * costs.host_words_us + peers * grain * costs.host_copy_us
     return end + words + costs.call_us, host
+
+
+def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:
+    """Return what launching GEMMs, and what stands at the ends of a call, takes the host."""
+    costs = machine.costs
+    if schedule.compute == "gated" and machine.engine == "cuda":
+        return 2 * costs.host_kernel_us
+    return (calls + 2) * costs.host_launch_us
+
+
+def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
+    """Return the time of one launch that multiplies, stores at peers, and adds up."""
+    costs, world, twice = machine.costs, facts.world, schedule.shots == "two"
+    rows = facts.m * facts.n * facts.item
+    sent = rows * (world - 1) * (2 / world if twice else 1)
+    links = world - 1 if machine.link.per == "pair" else 1
+    send = sent / (links * machine.link.peak_gbps * 1e3)
+    moved = machine.stream_us((world + 1) * rows * (1 / world if twice else 1))
+    fixed = costs.launch_us + costs.direct_us + (2 if twice else 1) * costs.store_us
+    return fixed + whole + send + moved
 
 
 def _steps(facts: Facts, schedule: Schedule) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from ficco.plan import ELEMENT_BYTES, Plan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.simulator.collectives import spans_of
-from ficco.simulator.encoding import Encoded, encode, names
+from ficco.simulator.encoding import Encoded, encode, is_one_launch, names
 from ficco.timeline import REGIMES, Span, Timeline
 
 try:
@@ -60,13 +60,15 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
 def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float:
     """Predict how long a call of a plan lasts, from rank 0's begin to the last rank's end, in ms.
 
-    It is the last end of `simulate`, and `call_us`; eagerly the host's time where that is more.
-    Raises as `simulate`.
+    It is the last end of `simulate`, and `call_us` where lanes fork and join; eagerly the host's
+    time where that is more. Raises as `simulate`.
     """
     _check(plan.problem, machine, regime)
     encoded = encode(plan, machine, regime == "synchronized")
     times = _times(plan, encoded, machine)
-    us = (float(times[:, 1].max()) if len(times) else 0.0) / 1e3 + machine.costs.call_us
+    us = (float(times[:, 1].max()) if len(times) else 0.0) / 1e3
+    if not is_one_launch(plan, machine):
+        us += machine.costs.call_us
     if regime == "eager":
         us = max(us, max(encoded.host_ns) / 1e3)
     return us / 1e3
@@ -127,10 +129,10 @@ def _check(problem: Problem, machine: Machine, regime: str) -> None:
 
 def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
     """Return [rows, 2]: start and end in ns, from rank 0's begin."""
-    costs = machine.costs
+    costs, once = machine.costs, is_one_launch(plan, machine)
     given = (
-        1e3 * costs.wait_us,
-        1e3 * costs.raise_us,
+        0.0 if once else 1e3 * costs.wait_us,
+        1e3 * (costs.store_us if once else costs.raise_us),
         costs.gemm_beside_copies,
         costs.copies_beside_gemm,
         machine.copy_engines,

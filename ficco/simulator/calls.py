@@ -26,11 +26,13 @@ class Calls:
     def __init__(self, machine: Machine, dtype: str) -> None:
         self.machine, self.dtype = machine, dtype
         self._known: dict[_Shape, float] = {}
+        self._ns_an_element = 0.0
         self._item: dict[str, int] = {}
         self._cols: dict[str, int] = {}
 
     def use(self, entry: RankPlan) -> None:
         """Go on to another rank."""
+        self._ns_an_element = 0.0
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
         self._cols = {buffer.name: buffer.cols for buffer in entry.buffers}
 
@@ -44,6 +46,21 @@ class Calls:
         if step.kind == "reduce":
             return [self._stream_ns(self._bytes(*step.reads, *step.writes))]
         return self.bags(step.reads, step.writes)
+
+    def use_as_one(self, steps: Sequence[Step]) -> None:
+        """Take the GEMMs of the rank, which are slices of columns, for parts of one launch."""
+        gemms = [step.products for step in steps if step.kind == "gemm"]
+        if gemms:
+            cols = sum([products[0].c.cols for products in gemms])
+            area = sum([product.c.area for products in gemms for product in products])
+            whole = self.machine.gemm_us(area // cols, cols, gemms[0][0].a.cols, self.dtype)
+            self._ns_an_element = 1e3 * whole / area
+
+    def within(self, step: Step) -> float:
+        """Return how long a step lasts as a part of the rank's one launch."""
+        if step.kind == "gemm":
+            return self._ns_an_element * sum([product.c.area for product in step.products])
+        return sum(self.of(step))
 
     def gemms(self, products: Sequence[Product], transpose_a: bool) -> list[float]:
         """Return the calls of products: those of a run are one GEMM."""

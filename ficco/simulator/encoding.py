@@ -1,5 +1,8 @@
 """A plan as rows of numbers for the native simulator, which `simulate` in ficco/_native.pyi tells.
 
+Where copies are a kernel's stores, one kernel runs the whole plan: it is launched once, its GEMMs
+share the time of the whole, and a word takes no time but that in which it travels.
+
 Every schedule that is looked at is encoded, so this is written for speed: flat lists, and what
 repeats is worked out once.
 """
@@ -19,9 +22,9 @@ from ficco.errors import PlanError
 from ficco.machine import Link, Machine
 from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Step, Word
 from ficco.simulator.calls import Calls
-from ficco.simulator.links import Ports, Wires
+from ficco.simulator.links import Ports, Transfer, Wires
 
-__all__ = ["Encoded", "encode", "names", "start_ns"]
+__all__ = ["Encoded", "encode", "is_one_launch", "names", "start_ns"]
 
 _WAIT, _RAISE, _CLEAR, _DELAY, _WORK, _COPY = range(6)
 _ROW, _ACTION, _TRANSFER = 4, 3, 3  # numbers in a row of each table
@@ -60,6 +63,13 @@ def names(plan: Plan) -> Iterator[tuple[int, Step, str]]:
                     yield entry.rank, step, f"{step.id}[{number}]"
             else:
                 yield entry.rank, step, step.id
+
+
+def is_one_launch(plan: Plan, machine: Machine) -> bool:
+    """Whether every rank's plan is one kernel: on GPUs, where copies are stores of one."""
+    return machine.engine != "host" and any(
+        step.kind == "copy" and step.unit == "sm" for entry in plan.ranks for step in entry.steps
+    )
 
 
 def encode(plan: Plan, machine: Machine, submitted: bool) -> Encoded:
@@ -113,10 +123,14 @@ class _Encoder:
     def __init__(self, plan: Plan, machine: Machine, submitted: bool) -> None:
         costs = machine.costs
         self.costs, self.submitted = costs, submitted
-        self.signal_ns, self.clear_ns = 1e3 * costs.signal_us, 1e3 * costs.clear_us
+        self.once = is_one_launch(plan, machine)
+        words = 0.0 if self.once else 1e3  # threads of a kernel look at and raise many at a time
+        self.signal_ns, self.clear_ns = words * costs.signal_us, words * costs.clear_us
         self.launch_ns = 1e3 * costs.launch_us
         self.host_words_ns, self.host_copy_ns = 1e3 * costs.host_words_us, 1e3 * costs.host_copy_us
         self.host_launch_ns = 1e3 * costs.host_launch_us
+        own = machine.engine == "cuda"  # which launches its own kernels natively
+        self.host_kernel_ns = 1e3 * costs.host_kernel_us if own else self.host_launch_ns
         self.machine, self.wires = machine, Wires(machine, plan.problem.world)
         self.calls = Calls(machine, plan.problem.dtype)
         self.words: defaultdict[Word, int] = defaultdict(count().__next__)
@@ -146,6 +160,9 @@ class _Encoder:
         self.calls.use(entry)
         rows, actions, encoders = self.rows, self.actions, self.encoders
         host_ns = 1e3 * self.costs.host_call_us
+        if self.once:
+            self.calls.use_as_one(entry.steps)
+            host_ns += self.host_kernel_ns
         lanes: dict[str, int] = {}
         row_of: dict[str, int] = {}
         number = len(rows) // _ROW
@@ -163,7 +180,7 @@ class _Encoder:
                     )
                 self.afters.append(row_of[other])
             if step.parts:
-                host_ns += self.host_launch_ns
+                host_ns += self.host_kernel_ns
                 number += self._parts(step, lane, host_ns if self.submitted else 0.0)
             else:
                 if step.kind not in encoders:
@@ -172,7 +189,10 @@ class _Encoder:
                         f"be simulated; those that can are {', '.join(encoders)}"
                     )
                 before = len(actions)
-                host_ns += encoders[step.kind](step)
+                if self.once and not row_of:
+                    self._delay(self.launch_ns + 1e3 * self.costs.direct_us)
+                submitting_ns = encoders[step.kind](step)
+                host_ns += 0.0 if self.once else submitting_ns
                 number_of_actions = (len(actions) - before) // _ACTION
                 not_before = host_ns if self.submitted else 0.0
                 rows += (lane, not_before, len(step.after), number_of_actions)
@@ -211,12 +231,17 @@ class _Encoder:
         return self.host_copy_ns * len(step.reads)
 
     def _compute(self, step: Step) -> float:
+        if self.once:
+            ns = self.calls.within(step)
+            if ns:
+                self.actions += (_WORK, 0, ns)
+            return 0.0
         calls = self.calls.of(step)
         for ns in calls:
             self._delay(self.launch_ns)
             if ns:
                 self.actions += (_WORK, 0, ns)
-        return self.host_launch_ns * len(calls)
+        return (self.host_kernel_ns if step.kind == "reduce" else self.host_launch_ns) * len(calls)
 
     def _parts(self, step: Step, lane: int, not_before: float) -> int:
         """Add a row for every part of a gated step; return how many."""
@@ -249,6 +274,8 @@ class _Encoder:
             link = self.wires.link(self.rank, to)
             wire = self.wire_to[to] = _Wire(link, bool(link.row_gbps), bool(link.turn_us))
         row_bytes, turned = 0, False
+        if self.once:
+            return self._numbered((wire.link.scope, size, row_bytes, turned), wire.link)
         if wire.by_rows and source.rows > 1:
             # Windows are alike on all ranks, so that the own buffers tell of a peer's.
             apart = any(box.cols < self.cols[box.buffer] for box in (source, target))
@@ -256,9 +283,15 @@ class _Encoder:
         if wire.by_turns:
             turned = self.last.get(self.lane, to) != to
             self.last[self.lane] = to
-        key = (wire.link.scope, size, row_bytes, turned)
+        return self._numbered((wire.link.scope, size, row_bytes, turned), wire.link)
+
+    def _numbered(self, key: tuple[str, int, int, bool], link: Link) -> int:
         number = self.known.get(key)
         if number is None:
             number = self.known[key] = len(self.known)
-            self.transfers += self.wires.transfer(wire.link, size, row_bytes, turned)
+            _, size, row_bytes, turned = key
+            if self.once:  # what a store takes to arrive is in its word
+                self.transfers += Transfer(0.0, size, link.peak_gbps)
+            else:
+                self.transfers += self.wires.transfer(link, size, row_bytes, turned)
         return number

@@ -26,7 +26,6 @@ from ficco.runtime.local_cuda import CudaLocalRuntime
 from ficco.schedule import Schedule
 
 CUDA = Machine.named("cuda")
-NAMED = Schedule.names()
 Arrays = list[dict[str, Any]]
 
 

@@ -11,13 +11,14 @@ import sys
 
 import double_control as control
 import engine_faults as faults
-from engine_node import CUDA, NAMED, Node, captured, expected, named, problems, refused
+from engine_node import CUDA, Node, captured, expected, named, problems, refused
 from numpy_on_stream import NumpyOnStream
 
 from ficco import oracle
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.problem import Problem
 from ficco.runtime.local_cuda import CudaLocalRuntime
+from ficco.schedule import Schedule
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -33,10 +34,10 @@ def operators(worlds: list[int], seeds: int, dtypes: list[str], calls: int | Non
             for dtype in dtypes:
                 rng = random.Random(f"{seed} {world} {dtype}")
                 for problem in problems(world, dtype, rng):
-                    cases += [(problem, name, seed) for name in NAMED]
+                    cases += [(problem, name, seed) for name in Schedule.names(problem.op)]
         for problem, name, seed in random.Random(world).sample(cases, calls or len(cases)):
             arrays, exact = node.arrays(problem, seed)
-            for route in ("rotation", "all_peers")[: 1 + (world > 2)]:
+            for route in routes(name, world):
                 node.runtime.synchronize()
                 node.poison()
                 try:
@@ -47,6 +48,13 @@ def operators(worlds: list[int], seeds: int, dtypes: list[str], calls: int | Non
                 node.runtime.synchronize()
                 node.judge(problem, arrays, exact, f"{name} {route}")
         node.runtime.close()
+
+
+def routes(name: str, world: int) -> tuple[str, ...]:
+    """Return the routes to try; stores go to all peers at once."""
+    if Schedule.named(name).transport == "sm":
+        return ("all_peers",)
+    return ("rotation", "all_peers")[: 1 + (world > 2)]
 
 
 def disturbed(world: int, calls: int) -> None:

@@ -18,10 +18,20 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
+from direct_on_stream import DirectCall
 
-from ficco.compute import DeviceKernels, GatedOperands, Slots, SumOperands, dtype_of
+from ficco.compute import (
+    DeviceKernels,
+    DirectOperands,
+    DirectWindows,
+    GatedOperands,
+    Slots,
+    SumOperands,
+    dtype_of,
+)
 from ficco.compute.numpy import NumpyCompute
 from ficco.errors import EngineError
+from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec
 from ficco.kernels.parts import GatedPart
 
@@ -80,6 +90,21 @@ class _Kernels:
     def described(
         self, prepared: _Prepared, operands: GatedOperands, places: GatedOperands
     ) -> LaunchSpec | None:
+        raise EngineError("NumPy has no kernels; it is called for every launch")
+
+    def prepare_direct(
+        self, table: DirectTable, windows: DirectWindows, digest: int, timeout_s: float
+    ) -> DirectCall:
+        return DirectCall(table, windows, digest, timeout_s)
+
+    def arm_direct(
+        self, prepared: DirectCall, operands: DirectOperands, copy: int
+    ) -> Callable[[], None]:
+        return lambda: self._compute._enqueue("direct", lambda: prepared.run(operands, copy))
+
+    def described_direct(
+        self, prepared: DirectCall, operands: DirectOperands, places: DirectOperands
+    ) -> LaunchSpec:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 
     def described_sum(

@@ -268,7 +268,7 @@ class TestEngines:
         )  # fmt: skip
         names = [schedule.name for schedule in asked.schedules]
         left_out = {reason.split()[0] for reason in asked.refused}
-        assert set(names) | left_out == set(Schedule.names())
+        assert set(names) | left_out == set(Schedule.names(op))
         assert "gated_1d" in left_out
         assert asked.schedules[0].transport == "collective" and names[0] == "serial"
         assert all(schedule.transport == "dma" for schedule in asked.schedules[1:])

@@ -35,7 +35,7 @@ def assert_all_right(problem: Problem, given: Any, found: Any, about: str) -> No
 def schedules_for(problem: Problem) -> list[Schedule]:
     """Return the named schedules that the operator has."""
     found = []
-    for name in NAMED:
+    for name in Schedule.names(problem.op):
         schedule = Schedule.named(name).resolve(problem.world, HOST)
         try:
             lower(problem, schedule)

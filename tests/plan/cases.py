@@ -15,6 +15,7 @@ from ficco.schedule import Schedule
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
 SWITCH = Machine("switch", 1, 64, "host", (Link("node", "port"),))
 NAMED = Schedule.names()
+DIRECT = tuple(name for name in Schedule.names("matmul_all_reduce") if name not in NAMED)
 
 
 def describe(plan: Plan) -> str:
@@ -22,8 +23,11 @@ def describe(plan: Plan) -> str:
     return f"{plan.problem!r} {plan.schedule!r}"
 
 
-def plan_of(name: str, world: int, m: int, n: int, k: int, dtype: str = "float32") -> Plan:
-    problem = Problem.chunked("all_gather_matmul", world, m, n, k, dtype)
+def plan_of(
+    name: str, world: int, m: int, n: int, k: int, dtype: str = "float32",
+    op: str = "all_gather_matmul",
+) -> Plan:  # fmt: skip
+    problem = Problem.chunked(op, world, m, n, k, dtype)
     return lower(problem, Schedule.named(name).resolve(world, MESH))
 
 
@@ -43,6 +47,8 @@ def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Prob
     dtype = draw(st.sampled_from(tuple(DTYPES)))
     turned = draw(st.booleans())
     if op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        if op == "matmul_all_reduce":  # where slices of columns are 16 wide or wider
+            n = draw(st.sampled_from((n, n, n, 35)))
         depths, rows = sizes(draw, world, 4), sizes(draw, world, 6)
         output = Output((n,) * world, operand_transposed=turned, bias=draw(st.booleans()))
         return Problem(op, world, rows, sum(depths), (output,), dtype, depths=depths)
@@ -91,6 +97,8 @@ def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
 def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
     """Any legal point of the design space, named or not."""
     machine = draw(st.sampled_from((MESH, SWITCH)))
+    if problem.op == "matmul_all_reduce" and draw(st.integers(0, 2)) == 0:
+        return replace(Schedule.named(draw(st.sampled_from(DIRECT))), grain=draw(st.integers(1, 9)))
     if draw(st.booleans()):
         schedule = Schedule.named(draw(st.sampled_from(NAMED)))
     else:

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from cases import NAMED, describe, plan_of, plans
+from cases import DIRECT, NAMED, describe, plan_of, plans
 from edits import BENIGN, MUTATIONS, dropped, with_steps
 from handmade import HANDMADE
 from hypothesis import given, settings
@@ -142,3 +142,15 @@ def test_dropping_any_step_is_noticed_unless_it_is_implied(name: str) -> None:
             else:
                 assert found, f"{step.id} of rank {rank} can be dropped"
                 assert all(v.mend and v.message and v.step for v in found)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", DIRECT)
+def test_no_step_of_a_direct_plan_is_idle(name: str, rows: int) -> None:
+    """All but the wait for `entered`, which peers raise in front of all data, and of sums."""
+    plan = plan_of(name, 3, rows, 35, 11, "bfloat16", "matmul_all_reduce")
+    for rank, entry in enumerate(plan.ranks):
+        for index, step in enumerate(entry.steps):
+            mutant = with_steps(plan, rank, dropped(list(entry.steps), index))
+            implied = step.id == "compute.wait_entered"
+            assert bool(verify(mutant)) != implied, f"{step.id} of rank {rank}"

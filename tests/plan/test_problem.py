@@ -83,7 +83,10 @@ class TestSchedule:
             "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d",
             "uniform_fused_2d", "gated_1d",
         }  # fmt: skip
-        for name in Schedule.names():
+        small = {"one_shot_sm", "two_shot_sm"}
+        assert set(Schedule.names("matmul_all_reduce")) == {*Schedule.names(), *small}
+        assert Schedule.names("all_gather_matmul") == Schedule.names()
+        for name in Schedule.names("matmul_all_reduce"):
             assert Schedule.named(name).name == name
             assert data.load("named", name, "schedule", ScheduleError)["about"]
 

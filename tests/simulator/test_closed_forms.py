@@ -290,7 +290,8 @@ class TestGatedSteps:
 
 class TestTheHost:
     COSTS = Costs(
-        call_us=4, host_call_us=50, host_launch_us=10, host_copy_us=20, host_words_us=5
+        call_us=4, host_call_us=50, host_launch_us=10, host_kernel_us=10, host_copy_us=20,
+        host_words_us=5,
     )  # fmt: skip
 
     def steps(self) -> Plan:

@@ -27,15 +27,15 @@ _ROWS, _COLUMNS, _DEPTH = 64, 128, 256  # of a rank's part: little for the devic
 _OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
 # Calls that have as many launches as copies, fewer, and hardly any, so that each cost shows.
 _POINTS = {"shard_p2p": (1,), "hetero_unfused_1d": (1, 4, 8), "hetero_fused_1d": (4, 8),
-           "serial": (1, 4, 8)}  # fmt: skip
+           "serial": (1, 4, 8), "gated_1d": (1, 4)}  # fmt: skip
 
 
 def measure(ranks: Ranks) -> dict[str, float]:
-    """Return host_launch_us, host_serial_us, host_call_us, host_copy_us and host_words_us.
+    """Return what calls, launches, kernels, copies, words and a serial call cost the host.
 
     Medians of the slowest rank, by the host's clock, of calls that are queued ten at a time. All
-    but the second are what least squares finds in ficco's own calls; a launch costs at least what
-    torch.mm does. ficco must be open for the GPUs.
+    but the serial call are what least squares finds in ficco's own calls; a launch costs at least
+    what torch.mm does. ficco must be open for the GPUs.
     """
     a, b, c = (_matrix(ranks, 64, 64) for _ in range(3))
     launch = _host_us(ranks, lambda: torch.mm(a, b, out=c))

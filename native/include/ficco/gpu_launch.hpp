@@ -20,7 +20,7 @@ namespace ficco {
 inline constexpr int kParameterFields = 16;
 
 struct LaunchParameter {
-    enum class Kind { constant, address, word, pitch, tensor };
+    enum class Kind { constant, address, word, pitch, tensor, copy };
     Kind kind;
     std::size_t bytes;     // 0: not passed, only held to what it must be
     std::int64_t divisor;  // an address, or a pitch in elements, is a multiple of it
@@ -46,6 +46,7 @@ struct LaunchPlaces {
         bases;                                    // by slot: copy of the call, other
     std::span<const std::int64_t> pitches;        // by slot
     std::array<GpuAddress, kWindowCopies> words;  // own: copy of the call, other
+    int copy;                                     // of the window, that the call uses
 };
 
 class GpuLaunch {

@@ -32,6 +32,7 @@ std::size_t read_bytes(const Row& row, Kind kind) {
     const bool number = bytes == 4 || bytes == 8;
     bool right = bytes == kAddressBytes;  // of addresses and words
     if (kind == Kind::constant) right = number || bytes == 1 || bytes == 2;
+    if (kind == Kind::copy) right = number;
     if (kind == Kind::pitch) right = number || bytes == 0;
     if (kind == Kind::tensor) right = bytes == kMapBytes;
     if (!right) {
@@ -43,13 +44,14 @@ std::size_t read_bytes(const Row& row, Kind kind) {
 
 LaunchParameter read_parameter(const Row& row, const OpLimits& limits) {
     LaunchParameter found{};
-    found.kind = static_cast<Kind>(row.in(0, 0, static_cast<int>(Kind::tensor), "kind"));
+    found.kind = static_cast<Kind>(row.in(0, 0, static_cast<int>(Kind::copy), "kind"));
     found.bytes = read_bytes(row, found.kind);
     found.divisor = row.in(2, 1, kMostDivisor, "divisor");
     found.value = row.in(3, std::numeric_limits<std::int64_t>::min(),
                          std::numeric_limits<std::int64_t>::max(), "value");
     switch (found.kind) {
         case Kind::constant:
+        case Kind::copy:
             break;
         case Kind::word:
             row.index(3, kWordsPerCopy, "word");
@@ -123,6 +125,7 @@ std::int64_t pitch_of(const LaunchParameter& parameter, const LaunchPlaces& plac
 bool fits_one(const LaunchParameter& parameter, const LaunchPlaces& places) {
     switch (parameter.kind) {
         case Kind::constant:
+        case Kind::copy:
             return true;
         case Kind::word:
             return multiple(places.words[static_cast<std::size_t>(parameter.place.other_copy)] +
@@ -196,7 +199,8 @@ GpuLaunch::GpuLaunch(Gpu& gpu, const LaunchBinding& binding, const OpLimits& lim
 
 bool GpuLaunch::fits(const LaunchPlaces& places, const std::vector<bool>& slots) const {
     for (const LaunchParameter& parameter : parameters_) {
-        const bool in_slot = parameter.kind != Kind::constant && parameter.kind != Kind::word;
+        const bool in_slot = parameter.kind == Kind::address || parameter.kind == Kind::pitch ||
+                             parameter.kind == Kind::tensor;
         if (in_slot && !slots[static_cast<std::size_t>(parameter.place.slot)]) continue;
         if (!fits_one(parameter, places)) return false;
     }
@@ -211,6 +215,11 @@ void GpuLaunch::run(Gpu& gpu, const LaunchPlaces& places, GpuTensorMaps& maps, G
         switch (parameter.kind) {
             case Kind::constant:
                 break;
+            case Kind::copy: {
+                const std::int64_t copy = places.copy;
+                std::memcpy(target, &copy, parameter.bytes);
+                break;
+            }
             case Kind::address: {
                 const GpuAddress address = address_of(parameter, places);
                 std::memcpy(target, &address, sizeof(address));

@@ -10,7 +10,7 @@ namespace ficco {
 
 LaunchPlaces GpuProgram::places(int copy) const {
     const int rank = rank_->rank();
-    return {bases_, pitches_, {window_->words(rank, copy), window_->words(rank, copy ^ 1)}};
+    return {bases_, pitches_, {window_->words(rank, copy), window_->words(rank, copy ^ 1)}, copy};
 }
 
 void GpuProgram::set_launches(int segment, int step, int mark,

@@ -1,0 +1,345 @@
+"""The direct kernel: one launch that multiplies, exchanges by stores into peers' windows, and adds.
+
+For products of few rows, where a copy engine's start and a stream's signal take longer than the
+data. A launch has the whole handshake of a call in it, so nothing else is enqueued.
+
+    direct = prepare(table, places, device)         # once per plan and window
+    warm(direct, operands, control)                 # before any stream waits, or is captured
+    all_reduce(direct, operands, control, copy)     # every call
+
+A word that does not come spoils what depends on it, with NaN, and is told in a status word; the
+launch ends. Launches of one `Direct` must follow one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ficco.errors import InputError
+from ficco.kernels.direct_kernel import direct_all_reduce
+from ficco.kernels.direct_table import DirectTable
+
+__all__ = [
+    "Control",
+    "Direct",
+    "DirectTile",
+    "Launch",
+    "Operands",
+    "Places",
+    "all_reduce",
+    "launch_of",
+    "prepare",
+    "warm",
+]
+
+_ALIGN = 16  # bytes of the widest store
+_SHARED = 140_000  # bytes that a program may take of a multiprocessor's 227 KiB
+_WIDEST_SUM = 2048  # elements that a program adds up at a time
+
+
+class DirectTile(NamedTuple):
+    """How a program multiplies.
+
+    Attributes:
+        rows, cols: of y at a time, powers of two; one row is multiplied without the matrix units.
+        deep: of k that a step takes, a power of two.
+        warps: 4 or 8.
+        stages: steps of k in flight.
+    """
+
+    rows: int
+    cols: int
+    deep: int
+    warps: int
+    stages: int
+
+
+class Places(NamedTuple):
+    """Addresses of all ranks' windows, as this rank's device sees them, for each of two copies.
+
+    Attributes:
+        words: [copy][rank], where words begin.
+        data: [copy][rank], where data begin.
+    """
+
+    words: Sequence[Sequence[int]]
+    data: Sequence[Sequence[int]]
+
+
+class Direct(NamedTuple):
+    """A table, prepared for launches; made by `prepare`. It must outlive graphs of them.
+
+    Attributes:
+        table: what it was made of.
+        tile: how programs multiply.
+        chunks, places, gates: what the kernel reads, on the device; the gates are zeros between
+            launches.
+        copy_places: numbers of one window copy in `places`.
+        programs: of a launch; all of them run at the same time.
+        aligned: whether rows and chunks begin and end at multiples of 16 bytes.
+    """
+
+    table: DirectTable
+    tile: DirectTile
+    chunks: torch.Tensor
+    places: torch.Tensor
+    gates: torch.Tensor
+    copy_places: int
+    programs: int
+    aligned: bool
+
+
+class Operands(NamedTuple):
+    """What a call multiplies.
+
+    Attributes:
+        x: [m, k], unit stride along rows.
+        w: [k, n], any strides.
+        bias: [1, n], any stride, or None.
+        y: [m, n], unit stride along rows.
+    """
+
+    x: torch.Tensor
+    w: torch.Tensor
+    bias: torch.Tensor | None
+    y: torch.Tensor
+
+
+class Control(NamedTuple):
+    """What a launch is told from outside, and tells. Tensors are int32, in device memory.
+
+    Attributes:
+        digest: of the plan, which peers must have, too.
+        stop: one word; while it is not 0, every wait is given up.
+        status: one word, which becomes 1 + the place of a word that was given up; a launch never
+            lowers it.
+        timeout_ns: how long a program waits before it gives up by itself; it looks at every later
+            word once.
+    """
+
+    digest: int
+    stop: torch.Tensor
+    status: torch.Tensor
+    timeout_ns: int
+
+
+def choose_tile(m: int, width: int, k: int, item: int) -> DirectTile:
+    """Return how to multiply m rows by a chunk of so many columns, of elements of `item` bytes.
+
+    As measured on H200 for chunks of 32, 64 and 128 columns: deep where there are few columns, and
+    as many steps in flight as leave room for another kernel's shared memory beside.
+    """
+    cols = max(16, min(_power(width), 128))
+    depth = max(16, _power(k))
+    if m == 1:
+        deep, warps = (512, 4) if cols <= 32 else (256, 8)
+        return DirectTile(1, cols, max(64, min(depth, deep // item)), warps, 4)
+    if item == 4:  # on the ordinary units, from registers
+        return DirectTile(max(16, min(_power(m), 32)), min(cols, 32), 32, 4, 3)
+    rows = max(16, min(_power(m), 128 if cols > 64 else 64))
+    deep = 64 if cols > 64 else 256 if cols <= 32 and rows <= 32 else 128
+    warps = 8 if cols > 64 and rows <= 64 else 4
+    stages = max(2, min(4 if deep == 256 else 6, _SHARED // ((rows + cols) * deep * item)))
+    return DirectTile(rows, cols, min(depth, deep), warps, stages)
+
+
+def _power(size: int) -> int:
+    """Return the least power of two that is not less."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def prepare(
+    table: DirectTable, places: Places, device: torch.device, tile: DirectTile | None = None
+) -> Direct:
+    """Return a table as launches need it. Copies to the device, so not while a stream waits.
+
+    Args:
+        table: of this rank's plan.
+        places: of the window that calls use.
+        device: the GPU; or the CPU, for Triton's interpreter.
+        tile: how to multiply; by default `choose_tile` says.
+    """
+    item = _dtype(table).itemsize
+    processors = 1  # the interpreter runs one program after another
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    width = max((chunk.end - chunk.begin for chunk in table.chunks), default=1)
+    edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
+    numbers = [_numbers(table, words, data, item) for words, data in zip(*places, strict=True)]
+    return Direct(
+        table=table,
+        tile=tile or choose_tile(table.m, width, table.k, item),
+        chunks=torch.tensor(table.chunks, dtype=torch.int32, device=device).reshape(-1, 4),
+        places=torch.tensor(numbers, dtype=torch.int64, device=device),
+        gates=torch.zeros(4, dtype=torch.int32, device=device),
+        copy_places=len(numbers[0]),
+        programs=min(len(table.chunks) + 1, processors),
+        aligned=all(edge * item % _ALIGN == 0 for edge in edges),
+    )
+
+
+def _numbers(table: DirectTable, words: Sequence[int], data: Sequence[int], item: int) -> list[int]:
+    """Return one window copy's entries of `places`, as the kernel describes them."""
+    pitch = table.n * item
+    return [
+        *words,
+        *([base + table.kept for base in data] if table.twice else []),
+        data[table.rank] + table.landing,
+        *(data[rank] + table.landing + row * pitch for rank, row in table.rows_to),
+    ]
+
+
+def all_reduce(direct: Direct, operands: Operands, control: Control, copy: int) -> None:
+    """Enqueue one call on the current stream: one launch.
+
+    Sums are float32, in the order of ranks, of products rounded to the dtype; the bias is added to
+    sums, or, where they are not passed on, to the products of the rank whose it is.
+
+    Args:
+        direct: of the plan.
+        operands: of this call.
+        control: what ends waits.
+        copy: of the window, 0 or 1; all ranks use the same.
+
+    Raises:
+        InputError: operands that the table was not made for.
+    """
+    _launch(launch_of(direct, operands, control, copy))
+
+
+class Launch(NamedTuple):
+    """A kernel and what it is launched with.
+
+    Attributes:
+        kernel: the Triton function.
+        arguments: by name, constants among them.
+        programs: the grid.
+        warps: Triton's option.
+    """
+
+    kernel: Any
+    arguments: dict[str, Any]
+    programs: int
+    warps: int
+
+
+def launch_of(direct: Direct, operands: Operands, control: Control, copy: int = 0) -> Launch:
+    """Return what `all_reduce` launches.
+
+    Raises:
+        InputError: operands that the table was not made for.
+    """
+    arguments = _arguments(direct, operands, control, copy)
+    return Launch(direct_all_reduce, arguments, direct.programs, direct.tile.warps)
+
+
+def warm(direct: Direct, operands: Operands, control: Control) -> None:
+    """Compile and load what `all_reduce` launches for such operands; nothing is computed or sent.
+
+    To be called before a stream waits or is captured: a kernel that is first loaded then waits for
+    the stream.
+
+    Raises:
+        InputError: operands that the table was not made for.
+    """
+    launch = launch_of(direct, operands, control)
+    launch.arguments.update(items=0, own_rows=0, peers=0, targets=0, owners=0)
+    _launch(launch._replace(programs=1))
+
+
+def _launch(launch: Launch) -> None:
+    launch.kernel[(launch.programs,)](**launch.arguments, num_warps=launch.warps)
+
+
+def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) -> dict[str, Any]:
+    """Return the kernel's arguments by name."""
+    _check(direct.table, operands)
+    table, tile = direct.table, direct.tile
+    x, w, bias, y = operands
+    peers = [rank for rank in range(table.world) if rank != table.rank]
+    item = y.itemsize
+    aligned = direct.aligned and y.data_ptr() % _ALIGN == 0 == y.stride(0) * item % _ALIGN
+    tallest = table.m if table.twice else table.own_rows
+    sum_cols = min(_power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
+    return {
+        "x": x,
+        "w": w,
+        "bias": y if bias is None else bias,
+        "y": y,
+        "chunks": direct.chunks,
+        "places": direct.places,
+        "gates": direct.gates,
+        "stop": control.stop,
+        "status": control.status,
+        "digest": control.digest - (control.digest >> 31 << 32),
+        "copy": copy,
+        "copy_places": direct.copy_places,
+        "items": len(table.chunks),
+        "m": table.m,
+        "n": table.n,
+        "k": table.k,
+        "rank": table.rank,
+        "own_row": table.own_row,
+        "own_rows": table.own_rows,
+        "bias_row": table.bias_row,
+        "bias_rows": table.bias_rows,
+        "slot_rows": table.slot_rows,
+        "peers": _set(peers),
+        "targets": _set(table.targets),
+        "owners": _set(table.owners),
+        "x_stride": x.stride(0),
+        "w_deep_stride": w.stride(0),
+        "w_col_stride": w.stride(1),
+        "bias_stride": 0 if bias is None else bias.stride(1),
+        "y_stride": y.stride(0),
+        "timeout_ns": control.timeout_ns,
+        "WORLD": table.world,
+        "TWICE": table.twice,
+        "ROWS": tile.rows,
+        "COLS": tile.cols,
+        "DEEP": tile.deep,
+        "STAGES": tile.stages,
+        "SUM_ROWS": max(1, min(_power(tallest), _WIDEST_SUM // sum_cols)),
+        "SUM_COLS": sum_cols,
+        "HAS_BIAS": bias is not None,
+        "EDGE": _ALIGN // item if aligned else 1,
+        "BYTES": _ALIGN if aligned else item,
+        "ON_GPU": y.is_cuda,
+    }
+
+
+def _set(ranks: Sequence[int]) -> int:
+    """Return ranks as bits of a signed number of 64."""
+    bits = sum(1 << rank for rank in ranks)
+    return bits - (bits >> 63 << 64)
+
+
+def _dtype(table: DirectTable) -> torch.dtype:
+    found: torch.dtype = getattr(torch, table.dtype)
+    return found
+
+
+def _check(table: DirectTable, operands: Operands) -> None:
+    x, w, bias, y = operands
+    wanted = [("x", x, (table.m, table.k)), ("w", w, (table.k, table.n)),
+              ("y", y, (table.m, table.n))]  # fmt: skip
+    if (bias is not None) != table.bias:
+        raise InputError(
+            f"bias is {'None' if bias is None else 'given'}; the table was made "
+            f"{'with' if table.bias else 'without'} one"
+        )
+    if bias is not None:
+        wanted.append(("bias", bias, (1, table.n)))
+    for name, matrix, shape in wanted:
+        if tuple(matrix.shape) != shape:
+            raise InputError(f"{name} is {tuple(matrix.shape)}; the table was made for {shape}")
+        if matrix.dtype != _dtype(table):
+            raise InputError(f"{name} holds {matrix.dtype}; the table was made for {table.dtype}")
+    for name, matrix in (("x", x), ("y", y)):
+        if matrix.shape[1] > 1 and matrix.stride(1) != 1:
+            raise InputError(
+                f"{name} has strides {matrix.stride()}; the elements of a row must be neighbours"
+            )

@@ -1,0 +1,170 @@
+"""Waiting inside a kernel for several words at once, and raising several, a thread each.
+
+A word takes a thread the time of a trip to memory, and one at a peer that of a trip there, so a
+program that looked at its peers' words one after another would wait for all trips together.
+
+Sets of ranks are bits of a number. As in `acquiring`, what a peer wrote before its word may be read
+after it by all threads of the program, by ordinary loads; and what any thread of the program wrote
+before words are raised is there for those who see them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["await_words", "raise_words"]
+
+# $0 = 1 if all came; $1, $2 = address of the first word, bytes to the next; $3 = set of ranks;
+# $4 = value; $5 = address of the gate, or 0; $6 = the word that says stop; $7 = patience in ns.
+# The thread behind those of 64 ranks looks at the gate, which says 1, or 2 for never.
+_AWAIT = """{
+    .reg .pred other, gate, came, gave_up;
+    .reg .b32 thread, seen, stopped, want;
+    .reg .b64 at, set, begin, now;
+    setp.ne.u32 gave_up, 0, 0;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 gate, thread, 64;
+    mul.wide.u32 at, thread, $2;
+    add.u64 at, at, $1;
+    mov.u32 want, $4;
+    shr.u64 set, $3, thread;
+    and.b64 set, set, 1;
+    @gate mov.u64 at, $5;
+    @gate mov.u64 set, $5;
+    @gate mov.u32 want, 1;
+    setp.eq.u64 other, set, 0;
+    setp.gt.or.u32 other, thread, 64, other;
+    @other bra together;
+    mov.u64 begin, %globaltimer;
+again:
+    ld.acquire.sys.global.u32 seen, [at];
+    setp.eq.u32 came, seen, want;
+    @came bra together;
+    setp.eq.and.u32 gave_up, seen, 2, gate;
+    @gave_up bra together;
+    ld.relaxed.sys.global.u32 stopped, [$6];
+    mov.u64 now, %globaltimer;
+    sub.u64 now, now, begin;
+    setp.gt.u64 gave_up, now, $7;
+    setp.ne.or.u32 gave_up, stopped, 0, gave_up;
+    @!gave_up bra again;
+together:
+    barrier.red.or.pred gave_up, 0, gave_up;
+    selp.u32 $0, 0, 1, gave_up;
+}"""
+
+# $1 = address of the ranks' addresses; $2 = bytes behind them; $3 = set of ranks; $4 = value.
+_RAISE = """{
+    .reg .pred mine;
+    .reg .b32 thread;
+    .reg .b64 at, set;
+    barrier.sync 0;
+    mov.u32 thread, %tid.x;
+    shr.u64 set, $3, thread;
+    and.b64 set, set, 1;
+    setp.ne.u64 mine, set, 0;
+    setp.lt.and.u32 mine, thread, 64, mine;
+    mul.wide.u32 at, thread, 8;
+    add.u64 at, at, $1;
+    @mine ld.global.u64 at, [at];
+    add.u64 at, at, $2;
+    @mine st.release.sys.global.u32 [at], $4;
+    mov.u32 $0, 0;
+}"""
+
+_AWAIT_ASM = tl.constexpr(_AWAIT)
+_RAISE_ASM = tl.constexpr(_RAISE)
+
+
+@triton.jit
+def await_words(  # noqa: PLR0913 - a kernel's arguments are its interface
+    words,
+    stride,
+    ranks,
+    value,
+    gate,
+    stop,
+    patience_ns,
+    GATED: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    WORLD: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Return 1 once the words of all these ranks have the value and the gate says 1, else 0.
+
+    It gives up when the word `stop` is not 0, the patience is over, or the gate says 2. Every word
+    is looked at once in any case. The interpreter has no clock: it gives up by `stop` alone. A
+    program has three warps or more.
+
+    Args:
+        words: pointer to int32, the word of rank 0.
+        stride: int32, words from one rank's to the next one's.
+        ranks: int64, a set.
+        value: int32.
+        gate: pointer to int32, if GATED.
+        stop: pointer to int32.
+        patience_ns: int64.
+        GATED: whether there is a gate.
+        WORLD: ranks.
+        ON_GPU: False in the interpreter, which knows no inline assembly.
+    """
+    if ON_GPU:
+        if GATED:  # noqa: SIM108
+            at_gate = gate.to(tl.int64)
+        else:
+            at_gate = tl.full((), 0, tl.int64)
+        came = tl.inline_asm_elementwise(
+            _AWAIT_ASM, "=r,l,r,l,r,l,l,l,~{memory}",
+            [words, stride * 4, ranks, value, at_gate, stop, patience_ns],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        came = tl.full((), 1, tl.int32)
+        for rank in tl.static_range(WORLD + 1):
+            at = words + rank * stride
+            want = value
+            wanted = (ranks >> rank) & 1
+            if rank == WORLD:
+                at = gate
+                want = tl.full((), 1, tl.int32)
+                wanted = tl.full((), 1 if GATED else 0, tl.int64)
+            if wanted != 0:
+                stopped = tl.load(stop)
+                seen = tl.load(at)
+                while (seen != want) & (stopped == 0) & ((rank < WORLD) | (seen != 2)):
+                    stopped = tl.load(stop)
+                    seen = tl.load(at)
+                came = came & (seen == want).to(tl.int32)
+    return came
+
+
+@triton.jit
+def raise_words(
+    addresses,
+    place,
+    ranks,
+    value,
+    WORLD: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Set a word at each of these ranks, behind all that the program has written so far.
+
+    Args:
+        addresses: pointer to int64, per rank: where its words begin.
+        place: int32, index of the word.
+        ranks: int64, a set.
+        value: int32.
+        WORLD: ranks.
+        ON_GPU: False in the interpreter.
+    """
+    if ON_GPU:
+        tl.inline_asm_elementwise(
+            _RAISE_ASM, "=r,l,l,l,r,~{memory}",
+            [addresses, place.to(tl.int64) * 4, ranks, value],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        for rank in tl.static_range(WORLD):
+            if ((ranks >> rank) & 1) != 0:
+                word = tl.load(addresses + rank).to(tl.pointer_type(tl.int32)) + place
+                tl.atomic_xchg(word, value, sem="release", scope="sys")

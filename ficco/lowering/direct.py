@@ -1,0 +1,226 @@
+"""Direct: matmul_all_reduce by stores of the kernel that multiplies, for products of few rows.
+
+One lane, for one kernel runs all of it (`ficco.kernels.direct`); chunks are slices of columns, over
+all rows, and lie behind one another in order. Copies are stores: unit "sm". With three ranks:
+
+    two shots   [free] enter | make 0, store at the owners, make 1, ... | [entered]
+                | [products] sum 0, store at all peers, ... | [sums] move 0, ... | clear, free
+    one shot    [free] enter | make 0, store at all peers, make 1, ... | [entered]
+                | [products] sum 0, ... | clear, free
+
+All products are rounded to the dtype, the own ones too, and lie in a window with a slot for every
+rank, so that ranks that add up the same products come to the same bits. A row's bias is that of the
+rank it belongs to: with one shot it is added to that rank's products of the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ficco.errors import ScheduleError
+from ficco.lowering.producing import COMPUTE, PARTIAL, Piece, Products
+from ficco.lowering.scattering import LANDING
+from ficco.lowering.single import alone
+from ficco.plan import Buffer, RankPlan, Region, Step, Word
+from ficco.problem import Problem, offsets
+from ficco.schedule import MAX_CHUNKS, Schedule
+
+__all__ = ["REDUCED", "lower_rank"]
+
+REDUCED = "reduced"  # window: the peers' sums
+ALIGN = 16  # columns; so slices begin at a multiple of the widest store, where rows do
+
+_NEEDED = {
+    "cut": "columns", "route": "all_peers", "order": "by_step", "start": "together",
+    "compute": "gated", "taper": "none", "pace": "free",
+}  # fmt: skip
+
+
+class _Slice(NamedTuple):
+    """Columns [begin, end), and the chunk number."""
+
+    number: int
+    begin: int
+    end: int
+
+
+def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of one rank. See `ficco.lowering`."""
+    _check(schedule)
+    products = Products(problem, rank)
+    if problem.world == 1:
+        return alone(problem, products)
+    return _Direct(problem, schedule, rank, products).plan()
+
+
+def _check(schedule: Schedule) -> None:
+    for axis, value in _NEEDED.items():
+        if (found := getattr(schedule, axis)) != value:
+            raise ScheduleError(
+                f"transport='sm' with {axis}={found!r} is not implemented; the nearest that works "
+                f"is {axis}={value!r}"
+            )
+    most = MAX_CHUNKS // 2 if schedule.shots == "two" else MAX_CHUNKS
+    if schedule.chunks > most:
+        raise ScheduleError(
+            f"grain={schedule.chunks} with transport='sm' and shots={schedule.shots!r}; grain is "
+            f"at most {most}, for every chunk has a word"
+            f"{' for its products and one for its sums' if schedule.shots == 'two' else ''}"
+        )
+
+
+def _slices(n: int, chunks: int) -> list[_Slice]:
+    """Cut columns into so many slices, or fewer where they are too few."""
+    width = max(1, -(-n // (chunks * ALIGN))) * ALIGN
+    return [_Slice(j, begin, min(begin + width, n)) for j, begin in enumerate(range(0, n, width))]
+
+
+@dataclass
+class _Direct:
+    """Steps under construction, of one rank."""
+
+    problem: Problem
+    schedule: Schedule
+    rank: int
+    products: Products
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        world, rank, rows = problem.world, self.rank, problem.rows
+        self.twice = self.schedule.shots == "two"
+        self.first = offsets(rows)
+        self.peers = [(rank + turn) % world for turn in range(1, world)]
+        self.owners = [peer for peer in self.peers if rows[peer]]
+        self.targets = self.owners if self.twice else self.peers
+        self.slot = max(rows) if self.twice else problem.m
+        self.slices = _slices(problem.n, self.schedule.chunks)
+        # Rows that this rank adds up.
+        self.top = self.first[rank] if self.twice else 0
+        self.bottom = self.top + rows[rank] if self.twice else problem.m
+
+    def plan(self) -> RankPlan:
+        """Return the plan."""
+        rank, peers = self.rank, self.peers
+        free = tuple([Word(rank, "free", peer) for peer in peers])
+        entered = tuple([Word(rank, "entered", peer) for peer in peers])
+        self._words("wait_free", "wait", free)
+        self._words("clear_free", "clear", free)
+        self._words("enter", "signal", tuple([Word(peer, "entered", rank) for peer in peers]))
+        for each in self.slices:
+            self._make(each)
+        self._words("wait_entered", "wait", entered)
+        heard: list[Word] = []
+        if self.top < self.bottom:
+            for each in self.slices:
+                heard += self._add_up(each)
+        if self.twice and self.owners:
+            for each in self.slices:
+                heard += self._collect(each)
+        self._words("clear", "clear", (*heard, *entered))
+        self._words("leave", "signal", tuple([Word(peer, "free", rank) for peer in peers]))
+        return RankPlan(rank, self._buffers(), tuple(self.steps))
+
+    def _words(self, name: str, kind: str, words: tuple[Word, ...]) -> None:
+        self.steps.append(Step(f"{COMPUTE}.{name}", COMPUTE, kind, "none", words=words))
+
+    def _box(self, buffer: str, top: int, bottom: int, each: _Slice, rank: int = -1) -> Region:
+        at = self.rank if rank < 0 else rank
+        return Region(at, buffer, top, bottom, each.begin, each.end)
+
+    def _landed(self, source: int, each: _Slice, rank: int = -1) -> Region:
+        """Return where the products of a source lie that this rank, or another, adds up."""
+        at = self.rank if rank < 0 else rank
+        top = source * self.slot
+        rows = self.problem.rows[at] if self.twice else self.problem.m
+        return self._box(LANDING, top, top + rows, each, at)
+
+    def _make(self, each: _Slice) -> None:
+        """Multiply, and store what others add up with them."""
+        rank, first, m = self.rank, self.first, self.problem.m
+        begin, end = first[rank], first[rank + 1]
+        pieces: list[Piece] = []
+        for top, bottom in ((0, begin), (begin, end), (end, m)):
+            if top == bottom:
+                continue
+            mine = top == begin and bottom == end
+            if self.twice:
+                target = self._box(PARTIAL, top, bottom, each)
+                target = self._landed(rank, each) if mine else target
+            else:
+                slot = rank * self.slot
+                target = self._box(LANDING, slot + top, slot + bottom, each)
+            add = self._bias(each) if mine and not self.twice else ()
+            pieces.append(Piece(top, bottom, each.begin, each.end, target, add))
+        if not self.twice and not self.problem.outputs[0].bias:
+            pieces = [Piece(0, m, each.begin, each.end, self._landed(rank, each))]
+        self.steps += self.products.steps(str(each.number), pieces)
+        if self.targets:
+            sent = [self._part(peer, each) for peer in self.targets]
+            self._store(
+                f"{each.number}", sent, [self._landed(rank, each, p) for p in self.targets],
+                self.targets, each.number,
+            )  # fmt: skip
+
+    def _part(self, peer: int, each: _Slice) -> Region:
+        """Return the products that a peer adds up."""
+        if not self.twice:
+            return self._landed(self.rank, each)
+        return self._box(PARTIAL, self.first[peer], self.first[peer + 1], each)
+
+    def _bias(self, each: _Slice) -> tuple[Region, ...]:
+        return (self._box("bias0", 0, 1, each),) if self.problem.outputs[0].bias else ()
+
+    def _store(
+        self, name: str, sources: list[Region], targets: list[Region], peers: list[int], word: int
+    ) -> None:
+        """Append stores at peers, and the signals behind them."""
+        self.steps += [
+            Step(f"push.{name}", COMPUTE, "copy", "sm", tuple(sources), tuple(targets)),
+            Step(
+                f"landed.{name}", COMPUTE, "signal", "none",
+                words=tuple([Word(peer, "data", self.rank, word) for peer in peers]),
+            ),
+        ]  # fmt: skip
+
+    def _add_up(self, each: _Slice) -> tuple[Word, ...]:
+        """Await the peers' products, add them up, and pass the sums on; return the words."""
+        words = tuple([Word(self.rank, "data", peer, each.number) for peer in self.peers])
+        terms = tuple([self._landed(source, each) for source in range(self.problem.world)])
+        terms += self._bias(each) if self.twice else ()
+        sums = self._box("y0", self.top, self.bottom, each)
+        self.steps += [
+            Step(f"wait.{each.number}", COMPUTE, "wait", "none", words=words),
+            Step(f"sum.{each.number}", COMPUTE, "reduce", "sm", terms, (sums,)),
+        ]
+        if self.twice:
+            there = [self._box(REDUCED, self.top, self.bottom, each, p) for p in self.peers]
+            word = self.schedule.chunks + each.number
+            self._store(f"sum{each.number}", [sums] * len(there), there, self.peers, word)
+        return words
+
+    def _collect(self, each: _Slice) -> tuple[Word, ...]:
+        """Await the owners' sums and move them into the output; return the words."""
+        index = self.schedule.chunks + each.number
+        words = tuple([Word(self.rank, "data", peer, index) for peer in self.owners])
+        spans = [(0, self.top), (self.bottom, self.problem.m)]
+        spans = [(top, bottom) for top, bottom in spans if top < bottom]
+        reads = tuple([self._box(REDUCED, top, bottom, each) for top, bottom in spans])
+        writes = tuple([self._box("y0", top, bottom, each) for top, bottom in spans])
+        name = f"sum{each.number}"
+        self.steps += [
+            Step(f"wait.{name}", COMPUTE, "wait", "none", words=words),
+            Step(f"move.{name}", COMPUTE, "local_copy", "sm", reads, writes),
+        ]
+        return words
+
+    def _buffers(self) -> tuple[Buffer, ...]:
+        m, n, dtype = self.problem.m, self.problem.n, self.problem.dtype
+        world = self.problem.world
+        found = [*self.products.operands(), Buffer("y0", "output", m, n, dtype)]
+        found.append(Buffer(LANDING, "window", world * self.slot, n, dtype, copies=2))
+        if self.twice:
+            found.append(Buffer(REDUCED, "window", m, n, dtype, copies=2))
+            found.append(Buffer(PARTIAL, "workspace", m, n, dtype))
+        return tuple(found)

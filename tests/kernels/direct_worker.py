@@ -1,0 +1,299 @@
+"""Runs the direct kernel from tables of real plans, a process a rank, or reads its compiled text.
+
+TRITON_INTERPRET=1 python direct_worker.py products|giving_up|refusals ...
+python direct_worker.py assembly
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from compiling import compiled
+from gated_worker import let_loops_count
+
+from ficco.errors import InputError, PlanError
+from ficco.kernels import direct
+from ficco.kernels.direct import Control, DirectTile, Operands, Places, all_reduce, prepare, warm
+from ficco.kernels.direct_kernel import direct_all_reduce
+from ficco.kernels.direct_table import table_of
+from ficco.lowering import lower_rank
+from ficco.machine import Machine
+from ficco.plan import WORDS_PER_COPY, Word, digest_of, window_places, word_place
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+
+CPU = torch.device("cpu")
+AGES = 10**15  # ns
+WORDS_BYTES = 4 * WORDS_PER_COPY
+DATA = -(-2 * WORDS_BYTES // 256) * 256  # of both copies, behind the words of both
+COPY = 1 << 18  # bytes of a window copy
+KEPT = 1 << 16  # bytes of a rank's results, for others to compare
+RELEASE, ACQUIRE = r"st\.release\.sys", r"ld\.acquire\.sys"
+FREE = word_place(Word(0, "free", 0))
+
+
+class Windows:
+    """Windows of all ranks, which processes that are forked share."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.memory = [mmap.mmap(-1, DATA + 2 * COPY + KEPT) for _ in range(world)]
+        bases = [np.frombuffer(memory, np.uint8).ctypes.data for memory in self.memory]
+        self.places = Places(
+            [[base + copy * WORDS_BYTES for base in bases] for copy in range(2)],
+            [[base + DATA + copy * COPY for base in bases] for copy in range(2)],
+        )
+        for rank in range(world):
+            for copy in range(2):
+                self.words(rank, copy)[FREE : FREE + world] = 1
+            np.frombuffer(self.memory[rank], np.uint8, 2 * COPY, DATA)[:] = 0xFF  # NaN
+
+    def words(self, rank: int, copy: int) -> Any:
+        return np.frombuffer(self.memory[rank], np.int32, WORDS_PER_COPY, copy * WORDS_BYTES)
+
+    def kept(self, rank: int) -> Any:
+        return np.frombuffer(self.memory[rank], np.uint8, KEPT, DATA + 2 * COPY)
+
+    def run(self, rank_calls: Callable[[int], None]) -> None:
+        """Run a function on every rank, in a process each."""
+        found = []
+        for rank in range(self.world):
+            child = os.fork()
+            if child == 0:
+                try:
+                    rank_calls(rank)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            found.append(child)
+        codes = [os.waitpid(child, 0)[1] for child in found]
+        assert codes == [0] * len(codes), f"ranks went wrong: {codes}"
+        for rank in range(self.world):
+            for copy in range(2):
+                words = self.words(rank, copy).copy()
+                words[FREE : FREE + self.world] -= np.arange(self.world) != rank
+                words[FREE + rank] = 0
+                assert not words.any(), f"rank {rank}: words {np.flatnonzero(words)} are left"
+
+
+class Case:
+    """A problem and a schedule, with one rank's operands."""
+
+    def __init__(
+        self, rank: int, world: int, name: str, sizes: tuple[int, int, int], grain: int,
+        dtype: str = "float32", bias: bool = True, **more: Any,
+    ) -> None:  # fmt: skip
+        m, n, k = sizes
+        problem = Problem.chunked("matmul_all_reduce", world, m, n, k, dtype, bias=bias)
+        self.problem = replace(problem, **more)
+        self.schedule = replace(Schedule.named(name), grain=grain)
+        self.digest = digest_of(self.problem, self.schedule)
+        self.plan = lower_rank(self.problem, self.schedule, rank)
+        self.table = table_of(self.plan)
+        self.rank, self.kind = rank, getattr(torch, dtype)
+
+    def draw(self, seed: int, pad: int) -> tuple[list[Operands], torch.Tensor]:
+        """Return every rank's operands, and the sum in float64."""
+        torch.manual_seed(seed)
+        m, n, kind = self.problem.m, self.problem.n, self.kind
+        bias = torch.randn(1, n).to(kind) if self.problem.outputs[0].bias else None
+        want = (
+            torch.zeros(m, n, dtype=torch.float64) if bias is None else bias.double().repeat(m, 1)
+        )
+        found = []
+        for depth in self.problem.depths:
+            x = torch.full((m, depth + pad), torch.nan).to(kind)[:, :depth]
+            x.copy_(torch.randn(m, depth))
+            w = torch.randn(n, depth).to(kind)
+            want += x.double() @ w.double().t()
+            y = torch.full((m, n + pad), torch.nan, dtype=kind)[:, :n]
+            found.append(Operands(x, w.t() if seed % 2 else w.t().contiguous(), bias, y))
+        return found, want
+
+
+def control(digest: int) -> Control:
+    one = torch.zeros(1, dtype=torch.int32)
+    return Control(digest, one, one.clone(), AGES)
+
+
+def cases(world: int) -> Iterator[dict[str, Any]]:
+    """Yield few rows and many, odd sizes, ranks without rows or depth, chunks of several tiles."""
+    for name in ("one_shot_sm", "two_shot_sm"):
+        yield {"name": name, "sizes": (1, 33, 40), "grain": 3, "bias": world != 3}
+        yield {"name": name, "sizes": (5, 40, 37), "grain": 2, "dtype": "bfloat16"}
+        yield {"name": name, "sizes": (19, 20, 2), "grain": 128, "dtype": "float16"}
+        empty = (*[0] * (world - 1), 7)
+        yield {"name": name, "sizes": (7, 20, 12), "grain": 1, "rows": empty}
+
+
+def products() -> None:
+    for world in (2, 3):
+        windows = Windows(world)
+
+        def calls(rank: int, world: int = world, windows: Windows = windows) -> None:
+            number = 0
+            for turn, given in enumerate(cases(world)):
+                case = Case(rank, world, **given)
+                assert window_places(case.plan.buffers)[1] <= COPY
+                tile = DirectTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
+                prepared = prepare(case.table, windows.places, CPU, tile if turn % 2 else None)
+                for seed in range(3):
+                    operands, want = case.draw(seed, turn % 3)
+                    told = control(case.digest)
+                    all_reduce(prepared, operands[rank], told, number % 2)
+                    number += 1
+                    y = operands[rank].y
+                    eps, scale = torch.finfo(case.kind).eps, float(want.abs().max()) + 4
+                    error = float((y.double() - want).abs().max())
+                    about = f"rank {rank} of {world}: {given}, call {seed}: {error:.2e}"
+                    assert error <= (world + 2) * eps * scale, about
+                    assert not told.status.item() and not prepared.gates.any(), about
+                    mine = y.contiguous().view(torch.uint8).numpy().reshape(-1)
+                    if seed == 2:  # kept apart by the case, for all ranks to be compared
+                        windows.kept(rank)[turn * 3200 : turn * 3200 + mine.size] = mine
+
+        windows.run(calls)
+        for rank in range(1, world):
+            same = windows.kept(rank) == windows.kept(0)
+            assert same.all(), f"rank {rank} of {world} got other bits than rank 0"
+        assert windows.kept(0).any()
+
+
+def giving_up() -> None:
+    """A peer that has not come is noticed when a call is stopped, and nothing looks like a sum."""
+    for name, raised in (("one_shot_sm", False), ("two_shot_sm", False), ("one_shot_sm", True)):
+        case, windows = Case(0, 2, name, (3, 33, 8), 2), Windows(2)
+        prepared = prepare(case.table, windows.places, CPU)
+        told, (mine, _) = control(case.digest), case.draw(1, 0)[0]
+        entered = word_place(Word(0, "entered", 1))
+        if raised:
+            windows.words(0, 0)[entered] = np.uint32(case.digest).astype(np.int32)
+        stopper = threading.Timer(0.3, lambda told=told: told.stop.fill_(1))
+        stopper.start()
+        begin = time.monotonic()
+        all_reduce(prepared, mine, told, 0)
+        assert 0.2 < time.monotonic() - begin < 60
+        stopper.join()
+        assert bool(mine.y.isnan().all()), "something looks like a result"
+        late = told.status.item() - 1
+        missed = Word(0, "data", 0, 1) if raised else Word(0, "entered", 0)  # whosever
+        assert late == word_place(missed), late
+        assert not prepared.gates.any(), "a later launch would not wait"
+        assert not windows.words(0, 0)[FREE + 1], "the peer's free was there, and is cleared"
+
+    # Where the peer still reads its window, nothing is stored there.
+    case, windows = Case(0, 2, "one_shot_sm", (3, 33, 8), 2), Windows(2)
+    windows.words(0, 0)[FREE + 1] = 0
+    told, (mine, _) = control(case.digest), case.draw(1, 0)[0]
+    told.stop.fill_(1)
+    before = bytes(windows.memory[1])
+    all_reduce(prepare(case.table, windows.places, CPU), mine, told, 0)
+    assert bytes(windows.memory[1]) == before and bool(mine.y.isnan().all())
+    assert told.status.item()
+
+
+def refused(error: type[Exception], words: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except error as found:
+        assert words in str(found), found
+        return
+    raise AssertionError(f"{words} was not refused")
+
+
+def refusals() -> None:
+    case, windows = Case(0, 2, "one_shot_sm", (3, 33, 8), 2), Windows(2)
+    prepared = prepare(case.table, windows.places, CPU)
+    mine, told = case.draw(1, 0)[0][0], control(5)
+    warm(prepared, mine, told)
+    assert bool(mine.y.isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
+    wrong = {"x": mine.x[:2], "w": mine.w[:2], "bias": None, "y": mine.y.half()}
+    for name, value in wrong.items():
+        given = mine._replace(**{name: value})
+        refused(InputError, name, lambda given=given: all_reduce(prepared, given, told, 0))
+    turned = mine._replace(x=mine.x.t().contiguous().t())
+    refused(InputError, "neighbours", lambda: all_reduce(prepared, turned, told, 0))
+
+    mesh = Machine.named("mesh4")
+    for world, name in ((1, "one_shot_sm"), (4, "serial"), (4, "gated_1d"), (4, "hetero_fused_1d")):
+        schedule = Schedule.named(name).resolve(world, mesh)
+        problem = Problem.chunked("matmul_all_reduce", world, 6, 64, 9)
+        plan = lower_rank(problem, schedule, 0)
+        refused(PlanError, "transport='sm'", lambda plan=plan: table_of(plan))
+    for name in ("one_shot_sm", "two_shot_sm"):
+        for world, m, grain in ((2, 1, 1), (5, 3, 7), (8, 9, 128)):
+            for rank in range(world):
+                table = Case(rank, world, name, (m, 100, world - 1), grain).table
+                edges = [0, *(chunk.end for chunk in table.chunks)]
+                assert edges == [*(chunk.begin for chunk in table.chunks), 100]
+                sent = m if table.twice else m * world
+                assert len(table.rows_to) == sent and rank not in table.targets
+                mine = [to for to in table.rows_to if to[0] == rank]
+                assert len(mine) == table.own_rows == (table.own_rows if table.twice else m)
+        plan = Case(1, 3, name, (5, 64, 9), 3).plan
+        for at in range(len(plan.steps)):
+            for steps in (plan.steps[:at] + plan.steps[at + 1 :], _swapped(plan.steps, at)):
+                if steps != plan.steps:
+                    changed = plan._replace(steps=steps)
+                    refused(PlanError, "step", lambda changed=changed: table_of(changed))
+
+
+def _swapped(steps: tuple[Any, ...], at: int) -> tuple[Any, ...]:
+    """Return steps with one put behind the next."""
+    pair = steps[at : at + 2]
+    return (*steps[:at], *pair[::-1], *steps[at + 2 :])
+
+
+def assembly() -> None:
+    for name, raises in (("one_shot_sm", 3), ("two_shot_sm", 4)):
+        for m in (1, 16, 64):
+            case = Case(1, 8, name, (m, 4096, 8 * 512), 128, "bfloat16", bias=False)
+            nowhere = Places(*[[[0] * 8] * 2] * 2)
+            prepared = prepare(case.table, nowhere, CPU)
+            empty = [torch.empty(shape, dtype=case.kind) for shape in ((m, 512), (4096, 512))]
+            y = torch.empty(m, 4096, dtype=case.kind)
+            operands = Operands(empty[0], empty[1].t(), None, y)
+            arguments = direct._arguments(prepared, operands, control(5), 0) | {"ON_GPU": True}
+            made = compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
+            text = made.asm["ptx"]
+            releases, acquires = places(RELEASE, text), places(ACQUIRE, text)
+            assert len(releases) == raises, f"{name} {m}: {len(releases)} raises"
+            for at in releases:  # all threads meet between their stores and a word
+                between = text[max(places(r"st\.global|st\.release", text[:at]), default=0) : at]
+                assert "barrier.sync" in between, "a word before what it tells of is stored"
+            ends = [*acquires[1:], len(text)]
+            for at, end in zip(acquires, ends, strict=True):
+                behind = places(r"ld\.global|st\.global", text[at:end])
+                met = places(r"barrier\.red", text[at:end])
+                assert not behind or met[0] < behind[0], "a thread goes on before the word"
+            assert len(acquires) >= raises + 1, f"{name} {m}: {len(acquires)} waits"
+            assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read past a word"
+            assert places(r"atom\.global\.gpu\.acq_rel\.add", text), "ends are not ordered"
+            assert made.metadata.shared <= 140_000, "no other kernel fits beside"
+
+
+def places(pattern: str, text: str) -> list[int]:
+    return [found.start() for found in re.finditer(pattern, text)]
+
+
+SUBJECTS = {"products": products, "giving_up": giving_up, "refusals": refusals,
+            "assembly": assembly}  # fmt: skip
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    let_loops_count()
+    for subject in sys.argv[1:]:
+        SUBJECTS[subject]()
+    print("right")
