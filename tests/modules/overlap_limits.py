@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import megatron_double
 from llama import Llama, Mlp, plain, sequence
 from megatron_check import megatron_layers
-from overlap_results import Counted, close, gradients, model, refused, tokens, whole
+from overlap_results import Counted, close, forms, gradients, model, refused, tokens, whole
 
 
 def options(mesh: DeviceMesh) -> None:
@@ -142,6 +142,11 @@ class Chain(nn.Module):
         return self.other(self.one(x))
 
 
+class Own(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
 def refusals(mesh: DeviceMesh) -> None:
     world = mesh.size()
     net = plain(model(), mesh)
@@ -182,6 +187,11 @@ def refusals(mesh: DeviceMesh) -> None:
     x = torch.randn(2, 24)
     gate = net.layers[0].mlp.gate.forward
     refused(lambda: torch.func.vmap(gate)(x[None]), "torch.func")
+    by_hand = nn.Linear(6, 4 * world)
+    by_hand.weight = nn.Parameter(distribute_tensor(by_hand.weight.data, mesh, [Shard(0)]))
+    refused(lambda: ficco.overlap(by_hand, strict=True), "no hook of ColwiseParallel")
+    own = parallelize_module(Own(6, 4 * world), mesh, ColwiseParallel())
+    refused(lambda: ficco.overlap(own, strict=True), "Own has a forward of its own")
     double = parallelize_module(Chain(4 * world, 6).double(), mesh, {"one": ColwiseParallel()})
     refused(lambda: ficco.overlap(double, strict=True), "its weight is torch.float64")
 
@@ -444,10 +454,21 @@ def sharded(mesh: DeviceMesh) -> None:
             close(grad.to_local(), wanted[key].to_local(), f"FSDP, {turn}, {key}")
 
 
+def alone(mesh: DeviceMesh) -> None:
+    """A mesh of one rank has nothing to send, and computes the same."""
+    grid = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("dp", "tp"))
+    forms(grid["tp"])
+    by_plan(grid["tp"])
+    net = ficco.overlap(sequence(model(), grid["tp"]))
+    net(tokens(1))
+    assert "nothing is sent in a group of one rank" in ficco.explain(net)
+    ficco.close(grid["tp"])
+
+
 CHECKS = {
     check.__name__: check
     for check in (
-        options, identity, uneven, refusals, keeps_gather, by_plan, by_name, copies, deep, disabled,
-        serving, megatron, sharded,
+        options, identity, uneven, refusals, keeps_gather, by_plan, by_name, copies, deep, alone,
+        disabled, serving, megatron, sharded,
     )
 }  # fmt: skip

@@ -51,11 +51,7 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "keeps_gather",
         "uneven",
     )
-    run("overlap_worker.py", 2, tmp_path, *results, *limits, "disabled", "serving")
-
-
-def test_one_rank_has_nothing_to_overlap(tmp_path: Path, torch: Any) -> None:
-    run("overlap_worker.py", 1, tmp_path, "forms", "options", "by_plan")
+    run("overlap_worker.py", 2, tmp_path, *results, *limits, "disabled", "serving", "alone")
 
 
 def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:
