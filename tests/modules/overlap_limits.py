@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import ficco
-from ficco.modules import again, functions, groups
+from ficco.modules import again, functions, groups, overlapping
 from ficco.modules.again import matrix_of
 from ficco.runtime.bound import BOUND_PLANS
 
@@ -180,6 +180,17 @@ def refusals(mesh: DeviceMesh) -> None:
     net.layers[0].mlp.up.to_empty(device="meta")
     refused(lambda: ficco.overlap(net), "on several devices")
     assert all("forward" not in m.__dict__ for m in net.modules())
+    net = sequence(model(), mesh)
+    before = {name: dict(m._forward_pre_hooks) for name, m in net.named_modules()}
+
+    def breaks(*_: Any) -> None:
+        raise ficco.InputError("broken half-way")
+
+    share, overlapping._share = overlapping._share, breaks
+    refused(lambda: ficco.overlap(net), "broken half-way")
+    overlapping._share = share
+    assert all("forward" not in m.__dict__ for m in net.modules()), "half of it is wrapped"
+    assert all(before[name] == m._forward_pre_hooks for name, m in net.named_modules())
     net = ficco.overlap(plain(model(), mesh))
     refused(lambda: ficco.overlap(net), "overlapped already")
     refused(lambda: ficco.overlap(net.layers[0]), "overlapped already")
