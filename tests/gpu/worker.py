@@ -142,9 +142,12 @@ def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> No
         for dtype in dtypes:
             for problem in problems(me.world, dtype, rng):
                 arrays, exact = me.arrays(problem, seed)
-                for name in [*NAMED, "whole"]:
+                for name in [*Schedule.names(problem.op), "whole"]:
+                    if name == "serial":
+                        continue
                     schedule = WHOLE if name == "whole" else Schedule.named(name)
-                    for route in ("rotation", "all_peers"):
+                    stores = schedule.transport == "sm"
+                    for route in ("all_peers",) if stores else ("rotation", "all_peers"):
                         point = Schedule.from_json({**schedule.to_json(), "route": route})
                         try:
                             ys = me.execute(problem, point, arrays)
@@ -186,7 +189,8 @@ class Case:
         self.problem = problem
         self.sets: list[Arrays] = []
         self.wanted: dict[tuple[int, int], torch.Tensor] = {}
-        self.points = []
+        own = set(Schedule.names(problem.op)) - set(Schedule.names())
+        self.points = [Schedule.named(name) for name in sorted(own)]
         for name in (
             "hetero_fused_1d", "hetero_unfused_1d", "shard_p2p", "uniform_fused_2d", "gated_1d",
         ):  # fmt: skip
@@ -460,7 +464,48 @@ def functions(rank: int, world: int, fallback: bool = False) -> None:
     print("functions right")
 
 
+def opposite(me: Rank, rounds: int) -> None:
+    """Other kernels in the opposite order on another stream: NCCL's, and a second group's."""
+    world, dtype = me.world, "bfloat16"
+    gather = Problem.chunked("all_gather_matmul", world, 4096, 2048 * world, 2048, dtype)
+    reduce = Problem.chunked("matmul_all_reduce", world, 16, 4096, 1024 * world, dtype)
+    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm")]
+    other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
+    found = [(p, Schedule.named(name), *me.arrays(p, 7)) for p, name in cases]
+    for problem, point, arrays, exact in found:
+        me.judge(problem, me.execute(problem, point, arrays), exact, point.name)
+    stream, numbers = torch.cuda.Stream(), torch.ones(1 << 22, device="cuda")
+    gated = found[0]
+    ys = me.outputs(gather)
+    resolved = gated[1].resolve(me.world, CUDA)
+    other.execute(gather, resolved, {**gated[2], **ys})
+    me.meet()
+    for turn in range(rounds):
+        problem, point, arrays, exact = found[turn % len(found)]
+
+        def library() -> None:
+            with torch.cuda.stream(stream):
+                dist.all_reduce(numbers.fill_(1.0))
+
+        def second() -> None:
+            with torch.cuda.stream(stream):
+                other.execute(gather, resolved, {**gated[2], **ys})
+
+        beside = second if turn % 2 and point.transport != "sm" else library
+        calls = [lambda: me.execute(problem, point, arrays), beside]  # noqa: B023 - called at once
+        results = [call() for call in (calls if me.rank % 2 else calls[::-1])]
+        torch.cuda.synchronize()
+        mine = next(result for result in results if result is not None)
+        if turn < 2 * len(found):
+            me.judge(problem, mine, exact, f"{point.name} in turn {turn}")
+    me.judge(gather, ys, gated[3], "the other group")
+    assert float(numbers[0]) == me.world
+    other.close()
+    print("right")
+
+
 SCENARIOS = {
+    "opposite": opposite,
     "operators": operators,
     "fuzz": fuzz,
     "replay": replay,
