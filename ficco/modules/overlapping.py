@@ -284,10 +284,12 @@ def _wrap(found: Found, ranks: Ranks, options: Options, record: Overlapped) -> N
     module = found.module
     layer = Layer(
         found.name, found.style, found.kind, ranks, options, list(found.notes), found.input_dim,
-        found.gathers, found.output_dim,
+        found.gathers, found.output_dim, found.returns_local,
     )  # fmt: skip
     for key in found.passed:
         record.replace(module, _HOOKS, key, dtensor.pass_on)
+    for key in found.passed_after:
+        record.replace(module, "_forward_hooks", key, dtensor.pass_on)
     record.replace(module, _OWN, ATTRIBUTE, layer)
     record.replace(module, _OWN, "forward", MethodType(found.forward, module))
     record.modules.append(module)

@@ -6,6 +6,7 @@ A rank runs them: see `overlap_worker.py`.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import sys
 import threading
@@ -26,7 +27,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import ficco
-from ficco.modules import again, groups
+from ficco.modules import again, functions, groups
+from ficco.modules.again import matrix_of
 from ficco.runtime.bound import BOUND_PLANS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -214,6 +216,92 @@ def keeps_gather(mesh: DeviceMesh) -> None:
     assert torch.equal(net(x), was)
 
 
+class Named(nn.Module):
+    """Gets the input that its layers read by name, and one more that is none of theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"gate": nn.Linear(6, 8), "up": nn.Linear(6, 8)})
+
+    def forward(self, scale: float, *, x: torch.Tensor) -> torch.Tensor:
+        return self.inner["gate"](x) * self.inner["up"](x) * scale
+
+
+def deep(mesh: DeviceMesh) -> None:
+    """Inputs of four dimensions, split along the third, and of two, split along the first."""
+    torch.manual_seed(0)
+    world, rank = mesh.size(), mesh.get_local_rank()
+    for dim, shape in ((2, (2, 3, 2 * world, 6)), (0, (2 * world, 6))):
+        exact = Chain(4 * world, 5)
+        net = copy.deepcopy(exact)
+        split = Shard(dim)
+        plan = {"one": ColwiseParallel(input_layouts=split),
+                "other": RowwiseParallel(output_layouts=split)}  # fmt: skip
+        ficco.overlap(parallelize_module(net, mesh, plan), strict=True)
+        x = torch.randn(shape, requires_grad=True)
+        mine = x.detach().chunk(world, dim)[rank].clone().requires_grad_()
+        y, wanted = net(mine), exact(x)
+        close(y, wanted.chunk(world, dim)[rank], f"{len(shape)} dimensions")
+        y.square().sum().backward()
+        wanted.square().sum().backward()
+        close(mine.grad, x.grad.chunk(world, dim)[rank], f"{len(shape)} dimensions, gradient")
+        close(whole(net.other.bias.grad), exact.other.bias.grad, f"{len(shape)} dimensions, bias")
+
+
+def by_name(mesh: DeviceMesh) -> None:
+    """An input that a parent gathers, given by name; its layers lie deeper, and do not share."""
+    torch.manual_seed(0)
+    net, split = Named(), Shard(1)
+    exact = copy.deepcopy(net).double()
+    gather = PrepareModuleInput(
+        input_layouts=(None,), desired_input_layouts=(None,),
+        input_kwarg_layouts={"x": split}, desired_input_kwarg_layouts={"x": Replicate()},
+    )  # fmt: skip
+    whole_output = ColwiseParallel(output_layouts=Replicate())
+    plan = {"inner.gate": whole_output, "inner.up": whole_output, "": gather}
+    ficco.overlap(parallelize_module(net, mesh, plan), strict=True)
+    x = torch.randn(2, 3 * mesh.size(), 6)
+    mine = x.chunk(mesh.size(), 1)[mesh.get_local_rank()]
+    with Counted() as calls:
+        close(net(2.0, x=mine), exact(2.0, x=x.double()), "by name")
+    assert calls == {"all_gather_matmul": 2}, calls
+
+
+def copies(mesh: DeviceMesh) -> None:
+    """Nothing is copied where the batch is 1, nor for views; else the input and the result are."""
+    plan = {"one": ColwiseParallel(input_layouts=Shard(1)),
+            "other": RowwiseParallel(output_layouts=Shard(1))}  # fmt: skip
+    kept = functions.all_gather_matmul, functions.matmul_reduce_scatter
+    for batch, contiguous in ((1, True), (3, True), (3, False)):
+        net = parallelize_module(Chain(4 * mesh.size(), 6), mesh, plan)
+        ficco.overlap(net, contiguous=contiguous)
+        passed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def watched(
+            function: Any, x: torch.Tensor, *rest: Any, to: Any = passed, **named: Any
+        ) -> Any:
+            y = function(x, *rest, **named)
+            to.append((x, y[0] if isinstance(y, tuple) else y))
+            return y
+
+        functions.all_gather_matmul = functools.partial(watched, kept[0])
+        functions.matmul_reduce_scatter = functools.partial(watched, kept[1])
+        try:
+            with torch.no_grad():
+                given = torch.randn(batch, 2, 6)
+                between = net.one(given)
+                result = net.other(between)
+        finally:
+            functions.all_gather_matmul, functions.matmul_reduce_scatter = kept
+        ins = [matrix_of(x).data_ptr() for x, _ in passed]
+        made = [y.data_ptr() for _, y in passed]
+        views = batch == 1 or not contiguous
+        assert (ins[0] == given.data_ptr()) == (batch == 1), "the split input"
+        assert (between.data_ptr() == made[0]) == views, "the column layer's result"
+        assert (ins[1] == between.data_ptr()) == views, "the row layer's input"
+        assert (result.data_ptr() == made[1]) == views, "the row layer's result"
+
+
 def by_plan(mesh: DeviceMesh) -> None:
     """Local shards and a plan by names, against the whole weights."""
     world, rank = mesh.size(), mesh.get_local_rank()
@@ -359,7 +447,7 @@ def sharded(mesh: DeviceMesh) -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        options, identity, uneven, refusals, keeps_gather, by_plan, disabled, serving, megatron,
-        sharded,
+        options, identity, uneven, refusals, keeps_gather, by_plan, by_name, copies, deep, disabled,
+        serving, megatron, sharded,
     )
 }  # fmt: skip

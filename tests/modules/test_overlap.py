@@ -39,7 +39,18 @@ def run(worker: str, world: int, folder: Path, *checks: str) -> None:
 def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
     """Many checks in one set of processes: to start them takes longer than most."""
     results = ("forms", "guesses", "sharing", "checkpoints", "compiled", "training")
-    limits = ("options", "identity", "by_plan", "megatron", "refusals", "keeps_gather", "uneven")
+    limits = (
+        "options",
+        "identity",
+        "by_plan",
+        "by_name",
+        "copies",
+        "deep",
+        "megatron",
+        "refusals",
+        "keeps_gather",
+        "uneven",
+    )
     run("overlap_worker.py", 2, tmp_path, *results, *limits, "disabled", "serving")
 
 

@@ -3,7 +3,8 @@
 ColwiseParallel gathers its input in a forward pre-hook, before the layer runs, when nothing can
 hide it. So that hook passes its input on as it came, and the layer's forward gathers it while it
 multiplies. RowwiseParallel sums in a forward hook, which finds nothing to do: the layer's forward
-returns what the hook would have made.
+returns what the hook would have made. Hooks that would only wrap and unwrap DTensors pass on, too,
+unless another hook stands between them and the forward.
 
 PrepareModuleInput gathers before a parent whose layers then read it whole (attention, MLP). Its
 hook passes the input on split, as a DTensor, and the parent's column layers gather it. PyTorch
@@ -115,9 +116,14 @@ def _linear(
         what = "out_features" if kind == "column" else "in_features"
         why = f"{what}={weight.shape[dim]} is not divisible by {world} ranks"
         return Left(name, words, why)
-    (given,), (wanted,) = style.arguments[0], outputs[0].arguments[0]
+    (given,), ((wanted,), to_local) = style.arguments[0], outputs[0].arguments
     found = Found(name, module, words, kind, style.mesh.get_group(), _column)
+    first, last = next(iter(module._forward_hooks)), next(reversed(module._forward_pre_hooks))
+    if to_local and outputs[0].key == first and (kind == "row" or wanted == Shard(-1)):
+        found.returns_local, found.passed_after = True, (first,)
     if kind == "row":
+        if style.key == last and given == Shard(-1):
+            found.passed = (last,)
         found.forward = _row
         if not (wanted.is_replicate() or wanted.is_shard()) or wanted == Shard(-1):
             return Left(name, words, f"its output is {wanted}, which is no sum to overlap")
@@ -132,8 +138,8 @@ def _linear(
     return found
 
 
-def pass_on(module: Module, inputs: Any) -> None:
-    """Stand in for a style's pre-hook whose work the layer's forward does."""
+def pass_on(module: Module, inputs: Any, output: Any = None) -> None:
+    """Stand in for a style's hook whose work the layer's forward does."""
 
 
 def _column(module: Module, input: Any) -> Any:
@@ -144,8 +150,8 @@ def _column(module: Module, input: Any) -> Any:
     return layer.sharing.result(layer.place, input, _columns)
 
 
-def _columns(modules: Sequence[Module], x: Any) -> list[DTensor]:
-    """Compute column layers that read the same x; return DTensors split along the columns."""
+def _columns(modules: Sequence[Module], x: Any) -> list[Any]:
+    """Compute column layers that read the same x; return parts or DTensors, split by columns."""
     refuse_transforms()
     layer, mesh = layer_of(modules[0]), _mesh_of(modules[0])
     if not isinstance(x, DTensor):
@@ -166,22 +172,36 @@ def _columns(modules: Sequence[Module], x: Any) -> list[DTensor]:
         ys = layer.columns(local, weights, biases)
     for other in modules[1:]:
         layer_of(other).seen = layer.seen
-    return [DTensor.from_local(y, mesh, [Shard(-1)], run_check=False) for y in ys]
+    return [
+        y
+        if layer_of(module).returns_local
+        else DTensor.from_local(y, mesh, [Shard(-1)], run_check=False)
+        for module, y in zip(modules, ys, strict=True)
+    ]
 
 
-def _row(module: Module, input: Any) -> DTensor:
-    """Forward of a row layer; the style's pre-hook has split its input along the last dimension."""
+def _row(module: Module, input: Any) -> Any:
+    """Forward of a row layer; its input is split along the last dimension."""
     refuse_transforms()
     layer, mesh = layer_of(module), _mesh_of(module)
-    local = input.to_local()
+    local = input
+    if isinstance(input, DTensor):
+        local = input.redistribute(placements=[Shard(-1)]).to_local()
     weight, bias = local_of(module.weight), local_of(module.bias)
     dim = None if layer.output_dim is None else layer.output_dim % local.dim()
-    if dim is None or dim == local.dim() - 1:  # the style's hook takes its columns of the sum
+    if dim is None:
         y = layer.reduce(local, weight, bias)
-        return DTensor.from_local(y, mesh, [Replicate()], run_check=False)
+        return y if layer.returns_local else _replicated(y, mesh)
+    if dim == local.dim() - 1:  # the sum is cut along its columns, which nothing overlaps
+        cut = _replicated(layer.reduce(local, weight, bias), mesh).redistribute(
+            placements=[Shard(dim)]
+        )
+        return cut.to_local() if layer.returns_local else cut
     if bias is not None:  # added to this rank's rows, so its gradient is of these alone
         bias = _Summed.apply(bias, layer.ranks.group)  # type: ignore[no-untyped-call]
     y = layer.scatter(local, dim, weight, bias)
+    if layer.returns_local:
+        return y
     if local.shape[dim] % layer.ranks.world == 0:
         return DTensor.from_local(y, mesh, [Shard(dim)], run_check=False)
     shape = [*local.shape[:-1], weight.shape[0]]
@@ -190,6 +210,10 @@ def _row(module: Module, input: Any) -> DTensor:
         y.contiguous(), mesh, [Shard(dim)], run_check=False, shape=torch.Size(shape),
         stride=tuple(stride),
     )  # fmt: skip
+
+
+def _replicated(y: Tensor, mesh: DeviceMesh) -> DTensor:
+    return DTensor.from_local(y, mesh, [Replicate()], run_check=False)
 
 
 class _Summed(torch.autograd.Function):

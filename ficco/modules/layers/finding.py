@@ -39,7 +39,9 @@ class Found:
         forward: function(module, *arguments) that takes the place of the module's forward.
         reads: what its input looks like; column layers of one parent that have it alike share.
         input_dim, gathers, output_dim: as of `Layer`.
-        passed: keys of forward pre-hooks that the new forward does the work of.
+        returns_local: as of `Layer`.
+        passed, passed_after: keys of forward pre-hooks and forward hooks whose work the new forward
+            does.
         notes: what `explain` says beside it.
     """
 
@@ -53,7 +55,9 @@ class Found:
     input_dim: int | None = None
     gathers: bool = False
     output_dim: int | None = None
+    returns_local: bool = False
     passed: tuple[int, ...] = ()
+    passed_after: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -123,6 +123,7 @@ class Layer:
             1 for [batch, sequence, hidden]); None: it is whole, or a DTensor that tells.
         gathers: for a column layer, whether its input comes split.
         output_dim: for a row layer, that of its output; None: whole on all ranks.
+        returns_local: for a layer of DTensors, whether it returns this rank's part alone.
         sharing, place: with whom it shares a call, and which of them it is.
         seen: its last call.
     """
@@ -136,6 +137,7 @@ class Layer:
     input_dim: int | None = None
     gathers: bool = False
     output_dim: int | None = None
+    returns_local: bool = False
     sharing: Sharing | None = None
     place: int = 0
     seen: Seen | None = None
@@ -160,16 +162,14 @@ class Layer:
         Returns:
             [..., n_r], whole along `dim`, one for each weight.
         """
-        moved = x.movedim(dim, 0)
-        cube = moved if moved.dim() <= 3 else moved.flatten(1, -2)
+        cube, inner = _first(x, dim)
         found = functions.all_gather_matmul(
             cube, [weight.t() for weight in weights], bias=list(biases), group=self.ranks.group,
             rows=_uneven(whole, self.ranks.world), schedule=self.options.schedule,
             save_gathered=self.options.save_gathered,
         )  # fmt: skip
         self._see("all_gather_matmul", x, weights)
-        inner = moved.shape[1:-1]
-        return [self._placed(y.reshape(y.shape[0], *inner, y.shape[-1]), dim) for y in found]
+        return [self._placed(y, dim, inner) for y in found]
 
     def columns(
         self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
@@ -194,18 +194,20 @@ class Layer:
 
     def scatter(self, x: Tensor, dim: int, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Sum as `reduce`; return this rank's part along `dim`, by torch.chunk's rule."""
-        moved = x.movedim(dim, 0)
-        cube = moved if moved.dim() <= 3 else moved.flatten(1, -2)
+        cube, inner = _first(x, dim)
         y = functions.matmul_reduce_scatter(
             cube, weight.t(), bias=bias, group=self.ranks.group,
-            rows=_uneven(moved.shape[0], self.ranks.world), schedule=self.options.schedule,
+            rows=_uneven(cube.shape[0], self.ranks.world), schedule=self.options.schedule,
         )  # fmt: skip
         self._see("matmul_reduce_scatter", x, [weight])
-        inner = moved.shape[1:-1]
-        return self._placed(y.reshape(y.shape[0], *inner, y.shape[-1]), dim)
+        return self._placed(y, dim, inner)
 
-    def _placed(self, y: Tensor, dim: int) -> Tensor:
+    def _placed(self, y: Tensor, dim: int, inner: Sequence[int] | None) -> Tensor:
         """Move the first dimension where x has it: a view, or else a copy that lies as usual."""
+        if inner is not None:
+            y = y.reshape(y.shape[0], *inner, y.shape[-1])
+        if dim == 0:
+            return y
         placed = y.movedim(0, dim)
         return placed.contiguous() if self.options.contiguous else placed
 
@@ -222,6 +224,12 @@ def layer_of(module: torch.nn.Module) -> Layer:
     """Return the Layer that an overlapped module carries."""
     found: Layer = module.__dict__[ATTRIBUTE]
     return found
+
+
+def _first(x: Tensor, dim: int) -> tuple[Tensor, Sequence[int] | None]:
+    """Return x with a dimension moved to the front, and those between, where they were joined."""
+    moved = x if dim == 0 else x.movedim(dim, 0)
+    return (moved, None) if moved.dim() <= 3 else (moved.flatten(1, -2), moved.shape[1:-1])
 
 
 def _uneven(size: int | None, world: int) -> tuple[int, ...] | None:

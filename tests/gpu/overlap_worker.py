@@ -1,0 +1,131 @@
+"""A rank that overlaps a model on its GPU.
+
+python overlap_worker.py SCENARIO STORE RANK WORLD WORDS
+
+`models` holds overlapped models against the same models without ficco; `captured` trains one by a
+CUDA graph of the whole step. On the device "cpu" `models` runs, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import ficco
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "modules"))
+from llama import WORDS, Llama, each_gathers, plain, sequence
+
+BATCH, LENGTH = 2, 24
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor, about: str, most: float) -> None:
+    gap = (found.double() - wanted.double()).abs().max().item()
+    assert gap <= most * max(1.0, wanted.abs().max().item()), f"{about}: off by {gap}"
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def loss_of(net: nn.Module, words: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(net(words).float().flatten(0, 1), words.flatten())
+
+
+def made(parallel: Callable[..., Llama], mesh: DeviceMesh, dtype: torch.dtype) -> list[Llama]:
+    """Return two equal models, the second overlapped later."""
+    torch.manual_seed(0)
+    one = Llama(layers=2, bias=True).to(mesh.device_type, dtype)
+    return [parallel(copy.deepcopy(one), mesh) for _ in range(2)]
+
+
+def models(mesh: DeviceMesh) -> None:
+    torch.manual_seed(1)
+    words = torch.randint(WORDS, (BATCH, LENGTH), device=mesh.device_type)
+    dist.broadcast(words, 0)
+    for parallel in (plain, sequence, each_gathers):
+        for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+            for schedule in ("auto", "hetero_unfused_1d", "serial"):
+                was, net = made(parallel, mesh, dtype)
+                ficco.overlap(net, schedule=schedule, strict=True)
+                about = f"{parallel.__name__}, {dtype}, {schedule}"
+                for _ in range(3):
+                    for each in (was, net):
+                        each.zero_grad()
+                        loss_of(each, words).backward()
+                    near(net(words), was(words), about, most)
+                    for (name, mine), theirs in zip(
+                        net.named_parameters(), was.parameters(), strict=True
+                    ):
+                        near(local(mine.grad), local(theirs.grad), f"{about}, {name}", most)
+    if dist.get_rank() == 0:
+        print(ficco.explain(net))
+
+
+def captured(mesh: DeviceMesh) -> None:
+    """A graph of forward, backward and step, replayed: the losses of eager training."""
+    torch.manual_seed(1)
+    words = torch.randint(WORDS, (BATCH, LENGTH), device="cuda")
+    dist.broadcast(words, 0)
+    was, net = made(sequence, mesh, torch.float32)
+    ficco.overlap(net, schedule="hetero_unfused_1d", strict=True)
+    ficco.size_windows(net, BATCH * LENGTH)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (was, net)]
+
+    def step(which: int) -> torch.Tensor:
+        each = (was, net)[which]
+        loss = loss_of(each, words)
+        loss.backward()
+        optimizers[which].step()
+        optimizers[which].zero_grad(set_to_none=False)
+        return loss.detach()
+
+    gpus: Any = torch.cuda
+    side = gpus.Stream()
+    side.wait_stream(gpus.current_stream())
+    with gpus.stream(side):
+        warm = [step(1).item() for _ in range(3)]
+    gpus.current_stream().wait_stream(side)
+    graph = gpus.CUDAGraph()
+    with gpus.graph(graph):
+        loss = step(1)
+    losses = list(warm)
+    for _ in range(20):
+        graph.replay()
+        losses.append(loss.item())
+    ficco.synchronize()
+    for number, found in enumerate(losses):
+        wanted = step(0).item()
+        assert abs(found - wanted) <= 1e-3 * wanted, f"step {number}: {found}, not {wanted}"
+
+
+def main() -> None:
+    scenario, store, words = sys.argv[1], sys.argv[2], json.loads(sys.argv[5])
+    rank, world = int(sys.argv[3]), int(sys.argv[4])
+    kind = words.get("device", "cuda")
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo", store=dist.FileStore(store, world), rank=rank,
+        world_size=world, timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    mesh = init_device_mesh(kind, (world,))
+    {"models": models, "captured": captured}[scenario](mesh)
+    ficco.close(mesh)
+    dist.destroy_process_group()
+    print("right")
+
+
+if __name__ == "__main__":
+    main()

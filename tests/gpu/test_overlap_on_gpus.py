@@ -1,0 +1,21 @@
+"""Overlapped models on GPUs: what they compute, and a training step as one CUDA graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gpus import right
+
+WORKER = Path(__file__).with_name("overlap_worker.py")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_models_compute_what_they_did(world: int, gpus: int, tmp_path: Path) -> None:
+    if world > gpus:
+        pytest.skip(f"{gpus} GPUs found, {world} are needed")
+    right("models", world, tmp_path, worker=WORKER)
+
+
+def test_a_captured_step_trains(gpus: int, tmp_path: Path) -> None:
+    right("captured", 2, tmp_path, worker=WORKER)
