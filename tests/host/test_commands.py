@@ -399,7 +399,7 @@ class TestAsAProgram:
 
     def test_the_readme_example_runs(self, tmp_path: Path) -> None:
         readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-        example = readme.split("```python\n")[1].split("```")[0]
+        example = readme.split("## Ten lines")[1].split("```python\n")[1].split("```")[0]
         assert 5 <= len(example.strip().splitlines()) <= 12
         subprocess.run(
             [sys.executable, "-P", "-c", example], check=True, timeout=120, cwd=tmp_path,
