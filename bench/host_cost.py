@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from comparing.launch import NO_MULTICAST, Meeting, run_ranks
 from record import spread, surroundings
 
 CALLS, QUEUED, WARM = 200, 10, 20
-NATIVE = ("start", "submit", "finish")
+NATIVE = ("start", "submit", "launch", "finish", "call", "fits")
+SCHEDULES = ("shard_p2p", "gated_1d")  # a call of a library per shard; one launch
 
 
 class TimedNative:
@@ -100,7 +102,7 @@ def parts_of(call: Callable[[int], Any], meeting: Meeting, bound: Any) -> dict[s
     return {name: spread(values) for name, values in found.items()}
 
 
-def measure(case: Case, rank: int, meeting: Meeting) -> dict[str, Any]:
+def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any]:
     """Return all host times of a case on this rank, in us."""
     import torch
     from comparing.operands import TOLERANCE, Operands
@@ -110,7 +112,7 @@ def measure(case: Case, rank: int, meeting: Meeting) -> dict[str, Any]:
     from ficco.schedule import Schedule
 
     operands = Operands(case, rank)
-    schedule = Schedule.named("shard_p2p").resolve(case.world, Machine.named("cuda"))
+    schedule = replace(Schedule.named(name), grain=1).resolve(case.world, Machine.named("cuda"))
     call = operands.ficco(schedule)
     for i in (0, 1):
         error = operands.error(call(i), i)
@@ -149,9 +151,10 @@ def rank_main(folder: Path) -> int:
     ficco.prepare(machine="cuda", timeout_s=20.0)
     cases = []
     for case in host_cost_cases(world):
-        cases.append({**case.facts(), "schedule": "shard_p2p", "grain": 1,
-                      "us": measure(case, rank, meeting)})  # fmt: skip
-        meeting.gather()
+        for name in SCHEDULES:
+            us = measure(case, name, rank, meeting)
+            cases.append({**case.facts(), "schedule": name, "grain": 1, "us": us})
+            meeting.gather()
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(cases))
     meeting.gather()
@@ -187,7 +190,9 @@ def main() -> int:
     Path(args.out, f"host_cost_x{args.gpus}.json").write_text(json.dumps(document, indent=1) + "\n")
     for case in cases:
         print(
-            case["case"], {k: v.get("median") for k, v in case["us"].items() if isinstance(v, dict)}
+            case["case"],
+            case["schedule"],
+            {k: v.get("median") for k, v in case["us"].items() if isinstance(v, dict)},
         )
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
+from ficco.engines.gating import launches_of
 from ficco.errors import InputError, ScheduleError, closest
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
@@ -190,7 +191,10 @@ def _check(problem: Problem, schedule: Schedule, engine: str | None) -> None:
     """Raise ScheduleError for a schedule that the engine cannot run; None: a plan will do."""
     if engine not in ("host", None) and schedule.transport == "collective":
         return  # torch.distributed runs it, without a plan
-    lower_rank(problem, schedule, 0)
+    plan = lower_rank(problem, schedule, 0)
+    for step in plan.steps if engine == "cuda" else ():
+        if step.parts:
+            launches_of(plan, step)  # tells of what no kernel does
 
 
 def _fitting(ranks: int) -> str:

@@ -74,7 +74,7 @@ def key_of(op: str, group: Any, tensors: Sequence[Any], *rest: Any) -> Any:
     first = tensors[0]
     if not isinstance(first, Tensor) or not first.is_cuda or groups.disabled():
         return None
-    facts: list[Any] = [op, groups.process_group(group)]
+    facts: list[Any] = [op, groups.process_group(group), groups.alone()]
     if AUTO in rest:
         facts.append(regime())  # another one may want another schedule
     for tensor in tensors:

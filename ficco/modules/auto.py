@@ -9,6 +9,7 @@ import torch
 
 from ficco import selector
 from ficco.engines import cuda
+from ficco.modules import groups
 from ficco.modules.groups import log
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
@@ -53,7 +54,9 @@ def choice(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> s
     on_gpu = device.type == "cuda"
     name = _name(device.index or 0) if on_gpu else ""
     driver = cuda.served_version() if on_gpu else None
-    return selector.automatic(problem, runtime.machine, name, regime(), driver)
+    return selector.automatic(
+        problem, runtime.machine, name, regime(), driver, alone=groups.alone()
+    )
 
 
 @lru_cache(maxsize=64)

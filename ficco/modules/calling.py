@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ficco.errors import InputError
+from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
 from ficco.modules.again import Known, matrix_of, readable, remember, row_of
 from ficco.modules.auto import AUTO, automatic
@@ -175,6 +175,12 @@ class Call:
             found = automatic(problem, runtime, self.device)
         else:
             found = asked.resolve(runtime.world, runtime.machine)
+            if found.transport == "sm" and self.device.type == "cuda" and not groups.alone():
+                raise ScheduleError(
+                    f"schedule {found.name!r}: transport='sm' waits for peers' kernels, and other "
+                    "groups of this process are open for GPUs, whose kernels may keep them from "
+                    "running; close those groups, or use transport='dma'"
+                )
         groups.log.debug("%s: %s, grain %s", problem.op, found.name, found.grain)
         return found
 

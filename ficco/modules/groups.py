@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ficco.runtime.process_cuda import CudaProcessRuntime
 
 __all__ = [
+    "alone",
     "close",
     "disabled",
     "fallback_reason",
@@ -171,6 +172,15 @@ def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
     if found is not None and found.device != device:
         raise InputError(f"tensors are on {device}, the group was opened for {found.device}")
     return found
+
+
+def alone() -> bool:
+    """Whether at most one group of this process is open for GPUs.
+
+    Kernels of two groups may wait for each other's processors for ever, where they wait for peers'
+    kernels.
+    """
+    return len(_gpu_runtimes) <= 1
 
 
 def serves(found: CudaProcessRuntime) -> bool:

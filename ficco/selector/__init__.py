@@ -120,13 +120,14 @@ def quick(
     regime: str = "eager",
     driver: str | None = None,
     gates: bool = True,
+    alone: bool = True,
 ) -> Choice:
     """Choose within a call, in a fraction of a millisecond: a shipped book, else the rule.
 
     Arguments and errors are those of `choose` and `automatic`.
     """
     _check(problem, machine, regime, None)
-    return _quick(facts_of(problem), machine, regime, driver, gates)
+    return _quick(facts_of(problem), machine, regime, driver, gates, alone)
 
 
 def automatic(
@@ -136,6 +137,7 @@ def automatic(
     regime: str,
     driver: str | None = None,
     gates: bool = True,
+    alone: bool = True,
 ) -> Choice:
     """Choose for a group's call, as `quick`; serial where no profile of its devices is known.
 
@@ -145,7 +147,8 @@ def automatic(
         device: what the driver calls its devices; empty on the host engine.
         regime: how calls are made.
         driver: of the devices, for which a book must have been measured; None: not known.
-        gates: whether the library for GEMMs has gated ones.
+        gates: whether there are ficco's own kernels for the arrays.
+        alone: whether no other group works on the devices, so that kernels may wait for peers'.
 
     Raises:
         MachineError: the profile that was given does not fit.
@@ -159,7 +162,7 @@ def automatic(
             "FICCO_MACHINE=FILE names it"
         )
     elif pools or profile.multiplies(problem.dtype):
-        return quick(problem, profile, regime, driver, gates)
+        return quick(problem, profile, regime, driver, gates, alone)
     else:
         reason = f"profile {profile.name} has no GEMM rate for {problem.dtype}"
     return _unknown(problem.world, machine, reason)
@@ -171,15 +174,23 @@ def _unknown(world: int, machine: Machine, reason: str) -> Choice:
 
 
 @lru_cache(maxsize=4096)
-def _quick(facts: Facts, machine: Machine, regime: str, driver: str | None, gates: bool) -> Choice:
+def _quick(
+    facts: Facts, machine: Machine, regime: str, driver: str | None, gates: bool, alone: bool
+) -> Choice:
     found, passed = _by_book(facts, machine, regime, None, driver, False)
-    if found is not None and (gates or found.schedule.compute != "gated"):
-        return found
-    return decide(_by_rule(facts, machine, regime, gates), facts, machine, "rule", passed)
+    if found is not None:
+        taken = found.schedule
+        if (gates or taken.compute != "gated") and (alone or taken.transport != "sm"):
+            return found
+    predicted = _by_rule(facts, machine, regime, gates, alone)
+    return decide(predicted, facts, machine, "rule", passed)
 
 
-def _by_rule(facts: Facts, machine: Machine, regime: str, gates: bool = True) -> Predicted:
-    candidates = points(facts.op, facts.world, machine, facts.sums, gates, facts.m <= FEW_ROWS)
+def _by_rule(
+    facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
+) -> Predicted:
+    few = alone and facts.m <= FEW_ROWS
+    candidates = points(facts.op, facts.world, machine, facts.sums, gates, few)
     return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
 
 

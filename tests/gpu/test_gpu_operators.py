@@ -49,6 +49,10 @@ def test_faults(dies: bool, gpus: int, tmp_path: Path) -> None:
     right("faults", gpus, tmp_path, dies=dies, timeout_s=3.0, allowed_s=100.0)
 
 
+def test_other_kernels_in_the_opposite_order(gpus: int, tmp_path: Path) -> None:
+    right("opposite", gpus, tmp_path, rounds=60, allowed_s=120.0)
+
+
 def test_public_functions(gpus: int, tmp_path: Path) -> None:
     right("functions", gpus, tmp_path)
 

@@ -10,128 +10,22 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 import torch.distributed as dist
+from rank import CUDA, DTYPES, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 import ficco
-from ficco import oracle
 from ficco.engines.rows import COMPUTE, Work, encode
 from ficco.engines.work import calls_of
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower_rank
-from ficco.machine import Machine
 from ficco.plan import RankPlan
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 from ficco.schedule import Schedule
-
-CUDA = Machine.named("cuda")
-NAMED = [n for n in Schedule.names() if n != "serial"]
-WHOLE = Schedule(grain=1, compute="whole", start="together", name="whole")
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-Arrays = dict[str, torch.Tensor]
-
-
-def on_gpu(array: np.ndarray) -> torch.Tensor:
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array)).cuda()
-
-
-def on_host(tensor: torch.Tensor) -> np.ndarray:
-    tensor = tensor.cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
-
-
-class Rank:
-    """This rank's runtime, and running problems on it."""
-
-    def __init__(self, rank: int, world: int, timeout_s: float = 30.0) -> None:
-        self.rank, self.world = rank, world
-        self.runtime = CudaProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
-
-    def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:
-        given = oracle.inputs(problem, seed)
-        exact = oracle.results(problem, given)[self.rank]
-        return {name: on_gpu(array) for name, array in given[self.rank].items()}, exact
-
-    def outputs(self, problem: Problem) -> Arrays:
-        return {
-            f"y{i}": torch.full(shape, torch.nan, dtype=DTYPES[problem.dtype], device="cuda")
-            for i, shape in enumerate(problem.result_shapes(self.rank))
-        }
-
-    def execute(self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]) -> Arrays:
-        ys = self.outputs(problem)
-        resolved = schedule.resolve(self.world, CUDA)
-        self.runtime.execute(problem, resolved, {**arrays, **ys})
-        return ys
-
-    def judge(self, problem: Problem, ys: Arrays, exact: Any, about: str) -> None:
-        for i, want in enumerate(exact):
-            verdict = oracle.judge(on_host(ys[f"y{i}"]), want, problem.dtype)
-            assert verdict.ok, f"{about}: y{i} off by {verdict.max_rel_error}"
-
-    def poison(self) -> None:
-        """Fill the own windows' data with NaN, between calls of all ranks."""
-        self.meet()
-        memory, _ = self.runtime._places[-1].window.keep  # the test's own reach inside
-        from ficco.engines import cuda
-
-        _, first, _ = cuda.window_layout(0)
-        memory[first:].fill_(0xFF)
-        self.meet()
-
-    def meet(self) -> None:
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-
-
-def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
-    """Every operator, on odd and uneven sizes."""
-    m, n, k = rng.randrange(3, 300), rng.randrange(1, 150), rng.randrange(world, 200)
-
-    def uneven(total: int) -> tuple[int, ...]:
-        edges = sorted(rng.randrange(total + 1) for _ in range(world - 1))
-        return tuple(b - a for a, b in zip([0, *edges], [*edges, total], strict=True))
-
-    even = chunk_sizes(m, world)
-    for rows in (even, uneven(m)):
-        outputs = (Output((n,) * world, "w0", bias=True), Output((n,) * world, "w1"))
-        yield Problem("all_gather_matmul", world, rows, k, outputs, dtype)
-    turned = Output((n,) * world, "w0", "contraction")
-    yield Problem("all_gather_matmul", world, even, k, (turned,), dtype)
-    for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
-        for rows, depths in ((even, chunk_sizes(k, world)), (uneven(m), uneven(k))):
-            output = Output((n,) * world, bias=rng.random() < 0.5)
-            yield Problem(op, world, rows, k, (output,), dtype, depths=depths)
-    splits = tuple(uneven(rng.randrange(1, 200)) for _ in range(world))
-    rows = tuple(sum(row) for row in splits)
-    for op in ("all_to_all_matmul", "matmul_all_to_all"):
-        yield Problem(op, world, rows, k, (Output((n,) * world),), dtype, splits=splits)
-    tables = tuple(tuple(rng.randrange(1, 90) for _ in range(1 + r % 3)) for r in range(world))
-    lookups = tuple(tuple(rng.randrange(0, 500) for _ in mine) for mine in tables)
-    yield Problem(
-        "embedding_all_to_all", world, even, 1, (Output((n,) * world),), dtype,
-        tables=tables, lookups=lookups,
-    )  # fmt: skip
-
-
-def refused(problem: Problem, name: str) -> bool:
-    """Whether a named schedule cannot be had for a problem, for a reason that README states."""
-    if name == "gated_1d":
-        sums = any(output.axis == "contraction" for output in problem.outputs)
-        return sums or problem.op == "embedding_all_to_all"
-    return name == "uniform_fused_2d" and problem.op == "embedding_all_to_all"
 
 
 def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> None:
@@ -142,9 +36,12 @@ def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> No
         for dtype in dtypes:
             for problem in problems(me.world, dtype, rng):
                 arrays, exact = me.arrays(problem, seed)
-                for name in [*NAMED, "whole"]:
+                for name in [*Schedule.names(problem.op), "whole"]:
+                    if name == "serial":
+                        continue
                     schedule = WHOLE if name == "whole" else Schedule.named(name)
-                    for route in ("rotation", "all_peers"):
+                    stores = schedule.transport == "sm"
+                    for route in ("all_peers",) if stores else ("rotation", "all_peers"):
                         point = Schedule.from_json({**schedule.to_json(), "route": route})
                         try:
                             ys = me.execute(problem, point, arrays)
@@ -186,7 +83,8 @@ class Case:
         self.problem = problem
         self.sets: list[Arrays] = []
         self.wanted: dict[tuple[int, int], torch.Tensor] = {}
-        self.points = []
+        own = set(Schedule.names(problem.op)) - set(Schedule.names())
+        self.points = [Schedule.named(name) for name in sorted(own)]
         for name in (
             "hetero_fused_1d", "hetero_unfused_1d", "shard_p2p", "uniform_fused_2d", "gated_1d",
         ):  # fmt: skip
@@ -460,7 +358,48 @@ def functions(rank: int, world: int, fallback: bool = False) -> None:
     print("functions right")
 
 
+def opposite(me: Rank, rounds: int) -> None:
+    """Other kernels in the opposite order on another stream: NCCL's, and a second group's."""
+    world, dtype = me.world, "bfloat16"
+    gather = Problem.chunked("all_gather_matmul", world, 4096, 2048 * world, 2048, dtype)
+    reduce = Problem.chunked("matmul_all_reduce", world, 16, 4096, 1024 * world, dtype)
+    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm")]
+    other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
+    found = [(p, Schedule.named(name), *me.arrays(p, 7)) for p, name in cases]
+    for problem, point, arrays, exact in found:
+        me.judge(problem, me.execute(problem, point, arrays), exact, point.name)
+    stream, numbers = torch.cuda.Stream(), torch.ones(1 << 22, device="cuda")
+    gated = found[0]
+    ys = me.outputs(gather)
+    resolved = gated[1].resolve(me.world, CUDA)
+    other.execute(gather, resolved, {**gated[2], **ys})
+    me.meet()
+    for turn in range(rounds):
+        problem, point, arrays, exact = found[turn % len(found)]
+
+        def library() -> None:
+            with torch.cuda.stream(stream):
+                dist.all_reduce(numbers.fill_(1.0))
+
+        def second() -> None:
+            with torch.cuda.stream(stream):
+                other.execute(gather, resolved, {**gated[2], **ys})
+
+        beside = second if turn % 2 and point.transport != "sm" else library
+        calls = [lambda: me.execute(problem, point, arrays), beside]  # noqa: B023 - called at once
+        results = [call() for call in (calls if me.rank % 2 else calls[::-1])]
+        torch.cuda.synchronize()
+        mine = next(result for result in results if result is not None)
+        if turn < 2 * len(found):
+            me.judge(problem, mine, exact, f"{point.name} in turn {turn}")
+    me.judge(gather, ys, gated[3], "the other group")
+    assert float(numbers[0]) == me.world
+    other.close()
+    print("right")
+
+
 SCENARIOS = {
+    "opposite": opposite,
     "operators": operators,
     "fuzz": fuzz,
     "replay": replay,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-EXAMPLE = HERE.parent.parent / "examples" / "train.py"
+EXAMPLE = HERE.parent / "examples" / "train.py"
 
 
 def run(worker: str, world: int, folder: Path, *checks: str) -> None:

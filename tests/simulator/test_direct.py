@@ -20,7 +20,7 @@ from ficco.timeline import REGIMES
 WORLD, M, N, K = 4, 8, 1024, 512
 COSTS = Costs(
     launch_us=2.0, direct_us=1.0, store_us=3.0, call_us=50.0, signal_us=7.0, raise_us=9.0,
-    wait_us=5.0, clear_us=5.0, host_call_us=11.0, host_launch_us=13.0,
+    wait_us=5.0, clear_us=5.0, host_call_us=11.0, host_kernel_us=13.0,
 )  # fmt: skip
 GPUS = Machine(
     "gpus", 1, 4, "cuda", (Link("node", "port", ((1, 10.0),), 100.0),),

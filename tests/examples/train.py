@@ -1,6 +1,6 @@
 """Train a small tensor-parallel model, overlapped by ficco: on a laptop, or on GPUs.
 
-torchrun --standalone --nproc-per-node 2 examples/train.py
+torchrun --standalone --nproc-per-node 2 tests/examples/train.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,120 @@
+"""A rank on a GPU, problems to run on it, and what cannot be had."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ficco import oracle
+from ficco.machine import Machine
+from ficco.problem import Output, Problem, chunk_sizes
+from ficco.runtime.process_cuda import CudaProcessRuntime
+from ficco.schedule import Schedule
+
+CUDA = Machine.named("cuda")
+NAMED = [n for n in Schedule.names() if n != "serial"]
+WHOLE = Schedule(grain=1, compute="whole", start="together", name="whole")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+Arrays = dict[str, torch.Tensor]
+
+
+def on_gpu(array: np.ndarray) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+
+
+def on_host(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+class Rank:
+    """This rank's runtime, and running problems on it."""
+
+    def __init__(self, rank: int, world: int, timeout_s: float = 30.0) -> None:
+        self.rank, self.world = rank, world
+        self.runtime = CudaProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
+
+    def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:
+        given = oracle.inputs(problem, seed)
+        exact = oracle.results(problem, given)[self.rank]
+        return {name: on_gpu(array) for name, array in given[self.rank].items()}, exact
+
+    def outputs(self, problem: Problem) -> Arrays:
+        return {
+            f"y{i}": torch.full(shape, torch.nan, dtype=DTYPES[problem.dtype], device="cuda")
+            for i, shape in enumerate(problem.result_shapes(self.rank))
+        }
+
+    def execute(self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]) -> Arrays:
+        ys = self.outputs(problem)
+        resolved = schedule.resolve(self.world, CUDA)
+        self.runtime.execute(problem, resolved, {**arrays, **ys})
+        return ys
+
+    def judge(self, problem: Problem, ys: Arrays, exact: Any, about: str) -> None:
+        for i, want in enumerate(exact):
+            verdict = oracle.judge(on_host(ys[f"y{i}"]), want, problem.dtype)
+            assert verdict.ok, f"{about}: y{i} off by {verdict.max_rel_error}"
+
+    def poison(self) -> None:
+        """Fill the own windows' data with NaN, between calls of all ranks."""
+        self.meet()
+        memory, _ = self.runtime._places[-1].window.keep  # the test's own reach inside
+        from ficco.engines import cuda
+
+        _, first, _ = cuda.window_layout(0)
+        memory[first:].fill_(0xFF)
+        self.meet()
+
+    def meet(self) -> None:
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+
+
+def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
+    """Every operator, on odd and uneven sizes."""
+    m, n, k = rng.randrange(3, 300), rng.randrange(1, 150), rng.randrange(world, 200)
+
+    def uneven(total: int) -> tuple[int, ...]:
+        edges = sorted(rng.randrange(total + 1) for _ in range(world - 1))
+        return tuple(b - a for a, b in zip([0, *edges], [*edges, total], strict=True))
+
+    even = chunk_sizes(m, world)
+    for rows in (even, uneven(m)):
+        outputs = (Output((n,) * world, "w0", bias=True), Output((n,) * world, "w1"))
+        yield Problem("all_gather_matmul", world, rows, k, outputs, dtype)
+    turned = Output((n,) * world, "w0", "contraction")
+    yield Problem("all_gather_matmul", world, even, k, (turned,), dtype)
+    for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        for rows, depths in ((even, chunk_sizes(k, world)), (uneven(m), uneven(k))):
+            output = Output((n,) * world, bias=rng.random() < 0.5)
+            yield Problem(op, world, rows, k, (output,), dtype, depths=depths)
+    splits = tuple(uneven(rng.randrange(1, 200)) for _ in range(world))
+    rows = tuple(sum(row) for row in splits)
+    for op in ("all_to_all_matmul", "matmul_all_to_all"):
+        yield Problem(op, world, rows, k, (Output((n,) * world),), dtype, splits=splits)
+    tables = tuple(tuple(rng.randrange(1, 90) for _ in range(1 + r % 3)) for r in range(world))
+    lookups = tuple(tuple(rng.randrange(0, 500) for _ in mine) for mine in tables)
+    yield Problem(
+        "embedding_all_to_all", world, even, 1, (Output((n,) * world),), dtype,
+        tables=tables, lookups=lookups,
+    )  # fmt: skip
+
+
+def refused(problem: Problem, name: str) -> bool:
+    """Whether a named schedule cannot be had for a problem, for a reason that README states."""
+    if name == "gated_1d":
+        sums = any(output.axis == "contraction" for output in problem.outputs)
+        return sums or problem.op == "embedding_all_to_all"
+    return name == "uniform_fused_2d" and problem.op == "embedding_all_to_all"
