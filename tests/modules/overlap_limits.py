@@ -180,17 +180,6 @@ def refusals(mesh: DeviceMesh) -> None:
     net.layers[0].mlp.up.to_empty(device="meta")
     refused(lambda: ficco.overlap(net), "on several devices")
     assert all("forward" not in m.__dict__ for m in net.modules())
-    net = sequence(model(), mesh)
-    before = {name: dict(m._forward_pre_hooks) for name, m in net.named_modules()}
-
-    def breaks(*_: Any) -> None:
-        raise ficco.InputError("broken half-way")
-
-    share, overlapping._share = overlapping._share, breaks
-    refused(lambda: ficco.overlap(net), "broken half-way")
-    overlapping._share = share
-    assert all("forward" not in m.__dict__ for m in net.modules()), "half of it is wrapped"
-    assert all(before[name] == m._forward_pre_hooks for name, m in net.named_modules())
     net = ficco.overlap(plain(model(), mesh))
     refused(lambda: ficco.overlap(net), "overlapped already")
     refused(lambda: ficco.overlap(net.layers[0]), "overlapped already")
@@ -205,6 +194,21 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.overlap(own, strict=True), "Own has a forward of its own")
     double = parallelize_module(Chain(4 * world, 6).double(), mesh, {"one": ColwiseParallel()})
     refused(lambda: ficco.overlap(double, strict=True), "its weight is torch.float64")
+
+
+def half_way(mesh: DeviceMesh) -> None:
+    """An error while wrapping undoes all of it."""
+    net = sequence(model(), mesh)
+    before = {name: dict(m._forward_pre_hooks) for name, m in net.named_modules()}
+
+    def breaks(*_: Any) -> None:
+        raise ficco.InputError("broken half-way")
+
+    share, overlapping._share = overlapping._share, breaks
+    refused(lambda: ficco.overlap(net), "broken half-way")
+    overlapping._share = share
+    assert all("forward" not in m.__dict__ for m in net.modules()), "half of it is wrapped"
+    assert all(before[name] == m._forward_pre_hooks for name, m in net.named_modules())
 
 
 def _with(net: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -479,7 +483,7 @@ def alone(mesh: DeviceMesh) -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        options, identity, uneven, refusals, keeps_gather, by_plan, by_name, copies, deep, alone,
-        disabled, serving, megatron, sharded,
+        options, identity, uneven, refusals, half_way, keeps_gather, by_plan, by_name, copies,
+        deep, alone, disabled, serving, megatron, sharded,
     )
 }  # fmt: skip

@@ -48,6 +48,7 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "deep",
         "megatron",
         "refusals",
+        "half_way",
         "keeps_gather",
         "uneven",
     )
