@@ -100,11 +100,7 @@ def test_all_rooms_have_a_floor_and_all_floors_a_room() -> None:
 
 
 def test_no_file_holds_two_subjects() -> None:
-    files = [
-        path
-        for top in ("ficco", "tests", "bench")
-        for path in (ROOT / top).rglob("*.py")
-    ]
+    files = [path for top in ("ficco", "tests", "bench") for path in (ROOT / top).rglob("*.py")]
     files += [*(ROOT / "native").rglob("*.cpp"), *(ROOT / "native").rglob("*.hpp")]
     long = {str(p): n for p in files if (n := len(p.read_text().splitlines())) > MOST_LINES}
     assert not long
