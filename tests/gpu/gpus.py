@@ -30,7 +30,7 @@ def run(
     said = [folder / f"rank{rank}.txt" for rank in range(world)]
     for rank in range(world):
         with said[rank].open("w") as log:
-            command = [sys.executable, str(worker), scenario, str(store), str(rank)]
+            command = [sys.executable, "-P", str(worker), scenario, str(store), str(rank)]
             ranks.append(
                 subprocess.Popen(
                     [*command, str(world), json.dumps(words)], stdout=log,

@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank import CUDA, DTYPES, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 import ficco
 from ficco.engines.rows import COMPUTE, Work, encode
@@ -26,6 +26,10 @@ from ficco.plan import RankPlan
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 from ficco.schedule import Schedule
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rank import CUDA, DTYPES, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 
 def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> None:
