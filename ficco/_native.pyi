@@ -166,7 +166,7 @@ class Program:
 
         0 segment      rows are sorted by it; a segment is what one `submit` hands over
         1 lane         0 .. MAX_LANES - 1: a native thread; -1: the thread that calls `submit`
-        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after, 5 expect
+        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after, 5 expect, 6 told
         3 step         index of the step that the row belongs to
 
         copy           4 source slot, 5 row, 6 byte in the row; 7 destination slot, 8 row, 9 byte
@@ -177,7 +177,7 @@ class Program:
         clear          wants, 7 = 1: the call's digest instead; 15 bit 0: word in the other copy.
                        clear stores 0
         after          4 step of this program that must be done
-        expect         as wait; on GPUs alone, see `GpuProgram`
+        expect, told   as wait; on GPUs alone, see `GpuProgram`
 
     A slot is an address and a pitch (bytes from one row to the next). Slots that are windows are
     fixed here; the others are given for each call.
@@ -420,6 +420,14 @@ class GpuRank:
             rank: the rank that it serves, of this process.
         """
 
+    @property
+    def told(self) -> int:
+        """What kernels have written to `told_word`; the watch fails the group for it soon."""
+
+    @property
+    def told_word(self) -> int:
+        """Address, for the device, of where a kernel writes 1 + the index of a word given up."""
+
     def follow(self, stream: int) -> None:
         """Let a stream (the driver's handle) go on when the rank's last call has ended."""
 
@@ -442,7 +450,8 @@ class GpuProgram:
     in which they are submitted, in the plan's order. A step with no rows is one that the caller
     enqueues between two segments. Latency and link of copies are not looked at. An "expect" row, of
     lane -1, says that the kernel which the caller enqueues behind the row's segment waits for a
-    word by itself: nothing is submitted for it, but the watch knows.
+    word by itself: nothing is submitted for it, but the watch knows. "told" is the same of a kernel
+    that gives up by itself, and writes which word it missed to `GpuRank.told_word`.
     """
 
     def __init__(

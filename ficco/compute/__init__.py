@@ -145,9 +145,21 @@ class DeviceKernels(Protocol):
         """
 
     def prepare_direct(
-        self, table: DirectTable, windows: DirectWindows, digest: int, timeout_s: float
+        self,
+        table: DirectTable,
+        windows: DirectWindows,
+        digest: int,
+        timeout_s: float,
+        told_word: int,
     ) -> Any:
         """Return what `arm_direct` takes: a whole call in one launch, on the current device.
+
+        Args:
+            table: of the plan.
+            windows: that calls use.
+            digest: of the plan.
+            timeout_s: how long a launch waits for a word at most; what depends on it is NaN then.
+            told_word: address of where the launch tells which word it missed.
 
         Raises:
             InputError: the current stream is captured into a graph.

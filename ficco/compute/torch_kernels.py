@@ -28,6 +28,19 @@ class _Prepared(NamedTuple):
     timeout_ns: int
 
 
+class _Told:
+    """A word of the host that kernels write to, in the form in which they take addresses."""
+
+    dtype = torch.int32
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        """Return the address as the device sees it."""
+        return self._address
+
+
 class TorchKernels:
     """See `ficco.compute.DeviceKernels`. Handles are tensors."""
 
@@ -66,13 +79,18 @@ class TorchKernels:
         return launching.described(compiled, (launch.programs,), launch.arguments, where)
 
     def prepare_direct(
-        self, table: DirectTable, windows: DirectWindows, digest: int, timeout_s: float
+        self,
+        table: DirectTable,
+        windows: DirectWindows,
+        digest: int,
+        timeout_s: float,
+        told_word: int,
     ) -> tuple[direct.Direct, direct.Control]:
         """See `DeviceKernels.prepare_direct`."""
         device = _device()
         prepared = direct.prepare(table, direct.Places(*windows), device)
-        stop, status = torch.zeros((2, 1), dtype=torch.int32, device=device)
-        return prepared, direct.Control(digest, stop, status, round(1e9 * timeout_s))
+        stop = torch.zeros(1, dtype=torch.int32, device=device)
+        return prepared, direct.Control(digest, stop, _Told(told_word), round(1e9 * timeout_s))
 
     def arm_direct(
         self, prepared: tuple[direct.Direct, direct.Control], operands: DirectOperands, copy: int

@@ -10,6 +10,8 @@ native call. Nothing waits for the device.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import DeviceCompute, DirectWindows
-from ficco.engines.launches import PATIENCE, Launches
+from ficco.engines.launches import Launches
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
@@ -49,6 +51,8 @@ GpuError = _native.GpuError
 WORDS_BYTES = 4 * WORDS_PER_COPY  # of one copy of a window
 _COPIES = 2
 _ALIGN = 512
+_RECENT = 128  # plans
+_SETTLES_WITHIN_S = 5.0
 
 device_count = _native.cuda_device_count
 
@@ -114,11 +118,15 @@ class Window:
 
     Attributes:
         words, data: addresses of all ranks' words and data, by copy and rank.
+        held: what graphs of calls on the window use besides; it is kept as long as the window.
+        recent: what the last plans to be bound use; their calls may still be enqueued.
     """
 
     def __init__(self, bases: Sequence[int], rank: int, data_bytes: int, keep: Any) -> None:
         data, first, _ = window_layout(data_bytes)
         self.data_bytes, self.rank, self.keep = data, rank, keep
+        self.held: list[Any] = []
+        self.recent: deque[Any] = deque(maxlen=_RECENT)
         words = [base + copy * WORDS_BYTES for base in bases for copy in range(_COPIES)]
         places = [base + first + copy * data for base in bases for copy in range(_COPIES)]
         self._own = places[rank * _COPIES : rank * _COPIES + _COPIES]
@@ -150,6 +158,12 @@ class Device:
     def follow(self, stream: int) -> None:
         """Let a stream of the device go on when this rank's last call has ended."""
         self.native.follow(stream)
+
+    def settle(self) -> None:
+        """Wait until the group knows of what a kernel that has ended has told."""
+        limit = time.monotonic() + _SETTLES_WITHIN_S
+        while self.native.told and self.group.failure() is None and time.monotonic() < limit:
+            time.sleep(1e-3)
 
 
 class BoundPlan:
@@ -200,12 +214,14 @@ class BoundPlan:
             if stores:
                 places = DirectWindows(window.words, window.data)
                 whole = compute.kernels.prepare_direct(
-                    table_of(plan), places, digest, PATIENCE * timeout_s
+                    table_of(plan), places, digest, timeout_s, device.native.told_word
                 )
             self._launches = Launches(
                 plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,
                 timeout_s,
             )  # fmt: skip
+            window.recent.append(self._launches)
+        self._held = False  # whether the window holds the launches
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
         self._weights = [b.name for b in plan.buffers if b.role == "weight"]
         self._workspaces = [b for b in plan.buffers if b.role == "workspace"]
@@ -260,14 +276,18 @@ class BoundPlan:
         try:
             if len(by_kernels) == len(self._works):
                 native.call(copy, compute.stream(), traced, addresses, pitches)
-                return
-            native.start(copy, compute.stream(), traced, addresses, pitches)
-            with compute.exact(self._dtype):
-                self._submit(view, by_kernels, armed, traced)
-            native.finish()
+            else:
+                native.start(copy, compute.stream(), traced, addresses, pitches)
+                with compute.exact(self._dtype):
+                    self._submit(view, by_kernels, armed, traced)
+                native.finish()
         except BaseException:
             native.abandon()
             raise
+        finally:
+            if not self._held and self._launches is not None and native.captured:
+                self._window.held.append(self._launches)
+                self._held = True
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return what gives the handle of a region in this call."""

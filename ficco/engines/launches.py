@@ -21,10 +21,10 @@ from ficco.errors import EngineError
 from ficco.kernels.launching import LaunchSpec, Slot, Word
 from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 
-__all__ = ["PATIENCE", "Launches"]
+__all__ = ["Launches"]
 
 _log = logging.getLogger("ficco")
-PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
+_PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
 
 
 class Launches:
@@ -95,7 +95,7 @@ class Launches:
 
     def _prepared(self, launch: Launch, timeout_s: float) -> Any:
         return self._kernels.prepare(
-            launch.parts, launch.n, launch.k, launch.dtype, PATIENCE * timeout_s
+            launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s
         )
 
     def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:

@@ -30,7 +30,7 @@ __all__ = ["COMPUTE", "INLINE", "Encoded", "Work", "encode", "encode_whole", "tr
 
 COMPUTE = ("gemm", "reduce", "bag")
 INLINE = -1
-_COPY, _RAISE, _WAIT, _CLEAR, _AFTER, _EXPECT = range(6)
+_COPY, _RAISE, _WAIT, _CLEAR, _AFTER, _EXPECT, _TOLD = range(7)
 _COLUMNS = 16  # of an op
 _PADDING = (0,) * 11
 
@@ -131,7 +131,7 @@ def encode_whole(plan: RankPlan) -> Encoded:
     first = next((i for i, step in enumerate(plan.steps) if step.kind in COMPUTE), 0)
     for index, step in enumerate(plan.steps):
         if step.kind == "wait":
-            encoder.expect(index, step.words)
+            encoder.expect(index, step.words, _TOLD)
     encoder.works.append(Work(first, plan.steps[first], plan.steps[first], -1))
     return encoder.finished()
 
@@ -194,9 +194,9 @@ class _Encoder:
         flat = np.frombuffer(array("q", self.ahead + self.rows), np.int64)
         return Encoded(flat.reshape(-1, _COLUMNS), self._windows(), self.slots, self.works)
 
-    def expect(self, index: int, words: tuple[Word, ...]) -> None:
+    def expect(self, index: int, words: tuple[Word, ...], kind: int = _EXPECT) -> None:
         """Add that the work which follows waits for words by itself."""
-        self._signals(INLINE, _EXPECT, index, words)
+        self._signals(INLINE, kind, index, words)
 
     def _place(self, lane: int) -> tuple[list[int], int]:
         """Return the rows that a lane's ops go to, and their segment."""

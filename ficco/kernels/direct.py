@@ -114,15 +114,15 @@ class Control(NamedTuple):
     Attributes:
         digest: of the plan, which peers must have, too.
         stop: one word; while it is not 0, every wait is given up.
-        status: one word, which becomes 1 + the place of a word that was given up; a launch never
-            lowers it.
+        status: one word, which becomes 1 + the place of a word that was given up; a tensor, or
+            what has its data_ptr and dtype.
         timeout_ns: how long a program waits before it gives up by itself; it looks at every later
             word once.
     """
 
     digest: int
     stop: torch.Tensor
-    status: torch.Tensor
+    status: Any
     timeout_ns: int
 
 

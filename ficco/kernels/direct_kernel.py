@@ -157,7 +157,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     row of the own products goes: if TWICE to its owner, else to every rank, the own one last.
     gates: int32 [4], 0 before and after: open, met (1, or 2 for never), programs that ended, 0.
     stop, status: int32. The status becomes 1 + the index of a word that was given up (data), or
-    the place of one (free, entered); a launch never lowers it.
+    the place of one (free, entered).
     copy: of the window. own_row, own_rows: rows that this rank adds up. slot_rows: of a source.
     bias_row, bias_rows: rows whose products get the bias, unless TWICE: then sums get it.
     peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
@@ -195,7 +195,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         if opened != 0:
             raise_words(places, _ENTERED + rank, peers, digest, WORLD, ON_GPU)
         else:
-            tl.atomic_max(status, _FREE + 1, sem="relaxed", scope="sys")
+            tl.store(status, _FREE + 1)
             patience_ns = tl.zeros_like(patience_ns)
 
     for item in tl.range(first, items, workers):
@@ -244,7 +244,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers & (met != 0))
         tl.atomic_xchg(gates + _MET, 2 - met, sem="release", scope="gpu")
         if met == 0:
-            tl.atomic_max(status, _ENTERED + 1, sem="relaxed", scope="sys")
+            tl.store(status, _ENTERED + 1)
             patience_ns = tl.zeros_like(patience_ns)
 
     # What this rank adds up. A product that does not come spoils its chunk.
@@ -269,7 +269,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
             heard = words + word + everyone * _CHUNKS
             tl.store(heard, tl.zeros_like(everyone), mask=of_peers & (came != 0))
             if came == 0:
-                tl.atomic_max(status, word + 1, sem="relaxed", scope="sys")
+                tl.store(status, word + 1)
                 patience_ns = tl.zeros_like(patience_ns)
             for left in tl.range(begin, end, SUM_COLS):
                 col = left + tl.arange(0, SUM_COLS)
@@ -318,7 +318,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
             of_owners = ((owners >> everyone) & 1) != 0
             tl.store(heard, tl.zeros_like(everyone), mask=of_owners & (came != 0))
             if came == 0:
-                tl.atomic_max(status, word + 1, sem="relaxed", scope="sys")
+                tl.store(status, word + 1)
                 patience_ns = tl.zeros_like(patience_ns)
             for left in tl.range(begin, end, SUM_COLS):
                 col = left + tl.arange(0, SUM_COLS)

@@ -252,6 +252,8 @@ class CudaLocalRuntime:
         with self._lock:
             self._check_open()
             self._rest()
+            for device in self._place.devices:
+                device.settle()
             error = self._failure()
             if error is not None:
                 raise error

@@ -206,6 +206,8 @@ class CudaProcessRuntime(ProcessRuntime):
                         f"queue. Restart the processes. It was: {self._failure()}"
                     )
             time.sleep(2e-5)
+        for place in self._places:
+            place.device.settle()
 
     # ---- meetings
 

@@ -156,6 +156,27 @@ def absent(world: int) -> None:
     node.runtime.close()
 
 
+def absent_from_one_launch(world: int) -> None:
+    """A rank that never calls, while its peers' kernels wait for it and tell by themselves."""
+    node = Node(world, timeout_s=0.3)
+    problem = Problem.chunked("matmul_all_reduce", world, 5, 64, 9, "float32")
+    for name in ("one_shot_sm", "two_shot_sm"):
+        schedule = named(name, world, route="all_peers")
+        node.right(problem, schedule)
+        arrays, _ = node.arrays(problem, 2)
+        bound = node.runtime._recent[-1]
+        for rank in range(1, world):
+            with node.compute.on(rank, node.streams[rank]):
+                bound[rank].run(arrays[rank], 0)
+        with expected(TimeoutExceeded, r"step 'wait\.|step '", r"signal entered\[0\]@[1-9]"):
+            node.runtime.synchronize()
+        for rank in range(1, world):
+            assert np.isnan(arrays[rank]["y0"]).all(), f"rank {rank}"
+        node.runtime.reset()
+        node.right(problem, schedule)
+    node.runtime.close()
+
+
 def watch_refused(functions: list[str], world: int) -> None:
     """The driver once refuses what the watch does about a rank that never calls: it tries again."""
     for function in functions:

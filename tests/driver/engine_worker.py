@@ -203,7 +203,8 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         operators, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
-        faults.refusals, faults.stalled, faults.absent, faults.watch_refused, faults.compute_fails,
+        faults.refusals, faults.stalled, faults.absent, faults.absent_from_one_launch,
+        faults.watch_refused, faults.compute_fails,
     )
 }  # fmt: skip
 

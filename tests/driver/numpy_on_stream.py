@@ -93,9 +93,14 @@ class _Kernels:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 
     def prepare_direct(
-        self, table: DirectTable, windows: DirectWindows, digest: int, timeout_s: float
+        self,
+        table: DirectTable,
+        windows: DirectWindows,
+        digest: int,
+        timeout_s: float,
+        told_word: int,
     ) -> DirectCall:
-        return DirectCall(table, windows, digest, timeout_s)
+        return DirectCall(table, windows, digest, timeout_s, told_word)
 
     def arm_direct(
         self, prepared: DirectCall, operands: DirectOperands, copy: int

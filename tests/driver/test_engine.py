@@ -113,6 +113,10 @@ def test_an_absent_rank_is_named(double_folder: Path, single_queue: int) -> None
     run(double_folder, "absent", {"single_queue": single_queue}, world=3)
 
 
+def test_an_absent_rank_is_named_by_kernels(double_folder: Path) -> None:
+    run(double_folder, "absent_from_one_launch", world=3)
+
+
 def test_a_watch_that_is_refused_hangs_nobody(double_folder: Path) -> None:
     functions = ["cuMemcpyDtoHAsync", "cuStreamBatchMemOp"]
     run(double_folder, "watch_refused", functions=functions, world=2)

@@ -27,7 +27,9 @@ namespace ficco {
 
 // A word that a call waits for on one of its lanes, in the order of that lane.
 struct AwaitedWord {
-    int lane;  // kInline: the caller's stream
+    static constexpr int kTold = -2;
+
+    int lane;  // kInline: the caller's stream; kTold: a kernel waits, and tells by itself
     int step;
     int index;
     std::uint32_t value;
@@ -56,6 +58,9 @@ class GpuWatch {
                static_cast<std::uint32_t>(copy);
     }
     GpuAddress lane_word(int lane) const noexcept;
+    // Where a kernel writes 1 + the index of a word that did not come.
+    GpuAddress told_word() const noexcept;
+    std::uint32_t told() const noexcept;
 
   private:
     struct Seen {
@@ -65,6 +70,7 @@ class GpuWatch {
 
     void loop() noexcept;
     void look();
+    void look_at_told();
     void tell(int lane, std::uint32_t value, double seconds);
     void let_go();
     void release(std::uint32_t value, int lane);
@@ -75,7 +81,7 @@ class GpuWatch {
     const std::shared_ptr<Gpu> gpu_;
     const std::shared_ptr<Group> group_;
     const int rank_;
-    HostPage page_{};  // a word per lane, then room for the words of a window copy
+    HostPage page_{};  // a word per lane, the told word, then room for the words of a window copy
     std::uint32_t* staging_ = nullptr;
     GpuStream stream_ = nullptr;
     std::vector<Seen> seen_;

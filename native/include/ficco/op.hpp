@@ -39,13 +39,14 @@ struct WordOp {
 
 struct Op {
     // expect: a kernel that the caller enqueues behind this segment waits for the word.
-    enum class Kind { copy, raise, wait, clear, after, expect };
+    // told: it does, and tells the watch by itself if the word does not come.
+    enum class Kind { copy, raise, wait, clear, after, expect, told };
     Kind kind;
     int segment;
     int lane;
     int step;
     CopyOp copy;  // of a copy
-    WordOp word;  // of raise, wait, clear and expect
+    WordOp word;  // of all others but after
     int awaited;  // of after: the step that must be done
 
     // Whether what follows in program order may have to wait long for it.

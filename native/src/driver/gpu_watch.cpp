@@ -21,6 +21,7 @@ constexpr int kPauses = 100;  // looks to let pass after the device did not do w
 constexpr std::size_t kRemembered = 256;  // plans whose last calls may still be enqueued
 constexpr std::uint32_t kMark = 1U << 31;
 constexpr std::size_t kLaneWords = kMaxLanes + 1;
+constexpr std::size_t kPageWords = kLaneWords + 1;  // the told word is the last of them
 constexpr std::size_t kStagingBytes = kWordsPerCopy * sizeof(std::uint32_t);
 constexpr unsigned char kNanByte = 0xFF;  // float32, float16 and bfloat16 of these bytes are NaN
 
@@ -29,10 +30,10 @@ constexpr unsigned char kNanByte = 0xFF;  // float32, float16 and bfloat16 of th
 GpuWatch::GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank)
     : gpu_(std::move(gpu)), group_(std::move(group)), rank_(rank), seen_(kLaneWords) {
     const Gpu::Current current(*gpu_);
-    page_ = gpu_->new_host_page(kLaneWords * sizeof(std::uint32_t) + kStagingBytes);
+    page_ = gpu_->new_host_page(kPageWords * sizeof(std::uint32_t) + kStagingBytes);
     auto* words = static_cast<std::uint32_t*>(page_.host);
-    std::fill_n(words, kLaneWords, 0U);
-    staging_ = words + kLaneWords;
+    std::fill_n(words, kPageWords, 0U);
+    staging_ = words + kPageWords;
     stream_ = gpu_->new_stream(true);
     thread_ =
         std::make_unique<Thread>("ficco r" + std::to_string(rank) + " watch", [this] { loop(); });
@@ -69,6 +70,14 @@ GpuAddress GpuWatch::lane_word(int lane) const noexcept {
     return page_.device + sizeof(std::uint32_t) * static_cast<GpuAddress>(lane + 1);
 }
 
+GpuAddress GpuWatch::told_word() const noexcept {
+    return page_.device + sizeof(std::uint32_t) * kLaneWords;
+}
+
+std::uint32_t GpuWatch::told() const noexcept {
+    return word(kMaxLanes).load(std::memory_order_acquire);
+}
+
 std::atomic_ref<std::uint32_t> GpuWatch::word(int lane) const noexcept {
     return std::atomic_ref(static_cast<std::uint32_t*>(page_.host)[lane + 1]);
 }
@@ -90,6 +99,7 @@ void GpuWatch::loop() noexcept {
             } else {
                 stuck_ = false;
                 look();
+                look_at_told();
             }
         } catch (const GpuError&) {
             stuck_ = true;  // whoever calls next is told by the driver, too
@@ -126,6 +136,36 @@ bool GpuWatch::finished_within(double seconds) {
         sleep_until_ns(now_ns() + kReleaseNs / 10);
     }
     return true;
+}
+
+// A kernel has given a word up. Of which of its plans the word is, is not known: the last one's.
+void GpuWatch::look_at_told() {
+    if (told() == 0) return;
+    const int index = static_cast<int>(told() - 1);
+    Failure failure{rank_, 0, rank_, index, Failure::Kind::timeout, group_->timeout_s(), 0, 1U};
+    std::shared_ptr<const GpuWindow> window;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [number, calls] : calls_) {
+            for (const AwaitedWord& awaited : calls.awaited) {
+                if (awaited.lane != AwaitedWord::kTold || awaited.index != index) continue;
+                failure.step = awaited.step;
+                failure.expected = awaited.value;
+                window = calls.window;
+            }
+        }
+    }
+    if (window) {
+        const Gpu::Current current(*gpu_);
+        for (const int copy : {0, 1}) {
+            gpu_->read(staging_, window->words(rank_, copy), kStagingBytes, stream_);
+            stuck_ = !finished_within(kDeviceAnswersS);
+            if (stuck_) break;
+            const std::uint32_t found = staging_[index];
+            if (found != 0 && found != failure.expected) failure.found = found;
+        }
+    }
+    group_->fail(failure);
 }
 
 // Finds the first word that a lane misses, and fails the group with it.

@@ -45,18 +45,19 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             lanes_.push_back(op.lane);
             streams_[static_cast<std::size_t>(op.lane)] = rank_->lane(op.lane);
         }
-        if (op.kind == Op::Kind::expect &&
-            (op.lane != kInline || op.segment + 1 >= binding.segments)) {
+        const bool by_kernel = op.kind == Op::Kind::expect || op.kind == Op::Kind::told;
+        if (by_kernel && (op.lane != kInline || op.segment + 1 >= binding.segments)) {
             throw std::invalid_argument(
                 "a kernel that expects words runs on the caller's stream, between two segments");
         }
-        if (op.kind == Op::Kind::wait || op.kind == Op::Kind::expect) {
+        if (by_kernel || op.kind == Op::Kind::wait) {
             if (op.word.rank != binding.rank) {
                 throw std::invalid_argument("a wait for a word of rank " +
                                             std::to_string(op.word.rank) +
                                             "; a rank waits for its own words");
             }
-            watched.awaited.push_back({op.lane, op.step, op.word.index,
+            const int lane = op.kind == Op::Kind::told ? AwaitedWord::kTold : op.lane;
+            watched.awaited.push_back({lane, op.step, op.word.index,
                                        op.word.digest ? digest_ : op.word.value,
                                        op.word.other_copy});
         }

@@ -19,6 +19,7 @@ struct Survey {
     explicit Survey(std::span<const Op> ops) {
         for (std::size_t row = 0; row < ops.size(); ++row) {
             const Op& op = ops[row];
+            if (op.kind == Op::Kind::told) continue;
             if (op.kind == Op::Kind::after) {
                 if (crosses(op)) recorded.insert(op.awaited);
                 continue;
@@ -48,6 +49,7 @@ class Compiler {
         const Survey survey(ops);
         for (std::size_t row = 0; row < ops.size(); ++row) {
             const Op& op = ops[row];
+            if (op.kind == Op::Kind::told) continue;
             if (op.kind == Op::Kind::after) {
                 if (survey.crosses(op)) push(op, GpuAction::Kind::wait, op.awaited, 0);
                 continue;
