@@ -258,21 +258,7 @@ class BoundPlan:
             GpuError: the driver refuses something; the group has failed then.
         """
         compute, native = self._compute, self._native
-        local = dict(arrays)
-        for name in self._weights:
-            local[name] = compute.operand(local[name])
-        for buffer in self._workspaces:
-            local[buffer.name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
-        addresses, pitches = [0] * self._count, [0] * self._count
-        for slot, name in self._slots:
-            addresses[slot], pitches[slot] = compute.place(local[name])
-        view = self._view(local, copy)
-        by_kernels: frozenset[int] = frozenset()
-        armed: dict[int, list[Callable[[], None]]] = {}
-        if self._launches is not None:
-            self._launches.place(local, addresses, pitches)
-            armed = self._launches.ready(view, copy, addresses, pitches)
-            by_kernels = self._launches.native
+        view, addresses, pitches, by_kernels, armed = self._ready(arrays, copy)
         try:
             if len(by_kernels) == len(self._works):
                 native.call(copy, compute.stream(), traced, addresses, pitches)
@@ -288,6 +274,30 @@ class BoundPlan:
             if not self._held and self._launches is not None and native.captured:
                 self._window.held.append(self._launches)
                 self._held = True
+
+    def load(self, arrays: Mapping[str, Any]) -> None:
+        """Load what calls with arrays so laid out launch, which no capture may; enqueue nothing."""
+        self._ready(arrays, 0)
+
+    def _ready(
+        self, arrays: Mapping[str, Any], copy: int
+    ) -> tuple[View, list[int], list[int], frozenset[int], dict[int, list[Callable[[], None]]]]:
+        """Return where a call's matrices are, and what of it native code or Python launches."""
+        compute = self._compute
+        local = dict(arrays)
+        for name in self._weights:
+            local[name] = compute.operand(local[name])
+        for buffer in self._workspaces:
+            local[buffer.name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
+        addresses, pitches = [0] * self._count, [0] * self._count
+        for slot, name in self._slots:
+            addresses[slot], pitches[slot] = compute.place(local[name])
+        view = self._view(local, copy)
+        if self._launches is None:
+            return view, addresses, pitches, frozenset(), {}
+        self._launches.place(local, addresses, pitches)
+        armed = self._launches.ready(view, copy, addresses, pitches)
+        return view, addresses, pitches, self._launches.native, armed
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return what gives the handle of a region in this call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +15,10 @@ from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
-__all__ = ["AUTO", "automatic", "choice", "regime"]
+__all__ = ["AUTO", "automatic", "choice", "for_a_capture", "regime"]
+
+if TYPE_CHECKING:
+    from ficco.runtime.process_cuda import CudaProcessRuntime
 
 AUTO = "auto"
 _told: set[tuple[str, ...]] = set()  # choices that were logged with their reasons, once each
@@ -31,11 +34,17 @@ def regime() -> str:
 def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> Schedule:
     """Return the schedule that every rank of the group takes for this problem.
 
+    In a capture it is one that calls before the capture have made ready: see `for_a_capture`.
+
     Raises:
         MachineError: the profile that was given is of another machine.
     """
     on_gpu = device.type == "cuda"
     found = choice(problem, runtime, device)
+    if on_gpu and regime() == "captured" and _lacks(runtime, problem, found.schedule):
+        found = choice(problem, runtime, device, "eager")
+        if _lacks(runtime, problem, found.schedule):  # there was no such call
+            found = choice(problem, runtime, device, kernels=False)
     said = (problem.op, found.schedule.name, str(found.schedule.chunks), found.by)
     if said not in _told:
         _told.add(said)
@@ -45,8 +54,36 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
     return found.schedule
 
 
-def choice(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> selector.Choice:
+def for_a_capture(
+    problem: Problem, chosen: Schedule, runtime: CudaProcessRuntime, device: torch.device
+) -> Schedule | None:
+    """Return what `automatic` would take in a capture, if it has to be made ready before that.
+
+    Windows grow and kernels are loaded outside captures alone. None where this call needs no
+    windows, and that one would need large ones.
+    """
+    if regime() == "captured":
+        return None
+    wanted = choice(problem, runtime, device, "captured").schedule
+    large = chosen.transport == "collective" and wanted.transport != "sm"
+    return wanted if not large and _lacks(runtime, problem, wanted) else None
+
+
+def choice(
+    problem: Problem,
+    runtime: ProcessRuntime,
+    device: torch.device,
+    when: str | None = None,
+    kernels: bool = True,
+) -> selector.Choice:
     """Return what `automatic` takes, with its reasons; nothing is logged.
+
+    Args:
+        problem: of this call.
+        runtime: of its group.
+        device: where it runs.
+        when: the regime; None: that of now.
+        kernels: whether kernels of ficco's own may be taken.
 
     Raises:
         MachineError: the profile that was given is of another machine.
@@ -55,8 +92,14 @@ def choice(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> s
     name = _name(device.index or 0) if on_gpu else ""
     driver = cuda.served_version() if on_gpu else None
     return selector.automatic(
-        problem, runtime.machine, name, regime(), driver, alone=groups.alone()
-    )
+        problem, runtime.machine, name, when or regime(), driver, kernels,
+        alone=groups.alone() and kernels,
+    )  # fmt: skip
+
+
+def _lacks(runtime: Any, problem: Problem, schedule: Schedule) -> bool:
+    """Whether a schedule has a plan that is not bound yet."""
+    return schedule.transport != "collective" and not runtime.holds(problem, schedule)
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ import torch
 from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
 from ficco.modules.again import Known, matrix_of, readable, remember, row_of
-from ficco.modules.auto import AUTO, automatic
+from ficco.modules.auto import AUTO, automatic, for_a_capture
 from ficco.posing import row_contiguous
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
@@ -153,7 +153,8 @@ class Call:
         if runtime is None:  # for a reason that was logged when the group was opened
             return self._run_plain(problem, given)
         chosen = self._chosen(problem, asked, runtime)
-        if chosen.transport == "collective":
+        later = for_a_capture(problem, chosen, runtime, self.device) if asked is None else None
+        if chosen.transport == "collective" and later is None:
             runtime.check_alive()
             return self._run_plain(problem, given)
         ys = self._outputs(problem)
@@ -161,6 +162,10 @@ class Call:
         if "x" in arrays:
             arrays["x"] = readable(arrays["x"])
         arrays |= {f"y{i}": matrix_of(y) for i, y in enumerate(ys)}
+        if later is not None:
+            runtime.load(problem, later, arrays)
+        if chosen.transport == "collective":
+            return self._run_plain(problem, given)
         runtime.execute(problem, chosen, arrays)
         if self.key is not None:
             shapes = tuple(self._shapes(problem))

@@ -37,6 +37,10 @@ class BoundPlans(Generic[Bound]):
         self._plans.move_to_end(key)
         return bound
 
+    def holds(self, problem: Problem, schedule: Schedule) -> bool:
+        """Whether the plan is kept."""
+        return (problem, schedule) in self._plans
+
     def clear(self) -> None:
         """Forget all plans."""
         self._plans.clear()

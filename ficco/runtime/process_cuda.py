@@ -26,6 +26,7 @@ from ficco.runtime.bound import timeline_of
 from ficco.runtime.failures import error_of
 from ficco.runtime.meeting import Facts
 from ficco.runtime.process import RESET, Call, ProcessRuntime
+from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
 __all__ = ["CudaProcessRuntime", "why_not"]
@@ -157,6 +158,20 @@ class CudaProcessRuntime(ProcessRuntime):
             raise EngineError(
                 f"rank {self.rank} failed: {error!r}; call {RESET} to go on"
             ) from error
+
+    def holds(self, problem: Problem, schedule: Schedule) -> bool:
+        """Whether a plan is bound, so that its call may be captured into a graph."""
+        return self._bound.holds(problem, schedule)
+
+    def load(self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]) -> None:
+        """Bind a plan and load its kernels; a collective call, as `execute`, that enqueues nothing.
+
+        Arguments and errors are those of `execute`.
+        """
+        with self._lock:
+            self._check_alive()
+            call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
+            call.bound.load(arrays)
 
     def _failure(self) -> EngineError | None:
         found = super()._failure()

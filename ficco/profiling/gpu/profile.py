@@ -23,6 +23,7 @@ from ficco.profiling.gpu import (
     links,
     memory,
     pieces,
+    storing,
     words,
 )
 from ficco.profiling.gpu.landing import Landing
@@ -72,6 +73,8 @@ def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
         table["costs"] = costs
         probed = calls.probed(ranks)
         costs["call_us"] = call_us(probed, ranks.world, calls.DTYPE, table)
+    with _part(ranks, progress, "stores at peers"):
+        costs |= storing.measure(ranks, costs["launch_us"])
     ficco.close()
     return table
 

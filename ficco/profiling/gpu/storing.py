@@ -1,0 +1,41 @@
+"""What a call of few rows costs besides its work: a store's flight to a peer, and its handshake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import ficco
+from ficco.profiling.gpu.ranks import Ranks, captured
+
+__all__ = ["measure"]
+
+_ROWS, _COLUMNS, _DEPTH, _CALLS = 8, 2048, 64, 40  # so little that only fixed times are left
+
+
+def measure(ranks: Ranks, launch_us: float) -> dict[str, float]:
+    """Return store_us and direct_us; ficco must be open for the GPUs.
+
+    With two shots data fly twice, one behind the other, else the calls are alike.
+    """
+    x = torch.zeros((_ROWS, _DEPTH), dtype=torch.bfloat16, device=ranks.device)
+    w = torch.zeros((_DEPTH, _COLUMNS), dtype=torch.bfloat16, device=ranks.device)
+    one, two = (_call_us(ranks, x, w, f"{shots}_shot_sm") for shots in ("one", "two"))
+    store_us = max(0.1, two - one)
+    return {"store_us": store_us, "direct_us": max(0.0, one - store_us - launch_us)}
+
+
+def _call_us(ranks: Ranks, x: torch.Tensor, w: torch.Tensor, schedule: str) -> float:
+    function: Any = ficco.matmul_all_reduce
+
+    def several(count: int) -> Callable[[], None]:
+        def enqueue() -> None:
+            for _ in range(count):
+                function(x, w, schedule=schedule)
+
+        return enqueue
+
+    several(2)()
+    return ranks.slowest(ranks.replayed(captured(several(_CALLS)), _CALLS))
