@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="WORD", help="cells whose name holds it")
     parser.add_argument("--rounds", type=int, default=20, help="of turns; default: %(default)s")
     parser.add_argument("--cell-seconds", type=float, default=6.0, metavar="S",
-                        help="for the rounds of a cell, 5 at least; default: %(default)s")  # fmt: skip
+                        help="for a cell's rounds, 5 at least; default: %(default)s")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="say which cells there are, and end")
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # on the CPU
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
@@ -70,7 +70,7 @@ class Run:
                 "was made of, 16 a run, uniform up to the number in the name",
                 "errors": "relative, 2-norms, against the variant 'torch'; the worst rank",
                 "memory_bytes": "of a rank: weights, the most that a step allocates beside them, "
-                "and windows",
+                "and windows, which stay as large as any cell before needed them",
                 "norms": "on each rank's rows; weights' gradients are added up in one all-reduce",
             },
             "group": {}, "cells": [], "failed": [], "left_out": [],
@@ -109,7 +109,8 @@ class Run:
         with tempfile.TemporaryDirectory(prefix="model") as name:
             folder = Path(name)
             asked = {
-                "part": part, "cells": todo, "deadline": deadline, "tiny": self.args.tiny,
+                "part": part, "cells": todo, "deadline": deadline,
+                "end": self.begin + self.args.seconds, "tiny": self.args.tiny,
                 "rounds": self.args.rounds, "limit_s": self.args.cell_seconds,
                 "skipped": self._skipped,
             }  # fmt: skip
@@ -133,9 +134,7 @@ class Run:
                     break
                 print(reason, file=sys.stderr, flush=True)
                 cell, variant = self._begun or ("start", part)
-                self.document["failed"].append(
-                    {"cell": cell, "variant": variant, "reason": reason}
-                )
+                self.document["failed"].append({"cell": cell, "variant": variant, "reason": reason})
                 self.write()
                 if self._begun is None:
                     break

@@ -44,6 +44,7 @@ class Cell:
 
     @property
     def id(self) -> str:
+        """Its name."""
         return f"{self.mode} {self.model} {self.tokens} {self.part}"
 
     @property

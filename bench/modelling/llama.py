@@ -55,6 +55,7 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x [..., width], normalized."""
         return nn.functional.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
 
 
@@ -78,6 +79,7 @@ class Attention(nn.Module):
         self.cache: Any = None  # keys and values [batch, heads, length, head] for decoding
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Return [batch, length, width], from that and rotary angles [2, length, head]."""
         q, k, v = (w(x).unflatten(-1, (-1, self.head)) for w in (self.wq, self.wk, self.wv))
         q, k = turned(q, angles), turned(k, angles)
         group = q.shape[2] // k.shape[2]
@@ -97,6 +99,8 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
+    """A gated MLP."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.gate = nn.Linear(size.width, size.hidden, bias=False)
@@ -104,16 +108,20 @@ class Mlp(nn.Module):
         self.down = nn.Linear(size.hidden, size.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return [..., width] of that."""
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
+    """One layer."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.attention_norm, self.attention = Norm(size.width), Attention(size)
         self.mlp_norm, self.mlp = Norm(size.width), Mlp(size)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Return x [batch, rows, width] with attention and MLP added."""
         x = x + self.attention(self.attention_norm(x), angles)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -126,6 +134,7 @@ class Blocks(nn.Module):
         self.layers = nn.ModuleList([Block(size) for _ in range(size.layers)])
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Return x [batch, rows, width] behind all layers."""
         for layer in self.layers:
             x = layer(x, angles)
         return x

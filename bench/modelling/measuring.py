@@ -12,18 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import ficco
 import torch
 from comparing.launch import Meeting
 from comparing.timing import beat, calls_for
+from record import spread
+
+import ficco
 from modelling import cells
 from modelling.cells import Cell
 from modelling.llama import SIZES, Blocks, local, made, share_weights
 from modelling.steps import SERVED, Results, Steps
-from record import spread
 
 TOLERANCE = {"bfloat16": 0.1, "float32": 1e-3}  # relative, 2-norms
 STUCK_S = {False: 45.0, True: 150.0}  # a step that lasts longer ends its process; if compiled
+NEEDED_S = {False: 8.0, True: 40.0}  # to make a variant ready and time the cell
 LEAST_ROUNDS = 5
 OF_GRAPH = {cells.TORCH_GRAPH: cells.TORCH, cells.FICCO_GRAPH: cells.FICCO}
 # Schedules of large windows: what auto takes in a capture may need more than what it took before.
@@ -57,6 +59,7 @@ class Place:
         self._sized: dict[Any, int] = {}
 
     def synchronize(self) -> None:
+        """Wait for the device."""
         if self.gpu:
             torch.cuda.synchronize()
 
@@ -83,7 +86,7 @@ class Place:
             share_weights(model, self.model(cell, cells.TORCH))
             names: Any = {"*.wo": schedule, "*.down": schedule} if not cell.split else schedule
             ficco.overlap(model, self.mesh, schedule=names)
-            with contextlib.suppress(ficco.InputError):  # more rows than a schedule serves
+            with contextlib.suppress(ficco.InputError):  # more rows than it serves
                 ficco.size_windows(model, cell.tokens, backward=cell.mode == "training")
 
 
@@ -187,8 +190,6 @@ class Measuring:
             raise Refused("torch.compile fused nothing: no operator asked for symmetric memory")
         way = Way(self.steps.of(variant, model), facts=facts)
         self._note_memory(variant, model, way, way.call)
-        if variant == cells.FICCO:
-            facts["explained"] = str(ficco.explain(model))
         return way
 
     def _compile(self, variant: str, model: Blocks) -> None:
@@ -239,9 +240,7 @@ class Measuring:
             replay()
         return way
 
-    def _note_memory(
-        self, variant: str, model: Blocks, way: Way, call: Callable[[], Any]
-    ) -> None:
+    def _note_memory(self, variant: str, model: Blocks, way: Way, call: Callable[[], Any]) -> None:
         """Make a call; note weights, the most that it allocates beside them, and windows."""
         gpus: Any = torch.cuda
         if not self.place.gpu:
@@ -309,15 +308,41 @@ class Measuring:
 
 
 def measure(
-    cell: Cell, place: Place, begun: Begun, skipped: dict[str, str], rounds: int, limit_s: float
+    cell: Cell,
+    place: Place,
+    begun: Begun,
+    skipped: dict[str, str],
+    rounds: int,
+    limit_s: float,
+    end: float,
 ) -> dict[str, Any]:
-    """Return a cell's result, equal on all ranks but for memory. A collective call."""
+    """Return a cell's result, equal on all ranks but for memory. A collective call.
+
+    Args:
+        cell: what is measured.
+        place: this rank.
+        begun: told the cell and the variant before each thing that may fail.
+        skipped: variants that are left out, and why.
+        rounds: of turns.
+        limit_s: for the rounds; at least LEAST_ROUNDS are made.
+        end: when all has to be done, as time.time() counts.
+    """
     torch._dynamo.reset()
     run, begin = Measuring(cell, place, begun, skipped), time.time()
     for variant in cell.variants:
-        run.ready(variant)
+        needed = NEEDED_S[variant in cells.COMPILED]
+        if place.meeting.gather(float(time.time() + needed > end))[0]:
+            run.refused.setdefault(variant, "no time was left")
+        else:
+            run.ready(variant)
     prepared_s = time.time() - begin
     run.rounds(rounds, limit_s)
+    explained = ""
+    if cells.FICCO in run.ways:
+        try:
+            explained = str(ficco.explain(place.model(cell, cells.FICCO)))
+        except Exception as error:  # says something, decides nothing
+            explained = f"{type(error).__name__}: {error}"[:1000]
     size = SIZES[cell.model]
     tokens, steps = float(cell.tokens), 1
     if cell.mode == "serving":
@@ -334,7 +359,7 @@ def measure(
     return {
         "cell": cell.id, "mode": cell.mode, "model": cell.model, "tokens": cell.tokens,
         "mean_tokens": round(tokens, 1), "layers": size.layers, "depth": size.depth,
-        "part": cell.part, "variants": rows, "refused": run.refused,
+        "part": cell.part, "variants": rows, "refused": run.refused, "explained": explained,
         "prepared_s": round(prepared_s, 1),
     }  # fmt: skip
 
@@ -345,4 +370,3 @@ def _workspace_bytes(mesh: Any) -> int:
 
     held = symmetric._group_name_to_workspace_tensor.get(mesh.get_group().group_name)
     return 0 if held is None else held.numel() * held.element_size()
-

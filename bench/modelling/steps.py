@@ -62,7 +62,7 @@ class Steps:
             return {"output": model(x, angles)}
 
     def _served(self, name: str, model: Blocks) -> Results:
-        """Run a prefill for each of SERVED numbers of tokens that no run of a variant had before."""
+        """Run SERVED prefills, with numbers of tokens drawn anew for every run of a variant."""
         run = self._runs[name] = self._runs.get(name, -1) + 1
         for tokens in self.lengths(run):
             x = self.x[:, : tokens // self.world]
@@ -93,11 +93,11 @@ class Steps:
     def errors(self, found: Results, wanted: Results) -> dict[str, float]:
         """Return relative errors (2-norms), of outputs less the input that they are added to."""
         errors = {}
-        for name, right in wanted.items():
-            mine, right = found[name].float(), right.float()
-            gap = (mine - right).norm()
+        for name, tensor in wanted.items():
+            right = tensor.float()
+            gap = (found[name].float() - right).norm()
             if name == "output":
-                right = right - self.x[:, : right.shape[1]].float()
+                right -= self.x[:, : right.shape[1]].float()
             errors[name] = float(gap / right.norm())
         return errors
 

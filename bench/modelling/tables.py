@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ OURS = (cells.FICCO, cells.FICCO_GRAPH, cells.FICCO_COMPILED)
 MODES = ("training", "prefill", "serving", "decode")
 Key = tuple[str, str, int]
 Rows = dict[str, dict[str, Any]]
+Say = Callable[[dict[str, Any]], str]
 
 
 def merged(document: dict[str, Any]) -> dict[Key, Rows]:
@@ -85,12 +87,13 @@ def results_of(results: Path) -> list[tuple[Path, dict[str, Any]]]:
     return [(path, json.loads(path.read_text())) for path in paths if path.exists()]
 
 
-def model_section(results: Path, where: Any, gpu_of: Any) -> list[str]:
+def model_section(results: Path, where: Say, gpu_of: Say) -> list[str]:
     """Return README's tables of whole models; nothing where none was measured.
 
     Args:
         results: the folder of results.
-        where, gpu_of: say of a result on which machine it was made, and on which GPUs.
+        where: says of a result on which machine it was made.
+        gpu_of: says of a result on which GPUs it was made.
     """
     lines: list[str] = []
     for path, document in results_of(results):

@@ -10,18 +10,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import ficco
 import torch
 import torch.distributed as dist
 from comparing.launch import Meeting
 from comparing.timing import beat
+from torch.distributed.device_mesh import init_device_mesh
+
+import ficco
 from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
-from torch.distributed.device_mesh import init_device_mesh
 
 WAIT_S = 180.0  # of ranks for one another: one may compile for longer
 FICCO_WAIT_S = 60.0
-FIRST_GUESS_S = {"eager": 12.0, "compiled": 45.0, "more": 12.0}  # how long a cell lasts
+# How long a cell lasts, before one of its kind has been measured: compiled, training.
+FIRST_GUESS_S = {
+    (False, False): 10.0, (False, True): 14.0, (True, False): 35.0, (True, True): 70.0,
+}  # fmt: skip
 
 
 def open_group(folder: Path, tiny: bool) -> tuple[int, int, Any]:
@@ -70,21 +74,21 @@ def run(folder: Path) -> int:
         found = {"nccl": list(torch.cuda.nccl.version())}
         found["ficco_fallback"] = ficco.fallback_reason(mesh)
     said("group", found)
-    lasted: list[float] = []
+    lasted = dict(FIRST_GUESS_S)
     chosen: list[Cell] = [c for c in cells(todo["part"], todo["tiny"]) if c.id in todo["cells"]]
     for cell in chosen:
-        expected = lasted[-1] if lasted else FIRST_GUESS_S[cell.part]
-        late = float(time.time() + expected > todo["deadline"])
+        kind = (cell.part == "compiled", cell.mode == "training")
+        late = float(time.time() + lasted[kind] > todo["deadline"])
         if place.meeting.gather(late)[0]:
             said("left_out", cell.id)
             continue
         begin = time.time()
         result = measure(
             cell, place, lambda *where: said("begin", where), todo["skipped"].get(cell.id, {}),
-            todo["rounds"], todo["limit_s"],
+            todo["rounds"], todo["limit_s"], todo["end"],
         )  # fmt: skip
-        lasted.append(time.time() - begin)
-        said("cell", {**result, "lasted_s": round(lasted[-1], 1)})
+        lasted[kind] = time.time() - begin
+        said("cell", {**result, "lasted_s": round(lasted[kind], 1)})
         gc.collect()
         if place.gpu:
             torch.cuda.empty_cache()
