@@ -27,11 +27,11 @@ class Steps:
         torch.manual_seed(1)
         if cell.split:
             whole = torch.randn(cell.tokens, size.width, device=device, dtype=dtype)
-            self.x = whole.chunk(world)[rank][None].clone()
+            self.x = whole.chunk(world)[rank].clone()
             self.angles = angles_of(size, cell.tokens, 0, device, dtype)
             self.caches: list[Any] = [None] * size.layers
         else:
-            self.x = torch.randn(cell.tokens, 1, size.width, device=device, dtype=dtype)
+            self.x = torch.randn(cell.tokens, size.width, device=device, dtype=dtype)
             self.angles = angles_of(size, 1, CACHED - 1, device, dtype)
             shape = (2, cell.tokens, size.kv_heads // world, CACHED, size.head)
             torch.manual_seed(2 + rank)
@@ -65,7 +65,7 @@ class Steps:
         """Run SERVED prefills, with numbers of tokens drawn anew for every run of a variant."""
         run = self._runs[name] = self._runs.get(name, -1) + 1
         for tokens in self.lengths(run):
-            x = self.x[:, : tokens // self.world]
+            x = self.x[: tokens // self.world]
             found = self._forward(model, x, self.angles[:, :tokens])
         return found
 
@@ -96,9 +96,8 @@ class Steps:
         for name, tensor in wanted.items():
             right = tensor.float()
             gap = (found[name].float() - right).norm()
-            if name == "output":
-                right -= self.x[:, : right.shape[1]].float()
-            errors[name] = float(gap / right.norm())
+            added = right - self.x[: right.shape[0]].float() if name == "output" else right
+            errors[name] = float(gap / added.norm())
         return errors
 
 
