@@ -120,7 +120,7 @@ class Run:
             return run_ranks(command, self.args.gpus, folder, left, lambda: self._watch(folder))
 
     def run(self) -> None:
-        """Measure part after part; a variant that ends the processes is left out of its cell."""
+        """Measure part after part; a variant that ends the processes is left out of cells alike."""
         for part in self.args.parts.split(","):
             deadline = self.begin + PARTS[part] * self.args.seconds
             names = [c.id for c in cells(part, self.args.tiny) if self.args.only in c.id]
@@ -138,7 +138,10 @@ class Run:
                 self.write()
                 if self._begun is None:
                     break
-                self._skipped.setdefault(cell, {})[variant] = f"ended its process: {reason}"[:1500]
+                why = f"ended its process in {cell}: {reason}"[:1500]
+                alike = [name for name in todo if name.split()[0] == cell.split()[0]]
+                for name in alike:  # it would most likely do so again, and starts are dear
+                    self._skipped.setdefault(name, {})[variant] = why
             done = {entry["cell"] for entry in self.document["cells"]}
             self.document["left_out"] += [name for name in names if name not in done]
         self.write()

@@ -21,7 +21,7 @@ from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
 
 WAIT_S = 180.0  # of ranks for one another: one may compile for longer
-FICCO_WAIT_S = 60.0
+FICCO_WAIT_S = {False: 20.0, True: 60.0}  # less than a step may last; in the compiled part
 # How long a cell lasts, before one of its kind has been measured: compiled, training.
 FIRST_GUESS_S = {
     (False, False): 10.0, (False, True): 14.0, (True, False): 35.0, (True, True): 70.0,
@@ -70,7 +70,7 @@ def run(folder: Path) -> int:
     said = Said(folder, rank)
     found: dict[str, Any] = {"ficco_fallback": None}
     if place.gpu:
-        ficco.prepare(mesh, machine="cuda", timeout_s=FICCO_WAIT_S)
+        ficco.prepare(mesh, machine="cuda", timeout_s=FICCO_WAIT_S[todo["part"] == "compiled"])
         found = {"nccl": list(torch.cuda.nccl.version())}
         found["ficco_fallback"] = ficco.fallback_reason(mesh)
     said("group", found)
