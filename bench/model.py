@@ -139,9 +139,9 @@ class Run:
                 if self._begun is None:
                     break
                 why = f"ended its process in {cell}: {reason}"[:1500]
-                alike = [name for name in todo if name.split()[0] == cell.split()[0]]
-                for name in alike:  # it would most likely do so again, and starts are dear
-                    self._skipped.setdefault(name, {})[variant] = why
+                for other in (c for each in PARTS for c in cells(each, self.args.tiny)):
+                    if other.mode == cell.split()[0]:  # it would do so again; starts are dear
+                        self._skipped.setdefault(other.id, {})[variant] = why
             done = {entry["cell"] for entry in self.document["cells"]}
             self.document["left_out"] += [name for name in names if name not in done]
         self.write()

@@ -63,17 +63,20 @@ def cells(part: str, tiny: bool) -> list[Cell]:
                  ("prefill", "8B", 8192), ("serving", "70B", 8192), ("prefill", "70B", 4096),
                  ("decode", "70B", 4), ("decode", "70B", 64), ("prefill", "70B", 16384),
                  ("training", "8B", 4096), ("decode", "8B", 1), ("decode", "8B", 16)]  # fmt: skip
+        # No graphs in the first one: should a capture hang, the most telling figures are there.
+        plain = [mode == "serving" or i == 0 for i, (mode, _, _) in enumerate(asked)]
         return [
-            Cell(mode, model, tokens, (TORCH, FICCO) if mode == "serving" else _UNCOMPILED, part)
-            for mode, model, tokens in asked
+            Cell(*each, (TORCH, FICCO) if alone else _UNCOMPILED, part)
+            for each, alone in zip(asked, plain, strict=True)
         ]
     if part == "compiled":
         asked = [("training", "70B", 8192), ("prefill", "70B", 8192), ("training", "8B", 8192),
                  ("decode", "70B", 1), ("prefill", "8B", 8192),
                  ("decode", "70B", 16)]  # fmt: skip
+        graphs = (FICCO_GRAPH, TORCH_GRAPH)
         return [
-            Cell(mode, model, tokens, _WHOLE if mode == "decode" else _SPLIT, part)
-            for mode, model, tokens in asked
+            Cell(*each, _WHOLE if each[0] == "decode" else _SPLIT + graphs * (i == 0), part)
+            for i, each in enumerate(asked)
         ]
     asked = [("training", "70B", 16384), ("training", "8B", 16384), ("prefill", "8B", 4096),
              ("prefill", "8B", 16384), ("serving", "8B", 8192), ("decode", "8B", 4),
