@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from modelling.tables import headline, model_section
+
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+LINE = "<!-- models:begin -->", "<!-- models:end -->"  # around one line on whole models
 
 
 def where(result: dict[str, Any]) -> str:
@@ -315,12 +318,16 @@ def rendered() -> str:
     lines = ["## Measured", "", *paced_tables(paced), "", *host_table(host)]
     if on_gpus := comparison(results):
         lines += ["", *on_gpus[:-1]]
+    if models := model_section(results, where, gpu_of):
+        lines += ["", *models]
     if foreseen := foresight(results):
         lines += ["", *foreseen]
     body = "\n".join(lines)
     text = (ROOT / "README.md").read_text()
     head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n{body}\n{END}{rest.split(END)[1]}"
+    text = f"{head}{BEGIN}\n{body}\n{END}{rest.split(END)[1]}"
+    head, rest = text.split(LINE[0])
+    return f"{head}{LINE[0]}{headline(results)}{LINE[1]}{rest.split(LINE[1])[1]}"
 
 
 def main() -> int:

@@ -1,0 +1,173 @@
+"""What ficco.overlap() does to whole models: blocks of Llama 3 on the GPUs of this machine.
+
+A process per GPU; bfloat16, four layers of the real sizes. Training steps, prefills, decoding and
+prefills of ever other lengths, by PyTorch's tensor parallelism and by ficco: eager, as CUDA graphs
+and compiled. Variants of a cell take turns; a figure is that of the slowest rank; what fails stands
+in the result with its reason. The result is rewritten after every cell.
+
+    python bench/model.py --gpus 4 --seconds 280 --out bench/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from compare import gpus
+from comparing.launch import NO_MULTICAST, run_ranks
+from modelling.cells import PARTS, VARIANTS, cells
+from modelling.tables import model_table
+from record import surroundings
+
+STARTS = 4  # of the processes for a part, where they end badly
+START_S = 25.0  # that starting them takes, about; less time is not begun with
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, required=True, metavar="N")
+    parser.add_argument("--seconds", type=float, default=280.0, metavar="S", help="for all of it")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of model_xN.json")
+    parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
+    parser.add_argument("--only", default="", metavar="WORD", help="cells whose name holds it")
+    parser.add_argument("--rounds", type=int, default=20, help="of turns; default: %(default)s")
+    parser.add_argument("--cell-seconds", type=float, default=6.0, metavar="S",
+                        help="for a cell's rounds, 5 at least; default: %(default)s")  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="say which cells there are, and end")
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # on the CPU
+    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+class Run:
+    """The result under way, and the processes that make it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.path = Path(args.out, f"model_x{args.gpus}.json")
+        self.begin = time.time()
+        found, about = surroundings(), {"gpus": []} if args.tiny else gpus()
+        found["versions"] |= about.pop("more", {})
+        self.document: dict[str, Any] = {
+            "bench": "model", **found, **about, "world": args.gpus, "tiny": args.tiny,
+            "seconds": args.seconds, "rounds": args.rounds, "environment": NO_MULTICAST,
+            "variants": VARIANTS,
+            "how": {
+                "ms_per_layer": "steps back to back, of the slowest rank, divided by the layers "
+                "that are measured; median and interquartile range of interleaved runs",
+                "tokens_per_s": "of the blocks of a model of the whole depth; no words in or out",
+                "training": "forward, backward, SGD (rate 0: variants see equal weights), batch 1",
+                "prefill": "forward without gradients, causal attention, batch 1",
+                "decode": "a token of each of so many sequences, over a cache of 1024 tokens that "
+                "does not grow; no sequence parallelism, all-reduce",
+                "serving": "prefills of batch 1, each with a number of tokens that no run before "
+                "was made of, 16 a run, uniform up to the number in the name",
+                "errors": "relative, 2-norms, against the variant 'torch'; the worst rank",
+                "memory_bytes": "of a rank: weights, the most that a step allocates beside them, "
+                "and windows, which stay as large as any cell before needed them",
+                "norms": "on each rank's rows; weights' gradients are added up in one all-reduce",
+            },
+            "group": {}, "cells": [], "failed": [], "left_out": [],
+        }  # fmt: skip
+        self._read = 0
+        self._begun: tuple[str, str] | None = None
+        self._skipped: dict[str, dict[str, str]] = {}
+
+    def write(self) -> None:
+        """Rewrite the result."""
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.document, indent=1) + "\n")
+        part.replace(self.path)
+
+    def _watch(self, folder: Path) -> None:
+        """Take over what rank 0 has said since."""
+        path = folder / "said.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        for line in lines[self._read :]:
+            for kind, value in json.loads(line).items():
+                if kind == "begin":
+                    self._begun = (value[0], value[1])
+                elif kind == "group":
+                    self._begun, self.document["group"] = None, value
+                elif kind == "cell":
+                    self._begun = None
+                    self.document["cells"].append(value)
+                    said = f"{value['cell']}: {value['lasted_s']} s; refused: {value['refused']}"
+                    print(said, file=sys.stderr, flush=True)
+                    self.write()
+        self._read = len(lines)
+
+    def _start(self, part: str, todo: list[str], deadline: float) -> str:
+        """Run some cells in fresh processes; return what went wrong, or nothing."""
+        self._read, self._begun = 0, None
+        with tempfile.TemporaryDirectory(prefix="model") as name:
+            folder = Path(name)
+            asked = {
+                "part": part, "cells": todo, "deadline": deadline,
+                "end": self.begin + self.args.seconds, "tiny": self.args.tiny,
+                "rounds": self.args.rounds, "limit_s": self.args.cell_seconds,
+                "skipped": self._skipped,
+            }  # fmt: skip
+            (folder / "todo.json").write_text(json.dumps(asked))
+            command = [__file__, "--gpus", str(self.args.gpus), "--rank-of", name]
+            left = max(self.begin + self.args.seconds - time.time(), 1.0)
+            return run_ranks(command, self.args.gpus, folder, left, lambda: self._watch(folder))
+
+    def run(self) -> None:
+        """Measure part after part; a variant that ends the processes is left out of cells alike."""
+        for part in self.args.parts.split(","):
+            deadline = self.begin + PARTS[part] * self.args.seconds
+            names = [c.id for c in cells(part, self.args.tiny) if self.args.only in c.id]
+            for _ in range(STARTS):
+                done = {entry["cell"] for entry in self.document["cells"]}
+                todo = [name for name in names if name not in done]
+                if not todo or time.time() > deadline - START_S:
+                    break
+                reason = self._start(part, todo, deadline)
+                if not reason:
+                    break
+                print(reason, file=sys.stderr, flush=True)
+                cell, variant = self._begun or ("start", part)
+                self.document["failed"].append({"cell": cell, "variant": variant, "reason": reason})
+                self.write()
+                if self._begun is None:
+                    break
+                why = f"ended its process in {cell}: {reason}"[:1500]
+                for other in (c for each in PARTS for c in cells(each, self.args.tiny)):
+                    if other.mode == cell.split()[0]:  # it would do so again; starts are dear
+                        self._skipped.setdefault(other.id, {})[variant] = why
+            done = {entry["cell"] for entry in self.document["cells"]}
+            self.document["left_out"] += [name for name in names if name not in done]
+        self.write()
+
+
+def main() -> int:
+    args = arguments()
+    if args.rank_of:
+        from modelling import worker
+
+        return worker.run(Path(args.rank_of))
+    if args.list:
+        print("\n".join(cell.id for part in PARTS for cell in cells(part, args.tiny)))
+        return 0
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that no rank is left behind
+        signal.signal(number, lambda *_: sys.exit(1))
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    run = Run(args)
+    run.write()
+    try:
+        run.run()
+    finally:
+        run.write()
+        print("\n".join(model_table(run.path, run.document)))
+    return 0 if run.document["cells"] and not run.document["failed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The tables of model_xN.json, and what its best figures say in one line. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from modelling import cells
+
+COLUMNS = {
+    cells.TORCH: "PyTorch", cells.TORCH_GRAPH: "graph", cells.TORCH_COMPILED: "compiled",
+    cells.TORCH_ASYNC: "async TP", cells.FICCO: "ficco", cells.FICCO_GRAPH: "ficco, graph",
+    cells.FICCO_COMPILED: "ficco, compiled",
+}  # fmt: skip
+OURS = (cells.FICCO, cells.FICCO_GRAPH, cells.FICCO_COMPILED)
+MODES = ("training", "prefill", "serving", "decode")
+Key = tuple[str, str, int]
+Rows = dict[str, dict[str, Any]]
+Say = Callable[[dict[str, Any]], str]
+
+
+def merged(document: dict[str, Any]) -> dict[Key, Rows]:
+    """Return variants by (mode, model, tokens); eager ones as the first part has them."""
+    found: dict[Key, Rows] = {}
+    for cell in document["cells"]:
+        rows = found.setdefault((cell["mode"], cell["model"], cell["tokens"]), {})
+        for name, row in cell["variants"].items():
+            rows.setdefault(name, row)
+    return dict(sorted(found.items(), key=lambda pair: (MODES.index(pair[0][0]), *pair[0][1:])))
+
+
+def ratio(rows: Rows, ours: tuple[str, ...], theirs: tuple[str, ...]) -> float | None:
+    """Return how many times faster the best of ours is than the best of theirs."""
+    times = [
+        min((rows[name]["ms_per_layer"]["median"] for name in names if name in rows), default=None)
+        for names in (ours, theirs)
+    ]
+    return None if None in times or not times[0] else times[1] / times[0]
+
+
+def model_table(path: Path, document: dict[str, Any]) -> list[str]:
+    """Return the table of one result."""
+    theirs = tuple(name for name in COLUMNS if name not in OURS)
+    lines = [
+        "| step | " + " | ".join(COLUMNS.values()) + " | eager / eager | best / best | memory |",
+        "|---" * (len(COLUMNS) + 4) + "|",
+    ]
+    for (mode, model, tokens), rows in merged(document).items():
+        medians = {name: row["ms_per_layer"]["median"] for name, row in rows.items()}
+        least = min(medians.values(), default=None)
+        figures = []
+        for name in COLUMNS:
+            text = f"{medians[name]:.3f}" if name in medians else "-"
+            figures.append(f"**{text}**" if medians.get(name) == least else text)
+        ratios = [
+            ratio(rows, (cells.FICCO,), (cells.TORCH,)), ratio(rows, OURS, theirs),
+        ]  # fmt: skip
+        figures += [f"{value:.2f}x" if value else "-" for value in ratios]
+        memory = [
+            rows.get(name, {}).get("memory_bytes", {}).get("whole")
+            for name in (cells.TORCH, cells.FICCO)
+        ]
+        figures.append(", ".join(f"{value / 2**30:.1f}" if value else "-" for value in memory))
+        what = f"{tokens} {'sequences' if mode == 'decode' else 'tokens'}"
+        what = f"up to {what}" if mode == "serving" else what
+        lines.append(f"| {mode} {model}, {what} | " + " | ".join(figures) + " |")
+    reasons = missing(document)
+    if reasons:
+        lines += ["", "Without figures: " + "; ".join(reasons) + "."]
+    return lines
+
+
+def missing(document: dict[str, Any]) -> list[str]:
+    """Return which variants failed where; their reasons stand in the result."""
+    found: dict[str, list[str]] = {}
+    for cell in document["cells"]:
+        for variant in cell["refused"]:
+            found.setdefault(variant, []).append(f"{cell['mode']} {cell['model']} {cell['tokens']}")
+    return [f"{COLUMNS[name]} ({', '.join(where)})" for name, where in found.items()]
+
+
+def results_of(results: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the results of whole models there are, of the most GPUs first."""
+    paths = [results / f"model_x{world}.json" for world in (8, 4, 2)]
+    return [(path, json.loads(path.read_text())) for path in paths if path.exists()]
+
+
+def model_section(results: Path, where: Say, gpu_of: Say) -> list[str]:
+    """Return README's tables of whole models; nothing where none was measured.
+
+    Args:
+        results: the folder of results.
+        where: says of a result on which machine it was made.
+        gpu_of: says of a result on which GPUs it was made.
+    """
+    lines: list[str] = []
+    for path, document in results_of(results):
+        source = f"[`bench/results/{path.name}`](bench/results/{path.name})"
+        lines += [
+            f"Whole models, {document['world']} GPUs, milliseconds a layer ({source}: "
+            f"{gpu_of(document)}; {where(document)}). Blocks of Llama 3, four layers, bfloat16, "
+            "medians of interleaved runs of the slowest rank. *Training* is forward, backward and "
+            "SGD; *serving* is prefill with another number of tokens at each step; *decode* adds a "
+            "token to each sequence over a cache of 1024. PyTorch is its TP + SP with NCCL, "
+            "*graph* the same as a CUDA graph. The last columns: times faster than PyTorch, eager "
+            "and the best of each; GiB a rank by PyTorch and by ficco, eager.",
+            "",
+            *model_table(path, document),
+            "",
+        ]
+    return lines[:-1]
+
+
+def headline(results: Path) -> str:
+    """Return what was measured in one line; an empty one where nothing was."""
+    found = results_of(results)
+    if not found:
+        return ""
+    path, document = found[0]
+    parts = []
+    for (mode, model, tokens), rows in merged(document).items():
+        if model != "70B" or mode not in ("training", "prefill") or tokens != 8192:
+            continue
+        eager = ratio(rows, (cells.FICCO,), (cells.TORCH,))
+        against = ratio(rows, OURS, (cells.TORCH_ASYNC,))
+        if eager is None:
+            continue
+        more = f" ({against:.2f}x PyTorch's async TP)" if against else ""
+        parts.append(f"{mode} {eager:.2f}x{more}")
+    if not parts:
+        return ""
+    return (
+        f"Measured on {document['world']} H200s, Llama-3-70B's blocks at 8192 tokens, eager, over "
+        f"PyTorch's TP + SP: {', '.join(parts)} "
+        f"([`bench/results/{path.name}`](bench/results/{path.name}))."
+    )

@@ -1,0 +1,98 @@
+"""One rank of model.py: opens the group, measures cell after cell, writes what it found."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from comparing.launch import Meeting
+from comparing.timing import beat
+from torch.distributed.device_mesh import init_device_mesh
+
+import ficco
+from modelling.cells import Cell, cells
+from modelling.measuring import Place, measure
+
+WAIT_S = 180.0  # of ranks for one another: one may compile for longer
+FICCO_WAIT_S = {False: 20.0, True: 60.0}  # less than a step may last; in the compiled part
+# How long a cell lasts, before one of its kind has been measured: compiled, training.
+FIRST_GUESS_S = {
+    (False, False): 10.0, (False, True): 14.0, (True, False): 35.0, (True, True): 70.0,
+}  # fmt: skip
+
+
+def open_group(folder: Path, tiny: bool) -> tuple[int, int, Any]:
+    """Join the group of all ranks; on GPUs work on a stream that is not the default one."""
+    beat()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    named: dict[str, Any] = {"rank": rank, "world_size": world}
+    named |= {"init_method": f"file://{folder}/store", "timeout": timedelta(seconds=WAIT_S)}
+    if tiny:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", **named)
+        return rank, world, init_device_mesh("cpu", (world,))
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device, **named)
+    torch.cuda.set_stream(torch.cuda.Stream())
+    mesh = init_device_mesh("cuda", (world,))
+    dist.all_reduce(torch.ones(1, device=device))
+    torch.cuda.synchronize()
+    return rank, world, mesh
+
+
+class Said:
+    """What rank 0 writes for the process that started it: one JSON value a line."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path, self._writes = folder / "said.jsonl", rank == 0
+
+    def __call__(self, kind: str, value: Any) -> None:
+        """Write one line."""
+        if self._writes:
+            with self._path.open("a") as file:
+                file.write(json.dumps({kind: value}) + "\n")
+
+
+def run(folder: Path) -> int:
+    """Measure the cells of todo.json until the deadline."""
+    todo = json.loads((folder / "todo.json").read_text())
+    rank, world, mesh = open_group(folder, todo["tiny"])
+    torch._dynamo.config.recompile_limit = 64  # layers and variants share the code of one block
+    place = Place(rank, world, mesh, Meeting(folder, rank, world, WAIT_S))
+    said = Said(folder, rank)
+    found: dict[str, Any] = {"ficco_fallback": None}
+    if place.gpu:
+        ficco.prepare(mesh, machine="cuda", timeout_s=FICCO_WAIT_S[todo["part"] == "compiled"])
+        found = {"nccl": list(torch.cuda.nccl.version())}
+        found["ficco_fallback"] = ficco.fallback_reason(mesh)
+    said("group", found)
+    lasted = dict(FIRST_GUESS_S)
+    chosen: list[Cell] = [c for c in cells(todo["part"], todo["tiny"]) if c.id in todo["cells"]]
+    for cell in chosen:
+        kind = (cell.part == "compiled", cell.mode == "training")
+        late = float(time.time() + lasted[kind] > todo["deadline"])
+        if place.meeting.gather(late)[0]:
+            said("left_out", cell.id)
+            continue
+        begin = time.time()
+        result = measure(
+            cell, place, lambda *where: said("begin", where), todo["skipped"].get(cell.id, {}),
+            todo["rounds"], todo["limit_s"], todo["end"],
+        )  # fmt: skip
+        lasted[kind] = time.time() - begin
+        said("cell", {**result, "lasted_s": round(lasted[kind], 1)})
+        gc.collect()
+        if place.gpu:
+            torch.cuda.empty_cache()
+    beat()
+    place.synchronize()
+    place.meeting.gather()
+    os._exit(0)  # nothing is left to do, and taking groups down can hang

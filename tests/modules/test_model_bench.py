@@ -1,0 +1,71 @@
+"""bench/model.py on the CPU, with a tiny model: it measures, holds results to PyTorch's, tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def test_a_tiny_model_is_measured(tmp_path: Path, torch: Any) -> None:
+    """Every kind of step has figures of PyTorch and ficco, with equal results, and a table."""
+    command = [sys.executable, BENCH / "model.py", "--gpus", "2", "--tiny", "--parts", "eager"]
+    command += ["--rounds", "2", "--cell-seconds", "1", "--seconds", "100", "--out", tmp_path]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=200, env=environment
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    result = json.loads((tmp_path / "model_x2.json").read_text())
+    assert [cell["mode"] for cell in result["cells"]] == [
+        "training", "prefill", "decode", "serving",
+    ]  # fmt: skip
+    for cell in result["cells"]:
+        assert not cell["refused"], cell
+        assert set(cell["variants"]) == {"torch", "ficco"}
+        for row in cell["variants"].values():
+            assert row["ms_per_layer"]["runs"] == 2
+            assert row["ms_per_layer"]["median"] > 0
+            assert max(row["errors"].values()) < 1e-4
+        assert "14 of 14" in cell["explained"]
+    wanted = {"output", "loss", "input gradient", "first weight gradient", "last weight gradient"}
+    assert set(result["cells"][0]["variants"]["ficco"]["errors"]) == wanted
+    assert "| training tiny, 32 tokens |" in done.stdout
+
+
+def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
+    """Without results they are silent."""
+
+    def row(ms: float) -> dict[str, Any]:
+        return {
+            "ms_per_layer": {"median": ms, "iqr": 0.0, "runs": 5},
+            "memory_bytes": {"whole": 3 * 2**30},
+        }
+
+    cell = {"mode": "training", "model": "70B", "tokens": 8192, "refused": {"torch_graph": "no"}}
+    first = cell | {"variants": {"torch": row(4.0), "ficco": row(3.2)}}
+    later = cell | {"variants": {"torch": row(9.0), "torch_async": row(3.0)}, "refused": {}}
+    (tmp_path / "model_x4.json").write_text(json.dumps({"world": 4, "cells": [first, later]}))
+    code = (
+        "import sys; from pathlib import Path; from modelling.tables import *\n"
+        "for folder in map(Path, sys.argv[1:]):\n"
+        "    lines = model_section(folder, lambda _: 'here', lambda _: 'H200')\n"
+        "    print(headline(folder), *lines, 'end', sep='\\n')"
+    )
+    command = [sys.executable, "-P", "-c", code, str(tmp_path), str(tmp_path / "none")]
+    environment = os.environ | {"PYTHONPATH": str(BENCH)}
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    full, silent = done.stdout.split("end\n")[:2]
+    assert "training 1.25x (0.94x PyTorch's async TP)" in full
+    figures = "| 4.000 | - | - | **3.000** | 3.200 | - | - | 1.25x | 0.94x | 3.0, 3.0 |"
+    assert f"| training 70B, 8192 tokens {figures}" in full
+    assert "Without figures: graph (training 70B 8192)." in full
+    assert not silent.strip()
