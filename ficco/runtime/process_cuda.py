@@ -22,6 +22,7 @@ from ficco.engines import cuda, shared
 from ficco.errors import EngineError, InputError
 from ficco.machine import Machine
 from ficco.plan import RankPlan, Word, word_place
+from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
 from ficco.runtime.failures import error_of
 from ficco.runtime.meeting import Facts
