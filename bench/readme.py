@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from comparing.few import few_rows_table
 from modelling.tables import headline, model_section
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,6 +112,11 @@ def comparison(results: Path) -> list[str]:
         path = results / f"host_cost_x{world}.json"
         if path.exists():
             lines += [*host_cost_table(path, json.loads(path.read_text())), ""]
+            break
+    for world in (8, 4, 2):
+        path = results / f"few_rows_x{world}.json"
+        if path.exists():
+            lines += [*few_rows_table(path, json.loads(path.read_text()), where), ""]
             break
     return lines
 
@@ -219,16 +225,16 @@ def host_cost_table(path: Path, document: dict[str, Any]) -> list[str]:
         "around": "around them", "serial": "serial", "torch_fused": "fused",
     }  # fmt: skip
     lines = [
-        f"What a call costs the host, microseconds, `shard_p2p` on {document['world']} GPUs "
+        f"What a call costs the host, microseconds, one chunk a shard on {document['world']} GPUs "
         f"([`bench/results/{path.name}`](bench/results/{path.name}), medians; {where(document)}):",
         "",
-        "| operator, shape | " + " | ".join(parts.values()) + " |",
+        "| operator, shape, schedule | " + " | ".join(parts.values()) + " |",
         "|---" * (len(parts) + 1) + "|",
     ]
     for case in document["cases"]:
         medians = [case["us"][part].get("median") for part in parts]
         figures = [f"{value:.0f}" if value else "-" for value in medians]
-        shape = f"{case['m']} x {case['n']} x {case['k']}"
+        shape = f"{case['m']} x {case['n']} x {case['k']}, `{case['schedule']}`"
         lines.append(f"| `{case['op']}` {shape} | " + " | ".join(figures) + " |")
     return lines
 

@@ -1,0 +1,134 @@
+"""Writes the book of a machine from what compare.py and few_rows.py have measured on it.
+
+For every shape and regime the fastest of ficco's points, or serial where none is faster. Only what
+ran in full rounds counts.
+
+    python bench/book.py --machine h200x4 --driver 13.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from predict import schedule_of
+
+from ficco import __version__
+from ficco.machine import Machine
+from ficco.problem import EXCHANGING, Problem
+from ficco.schedule import Schedule
+from ficco.selector.facts import facts_of
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
+FULL_RUNS = 20
+
+Best = tuple[float, float, Schedule]  # ms, ms of serial, the schedule
+Key = tuple[str, str, int, int, int, str]  # op, dtype, m, n, k, regime
+
+
+def compared(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:
+    """Yield what is best in a result of compare.py."""
+    world = document["world"]
+    for case in document["cases"]:
+        op, n, k = case["op"], case["n"], case["k"]
+        m = case["m"] * world if op in EXCHANGING else case["m"]
+        for regime, rows in case["regimes"].items():
+            full = [row for row in rows if row["ok"] and row["runs"] >= FULL_RUNS]
+            serial = next((row["median"] for row in full if row["config"] == "serial"), None)
+            ours = [row for row in full if "schedule" in row]
+            if serial is None or not ours:
+                continue
+            fastest = min(ours, key=lambda row: row["median"])
+            schedule = schedule_of(fastest["config"], world, machine)
+            yield (
+                (op, case["dtype"], m, n, k, regime),
+                _best(fastest["median"], serial, schedule, world, machine),
+            )
+
+
+def few_rows(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:
+    """Yield what is best in a result of few_rows.py."""
+    world = document["world"]
+    for case in document["cases"]:
+        us = {way: each["median"] for way, each in case["us"].items()}
+        name = min((way for way in us if way.endswith("_sm")), key=us.__getitem__, default="")
+        if not name or "nccl" not in us:
+            continue
+        key = ("matmul_all_reduce", "bfloat16", case["m"], case["n"], case["k"], "captured")
+        schedule = Schedule.named(name).resolve(world, machine)
+        yield key, _best(us[name] / 1e3, us["nccl"] / 1e3, schedule, world, machine)
+
+
+def _best(ms: float, serial_ms: float, schedule: Schedule, world: int, machine: Machine) -> Best:
+    if ms < serial_ms:
+        return ms, serial_ms, schedule
+    return serial_ms, serial_ms, Schedule.named("serial").resolve(world, machine)
+
+
+def point(key: Key, best: Best, world: int) -> str:
+    """Return a point as TOML."""
+    op, dtype, m, n, k, regime = key
+    facts = facts_of(Problem.chunked(op, world, m, n, k, dtype))
+    ms, serial_ms, schedule = best
+    axes = ", ".join(f"{axis} = {_toml(value)}" for axis, value in schedule.to_json().items())
+    lines = [
+        "[[points]]",
+        f'op = "{op}"',
+        f'dtype = "{dtype}"',
+        f'regime = "{regime}"',
+        f"ranks = {world}",
+        f"m = {facts.m}",
+        f"n = {facts.n}",
+        f"k = {facts.k}",
+        f"piece_bytes = {round(facts.piece_bytes)}",
+        f"ms = {ms:.5g}",
+        f"serial_ms = {serial_ms:.5g}",
+        f"schedule = {{ {axes} }}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    return str(value) if isinstance(value, int) else f'"{value}"'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--machine", required=True, help="a shipped profile")
+    parser.add_argument("--driver", required=True, help="CUDA version that the driver served")
+    args = parser.parse_args()
+    machine = Machine.named(args.machine)
+    world, found, dates = machine.devices, {}, set()
+    sources = [(f"compare_x{world}*.json", compared), (f"few_rows_x{world}.json", few_rows)]
+    for pattern, read in sources:
+        for path in sorted(RESULTS.glob(pattern)):
+            document = json.loads(path.read_text())
+            dates.add(document["date"])
+            for key, best in read(document, machine):
+                if key not in found or best[0] / best[1] < found[key][0] / found[key][1]:
+                    found[key] = best  # runs differ in how hot the GPUs were
+    if not found:
+        print(f"no results of {world} GPUs in {RESULTS}", file=sys.stderr)
+        return 1
+    head = [
+        "# Written by bench/book.py from the results in bench/results.",
+        f'machine = "{machine.name}"',
+        f'ficco = "{__version__}"',
+        f'driver = "{args.driver}"',
+        f'date = "{max(dates)}"',
+    ]
+    points = [point(key, best, world) for key, best in sorted(found.items())]
+    BOOKS.mkdir(exist_ok=True)
+    (BOOKS / f"{machine.name}.toml").write_text("\n".join(["\n".join(head) + "\n", *points]))
+    plain = sum(best[2].transport == "collective" for best in found.values())
+    print(f"{len(points)} points, {plain} of them serial")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
