@@ -107,7 +107,7 @@ constexpr int kAttributePciBus = 33;
 constexpr int kMostAttribute = 149;
 
 std::string pci_bus_id(int device) {
-    std::array<char, 16> text{};
+    std::array<char, 24> text{};
     std::snprintf(text.data(), text.size(), "0000:%02x:00.0", static_cast<unsigned>(device + 1));
     return text.data();
 }

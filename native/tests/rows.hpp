@@ -11,6 +11,9 @@
 
 namespace ficco::test {
 
+// Loose, for a busy machine; still far below the timeouts that it is compared with.
+constexpr std::int64_t kSoonNs = 5'000'000'000;
+
 // Places of words, as in ficco/plan.py.
 constexpr int data_word(int writer, int chunk) { return writer * kMaxChunks + chunk; }
 constexpr int entered_word(int writer) { return kMaxWorld * kMaxChunks + writer; }

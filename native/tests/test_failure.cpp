@@ -14,9 +14,6 @@ using namespace ficco::test;
 
 namespace {
 
-// Loose, for a busy machine; still far below the timeouts that it is compared with.
-constexpr std::int64_t kSoonNs = 5'000'000'000;
-
 std::ptrdiff_t threads() {
     const std::filesystem::directory_iterator tasks("/proc/self/task");
     return std::distance(begin(tasks), end(tasks));

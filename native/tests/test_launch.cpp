@@ -211,9 +211,10 @@ TEST(parameters_are_held_against_the_driver_and_the_window) {
             give_up(__FILE__, __LINE__, text);
         }
     };
-    refused({5, 8, 1}, "0");
+    refused({6, 8, 1}, "0");
     refused(constant(3, 1), "1");
     refused({1, 4, 1}, "1");
+    refused({5, 2, 1}, "1");
     refused(pitch(2, 0), "1");
     refused(address(0, 0, 0, 0), "2");
     refused(word(kWordsPerCopy), "3");

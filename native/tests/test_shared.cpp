@@ -21,7 +21,6 @@ using namespace ficco::test;
 
 namespace {
 
-constexpr std::int64_t kSoonNs = 5'000'000'000;
 constexpr std::size_t kBytes = 10'000;
 
 class Memory {

@@ -22,7 +22,8 @@ def double_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for command in (
         ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DFICCO_TESTS=ON",
-         "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"],
+         "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", "-DCMAKE_UNITY_BUILD=ON",
+         "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12"],
         ["cmake", "--build", str(folder), "--target", "ficco_cuda_double"],
     ):  # fmt: skip
         done = subprocess.run(

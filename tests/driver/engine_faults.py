@@ -118,7 +118,7 @@ def stalled(world: int) -> None:
         control.stall_stream(node.streams[late], 1.5)
         begin = time.monotonic()
         node.execute(problem, schedule, arrays)
-        assert time.monotonic() - begin < 0.3
+        assert time.monotonic() - begin < 1, "it waited for the stalled stream"
         if round_ == 0:
             with expected(TimeoutExceeded, r"rank \d, step '[a-z]", rf"signal \w+\[{late}\]"):
                 node.runtime.synchronize()

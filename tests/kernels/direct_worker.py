@@ -149,7 +149,7 @@ def products() -> None:
                 assert window_places(case.plan.buffers)[1] <= COPY
                 tile = DirectTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
                 prepared = prepare(case.table, windows.places, CPU, tile if turn % 2 else None)
-                for seed in range(3):
+                for seed in range(2):
                     operands, want = case.draw(seed, turn % 3)
                     told = control(case.digest)
                     all_reduce(prepared, operands[rank], told, number % 2)
@@ -161,7 +161,7 @@ def products() -> None:
                     assert error <= (world + 2) * eps * scale, about
                     assert not told.status.item() and not prepared.gates.any(), about
                     mine = y.contiguous().view(torch.uint8).numpy().reshape(-1)
-                    if seed == 2:  # kept apart by the case, for all ranks to be compared
+                    if seed == 1:  # kept apart by the case, for all ranks to be compared
                         windows.kept(rank)[turn * 3200 : turn * 3200 + mine.size] = mine
 
         windows.run(calls)
@@ -188,8 +188,10 @@ def giving_up() -> None:
         stopper.join()
         assert bool(mine.y.isnan().all()), "something looks like a result"
         late = told.status.item() - 1
-        missed = Word(0, "data", 0, 1) if raised else Word(0, "entered", 0)  # whosever
-        assert late == word_place(missed), late
+        missed = {word_place(Word(0, "data", 0, chunk)) for chunk in range(2)}  # whosever
+        # What a peer that has not come does not send is given up, too; any of it may be told.
+        missed |= set() if raised else {word_place(Word(0, "entered", 0))}
+        assert late in missed, late
         assert not prepared.gates.any(), "a later launch would not wait"
         assert not windows.words(0, 0)[FREE + 1], "the peer's free was there, and is cleared"
 
@@ -257,8 +259,8 @@ def _swapped(steps: tuple[Any, ...], at: int) -> tuple[Any, ...]:
 
 
 def assembly() -> None:
-    for name, raises in (("one_shot_sm", 3), ("two_shot_sm", 4)):
-        for m in (1, 16, 64):
+    for name, raises, heights in (("one_shot_sm", 3, (1, 64)), ("two_shot_sm", 4, (1, 16))):
+        for m in heights:
             case = Case(1, 8, name, (m, 4096, 8 * 512), 128, "bfloat16", bias=False)
             nowhere = Places(*[[[0] * 8] * 2] * 2)
             prepared = prepare(case.table, nowhere, CPU)

@@ -24,9 +24,11 @@ def run_worker(subject: str, folder: Path, interpret: str, worker: str = "gated"
     assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("subject", ["products", "giving_up", "late", "warming", "refusals"])
-def test_it_is_right(subject: str, tmp_path: Path, torch: object) -> None:
-    run_worker(subject, tmp_path, "1")
+@pytest.mark.parametrize(
+    "subjects", ["products", "giving_up late refusals warming"], ids=["products", "others"]
+)
+def test_it_is_right(subjects: str, tmp_path: Path, torch: object) -> None:
+    run_worker(subjects, tmp_path, "1")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A rank that holds the gradients of ficco's functions against float64, computed in one process.
 
-python gradient_worker.py DEVICE STORE RANK WORLD
+python gradient_worker.py DEVICE STORE RANK WORLD, or functions_worker.py
 """
 
 from __future__ import annotations
@@ -395,8 +395,7 @@ def join(store: str, rank: int, world: int) -> None:
     )  # fmt: skip
 
 
-def main() -> None:
-    store, rank, world = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     if DEVICE.type == "cpu":
         alone()
@@ -411,8 +410,8 @@ def main() -> None:
         check(rank, world)
     ficco.close()
     dist.destroy_process_group()
-    print("right")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print("right")

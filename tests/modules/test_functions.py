@@ -18,13 +18,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_every_function_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
-    run("worker.py", world, tmp_path)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_every_gradient_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
-    run("gradient_worker.py", world, tmp_path, "cpu")
+def test_every_function_and_gradient_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
+    run("functions_worker.py", world, tmp_path, "cpu")
 
 
 @pytest.mark.parametrize("world", [2])

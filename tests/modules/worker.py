@@ -1,6 +1,6 @@
 """A rank that calls ficco's functions on torch tensors and holds the results against plain torch.
 
-python worker.py STORE RANK WORLD
+python worker.py STORE RANK WORLD, or functions_worker.py
 """
 
 from __future__ import annotations
@@ -246,8 +246,7 @@ def automatic(rank: int, world: int, folder: Path) -> None:
     log.removeHandler(listener)
 
 
-def main() -> None:
-    store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     refused(lambda: ficco.all_gather_matmul(torch.zeros(1, 1), torch.zeros(1, 1)), "initialized")
     dist.init_process_group(
@@ -270,8 +269,8 @@ def main() -> None:
     gathering(rank, world)
     ficco.close()
     dist.destroy_process_group()
-    print("right")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    print("right")
