@@ -20,8 +20,8 @@ def few_rows_table(
     lines = [
         f"Few rows, `matmul_all_reduce` on {document['world']} GPUs, captured, microseconds a "
         "call, weights rotated beyond four times the L2. *mm* is `torch.mm` alone; NCCL and "
-        "PyTorch's `symm_mem` all-reduces follow it. Against the best of the three ficco's better one is, by "
-        "geometric mean, "
+        "PyTorch's `symm_mem` all-reduces follow it. Against the best of the three ficco's better "
+        "one is, by geometric mean, "
         + ", ".join(f"{gain:.2f}x at m = {rows}" for rows, gain in gains.items())
         + f" ([`bench/results/{path.name}`](bench/results/{path.name}); {where(document)}):",
         "",

@@ -103,6 +103,13 @@ def _rows_at(addresses, row, rows, y, BYTES: tl.constexpr):  # noqa: N803
     return tl.multiple_of(at, BYTES)[:, None]
 
 
+@triton.jit
+def _tell(status, told):
+    """Say that a word did not come, unless another has been told of: of peers, which say more."""
+    if tl.load(status, volatile=True) == 0:
+        tl.store(status, told)
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     x,
@@ -269,7 +276,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
             heard = words + word + everyone * _CHUNKS
             tl.store(heard, tl.zeros_like(everyone), mask=of_peers & (came != 0))
             if came == 0:
-                tl.store(status, word + 1)
+                _tell(status, word + 1)
                 patience_ns = tl.zeros_like(patience_ns)
             for left in tl.range(begin, end, SUM_COLS):
                 col = left + tl.arange(0, SUM_COLS)
@@ -318,7 +325,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
             of_owners = ((owners >> everyone) & 1) != 0
             tl.store(heard, tl.zeros_like(everyone), mask=of_owners & (came != 0))
             if came == 0:
-                tl.store(status, word + 1)
+                _tell(status, word + 1)
                 patience_ns = tl.zeros_like(patience_ns)
             for left in tl.range(begin, end, SUM_COLS):
                 col = left + tl.arange(0, SUM_COLS)
