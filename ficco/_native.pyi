@@ -420,6 +420,9 @@ class GpuRank:
             rank: the rank that it serves, of this process.
         """
 
+    def set_stop_word(self, word: int) -> None:
+        """Name a word of the device, 0 now, that becomes 1 when the group has failed."""
+
     @property
     def told(self) -> int:
         """What kernels have written to `told_word`; the watch fails the group for it soon."""

@@ -28,8 +28,8 @@ class _Prepared(NamedTuple):
     timeout_ns: int
 
 
-class _Told:
-    """A word of the host that kernels write to, in the form in which they take addresses."""
+class _Word:
+    """A word that somebody else keeps, in the form in which kernels take addresses."""
 
     dtype = torch.int32
 
@@ -84,13 +84,13 @@ class TorchKernels:
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
-        told_word: int,
+        told_and_stop: tuple[int, int],
     ) -> tuple[direct.Direct, direct.Control]:
         """See `DeviceKernels.prepare_direct`."""
         device = _device()
         prepared = direct.prepare(table, direct.Places(*windows), device)
-        stop = torch.zeros(1, dtype=torch.int32, device=device)
-        return prepared, direct.Control(digest, stop, _Told(told_word), round(1e9 * timeout_s))
+        told, stop = (_Word(address) for address in told_and_stop)
+        return prepared, direct.Control(digest, stop, told, round(1e9 * timeout_s))
 
     def arm_direct(
         self, prepared: tuple[direct.Direct, direct.Control], operands: DirectOperands, copy: int

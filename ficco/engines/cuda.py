@@ -154,6 +154,17 @@ class Device:
     def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
         self.ordinal, self.group, self.rank = ordinal, group, rank
         self.native = _native.GpuRank(_native.open_cuda(ordinal), group, rank)
+        self._stop: Any = None
+
+    def stop_word(self, compute: DeviceCompute) -> int:
+        """Return the address of a word that is 1 once the group has failed, for kernels."""
+        if self._stop is None:
+            self._stop = compute.empty(1, 1, "int32")
+            compute.reduce([], self._stop)  # 0
+            address, _ = compute.place(self._stop)
+            self.native.set_stop_word(address)
+        address, _ = compute.place(self._stop)
+        return address
 
     def follow(self, stream: int) -> None:
         """Let a stream of the device go on when this rank's last call has ended."""
@@ -214,8 +225,9 @@ class BoundPlan:
             if stores:
                 places = DirectWindows(window.words, window.data)
                 whole = compute.kernels.prepare_direct(
-                    table_of(plan), places, digest, timeout_s, device.native.told_word
-                )
+                    table_of(plan), places, digest, timeout_s,
+                    (device.native.told_word, device.stop_word(compute)),
+                )  # fmt: skip
             self._launches = Launches(
                 plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,
                 timeout_s,

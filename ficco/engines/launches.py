@@ -17,13 +17,14 @@ from ficco.compute import DeviceKernels, DirectOperands, GatedOperands, SumOpera
 from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import Work
 from ficco.engines.work import Sum, View, sum_of
-from ficco.errors import EngineError
+from ficco.errors import EngineError, InputError
 from ficco.kernels.launching import LaunchSpec, Slot, Word
 from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 
 __all__ = ["Launches"]
 
 _log = logging.getLogger("ficco")
+_ALIGN = 16  # bytes that Triton looks at
 _PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
 
 
@@ -90,7 +91,8 @@ class Launches:
             self._operands = [(slots[plan.rank, weight], weight, self._turned)]
         self._layout: list[bool] | None = None
         self._unknown = False  # whether they cannot be described
-        self._specs: list[LaunchSpec] = []  # all that ever were: graphs may hold earlier ones
+        # Launches by work, for every layout so far; graphs may hold earlier ones.
+        self._specs: dict[Any, dict[int, list[LaunchSpec]]] = {}
         self.native: frozenset[int] = frozenset()
 
     def _prepared(self, launch: Launch, timeout_s: float) -> Any:
@@ -118,7 +120,7 @@ class Launches:
         """
         wanted = bool(self._gated or self._sums or self._whole) and not self._unknown
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
-            self._describe(view, copy)
+            self._set(view, copy, addresses, pitches)
         if self._whole is not None and not self.native:
             return {0: [self._kernels.arm_direct(self._whole, self._handles(view), copy)]}
         return {
@@ -130,34 +132,45 @@ class Launches:
             if number not in self.native
         }
 
-    def _describe(self, view: View, copy: int) -> None:
-        found: dict[int, list[LaunchSpec]] = {}
+    def _set(self, view: View, copy: int, addresses: list[int], pitches: list[int]) -> None:
+        """Give native code the launches for matrices of such a layout."""
+        from ficco import _native
+
+        layout = (*(self._layout or ()), *(a % _ALIGN for a in addresses), *pitches)
         try:
-            for number, launches in self._gated.items():
-                specs = [
-                    self._kernels.described(
-                        prepared, self._operands_of(each, view, copy), self._places_of(each)
-                    )
-                    for each, prepared in launches
-                ]
-                found[number] = [spec for spec in specs if spec is not None]
-            if self._whole is not None:
-                operands, places = self._handles(view), self._direct(self._place_of)
-                found[0] = [self._kernels.described_direct(self._whole, operands, places)]
-            for number, each in self._sums.items():
-                spec = self._described_sum(each, view)
-                found[number] = [] if spec is None else [spec]
-            for number, described in found.items():
+            found = self._specs.get(layout)
+            if found is None:
+                found = self._specs[layout] = self._described(view, copy)
+            for number, specs in found.items():
                 work = self._works[number]
                 self._program.set_launches(
-                    number, work.row, work.mark, [spec.native for spec in described]
+                    number, work.row, work.mark, [spec.native for spec in specs]
                 )
-                self._specs += described
             self.native = frozenset(found)
-        except (EngineError, RuntimeError, ValueError) as reason:
+        except InputError:
+            raise
+        except (EngineError, ValueError, _native.GpuError) as reason:
             self._unknown = True
             self.native = frozenset()
             _log.warning("kernels are launched by Python, which takes longer: %s", reason)
+
+    def _described(self, view: View, copy: int) -> dict[int, list[LaunchSpec]]:
+        found: dict[int, list[LaunchSpec]] = {}
+        for number, launches in self._gated.items():
+            specs = [
+                self._kernels.described(
+                    prepared, self._operands_of(each, view, copy), self._places_of(each)
+                )
+                for each, prepared in launches
+            ]
+            found[number] = [spec for spec in specs if spec is not None]
+        if self._whole is not None:
+            operands, places = self._handles(view), self._direct(self._place_of)
+            found[0] = [self._kernels.described_direct(self._whole, operands, places)]
+        for number, each in self._sums.items():
+            spec = self._described_sum(each, view)
+            found[number] = [] if spec is None else [spec]
+        return found
 
     def _weight(self) -> str:
         return next(name for name in self._matrices if name.startswith("w"))

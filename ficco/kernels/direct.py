@@ -114,14 +114,14 @@ class Control(NamedTuple):
     Attributes:
         digest: of the plan, which peers must have, too.
         stop: one word; while it is not 0, every wait is given up.
-        status: one word, which becomes 1 + the place of a word that was given up; a tensor, or
-            what has its data_ptr and dtype.
+        status: one word, which becomes 1 + the place of a word that was given up. Both are
+            tensors, or what has their data_ptr and dtype.
         timeout_ns: how long a program waits before it gives up by itself; it looks at every later
             word once.
     """
 
     digest: int
-    stop: torch.Tensor
+    stop: Any
     status: Any
     timeout_ns: int
 

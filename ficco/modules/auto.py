@@ -42,6 +42,8 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
     on_gpu = device.type == "cuda"
     found = choice(problem, runtime, device)
     if on_gpu and regime() == "captured" and _lacks(runtime, problem, found.schedule):
+        log.info("%s in a capture: %s would be better, but no call before it made that ready",
+                 problem.op, found.schedule.name)  # fmt: skip
         found = choice(problem, runtime, device, "eager")
         if _lacks(runtime, problem, found.schedule):  # there was no such call
             found = choice(problem, runtime, device, kernels=False)

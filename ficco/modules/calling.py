@@ -163,7 +163,10 @@ class Call:
             arrays["x"] = readable(arrays["x"])
         arrays |= {f"y{i}": matrix_of(y) for i, y in enumerate(ys)}
         if later is not None:
-            runtime.load(problem, later, arrays)
+            try:
+                runtime.load(problem, later, arrays)
+            except (InputError, MemoryError) as error:  # equal on all ranks
+                groups.log.info("%s is not made ready for captures: %s", later.name, error)
         if chosen.transport == "collective":
             return self._run_plain(problem, given)
         runtime.execute(problem, chosen, arrays)

@@ -14,7 +14,7 @@ from ficco.modules.auto import AUTO, choice
 from ficco.modules.layers.finding import DTYPES
 from ficco.modules.layers.layer import Layer, Seen, layer_of
 from ficco.modules.overlapping import RECORD, Overlapped
-from ficco.problem import Output, Problem, chunk_sizes
+from ficco.problem import REDUCING, Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
 
 __all__ = ["Explanation", "explain"]
@@ -147,9 +147,9 @@ def _schedule(layer: Layer, reasons: list[str]) -> str:
     problem = _problem(layer, seen)
     if problem is None:
         return "schedule: auto"
-    shape = (
-        f"{problem.m} x {sum(seen.widths)} x {problem.k // _cut(problem)} {problem.dtype} a rank"
-    )
+    width = problem.n if problem.op in REDUCING else sum(seen.widths)
+    depth = problem.k // _cut(problem)
+    shape = f"{problem.m} x {width} x {depth} {problem.dtype} a rank"
     runtimes = [r for r in groups.opened(layer.ranks.group) if _serves(r, seen.device)]
     if not runtimes:
         return f"schedule: auto, not chosen yet ({shape})"

@@ -50,6 +50,12 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
             together = [other for other, why in pairs if why is None]
         weights = [local_of(other.weight) for other in together]
         first = weights[0]
+        mesh = getattr(each.weight, "device_mesh", None)
+        if mesh is not None and mesh.ndim != 1:
+            raise InputError(
+                f"{layer.name}: its weight is split over a mesh of {mesh.ndim} dimensions at the "
+                "moment (by FSDP?); size the windows before it is, or by a step of the model"
+            )
         if first.is_meta or first.dtype not in DTYPES or first.dim() != 2:
             raise InputError(f"{layer.name}: its weight is {first.dtype} on {first.device}")
         kind = (layer.kind, layer.input_dim, layer.output_dim, layer.ranks.group, first.dtype,

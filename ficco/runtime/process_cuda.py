@@ -147,6 +147,8 @@ class CudaProcessRuntime(ProcessRuntime):
         try:
             call.bound.run(arrays, copy, self.traced)
             self._held = self._held or call.bound.captured
+        except InputError:
+            raise  # of all ranks, and before anything was enqueued
         except BaseException as error:
             self._group.fail(self.rank)  # the first failure stays
             with contextlib.suppress(Exception):  # the device may be lost
@@ -172,7 +174,13 @@ class CudaProcessRuntime(ProcessRuntime):
         with self._lock:
             self._check_alive()
             call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
-            call.bound.load(arrays)
+            try:
+                call.bound.load(arrays)
+            except InputError:
+                raise
+            except BaseException:
+                self._group.fail(self.rank)  # peers go on, and would wait for this rank
+                raise
 
     def _failure(self) -> EngineError | None:
         found = super()._failure()

@@ -25,10 +25,10 @@ class DirectCall:
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
-        told_word: int,
+        told_and_stop: tuple[int, int],
     ) -> None:
         self.table, self.windows, self.digest, self.timeout_s = table, windows, digest, timeout_s
-        self.told = ctypes.c_uint32.from_address(told_word)
+        self.told, self.stop = (ctypes.c_uint32.from_address(word) for word in told_and_stop)
         self.peers = [rank for rank in range(table.world) if rank != table.rank]
         self.copy = 0
 
@@ -115,7 +115,7 @@ class DirectCall:
         deadline = time.monotonic() + self.timeout_s
         for word in words:
             while self._words(word.rank)[word_place(word)] != value:
-                if time.monotonic() > deadline:
-                    self.told.value = 1 + word_place(word)
+                if time.monotonic() > deadline or self.stop.value:
+                    self.told.value = self.told.value or 1 + word_place(word)
                     raise TimeoutError
                 time.sleep(1e-4)

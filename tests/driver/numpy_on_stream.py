@@ -98,9 +98,9 @@ class _Kernels:
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
-        told_word: int,
+        told_and_stop: tuple[int, int],
     ) -> DirectCall:
-        return DirectCall(table, windows, digest, timeout_s, told_word)
+        return DirectCall(table, windows, digest, timeout_s, told_and_stop)
 
     def arm_direct(
         self, prepared: DirectCall, operands: DirectOperands, copy: int

@@ -117,6 +117,8 @@ def _linear(
         why = f"{what}={weight.shape[dim]} is not divisible by {world} ranks"
         return Left(name, words, why)
     (given,), ((wanted,), to_local) = style.arguments[0], outputs[0].arguments
+    if kind == "column" and not (given.is_replicate() or (given.is_shard() and given.dim != -1)):
+        return Left(name, words, f"its input is {given}, neither whole nor split along a sequence")
     found = Found(name, module, words, kind, style.mesh.get_group(), _column)
     first, last = next(iter(module._forward_hooks)), next(reversed(module._forward_pre_hooks))
     if to_local and outputs[0].key == first and (kind == "row" or wanted == Shard(-1)):
@@ -157,7 +159,9 @@ def _columns(modules: Sequence[Module], x: Any) -> list[Any]:
     if not isinstance(x, DTensor):
         placement: Any = Replicate() if layer.input_dim is None else Shard(layer.input_dim)
         local, whole = x, None
-    else:
+        if not placement.is_replicate() and not _gatherable(placement, x.dim()):
+            x = DTensor.from_local(x, mesh, [placement], run_check=False)
+    if isinstance(x, DTensor):
         placement = x.placements[0]
         if not placement.is_replicate() and not _gatherable(placement, x.dim()):
             x = x.redistribute(placements=[Replicate()])

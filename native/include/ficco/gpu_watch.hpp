@@ -61,6 +61,8 @@ class GpuWatch {
     // Where a kernel writes 1 + the index of a word that did not come.
     GpuAddress told_word() const noexcept;
     std::uint32_t told() const noexcept;
+    // A word of the device, 0, that becomes 1 when the group has failed: kernels give up then.
+    void set_stop_word(GpuAddress word);
 
   private:
     struct Seen {
@@ -90,6 +92,7 @@ class GpuWatch {
 
     std::mutex mutex_;  // holds all below
     std::map<int, WatchedCalls> calls_;
+    GpuAddress stop_word_ = 0;
     std::deque<int> removed_;
     int next_ = 1;
 

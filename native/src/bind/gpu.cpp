@@ -92,6 +92,9 @@ void bind_gpu(nb::module_& module) {
     nb::class_<GpuRank>(module, "GpuRank")
         .def(nb::new_(&make<GpuRank, std::shared_ptr<Gpu>, std::shared_ptr<Group>, int>), "gpu"_a,
              "group"_a, "rank"_a)
+        .def(
+            "set_stop_word",
+            [](GpuRank& rank, std::uintptr_t word) { rank.watch().set_stop_word(word); }, "word"_a)
         .def_prop_ro("told", [](GpuRank& rank) { return rank.watch().told(); })
         .def_prop_ro("told_word", [](GpuRank& rank) { return rank.watch().told_word(); })
         .def(

@@ -70,6 +70,11 @@ GpuAddress GpuWatch::lane_word(int lane) const noexcept {
     return page_.device + sizeof(std::uint32_t) * static_cast<GpuAddress>(lane + 1);
 }
 
+void GpuWatch::set_stop_word(GpuAddress word) {
+    const std::lock_guard lock(mutex_);
+    stop_word_ = word;
+}
+
 GpuAddress GpuWatch::told_word() const noexcept {
     return page_.device + sizeof(std::uint32_t) * kLaneWords;
 }
@@ -207,6 +212,17 @@ void GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
 // Once the group has failed, whatever waits on this device is let go, with NaN in its window.
 void GpuWatch::let_go() {
     const Gpu::Current current(*gpu_);
+    GpuAddress stop = 0;
+    {
+        const std::lock_guard lock(mutex_);
+        stop = stop_word_;
+    }
+    if (stop != 0) {
+        const std::array command{WordCommand{WordCommand::Kind::write, stop, 1U}};
+        gpu_->words(command, stream_);
+        stuck_ = !finished_within(kDeviceAnswersS);
+        if (stuck_) return;
+    }
     for (int lane = kInline; lane < kMaxLanes; ++lane) {
         const std::uint32_t value = word(lane).load(std::memory_order_acquire) & ~kMark;
         if (value != 0) release(value, lane);
