@@ -18,7 +18,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_every_function_and_gradient_is_right_in_every_rank(world: int, tmp_path: Path, torch: Any) -> None:
+def test_every_function_and_gradient_is_right_in_every_rank(
+    world: int, tmp_path: Path, torch: Any
+) -> None:
     run("functions_worker.py", world, tmp_path, "cpu")
 
 
