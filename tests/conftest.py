@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail instead of skipping where WHAT (torch, transformers, megatron) is missing",
     )  # fmt: skip
     parser.addoption(
-        "--calls", type=int, default=600, help="calls per operator of the fuzz tests (%(default)s)"
+        "--calls", type=int, default=300, help="calls per operator of the fuzz tests (%(default)s)"
     )
 
 

@@ -418,8 +418,9 @@ class TestProcesses:
 
     @pytest.mark.parametrize("op", OPERATORS)
     def test_every_operator_is_right(self, torch: Any, op: str) -> None:
+        ranks = "3" if op in OPERATORS[:2] else "2"  # starting them takes most of the time
         done = self.run(
-            op, "--processes", "--ranks", "3", "--machine", "host", "--m", "515", "--n", "257",
+            op, "--processes", "--ranks", ranks, "--machine", "host", "--m", "515", "--n", "257",
             "--k", "129", "--iters", "1", "--dtype", "bfloat16", "--json",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

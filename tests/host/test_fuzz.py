@@ -1,6 +1,6 @@
 """Many calls with changing data, shapes, schedules and grains, under random delays in every lane.
 
---calls N (default 600) sets how many per operator; 10000 take some minutes.
+--calls N (default 300) sets how many per operator; 10000 take some minutes.
 """
 
 from __future__ import annotations

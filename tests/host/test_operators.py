@@ -67,7 +67,8 @@ def random_problem(rng: np.random.Generator, op: str, world: int) -> Problem:
 def test_every_schedule_is_right_and_gives_the_same_bits_again(op: str, world: int) -> None:
     with ficco.Node(world) as node:
         for dtype in DTYPES:
-            for m, n, k in ((515, 257, 129), (3, 2, 2)):
+            large = (515, 257, 129) if world < 8 else (131, 67, 45)  # 8 ranks share few cores
+            for m, n, k in (large, (3, 2, 2)):
                 bias = op not in ("matmul_all_to_all", "embedding_all_to_all")
                 problem = Problem.chunked(op, world, m, n, k, dtype, bias=bias)
                 given = oracle.inputs(problem, seed=m)

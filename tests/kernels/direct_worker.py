@@ -188,7 +188,8 @@ def giving_up() -> None:
         stopper.join()
         assert bool(mine.y.isnan().all()), "something looks like a result"
         late = told.status.item() - 1
-        missed = {word_place(Word(0, "data", 0, chunk)) for chunk in range(2)}  # whosever
+        words = 4 if name == "two_shot_sm" else 2  # of products, and of sums
+        missed = {word_place(Word(0, "data", 0, word)) for word in range(words)}  # whosever
         # What a peer that has not come does not send is given up, too; any of it may be told.
         missed |= set() if raised else {word_place(Word(0, "entered", 0))}
         assert late in missed, late
