@@ -421,7 +421,7 @@ class GpuRank:
         """
 
     def set_stop_word(self, word: int) -> None:
-        """Name a word of the device, 0 now, that becomes 1 when the group has failed."""
+        """Name a word of the device, 0 now, that becomes 1 when the group has failed; 0: none."""
 
     @property
     def told(self) -> int:

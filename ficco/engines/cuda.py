@@ -11,6 +11,7 @@ native call. Nothing waits for the device.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -163,6 +164,7 @@ class Device:
             compute.reduce([], self._stop)  # 0
             address, _ = compute.place(self._stop)
             self.native.set_stop_word(address)
+            weakref.finalize(self, self.native.set_stop_word, 0)
         address, _ = compute.place(self._stop)
         return address
 

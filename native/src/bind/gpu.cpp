@@ -94,7 +94,8 @@ void bind_gpu(nb::module_& module) {
              "group"_a, "rank"_a)
         .def(
             "set_stop_word",
-            [](GpuRank& rank, std::uintptr_t word) { rank.watch().set_stop_word(word); }, "word"_a)
+            [](GpuRank& rank, std::uintptr_t word) { rank.watch().set_stop_word(word); }, "word"_a,
+            WithoutGil())
         .def_prop_ro("told", [](GpuRank& rank) { return rank.watch().told(); })
         .def_prop_ro("told_word", [](GpuRank& rank) { return rank.watch().told_word(); })
         .def(

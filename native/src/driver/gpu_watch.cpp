@@ -212,17 +212,15 @@ void GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
 // Once the group has failed, whatever waits on this device is let go, with NaN in its window.
 void GpuWatch::let_go() {
     const Gpu::Current current(*gpu_);
-    GpuAddress stop = 0;
     {
-        const std::lock_guard lock(mutex_);
-        stop = stop_word_;
+        const std::lock_guard lock(mutex_);  // until it is written, for the word may go then
+        if (stop_word_ != 0) {
+            const std::array command{WordCommand{WordCommand::Kind::write, stop_word_, 1U}};
+            gpu_->words(command, stream_);
+            stuck_ = !finished_within(kDeviceAnswersS);
+        }
     }
-    if (stop != 0) {
-        const std::array command{WordCommand{WordCommand::Kind::write, stop, 1U}};
-        gpu_->words(command, stream_);
-        stuck_ = !finished_within(kDeviceAnswersS);
-        if (stuck_) return;
-    }
+    if (stuck_) return;
     for (int lane = kInline; lane < kMaxLanes; ++lane) {
         const std::uint32_t value = word(lane).load(std::memory_order_acquire) & ~kMark;
         if (value != 0) release(value, lane);
