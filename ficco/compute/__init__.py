@@ -150,7 +150,8 @@ class DeviceKernels(Protocol):
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
-        told_and_stop: tuple[int, int],
+        told_word: int,
+        stop_word: Callable[[], int],
     ) -> Any:
         """Return what `arm_direct` takes: a whole call in one launch, on the current device.
 
@@ -159,8 +160,8 @@ class DeviceKernels(Protocol):
             windows: that calls use.
             digest: of the plan.
             timeout_s: how long a launch waits for a word at most; what depends on it is NaN then.
-            told_and_stop: addresses of where the launch tells which word it missed, and of a word
-                that is 1 when it is to give up.
+            told_word: address of where the launch tells which word it missed.
+            stop_word: returns the address of a word that is 1 when the launch is to give up.
 
         Raises:
             InputError: the current stream is captured into a graph.

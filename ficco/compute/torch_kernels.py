@@ -84,12 +84,13 @@ class TorchKernels:
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
-        told_and_stop: tuple[int, int],
+        told_word: int,
+        stop_word: Callable[[], int],
     ) -> tuple[direct.Direct, direct.Control]:
         """See `DeviceKernels.prepare_direct`."""
         device = _device()
         prepared = direct.prepare(table, direct.Places(*windows), device)
-        told, stop = (_Word(address) for address in told_and_stop)
+        told, stop = _Word(told_word), _Word(stop_word())  # made outside captures, as all here
         return prepared, direct.Control(digest, stop, told, round(1e9 * timeout_s))
 
     def arm_direct(

@@ -228,7 +228,7 @@ class BoundPlan:
                 places = DirectWindows(window.words, window.data)
                 whole = compute.kernels.prepare_direct(
                     table_of(plan), places, digest, timeout_s,
-                    (device.native.told_word, device.stop_word(compute)),
+                    device.native.told_word, lambda: device.stop_word(compute),
                 )  # fmt: skip
             self._launches = Launches(
                 plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,

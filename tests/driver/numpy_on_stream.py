@@ -98,9 +98,10 @@ class _Kernels:
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
-        told_and_stop: tuple[int, int],
+        told_word: int,
+        stop_word: Callable[[], int],
     ) -> DirectCall:
-        return DirectCall(table, windows, digest, timeout_s, told_and_stop)
+        return DirectCall(table, windows, digest, timeout_s, (told_word, stop_word()))
 
     def arm_direct(
         self, prepared: DirectCall, operands: DirectOperands, copy: int
