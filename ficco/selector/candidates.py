@@ -53,7 +53,9 @@ def points(
     """Return resolved schedules; the first one is `serial`.
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
-    the rotation in step. What has no plan, or the machine's engine does not run, is left out.
+    the rotation in step. What has no plan, or the machine's engine does not run, is left out. Sums
+    on GPUs have `serial` alone: products that add to float32 sums chunk by chunk, and the rounding
+    of these, take longer than the transfer that they would hide.
 
     Args:
         op: the operator.
@@ -64,7 +66,7 @@ def points(
         few: whether rows are FEW_ROWS at most, for which some operators have points of their own.
     """
     found = [serial(world, machine)]
-    if world == 1:
+    if world == 1 or (sums and machine.engine == "cuda"):
         return tuple(found)
     grains, grain = [], 1
     while grain <= max(world, 4):

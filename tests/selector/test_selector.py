@@ -207,6 +207,8 @@ def test_every_candidate_has_a_plan(op: str, axis: str) -> None:
         problem = replace(problem, outputs=(replace(problem.outputs[0], axis=axis),))
     found = points(op, 4, SWITCH, facts_of(problem).sums)
     assert any(schedule.compute == "gated" for schedule in found) == (axis == "rows")
+    gpus = points(op, 4, Machine.named("h200x4"), facts_of(problem).sums)
+    assert (len(gpus) > 1) == (axis == "rows")
     for schedule in found:
         assert lower_rank(problem, schedule, 0).steps
 
