@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 
 import pytest
@@ -19,6 +20,7 @@ from ficco.problem import OPERATORS
 from ficco.verifier import verify
 
 SEEDS = range(4)
+MORE = int(os.environ.get("FICCO_EXAMPLES", "1"))  # times as many random problems
 
 
 def goes_wrong(plan: Plan, seeds: range = SEEDS) -> str | None:
@@ -35,7 +37,7 @@ def goes_wrong(plan: Plan, seeds: range = SEEDS) -> str | None:
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_every_legal_plan_verifies_and_interprets_right(op: str) -> None:
-    @settings(max_examples=1000 if op == "all_gather_matmul" else 400)
+    @settings(max_examples=MORE * (400 if op == "all_gather_matmul" else 160))
     @given(plans(op=op), st.integers(0, 2**20), st.booleans())
     def run(plan: Plan, seed: int, in_order: bool) -> None:
         assert not verify(plan), describe(plan)
@@ -45,7 +47,7 @@ def test_every_legal_plan_verifies_and_interprets_right(op: str) -> None:
     run()
 
 
-@settings(max_examples=300)
+@settings(max_examples=MORE * 120)
 @given(plans())
 def test_json_gives_the_same_plan_back(plan: Plan) -> None:
     assert loads(dumps(plan)) == plan, describe(plan)
@@ -76,7 +78,7 @@ def test_mutants_that_can_go_wrong_are_rejected(name: str) -> None:
 def test_benign_edits_are_accepted(name: str) -> None:
     edited = 0
 
-    @settings(max_examples=200)
+    @settings(max_examples=MORE * 80)
     @given(plans(max_world=4), st.integers(0, 2**20))
     def run(plan: Plan, seed: int) -> None:
         nonlocal edited
