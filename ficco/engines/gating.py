@@ -107,9 +107,7 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         dtype=plan.buffer(first.a.buffer).dtype,
         b=b,
         turned=step.transpose_b,
-        bias=result.add[0]._replace(col0=0, col1=_bias_columns(plan, result))
-        if result.add
-        else None,
+        bias=_whole(plan, result.add[0]) if result.add else None,
         c=whole[_RESULT],
         own=whole.get(_OWN),
         window=whole.get(_WINDOW),
@@ -130,10 +128,6 @@ def _check(step: Step, part: Part, product: Product) -> None:
 def _columns(product: Product, turned: bool) -> tuple[int, int]:
     b = product.b
     return (b.row0, b.row1) if turned else (b.col0, b.col1)
-
-
-def _bias_columns(plan: RankPlan, product: Product) -> int:
-    return plan.buffer(product.add[0].buffer).cols
 
 
 def _whole(plan: RankPlan, region: Region) -> Region:
