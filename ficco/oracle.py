@@ -114,6 +114,8 @@ def inputs(problem: Problem, seed: int, draw: Draw | None = None) -> list[dict[s
         depth = problem.depths[rank] if problem.depths else problem.k
         mine["x"] = draw.normal(problem.m if problem.depths else problem.rows[rank], depth)
         for i, output in enumerate(problem.outputs):
+            if output.axis == "gathered":
+                continue
             inner = problem.m if output.axis == "contraction" else depth
             w = draw.normal(inner, output.columns[rank], scale)
             mine.setdefault(output.operand, w.T if output.operand_transposed else w)
@@ -198,6 +200,9 @@ def _gathered(problem: Problem, given: Sequence[Named], ranks: Sequence[int]) ->
     for mine in (given[rank] for rank in ranks):
         row = []
         for i, output in enumerate(problem.outputs):
+            if output.axis == "gathered":
+                row.append(Exact(x, abs(x), _library(x).zeros_like(x), 0))
+                continue
             a = x.T if output.axis == "contraction" else x
             row.append(_exact(a, _weight(problem, mine, i), _bias(problem, mine, i)))
         found.append(row)

@@ -52,7 +52,7 @@ ROLES = ("input", "weight", "output", "window", "workspace")
 # Which unit each kind of step may occupy.
 UNITS: dict[str, tuple[str, ...]] = {
     "copy": ("dma", "sm"),
-    "local_copy": ("sm",),
+    "local_copy": ("sm", "dma"),
     "signal": ("none",),
     "wait": ("none",),
     "clear": ("none",),

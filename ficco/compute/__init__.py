@@ -278,9 +278,6 @@ class DeviceCompute(Protocol):
     ) -> None:
         """Put the sums of bags [first, past last) into the target, as `Compute.bag` does."""
 
-    def copy(self, source: Any, target: Any) -> None:
-        """Copy a matrix on the multiprocessors."""
-
     def spoil(self, handle: Any) -> None:
         """Fill a matrix with NaN."""
 

@@ -199,7 +199,7 @@ class BoundPlan:
         if stores:
             encoded = encode_whole(plan)
         else:
-            encoded = encode(plan, lanes, python=(*COMPUTE, "local_copy"), one_launch=True)
+            encoded = encode(plan, lanes, one_launch=True)
         self._slots = [
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
         ]
@@ -399,7 +399,7 @@ def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
             )
         if step.kind == "collective":
             raise EngineError(f"step {step.id!r}: the CUDA engine has no collective steps")
-        if step.kind in (*COMPUTE, "local_copy"):
+        if step.kind in COMPUTE:
             computing.setdefault(step.lane, step.id)
     if len(computing) > 1:
         raise EngineError(

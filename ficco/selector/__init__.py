@@ -202,8 +202,8 @@ def _by_book(
     from ficco import __version__
 
     found = shipped(machine.name) if book is None else book
-    if facts.sums:
-        return None, "books hold no outputs that add up" if needed else ""
+    if not facts.plain:
+        return None, "books hold products along rows alone" if needed else ""
     if found is None:
         return None, "there is none of this machine" if needed else ""
     if reason := found.unfit(machine, __version__, driver):

@@ -241,9 +241,6 @@ class NumpyOnStream:
     ) -> None:
         self._enqueue("bag", lambda: self._numpy.bag(table, indices, offsets, bags, target))
 
-    def copy(self, source: Any, target: Any) -> None:
-        self._enqueue("copy", lambda: target.__setitem__(..., source))
-
     def spoil(self, handle: Any) -> None:
         self._enqueue("spoil", lambda: handle.fill(np.nan))
 

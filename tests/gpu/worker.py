@@ -18,11 +18,9 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.engines.rows import COMPUTE, Work, encode
-from ficco.engines.work import calls_of
 from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
-from ficco.plan import RankPlan
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 from ficco.schedule import Schedule
@@ -208,10 +206,6 @@ def capture_rules(me: Rank) -> None:
     print("capture right")
 
 
-def encode_works(plan: RankPlan) -> list[Work]:
-    return encode(plan, {}, python=(*COMPUTE, "local_copy")).works
-
-
 def profile(me: Rank) -> None:
     """Nothing runs on multiprocessors but GEMMs, named sums and counted local copies."""
     from torch.profiler import ProfilerActivity
@@ -234,8 +228,9 @@ def profile(me: Rank) -> None:
             me.meet()
             plan = lower_rank(problem, resolved, me.rank)
             pushes = sum(len(s.reads) for s in plan.steps if s.kind == "copy")
-            copies = [w for w in encode_works(plan) if w.step.kind == "local_copy"]
-            local = sum(len(calls_of(plan, work)) for work in copies)  # joined where they touch
+            local = sum(
+                len(joined_copies(s.reads, s.writes)) for s in plan.steps if s.kind == "local_copy"
+            )
             sums = sum(s.kind == "reduce" for s in plan.steps)
             seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]
             counts = {

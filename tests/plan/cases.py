@@ -89,6 +89,9 @@ def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
                 draw(st.booleans()),
             )
         )
+    if draw(st.integers(0, 2)) == 0:
+        at = draw(st.integers(0, len(outputs)))
+        outputs.insert(at, Output((k,) * world, "", "gathered"))
     dtype = draw(st.sampled_from(tuple(DTYPES)))
     return Problem("all_gather_matmul", world, rows, k, tuple(outputs), dtype)
 
@@ -112,7 +115,7 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
             taper=draw(st.sampled_from(("none", "head", "tail", "both"))),
             pace=draw(st.sampled_from(("free", "in_step"))),
         )
-    summing = any(output.axis == "contraction" for output in problem.outputs)
+    summing = all(output.axis == "contraction" for output in problem.products)
     gathers = problem.op in ("all_gather_matmul", "all_to_all_matmul")
     if schedule.compute == "gated" and (summing or (gathers and schedule.cut == "columns")):
         schedule = Schedule(grain=schedule.grain, compute="per_chunk", cut=schedule.cut)
