@@ -334,25 +334,11 @@ def _check(problem: Problem) -> None:
     _check_per_rank("rows", p.rows, p.world)
     if not p.outputs:
         raise InputError("outputs: a problem has at least one")
-    for index, output in enumerate(p.outputs):
-        _check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
-        if sum(output.columns) < 1:
-            raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
-        if output.axis not in AXES:
-            raise InputError(
-                f"outputs[{index}].axis={output.axis!r}{closest(output.axis, AXES)}: it is one of "
-                f"{', '.join(AXES)}"
-            )
-        if output.axis == "gathered":
-            _check_kept(p, index, output)
-            continue
-        if not output.operand.isidentifier() or _RESERVED.fullmatch(output.operand):
-            raise InputError(
-                f"outputs[{index}].operand={output.operand!r} is no name, or one that plans use; "
-                "call it w, w0, w1, ..."
-            )
+    _check_outputs(p)
     if not p.products:
-        raise InputError("outputs: nothing is multiplied; name a product, along rows or contraction")
+        raise InputError(
+            "outputs: nothing is multiplied; name a product, along rows or contraction"
+        )
     _check_operands(p.products)
     _check_tables(p)
     if p.op not in GATHERING:
@@ -376,6 +362,26 @@ def _check(problem: Problem) -> None:
                 )
     elif p.splits:
         raise InputError(f"splits belong to {' and '.join(EXCHANGING)}, not to {p.op}")
+
+
+def _check_outputs(p: Problem) -> None:
+    for index, output in enumerate(p.outputs):
+        _check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
+        if sum(output.columns) < 1:
+            raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
+        if output.axis not in AXES:
+            raise InputError(
+                f"outputs[{index}].axis={output.axis!r}{closest(output.axis, AXES)}: it is one of "
+                f"{', '.join(AXES)}"
+            )
+        if output.axis == "gathered":
+            _check_kept(p, index, output)
+            continue
+        if not output.operand.isidentifier() or _RESERVED.fullmatch(output.operand):
+            raise InputError(
+                f"outputs[{index}].operand={output.operand!r} is no name, or one that plans use; "
+                "call it w, w0, w1, ..."
+            )
 
 
 def _check_kept(p: Problem, index: int, output: Output) -> None:

@@ -196,10 +196,7 @@ class BoundPlan:
         self._places, _ = window_places(plan.buffers)
         lanes = _lanes(plan.steps, compute)
         stores = any(step.kind == "copy" and step.unit == "sm" for step in plan.steps)
-        if stores:
-            encoded = encode_whole(plan)
-        else:
-            encoded = encode(plan, lanes, one_launch=True)
+        encoded = encode_whole(plan) if stores else encode(plan, lanes, one_launch=True)
         self._slots = [
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
         ]

@@ -176,9 +176,7 @@ class Call:
         """Return the shapes of this rank's outputs: rows are split as those of x are."""
         between = max(math.prod(self.inner), 1)
         return [
-            (height, width)
-            if output.axis != "rows"
-            else (height // between, *self.inner, width)
+            (height, width) if output.axis != "rows" else (height // between, *self.inner, width)
             for (height, width), output in zip(
                 problem.result_shapes(self.rank), problem.outputs, strict=True
             )
