@@ -130,15 +130,16 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
     """Return the schedules to try: every named one at every grain, and more for some cases."""
     numbers = sorted({case.world if grain == "world" else int(grain) for grain in grains})
     found = []
-    for name in Schedule.names():
+    for name in Schedule.names(case.op):
         schedule = Schedule.named(name)
         if name == "serial":
             continue
+        if schedule.transport == "sm":
+            if case.m <= FEW_ROWS:
+                found.append(schedule)
+            continue
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))
-    if case.m <= FEW_ROWS:
-        own = Schedule.names(case.op)[len(Schedule.names()) :]
-        found += [Schedule.named(name) for name in own]
     if case.op == "matmul_all_reduce" and case.world > 2:
         unfused = replace(Schedule.named("hetero_unfused_1d"), route="rotation", pace="in_step")
         found += [replace(unfused, grain=grain) for grain in numbers]

@@ -101,8 +101,8 @@ def asked_from(
     schedules, refused, chosen = [], [], []
     names = Schedule.names(problem.op) if everything else args.schedule.split(",")
     if everything and problem.m > FEW_ROWS:
-        few = names[len(Schedule.names()) :]
-        names = Schedule.names()
+        few = [name for name in names if Schedule.named(name).transport == "sm"]
+        names = [name for name in names if name not in few]
         refused = [
             f"{name} left out: it is for {FEW_ROWS} rows or fewer, these are {problem.m}"
             for name in few

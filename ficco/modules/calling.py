@@ -157,11 +157,15 @@ class Call:
             found = automatic(problem, runtime, self.device)
         else:
             found = asked.resolve(runtime.world, runtime.machine)
-            if found.transport == "sm" and self.device.type == "cuda" and not groups.alone():
+            waits = {"transport": found.transport == "sm", "sums": found.sums == "within"}
+            if any(waits.values()) and self.device.type == "cuda" and not groups.alone():
+                axis = next(axis for axis, value in waits.items() if value)
+                nearest = {"transport": "dma", "sums": "apart"}[axis]
                 raise ScheduleError(
-                    f"schedule {found.name!r}: transport='sm' waits for peers' kernels, and other "
-                    "groups of this process are open for GPUs, whose kernels may keep them from "
-                    "running; close those groups, or use transport='dma'"
+                    f"schedule {found.name!r}: {axis}={getattr(found, axis)!r} waits for peers' "
+                    "kernels, and other groups of this process are open for GPUs, whose kernels "
+                    "may keep them from running, or CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams "
+                    f"into one queue; close those groups, unset it, or use {axis}={nearest!r}"
                 )
         groups.log.debug("%s: %s, grain %s", problem.op, found.name, found.grain)
         return found

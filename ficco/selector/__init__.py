@@ -180,7 +180,8 @@ def _quick(
     found, passed = _by_book(facts, machine, regime, None, driver, False)
     if found is not None:
         taken = found.schedule
-        if (gates or taken.compute != "gated") and (alone or taken.transport != "sm"):
+        waits = taken.transport == "sm" or taken.sums == "within"
+        if (gates or taken.compute != "gated") and (alone or not waits):
             return found
     predicted = _by_rule(facts, machine, regime, gates, alone)
     return decide(predicted, facts, machine, "rule", passed)
@@ -189,8 +190,8 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    few = alone and facts.m <= FEW_ROWS
-    candidates = points(facts.op, facts.world, machine, facts.sums, gates, few)
+    few = facts.m <= FEW_ROWS
+    candidates = points(facts.op, facts.world, machine, facts.sums, gates, alone, few)
     return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
 
 

@@ -86,7 +86,7 @@ class Case:
         self.sets: list[Arrays] = []
         self.wanted: dict[tuple[int, int], torch.Tensor] = {}
         own = set(Schedule.names(problem.op)) - set(Schedule.names())
-        self.points = [Schedule.named(name) for name in sorted(own)]
+        self.points = [Schedule.named(name).resolve(me.world, CUDA) for name in sorted(own)]
         for name in (
             "hetero_fused_1d", "hetero_unfused_1d", "shard_p2p", "uniform_fused_2d", "gated_1d",
         ):  # fmt: skip

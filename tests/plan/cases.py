@@ -122,6 +122,8 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
     if problem.op == "embedding_all_to_all":
         schedule = replace(schedule, cut="rows")
     schedule = schedule.resolve(problem.world, machine)
+    if problem.op == "matmul_reduce_scatter" and schedule.compute == "gated":
+        schedule = replace(schedule, sums=draw(st.sampled_from(("apart", "within"))))
     turns = gathers or problem.op == "matmul_all_reduce"
     if not turns or schedule.route != "rotation":
         schedule = replace(schedule, pace="free")
