@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from record import spread
 
+from ficco.sweeping.figures import medians
+
 REGIMES = ("eager", "synchronized", "captured")
 BASELINES = ("serial", "torch_fused")
 Times = Mapping[tuple[str, str], Sequence[float]]  # (configuration, regime) -> ms, slowest rank
-
-
-def medians(times: Times) -> dict[tuple[str, str], float]:
-    """Return the median of whatever was timed."""
-    return {key: statistics.median(found) for key, found in times.items() if found}
 
 
 def best_points(screened: Times, count: int) -> dict[str, list[str]]:

@@ -27,7 +27,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep", help="measure or simulate many schedules on many shapes, into a folder",
         description="Measure a grid of operators, shapes and schedules on this machine, or "
-        "simulate it, and write results, a book and a report into a folder. What was measured is never "
+        "simulate it, and write results, a book and a report. What was measured is never "
         "measured again: the same command goes on where it ended. Exit 1 where a result was wrong "
         "or a point failed.",
     )  # fmt: skip

@@ -57,7 +57,7 @@ class Journal:
         self.runs: dict[str, Runs] = {}
         self.screens: dict[str, Runs] = {}
         self.errors: dict[str, float] = {}
-        self.bad: dict[str, Record] = {}
+        self.bad: dict[str, Any] = {}
         self.worked_out: dict[str, Record] = {}
         self.parts: dict[str, dict[str, Runs]] = {}
         self.timelines: dict[tuple[str, str, str], Record] = {}

@@ -11,7 +11,7 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ficco.errors import InputError
 from ficco.machine import Machine
@@ -22,7 +22,7 @@ from ficco.sweeping.grid import AUTO, Grid
 from ficco.sweeping.journal import Journal
 from ficco.sweeping.points import Case, Point, Shape
 
-__all__ = ["Line", "as_csv", "as_lines", "extremes", "kept", "lines", "screens"]
+__all__ = ["Known", "Line", "as_csv", "as_lines", "extremes", "kept", "lines", "screens"]
 
 Line = dict[str, Any]
 _COLUMNS = (
@@ -43,21 +43,34 @@ class _Figures:
     screened: bool
 
 
-def kept(points: Sequence[Point], journal: Journal, grid: Grid) -> list[Point]:
+class Known(Protocol):
+    """What is known of points: a journal, or what a rank has been told of one.
+
+    Attributes:
+        runs, screens: ms by point and number.
+        bad: points that have no figures.
+    """
+
+    runs: dict[str, dict[int, float]]
+    screens: dict[str, dict[int, float]]
+    bad: dict[str, Any]
+
+
+def kept(points: Sequence[Point], known: Known, grid: Grid) -> list[Point]:
     """Return those of a regime's points that get all rounds: serial, AUTO, the best of a screening.
 
     Args:
         points: of one shape and regime, all screened where the grid screens.
-        journal: with the screening's runs.
+        known: with the screening's runs.
         grid: how many are kept.
     """
-    able = [point for point in points if not point.reason and point.id not in journal.bad]
+    able = [point for point in points if not point.reason and point.id not in known.bad]
     if not grid.screening:
         return able
     middle = {
-        point.id: statistics.median(journal.screens[point.id].values())
+        point.id: statistics.median(known.screens[point.id].values())
         for point in able
-        if point.id in journal.screens
+        if known.screens.get(point.id)
     }
     always = {point.id for point in able if _always(point)}
     others = {name: ms for name, ms in middle.items() if name not in always}
@@ -100,12 +113,12 @@ def lines(
     return found
 
 
-def extremes(case: Case, regime: str, journal: Journal, grid: Grid) -> list[tuple[str, Point]]:
+def extremes(case: Case, regime: str, known: Known, grid: Grid) -> list[tuple[str, Point]]:
     """Return the fastest and the slowest point of a regime, as far as it has any."""
     timed = [
         (figures.ms, point.id, point)
         for point in case.of(regime)
-        if (figures := _figures(point, journal, grid)) is not None
+        if (figures := _figures(point, known, grid)) is not None
     ]
     timed.sort(key=lambda entry: entry[:2])
     if not timed:
@@ -187,18 +200,16 @@ def _point_line(
     return line
 
 
-def _figures(point: Point, journal: Journal, grid: Grid) -> _Figures | None:
+def _figures(point: Point, known: Known, grid: Grid) -> _Figures | None:
     """Return what is known of a point: of its timed runs, else of its screening."""
-    if _reason(point, journal):
+    if point.reason or point.id in known.bad:
         return None
-    runs = [ms for _, ms in sorted(journal.runs.get(point.id, {}).items())]
-    screened = not runs
-    times = runs or [ms for _, ms in sorted(journal.screens.get(point.id, {}).items())]
+    runs = [ms for _, ms in sorted(known.runs.get(point.id, {}).items())]
+    times = runs or [ms for _, ms in sorted(known.screens.get(point.id, {}).items())]
     if not times:
         return None
     middle, range_ms = spread(times)
-    few = screened or len(times) < grid.rounds
-    return _Figures(middle, range_ms, len(times), few)
+    return _Figures(middle, range_ms, len(times), not runs or len(runs) < grid.rounds)
 
 
 def _reason(point: Point, journal: Journal) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["NO_MULTICAST", "Meeting", "make_page", "run_ranks"]
+
 NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -70,18 +72,18 @@ def run_ranks(
     """
     make_page(folder, world)
     given = os.environ | NO_MULTICAST
-    given |= {"WORLD_SIZE": str(world), "COMPARE_PARENT": str(os.getpid())}
+    given |= {"WORLD_SIZE": str(world), "FICCO_PARENT": str(os.getpid())}
     ranks: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"rank{rank}.txt" for rank in range(world)]
     limit, ended_badly = time.monotonic() + limit_s, 0.0
     reason = ""
     try:
-        for rank, log in enumerate(logs):
+        for rank, path in enumerate(logs):
             own = given | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with log.open("w") as said:
+            with path.open("w") as log:
                 ranks.append(
                     subprocess.Popen(
-                        [sys.executable, *command], stdout=said, stderr=subprocess.STDOUT, env=own
+                        [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, env=own
                     )
                 )
         while any(rank.poll() is None for rank in ranks):
