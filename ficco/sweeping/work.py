@@ -66,7 +66,7 @@ class Work:
     def refuse(self, point: Point, reason: str, kind: str) -> None:
         """Write down why a point has no figures; `kind` is one of `ficco.sweeping.journal.BAD`."""
         self.journal.append(point.shape.id, id=point.id, bad=reason, kind=kind)
-        self.progress.say(f"{point.id}: {kind}: {reason}")
+        self.progress.say(f"{point.id}: {reason}")
 
     def end(self, case: Case) -> None:
         """Write down that nothing of a case is missing, and the results so far."""

@@ -22,6 +22,7 @@ from ficco.sweeping.work import Work
 
 __all__ = ["measure"]
 
+RANK = ("-P", "-m", "ficco.sweeping.gpu.rank")  # what a rank runs, and its folder
 _GRACE_S = 60.0  # for ranks to end a round after the deadline
 
 
@@ -83,7 +84,7 @@ class _Session:
         with tempfile.TemporaryDirectory(prefix="ficco-sweep-") as name:
             folder = Path(name)
             (folder / TODO).write_bytes(pickle.dumps(todo))
-            command = ["-P", "-m", "ficco.sweeping.gpu.rank", name]
+            command = [*RANK, name]
             limit = left + _GRACE_S if math.isfinite(left) else math.inf
             return run_ranks(command, work.world, folder, limit, lambda: self._watch(folder))
 
