@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Helper modules of the tests lie beside them; --import-mode=importlib does not look there.
-for folder in ("plan", "host"):
+for folder in ("plan", "host", "sweeping"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 settings.register_profile(

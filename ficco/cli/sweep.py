@@ -40,6 +40,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--report", metavar="DIR", help="write the report of a sweep's folder again, nothing else"
     )
+    parser.add_argument("--no-report", action="store_true", help="leave the report out")
     parser.add_argument("--ranks", type=int, help=f"ranks ({HOST_RANKS}; on GPUs as many as these)")
     parser.add_argument(
         "--machine", help="profile to run as, instead of the grid's: a shipped name or a .toml file"
@@ -72,7 +73,8 @@ def _main(args: argparse.Namespace) -> int:
     asked = _asked(args, Grid.named(args.grid))
     outcome = run(asked)
     _say(args, asked, outcome)
-    _report(asked.folder)
+    if not args.no_report:
+        _report(asked.folder)
     if outcome.interrupted:
         return 130
     return 1 if outcome.bad.keys() & {"wrong", "failed"} else 0

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ficco import data
-from ficco.errors import InputError, ScheduleError, closest
+from ficco.errors import InputError, MachineError, ScheduleError, closest
 from ficco.machine import Machine
 from ficco.problem import DTYPES, MAX_WORLD, OPERATORS
 from ficco.schedule import MAX_CHUNKS, Schedule
@@ -142,7 +142,10 @@ class Grid:
         if how == "simulated" and not machine:
             raise InputError(f"{where}: machine is missing; how = 'simulated' needs one")
         if machine:
-            Machine.named(machine)
+            try:
+                Machine.named(machine)
+            except MachineError as wrong:
+                raise InputError(f"{where}: {wrong}") from None
         ranks, rounds, screening, keep = (
             _whole(table.get(field, default), least, most, field, where)
             for field, default, least, most in (

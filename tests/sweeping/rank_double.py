@@ -1,8 +1,8 @@
 """A rank of a sweep on GPUs without a GPU: memory is the host's, a graph is its calls again.
 
-What is real: the processes, how they meet, what runs in which order, the operators (over gloo), what
-is checked, said and written down. Environment: DOUBLE_DIES names a schedule that ends its ranks,
-DOUBLE_WRONG one whose result is wrong.
+What is real: the processes, how they meet, what runs in which order, the operators (over gloo),
+what is checked, said and written down. Of the environment, DOUBLE_DIES names a schedule that ends
+its ranks, DOUBLE_WRONG one whose result is wrong.
 """
 
 from __future__ import annotations

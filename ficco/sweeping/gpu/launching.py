@@ -19,6 +19,7 @@ NO_MULTICAST = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
+GRACE_S = 10.0  # for the other ranks to end by themselves after one has failed
 _STRIDE = 8  # doubles from one rank's place to the next, a cache line
 
 
@@ -92,7 +93,7 @@ def run_ranks(
             now = time.monotonic()
             if any(rank.poll() for rank in ranks):
                 ended_badly = ended_badly or now
-                if now > ended_badly + 10:
+                if now > ended_badly + GRACE_S:
                     break
             if now > limit:
                 reason = f"not done after {limit_s:.0f} s"
