@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,7 +42,7 @@ from ficco.schedule import Schedule
 from ficco.selector.facts import Facts, facts_of
 from ficco.timeline import REGIMES
 
-__all__ = ["NEAR", "Book", "Point", "shipped"]
+__all__ = ["NEAR", "Book", "Point", "given", "known", "shipped"]
 
 NEAR = 1.25
 WORDS = ("op", "dtype", "regime")
@@ -208,6 +209,26 @@ class Book:
         """Return the nearest point of the neighbourhood, if there is one."""
         near = [p for p in self.points if p.regime == regime and p.distance(facts) <= NEAR]
         return min(near, key=lambda point: point.distance(facts), default=None)
+
+
+def known(machine: str) -> list[Book]:
+    """Return the books to choose by: FICCO_BOOK's (equal on all ranks), then the shipped one.
+
+    Raises:
+        InputError: FICCO_BOOK names no book.
+    """
+    name, own = given(), shipped(machine)
+    return ([_named(name)] if name else []) + ([own] if own else [])
+
+
+def given() -> str:
+    """Return the book that FICCO_BOOK names: a shipped name, or a file that ends in .toml."""
+    return os.environ.get("FICCO_BOOK", "")
+
+
+@lru_cache(maxsize=16)
+def _named(name: str) -> Book:
+    return Book.named(name)
 
 
 @lru_cache(maxsize=16)
