@@ -282,8 +282,10 @@ def timelines(sweep: Sweep, limits: Limits, stamp: str) -> Section:
     cards = [_timeline_card(case, f"timeline-{order[id(case)]}") for case in picked]
     texts = [
         "One call of a case's fastest and of its slowest point, on one scale; the lanes are those "
-        "of the rank that ended last. A traced call may last longer than those that were timed.",
+        "of the rank that ended last.",
     ]
+    if not sweep.simulated:
+        texts.append("A traced call may last longer than those that were timed.")
     if len(picked) < len(ranked):
         texts.append(
             f"{len(picked)} of {len(ranked)} cases are shown: those that lose most, then those "

@@ -66,10 +66,10 @@ def mark_of(name: str) -> Mark:
     return _MARKS.get(name) or _OTHERS[sum(name.encode()) % len(_OTHERS)]
 
 
-def figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches."""
+def figure(width: float, height: float, packed: bool = True) -> Figure:
+    """Return an empty figure of so many inches; `packed`: its axes take all the room there is."""
     with mpl.rc_context(_STYLE):
-        return Figure(figsize=(width, height), layout="constrained")
+        return Figure(figsize=(width, height), layout="constrained" if packed else None)
 
 
 def decorate(axes: Axes, across: Literal["both", "x", "y"] = "both") -> None:
@@ -118,7 +118,7 @@ def svg(draw: Any, ident: str, title: str, about: str) -> Markup:
     root.attrib |= {
         "role": "img",
         "aria-labelledby": f"{ident}-title {ident}-about",
-        "style": f"max-width:{width * 1.6:.0f}px;min-width:{min(width, 600):.0f}px",
+        "style": f"max-width:{width * 1.6:.0f}px;min-width:{width * 1.2:.0f}px",
     }
     for tag, text in (("desc", about), ("title", title)):
         element = ElementTree.Element(

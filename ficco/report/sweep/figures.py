@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from ficco.report.sweep.drawing import GRID, INK, MUTED, decorate, figure, legend, mark_of
 from ficco.report.sweep.judging import best, best_of_each, middle
@@ -15,7 +15,7 @@ from ficco.report.sweep.reading import Case, Point
 
 __all__ = ["curve", "foresight", "losses", "overview", "schedule_map"]
 
-WIDE = 8.6  # inches; what is 8.5 points there reads well at the page's width
+WIDE = 9.6  # inches; what is 8.5 points there reads well at the page's width
 
 
 def _plain_log(axes: Axes, which: str, low: float, high: float) -> None:
@@ -185,7 +185,11 @@ def losses(points: Sequence[Point]) -> Figure:
             known += found
         axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
         room = max(0.01, 0.05 * (max(known) - min(known)))
-        axes.set_xlim(min(known) - room, max(known) + room)
+        if max(known) > 3 * min(known):
+            _plain_log(axes, "x", min(known) / 1.1, max(known) * 1.1)
+        else:
+            axes.set_xlim(min(known) - room, max(known) + room)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
         decorate(axes)
     both[0].set_yticks(range(len(kinds)), [f"{name} g{grain}" for name, grain in kinds])
     both[0].set_ylim(len(kinds) - 0.4, -0.6)

@@ -79,10 +79,9 @@ def gantt(timeline: Timeline, rank: int, longest_us: float) -> Figure:
     mine = [span for span in timeline.spans if span.rank == rank]
     lanes = list(dict.fromkeys(span.lane for span in mine))
     height = 0.95 + 0.27 * max(len(lanes), 2)
-    drawn = figure(8.6, height)
-    drawn.set_layout_engine("none")  # for zero to stand at one place in all timelines
+    drawn = figure(9.6, height, packed=False)  # zero stands at one place in all timelines
     axes = drawn.subplots()
-    drawn.subplots_adjust(left=0.16, right=0.985, bottom=0.8 / height, top=1 - 0.1 / height)
+    drawn.subplots_adjust(left=0.14, right=0.985, bottom=0.8 / height, top=1 - 0.1 / height)
     kinds = [kind for kind in reversed(_BARS) if any(span.kind == kind for span in mine)]
     for row, lane in enumerate(lanes):
         for kind in kinds:

@@ -24,6 +24,7 @@ __all__ = [
     "best",
     "best_of_each",
     "by_loss",
+    "candidates",
     "choices",
     "finer_than_shards",
     "gain",

@@ -56,7 +56,7 @@ def _sections(sweep: Sweep, limits: Limits) -> list[Section]:
         lambda: sections.summary(sweep, stamp),
         lambda: sections.losing(sweep, limits, known, stamp),
         lambda: sections.speed(sweep, limits, known, stamp),
-        lambda: sections.schedules(sweep, stamp),
+        lambda: sections.schedules(sweep, limits, stamp),
         lambda: sections.maps(sweep, limits, stamp),
         lambda: details.grains(sweep, limits, known, stamp),
         lambda: details.losses(sweep, limits, stamp),
@@ -108,7 +108,7 @@ def _facts(head: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("driver", "driver"), ("profile", "predictions from profile"), ("date", "date"),
         ("ficco", "ficco"), ("versions", "versions"), ("grid", "grid"), ("digest", "grid's digest"),
     ):  # fmt: skip
-        if head.get(name) is not None:
+        if head.get(name) is not None and (name, head["how"]) != ("driver", "simulated"):
             facts.append((title, _plain(head[name])))
     return facts
 

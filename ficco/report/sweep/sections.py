@@ -11,6 +11,7 @@ from ficco.report.sweep.judging import (
     best,
     best_of_each,
     by_loss,
+    candidates,
     finer_than_shards,
     gain,
     geomean,
@@ -27,7 +28,7 @@ __all__ = ["Anchors", "losing", "maps", "schedules", "shown", "speed", "summary"
 Anchors = dict[tuple[str, str], str]  # a case's shape and regime: where its points stand
 
 CASE_COLUMNS = (
-    "<case", "serial, ms", "<best schedule", "grain", "ms", "IQR, ms", "times serial", "of ideal",
+    "<case", "serial, ms", "<best", "ms", "IQR, ms", "times serial", "of ideal",
     "GEMM alone, ms", "transfer alone, ms", "ideal, ms", "floor, ms", "operations a byte", "sent",
 )  # fmt: skip
 
@@ -48,8 +49,7 @@ def _case_row(case: Case, anchors: Anchors) -> Row:
     cells = (
         f"{short(case, regime=True)}{' (slower)' if lost else ''}",
         number(case.serial_ms),
-        found.name if found else NONE,
-        str(found.grain) if found else NONE,
+        found.label if found else NONE,
         number(found.ms if found else None),
         number(found.iqr_ms if found else None, 2),
         times(gain(case)),
@@ -102,8 +102,9 @@ def summary(sweep: Sweep, stamp: str) -> Section:
     if ratios:
         ahead = sum(ratio > 1 for ratio in ratios)
         texts.append(
-            f"Shards cut into chunks beat whole shards in {ahead} of {len(ratios)} cases that have "
-            f"both; on geometric mean they are {times(geomean(ratios))} times as fast."
+            f"Shards cut into chunks (grain 2 or more) beat whole shards (grain 1) in {ahead} of "
+            f"{len(ratios)} cases that have both; on geometric mean they are "
+            f"{times(geomean(ratios))} times as fast."
         )
     if without:
         texts.append(f"{without} cases lack serial or any other right point and are not counted.")
@@ -275,7 +276,7 @@ def _map_row(case: Case) -> Row:
     return Row(cells)
 
 
-def schedules(sweep: Sweep, stamp: str) -> Section:
+def schedules(sweep: Sweep, limits: Limits, stamp: str) -> Section:
     """Compare schedules, each at its best grain, over all cases."""
     found: dict[str, list[tuple[Case, Point]]] = {}
     for case in sweep.cases:
@@ -310,7 +311,30 @@ def schedules(sweep: Sweep, stamp: str) -> Section:
     ranked = table(
         "Schedules, each at its best grain of every case", columns, [row for _, row in rows]
     )
-    return Section("schedules", "Schedules compared", (), (ranked,) if rows else (), stamp)
+    blocks = (ranked, *_levels(sweep, limits)) if rows else ()
+    return Section("schedules", "Schedules compared", (), blocks, stamp)
+
+
+def _levels(sweep: Sweep, limits: Limits) -> list[Table]:
+    """Return a table of whole shards against cut ones, if any case has both."""
+    found = [(case, r) for case in sweep.cases if (r := finer_than_shards(case)) is not None]
+    rows = []
+    for case, ratio in sorted(found, key=lambda entry: entry[1])[: limits.cases]:
+        cells = [short(case, regime=True)]
+        for some in (
+            [p for p in candidates(case) if p.name == "shard_p2p" and p.grain == 1],
+            [p for p in candidates(case) if p.grain == 1],
+            [p for p in candidates(case) if p.grain > 1],
+        ):
+            point = min(some, key=lambda p: p.ms, default=None)
+            cells += [point.label, number(point.ms)] if point else [NONE, NONE]
+        rows.append(Row((*cells, times(ratio))))
+    columns = (
+        "<case", "<one shard after another", "ms", "<best with whole shards", "ms",
+        "<best with cut shards", "ms", "times whole shards",
+    )  # fmt: skip
+    caption = "Whole shards (grain 1) against cut ones, those first that lose most by cutting"
+    return [table(caption, columns, rows)] if rows else []
 
 
 def described(case: Case) -> str:
