@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,13 @@ def find() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+# It is Chromium that reads from 3 and writes to 4.
+_LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
+    "os.execv(sys.argv[3], sys.argv[3:])"
+)
+
+
 class Browser:
     """One browser with one page, off line. Everything the page says or asks for is kept.
 
@@ -31,8 +40,9 @@ class Browser:
     """
 
     def __init__(self, program: str, profile: Path) -> None:
-        to_read, self._to = os.pipe()
-        self._from, to_write = os.pipe()
+        low_read, self._to = os.pipe()
+        self._from, low_write = os.pipe()
+        to_read, to_write = (fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (low_read, low_write))
         flags = [
             "--headless", "--remote-debugging-pipe", "--disable-gpu", "--no-first-run",
             "--disable-dev-shm-usage", "--disable-background-networking", "--disable-extensions",
@@ -40,14 +50,14 @@ class Browser:
         ]  # fmt: skip
         if os.geteuid() == 0:
             flags.append("--no-sandbox")
-        shell = f'exec "$@" 3<&{to_read} 4>&{to_write}'
+        launch = [sys.executable, "-c", _LAUNCH, str(to_read), str(to_write)]
         self._process = subprocess.Popen(
-            ["sh", "-c", shell, "sh", program, *flags, "about:blank"],
+            [*launch, program, *flags, "about:blank"],
             pass_fds=(to_read, to_write), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        os.close(to_read)
-        os.close(to_write)
+        for fd in (low_read, low_write, to_read, to_write):
+            os.close(fd)
         self._buffer, self._number, self._session = b"", 0, ""
         self._events: list[str] = []
         self.said: list[str] = []

@@ -139,7 +139,7 @@ def losses(sweep: Sweep, limits: Limits, stamp: str) -> Section:
         rows.append(Row(cells))
     drawn = points[:: -(-len(points) // limits.marks)]
     plot = svg(
-        lambda: figures.losses(drawn), "losses", "DIL and CIL by schedule and grain",
+        lambda: figures.losses(drawn), "losses-plot", "DIL and CIL by schedule and grain",
         f"{len(drawn)} points in rows by schedule and grain; the tick is the median.",
     )  # fmt: skip
     columns = (
@@ -216,8 +216,8 @@ def _predicted(sweep: Sweep, points: Sequence[tuple[Case, Point]], limits: Limit
     drawn = points[:: -(-len(points) // limits.marks)]
     error = rows[0].cells[2]
     plot = svg(
-        lambda: figures.foresight([p for _, p in drawn]), "foresight", "Predicted against measured",
-        f"{len(drawn)} points; the median error is {error}.",
+        lambda: figures.foresight([p for _, p in drawn]), "foresight-plot",
+        "Predicted against measured", f"{len(drawn)} points; the median error is {error}.",
     )  # fmt: skip
     more = shown(len(drawn), len(points), "points")
     return Plot(plot, f"The median error of {len(points)} predictions is {error}. {more}", listed)

@@ -78,8 +78,8 @@ def decorate(axes: Axes, across: Literal["both", "x", "y"] = "both") -> None:
     axes.tick_params(length=2.5)
 
 
-def legend(drawn: Figure, names: Iterable[str], lines: bool = False) -> None:
-    """Put the marks of these schedules below a figure, in the order of the schedules' marks."""
+def legend(drawn: Figure, names: Iterable[str], lines: bool = False) -> int:
+    """Put the marks of these schedules below a figure, in their own order; return how many rows."""
     known = [*_MARKS]
     ranked = sorted(set(names), key=lambda n: known.index(n) if n in known else len(known))
     keys = [
@@ -89,12 +89,15 @@ def legend(drawn: Figure, names: Iterable[str], lines: bool = False) -> None:
         )
         for n in ranked
     ]  # fmt: skip
-    if keys:
-        columns = max(1, min(len(keys), int(drawn.get_figwidth() / 1.55)))
-        drawn.legend(
-            handles=keys, loc="outside lower center", ncols=columns, frameon=False,
-            columnspacing=1.2, handletextpad=0.4,
-        )  # fmt: skip
+    if not keys:
+        return 0
+    columns = max(1, min(len(keys), int(drawn.get_figwidth() / 1.55)))
+    packed = drawn.get_layout_engine() is not None
+    drawn.legend(
+        handles=keys, loc="outside lower center" if packed else "lower center", ncols=columns,
+        frameon=False, columnspacing=1.2, handletextpad=0.4,
+    )  # fmt: skip
+    return -(-len(keys) // columns)
 
 
 def svg(draw: Any, ident: str, title: str, about: str) -> Markup:
