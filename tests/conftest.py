@@ -21,7 +21,8 @@ settings.load_profile("ficco")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require", action="append", default=[], metavar="WHAT",
-        help="fail instead of skipping where WHAT (torch, transformers, megatron, chromium) is missing",
+        help="fail instead of skipping where WHAT (torch, transformers, megatron, chromium) is "
+        "missing",
     )  # fmt: skip
     parser.addoption(
         "--calls", type=int, default=300, help="calls per operator of the fuzz tests (%(default)s)"
