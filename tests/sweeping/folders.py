@@ -54,9 +54,10 @@ def write(folder: Path, text: str, name: str = "grid.toml") -> Path:
     return path
 
 
-def start(*args: str | Path) -> subprocess.Popen[str]:
+def start(*args: str | Path, report: bool = False) -> subprocess.Popen[str]:
     """Start `ficco sweep` as a process of its own."""
-    command = [sys.executable, "-m", "ficco.cli.main", "sweep", "--no-report", *map(str, args)]
+    command = [sys.executable, "-m", "ficco.cli.main", "sweep", *map(str, args)]
+    command += [] if report else ["--no-report"]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
     )

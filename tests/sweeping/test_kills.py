@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 from folders import MANY, SIMULATED, grown, lines, outline, start, write
@@ -63,11 +64,16 @@ def test_a_killed_simulation_ends_with_the_same_bytes(tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_results_and_says_how_to_go_on(tmp_path: Path) -> None:
     grid, out = write(tmp_path, MANY), tmp_path / "out"
-    process = start(grid, "--out", out, "--ranks", "2")
+    process = start(grid, "--out", out, "--ranks", "2", report=True)
     assert grown(process, out / "runs.jsonl", 30_000)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    told, said = process.communicate(timeout=100)
     assert process.returncode == 130, said
+    if find_spec("matplotlib") and find_spec("jinja2"):
+        assert f"report: {out / 'report.html'}" in told
+        assert (out / "report.html").stat().st_size > 1000
+    else:
+        assert "no report" in said and "ficco[report]" in said
     assert f"to go on: ficco sweep {grid} --out {out} --ranks 2" in said
     assert "Traceback" not in said
     kinds = {line["kind"] for line in lines(out / "results.jsonl")}

@@ -115,12 +115,12 @@ class Measuring:
         if reason:
             config.graph = config.last = None
             self.bad[config.name, "captured"] = f"capture: {reason}"
-            self._revive()
+            self.revive()
 
     def refuse(self, config: Config, reason: str, regimes: tuple[str, ...]) -> None:
         """Note why a configuration has no figures."""
         self.bad |= {(config.name, regime): reason for regime in regimes}
-        self._revive()
+        self.revive()
 
     def still_right(self, config: Config) -> None:
         """Hold results against plain torch again: an eager call, and a replay over NaN."""
@@ -141,7 +141,7 @@ class Measuring:
         if reason:
             self.refuse(config, f"after timing: {reason}", ("captured",))
 
-    def _revive(self) -> None:
+    def revive(self) -> None:
         """Make ficco's group usable again, if a call on it failed; all ranks come here."""
         import ficco
 

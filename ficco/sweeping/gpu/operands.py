@@ -188,7 +188,9 @@ class Operands:
         """
         if self._exact is None:
             given: list[Any] = [{} for _ in range(self.layout.world)]
-            for name, mine in (("x", self.x[0]), ("w", self.w[0].t())):
+            given[self.rank]["w"] = self.w[0]
+            wanted = {"x": self.x[0]} if self._gathers else {"x": self.x[0], "w": self.w[0].t()}
+            for name, mine in wanted.items():
                 parts = [torch.empty_like(mine) for _ in given]
                 dist.all_gather(parts, mine)
                 for each, part in zip(given, parts, strict=True):

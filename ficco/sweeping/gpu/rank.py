@@ -216,12 +216,16 @@ class _Swept:
                 reason = self._run.attempt(partial(self._trace, point, found))
                 if reason:
                     self._said("say", f"{point.id}: no timeline: {reason}")
+                    self._run.revive()
                     continue
+                gathered: list[Any] = [None] * self._case.shape.world
+                dist.all_gather_object(gathered, found[0])
                 about = {"regime": regime, "which": which, "id": point.id}
-                self._said("record", {**about, "timeline": timeline_json(found[0])})
+                table = timeline_json(Timeline.joined(gathered))
+                self._said("record", {**about, "timeline": table})
 
     def _trace(self, point: Point, found: list[Timeline]) -> None:
-        """Add the timeline of one more call, over all ranks."""
+        """Add this rank's timeline of one more call."""
         assert point.schedule is not None, point.id
         runtime = groups.gpu_runtime(None, torch.device("cuda", self._rank))
         assert runtime is not None, "ranks that fall back do not come here"
@@ -235,9 +239,7 @@ class _Swept:
             torch.cuda.synchronize()
         finally:
             runtime.traced = False
-        gathered: list[Any] = [None] * self._case.shape.world
-        dist.all_gather_object(gathered, runtime.timeline())
-        found.append(Timeline.joined(gathered))
+        found.append(runtime.timeline())
 
 
 def _name(point: Point) -> str:
