@@ -21,6 +21,8 @@ from ficco.sweeping.running import Asked, Outcome, run
 
 __all__ = ["add_to"]
 
+NEAR = 0.03  # as near to the best as a choice is meant to come
+
 
 def add_to(commands: Any) -> None:
     """Register the command."""
@@ -159,6 +161,13 @@ def _say(args: argparse.Namespace, asked: Asked, outcome: Outcome) -> None:
     print(f"{asked.folder}: {done} of {outcome.points} points {how}{_paced(asked)}")
     for kind, count in sorted(outcome.bad.items()):
         print(f'{count} {kind}: see "kind": "bad" in {asked.folder / "results.jsonl"}')
+    if outcome.behind:
+        near = sum(times <= 1 + NEAR for times in outcome.behind.values())
+        worst = max(outcome.behind, key=outcome.behind.__getitem__)
+        print(
+            f"auto: within {NEAR:.0%} of the best on {near} of {len(outcome.behind)} shapes and "
+            f"regimes; at worst {outcome.behind[worst] - 1:.1%} behind ({worst})"
+        )
     if outcome.book:
         book = asked.folder / "book.toml"
         print(f"book: {book}; `ficco explain --book {book}` chooses by it")

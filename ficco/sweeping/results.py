@@ -22,7 +22,17 @@ from ficco.sweeping.grid import AUTO, Grid
 from ficco.sweeping.journal import Journal
 from ficco.sweeping.points import Case, Point, Shape
 
-__all__ = ["Known", "Line", "as_csv", "as_lines", "extremes", "kept", "lines", "screens"]
+__all__ = [
+    "Known",
+    "Line",
+    "as_csv",
+    "as_lines",
+    "auto_behind",
+    "extremes",
+    "kept",
+    "lines",
+    "screens",
+]
 
 Line = dict[str, Any]
 _COLUMNS = (
@@ -124,6 +134,22 @@ def extremes(case: Case, regime: str, known: Known, grid: Grid) -> list[tuple[st
     if not timed:
         return []
     return [("best", timed[0][2])] + ([("worst", timed[-1][2])] if len(timed) > 1 else [])
+
+
+def auto_behind(found: Iterable[Line]) -> dict[str, float]:
+    """Return per shape and regime how many times as long AUTO took as the best that had all rounds.
+
+    1 is the best itself. Shapes on which AUTO has not had all rounds are left out.
+    """
+    auto: dict[str, float] = {}
+    best: dict[str, float] = {}
+    for line in found:
+        if line["kind"] == "point" and not line["screened"]:
+            name = f"{line['shape']}, {line['regime']}"
+            best[name] = min(best.get(name, line["ms"]), line["ms"])
+            if line["name"] == AUTO:
+                auto[name] = line["ms"]
+    return {name: ms / best[name] for name, ms in auto.items()}
 
 
 def _regime_lines(

@@ -18,9 +18,10 @@ from ficco.selector import Book, Choice, choose, quick
 from ficco.sweeping.booking import book_of
 from ficco.sweeping.folder import BOOK, RESULTS, TABLE, VERSION, opened, replaced
 from ficco.sweeping.grid import Grid
+from ficco.sweeping.journal import Journal
 from ficco.sweeping.points import Case, digest_of, expanded
 from ficco.sweeping.progress import Progress
-from ficco.sweeping.results import Line, as_csv, as_lines, lines
+from ficco.sweeping.results import Line, as_csv, as_lines, auto_behind, lines
 from ficco.sweeping.surroundings import gpus, surroundings
 from ficco.sweeping.work import Work
 
@@ -66,6 +67,7 @@ class Outcome:
         points: of the grid.
         left: that have no figures yet, and no reason for it.
         bad: per kind of `ficco.sweeping.journal.BAD`, how many.
+        behind: per shape and regime, how much longer AUTO took than the best point with all rounds.
         interrupted: whether the user ended it.
         book: whether there is one; `no_book`: why not.
     """
@@ -73,6 +75,7 @@ class Outcome:
     points: int
     left: int = 0
     bad: dict[str, int] = field(default_factory=dict)
+    behind: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
     book: bool = False
     no_book: str = ""
@@ -110,7 +113,7 @@ def run(asked: Asked) -> Outcome:
             _executor(asked)(work)
         except KeyboardInterrupt:
             outcome.interrupted = True
-        writer.write(journal)
+        outcome.behind = auto_behind(writer.write(journal))
         for case in cases:
             ended = case.shape.id in journal.ended
             outcome.left += 0 if ended else _left(work, case)
@@ -192,11 +195,12 @@ def _head(asked: Asked, cases: tuple[Case, ...]) -> dict[str, Any]:
         "paced": executed and machine.paced,
         "machine": {
             "name": machine.name, "about": machine.about, "devices": machine.ranks,
-            "engine": machine.engine, "digest": _digest(machine),
+            "engine": machine.engine, "digest": _digest(asdict(machine)),
         },
         "world": asked.world,
         "profile": asked.profile_name,
         "driver": asked.driver or "host",
+        "book": None if asked.book is None else _digest(asked.book.points),
         "ficco": __version__,
         "rounds": grid.rounds, "screening": grid.screening, "keep": grid.keep,
         "assumptions": list(grid.assumptions),
@@ -211,8 +215,8 @@ def _head(asked: Asked, cases: tuple[Case, ...]) -> dict[str, Any]:
     return head
 
 
-def _digest(machine: Machine) -> str:
-    return hashlib.sha256(repr(asdict(machine)).encode()).hexdigest()[:16]
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 class _Writer:
@@ -222,13 +226,14 @@ class _Writer:
         self._asked, self._cases, self._head = asked, cases, head
         self.booked, self.no_book = False, ""
 
-    def write(self, journal: Any) -> None:
-        """Rewrite them all."""
+    def write(self, journal: Journal) -> list[Line]:
+        """Rewrite them all; return the results."""
         asked = self._asked
         found = lines(self._cases, journal, asked.grid, asked.profile)
         replaced(asked.folder / RESULTS, as_lines(found))
         replaced(asked.folder / TABLE, as_csv(found))
         self._write_book(found)
+        return found
 
     def _write_book(self, found: list[Line]) -> None:
         asked = self._asked

@@ -41,7 +41,7 @@ class Work:
     deadline: float
     timeout_s: float
     progress: Progress
-    written: Callable[[], None]
+    written: Callable[[], object]
 
     @property
     def late(self) -> bool:

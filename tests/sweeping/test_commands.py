@@ -230,8 +230,9 @@ class TestBooks:
         assert sweep(grid, "--out", tmp_path / "first")[0] == 0
         book = tmp_path / "first" / "book.toml"
         text = book.read_text()
-        code, _, err = sweep(grid, "--out", tmp_path / "second", "--book", book)
+        code, said, err = sweep(grid, "--out", tmp_path / "second", "--book", book)
         assert code == 0, err
+        assert "of 2 shapes and regimes; at worst" in said
         autos = [
             line for line in lines(tmp_path / "second" / "results.jsonl") if line.get("chosen")
         ]

@@ -265,6 +265,7 @@ def main(folder: Path) -> int:
     grow_windows([layout_of(case.shape) for case in todo.cases], rank)
     for case in todo.cases:
         said("begin", case.shape.id)
+        said("tries", [point.id for point in case.able if point.id not in todo.bad])
         if not _Swept(case, todo, rank, meeting, landing, said).done():
             break
         said("record", {"ended": True})
