@@ -191,6 +191,7 @@ def _head(asked: Asked, cases: tuple[Case, ...]) -> dict[str, Any]:
     head: dict[str, Any] = {
         "version": VERSION, "grid": grid.name, "about": grid.about,
         "digest": digest_of(grid, cases),
+        "points": sum(len(case.points) for case in cases),
         "how": "executed" if executed else "simulated",
         "paced": executed and machine.paced,
         "machine": {

@@ -68,6 +68,10 @@ def test_all_operators_are_measured_and_checked(tmp_path: Path, monkeypatch: Any
         if line["kind"] == "shape" and not line["shape"].startswith("embedding"):
             assert line["gemm_ms"] > 0 and line["transfer_ms"] > 0
     assert any(line["kind"] == "timeline" for line in found)
+    cut = [line for line in points if not line["screened"] and line["name"] == "hetero_fused_1d"]
+    cut += [line for line in points if not line["screened"] and line["name"] == "shard_p2p"]
+    assert cut, "no point of cuBLAS's was kept"
+    assert all(line["dil"] > 0 and line["cil"] > 0 for line in cut)
 
 
 @pytest.fixture(scope="module")

@@ -80,6 +80,7 @@ class _Session:
             list(self._cases.values()), work.grid, time.time() + left, work.timeout_s,
             journal.runs, journal.screens, journal.parts, dict.fromkeys(journal.bad, ""),
             set(journal.timelines),
+            {point for point, known in journal.worked_out.items() if "dil" in known},
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="ficco-sweep-") as name:
             folder = Path(name)

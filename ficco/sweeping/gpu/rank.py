@@ -24,16 +24,20 @@ import ficco
 from ficco import oracle
 from ficco.modules import groups
 from ficco.schedule import Schedule
+from ficco.sweeping.figures import medians
 from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
 from ficco.sweeping.gpu.launching import Meeting
 from ficco.sweeping.gpu.measuring import Measuring
 from ficco.sweeping.gpu.operands import Landing
+from ficco.sweeping.gpu.pieces import pieces_of
 from ficco.sweeping.gpu.timing import Config, beat
 from ficco.sweeping.gpu.todo import TODO, Todo, layout_of
 from ficco.sweeping.points import Case, Point
 from ficco.sweeping.results import extremes, kept, screens
 from ficco.sweeping.simulated import timeline_json
-from ficco.timeline import Timeline
+from ficco.timeline import Timeline, alone_ms
+
+_LOSS_ROUNDS, _TRACES = 5, 3  # for DIL and CIL
 
 
 @dataclass
@@ -87,6 +91,7 @@ class _Swept:
             if any(point in missing for point in way.points.values()):
                 self._run.still_right(way.config)
         self._tell_bad()
+        self._losses(chosen)
         self._timelines()
         return True
 
@@ -200,6 +205,47 @@ class _Swept:
             self._todo.bad[point.id] = reason
             self._said("record", {"id": point.id, "bad": reason, "kind": kind})
 
+    def _losses(self, points: Sequence[Point]) -> None:
+        """Measure DIL and CIL of the points that cuBLAS multiplies for in pieces."""
+        run, operands = self._run, self._run.operands
+        whole = Config("gemm", operands.gemm())
+        alone: dict[str, Config] = {}
+        for point in self._able(points):
+            if point.id in self._todo.lost or point.name == "serial":
+                continue
+            assert point.schedule is not None, point.id
+            pieces = pieces_of(operands, point.schedule)
+            if pieces is not None:
+                alone.setdefault(_name(point), Config(f"pieces of {_name(point)}", pieces))
+        if not alone:
+            return
+        for config in (whole, *alone.values()):
+            if not run.attempt(partial(_twice, config)):
+                run.captured(config)
+        entries = [(config, "captured") for config in (whole, *alone.values())]
+        found = medians(run.rounds(entries, _LOSS_ROUNDS, 1))
+        for name, config in alone.items():
+            point = next(p for p in points if _name(p) == name)
+            in_call = self._in_call(point)
+            whole_ms, pieces_ms = (found.get((c.name, "captured")) for c in (whole, config))
+            if in_call is None or not whole_ms or not pieces_ms:
+                continue
+            figures = {"dil": round(pieces_ms / whole_ms, 4), "cil": round(in_call / pieces_ms, 4)}
+            for p in points:
+                if _name(p) == name:
+                    self._said("record", {"id": p.id, **figures})
+
+    def _in_call(self, point: Point) -> float | None:
+        """Return how long the GEMMs of a call last in it, in ms, on the slowest rank."""
+        found: list[Timeline] = []
+        for _ in range(_TRACES):
+            if self._run.attempt(partial(self._trace, point, found)):
+                self._run.revive()
+                return None
+        return statistics.median(
+            max(self._meeting.gather(alone_ms(timeline)[0])) for timeline in found
+        )
+
     def _timelines(self) -> None:
         """Take the timelines of the best and the worst point; NCCL's calls have none."""
         for regime in self._case.regimes:
@@ -240,6 +286,12 @@ class _Swept:
         finally:
             runtime.traced = False
         found.append(runtime.timeline())
+
+
+def _twice(config: Config) -> None:
+    """Call a configuration before it is captured."""
+    for i in (0, 1):
+        config.call(i)
 
 
 def _name(point: Point) -> str:

@@ -27,6 +27,7 @@ class Todo:
         timeout_s: how long a wait within a call may last.
         runs, screens, parts, bad: as in the journal.
         drawn: shape, regime and which of the timelines that there are.
+        lost: points of which DIL and CIL are known.
     """
 
     cases: list[Case]
@@ -38,6 +39,7 @@ class Todo:
     parts: dict[str, dict[str, Runs]] = field(default_factory=dict)
     bad: dict[str, Any] = field(default_factory=dict)
     drawn: set[tuple[str, str, str]] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
 
 
 def layout_of(shape: Shape) -> Layout:
