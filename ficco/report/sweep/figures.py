@@ -15,7 +15,7 @@ from ficco.report.sweep.reading import Case, Point
 
 __all__ = ["curve", "foresight", "losses", "overview", "schedule_map"]
 
-CURVE = 2.9  # inches
+CURVE = 3.1  # inches
 WIDE = 9.6  # inches; what is 8.5 points there reads well at the page's width
 
 
@@ -159,7 +159,7 @@ def curve(case: Case) -> Figure:
     if over and case.ideal_ms and case.serial_ms:
         axes.axhline(case.serial_ms / case.ideal_ms, color=MUTED, linewidth=1, linestyle=":")
     decorate(axes)
-    below = 0.45 + 0.17 * legend(drawn, lines, lines=True)
+    below = 0.52 + 0.18 * legend(drawn, lines, lines=True)
     drawn.subplots_adjust(left=0.13, right=0.98, top=0.97, bottom=below / CURVE)
     return drawn
 
