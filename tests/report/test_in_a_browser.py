@@ -10,8 +10,7 @@ import chromium
 import pytest
 
 OVERLAPS = """
-[...document.querySelectorAll("svg")].filter(svg => !svg.matches("[aria-labelledby^=map]"))
-  .flatMap(svg => {
+[...document.querySelectorAll("svg")].flatMap(svg => {
     const texts = [...svg.querySelectorAll("text")]
     const boxes = texts.map(text => [text, text.getBoundingClientRect()])
     return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([b, q]) =>

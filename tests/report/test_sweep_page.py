@@ -275,14 +275,14 @@ def bad(reason: str, regime: str | None = "captured") -> Mapping[str, Any]:
     [
         ([], "no results"),
         ([bad("no memory <left> & more", None)], "no memory <left> & more"),
-        (one_case()[:1], "none has both serial"),
+        (one_case()[:1], "None has both serial"),
         (one_case()[:2], "nothing can be compared"),
         (edited(edited(one_case(), "point", speedup=None, efficiency=None, predicted_ms=None),
                 "shape", serial_ms=None, ideal_ms=None, op_to_byte=None, gemm_ms=None),
          "nothing can be compared"),
         (edited(one_case(), "point", ok=False, max_rel_error=math.inf), "WRONG"),
-        (edited(one_case(), "point", name="auto", chosen={"name": "gated_1d", "grain": 2}),
-         "took gated_1d g2"),
+        (edited(one_case(), "point", name="auto", chosen={"schedule": "gated_1d"}),
+         "auto: gated_1d g4"),
         ([*one_case(), bad("it hung")], "it hung"),
     ],
     ids=["nothing", "bad", "begun", "serial", "alone", "wrong", "auto", "reason"],
@@ -294,6 +294,8 @@ def test_it_takes_any_folder(tmp_path: Path, lines: Lines, said: str) -> None:
 def test_it_says_how_figures_came_to_be(tmp_path: Path) -> None:
     assert "PACED" in made(tmp_path, [], paced=True).text
     assert "SIMULATED. Nothing ran" in made(tmp_path, [], how="simulated").text
+    assert "UNFINISHED: 3 of 9 points" in made(tmp_path, one_case(), points=9).text
+    assert "UNFINISHED" not in made(tmp_path, one_case(), points=3).text
     page = made(tmp_path, one_case(), profile="nowhere.toml")
     assert "nowhere.toml" in section(page, "foresight").text
     stamps = [s.one("h2").text for s in page.all("section") if s.attributes["id"] != "method"]

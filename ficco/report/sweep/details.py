@@ -92,8 +92,6 @@ def _labels(points: Sequence[Point]) -> list[str]:
             for axis, value in point.schedule.items()
             if any(twin.schedule.get(axis) != value for twin in twins)
         ]
-        if point.chosen:
-            axes.append(f"took {point.chosen.get('name')} g{point.chosen.get('grain')}")
         found.append(f"{label} ({', '.join(axes)})" if axes else label)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -15,7 +16,10 @@ from ficco.report.sweep.reading import Case, Point
 
 __all__ = ["curve", "foresight", "losses", "overview", "schedule_map"]
 
-CURVE = 2.9  # inches
+_Label = tuple[float, float, str]  # at x and y
+_Bounds = tuple[float, float]
+
+CURVE = 3.1  # inches
 WIDE = 9.6  # inches; what is 8.5 points there reads well at the page's width
 
 
@@ -25,20 +29,16 @@ def _plain_log(axes: Axes, which: str, low: float, high: float) -> None:
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
     span = high / low
-    subs = (
-        (1.0,)
-        if span > 200
-        else (1.0, 2.0, 5.0)
-        if span > 5
-        else tuple(i / 2 for i in range(2, 20))
-    )
-    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    if span > 5:
+        axis.set_major_locator(LogLocator(subs=(1.0,) if span > 200 else (1.0, 2.0, 5.0)))
+    else:
+        axis.set_major_locator(MaxNLocator(5))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
 
 
-def _bounds(values: Sequence[float], room: float = 1.12) -> tuple[float, float]:
+def _bounds(values: Sequence[float], room: float = 1.12) -> _Bounds:
     low, high = min(values), max(values)
     if high / low < 1.3:
         room = max(room, 1.2)
@@ -101,6 +101,7 @@ def schedule_map(cases: Sequence[Case]) -> Figure:
     upwards = _bounds([case.op_to_byte or 1.0 for case in placed], 1.5)
     seen = set()
     for (left, right), op in zip(grid, ops, strict=True):
+        labels: list[_Label] = []
         for case in (case for case in placed if case.op == op):
             found = best(case)
             wins = found is not None and (found.speedup is None or found.speedup >= 1.0)
@@ -111,10 +112,11 @@ def schedule_map(cases: Sequence[Case]) -> Figure:
                 *at, marker=mark.shape, color=mark.colour, markersize=8, alpha=0.9,
                 markeredgecolor="white", markeredgewidth=0.6,
             )  # fmt: skip
-            label = str(found.grain) if found is not None and wins else "s"
+            labels.append((*at, str(found.grain) if found is not None and wins else "s"))
+        for x, y, label in _apart(labels, across, upwards):
             right.text(
-                *at, label, ha="center", va="center", fontsize=8.5, fontweight="bold",
-                color=INK if wins else MUTED, clip_on=True,
+                x, y, label, ha="center", va="center", fontsize=8.5, fontweight="bold",
+                color=MUTED if label == "s" else INK,
             )  # fmt: skip
         for axes, what in ((left, "schedule"), (right, "grain (s: serial)")):
             decorate(axes)
@@ -126,6 +128,32 @@ def schedule_map(cases: Sequence[Case]) -> Figure:
         axes.set_xlabel("MB that leave a rank")
     legend(drawn, seen)
     return drawn
+
+
+def _apart(labels: Sequence[_Label], across: _Bounds, upwards: _Bounds) -> list[_Label]:
+    """Return labels with those that would lie over each other as one, such as "4, 8"."""
+    near_x = 0.06 * math.log(across[1] / across[0])
+    near_y = 0.08 * math.log(upwards[1] / upwards[0])
+    groups: list[tuple[float, float, set[str]]] = []
+    for x, y, label in labels:
+        for there_x, there_y, found in groups:
+            close = abs(math.log(x / there_x)) < near_x and abs(math.log(y / there_y)) < near_y
+            if close:
+                found.add(label)
+                break
+        else:
+            groups.append((x, y, {label}))
+    return [(x, y, ", ".join(sorted(found))) for x, y, found in groups]
+
+
+def _some(grains: Sequence[int]) -> list[int]:
+    """Return those of many grains that have room for a label on a logarithmic axis."""
+    apart = (max(grains) / min(grains)) ** (1 / 10)
+    found = [grains[0]]
+    for grain in grains[1:]:
+        if grain / found[-1] >= apart:
+            found.append(grain)
+    return found
 
 
 def curve(case: Case) -> Figure:
@@ -149,7 +177,7 @@ def curve(case: Case) -> Figure:
         )  # fmt: skip
     grains = sorted({grain for line in lines.values() for grain in line})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(grains, [str(grain) for grain in grains])
+    axes.set_xticks(labelled := _some(grains), [str(grain) for grain in labelled])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(min(grains) / 1.25, max(grains) * 1.25)
     axes.set_xlabel("chunks a shard")
@@ -159,7 +187,7 @@ def curve(case: Case) -> Figure:
     if over and case.ideal_ms and case.serial_ms:
         axes.axhline(case.serial_ms / case.ideal_ms, color=MUTED, linewidth=1, linestyle=":")
     decorate(axes)
-    below = 0.45 + 0.17 * legend(drawn, lines, lines=True)
+    below = 0.52 + 0.18 * legend(drawn, lines, lines=True)
     drawn.subplots_adjust(left=0.13, right=0.98, top=0.97, bottom=below / CURVE)
     return drawn
 

@@ -32,7 +32,7 @@ class Point:
         predicted_ms: by the simulator.
         speedup, efficiency: serial and ideal over ms.
         dil, cil: what cutting its GEMM, and copies beside it, cost: 1 is nothing.
-        chosen: of "auto", what it took.
+        chosen: of "auto", what it took, as "schedule", and why.
     """
 
     id: str
@@ -54,8 +54,9 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The schedule's name with its grain."""
-        return self.name if self.name == "serial" else f"{self.name} g{self.grain}"
+        """The schedule's name with its grain, and of "auto" that of what it took."""
+        name = f"auto: {self.chosen['schedule']}" if self.chosen else self.name
+        return name if name.endswith("serial") else f"{name} g{self.grain}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +249,16 @@ def _point(line: Mapping[str, Any], where: str) -> Point:
         runs=int(_number(line, "runs", where)),
         screened=bool(line.get("screened", False)),
         ok=bool(_take(line, "ok", where)),
-        chosen=line.get("chosen"),
+        chosen=_chosen(line, where),
         **figures,
     )
+
+
+def _chosen(line: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    found = line.get("chosen")
+    if found is not None and not isinstance(found.get("schedule"), str):
+        raise InputError(f"{where}: chosen={found!r} names no schedule; run the sweep again")
+    return found
 
 
 def _bad(line: Mapping[str, Any], where: str) -> Bad:

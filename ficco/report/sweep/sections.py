@@ -82,21 +82,23 @@ def summary(sweep: Sweep, stamp: str) -> Section:
     if not gains:
         found = sum(bool(case.points) for case in sweep.cases)
         text = (
-            f"{len(sweep.cases)} cases (a shape in a regime) were begun, {found} have points, and "
-            "none has both serial and another right point: nothing can be compared."
+            f"Cases (a shape in a regime) that were begun: {len(sweep.cases)}; with points: "
+            f"{found}. None has both serial and another right point: nothing can be compared."
         )
         if not sweep.cases:
             text = "There are no results in this folder yet; run the sweep to its end."
-        return Section("summary", "Summary", (text, _bad_text(sweep)), stamp=stamp)
+        said = tuple(t for t in (_unfinished(sweep), text, _bad_text(sweep)) if t)
+        return Section("summary", "Summary", said, stamp=stamp)
     behind = [case for case in sweep.cases if loses(case)]
     level = sum(within(case) for case in behind)
     close = f" ({level} of them by no more than 3% or 15 µs)" if level else ""
     without = len(sweep.cases) - len(gains)
     texts = [
+        _unfinished(sweep),
         f"The best overlapped schedule is faster than serial in {len(gains) - len(behind)} of "
         f"{len(gains)} cases (a shape in a regime) and slower in {len(behind)}{close}. "
         f"On geometric mean it is {times(geomean(gains))} times as fast, "
-        f"at worst {times(min(gains))}, at best {times(max(gains))}."
+        f"at worst {times(min(gains))}, at best {times(max(gains))}.",
     ]
     ratios = [r for case in sweep.cases if (r := finer_than_shards(case)) is not None]
     if ratios:
@@ -107,7 +109,9 @@ def summary(sweep: Sweep, stamp: str) -> Section:
             f"{times(geomean(ratios))} times as fast."
         )
     if without:
-        texts.append(f"{without} cases lack serial or any other right point and are not counted.")
+        texts.append(
+            f"Cases without serial, or without another right point, are not counted: {without}."
+        )
     texts.append(_bad_text(sweep))
     rows = [
         _regime_row(regime, [case for case in sweep.cases if case.regime == regime])
@@ -121,10 +125,24 @@ def summary(sweep: Sweep, stamp: str) -> Section:
     return Section("summary", "Summary", tuple(t for t in texts if t), (counted,), stamp)
 
 
+def _unfinished(sweep: Sweep) -> str:
+    """Say that points are missing, where the head tells how many there are to be."""
+    points, found = sweep.head.get("points"), {bad.id for bad in sweep.bad}
+    found |= {point.id for case in sweep.cases for point in case.points}
+    if not isinstance(points, int) or len(found) >= points:
+        return ""
+    return (
+        f"UNFINISHED: {len(found)} of {points} points are there. The same `ficco sweep` command "
+        "goes on where it ended, and makes this page again."
+    )
+
+
 def _bad_text(sweep: Sweep) -> str:
     wrong = sum(not point.ok for case in sweep.cases for point in case.points)
-    text = f"{len(sweep.bad)} points could not be had; reasons are below." if sweep.bad else ""
-    return f"{text} {wrong} points gave WRONG RESULTS." if wrong else text
+    text = (
+        f"Points that could not be had, with reasons below: {len(sweep.bad)}." if sweep.bad else ""
+    )
+    return f"{text} Points with WRONG RESULTS: {wrong}." if wrong else text
 
 
 def _regime_row(regime: str, cases: Sequence[Case]) -> Row:
@@ -257,7 +275,7 @@ def maps(sweep: Sweep, limits: Limits, stamp: str) -> Section:
     if not blocks:
         texts = ["No case has a right point and a known count of operations a byte."]
     elif left_out:
-        texts.append(f"{left_out} cases without operations a byte are left out.")
+        texts.append(f"Cases without operations a byte are left out: {left_out}.")
     return Section("map", "Schedule map", tuple(texts), tuple(blocks), stamp)
 
 
