@@ -10,4 +10,6 @@
     layout      what a rank holds of a shape
     operands    its tensors, every way to run them, and what is right
     pieces      a schedule's GEMMs without its copies
+
+`measure`, `todo`, `layout` and `launching` need no torch.
 """
