@@ -18,7 +18,16 @@ import numpy.typing as npt
 
 from ficco.problem import REDUCING, Problem, offsets
 
-__all__ = ["UNIT_ROUNDOFF", "Draw", "Exact", "Verdict", "inputs", "judge", "results"]
+__all__ = [
+    "UNIT_ROUNDOFF",
+    "Draw",
+    "Exact",
+    "Verdict",
+    "inputs",
+    "judge",
+    "results",
+    "roundings",
+]
 
 Array = Any  # of NumPy, or a tensor of PyTorch
 Named = Mapping[str, Array]
@@ -164,6 +173,11 @@ def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
     )
     relative = float((error / exact.magnitude.clip(min=sys.float_info.min)).max())
     return Verdict(bool((error <= bound).all()), relative)
+
+
+def roundings(problem: Problem, transport: str) -> int:
+    """Return how often sums that travel are rounded: by a collective, at every rank."""
+    return problem.world if problem.op in REDUCING and transport == "collective" else 1
 
 
 def _library(array: Array) -> Any:

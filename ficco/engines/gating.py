@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 from ficco.errors import EngineError, ScheduleError
 from ficco.kernels.parts import GatedPart, Landed
+from ficco.lowering import lower_rank
 from ficco.plan import Part, Product, RankPlan, Region, Step, word_place
+from ficco.problem import Problem
+from ficco.schedule import Schedule
 
-__all__ = ["Launch", "launches_of"]
+__all__ = ["Launch", "check_served", "launches_of"]
 
 _OWN, _WINDOW, _RESULT, _PARTIAL, _LANDING = "own", "window", "c", "partial", "landing"
 _Entries = list[tuple[Part, Product]]
@@ -50,6 +53,25 @@ class Launch(NamedTuple):
     window: Region | None
     partial: Region | None
     landing: Region | None
+
+
+def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> None:
+    """Refuse a schedule that an engine cannot run.
+
+    Args:
+        problem: what is asked.
+        schedule: resolved.
+        engine: None: nothing runs, and a plan will do.
+
+    Raises:
+        ScheduleError: nothing implements it.
+    """
+    if engine not in ("host", None) and schedule.transport == "collective":
+        return  # torch.distributed runs it, without a plan
+    plan = lower_rank(problem, schedule, 0)
+    for step in plan.steps if engine == "cuda" else ():
+        if step.parts:
+            launches_of(plan, step)  # tells of what no kernel does
 
 
 def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
