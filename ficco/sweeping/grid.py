@@ -73,8 +73,11 @@ class Cases:
         """
         named = self.schedules
         if not named:
-            few = m <= FEW_ROWS
-            named = Schedule.names(op) if few else Schedule.names()
+            named = tuple(
+                name
+                for name in Schedule.names(op)
+                if m <= FEW_ROWS or Schedule.named(name).transport != "sm"
+            )
         found: list[str | Schedule] = [Schedule.named("serial")]
         for entry in named:
             if entry == AUTO:
