@@ -10,6 +10,7 @@ native call. Nothing waits for the device.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import deque
@@ -382,7 +383,14 @@ class BoundPlan:
 def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
     """Number the lanes that get a stream; the one with compute is the caller's."""
     computing: dict[str, str] = {}
+    one_queue = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     for step in steps:
+        if step.concurrent and one_queue:
+            raise ScheduleError(
+                f"step {step.id!r}: it waits for what peers' kernels make, and with "
+                "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would stand behind it in the one "
+                "hardware queue; unset it, or use sums='apart'"
+            )
         if compute.kernels is None and step.kind == "copy" and step.unit == "sm":
             raise ScheduleError(
                 f"step {step.id!r}: transport='sm' needs a kernel that stores at peers, and there "
