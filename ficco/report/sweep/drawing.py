@@ -39,10 +39,11 @@ _XLINK = "{http://www.w3.org/1999/xlink}href"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How points of a schedule are drawn: never told apart by colour alone."""
+    """How points of a schedule are drawn, never told apart by colour alone; `scale` evens sizes."""
 
     colour: str
     shape: str
+    scale: float = 1.0
 
 
 # Okabe and Ito's colours, which stay apart for colour-blind eyes.
@@ -53,8 +54,8 @@ _MARKS = {
     "hetero_unfused_1d": Mark("#009e73", "^"),
     "uniform_fused_1d": Mark("#56b4e9", "o"),
     "uniform_fused_2d": Mark("#d55e00", "v"),
-    "gated_1d": Mark("#cc79a7", "P"),
-    "one_shot_sm": Mark("#7a5195", "*"),
+    "gated_1d": Mark("#cc79a7", "P", 1.2),
+    "one_shot_sm": Mark("#7a5195", "*", 1.6),
     "two_shot_sm": Mark("#8c6d31", "p"),
     "auto": Mark("#5a5a5a", "d"),
 }
@@ -85,7 +86,7 @@ def legend(drawn: Figure, names: Iterable[str], lines: bool = False) -> int:
     keys = [
         Line2D(
             [], [], color=mark_of(n).colour, marker=mark_of(n).shape, label=n,
-            linestyle="-" if lines else "none", markersize=5, linewidth=1.2,
+            linestyle="-" if lines else "none", markersize=5 * mark_of(n).scale, linewidth=1.2,
         )
         for n in ranked
     ]  # fmt: skip

@@ -67,15 +67,17 @@ def overview(cases: Sequence[Case]) -> Figure:
             mark = mark_of(point.name)
             left.plot(
                 point.speedup, row, marker=mark.shape, color=mark.colour, zorder=3 - place / 100,
-                markersize=7 if place == 0 else 4, alpha=1 if place == 0 else 0.75,
+                markersize=(7 if place == 0 else 4) * mark.scale, alpha=1 if place == 0 else 0.75,
                 markeredgecolor="white", markeredgewidth=0.5,
             )  # fmt: skip
         found = ranked[0].efficiency if ranked else None
         if found is not None:
             right.barh(row, min(found, 1.25), height=0.6, color="#9fb8cc")
+            end, inside = min(found, 1.25), found > 0.4
             right.text(
-                min(found, 1.25) - 0.02, row, percent(found), va="center", ha="right", fontsize=7.5
-            )
+                end - 0.02 if inside else end + 0.02, row, percent(found), va="center",
+                ha="right" if inside else "left", fontsize=7.5,
+            )  # fmt: skip
     left.axvline(1.0, color=INK, linewidth=1, linestyle="--")
     left.set_yticks(rows, [short(case) for case in cases])
     left.set_ylim(len(cases) - 0.4, -0.6)
@@ -109,7 +111,7 @@ def schedule_map(cases: Sequence[Case]) -> Figure:
             seen.add(name)
             mark, at = mark_of(name), (case.bytes_out / 1e6, case.op_to_byte or 1.0)
             left.plot(
-                *at, marker=mark.shape, color=mark.colour, markersize=8, alpha=0.9,
+                *at, marker=mark.shape, color=mark.colour, markersize=8 * mark.scale, alpha=0.9,
                 markeredgecolor="white", markeredgewidth=0.6,
             )  # fmt: skip
             labels.append((*at, str(found.grain) if found is not None and wins else "s"))
@@ -173,7 +175,7 @@ def curve(case: Case) -> Figure:
         mark, grains = mark_of(name), sorted(line)
         axes.plot(
             grains, [line[g] for g in grains], marker=mark.shape, color=mark.colour,
-            markersize=5, linewidth=1.2, markeredgecolor="white", markeredgewidth=0.4,
+            markersize=5 * mark.scale, linewidth=1.2, markeredgecolor="white", markeredgewidth=0.4,
         )  # fmt: skip
     grains = sorted({grain for line in lines.values() for grain in line})
     axes.set_xscale("log", base=2)
@@ -208,7 +210,7 @@ def losses(points: Sequence[Point]) -> Figure:
             mark = mark_of(kind[0])
             axes.plot(
                 found, [row] * len(found), linestyle="none", marker=mark.shape, color=mark.colour,
-                markersize=4.5, alpha=0.45, markeredgewidth=0,
+                markersize=4.5 * mark.scale, alpha=0.45, markeredgewidth=0,
             )  # fmt: skip
             if found:
                 axes.plot(middle(found), row, "|", color=INK, markersize=9, markeredgewidth=1.6)
@@ -240,7 +242,7 @@ def foresight(points: Sequence[Point]) -> Figure:
         mark, mine = mark_of(name), [(p.ms, ms) for p, ms in known if p.name == name]
         axes.plot(
             [ms for ms, _ in mine], [ms for _, ms in mine], linestyle="none", marker=mark.shape,
-            color=mark.colour, markersize=4.5, alpha=0.7, markeredgewidth=0,
+            color=mark.colour, markersize=4.5 * mark.scale, alpha=0.7, markeredgewidth=0,
         )  # fmt: skip
     _plain_log(axes, "x", low, high)
     _plain_log(axes, "y", low, high)

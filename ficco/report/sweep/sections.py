@@ -132,8 +132,9 @@ def _unfinished(sweep: Sweep) -> str:
     if not isinstance(points, int) or len(found) >= points:
         return ""
     return (
-        f"UNFINISHED: {len(found)} of {points} points are there. The same `ficco sweep` command "
-        "goes on where it ended, and makes this page again."
+        f"UNFINISHED: {len(found)} of {points} points have a result, some of fewer runs than they "
+        "are to have. The same `ficco sweep` command goes on where it ended, and makes this page "
+        "again."
     )
 
 
