@@ -83,8 +83,6 @@ class Work:
         full = len(able) - len(screened)
         for regime in case.regimes:
             full += min(grid.keep, sum(point.regime == regime for point in screened))
-        if not grid.screening:
-            full = len(able)
         return len(screened) * grid.screening + full * grid.rounds
 
     def runs_done(self, case: Case) -> int:

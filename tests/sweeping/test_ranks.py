@@ -123,3 +123,8 @@ def test_shapes_that_do_not_split_evenly_say_so(tmp_path: Path) -> None:
     assert outcome.bad == {"impossible": outcome.points}
     reasons = {line.get("reason") for line in lines(tmp_path / "results.jsonl")}
     assert any("m=25 not divisible by 2" in str(reason) for reason in reasons)
+
+
+def test_time_that_is_up_ends_the_ranks(tmp_path: Path) -> None:
+    outcome = swept(tmp_path, {**ONE, "shapes": [[24, 10, 14], [26, 10, 14]]}, seconds=0.5)
+    assert outcome.left > 0 and not outcome.bad

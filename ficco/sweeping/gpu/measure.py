@@ -38,8 +38,8 @@ def measure(work: Work) -> bool:
             return False
         session = _Session(work, cases)
         reason = session.run()
-        if work.late:
-            break
+        if work.late or session.late:
+            return False
         if not reason:
             continue
         tried = [p for case in cases for p in work.able(case) if p.id in session.tries]
@@ -47,7 +47,7 @@ def measure(work: Work) -> bool:
             raise EngineError(f"the ranks ended before they had tried a point: {reason}")
         for point in tried:
             work.refuse(point, f"its ranks ended: {reason}", "failed")
-    return not list(work.remaining())
+    return True
 
 
 def _refuse_unfit(work: Work) -> None:
@@ -65,12 +65,14 @@ class _Session:
 
     Attributes:
         tries: ids of the points that they were at when they last said so.
+        late: whether they found that the time is up.
     """
 
     def __init__(self, work: Work, cases: list[Case]) -> None:
         self._work, self._cases = work, {case.shape.id: case for case in cases}
         self._read, self._shape = 0, ""
         self.tries: list[str] = []
+        self.late = False
 
     def run(self) -> str:
         """Run the ranks to their end; return what went wrong, or nothing."""
@@ -92,14 +94,21 @@ class _Session:
     def _watch(self, folder: Path) -> None:
         """Take over what rank 0 has said since."""
         path = folder / "said.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        news, self._read = lines[self._read :], len(lines)
-        for line in news:
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read)
+            news = file.read()
+        news = news[: news.rfind(b"\n") + 1]
+        self._read += len(news)
+        for line in news.splitlines():
             for kind, value in json.loads(line).items():
                 if kind == "begin":
                     self._shape = value
                 elif kind == "tries":
                     self.tries = value
+                elif kind == "late":
+                    self.late = True
                 elif kind == "say":
                     self._work.progress.say(value)
                 elif kind == "record":

@@ -69,7 +69,7 @@ class _Swept:
             for point in self._able(self._case.points)
             if screens(point, grid) and len(todo.screens.get(point.id, {})) < grid.screening
         ]
-        self._prepare(screened or [])
+        self._prepare(screened)
         for number in range(grid.screening):
             missing = [p for p in screened if number not in todo.screens.get(p.id, {})]
             if missing and not self._round(missing, "screen", number):
@@ -319,6 +319,7 @@ def main(folder: Path) -> int:
         said("begin", case.shape.id)
         said("tries", [point.id for point in case.able if point.id not in todo.bad])
         if not _Swept(case, todo, rank, meeting, landing, said).done():
+            said("late", True)
             break
         said("record", {"ended": True})
         gc.collect()
