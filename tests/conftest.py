@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return 0, which is no further process, where GPUs are tested: they serve one test at a time."""
+    """Return 0, for no other process, where GPUs are tested: they serve one test at a time."""
     gpus = any("gpu" in Path(argument.split("::")[0]).parts for argument in config.args)
     return 0 if gpus or "gpu" in config.getoption("--require") else len(os.sched_getaffinity(0))
 
