@@ -58,8 +58,8 @@ def headline(page: Page) -> str:
         lost = sum(case["times_faster_than"]["captured"]["torch_fused"] < 1 for case in fused)
         return (
             f"Measured on {gpus_of(documents, world)}: calls in a CUDA graph are {gains[0]:.2f}x as "
-            f"fast as NCCL and GEMM one after the other ({len(cases)} shapes, geometric mean, the "
-            f"best schedule of each), and {gains[1]:.2f}x as fast as PyTorch's fused operators, "
+            f"fast as NCCL and GEMM one after the other ({len(cases)} shapes, geometric mean, "
+            f"the best schedule of each), and {gains[1]:.2f}x as fast as PyTorch's fused operators, "
             f"which win {lost} of {len(fused)}."
         )
     return ""
