@@ -1,8 +1,15 @@
-"""What all tests share: hypothesis profiles, and the --require option."""
+"""What all tests share: hypothesis profiles, the --require option, and tests that run alone.
+
+Tests run in as many processes as there are processors (pytest-xdist). `@pytest.mark.alone` is for
+what measures time: no other test of the same run goes on beside it.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -11,6 +18,12 @@ from hypothesis import HealthCheck, settings
 # Helper modules of the tests lie beside them; --import-mode=importlib does not look there.
 for folder in ("plan", "host", "report", "sweeping"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+# Two files that are there anyway, which the processes of a run lock.
+_ROOM, _DOOR = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
+
+# Tests go on side by side, and so do ranks: threads of BLAS would only be in each other's way.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 settings.register_profile(
     "ficco", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -27,6 +40,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--calls", type=int, default=300, help="calls per operator of the fuzz tests (%(default)s)"
     )
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return 0, for no other process, where GPUs are tested: they serve one test at a time."""
+    gpus = any("gpu" in Path(argument.split("::")[0]).parts for argument in config.args)
+    return 0 if gpus or "gpu" in config.getoption("--require") else len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of some folders in one process, as what they share takes long to make."""
+    for item in items:
+        if item.path.parent.name in ("driver", "gpu", "process"):
+            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a test that is marked `alone` wait until the others have ended, and hold them up.
+
+    All queue at the door, so that who waits for the room is not overtaken for ever. To wait is no
+    part of a test's timeout.
+    """
+    how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with _ROOM.open() as room, _DOOR.open() as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, how)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:  # a process that the test has forked may have the file open still
+            fcntl.flock(room, fcntl.LOCK_UN)
 
 
 @pytest.fixture

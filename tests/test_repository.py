@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +19,31 @@ def test_readme_tables_are_those_of_the_results() -> None:
     assert done.returncode == 0, "run `python bench/readme.py`"
 
 
-def test_readme_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "README.md").read_text())
+@pytest.mark.parametrize("page", ["README.md", "bench/RESULTS.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    file = ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", file.read_text())
     assert len(links) > 5
     for link in links:
-        assert (ROOT / link).exists(), link
+        assert (file.parent / link).exists(), link
+
+
+def test_every_result_is_shown() -> None:
+    text = (ROOT / "README.md").read_text() + (ROOT / "bench" / "RESULTS.md").read_text()
+    for path in (ROOT / "bench" / "results").glob("*.json"):
+        assert path.name in text, path.name
+
+
+def test_a_stale_page_is_noticed(tmp_path: Path) -> None:
+    """Of both files, by a copy whose figures were changed by hand."""
+    for stale in ("README.md", "bench/RESULTS.md"):
+        copy = tmp_path / stale.replace("/", "-")
+        shutil.copytree(ROOT / "bench", copy / "bench")
+        shutil.copy(ROOT / "README.md", copy)
+        page = copy / stale
+        page.write_text(page.read_text().replace("1.06x", "9.06x"))
+        command = [sys.executable, copy / "bench" / "readme.py", "--check"]
+        assert subprocess.run(command, timeout=60, check=False).returncode == 1, stale
 
 
 def test_readme_shows_every_named_schedule() -> None:

@@ -1,9 +1,7 @@
-"""README's table of few rows, from a result of few_rows.py."""
+"""Tables of few rows, from a result of few_rows.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 WAYS = {
@@ -12,18 +10,30 @@ WAYS = {
 }  # fmt: skip
 
 
-def few_rows_table(
-    path: Path, document: dict[str, Any], where: Callable[[dict[str, Any]], str]
-) -> list[str]:
-    """Return the table; the fastest way of a case is bold."""
+METHOD = (
+    "`matmul_all_reduce` on {world} GPUs, captured, weights rotated beyond four times the L2. "
+    "The others are `torch.mm`, then the all-reduce of NCCL or one of PyTorch's `symm_mem`"
+)
+
+
+def few_rows_gains(document: dict[str, Any]) -> list[str]:
+    """Return how many times faster ficco's better call is than the best of the others, by rows."""
     gains = document["faster_than_best_peer"]
+    method = METHOD.format(world=document["world"])
+    return [
+        f"{method}; the better of `one_shot_sm` and `two_shot_sm` against the best of the three, "
+        f"geometric mean over {len(document['cases']) // len(gains)} layers:",
+        "",
+        "| " + " | ".join(f"m = {rows}" for rows in gains) + " |",
+        "|---" * len(gains) + "|",
+        "| " + " | ".join(f"{gain:.2f}x" for gain in gains.values()) + " |",
+    ]
+
+
+def few_rows_table(document: dict[str, Any]) -> list[str]:
+    """Return the table; the fastest way of a case is bold."""
     lines = [
-        f"Few rows, `matmul_all_reduce` on {document['world']} GPUs, captured, microseconds a "
-        "call, weights rotated beyond four times the L2. *mm* is `torch.mm` alone; NCCL and "
-        "PyTorch's `symm_mem` all-reduces follow it. Against the best of the three ficco's better "
-        "one is, by geometric mean, "
-        + ", ".join(f"{gain:.2f}x at m = {rows}" for rows, gain in gains.items())
-        + f" ([`bench/results/{path.name}`](bench/results/{path.name}); {where(document)}):",
+        f"{METHOD.format(world=document['world'])}; *mm* is `torch.mm` alone. Microseconds a call:",
         "",
         "| layer, m | mm | " + " | ".join(WAYS.values()) + " |",
         "|---" * (len(WAYS) + 2) + "|",
@@ -38,4 +48,4 @@ def few_rows_table(
             cells.append(f"**{cell}**" if value == least else cell)
         lines.append(f"| {case['layer']} ({case['n']}, {case['k']}), {case['m']} | "
                      + " | ".join(cells) + " |")  # fmt: skip
-    return ["<details><summary>Few rows</summary>", "", *lines, "", "</details>"]
+    return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ OURS = (cells.FICCO, cells.FICCO_GRAPH, cells.FICCO_COMPILED)
 MODES = ("training", "prefill", "serving", "decode")
 Key = tuple[str, str, int]
 Rows = dict[str, dict[str, Any]]
-Say = Callable[[dict[str, Any]], str]
 
 
 def merged(document: dict[str, Any]) -> dict[Key, Rows]:
@@ -40,7 +38,7 @@ def ratio(rows: Rows, ours: tuple[str, ...], theirs: tuple[str, ...]) -> float |
     return None if None in times or not times[0] else times[1] / times[0]
 
 
-def model_table(path: Path, document: dict[str, Any]) -> list[str]:
+def model_table(document: dict[str, Any]) -> list[str]:
     """Return the table of one result."""
     theirs = tuple(name for name in COLUMNS if name not in OURS)
     lines = [
@@ -87,30 +85,21 @@ def results_of(results: Path) -> list[tuple[Path, dict[str, Any]]]:
     return [(path, json.loads(path.read_text())) for path in paths if path.exists()]
 
 
-def model_section(results: Path, where: Say, gpu_of: Say) -> list[str]:
-    """Return README's tables of whole models; nothing where none was measured.
+METHOD = (
+    "Blocks of Llama 3, four layers, bfloat16, medians of interleaved runs of the slowest rank. "
+    "*Training* is forward, backward and SGD; *serving* is prefill with another number of tokens "
+    "at each step; *decode* adds a token to each sequence over a cache of 1024. PyTorch is its "
+    "TP + SP with NCCL, *graph* the same as a CUDA graph. The last columns: times faster than "
+    "PyTorch, eager and the best of each; GiB a rank by PyTorch and by ficco, eager."
+)
 
-    Args:
-        results: the folder of results.
-        where: says of a result on which machine it was made.
-        gpu_of: says of a result on which GPUs it was made.
-    """
-    lines: list[str] = []
-    for path, document in results_of(results):
-        source = f"[`bench/results/{path.name}`](bench/results/{path.name})"
-        lines += [
-            f"Whole models, {document['world']} GPUs, milliseconds a layer ({source}: "
-            f"{gpu_of(document)}; {where(document)}). Blocks of Llama 3, four layers, bfloat16, "
-            "medians of interleaved runs of the slowest rank. *Training* is forward, backward and "
-            "SGD; *serving* is prefill with another number of tokens at each step; *decode* adds a "
-            "token to each sequence over a cache of 1024. PyTorch is its TP + SP with NCCL, "
-            "*graph* the same as a CUDA graph. The last columns: times faster than PyTorch, eager "
-            "and the best of each; GiB a rank by PyTorch and by ficco, eager.",
-            "",
-            *model_table(path, document),
-            "",
-        ]
-    return lines[:-1]
+
+def model_sections(results: Path) -> list[tuple[str, list[str]]]:
+    """Return a title and a table for each result of whole models in the folder of results."""
+    return [
+        (f"Milliseconds a layer on {document['world']} GPUs.", model_table(document))
+        for _, document in results_of(results)
+    ]
 
 
 def headline(results: Path) -> str:
@@ -118,7 +107,7 @@ def headline(results: Path) -> str:
     found = results_of(results)
     if not found:
         return ""
-    path, document = found[0]
+    _, document = found[0]
     parts = []
     for (mode, model, tokens), rows in merged(document).items():
         if model != "70B" or mode not in ("training", "prefill") or tokens != 8192:
@@ -132,7 +121,6 @@ def headline(results: Path) -> str:
     if not parts:
         return ""
     return (
-        f"Measured on {document['world']} H200s, Llama-3-70B's blocks at 8192 tokens, eager, over "
-        f"PyTorch's TP + SP: {', '.join(parts)} "
-        f"([`bench/results/{path.name}`](bench/results/{path.name}))."
+        f"Llama-3-70B's blocks at 8192 tokens, eager, on {document['world']} GPUs, over PyTorch's "
+        f"TP + SP: {', '.join(parts)}."
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -33,6 +34,7 @@ __all__ = ["RESET", "Call", "ProcessRuntime"]
 
 # A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
 _STALLED_S = 0.5
+_BEATS_S = 0.1
 RESET = "reset() on every rank"
 
 
@@ -288,7 +290,10 @@ class ProcessRuntime:
 
     def _notes(self, failure: Failure) -> str:
         """Say which ranks are gone or stalled, and whether the awaited one is behind."""
-        notes = {rank: self._condition(rank) for rank in range(self.world)}
+        notes = self._conditions()
+        if failure[4] == "stopped" and failure[0] != self.rank and not any(notes.values()):
+            time.sleep(_BEATS_S)  # who stopped may know of a death that the watchdogs do not yet
+            notes = self._conditions()
         word = awaited_word(failure)
         waiter = failure[0]
         if word is not None and not notes[raiser := raiser_of(word)]:
@@ -312,6 +317,9 @@ class ProcessRuntime:
         if there == here:
             return ""
         return f"Rank {rank} runs, and has begun {there} calls where rank {self.rank} has {here}."
+
+    def _conditions(self) -> dict[int, str]:
+        return {rank: self._condition(rank) for rank in range(self.world)}
 
     def _condition(self, rank: int) -> str:
         """Return a sentence on a rank that is not as it should be, or nothing."""

@@ -23,7 +23,7 @@ def double_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for command in (
         ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DFICCO_TESTS=ON",
          "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", "-DCMAKE_UNITY_BUILD=ON",
-         "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12"],
+         "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12", "-DCMAKE_BUILD_TYPE=Debug"],
         ["cmake", "--build", str(folder), "--target", "ficco_cuda_double"],
     ):  # fmt: skip
         done = subprocess.run(

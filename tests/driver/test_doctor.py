@@ -12,15 +12,20 @@ import double_control as control
 
 Findings = dict[str, dict[str, Any]]
 
+DOCTOR = "import sys; from ficco.cli.main import main; sys.exit(main(['doctor', '--json']))"
+NO_TORCH = "import sys; sys.modules['torch'] = None; "  # to import it takes longer than the rest
 
-def doctor(folder: Path, environment: dict[str, str] | None = None, **double: object) -> Findings:
+
+def doctor(
+    folder: Path, environment: dict[str, str] | None = None, torch: bool = False, **double: object
+) -> Findings:
     """Return what the doctor found, by name; it must find that ficco runs here."""
     given = control.environment(folder, **double) | (environment or {})
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"):
         if name not in (environment or {}):
             given.pop(name, None)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "ficco.cli.main", "doctor", "--json"],
+        [sys.executable, "-P", "-c", DOCTOR if torch else NO_TORCH + DOCTOR],
         env=given, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -91,7 +96,7 @@ def test_a_device_that_refuses_is_told(double_folder: Path) -> None:
 
 
 def test_pytorch_without_cuda_is_told(double_folder: Path, torch: Any) -> None:
-    found = doctor(double_folder)["torch on GPUs"]
+    found = doctor(double_folder, torch=True)["torch on GPUs"]
     if torch.version.cuda is None:
         assert not found["ok"] and "without CUDA" in found["found"] and found["do"]
     else:

@@ -10,30 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks_of_torch import run
 
-HERE = Path(__file__).parent
-EXAMPLE = HERE.parent / "examples" / "train.py"
-
-
-def run(worker: str, world: int, folder: Path, *checks: str) -> None:
-    """Run checks in a process per rank; each rank says that all was right."""
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, HERE / worker, folder / "store", str(rank), str(world), *checks],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-            cwd=folder,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        said = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for number, rank in enumerate(ranks):
-        assert rank.returncode == 0 and "right" in said[number], f"rank {number}: {said[number]}"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
 
 
 def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
@@ -52,11 +31,12 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "keeps_gather",
         "uneven",
     )
-    run("overlap_worker.py", 2, tmp_path, *results, *limits, "disabled", "serving", "alone")
+    checks = (*results, *limits, "disabled", "serving", "alone")
+    run("overlap_worker.py", 2, tmp_path, checks=checks)
 
 
 def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:
-    run("overlap_worker.py", 4, tmp_path, "forms", "by_plan", "uneven", "sharded")
+    run("overlap_worker.py", 4, tmp_path, checks=("forms", "by_plan", "uneven", "sharded"))
 
 
 def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
@@ -86,4 +66,4 @@ def test_other_libraries(
     if library not in request.config.getoption("--require"):
         for name in needed[library]:
             pytest.importorskip(name)
-    run("frameworks_worker.py", 2, tmp_path, library)
+    run("frameworks_worker.py", 2, tmp_path, checks=(library,))

@@ -97,12 +97,12 @@ def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
-    """Any legal point of the design space, named or not."""
+def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedule:
+    """Any legal point of the design space, named or not; gated ones alone, where there are any."""
     machine = draw(st.sampled_from((MESH, SWITCH)))
-    if problem.op == "matmul_all_reduce" and draw(st.integers(0, 2)) == 0:
+    if not gated and problem.op == "matmul_all_reduce" and draw(st.integers(0, 2)) == 0:
         return replace(Schedule.named(draw(st.sampled_from(DIRECT))), grain=draw(st.integers(1, 9)))
-    if draw(st.booleans()):
+    if not gated and draw(st.booleans()):
         schedule = Schedule.named(draw(st.sampled_from(NAMED)))
     else:
         schedule = Schedule(
@@ -111,7 +111,9 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
             route=draw(st.sampled_from(("all_peers", "rotation"))),
             order=draw(st.sampled_from(("by_step", "by_peer"))),
             start=draw(st.sampled_from(("together", "local_first"))),
-            compute=draw(st.sampled_from(("whole", "per_step", "per_chunk", "gated"))),
+            compute="gated"
+            if gated
+            else draw(st.sampled_from(("whole", "per_step", "per_chunk", "gated"))),
             taper=draw(st.sampled_from(("none", "head", "tail", "both"))),
             pace=draw(st.sampled_from(("free", "in_step"))),
         )
@@ -131,6 +133,6 @@ def schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
 
 
 @st.composite
-def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Plan:
+def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None, gated: bool = False) -> Plan:
     problem = draw(problems(max_world, op))
-    return lower(problem, draw(schedules(problem)))
+    return lower(problem, draw(schedules(problem, gated)))

@@ -78,7 +78,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     at_rest = {(r, "free", s, 0, copy) for r in ranks for s in ranks if r != s for copy in both}
     flags = set(at_rest)  # words that are 1 (of 5 fields), and what has ended
     values, met, at, waiting, ready = {}, {}, {}, {}, []  # lane: [priority, events, flag at end]
-    keen, naps = rng.choice((2, 16)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
+    keen, naps = rng.choice((2, 8)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
     bias = {rank: rng.choice((0.0, rng.random())) for rank in ranks}  # some ranks lag behind others
 
     def until(*needed: tuple) -> Events:

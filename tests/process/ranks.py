@@ -29,60 +29,64 @@ SCHEDULES = (
 
 
 class Rank:
-    """One process."""
+    """One process, which the process that forks ranks has made.
 
-    def __init__(self, rank: int, folder: Path) -> None:
-        self.said = folder / f"rank{rank}.txt"
-        environment = os.environ | {
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        with self.said.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, WORKER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                bufsize=0,  # select sees what was not read
-                env=environment,
-                cwd=folder,
-            )
+    Attributes:
+        pid: its number.
+        said: the file of its errors.
+    """
+
+    def __init__(self, pid: int, commands: int, answers: int, said: Path) -> None:
+        self.pid, self.said = pid, said
+        self._commands = os.fdopen(commands, "wb", buffering=0)
+        self._answers = os.fdopen(answers, "rb", buffering=0)  # select sees what was not read
 
     def send(self, do: str, /, *args: Any, **words: Any) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps({"do": do, "args": args, **words}).encode() + b"\n")
-        self.process.stdin.flush()
+        self._commands.write(json.dumps({"do": do, "args": args, **words}).encode() + b"\n")
 
     def receive(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Return the answer to the oldest command that is not answered."""
-        assert self.process.stdout
-        ready, _, _ = select.select([self.process.stdout], [], [], deadline_s)
-        line = self.process.stdout.readline() if ready else b""
+        ready, _, _ = select.select([self._answers], [], [], deadline_s)
+        line = self._answers.readline() if ready else b""
         assert line, f"no answer within {deadline_s} s; it said: {self.said.read_text()[-3000:]}"
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End this one process, whatever state it is in."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(20)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._commands.close()
+        self._answers.close()
 
 
 class Ranks:
-    """Processes by number; a context manager that ends them."""
+    """Processes by number; a context manager that ends them.
+
+    They are forked from one that has imported PyTorch, which takes longer than all the rest.
+    """
 
     def __init__(self, count: int, folder: Path) -> None:
         self.folder, self._worlds = folder, 0
-        self.all = [Rank(number, folder) for number in range(count)]
+        commands, answers = ([os.pipe() for _ in range(count)] for _ in range(2))
+        theirs = [end for pair in zip(commands, answers, strict=True)
+                  for end in (pair[0][0], pair[1][1])]  # fmt: skip
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+        self._forking = subprocess.Popen(
+            [sys.executable, WORKER, *map(str, theirs)],
+            stdout=subprocess.PIPE, env=environment, cwd=folder, pass_fds=theirs,
+        )  # fmt: skip
+        for end in theirs:
+            os.close(end)
+        assert self._forking.stdout
+        pids = json.loads(self._forking.stdout.readline())
+        self.all = [
+            Rank(pid, commands[number][1], answers[number][0], folder / f"rank{number}.txt")
+            for number, pid in enumerate(pids)
+        ]
 
     def world(self, numbers: Sequence[int], members: Sequence[Sequence[int]]) -> None:
         """Make a torch.distributed world of some processes, and groups of its ranks."""
@@ -105,6 +109,9 @@ class Ranks:
     ) -> None:
         for rank in self.all:
             rank.kill()
+        self._forking.wait(20)  # it waits for them
+        assert self._forking.stdout
+        self._forking.stdout.close()
 
     def ask(
         self, ranks: Iterable[int], do: str, /, *args: Any, **words: Any

@@ -54,15 +54,14 @@ def test_a_stopped_rank_is_named(three: Ranks, victim: int) -> None:
         three.all[rank].send("call", **open_call())
     time.sleep(0.2)
     try:
-        stopped(three.all[victim].process.pid)
+        stopped(three.all[victim].pid)
         answers = {rank: three.all[rank].receive(10) for rank in others}
     finally:
         three.all[victim].signal(signal.SIGCONT)
     for answer in answers.values():
         assert answer["error"] == "TimeoutExceeded", answer
         assert (
-            f"Rank {victim} (pid {three.all[victim].process.pid}) has not been seen for"
-            in (answer["text"])
+            f"Rank {victim} (pid {three.all[victim].pid}) has not been seen for" in (answer["text"])
         )
         assert "it has died or is stopped" in answer["text"]
     assert len({answer["text"].split(".")[0] for answer in answers.values()}) == 1  # one failure
@@ -213,7 +212,7 @@ def kill_one(ranks: Ranks, members: list[int], chance: random.Random) -> int:
         about = f"victim {rank_of[victim]}, {schedule}, paced {paced}: {answer}"
         assert time.monotonic() - died < timeout_s + 3, about
         assert answer["error"] in ("TimeoutExceeded", "EngineError"), about
-        named = f"ank {rank_of[victim]} (pid {ranks.all[victim].process.pid}) has"
+        named = f"ank {rank_of[victim]} (pid {ranks.all[victim].pid}) has"
         assert named in answer["text"], about
     left = [number for number in members if number != victim]
     ranks.good(left, "close", name=name)

@@ -1,6 +1,7 @@
 """A rank as a process: carries out one command a line of JSON, and answers with one line each.
 
-Started and commanded by `ranks.py`; it ends with its input.
+Started and commanded by `ranks.py`; it ends with its input. The program forks the ranks:
+python worker.py COMMANDS ANSWERS COMMANDS ANSWERS ... (descriptors of pipes, two a rank).
 """
 
 from __future__ import annotations
@@ -149,6 +150,27 @@ COMMANDS = {
 }
 
 
+def fork(ends: list[int]) -> None:
+    """Be every rank in a child process, tell their numbers, and wait until all have ended."""
+    pids = []
+    for at in range(0, len(ends), 2):
+        pid = os.fork()
+        if pid == 0:
+            said = os.open(f"rank{at // 2}.txt", os.O_WRONLY | os.O_CREAT)
+            for target, end in enumerate((*ends[at : at + 2], said)):
+                os.dup2(end, target)
+            for end in ends:  # a pipe ends when its own rank does
+                os.close(end)
+            main()
+            os._exit(0)
+        pids.append(pid)
+    for end in ends:
+        os.close(end)
+    print(json.dumps(pids), flush=True)
+    for _ in pids:
+        os.wait()
+
+
 def main() -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
@@ -167,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    fork([int(end) for end in sys.argv[1:]])

@@ -156,10 +156,11 @@ def test_a_node_takes_what_is_predicted() -> None:
                 node.all_gather_matmul(xs, ws, grain=2)
 
 
+@pytest.mark.alone
 def test_a_real_run_takes_what_is_predicted(capsys: Any) -> None:
     code, out, err = call(
         capsys, "run", "--m", "512", "--n", "128", "--k", "512", "--machine", "mesh4", "--schedule",
-        "auto", "--iters", "2", "--json",
+        "auto", "--iters", "6", "--json",
     )  # fmt: skip
     (row,) = json.loads(out)["results"]
     assert code == 0 and row["ok"]

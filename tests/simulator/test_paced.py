@@ -36,6 +36,7 @@ def best_ms(node: Node, problem: Problem) -> dict[str, float]:
     return {name: min(found) for name, found in times.items()}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("machine_name", ["mesh4", "switch4"])
 def test_paced_runs_last_as_predicted(machine_name: str) -> None:
     machine, off = Machine.named(machine_name), []

@@ -1,0 +1,180 @@
+"""ficco beside serial calls and PyTorch's fused operators, from compare_x*.json."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tables.sources import Document, Documents, Page, gpus_of, read, table
+
+REGIMES = {
+    "captured": "captured", "eager": "back to back", "synchronized": "synchronized each call",
+}  # fmt: skip
+Case = dict[str, Any]
+
+
+def compared(page: Page, world: int) -> Documents:
+    """Return the results of a number of GPUs."""
+    return read(sorted(page.results.glob(f"compare_x{world}*.json")))
+
+
+def cases_of(documents: Documents) -> list[Case]:
+    """Return every case once, as the last result has it, by operator."""
+    cases = {case["case"]: case for _, found in documents for case in found["cases"]}
+    return sorted(cases.values(), key=lambda case: str(case["op"]))
+
+
+def summary(page: Page, world: int) -> list[str]:
+    """Return a row for each operator: how much faster than others by geometric mean."""
+    by_operator: dict[str, list[Case]] = {}
+    for case in cases_of(compared(page, world)):
+        by_operator.setdefault(case["op"], []).append(case)
+    rows = []
+    for op, cases in by_operator.items():
+        cells = [f"`{op}`", str(len(cases))]
+        for regime in REGIMES:
+            means = [mean_gain(cases, regime, name) for name in ("serial", "torch_fused")]
+            cells.append(", ".join(f"{mean:.2f}x" if mean else "-" for mean in means))
+        rows.append(cells)
+    return table(["operator", "shapes", *REGIMES.values()], rows)
+
+
+def mean_gain(cases: list[Case], regime: str, name: str) -> float | None:
+    """Return the geometric mean of how many times faster than `name` ficco is; None without any."""
+    found = [case["times_faster_than"].get(regime, {}).get(name) for case in cases]
+    logs = [math.log(gain) for gain in found if gain]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def headline(page: Page) -> str:
+    """Return one sentence on the operators; an empty one where nothing was measured."""
+    for world in (8, 4, 2):
+        documents = compared(page, world)
+        cases = cases_of(documents)
+        gains = [mean_gain(cases, "captured", name) for name in ("serial", "torch_fused")]
+        if not all(gains):
+            continue
+        fused = [case for case in cases if "torch_fused" in case["times_faster_than"]["captured"]]
+        lost = sum(case["times_faster_than"]["captured"]["torch_fused"] < 1 for case in fused)
+        return (
+            f"Measured on {gpus_of(documents, world)}: calls in a CUDA graph are {gains[0]:.2f}x as "
+            f"fast as NCCL and GEMM one after the other ({len(cases)} shapes, geometric mean, "
+            f"the best schedule of each), and {gains[1]:.2f}x as fast as PyTorch's fused operators, "
+            f"which win {lost} of {len(fused)}."
+        )
+    return ""
+
+
+def captured_table(page: Page, world: int) -> list[str]:
+    """Return ideal, serial, fused and the best of ficco's, of calls in a CUDA graph."""
+    rows = []
+    for case in cases_of(compared(page, world)):
+        times, point, gains = figures(case, "captured")
+        ideal = f"{case['ideal_ms']:.3f}" if case["ideal_ms"] else "-"
+        rows.append([shape_of(case), ideal, *times, point, *gains])
+    head = ["operator, m x n x k", "ideal", "serial", "fused", "ficco", "its schedule",
+            "over serial", "over fused"]  # fmt: skip
+    return table(head, rows)
+
+
+def eager_table(page: Page, world: int) -> list[str]:
+    """Return serial, fused and ficco back to back, and synchronized each call."""
+    rows = []
+    for case in cases_of(compared(page, world)):
+        cells = [shape_of(case)]
+        for regime in ("eager", "synchronized"):
+            times, point, gains = figures(case, regime)
+            cells += [*times, f"{point} ({', '.join(gain for gain in gains if gain != '-')})"]
+        rows.append(cells)
+    head = ["operator, m x n x k"]
+    for title in ("back to back", "synchronized"):
+        head += [f"{title}: serial", "fused", "ficco", "its schedule (over serial, fused)"]
+    return table(head, rows)
+
+
+def figures(case: Case, regime: str) -> tuple[list[str], str, list[str]]:
+    """Return serial, fused and ficco with the least in bold; ficco's point; gains over the two."""
+    medians = {row["config"]: row["median"] for row in case["regimes"][regime] if row["ok"]}
+    best = case["best_ficco"].get(regime)
+    values = [medians.get("serial"), medians.get("torch_fused"), best and best["median"]]
+    least = min((value for value in values if value), default=None)
+    texts = [f"{value:.3f}" if value else "-" for value in values]
+    times = [
+        f"**{text}**" if value and value == least else text
+        for text, value in zip(texts, values, strict=True)
+    ]
+    if not best:
+        return times, "-", ["-", "-"]
+    axes = [best.get(axis) for axis in ("grain", "asked_route", "asked_order", "asked_pace")]
+    point = " ".join([f"`{best['schedule']}`", *[str(axis) for axis in axes if axis]])
+    faster = case["times_faster_than"][regime]
+    gains = [
+        f"{faster[name]:.2f}x" if name in faster else "-" for name in ("serial", "torch_fused")
+    ]
+    return times, point, gains
+
+
+def shape_of(case: Case) -> str:
+    """Return an operator and its m x n x k."""
+    each = " on each rank" if case["m_is"] == "rows on each rank" else ""
+    return f"`{case['op']}` {case['m']}{each} x {case['n']} x {case['k']}"
+
+
+def not_measured(documents: Documents) -> list[str]:
+    """Return a line on cases that were asked for and have no figures."""
+    measured = {case["case"] for _, found in documents for case in found["cases"]}
+    reasons = {name: "no time was left" for _, found in documents for name in found["left_out"]}
+    reasons |= {f["case"]: "failed" for _, found in documents for f in found["failed"]}
+    missing = [f"{name} ({why})" for name, why in reasons.items() if name not in measured]
+    return ["", "Not measured: " + ", ".join(missing)] if missing else []
+
+
+def runs_of(documents: Documents) -> int:
+    """Return how many runs a median is of, at least."""
+    return min(
+        (row["runs"] for _, document in documents for case in document["cases"]
+         for row in case["regimes"]["captured"] if row["ok"]),
+        default=0,
+    )  # fmt: skip
+
+
+PUSHES = {  # how pushes of hetero_unfused_1d follow one another: what a point's name holds
+    "one peer at a time, step by step": "rotation by_step",
+    "in step with what arrives": "rotation by_step in_step",
+    "one peer at a time, shard by shard": "rotation by_peer",
+    "shard by shard, in step": "rotation by_peer in_step",
+    "all peers at once": "all_peers by_step",
+}
+
+
+def grain_tables(documents: Documents) -> list[str]:
+    """Return time against grain, of the cases that were measured with every route and order."""
+    screened: dict[str, tuple[Case, list[int], dict[str, Any]]] = {}
+    for case in [case for _, document in documents for case in document["cases"]]:
+        found = {row["config"]: row for row in case["screened"]}
+        grains = [g for g in (1, 2, 4, 8) if f"hetero_unfused_1d g{g} all_peers by_step" in found]
+        if len(grains) > 1:
+            screened[case["case"]] = case, grains, found
+    lines: list[str] = []
+    for case, grains, found in screened.values():
+        rows = []
+        for title, words in PUSHES.items():
+            points = [found.get(f"hetero_unfused_1d g{g} {words}") for g in grains]
+            if any(points):
+                rows.append([title, *[f"{row['captured']:.3f}" if row else "" for row in points]])
+        lines += ["", *table([shape_of(case), *[f"grain {g}" for g in grains]], rows)]
+    return lines
+
+
+def host_cost_table(document: Document) -> list[str]:
+    """Return what a call costs the host, and its parts."""
+    parts = {
+        "public": "whole call", "native": "of it native", "torch": "torch's calls",
+        "around": "around them", "serial": "serial", "torch_fused": "fused",
+    }  # fmt: skip
+    rows = []
+    for case in document["cases"]:
+        medians = [case["us"][part].get("median") for part in parts]
+        shape = f"`{case['op']}` {case['m']} x {case['n']} x {case['k']}, `{case['schedule']}`"
+        rows.append([shape, *[f"{value:.0f}" if value else "-" for value in medians]])
+    return table(["operator, m x n x k, schedule", *parts.values()], rows)

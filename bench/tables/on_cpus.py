@@ -1,0 +1,51 @@
+"""Paced runs, and what the machinery costs on a CPU: paced.json and host.json."""
+
+from __future__ import annotations
+
+from tables.sources import Document, table
+
+
+def paced_table(document: Document) -> list[str]:
+    """Return milliseconds and speed-ups by schedule and machine, the fastest in bold."""
+    runs = {run["machine"]: run for run in document["runs"]}
+    rows = []
+    for index, row in enumerate(next(iter(runs.values()))["rows"]):
+        cells = [f"`{row['schedule']}`"]
+        for run in runs.values():
+            best = max(other["speedup"] for other in run["rows"])
+            found = run["rows"][index]
+            text = f"{found['ms']['median']:.1f} ({found['speedup']:.2f}x)"
+            cells.append(f"**{text}**" if found["speedup"] == best else text)
+        rows.append(cells)
+    return table(["schedule", *[f"`{name}`" for name in runs]], rows)
+
+
+def posed_in(document: Document) -> str:
+    """Return the paced problem, and how often it ran."""
+    first = document["runs"][0]
+    return (
+        f"all-gather + matmul, m={first['m']} n={first['n']} k={first['k']} {first['dtype']}, "
+        f"milliseconds, median of {first['rows'][0]['ms']['runs']}"
+    )
+
+
+def machinery_table(document: Document) -> list[str]:
+    """Return medians of the worst schedule."""
+    ratio = min(entry["ratio"] for entry in document["copies"])
+    lowering = max(value["median"] for value in document["lower_rank_ms"].values())
+    proof = max(value["median"] for value in document["verify_s"].values())
+    rows = {
+        "chunks of 1 MiB and more, of plain memcpy's rate": f"{ratio:.0%}",
+        "handing 64 steps to a lane": f"{document['submit_64_steps_us']['median']:.1f} us",
+        "lowering one rank of 8 at grain 8": f"{lowering:.2f} ms",
+        "proving all 8": f"{1e3 * proof:.0f} ms",
+        "a never-seen m, lowered and bound, 4 ranks at grain 4": _unseen(document, "4 ranks"),
+        "the same, 8 ranks at grain 8": _unseen(document, "8 ranks, grain 8"),
+        "`import ficco`": f"{1e3 * document['import_s']['median']:.0f} ms",
+    }
+    return table(["what", "measured"], [list(row) for row in rows.items()])
+
+
+def _unseen(document: Document, which: str) -> str:
+    found = [v["median"] for name, v in document["never_seen_m_ms"].items() if which in name]
+    return f"{min(found):.2f} to {max(found):.2f} ms, by operator"

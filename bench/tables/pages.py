@@ -1,0 +1,202 @@
+"""The two pages that show figures: README's part, and bench/RESULTS.md with everything else."""
+
+from __future__ import annotations
+
+from comparing.few import few_rows_gains, few_rows_table
+from modelling.tables import METHOD, model_sections
+from modelling.tables import headline as models_headline
+
+from tables import comparison
+from tables.comparison import captured_table, compared, eager_table, grain_tables, not_measured
+from tables.foresight import prediction_table
+from tables.on_cpus import machinery_table, paced_table, posed_in
+from tables.scenarios import scenario_section, scenario_summary
+from tables.sources import Documents, Page, folded, gpus_of, machine_of, machines, read, wrapped
+
+HOW = (
+    "Milliseconds a call of the slowest rank, bfloat16, medians of {runs} interleaved runs or "
+    "more, inputs rotated beyond the L2. `serial` is NCCL, then `torch.mm`; *fused* is PyTorch's "
+    "`symm_mem` operator; *ideal* is the larger of the GEMM alone and the transfer alone. The "
+    "fastest is bold; gains are times faster than the two: below 1 ficco loses. **NCCL runs "
+    "without NVLink multicast here**, as all else does."
+)
+POINT = (
+    "Of ficco's points the best of the shape stands here, with its grain, and its route, order and "
+    "pace where they are not the machine's own."
+)
+
+
+def headline(page: Page) -> str:
+    """Return what was measured in a line or two."""
+    said = " ".join(filter(None, (comparison.headline(page), models_headline(page.results))))
+    return "\n".join(wrapped([said]))
+
+
+def readme_part(page: Page) -> list[str]:
+    """Return the lines between README's marks."""
+    world = most_gpus(page)
+    lines = ["## Measured", ""]
+    if world:
+        documents = compared(page, world)
+        lines += [
+            f"On {gpus_of(documents, world)}. {HOW.format(runs=comparison.runs_of(documents))}", "",
+            "Geometric means over the shapes of each operator, over `serial` and over *fused*:", "",
+            *comparison.summary(page, world), "",
+            f"Captured, in a CUDA graph. {POINT}", "",
+            *captured_table(page, world), *not_measured(documents), "",
+            *folded("Back to back, and synchronized each call", eager_table(page, world)), "",
+        ]  # fmt: skip
+    lines += [*_models(page), *_host_cost(page), *_few_rows_gains(page)]
+    if world:
+        lines += ["All of these on:", "", *machines(_on_gpus(page, world), page), ""]
+    lines += [*_paced(page), *_simulated(page)]
+    lines += [
+        "[`bench/RESULTS.md`](bench/RESULTS.md) has the rest: fewer GPUs, time against grain, few "
+        "rows layer by layer, what the machinery costs on a CPU, how good predictions are, each "
+        "simulated scenario, and what cutting a GEMM loses.",
+    ]
+    return wrapped(lines)
+
+
+def results_page(page: Page) -> list[str]:
+    """Return all lines of bench/RESULTS.md."""
+    world = most_gpus(page)
+    lines = [
+        "# Results", "",
+        "What README does not show of [`bench/results`](results). Written by `bench/readme.py`; a "
+        "script of [`bench`](.) made each result.", "",
+    ]  # fmt: skip
+    for fewer in (8, 4, 2):
+        documents = compared(page, fewer)
+        if documents and fewer != world:
+            lines += [
+                f"## {fewer} GPUs", "", HOW.format(runs=comparison.runs_of(documents)), "",
+                f"Captured. {POINT}", "", *captured_table(page, fewer), *not_measured(documents),
+                "", "Back to back, and synchronized each call:", "", *eager_table(page, fewer), "",
+                *machines(documents, page), "",
+            ]  # fmt: skip
+            for path, document in read([page.results / f"host_cost_x{fewer}.json"]):
+                lines += [
+                    "What a call costs the host, microseconds, medians, one chunk a shard:", "",
+                    *comparison.host_cost_table(document), "",
+                    *machines([(path, document)], page), "",
+                ]  # fmt: skip
+        if grains := grain_tables(documents):
+            lines += [
+                f"## Time against grain, {fewer} GPUs", "",
+                "`hetero_unfused_1d`, captured, in milliseconds. These are the medians of a few "
+                f"screening runs, good to some per cent ({page.links(documents)}).", *grains, "",
+            ]  # fmt: skip
+    return wrapped([*lines, *_few_rows(page), *_machinery(page), *_foresight(page)][:-1])
+
+
+def most_gpus(page: Page) -> int:
+    """Return the largest number of GPUs that operators were compared on; 0 without any."""
+    return next((world for world in (8, 4, 2) if compared(page, world)), 0)
+
+
+def _on_gpus(page: Page, world: int) -> Documents:
+    names = [f"{name}_x{world}.json" for name in ("model", "host_cost", "few_rows")]
+    return [*compared(page, world), *read(page.results / name for name in names)]
+
+
+def _first(page: Page, name: str) -> Documents:
+    """Return the result of the most GPUs of this name, in a list, or nothing."""
+    return read(page.results / f"{name}_x{world}.json" for world in (8, 4, 2))[:1]
+
+
+def _models(page: Page) -> list[str]:
+    lines: list[str] = []
+    for title, table in model_sections(page.results):
+        lines += [f"{title} {METHOD}", "", *table, ""]
+    return ["### Whole models", "", *lines] if lines else []
+
+
+def _host_cost(page: Page) -> list[str]:
+    lines: list[str] = []
+    for _, document in _first(page, "host_cost"):
+        lines += [
+            "### What a call costs the host", "",
+            f"Microseconds, medians, one chunk a shard on {document['world']} GPUs:", "",
+            *comparison.host_cost_table(document), "",
+        ]  # fmt: skip
+    return lines
+
+
+def _few_rows_gains(page: Page) -> list[str]:
+    lines: list[str] = []
+    for _, document in _first(page, "few_rows"):
+        lines += ["### Few rows", "", *few_rows_gains(document), ""]
+    return lines
+
+
+def _few_rows(page: Page) -> list[str]:
+    lines: list[str] = []
+    for path, document in _first(page, "few_rows"):
+        lines += ["## Few rows", "", *few_rows_table(document), "",
+                  *machines([(path, document)], page), ""]  # fmt: skip
+    return lines
+
+
+def _paced(page: Page) -> list[str]:
+    lines: list[str] = []
+    for path, document in read([page.results / "paced.json"]):
+        lines += [
+            "### Paced, on a CPU", "",
+            f"Real copies and GEMMs, lengthened to the profiles' rates: {posed_in(document)}, with "
+            f"the speed-up over `serial` ({page.link(path)}; {machine_of(document)}):", "",
+            *paced_table(document), "",
+            "On a full mesh shard-level overlap leaves all links but one idle and loses to "
+            "`serial`; cut finer, every transfer uses every link. On a switch a rank's port is "
+            "busy either way.", "",
+        ]  # fmt: skip
+    return lines
+
+
+def _machinery(page: Page) -> list[str]:
+    lines: list[str] = []
+    for path, document in read([page.results / "host.json"]):
+        lines += [
+            "## What the machinery costs on a CPU", "",
+            f"Medians, of the worst schedule ({page.link(path)}; {machine_of(document)}):", "",
+            *machinery_table(document), "",
+        ]  # fmt: skip
+    return lines
+
+
+def _simulated(page: Page) -> list[str]:
+    lines: list[str] = []
+    for path, document in read([page.results / "scenarios.json"]):
+        lines += [
+            "### Simulated: the paper's 16 scenarios on 8 MI300X", "",
+            *scenario_summary(document, page.link(path)), "",
+        ]  # fmt: skip
+    return lines
+
+
+def _foresight(page: Page) -> list[str]:
+    lines: list[str] = []
+    for path, document in read([page.results / "predict.json"]):
+        lines += [
+            "## Predicted against measured", "",
+            "Every schedule and grain of the shapes compared on GPUs, predicted from the profiles "
+            f"`{'`, `'.join(document['profiles'])}` ({page.link(path)}; {document['date']}). No "
+            "shape that judges is in a profile: GEMMs there have other m. Errors are of medians; a "
+            "choice is right within 3% of the best measured schedule (in brackets: so many), or "
+            "within the interquartile range of the two. 8 GPUs were not measured.", "",
+            *prediction_table(document), "",
+        ]  # fmt: skip
+    for path, document in read([page.results / "scenarios.json"]):
+        lines += [
+            "## Simulated: the paper's 16 scenarios on 8 MI300X", "",
+            *scenario_section(document, page.link(path)), "",
+        ]  # fmt: skip
+    for path, document in _first(page, "characterize"):
+        if path.with_suffix(".svg").exists():
+            lines += [
+                "## What cutting a GEMM loses", "",
+                "DIL, and what GEMM and transfer lose side by side, CIL, on "
+                f"{document['world']} GPUs ({page.link(path)}; {machine_of(document)}):", "",
+                page.picture("DIL and CIL on H200", f"{path.stem}.svg"), "",
+            ]  # fmt: skip
+    return lines

@@ -1,0 +1,94 @@
+"""Where figures come from: links to results, the machines and versions that made them; tables."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+WIDTH = 105  # characters a line
+Document = dict[str, Any]
+Documents = list[tuple[Path, Document]]
+
+
+def read(paths: Iterable[Path]) -> Documents:
+    """Return the results that are there."""
+    return [(path, json.loads(path.read_text())) for path in paths if path.exists()]
+
+
+class Page:
+    """A file that tables are written into.
+
+    Args:
+        results: the folder of results.
+        to_results: how the page's links lead there.
+    """
+
+    def __init__(self, results: Path, to_results: str) -> None:
+        self.results, self._to = results, to_results
+
+    def link(self, path: Path) -> str:
+        """Return a link to a result, named as its file."""
+        return f"[{path.stem}]({self._to}/{path.name})"
+
+    def links(self, documents: Documents) -> str:
+        """Return a link to each of several results."""
+        return ", ".join(self.link(path) for path, _ in documents)
+
+    def picture(self, words: str, name: str) -> str:
+        """Return a picture of the folder of results, with the words that stand for it."""
+        return f"![{words}]({self._to}/{name})"
+
+
+def machine_of(document: Document) -> str:
+    """Return the machine, the versions and the day of a result."""
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    parts = [f"{document['cpu']}, {document['cores']} cores", versions, document["date"]]
+    found = document.get("gpus")
+    if found:
+        first = found[0]
+        parts.insert(
+            0, f"{first['name']}, driver {first['driver_version']}, {first['power.limit']}"
+        )
+    return "; ".join(parts)
+
+
+def gpus_of(documents: Documents, world: int) -> str:
+    """Return how many GPUs of which kind the results are of."""
+    names = {document["gpus"][0]["name"] for _, document in documents if document["gpus"]}
+    return f"{world} {' or '.join(sorted(names)) or 'GPU'}s"
+
+
+def machines(documents: Documents, page: Page) -> list[str]:
+    """Return a line for each machine, with the results that were made on it."""
+    by_machine: dict[str, Documents] = {}
+    for path, document in documents:
+        by_machine.setdefault(machine_of(document), []).append((path, document))
+    return [f"- {machine}: {page.links(made)}." for machine, made in by_machine.items()]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table's lines."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
+
+
+def folded(title: str, lines: Sequence[str]) -> list[str]:
+    """Return lines that are shown on demand."""
+    return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>"]
+
+
+def wrapped(lines: Iterable[str]) -> list[str]:
+    """Return lines with prose broken where it gets long; tables and pictures stay."""
+    found: list[str] = []
+    for line in lines:
+        if len(line) <= WIDTH or line[0] in "|!<":
+            found.append(line)
+        else:
+            found += textwrap.wrap(
+                line, WIDTH, subsequent_indent="  " if line.startswith("- ") else "",
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+    return found

@@ -1,0 +1,89 @@
+"""Ranks as processes that are forked from one which has imported PyTorch.
+
+To import it takes longer than most of what ranks check. `run` starts that one:
+python ranks_of_torch.py FOLDER WORLD WORKER ARGUMENTS...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+DEADLINE_S = 240
+
+
+def run(worker: str, world: int, folder: Path, *before: str, checks: tuple[str, ...] = ()) -> None:
+    """Run `python WORKER [before...] STORE RANK WORLD [checks...]` on every rank of a world.
+
+    Each rank must end well and say that all was right.
+
+    Args:
+        worker: a file beside this one.
+        world: ranks.
+        folder: where the ranks run and meet; what they say goes to files in it.
+        before: arguments in front of the store's name.
+        checks: arguments behind the number of ranks.
+    """
+    command = [sys.executable, __file__, folder, str(world), Path(__file__).with_name(worker),
+               *before, "STORE", "RANK", str(world), *checks]  # fmt: skip
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    forking = subprocess.Popen(
+        command, env=environment, cwd=folder, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        said, _ = forking.communicate(timeout=DEADLINE_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # no rank outlives its test
+            os.killpg(forking.pid, signal.SIGKILL)
+        forking.wait()
+    for rank in range(world):
+        file = folder / f"rank{rank}.txt"
+        words = file.read_text() if file.exists() else ""
+        assert f"rank {rank}: 0\n" in said and "right" in words, f"rank {rank}: {words}{said}"
+
+
+def _fork(folder: Path, world: int, worker: str, arguments: list[str]) -> None:
+    """Import PyTorch, be every rank in a child process, and print how each has ended."""
+    import torch._dynamo
+    import torch.distributed.tensor.parallel
+
+    import ficco  # noqa: F401
+
+    assert not torch.distributed.is_initialized()
+    children = {}
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            with (folder / f"rank{rank}.txt").open("w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            os._exit(_be(worker, [{"STORE": str(folder / "store"), "RANK": str(rank)}.get(a, a)
+                                  for a in arguments]))  # fmt: skip
+        children[child] = rank
+    while children:
+        child, status = os.wait()
+        print(f"rank {children.pop(child)}: {os.waitstatus_to_exitcode(status)}", flush=True)
+
+
+def _be(worker: str, arguments: list[str]) -> int:
+    """Run a worker's file as the program, and return its exit code."""
+    sys.argv, sys.path[0] = [worker, *arguments], str(Path(worker).parent)
+    code = 1
+    try:
+        runpy.run_path(worker, run_name="__main__")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    return code
+
+
+if __name__ == "__main__":
+    _fork(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
