@@ -362,7 +362,11 @@ def opposite(me: Rank, rounds: int) -> None:
     world, dtype = me.world, "bfloat16"
     gather = Problem.chunked("all_gather_matmul", world, 4096, 2048 * world, 2048, dtype)
     reduce = Problem.chunked("matmul_all_reduce", world, 16, 4096, 1024 * world, dtype)
-    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm")]
+    scatter = Problem.chunked(
+        "matmul_reduce_scatter", world, 1024 * world, 2048, 512 * world, dtype
+    )
+    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
+             (scatter, "gated_sums_1d")]  # fmt: skip
     other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
     found = [(p, Schedule.named(name), *me.arrays(p, 7)) for p, name in cases]
     for problem, point, arrays, exact in found:
@@ -384,7 +388,8 @@ def opposite(me: Rank, rounds: int) -> None:
             with torch.cuda.stream(stream):
                 other.execute(gather, resolved, {**gated[2], **ys})
 
-        beside = second if turn % 2 and point.transport != "sm" else library
+        alone = point.transport == "sm" or point.sums == "within"
+        beside = library if alone or turn % 3 else second
         calls = [lambda: me.execute(problem, point, arrays), beside]  # noqa: B023 - called at once
         results = [call() for call in (calls if me.rank % 2 else calls[::-1])]
         torch.cuda.synchronize()
