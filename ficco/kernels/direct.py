@@ -21,6 +21,7 @@ import torch
 from ficco.errors import InputError
 from ficco.kernels.direct_kernel import direct_all_reduce
 from ficco.kernels.direct_table import DirectTable
+from ficco.kernels.placing import on_device
 
 __all__ = [
     "Control",
@@ -172,8 +173,8 @@ def prepare(
     return Direct(
         table=table,
         tile=tile or choose_tile(table.m, width, table.k, item),
-        chunks=torch.tensor(table.chunks, dtype=torch.int32, device=device).reshape(-1, 4),
-        places=torch.tensor(numbers, dtype=torch.int64, device=device),
+        chunks=on_device(table.chunks, torch.int32, device).reshape(-1, 4),
+        places=on_device(numbers, torch.int64, device),
         gates=torch.zeros(4, dtype=torch.int32, device=device),
         copy_places=len(numbers[0]),
         programs=min(len(table.chunks) + 1, processors),

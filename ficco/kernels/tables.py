@@ -14,6 +14,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.kernels.parts import GatedPart, Landed
+from ficco.kernels.placing import on_device
 from ficco.kernels.tiling import Tile, choose_tile, count_tiles
 
 __all__ = ["Signalling", "Table", "prepare"]
@@ -128,7 +129,7 @@ def prepare(
         k=k,
         dtype=dtype,
         tile=tile,
-        entries=torch.tensor(entries, dtype=torch.int32, device=device),
+        entries=on_device(entries, torch.int32, device),
         own_tiles=firsts[len(own)],
         tiles=tiles,
         programs=min(tiles, processors * tile.per_sm),
@@ -168,10 +169,10 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device) -> Signall
         (p.signal, p.col, _cols(p, n), int(p.target == "partial"), int(bool(p.terms)))
         for p in order
     ]
-    table = torch.tensor(extras, dtype=torch.int32, device=device)
+    table = on_device(extras, torch.int32, device)
     return Signalling(
         extras=table,
-        terms=torch.tensor(terms, dtype=torch.int32, device=device) if summed else table,
+        terms=on_device(terms, torch.int32, device) if summed else table,
         counters=torch.zeros(1 + len(order), dtype=torch.int32, device=device),
         term_count=ranks - 1,
         own_at=own_at,

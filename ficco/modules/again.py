@@ -22,7 +22,7 @@ from ficco.schedule import Schedule
 if TYPE_CHECKING:
     from ficco.runtime.process_cuda import CudaProcessRuntime
 
-__all__ = ["Known", "key_of", "known", "matrix_of", "readable", "remember", "row_of",
+__all__ = ["Known", "key_of", "known", "matrix_of", "readable", "remember", "row_of", "seen",
            "unsafe_view"]  # fmt: skip
 
 MOST = 256  # calls that are remembered, least recently used out first
@@ -41,6 +41,7 @@ class Known(NamedTuple):
         problem, schedule: what it is; the schedule is resolved.
         names: of its tensors as buffers, in the order in which they are passed.
         shapes: of its results.
+        ready: whether nothing is left to be done at the next call: see `seen`.
     """
 
     runtime: CudaProcessRuntime
@@ -48,6 +49,7 @@ class Known(NamedTuple):
     schedule: Schedule
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    ready: bool = True
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""
@@ -113,7 +115,18 @@ def known(key: Any) -> Known | None:
             return None
         with contextlib.suppress(KeyError):  # another thread has just forgotten it
             _known.move_to_end(key)
-    return found
+    return found if found is not None and found.ready else None
+
+
+def seen(key: Any) -> bool:
+    """Whether an equal call was made before, and is to make ready what a capture would take.
+
+    The first call does not: where every request has another size, it is the only one.
+    """
+    try:
+        return key is not None and key in _known
+    except TypeError:
+        return False
 
 
 def remember(key: Any, call: Known) -> None:

@@ -14,8 +14,16 @@ import torch
 
 from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
-from ficco.modules.again import Known, matrix_of, readable, remember, row_of, unsafe_view
-from ficco.modules.auto import AUTO, automatic, for_a_capture
+from ficco.modules.again import (
+    Known,
+    matrix_of,
+    readable,
+    remember,
+    row_of,
+    seen,
+    unsafe_view,
+)
+from ficco.modules.auto import AUTO, automatic, for_a_capture, regime
 from ficco.posing import row_contiguous
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
@@ -125,11 +133,14 @@ class Call:
         if runtime is None:  # for a reason that was logged when the group was opened
             return self._run_plain(problem, given)
         chosen = self._chosen(problem, asked, runtime)
-        later = for_a_capture(problem, chosen, runtime, self.device) if asked is None else None
+        later = None
+        ready = asked is not None or regime() == "captured" or seen(self.key)
+        if asked is None and ready:
+            later = for_a_capture(problem, chosen, runtime, self.device)
         if chosen.transport == "collective" and later is None:
             runtime.check_alive()
             ys = self._run_plain(problem, given)
-            self._remember(problem, chosen, runtime, given)
+            self._remember(problem, chosen, runtime, given, ready)
             return ys
         ys = self._outputs(problem)
         arrays = {name: tensor for name, tensor in given.items() if name != "like"}
@@ -144,13 +155,15 @@ class Call:
         if chosen.transport == "collective":
             return self._run_plain(problem, given)
         runtime.execute(problem, chosen, arrays)
-        self._remember(problem, chosen, runtime, given)
+        self._remember(problem, chosen, runtime, given, ready)
         return ys
 
-    def _remember(self, problem: Problem, chosen: Schedule, runtime: Any, given: Any) -> None:
+    def _remember(
+        self, problem: Problem, chosen: Schedule, runtime: Any, given: Any, ready: bool
+    ) -> None:
         if self.key is not None:
             shapes = tuple(self._shapes(problem))
-            remember(self.key, Known(runtime, problem, chosen, tuple(given), shapes))
+            remember(self.key, Known(runtime, problem, chosen, tuple(given), shapes, ready))
 
     def _chosen(
         self, problem: Problem, asked: Schedule | None, runtime: ProcessRuntime

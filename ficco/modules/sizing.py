@@ -21,10 +21,11 @@ Tensor = torch.Tensor
 
 
 def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> None:
-    """Run every kind of call that an overlapped model's layers make, once, on zeros.
+    """Run every kind of call that an overlapped model's layers make, twice, on zeros.
 
-    Afterwards no call with as many rows or fewer, by the same schedule, grows a window. It is a
-    collective call: all ranks make it alike. Gradients of the model are not touched.
+    Afterwards no call with as many rows or fewer, by the same schedule, grows a window; on GPUs
+    neither does the same call in a capture. It is a collective call: all ranks make it alike.
+    Gradients of the model are not touched.
 
     Args:
         module: an overlapped model.
@@ -67,7 +68,8 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
         if wanted is None:
             wanted = each.training and any(weight.requires_grad for weight in weights)
         seen = layer.seen
-        _call(layer, weights, rows, wanted)
+        for _ in range(2):  # the second one makes ready what a capture takes
+            _call(layer, weights, rows, wanted)
         layer.seen = seen
 
 
