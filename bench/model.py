@@ -165,7 +165,7 @@ def main() -> int:
         run.run()
     finally:
         run.write()
-        print("\n".join(model_table(run.path, run.document)))
+        print("\n".join(model_table(run.document)))
     return 0 if run.document["cells"] and not run.document["failed"] else 1
 
 
