@@ -21,7 +21,7 @@ from ficco import __version__
 from ficco.machine import Machine
 from ficco.problem import EXCHANGING, Problem
 from ficco.schedule import Schedule
-from ficco.selector.facts import facts_of
+from ficco.selector.book import Book, Point
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
@@ -70,33 +70,6 @@ def _best(ms: float, serial_ms: float, schedule: Schedule, world: int, machine: 
     return serial_ms, serial_ms, Schedule.named("serial").resolve(world, machine)
 
 
-def point(key: Key, best: Best, world: int) -> str:
-    """Return a point as TOML."""
-    op, dtype, m, n, k, regime = key
-    facts = facts_of(Problem.chunked(op, world, m, n, k, dtype))
-    ms, serial_ms, schedule = best
-    axes = ", ".join(f"{axis} = {_toml(value)}" for axis, value in schedule.to_json().items())
-    lines = [
-        "[[points]]",
-        f'op = "{op}"',
-        f'dtype = "{dtype}"',
-        f'regime = "{regime}"',
-        f"ranks = {world}",
-        f"m = {facts.m}",
-        f"n = {facts.n}",
-        f"k = {facts.k}",
-        f"piece_bytes = {round(facts.piece_bytes)}",
-        f"ms = {ms:.5g}",
-        f"serial_ms = {serial_ms:.5g}",
-        f"schedule = {{ {axes} }}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    return str(value) if isinstance(value, int) else f'"{value}"'
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--machine", required=True, help="a shipped profile")
@@ -115,16 +88,14 @@ def main() -> int:
     if not found:
         print(f"no results of {world} GPUs in {RESULTS}", file=sys.stderr)
         return 1
-    head = [
-        "# Written by bench/book.py from the results in bench/results.",
-        f'machine = "{machine.name}"',
-        f'ficco = "{__version__}"',
-        f'driver = "{args.driver}"',
-        f'date = "{max(dates)}"',
-    ]
-    points = [point(key, best, world) for key, best in sorted(found.items())]
+    points = tuple(
+        Point.measured(Problem.chunked(op, world, m, n, k, dtype), regime, *best)
+        for (op, dtype, m, n, k, regime), best in sorted(found.items())
+    )
+    book = Book(machine.name, machine.name, __version__, args.driver, max(dates), points)
     BOOKS.mkdir(exist_ok=True)
-    (BOOKS / f"{machine.name}.toml").write_text("\n".join(["\n".join(head) + "\n", *points]))
+    text = book.to_toml("Written by bench/book.py from the results in bench/results.")
+    (BOOKS / f"{machine.name}.toml").write_text(text)
     plain = sum(best[2].transport == "collective" for best in found.values())
     print(f"{len(points)} points, {plain} of them serial")
     return 0

@@ -17,8 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from comparing.launch import NO_MULTICAST, run_ranks
 from record import surroundings
+
+from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
 
 # m, n of a rank, k: from few rounds of tiles to many, wide and narrow.
 SHAPES = (
@@ -124,7 +125,7 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 1
         found = json.loads((folder / "found.json").read_text())
-    from compare import gpus
+    from record import gpus
 
     about, more = surroundings(), gpus()
     about["versions"] |= more.pop("more")

@@ -12,21 +12,20 @@ import argparse
 import json
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from comparing.cases import BY_COPY_ENGINES, EXCHANGES, read
-from comparing.launch import NO_MULTICAST, run_ranks
+from comparing.cases import BY_COPY_ENGINES, read
 from comparing.summary import table
-from record import surroundings
+from record import gpus, surroundings
+
+from ficco.problem import EXCHANGING
+from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
 
 STARTS = 4  # of the processes for cases, where they end badly
-QUERIED = ("name", "driver_version", "power.limit", "clocks.max.sm")
 
 
 def arguments() -> argparse.Namespace:
@@ -44,23 +43,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     parser.add_argument("--part", default="cases", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def gpus() -> dict[str, Any]:
-    """Return what nvidia-smi says of the GPUs, and versions that matter here."""
-    versions = {}
-    for package in ("triton", "nvidia-nccl-cu13", "cuda-bindings"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    try:
-        command = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        rows = [[word.strip() for word in line.split(",")] for line in said.stdout.splitlines()]
-        return {"gpus": [dict(zip(QUERIED, row, strict=True)) for row in rows], "more": versions}
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return {"gpus": [], "gpus_missing": str(error), "more": versions}
 
 
 class Run:
@@ -89,7 +71,7 @@ class Run:
                 "ideal_ms": "the larger of the GEMM alone and the transfer alone, captured",
                 "floor_ms": "bytes that leave a rank at 395 GB/s",
                 "weights": "laid out as linear.weight.t()",
-                "all_to_all": f"{', '.join(EXCHANGES)}: m rows on each rank, a whole w on each",
+                "all_to_all": f"{', '.join(EXCHANGING)}: m rows on each rank, a whole w on each",
             },
             "cases": [], "failed": [], "left_out": [],
             "zero_cta": {"cases": [], "left_out": [], "reason": "not tried"},

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from comparing.launch import NO_MULTICAST, Meeting, run_ranks
 from record import spread, surroundings
+
+from ficco.sweeping.gpu.launching import NO_MULTICAST, Meeting, run_ranks
 
 LAYERS = {  # n, k over all ranks
     "8B o": (4096, 4096), "8B down": (4096, 14336), "70B o": (8192, 8192),
@@ -100,7 +101,8 @@ class Case:
 def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
     """Return microseconds a call of every way that works, and why others do not."""
     import torch
-    from comparing.timing import beat
+
+    from ficco.sweeping.gpu.timing import beat
 
     graphs, found, refused = {}, {}, {}
     for name, way in case.ways().items():
@@ -143,9 +145,9 @@ def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
 def rank_main(folder: Path, seconds: float) -> int:
     """Measure on one rank; rank 0's figures are written."""
     import torch.distributed as dist
-    from comparing.worker import WAIT_S, open_group
 
     import ficco
+    from ficco.sweeping.gpu.joining import WAIT_S, open_group
 
     rank, world = open_group(folder)
     meeting = Meeting(folder, rank, world, WAIT_S)
@@ -201,7 +203,7 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 1
         measured = json.loads((folder / "found.json").read_text())
-    from compare import gpus
+    from record import gpus
 
     found, about = surroundings(), gpus()
     found["versions"] |= about.pop("more")

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from comparing.cases import Case, host_cost_cases
-from comparing.launch import NO_MULTICAST, Meeting, run_ranks
 from record import spread, surroundings
+
+from ficco.sweeping.gpu.launching import NO_MULTICAST, Meeting, run_ranks
 
 CALLS, QUEUED, WARM = 200, 10, 20
 NATIVE = ("start", "submit", "launch", "finish", "call", "fits")
@@ -52,7 +53,8 @@ class TimedNative:
 def timed(call: Callable[[int], Any], meeting: Meeting, after: Callable[[float], None]) -> None:
     """Make CALLS calls, ten between two waits for the device; `after` gets each one's time, us."""
     import torch
-    from comparing.timing import beat
+
+    from ficco.sweeping.gpu.timing import beat
 
     for i in range(WARM + CALLS):
         if i % QUEUED == 0:
@@ -105,11 +107,11 @@ def parts_of(call: Callable[[int], Any], meeting: Meeting, bound: Any) -> dict[s
 def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any]:
     """Return all host times of a case on this rank, in us."""
     import torch
-    from comparing.operands import TOLERANCE, Operands
 
     from ficco.machine import Machine
     from ficco.modules import groups
     from ficco.schedule import Schedule
+    from ficco.sweeping.gpu.operands import TOLERANCE, Operands
 
     operands = Operands(case, rank)
     schedule = replace(Schedule.named(name), grain=1).resolve(case.world, Machine.named("cuda"))
@@ -142,9 +144,8 @@ def _alone(call: Callable[[int], Any], meeting: Meeting) -> dict[str, float]:
 
 def rank_main(folder: Path) -> int:
     """Measure on one rank; rank 0's figures are written."""
-    from comparing.worker import WAIT_S, open_group
-
     import ficco
+    from ficco.sweeping.gpu.joining import WAIT_S, open_group
 
     rank, world = open_group(folder)
     meeting = Meeting(folder, rank, world, WAIT_S)
@@ -177,7 +178,7 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 1
         cases = json.loads((folder / "found.json").read_text())
-    from compare import gpus
+    from record import gpus
 
     found, about = surroundings(), gpus()
     found["versions"] |= about.pop("more")

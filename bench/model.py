@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compare import gpus
-from comparing.launch import NO_MULTICAST, run_ranks
 from modelling.cells import PARTS, VARIANTS, cells
 from modelling.tables import model_table
-from record import surroundings
+from record import gpus, surroundings
+
+from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
 
 STARTS = 4  # of the processes for a part, where they end badly
 START_S = 25.0  # that starting them takes, about; less time is not begun with

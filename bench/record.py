@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import json
-import os
-import platform
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ficco.sweeping import figures
+from ficco.sweeping.surroundings import gpus, surroundings
 
-def surroundings() -> dict[str, Any]:
-    """Return machine, versions and date, as they stand in every result."""
-    model = platform.processor() or "unknown"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    versions = {"python": platform.python_version()}
-    for package in ("ficco", "numpy", "torch"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "versions": versions,
-    }
+__all__ = ["finish", "gpus", "spread", "surroundings"]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return median and interquartile range."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return {"median": round(middle, 4), "iqr": round(high - low, 4), "runs": len(values)}
+    middle, width = figures.spread(values)
+    return {"median": round(middle, 4), "iqr": round(width, 4), "runs": len(values)}
 
 
 def finish(name: str, result: dict[str, Any], checks: dict[str, bool]) -> int:

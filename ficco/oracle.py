@@ -18,7 +18,16 @@ import numpy.typing as npt
 
 from ficco.problem import REDUCING, Problem, offsets
 
-__all__ = ["UNIT_ROUNDOFF", "Draw", "Exact", "Verdict", "inputs", "judge", "results"]
+__all__ = [
+    "UNIT_ROUNDOFF",
+    "Draw",
+    "Exact",
+    "Verdict",
+    "inputs",
+    "judge",
+    "results",
+    "roundings",
+]
 
 Array = Any  # of NumPy, or a tensor of PyTorch
 Named = Mapping[str, Array]
@@ -114,6 +123,8 @@ def inputs(problem: Problem, seed: int, draw: Draw | None = None) -> list[dict[s
         depth = problem.depths[rank] if problem.depths else problem.k
         mine["x"] = draw.normal(problem.m if problem.depths else problem.rows[rank], depth)
         for i, output in enumerate(problem.outputs):
+            if output.axis == "gathered":
+                continue
             inner = problem.m if output.axis == "contraction" else depth
             w = draw.normal(inner, output.columns[rank], scale)
             mine.setdefault(output.operand, w.T if output.operand_transposed else w)
@@ -164,6 +175,11 @@ def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
     return Verdict(bool((error <= bound).all()), relative)
 
 
+def roundings(problem: Problem, transport: str) -> int:
+    """Return how often sums that travel are rounded: by a collective, at every rank."""
+    return problem.world if problem.op in REDUCING and transport == "collective" else 1
+
+
 def _library(array: Array) -> Any:
     """Return the library of an array; what is called of it, both libraries call alike."""
     return np if isinstance(array, np.ndarray) else sys.modules["torch"]
@@ -198,6 +214,9 @@ def _gathered(problem: Problem, given: Sequence[Named], ranks: Sequence[int]) ->
     for mine in (given[rank] for rank in ranks):
         row = []
         for i, output in enumerate(problem.outputs):
+            if output.axis == "gathered":
+                row.append(Exact(x, abs(x), _library(x).zeros_like(x), 0))
+                continue
             a = x.T if output.axis == "contraction" else x
             row.append(_exact(a, _weight(problem, mine, i), _bias(problem, mine, i)))
         found.append(row)

@@ -52,7 +52,7 @@ ROLES = ("input", "weight", "output", "window", "workspace")
 # Which unit each kind of step may occupy.
 UNITS: dict[str, tuple[str, ...]] = {
     "copy": ("dma", "sm"),
-    "local_copy": ("sm",),
+    "local_copy": ("sm", "dma"),
     "signal": ("none",),
     "wait": ("none",),
     "clear": ("none",),
@@ -178,8 +178,9 @@ class Step(NamedTuple):
         after: ids of earlier steps of this rank, of any lane, that are done before this one starts.
         parts: a gated gemm or bag: its parts; then products, reads and writes stay empty.
         collective: "all_gather" or "all_to_all": which.
-        concurrent: a gated step that both waits and signals, so that its plan needs lanes that
-            really run at the same time.
+        concurrent: a gated step that waits for what peers' kernels make, as any does that both
+            waits and signals: its plan needs lanes that really run at the same time, and devices
+            without kernels of other groups.
     """
 
     id: str

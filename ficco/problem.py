@@ -36,6 +36,7 @@ GATHERING = ("all_gather_matmul",)
 REDUCING = ("matmul_reduce_scatter", "matmul_all_reduce")
 EXCHANGING = ("all_to_all_matmul", "matmul_all_to_all")
 TABLES, POOLING = 2, 8  # of an embedding that is given by sizes alone
+AXES = ("rows", "contraction", "gathered")
 OPERATORS = (*GATHERING, *REDUCING, *EXCHANGING, "embedding_all_to_all")
 COLLECTIVE = {  # of torch.distributed: what moves an operator's bytes where nothing overlaps
     "all_gather_matmul": "all_gather",
@@ -67,9 +68,10 @@ class Output:
 
     Attributes:
         columns: columns of the product on each rank (n_r for rank r).
-        operand: name of the weight buffer that it multiplies with.
+        operand: name of the weight buffer that it multiplies with; of "gathered" empty.
         axis: "rows": [m, k] . w[k, n_r] -> [m, n_r]. "contraction": concat(x)^T . w[m, n_r] ->
-            [k, n_r], which accumulates over what arrives (a weight gradient).
+            [k, n_r], a sum over all that arrives (a weight gradient). "gathered": concat(x)
+            itself, [m, k], for later use.
         operand_transposed: the operand is given as [n_r, k] (or [n_r, m]).
         bias: a row of n_r values is added to every row.
     """
@@ -124,8 +126,13 @@ class Problem:
     def n(self) -> int:
         """Columns of the whole product: over all ranks where n is split, over all outputs."""
         if self.op in GATHERING:
-            return sum(sum(output.columns) for output in self.outputs)
+            return sum(sum(output.columns) for output in self.products)
         return self.outputs[0].columns[0]
+
+    @property
+    def products(self) -> tuple[Output, ...]:
+        """The outputs that are products: all but a gathered x."""
+        return tuple(output for output in self.outputs if output.axis != "gathered")
 
     @property
     def itemsize(self) -> int:
@@ -327,20 +334,12 @@ def _check(problem: Problem) -> None:
     _check_per_rank("rows", p.rows, p.world)
     if not p.outputs:
         raise InputError("outputs: a problem has at least one")
-    for index, output in enumerate(p.outputs):
-        _check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
-        if sum(output.columns) < 1:
-            raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
-        if output.axis not in ("rows", "contraction"):
-            raise InputError(
-                f"outputs[{index}].axis={output.axis!r}: it is 'rows' or 'contraction'"
-            )
-        if not output.operand.isidentifier() or _RESERVED.fullmatch(output.operand):
-            raise InputError(
-                f"outputs[{index}].operand={output.operand!r} is no name, or one that plans use; "
-                "call it w, w0, w1, ..."
-            )
-    _check_operands(p.outputs)
+    _check_outputs(p)
+    if not p.products:
+        raise InputError(
+            "outputs: nothing is multiplied; name a product, along rows or contraction"
+        )
+    _check_operands(p.products)
     _check_tables(p)
     if p.op not in GATHERING:
         only = p.outputs[0]
@@ -363,6 +362,35 @@ def _check(problem: Problem) -> None:
                 )
     elif p.splits:
         raise InputError(f"splits belong to {' and '.join(EXCHANGING)}, not to {p.op}")
+
+
+def _check_outputs(p: Problem) -> None:
+    for index, output in enumerate(p.outputs):
+        _check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
+        if sum(output.columns) < 1:
+            raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
+        if output.axis not in AXES:
+            raise InputError(
+                f"outputs[{index}].axis={output.axis!r}{closest(output.axis, AXES)}: it is one of "
+                f"{', '.join(AXES)}"
+            )
+        if output.axis == "gathered":
+            _check_kept(p, index, output)
+            continue
+        if not output.operand.isidentifier() or _RESERVED.fullmatch(output.operand):
+            raise InputError(
+                f"outputs[{index}].operand={output.operand!r} is no name, or one that plans use; "
+                "call it w, w0, w1, ..."
+            )
+
+
+def _check_kept(p: Problem, index: int, output: Output) -> None:
+    plain = Output((p.k,) * p.world, "", "gathered")
+    if output != plain:
+        raise InputError(
+            f"outputs[{index}] is the gathered x itself: columns={[p.k] * p.world}, no operand, "
+            f"nothing transposed, no bias; {output} found"
+        )
 
 
 def _check_tables(p: Problem) -> None:

@@ -1,4 +1,4 @@
-"""Schedule: how to cut and interleave. One frozen dataclass over ten axes, and its named points.
+"""Schedule: how to cut and interleave. One frozen dataclass over eleven axes, and its named points.
 
 A schedule says nothing about sizes. Values that depend on where it runs are written "world" (grain)
 and "machine" (route, order, transport) and become concrete in `resolve`.
@@ -30,10 +30,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "taper": ("none", "head", "tail", "both"),
     "pace": ("free", "in_step"),
     "shots": ("two", "one"),
+    "sums": ("apart", "within"),
 }
 
-# Points for products of few rows, which one operator alone has.
-_OF_ONE = {"matmul_all_reduce": ("one_shot_sm", "two_shot_sm")}
+# Points that one operator alone has.
+_OF_ONE = {
+    "matmul_all_reduce": ("one_shot_sm", "two_shot_sm"),  # for products of few rows
+    "matmul_reduce_scatter": ("gated_sums_1d",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class Schedule:
             drift apart and meet at one receiver; of matmul_all_reduce, the sums).
         shots: of matmul_all_reduce: "two" (every rank adds up its block and passes the sums on), or
             "one" (every rank gets all products and adds up all of them).
+        sums: of matmul_reduce_scatter: "apart" (a pass of its own adds up what peers made), or
+            "within" (with compute="gated": the launch adds it to its own tiles before it stores
+            them).
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
         name: a label; carries no meaning.
     """
@@ -75,6 +82,7 @@ class Schedule:
     taper: str = "none"
     pace: str = "free"
     shots: str = "two"
+    sums: str = "apart"
     name: str = "custom"
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["REGIMES", "Span", "Timeline"]
+__all__ = ["REGIMES", "Span", "Timeline", "alone_ms"]
 
 # How calls are made: replayed in a CUDA graph, one behind another from the host, or each one waited
 # for before the next.
@@ -76,3 +76,16 @@ class Timeline:
         if not self.spans:
             return 0.0
         return max(s.end_us for s in self.spans) - min(s.start_us for s in self.spans)
+
+
+def alone_ms(timeline: Timeline | None) -> tuple[float, float]:
+    """Return how long compute and transfer lasted, on the slowest rank at hand, in ms."""
+    made: dict[int, float] = {}
+    spans = () if timeline is None else timeline.spans
+    for span in spans:
+        if span.kind in ("gemm", "bag"):
+            made[span.rank] = made.get(span.rank, 0.0) + span.end_us - span.start_us
+    pushes = [span for span in spans if span.kind in ("copy", "collective")]
+    first = min((span.start_us for span in pushes), default=0.0)
+    last = max((span.end_us for span in pushes), default=0.0)
+    return max(made.values(), default=0.0) / 1e3, (last - first) / 1e3

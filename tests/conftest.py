@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Helper modules of the tests lie beside them; --import-mode=importlib does not look there.
-for folder in ("plan", "host"):
+for folder in ("plan", "host", "report", "sweeping"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # Two files that are there anyway, which the processes of a run lock.
@@ -34,7 +34,8 @@ settings.load_profile("ficco")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require", action="append", default=[], metavar="WHAT",
-        help="fail instead of skipping where WHAT (torch, transformers, megatron) is missing",
+        help="fail instead of skipping where WHAT (torch, transformers, megatron, chromium) is "
+        "missing",
     )  # fmt: skip
     parser.addoption(
         "--calls", type=int, default=300, help="calls per operator of the fuzz tests (%(default)s)"

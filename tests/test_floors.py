@@ -37,8 +37,9 @@ FLOORS = {
     "posing": 8,
     "node": 8,
     "profiling": 8,
-    "cli": 9,
-    "report": 9,
+    "sweeping": 9,
+    "cli": 10,
+    "report": 10,
 }
 SAME_FLOOR = {
     ("plan_json", "plan"),
@@ -50,7 +51,7 @@ SAME_FLOOR = {
     ("modules", "posing"),
 }
 HEAVY = {"torch", "cupy", "triton"}
-MAY_USE_TORCH = {"compute", "kernels", "engines", "runtime", "modules", "profiling"}
+MAY_USE_TORCH = {"compute", "kernels", "engines", "runtime", "modules", "profiling", "sweeping"}
 MOST_LINES = 500
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from record import spread
+
+from ficco.sweeping import figures
+from ficco.sweeping.figures import fastest, medians
 
 REGIMES = ("eager", "synchronized", "captured")
 BASELINES = ("serial", "torch_fused")
 Times = Mapping[tuple[str, str], Sequence[float]]  # (configuration, regime) -> ms, slowest rank
 
 
-def medians(times: Times) -> dict[tuple[str, str], float]:
-    """Return the median of whatever was timed."""
-    return {key: statistics.median(found) for key, found in times.items() if found}
-
-
 def best_points(screened: Times, count: int) -> dict[str, list[str]]:
     """Return per regime the configurations with the lowest medians."""
     found = medians(screened)
     return {
-        regime: sorted((c for c, r in found if r == regime), key=lambda c: found[c, regime])[:count]
+        regime: fastest({config: ms for (config, r), ms in found.items() if r == regime}, count)
         for regime in REGIMES
     }
 
@@ -99,15 +96,11 @@ def ideal(regimes_alone: Times) -> dict[str, Any]:
     """Return the GEMM alone, the transfer alone by its best way, and the larger of the two."""
     found = {config: value for (config, _), value in medians(regimes_alone).items()}
     transfers = {name: value for name, value in found.items() if name.startswith("transfer ")}
-    gemm, transfer = found.get("gemm"), min(transfers.values(), default=None)
-    result: dict[str, Any] = {
-        "gemm_ms": gemm and round(gemm, 4),
-        "transfer_ms": transfer and round(transfer, 4),
+    parts = figures.ideal(found.get("gemm"), transfers.values())
+    return {
+        **{name: value and round(value, 4) for name, value in parts.items()},
         "transfers_ms": {n.removeprefix("transfer "): round(v, 4) for n, v in transfers.items()},
     }
-    both = [value for value in (gemm, transfer) if value]
-    result["ideal_ms"] = round(max(both), 4) if len(both) == 2 else None
-    return result
 
 
 def point_text(row: Mapping[str, Any] | None) -> str:

@@ -16,9 +16,9 @@ import torch.distributed._symmetric_memory as symmetric
 
 from comparing import summary
 from comparing.cases import Case
-from comparing.launch import Meeting
-from comparing.operands import TOLERANCE, Operands
-from comparing.timing import Config, Timer, beat, calls_for
+from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.operands import TOLERANCE, Operands
+from ficco.sweeping.gpu.timing import Config, Timer, beat, calls_for
 
 ROUNDS = 20
 
@@ -39,9 +39,9 @@ def prepare() -> None:
     symmetric.set_backend("NCCL")
 
 
-def registered(shape: tuple[int, ...]) -> torch.Tensor:
+def registered(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return memory that NCCL knows on all ranks. A collective call."""
-    found = symmetric.empty(shape, dtype=torch.bfloat16, device="cuda")
+    found = symmetric.empty(shape, dtype=dtype, device="cuda")
     symmetric.rendezvous(found, group=dist.group.WORLD)
     return found
 
@@ -104,6 +104,6 @@ def measure(case: Case, rank: int, meeting: Meeting) -> dict[str, Any]:
 
 def _moving(operands: Operands) -> Any:
     """Return the transfer alone between registered memory."""
-    if operands.case.op == "matmul_all_to_all":
+    if operands.layout.op == "matmul_all_to_all":
         return lambda i: operands.move(operands.y, operands.product)
     return operands.nccl()

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from comparing.launch import Meeting
-from comparing.timing import beat, calls_for
 from record import spread
 
 import ficco
+from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.timing import beat, calls_for
 from modelling import cells
 from modelling.cells import Cell
 from modelling.llama import SIZES, Blocks, local, made, share_weights

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from comparing.launch import Meeting
-from comparing.timing import beat
 from torch.distributed.device_mesh import init_device_mesh
 
 import ficco
+from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.timing import beat
 from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
 

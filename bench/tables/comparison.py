@@ -56,12 +56,11 @@ def headline(page: Page) -> str:
             continue
         fused = [case for case in cases if "torch_fused" in case["times_faster_than"]["captured"]]
         lost = sum(case["times_faster_than"]["captured"]["torch_fused"] < 1 for case in fused)
-        who = gpus_of(documents, world)
         return (
-            f"Measured on {who}: calls in a CUDA graph are {gains[0]:.2f}x as fast as NCCL and "
-            f"GEMM one after the other ({len(cases)} shapes, geometric mean, the best schedule of "
-            f"each), and {gains[1]:.2f}x as fast as PyTorch's fused operators, which win {lost} of "
-            f"{len(fused)}."
+            f"Measured on {gpus_of(documents, world)}: calls in a CUDA graph are {gains[0]:.2f}x "
+            f"as fast as NCCL and GEMM one after the other ({len(cases)} shapes, geometric mean, "
+            f"the best schedule of each), and {gains[1]:.2f}x as fast as PyTorch's fused "
+            f"operators, which win {lost} of {len(fused)}."
         )
     return ""
 

@@ -8,8 +8,9 @@ from modelling.tables import headline as models_headline
 
 from tables import comparison
 from tables.comparison import captured_table, compared, eager_table, grain_tables, not_measured
-from tables.foresight import prediction_table, scenario_table
+from tables.foresight import prediction_table
 from tables.on_cpus import machinery_table, paced_table, posed_in
+from tables.scenarios import scenario_section, scenario_summary
 from tables.sources import Documents, Page, folded, gpus_of, machine_of, machines, read, wrapped
 
 HOW = (
@@ -48,11 +49,11 @@ def readme_part(page: Page) -> list[str]:
     lines += [*_models(page), *_host_cost(page), *_few_rows_gains(page)]
     if world:
         lines += ["All of these on:", "", *machines(_on_gpus(page, world), page), ""]
-    lines += _paced(page)
+    lines += [*_paced(page), *_simulated(page)]
     lines += [
         "[`bench/RESULTS.md`](bench/RESULTS.md) has the rest: fewer GPUs, time against grain, few "
-        "rows layer by layer, what the machinery costs on a CPU, how good predictions are, what "
-        "was simulated, and what cutting a GEMM loses.",
+        "rows layer by layer, what the machinery costs on a CPU, how good predictions are, each "
+        "simulated scenario, and what cutting a GEMM loses.",
     ]
     return wrapped(lines)
 
@@ -163,6 +164,16 @@ def _machinery(page: Page) -> list[str]:
     return lines
 
 
+def _simulated(page: Page) -> list[str]:
+    lines: list[str] = []
+    for path, document in read([page.results / "scenarios.json"]):
+        lines += [
+            "### Simulated: the paper's 16 scenarios on 8 MI300X", "",
+            *scenario_summary(document, page.link(path)), "",
+        ]  # fmt: skip
+    return lines
+
+
 def _foresight(page: Page) -> list[str]:
     lines: list[str] = []
     for path, document in read([page.results / "predict.json"]):
@@ -178,10 +189,7 @@ def _foresight(page: Page) -> list[str]:
     for path, document in read([page.results / "scenarios.json"]):
         lines += [
             "## Simulated: the paper's 16 scenarios on 8 MI300X", "",
-            f"**Nothing of this ran.** `{document['machine']}`: {document['source']}. All-gather + "
-            f"matmul, grain {document['grain']}, over serial; FiCCO is the best of the paper's "
-            f"four schedules ({page.link(path)}):", "",
-            *scenario_table(document), "",
+            *scenario_section(document, page.link(path)), "",
         ]  # fmt: skip
     for path, document in _first(page, "characterize"):
         if path.with_suffix(".svg").exists():

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
-from ficco.engines.gating import launches_of
+from ficco.engines.gating import check_served
 from ficco.errors import InputError, ScheduleError, closest
-from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.problem import DTYPES, EXCHANGING, MAX_WORLD, OPERATORS, Problem
 from ficco.schedule import Schedule
 from ficco.selector.candidates import FEW_ROWS
 
-__all__ = ["Asked", "add_problem", "asked_from", "problem_from"]
+__all__ = ["Asked", "add_problem", "asked_from", "fitting", "problem_from"]
 
 # The default job: on mesh4 its chunks last 5.8 ms, its transfer 23 ms and its GEMM 45 ms, of which
 # real work is a few, so that four ranks on two cores hardly wait for each other.
@@ -101,8 +100,8 @@ def asked_from(
     schedules, refused, chosen = [], [], []
     names = Schedule.names(problem.op) if everything else args.schedule.split(",")
     if everything and problem.m > FEW_ROWS:
-        few = names[len(Schedule.names()) :]
-        names = Schedule.names()
+        few = [name for name in names if Schedule.named(name).transport == "sm"]
+        names = [name for name in names if name not in few]
         refused = [
             f"{name} left out: it is for {FEW_ROWS} rows or fewer, these are {problem.m}"
             for name in few
@@ -119,7 +118,7 @@ def asked_from(
             schedule = replace(schedule, grain=args.grain)
         schedule = schedule.resolve(problem.world, machine)
         try:
-            _check(problem, schedule, machine.engine if simulated else engine)
+            check_served(problem, schedule, machine.engine if simulated else engine)
         except ScheduleError as reason:
             if not everything:
                 raise
@@ -142,7 +141,7 @@ def problem_from(
         args.ranks = ranks
     if not 1 <= args.ranks <= MAX_WORLD:
         raise InputError(f"--ranks {args.ranks}: ficco runs 1 to {MAX_WORLD} ranks")
-    machine = Machine.named(args.machine or ("cuda" if engine == "cuda" else _fitting(args.ranks)))
+    machine = Machine.named(args.machine or ("cuda" if engine == "cuda" else fitting(args.ranks)))
     _fill_in(args, machine.engine)
     if args.ranks > machine.ranks:
         raise InputError(
@@ -187,17 +186,8 @@ def _fill_in(args: argparse.Namespace, engine: str) -> None:
         args.dtype = HOST_DTYPE if engine == "host" else GPU_DTYPE
 
 
-def _check(problem: Problem, schedule: Schedule, engine: str | None) -> None:
-    """Raise ScheduleError for a schedule that the engine cannot run; None: a plan will do."""
-    if engine not in ("host", None) and schedule.transport == "collective":
-        return  # torch.distributed runs it, without a plan
-    plan = lower_rank(problem, schedule, 0)
-    for step in plan.steps if engine == "cuda" else ():
-        if step.parts:
-            launches_of(plan, step)  # tells of what no kernel does
-
-
-def _fitting(ranks: int) -> str:
+def fitting(ranks: int) -> str:
+    """Return the profile that the host engine runs so many ranks as, where none is named."""
     return "mesh4" if ranks <= 4 else "mesh8" if ranks <= 8 else "host"
 
 

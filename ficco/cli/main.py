@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from ficco import __version__
-from ficco.cli import doctor, explain, plan, run
+from ficco.cli import doctor, explain, plan, run, sweep
 from ficco.errors import FiccoError, InputError
 
 __all__ = ["main"]
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"ficco {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (run, plan, explain, doctor):
+    for module in (run, plan, explain, sweep, doctor):
         module.add_to(commands)
     args = parser.parse_args(argv)
     if args.command is None:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ficco.cli.arguments import Asked
 from ficco.lowering import lower
-from ficco.problem import DTYPES, REDUCING, Problem
+from ficco.problem import DTYPES, Problem
 from ficco.schedule import Schedule
-from ficco.timeline import Timeline
+from ficco.timeline import Timeline, alone_ms
 
 if TYPE_CHECKING:
     from ficco.node import Node
 
-__all__ = ["Executor", "NodeExecutor", "Point", "Row", "alone_ms", "finish", "measure", "row_of"]
+__all__ = ["Executor", "NodeExecutor", "Point", "Row", "finish", "measure", "row_of"]
 
 Inputs = Sequence[Mapping[str, Any]]
 
@@ -156,7 +156,7 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
             begin = time.perf_counter()
             found = executor.run(p, given, point.schedule, traced=turn == 0)
             elapsed_ms = 1e3 * (time.perf_counter() - begin)
-            roundings = _roundings(p, point.schedule)
+            roundings = oracle.roundings(p, point.schedule.transport)
             verdicts = [
                 oracle.judge(y, want, p.dtype, roundings)
                 for ys, wanted in zip(found, exact, strict=True)
@@ -187,12 +187,6 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
     return points if serial in asked.schedules else points[1:]
 
 
-def _roundings(problem: Problem, schedule: Schedule) -> int:
-    """Return how often sums that travel are rounded: by a collective, at every rank."""
-    adds_up = problem.op in REDUCING and schedule.transport == "collective"
-    return problem.world if adds_up else 1
-
-
 def row_of(problem: Problem, schedule: Schedule) -> Row:
     """Return a row with what the plan says, before anything is timed."""
     planned = schedule.transport != "collective"  # which has no plan, hence no copies
@@ -204,19 +198,6 @@ def row_of(problem: Problem, schedule: Schedule) -> Row:
         for region in step.writes
     ]
     return Row(schedule.name, schedule.chunks, copies=len(pushed), bytes=sum(pushed))
-
-
-def alone_ms(timeline: Timeline | None) -> tuple[float, float]:
-    """Return how long compute and transfer lasted, on the slowest rank at hand, in ms."""
-    made: dict[int, float] = {}
-    spans = () if timeline is None else timeline.spans
-    for span in spans:
-        if span.kind in ("gemm", "bag"):
-            made[span.rank] = made.get(span.rank, 0.0) + span.end_us - span.start_us
-    pushes = [span for span in spans if span.kind in ("copy", "collective")]
-    first = min((span.start_us for span in pushes), default=0.0)
-    last = max((span.end_us for span in pushes), default=0.0)
-    return max(made.values(), default=0.0) / 1e3, (last - first) / 1e3
 
 
 def finish(row: Row, times_ms: list[float], serial_ms: float, ideal_ms: float) -> None:

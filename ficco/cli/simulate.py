@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ficco import simulator
 from ficco.cli.arguments import Asked
-from ficco.cli.measure import Point, alone_ms, finish, row_of
+from ficco.cli.measure import Point, finish, row_of
 from ficco.errors import InputError
 from ficco.lowering import lower
 from ficco.schedule import Schedule
+from ficco.timeline import alone_ms
 from ficco.verifier import verify
 
 __all__ = ["check_alone", "simulated"]

@@ -82,6 +82,7 @@ class GatedOperands(NamedTuple):
         bias: one row that is added to every row, or None.
         c: takes the product.
         partial: takes parts that are pushed, if others go to c; else None.
+        landing: what peers push that is added to own parts, or None.
         words: this rank's words of the window copy that the call uses, int32.
     """
 
@@ -91,6 +92,7 @@ class GatedOperands(NamedTuple):
     bias: Any | None
     c: Any
     partial: Any | None
+    landing: Any | None
     words: Any
 
 
@@ -277,9 +279,6 @@ class DeviceCompute(Protocol):
         self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
     ) -> None:
         """Put the sums of bags [first, past last) into the target, as `Compute.bag` does."""
-
-    def copy(self, source: Any, target: Any) -> None:
-        """Copy a matrix on the multiprocessors."""
 
     def spoil(self, handle: Any) -> None:
         """Fill a matrix with NaN."""

@@ -269,10 +269,6 @@ class CupyCompute:
              indices.size, cols),
         )  # fmt: skip
 
-    def copy(self, source: Array, target: Array) -> None:
-        """See `DeviceCompute.copy`."""
-        self._sum([source], target)
-
     def spoil(self, handle: Array) -> None:
         """See `DeviceCompute.spoil`."""
         _fill(handle, -1)  # floats of these bits are NaN

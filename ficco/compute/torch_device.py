@@ -187,10 +187,6 @@ class TorchDeviceCompute:
         """See `DeviceCompute.bag`."""
         pool_bags(table, indices, offsets, bags, target)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """See `DeviceCompute.copy`."""
-        target.copy_(source)
-
     def spoil(self, handle: torch.Tensor) -> None:
         """See `DeviceCompute.spoil`."""
         handle.fill_(torch.nan)

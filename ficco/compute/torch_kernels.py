@@ -161,8 +161,8 @@ def _given(
     prepared: _Prepared, operands: GatedOperands
 ) -> tuple[gated.Table, gated.Matrices, gated.Gate]:
     table, stop, status, timeout_ns = prepared
-    own, window, b, bias, c, partial, words = operands
-    matrices = gated.Matrices(own, window, b, bias, c, partial)
+    own, window, b, bias, c, partial, landing, words = operands
+    matrices = gated.Matrices(own, window, b, bias, c, partial, landing)
     return table, matrices, gated.Gate(words, stop, status, timeout_ns)
 
 
@@ -172,7 +172,7 @@ def _places(
     """Return where the kernel's arguments lie in a call; what is not named is the same in all."""
     own: Any
     window: Any
-    own, window, b, bias, c, partial, words = places
+    own, window, b, bias, c, partial, landing, words = places
     if not table.own_tiles:  # the kernel gets one in place of the other
         own = window
     elif table.own_tiles == table.tiles:
@@ -182,7 +182,9 @@ def _places(
         "words": words,
     }  # fmt: skip
     if table.signalling is not None:
-        found |= {"partial": c if partial is None else partial, "landing": c, "signals": words}
+        found |= {"partial": c if partial is None else partial}
+        found["landing"] = c if landing is None else landing
+        found["signals"] = words
     item = table.dtype.itemsize
     pitches: list[tuple[str, Slot, int]] = [
         ("own_stride", own, item), ("window_stride", window, item),
@@ -190,9 +192,10 @@ def _places(
     ]  # fmt: skip
     if table.signalling is not None:
         other = operands.c if operands.partial is None else operands.partial
+        landed = operands.c if operands.landing is None else operands.landing
         place = c if partial is None else partial
         pitches += [("partial_stride", place, other.element_size())]
-        pitches += [("landing_stride", c, operands.c.element_size())]
+        pitches += [("landing_stride", c if landing is None else landing, landed.element_size())]
     along = "b_deep_stride" if operands.b.stride(1) == 1 else "b_col_stride"
     pitches.append((along, b, item))
     found |= {name: Pitch(slot.slot, size) for name, slot, size in pitches if arguments[name]}

@@ -10,6 +10,7 @@ native call. Nothing waits for the device.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import deque
@@ -196,10 +197,7 @@ class BoundPlan:
         self._places, _ = window_places(plan.buffers)
         lanes = _lanes(plan.steps, compute)
         stores = any(step.kind == "copy" and step.unit == "sm" for step in plan.steps)
-        if stores:
-            encoded = encode_whole(plan)
-        else:
-            encoded = encode(plan, lanes, python=(*COMPUTE, "local_copy"), one_launch=True)
+        encoded = encode_whole(plan) if stores else encode(plan, lanes, one_launch=True)
         self._slots = [
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
         ]
@@ -385,7 +383,14 @@ class BoundPlan:
 def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
     """Number the lanes that get a stream; the one with compute is the caller's."""
     computing: dict[str, str] = {}
+    one_queue = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     for step in steps:
+        if step.concurrent and one_queue:
+            raise ScheduleError(
+                f"step {step.id!r}: it waits for what peers' kernels make, and with "
+                "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would stand behind it in the one "
+                "hardware queue; unset it, or use sums='apart'"
+            )
         if compute.kernels is None and step.kind == "copy" and step.unit == "sm":
             raise ScheduleError(
                 f"step {step.id!r}: transport='sm' needs a kernel that stores at peers, and there "
@@ -399,7 +404,7 @@ def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
             )
         if step.kind == "collective":
             raise EngineError(f"step {step.id!r}: the CUDA engine has no collective steps")
-        if step.kind in (*COMPUTE, "local_copy"):
+        if step.kind in COMPUTE:
             computing.setdefault(step.lane, step.id)
     if len(computing) > 1:
         raise EngineError(

@@ -2,6 +2,7 @@
 
     gathering    own rows | rows of a peer's chunk, behind its word | ...     into the output
     scattering   rows for a peer, which raise a word | ... | own rows         into two buffers
+                 (own rows may be summed with what peers have pushed, behind its words)
 
 Parts stand in the plan's order. What a launch waits for it awaits itself, and what its parts raise
 they raise, so the engine enqueues nothing between them.
@@ -12,12 +13,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ficco.errors import EngineError, ScheduleError
-from ficco.kernels.parts import GatedPart
+from ficco.kernels.parts import GatedPart, Landed
+from ficco.lowering import lower_rank
 from ficco.plan import Part, Product, RankPlan, Region, Step, word_place
+from ficco.problem import Problem
+from ficco.schedule import Schedule
 
-__all__ = ["Launch", "launches_of"]
+__all__ = ["Launch", "check_served", "launches_of"]
 
-_OWN, _WINDOW, _RESULT, _PARTIAL = "own", "window", "c", "partial"
+_OWN, _WINDOW, _RESULT, _PARTIAL, _LANDING = "own", "window", "c", "partial", "landing"
 _Entries = list[tuple[Part, Product]]
 
 
@@ -34,6 +38,7 @@ class Launch(NamedTuple):
         own: what own parts read, or None.
         window: what the others read, or None.
         partial: where parts go that are pushed, if others go to c; else None.
+        landing: what peers push that is added to own parts, or None.
     """
 
     parts: tuple[GatedPart, ...]
@@ -47,6 +52,26 @@ class Launch(NamedTuple):
     own: Region | None
     window: Region | None
     partial: Region | None
+    landing: Region | None
+
+
+def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> None:
+    """Refuse a schedule that an engine cannot run.
+
+    Args:
+        problem: what is asked.
+        schedule: resolved.
+        engine: None: nothing runs, and a plan will do.
+
+    Raises:
+        ScheduleError: nothing implements it.
+    """
+    if engine not in ("host", None) and schedule.transport == "collective":
+        return  # torch.distributed runs it, without a plan
+    plan = lower_rank(problem, schedule, 0)
+    for step in plan.steps if engine == "cuda" else ():
+        if step.parts:
+            launches_of(plan, step)  # tells of what no kernel does
 
 
 def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
@@ -71,14 +96,20 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
     roles = {buffer.name: buffer.role for buffer in plan.buffers}
     kept = [product for part, product in entries if not part.signals]  # results, or all there is
     result = (kept or [first])[0]
+    landed = {name for name, role in roles.items() if role == "window"}
+    _, bias = _split(result.add, landed)
     used: dict[str, Region] = {}  # a region of every matrix, by what it is to the launch
     parts = []
     for part, product in entries:
-        _check(step, part, product)
+        terms, added = _split(product.add, landed)
+        _check(step, part, product, terms, added)
         source = _WINDOW if roles[product.a.buffer] == "window" else _OWN
         target = _RESULT if product.c.buffer == result.c.buffer else _PARTIAL
-        if product.add != (result.add if target == _RESULT else ()):
+        if added != (bias if target == _RESULT else ()):
             raise _refusal(step, "all rows of a result get the same bias, and what is pushed none")
+        for term in terms:
+            if used.setdefault(_LANDING, term).buffer != term.buffer or term.col0 != product.c.col0:
+                raise _refusal(step, f"what it adds to {product.c} lies in {term}")
         for role, region in ((source, product.a), (target, product.c), ("b", product.b)):
             if used.setdefault(role, region).buffer != region.buffer:
                 raise _refusal(step, f"it uses {region.buffer!r} beside {used[role].buffer!r}")
@@ -91,11 +122,12 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
                 product.a.row0,
                 product.c.row0,
                 product.a.rows,
-                word_place(part.waits[0]) if part.waits else -1,
+                word_place(part.waits[0]) if part.waits and not terms else -1,
                 word_place(part.signals[0]) if part.signals else -1,
                 target,
                 begin,
                 past - begin,
+                _summed(terms, part) if terms else (),
             )
         )
     whole = {role: _whole(plan, region) for role, region in used.items()}
@@ -107,22 +139,46 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         dtype=plan.buffer(first.a.buffer).dtype,
         b=b,
         turned=step.transpose_b,
-        bias=_whole(plan, result.add[0]) if result.add else None,
+        bias=_whole(plan, bias[0]) if bias else None,
         c=whole[_RESULT],
         own=whole.get(_OWN),
         window=whole.get(_WINDOW),
         partial=whole.get(_PARTIAL),
+        landing=whole.get(_LANDING),
     )
 
 
-def _check(step: Step, part: Part, product: Product) -> None:
+def _split(
+    add: tuple[Region, ...], windows: set[str]
+) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
+    """Return what of the terms peers have pushed, and the rest."""
+    return (
+        tuple([term for term in add if term.buffer in windows]),
+        tuple([term for term in add if term.buffer not in windows]),
+    )
+
+
+def _summed(terms: tuple[Region, ...], part: Part) -> tuple[Landed | None, ...]:
+    """Return a sum's terms as the kernel takes them, the own product first.
+
+    All of a part's words come before any of its terms is read, so that it does not matter which
+    term stands beside which word.
+    """
+    words = [word_place(word) for word in part.waits]
+    words += [-1] * (len(terms) - len(words))
+    return (None, *[Landed(term.row0, word) for term, word in zip(terms, words, strict=True)])
+
+
+def _check(
+    step: Step, part: Part, product: Product, terms: tuple[Region, ...], added: tuple[Region, ...]
+) -> None:
     """Refuse a part that waits, adds or raises more than a launch can."""
-    if len(part.waits) > 1 or len(part.signals) > 1:
-        raise _refusal(step, "a part waits for one word, and raises one, at most")
+    if len(part.waits) > max(len(terms), 1) or len(part.signals) > 1:
+        raise _refusal(step, "a part waits for one word, or one a term, and raises one, at most")
     if any(word.copy for word in (*part.waits, *part.signals)) or product.a.copy or product.c.copy:
         raise _refusal(step, "a launch works on the call's own copy of the window")
-    if product.accumulate or len(product.add) > 1 or any(r.rows != 1 for r in product.add):
-        raise _refusal(step, "a part is one product, and a bias at most")
+    if product.accumulate or len(added) > 1 or any(r.rows != 1 for r in added):
+        raise _refusal(step, "a part is one product, what peers push, and a bias at most")
 
 
 def _columns(product: Product, turned: bool) -> tuple[int, int]:

@@ -208,7 +208,8 @@ class Launches:
         b = view(launch.b)
         return GatedOperands(
             handle(launch.own), handle(launch.window), b.T if launch.turned else b,
-            handle(launch.bias), handle(launch.c), handle(launch.partial), self._words[copy],
+            handle(launch.bias), handle(launch.c), handle(launch.partial),
+            handle(launch.landing), self._words[copy],
         )  # fmt: skip
 
     def _places_of(self, launch: Launch) -> GatedOperands:
@@ -217,7 +218,7 @@ class Launches:
 
         return GatedOperands(
             place(launch.own), place(launch.window), place(launch.b), place(launch.bias),
-            place(launch.c), place(launch.partial), Word(),
+            place(launch.c), place(launch.partial), place(launch.landing), Word(),
         )  # fmt: skip
 
     def _place_of(self, region: Region) -> Slot:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.errors import EngineError
+from ficco.grouping import joined_copies
 from ficco.machine import Link
 from ficco.plan import (
     ELEMENT_BYTES,
@@ -96,7 +97,6 @@ def encode(
     *,
     link: Link | None = None,
     at_once: bool = False,
-    python: tuple[str, ...] = COMPUTE,
     one_launch: bool = False,
 ) -> Encoded:
     """Turn a plan into rows.
@@ -108,14 +108,13 @@ def encode(
         at_once: whether native lanes get all their rows in the first segment. They are threads
             then, and find out by themselves what they come after; streams get theirs in the plan's
             order.
-        python: kinds of steps that Python runs.
         one_launch: whether a gated step is one piece of work, which awaits and raises its words by
             itself; else its parts are, between rows that do so. What kernels work on has slots.
 
     Raises:
         EngineError: compute on another rank's buffers.
     """
-    encoder = _Encoder(plan, lanes, link, python)
+    encoder = _Encoder(plan, lanes, link)
     encoder.at_once, encoder.one_launch = at_once, one_launch
     return encoder.encoded()
 
@@ -125,7 +124,7 @@ def encode_whole(plan: RankPlan) -> Encoded:
 
     The work is known by the first step that computes.
     """
-    encoder = _Encoder(plan, {}, None, ())
+    encoder = _Encoder(plan, {}, None)
     for buffer in plan.buffers:
         encoder.slots[plan.rank, buffer.name] = len(encoder.slots)
     first = next((i for i, step in enumerate(plan.steps) if step.kind in COMPUTE), 0)
@@ -142,10 +141,8 @@ class _Encoder:
     Rows are made for every new shape, so this is written for speed: one tuple a row.
     """
 
-    def __init__(
-        self, plan: RankPlan, lanes: dict[str, int], link: Link | None, python: tuple[str, ...]
-    ) -> None:
-        self.plan, self.lanes, self.link, self.python = plan, lanes, link, python
+    def __init__(self, plan: RankPlan, lanes: dict[str, int], link: Link | None) -> None:
+        self.plan, self.lanes, self.link = plan, lanes, link
         self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self.at_once = self.one_launch = False
         self.ahead: list[int] = []  # rows that are submitted at once
@@ -177,12 +174,15 @@ class _Encoder:
                     self._work(Work(extra + 1, step, part, mark if last else -1))
                     self._signals(lane, _RAISE, extra + 2, part.signals)
                     extra += 3
-            elif step.kind in self.python:
+            elif step.kind in COMPUTE:
                 if self.one_launch and step.kind == "reduce":
                     self._name(regions_of(step))
                 self._work(Work(i, step, step, mark))
-            elif step.kind in ("copy", "local_copy"):
+            elif step.kind == "copy":
                 for source, target in zip(step.reads, step.writes, strict=True):
+                    self._copy(lane, i, source, target)
+            elif step.kind == "local_copy":
+                for source, target in joined_copies(step.reads, step.writes):
                     self._copy(lane, i, source, target)
             else:
                 kind = {"signal": _RAISE, "wait": _WAIT, "clear": _CLEAR}[step.kind]

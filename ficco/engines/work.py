@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ficco.compute import DeviceCompute, Slots
 from ficco.engines.rows import Work
-from ficco.grouping import distance_of, joined_copies, runs_of
+from ficco.grouping import distance_of, runs_of
 from ficco.plan import Product, RankPlan, Region, Step
 
 __all__ = ["Call", "Sum", "View", "calls_of", "sum_of"]
@@ -24,17 +24,11 @@ def calls_of(plan: RankPlan, work: Work) -> list[Call]:
     """Return the library calls of a step of a plan, or of a part of one, in order."""
     step = work.step
     reads, writes = work.work.reads, work.work.writes
-    if step.kind == "local_copy":
-        return [_copy(a, b) for a, b in joined_copies(reads, writes)]
     if step.kind == "reduce":
         return [_sum(reads, writes[0])]
     if step.kind == "bag":
         return [_bag(plan, reads[3 * i : 3 * i + 3], target) for i, target in enumerate(writes)]
     return [_gemm(step, run) for run in runs_of(work.work.products, step.transpose_a)]
-
-
-def _copy(source: Region, target: Region) -> Call:
-    return lambda compute, view: compute.copy(view(source), view(target))
 
 
 def _bag(plan: RankPlan, reads: tuple[Region, ...], target: Region) -> Call:

@@ -30,6 +30,15 @@ def check_implemented(op: str, schedule: Schedule) -> None:
         raise ScheduleError(
             f"{op}: shots={schedule.shots!r} is of matmul_all_reduce; what works is shots='two'"
         )
+    if schedule.sums != "apart" and op != "matmul_reduce_scatter":
+        raise ScheduleError(
+            f"{op}: sums={schedule.sums!r} is of matmul_reduce_scatter; what works is sums='apart'"
+        )
+    if schedule.sums == "within" and schedule.compute != "gated":
+        raise ScheduleError(
+            f"sums='within' with compute={schedule.compute!r}: only tiles of one launch add up "
+            "what comes meanwhile; the nearest that works is sums='apart', or compute='gated'"
+        )
     for axis in ("route", "order", "transport"):
         if getattr(schedule, axis) == "machine":
             raise ScheduleError(

@@ -67,7 +67,7 @@ def move(cut: Cut, batch: Batch) -> list[Step]:
     """Return the local copy of a batch from the window to the same place of y0."""
     reads = tuple([cut.landed(peer, cut.received(peer, j)) for peer, j in batch.arrived])
     writes = tuple([Region(cut.rank, "y0", *region[2:6]) for region in reads])
-    return [Step(f"move.{batch.name}", COMPUTE, "local_copy", "sm", reads, writes)]
+    return [Step(f"move.{batch.name}", COMPUTE, "local_copy", "dma", reads, writes)]
 
 
 def close(cut: Cut, made: Made, data: list[Word]) -> None:

@@ -8,6 +8,11 @@ on rank 0:
     push      [free] enter  x0.0->1 x0.0->2 x0.1->1 x0.1->2
     compute   x0 . w  [x2.0 x1.0] step 0 . w  [x2.1 x1.1] step 1 . w  [entered] clear, free
               (hetero_fused_1d; [..] waits. uniform_*: x0 goes into the window first, by local_copy)
+    keep      x0  [x2.0] x2.0  [x1.0] x1.0 ...
+              (only where the gathered x is an output, too: copies out of the window)
+
+Beside products along rows, one along the contraction is a single GEMM over the whole window, behind
+all others: cut, it would add up in float32, piece by piece. Alone it is cut as the schedule says.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ __all__ = ["lower_gathering"]
 
 WINDOW = "gathered"
 COMPUTE = "compute"
+KEEP = "keep"
 
 
 class _Piece(NamedTuple):
@@ -54,19 +60,23 @@ def lower_gathering(problem: Problem, schedule: Schedule, blocks: Blocks) -> Ran
     products = _Products(problem, blocks)
     if problem.world == 1:
         whole = _Piece("x", 0, 0, problem.m, 0, problem.k)
-        steps = products.gemms([_Group("whole", (), (whole,))], gated=False)
+        steps = products.gemms([_Group("whole", (), (whole,))], products.all, gated=False)
+        steps += [step for i in products.kept for step in _own_kept(i, blocks, problem.k)]
         return RankPlan(rank, products.buffers(window=False), tuple(steps))
 
     cut = _Cut(problem, schedule, blocks)
     peers = [(rank + turn) % problem.world for turn in range(1, problem.world)]
     steps = _pushes(cut, schedule, peers)
     gated = schedule.compute == "gated"
-    if _staged(schedule) and blocks.own.rows:
-        steps.append(_stage(cut))
+    if blocks.own.rows and (_staged(schedule) or products.late):
+        steps.append(_stage(cut, _staged(schedule)))
     if gated:  # a kernel that spins must not start before its peers have
         steps.append(await_entered(rank, peers, COMPUTE))
-    steps += products.gemms(_groups(cut, schedule), gated)
-    steps = closed(rank, peers, cut.data_words(), steps, COMPUTE)
+    steps += products.gemms(_groups(cut, schedule), products.first, gated)
+    steps += _late(cut, products, _staged(schedule))
+    for i in products.kept:
+        steps += [*_own_kept(i, blocks, problem.k), *_arrivals_kept(i, cut)]
+    steps = closed(rank, peers, cut.data_words(), steps, COMPUTE, KEEP)
     steps += products.roundings()
     return RankPlan(rank, products.buffers(window=True), tuple(steps))
 
@@ -86,10 +96,10 @@ def _check(problem: Problem, schedule: Schedule) -> None:
                 "cannot add to the same tiles; the nearest that works is cut='rows', or "
                 "compute='per_step'"
             )
-        if any(output.axis == "contraction" for output in problem.outputs):
+        if all(output.axis == "contraction" for output in problem.products):
             raise ScheduleError(
-                "compute='gated' with an output along the contraction: parts of one launch run at "
-                "the same time and cannot add to the same tiles; the nearest that works is "
+                "compute='gated' with outputs along the contraction alone: parts of one launch run "
+                "at the same time and cannot add to the same tiles; the nearest that works is "
                 "compute='per_chunk'"
             )
 
@@ -176,12 +186,49 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
     return steps
 
 
-def _stage(cut: _Cut) -> Step:
-    """Return the copy of the own shard into the own window."""
+def _stage(cut: _Cut, first: bool) -> Step:
+    """Return the copy of the own shard into the own window; `first`: the GEMMs wait for it."""
     begin, rows, landing = cut.blocks.own
     source = Region(cut.rank, "x", begin, begin + rows, 0, cut.k)
     target = Region(cut.rank, WINDOW, landing, landing + rows, 0, cut.k)
-    return Step("stage", COMPUTE, "local_copy", "sm", (source,), (target,))
+    return Step("stage", COMPUTE if first else KEEP, "local_copy", "dma", (source,), (target,))
+
+
+def _late(cut: _Cut, products: _Products, staged: bool) -> list[Step]:
+    """Return the GEMMs over all that has come, which follow on the waits for it."""
+    if not products.late:
+        return []
+    pieces = [cut.piece(cut.rank, chunk) for chunk in cut.own_chunks()]
+    pieces += [cut.piece(*at) for at in cut.arrivals]
+    steps = products.gemms([_Group("all", (), _merged(pieces))], products.late, gated=False)
+    if steps and cut.blocks.own.rows and not staged:
+        steps[0] = steps[0]._replace(after=("stage",))
+    return steps
+
+
+def _own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
+    """Return the copy of the own shard into an output that is the gathered x."""
+    begin, rows, landing = blocks.own
+    if not rows:
+        return []
+    source = Region(blocks.rank, "x", begin, begin + rows, 0, k)
+    target = Region(blocks.rank, f"y{index}", landing, landing + rows, 0, k)
+    return [Step(f"keep{index}.own", KEEP, "local_copy", "dma", (source,), (target,))]
+
+
+def _arrivals_kept(index: int, cut: _Cut) -> list[Step]:
+    """Return waits for chunks, and their copies from the window into such an output."""
+    steps = []
+    for shard, chunk in cut.arrivals:
+        piece, word = cut.piece(shard, chunk), cut.word(shard, chunk)
+        box = (piece.row0, piece.row1, piece.col0, piece.col1)
+        source, target = Region(cut.rank, WINDOW, *box), Region(cut.rank, f"y{index}", *box)
+        name = f"keep{index}.{chunk}of{shard}"
+        steps += [
+            Step(f"{name}.wait", KEEP, "wait", "none", words=(word,)),
+            Step(name, KEEP, "local_copy", "dma", (source,), (target,)),
+        ]
+    return steps
 
 
 def _groups(cut: _Cut, schedule: Schedule) -> list[_Group]:
@@ -273,20 +320,36 @@ class _Products:
     An output along rows multiplies a piece with the weight's rows that stand for its columns; it
     adds up where the cut is by columns. One along the contraction multiplies the transposed piece
     with the weight's rows that stand for its rows; it adds up where the cut is by rows.
+
+    Attributes:
+        all: numbers of the outputs that are products.
+        first: of those that are made of what arrives, as it arrives.
+        late: of those that are made at the end: along the contraction, beside others.
+        kept: of outputs that are the gathered x.
+        summed: of those that are added to.
     """
 
     def __init__(self, problem: Problem, blocks: Blocks) -> None:
         self.problem, self.blocks, self.rank = problem, blocks, blocks.rank
-        self.summed: set[int] = set()  # outputs that are added to
+        axes: dict[str, list[int]] = {"rows": [], "contraction": [], "gathered": []}
+        for index, output in enumerate(problem.outputs):
+            axes[output.axis].append(index)
+        self.kept = axes["gathered"]
+        self.all = sorted(axes["rows"] + axes["contraction"])
+        self.first, self.late = axes["rows"], axes["contraction"]
+        if not self.first:
+            self.first, self.late = self.late, []
+        self.summed: set[int] = set()
 
-    def gemms(self, groups: list[_Group], gated: bool) -> list[Step]:
+    def gemms(self, groups: list[_Group], wanted: list[int], gated: bool) -> list[Step]:
         """Return waits and GEMMs of all groups, or one gated GEMM with a part per group."""
         kinds: dict[tuple[bool, bool], list[int]] = {}
-        for index, output in enumerate(self.problem.outputs):
+        for index in wanted:
+            output = self.problem.outputs[index]
             if output.columns[self.rank]:
                 flags = (output.axis == "contraction", output.operand_transposed)
                 kinds.setdefault(flags, []).append(index)
-        touched = self._accumulations(groups)
+        touched = self._accumulations(groups, wanted)
         steps: list[Step] = []
         if gated:
             for number, ((trans_a, trans_b), indices) in enumerate(kinds.items()):
@@ -319,15 +382,17 @@ class _Products:
                 )  # fmt: skip
         return steps
 
-    def _accumulations(self, groups: list[_Group]) -> list[dict[tuple[int, int], bool]]:
+    def _accumulations(
+        self, groups: list[_Group], wanted: list[int]
+    ) -> list[dict[tuple[int, int], bool]]:
         """Return per group, by (output, piece): whether its product adds to an earlier one."""
-        seen: list[list[tuple[int, int]]] = [[] for _ in self.problem.outputs]
+        seen: dict[int, list[tuple[int, int]]] = {i: [] for i in wanted}
         result = []
         for group in groups:
             adds: dict[tuple[int, int], bool] = {}
             for p, piece in enumerate(group.pieces):
-                for i, output in enumerate(self.problem.outputs):
-                    begin, end = _range_in(output, piece)
+                for i in wanted:
+                    begin, end = _range_in(self.problem.outputs[i], piece)
                     adds[i, p] = any(b < end and begin < e for b, e in seen[i])
                     if adds[i, p]:
                         self.summed.add(i)
@@ -370,7 +435,7 @@ class _Products:
         return f"acc{index}" if widened else f"y{index}"
 
     def _height(self, output: Output) -> int:
-        return self.blocks.arriving if output.axis == "rows" else self.problem.k
+        return self.problem.k if output.axis == "contraction" else self.blocks.arriving
 
     def roundings(self) -> list[Step]:
         """Return the conversions of float32 sums into outputs."""
@@ -392,8 +457,8 @@ class _Products:
         operands: set[str] = set()
         for i, output in enumerate(problem.outputs):
             columns = output.columns[rank]
-            depth = problem.k if output.axis == "rows" else problem.m
-            if output.operand not in operands:
+            depth = problem.m if output.axis == "contraction" else problem.k
+            if output.operand not in operands and output.axis != "gathered":
                 operands.add(output.operand)
                 shape = (columns, depth) if output.operand_transposed else (depth, columns)
                 found.append(Buffer(output.operand, "weight", *shape, problem.dtype))

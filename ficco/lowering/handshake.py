@@ -61,7 +61,12 @@ def await_entered(rank: int, peers: Sequence[int], lane: str) -> Step:
 
 
 def closed(
-    rank: int, peers: Sequence[int], data: Sequence[Word], steps: Sequence[Step], lane: str
+    rank: int,
+    peers: Sequence[int],
+    data: Sequence[Word],
+    steps: Sequence[Step],
+    lane: str,
+    beside: str = "",
 ) -> list[Step]:
     """Return all steps of a plan: with the wait for `entered`, and those that give the window back.
 
@@ -72,6 +77,7 @@ def closed(
         steps: of the plan so far.
         lane: the one that waits for data and reads the window. If it has waited for `entered`
             already, that is not done again.
+        beside: another lane that reads the window, where there is one.
     """
     entered = tuple([Word(rank, "entered", peer) for peer in peers])
     free = tuple([Word(peer, "free", rank) for peer in peers])
@@ -84,7 +90,8 @@ def closed(
     known = set(data)
     others = {s.lane: s.id for s in steps if s.lane != lane and known.intersection(s.words)}
     waited = (*[steps[i].id for i in waits[-1:]], *others.values())
-    read = tuple([steps[i].id for i in places[-1:]])
+    last = {step.lane: step.id for step in steps}
+    read = tuple([last[name] for name in (lane, beside) if name in last])
     return [
         *result,
         Step(

@@ -127,7 +127,7 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
         writes = tuple([target for _, _, target in groups[j]])
         made.steps += [
             Step(f"wait.sum{j}", COMPUTE, "wait", "none", words=awaited),
-            Step(f"move.sum{j}", COMPUTE, "local_copy", "sm", reads, writes),
+            Step(f"move.sum{j}", COMPUTE, "local_copy", "dma", reads, writes),
         ]
         words += awaited
     return words

@@ -1,10 +1,13 @@
 """matmul_reduce_scatter: from x_r [m, k_r] and w_r [k_r, n], its rows of the sum of x_s . w_s.
 
 Partial sums travel in the input's dtype; the owner adds them in float32, in rank order, with its
-own part unrounded, and rounds once.
+own part unrounded, and rounds once: in a pass of its own, or (sums="within") in the launch that
+makes the own part, which then comes first in the sum.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ficco.lowering.blocks import scattered
 from ficco.lowering.cutting import check_implemented
@@ -33,7 +36,11 @@ def reduction_buffers(problem: Problem, products: Products, cut: Cut) -> list[Bu
     return [
         *products.operands(),
         Buffer(PARTIAL, "workspace", problem.m, n, dtype),
-        Buffer(OWN, "workspace", problem.rows[cut.rank], n, "float32"),
+        *(
+            [Buffer(OWN, "workspace", problem.rows[cut.rank], n, "float32")]
+            if cut.own == OWN
+            else []
+        ),
         Buffer(LANDING, "window", cut.blocks.window_rows, n, dtype, copies=2),
     ]
 
@@ -44,11 +51,15 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     products = Products(problem, rank)
     if problem.world == 1:
         return alone(problem, products)
+    within = schedule.sums == "within"
     cut = reduction_cut(problem, schedule, rank)
+    if within:
+        cut = replace(cut, own="y0", biased=problem.outputs[0].bias)
     made = make_and_push(cut, products)
     data: list[Word] = []
     for batch in batches(cut, per_chunk=False):
-        made.steps += [await_data(batch), *reduce(cut, batch, 0, problem.outputs[0].bias)]
+        if not within:
+            made.steps += [await_data(batch), *reduce(cut, batch, 0, problem.outputs[0].bias)]
         data += batch.words
     close(cut, made, data)
     buffers = reduction_buffers(problem, products, cut)

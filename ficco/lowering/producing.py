@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from ficco.plan import Buffer, Part, Product, Region, Step, Word
 from ficco.problem import Problem, offsets
 
-__all__ = ["COMPUTE", "PARTIAL", "Bags", "Piece", "Producer", "Products"]
+__all__ = ["COMPUTE", "PARTIAL", "Bags", "Gated", "Piece", "Producer", "Products"]
 
 COMPUTE = "compute"
 PARTIAL = "partial"  # workspace: what is made for peers
@@ -33,14 +33,22 @@ class Piece(NamedTuple):
     add: tuple[Region, ...] = ()
 
 
+class Gated(NamedTuple):
+    """Pieces that are one part of a launch: what it waits for, and what it raises when made."""
+
+    pieces: tuple[Piece, ...]
+    waits: tuple[Word, ...] = ()
+    signals: tuple[Word, ...] = ()
+
+
 class Producer(Protocol):
     """Makes pieces."""
 
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """Return the steps that make some pieces; the last one ends when all are made."""
 
-    def gated(self, groups: Sequence[tuple[Sequence[Piece], tuple[Word, ...]]]) -> list[Step]:
-        """Return one launch with a part per group, which raises the group's words when made."""
+    def gated(self, groups: Sequence[Gated]) -> list[Step]:
+        """Return one launch with a part per group."""
 
     def operands(self) -> list[Buffer]:
         """Return the buffers that it reads."""
@@ -66,21 +74,26 @@ class Products:
         turned = self.output.operand_transposed
         return [Step(f"gemm.{name}", COMPUTE, "gemm", "sm", products=products, transpose_b=turned)]
 
-    def gated(self, groups: Sequence[tuple[Sequence[Piece], tuple[Word, ...]]]) -> list[Step]:
-        """See `Producer.gated`. Without a contraction the parts are steps and signals."""
+    def gated(self, groups: Sequence[Gated]) -> list[Step]:
+        """See `Producer.gated`. Without a contraction the parts are waits, steps and signals."""
         if not self.depth:
             steps: list[Step] = []
-            for number, (pieces, words) in enumerate(groups):
+            for number, (pieces, waits, signals) in enumerate(groups):
+                if waits:
+                    steps.append(Step(f"wait.{number}", COMPUTE, "wait", "none", words=waits))
                 steps += self.steps(str(number), pieces)
-                if words:
-                    steps.append(Step(f"ready.{number}", COMPUTE, "signal", "none", words=words))
+                if signals:
+                    steps.append(Step(f"ready.{number}", COMPUTE, "signal", "none", words=signals))
             return steps
         parts = tuple(
-            Part(products=tuple([self._product(piece) for piece in pieces]), signals=words)
-            for pieces, words in groups
+            Part(waits, tuple([self._product(piece) for piece in pieces]), signals=signals)
+            for pieces, waits, signals in groups
         )
+        # What it waits for, peers' kernels make.
+        spins = any(group.waits for group in groups)
         turned = self.output.operand_transposed
-        return [Step("gemm", COMPUTE, "gemm", "sm", parts=parts, transpose_b=turned)]
+        step = Step("gemm", COMPUTE, "gemm", "sm", parts=parts, transpose_b=turned)
+        return [step._replace(concurrent=spins)]
 
     def operands(self) -> list[Buffer]:
         """See `Producer.operands`."""
@@ -118,12 +131,12 @@ class Bags:
         reads, writes = self._threes(pieces)
         return [Step(f"bag.{name}", COMPUTE, "bag", "sm", reads, writes)]
 
-    def gated(self, groups: Sequence[tuple[Sequence[Piece], tuple[Word, ...]]]) -> list[Step]:
+    def gated(self, groups: Sequence[Gated]) -> list[Step]:
         """See `Producer.gated`."""
         parts = []
-        for pieces, words in groups:
+        for pieces, waits, signals in groups:
             reads, writes = self._threes(pieces)
-            parts.append(Part(reads=reads, writes=writes, signals=words))
+            parts.append(Part(waits, reads=reads, writes=writes, signals=signals))
         return [Step("bag", COMPUTE, "bag", "sm", parts=tuple(parts))]
 
     def operands(self) -> list[Buffer]:

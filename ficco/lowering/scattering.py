@@ -16,14 +16,15 @@ from typing import NamedTuple
 from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, chunk_bounds, departures
-from ficco.lowering.handshake import enter_all, push_lanes
-from ficco.lowering.producing import PARTIAL, Piece, Producer
+from ficco.lowering.handshake import await_entered, enter_all, push_lanes
+from ficco.lowering.producing import COMPUTE, PARTIAL, Gated, Piece, Producer
 from ficco.plan import Region, Step, Word
 from ficco.schedule import Schedule
 
 __all__ = ["LANDING", "Cut", "Made", "make_and_push"]
 
 LANDING = "landing"  # window: what peers made for this rank
+BIAS = "bias0"
 
 
 class Chunk(NamedTuple):
@@ -50,6 +51,7 @@ class Cut:
         widths: columns that each rank makes (differ for embedding tables).
         landing_cols: the first column where each rank's work lands.
         own: buffer for the own block; its first row is `own_row`, its first column `own_col`.
+        biased: whether a bias is added to the own block, where the launch that makes it adds up.
         known: chunks so far, which are asked for again and again.
     """
 
@@ -60,6 +62,7 @@ class Cut:
     own: str
     own_row: int = 0
     own_col: int = 0
+    biased: bool = False
     known: dict[tuple[int, int, int], Chunk] = field(default_factory=dict)
 
     @property
@@ -208,16 +211,33 @@ def _by_chunk(cut: Cut) -> dict[int, list[Chunk]]:
 def _gated(
     cut: Cut, producer: Producer, made: Made, order: list[tuple[int, int]], own: list[Chunk]
 ) -> None:
-    """One launch whose parts say when they are done; every push waits for its part."""
+    """One launch whose parts say when they are done; every push waits for its part.
+
+    With sums="within" the own parts, a chunk each, come last and wait for what peers push.
+    """
     rank = cut.rank
-    groups: list[tuple[list[Piece], tuple[Word, ...]]] = [
-        ([cut.piece(peer, cut.sent(peer, j))], (Word(rank, "ready", peer, j),)) for peer, j in order
+    groups = [
+        Gated((cut.piece(peer, cut.sent(peer, j)),), signals=(Word(rank, "ready", peer, j),))
+        for peer, j in order
     ]
-    groups += [([cut.piece(rank, chunk)], ()) for chunk in own]
+    if cut.schedule.sums == "within":
+        groups += [_summed(cut, j, chunk) for j, (chunk,) in _by_chunk(cut).items()]
+        made.steps.append(await_entered(rank, list(made.lanes), COMPUTE))
+    else:
+        groups += [Gated((cut.piece(rank, chunk),)) for chunk in own]
     if groups:
         made.steps += producer.gated(groups)
     for peer, j in order:
         made.steps += _push(cut, made.lanes, peer, j, ready=Word(rank, "ready", peer, j))
+
+
+def _summed(cut: Cut, index: int, chunk: Chunk) -> Gated:
+    """Return an own chunk with what every peer makes of it, in the order of ranks."""
+    peers = [peer for peer in range(cut.world) if peer != cut.rank]
+    landed = [cut.landed(peer, chunk) for peer in peers]
+    bias = [term._replace(row0=0, row1=1, buffer=BIAS) for term in landed[:1] if cut.biased]
+    piece = cut.piece(cut.rank, chunk)._replace(add=(*landed, *bias))
+    return Gated((piece,), tuple([Word(cut.rank, "data", peer, index) for peer in peers]))
 
 
 def _push(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -112,31 +111,6 @@ class Call:
         runtime.execute(problem, chosen, arrays)
         return ys
 
-    def run_gathered(
-        self,
-        problem: Problem,
-        given: dict[str, Tensor],
-        schedule: str | Schedule,
-        grain: int | None,
-    ) -> list[Tensor]:
-        """Gather x by a collective; return the outputs, and x gathered as a matrix."""
-        _refuse_sparse(given)
-        asked = _asked(schedule, grain)
-        if asked is not None and asked.compute != "whole":
-            raise InputError(
-                f"save_gathered=True with schedule={asked.name!r}, which keeps no gathered x; "
-                "leave schedule out or name 'serial', or leave save_gathered out"
-            )
-        on_gpu = self.device.type == "cuda"
-        with torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
-            if not groups.disabled():
-                if not on_gpu:
-                    groups.runtime(self.group).check()
-                elif (runtime := groups.gpu_runtime(self.group, self.device)) is not None:
-                    runtime.check_alive()
-            whole = plain.gathered(given["x"], problem.rows, self.group)
-        return [*self._shaped(problem, plain.products(problem, given, whole)), whole]
-
     def _run_plain(self, problem: Problem, given: dict[str, Tensor]) -> list[Tensor]:
         return self._shaped(problem, plain.run(problem, given, self.group, self.rank))
 
@@ -183,11 +157,15 @@ class Call:
             found = automatic(problem, runtime, self.device)
         else:
             found = asked.resolve(runtime.world, runtime.machine)
-            if found.transport == "sm" and self.device.type == "cuda" and not groups.alone():
+            waits = {"transport": found.transport == "sm", "sums": found.sums == "within"}
+            if any(waits.values()) and self.device.type == "cuda" and not groups.alone():
+                axis = next(axis for axis, value in waits.items() if value)
+                nearest = {"transport": "dma", "sums": "apart"}[axis]
                 raise ScheduleError(
-                    f"schedule {found.name!r}: transport='sm' waits for peers' kernels, and other "
-                    "groups of this process are open for GPUs, whose kernels may keep them from "
-                    "running; close those groups, or use transport='dma'"
+                    f"schedule {found.name!r}: {axis}={getattr(found, axis)!r} waits for peers' "
+                    "kernels, and other groups of this process are open for GPUs, whose kernels "
+                    "may keep them from running, or CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams "
+                    f"into one queue; close those groups, unset it, or use {axis}={nearest!r}"
                 )
         groups.log.debug("%s: %s, grain %s", problem.op, found.name, found.grain)
         return found
@@ -202,9 +180,7 @@ class Call:
         """Return the shapes of this rank's outputs: rows are split as those of x are."""
         between = max(math.prod(self.inner), 1)
         return [
-            (height, width)
-            if output.axis == "contraction"
-            else (height // between, *self.inner, width)
+            (height, width) if output.axis != "rows" else (height // between, *self.inner, width)
             for (height, width), output in zip(
                 problem.result_shapes(self.rank), problem.outputs, strict=True
             )

@@ -60,12 +60,12 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
     axes: Sequence[str] | None = None,
     schedule: str | Schedule = DEFAULT,
     grain: int | None = None,
-    save_gathered: bool = False,
+    save_gathered: bool = True,
 ) -> Any:
     """Multiply the concatenation of all ranks' rows with this rank's weight.
 
-    Backward is one matmul_reduce_scatter for x, and for all weights together one all_gather_matmul
-    that gathers x once more, behind its GEMMs: the gathered x, p times as large, is not kept.
+    Backward is one matmul_reduce_scatter for x; the weights' gradients are GEMMs with the gathered
+    x, which waits for them.
 
     Args:
         x: [m_r, k], or [s_r, b, k].
@@ -76,9 +76,10 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
         axes: per weight: "rows", or "contraction" for concat(x)^T . w with w [m, n_r].
         schedule: a schedule or its name; "auto": see above.
         grain: chunks per shard, instead of the schedule's.
-        save_gathered: gather by a collective that nothing hides (as `serial` does) and keep the
-            gathered x until backward, whose GEMMs for the weights then wait for nothing. Without a
-            weight that records a gradient it does nothing.
+        save_gathered: keep the gathered x, p times as large as x, until backward, as plain PyTorch
+            does; copy engines take it out of the window beside the GEMMs. False: keep x alone, and
+            gather it once more in backward. Without a weight that records a gradient nothing is
+            kept.
 
     Returns:
         [m, n_r] (or [s, b, n_r]; along the contraction [k, n_r]); a tuple for several weights.

@@ -395,7 +395,7 @@ def _gathering(
 ) -> list[Tensor]:
     """Gather x once, and multiply it with every operand along its axis."""
     rows, group, schedule, grain = rest
-    if "contraction" in axes and schedule != AUTO:
+    if "rows" not in axes and schedule != AUTO:
         schedule = _accumulating(schedule)
     unbiased = [False] * len(operands)
     args: tuple[Any, ...] = (x, operands, [], unbiased, axes, rows, False, group, schedule, grain)

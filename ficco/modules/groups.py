@@ -175,12 +175,13 @@ def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
 
 
 def alone() -> bool:
-    """Whether at most one group of this process is open for GPUs.
+    """Whether kernels of a group may wait for what peers' kernels make.
 
-    Kernels of two groups may wait for each other's processors for ever, where they wait for peers'
-    kernels.
+    They may not where more than one group of this process is open for GPUs: kernels of two groups
+    may wait for each other's processors for ever. Nor where all streams share one hardware queue,
+    in which what is to end the wait would stand behind the kernel that waits.
     """
-    return len(_gpu_runtimes) <= 1
+    return len(_gpu_runtimes) <= 1 and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
 
 
 def serves(found: CudaProcessRuntime) -> bool:

@@ -78,10 +78,10 @@ def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to g
         given[f"w{i}"] = weight
         if has:
             given[f"bias{i}"] = call.row(next(offsets), weight.shape[1], f"bias[{i}]")
+    if gathered:
+        outputs.append(Output((k,) * call.world, "", "gathered"))
     problem = Problem("all_gather_matmul", call.world, sizes, k, tuple(outputs), call.dtype)
-    if not gathered:
-        return call.run(problem, given, schedule, grain)
-    return call.run_gathered(problem, given, schedule, grain)
+    return call.run(problem, given, schedule, grain)
 
 
 def _interleaved(

@@ -75,7 +75,7 @@ def overlap(
     plan: Mapping[str, str] | None = None,
     schedule: Schedules = AUTO,
     strict: bool = False,
-    save_gathered: bool = False,
+    save_gathered: bool = True,
     contiguous: bool = True,
 ) -> Module:
     """Overlap the communication of a model's tensor-parallel layers with their GEMMs, in place.
@@ -94,9 +94,9 @@ def overlap(
         schedule: a schedule, its name or "auto"; or a mapping of patterns of names to those, where
             None leaves a layer as it is, and a layer that no pattern matches takes "auto".
         strict: refuse a model of which some linear layer cannot be overlapped.
-        save_gathered: keep gathered inputs for backward, p times as large as the input, instead of
-            gathering them again behind its GEMMs; forward then gathers by a collective, which
-            nothing hides.
+        save_gathered: keep gathered inputs for the weights' gradients, as PyTorch does. False: keep
+            this rank's part alone, 1/p of that, and gather once more in backward, which takes
+            longer.
         contiguous: results of layers that split [batch, sequence, hidden] along the sequence lie in
             memory as without ficco, which costs a copy where the batch is not 1. False: they are
             views of [sequence, batch, hidden], which `.view(-1, n)` refuses.
@@ -120,8 +120,6 @@ def overlap(
     found, left = _look(named, plan_of(module, plan, None if group is None else ranks.group), ranks)
     found, left, gathers = _settle(named, found, left, chosen)
     _check(found, left, group, ranks, strict)
-    if save_gathered:
-        _check_saving(found, chosen)
     record = Overlapped(left=left)
     try:
         known: dict[Any, Ranks] = {ranks.group: ranks}
@@ -262,22 +260,6 @@ def _check(
         raise InputError(
             f"strict=True, and {len(refused)} tensor-parallel layers cannot be overlapped:{lines}"
         )
-
-
-def _check_saving(found: Sequence[Found], chosen: Callable[[str], str | Schedule | None]) -> None:
-    """Refuse schedules that gather piece by piece, where the whole is to be kept.
-
-    Raises:
-        InputError: a layer that gathers has one.
-    """
-    for each in found:
-        asked = chosen(each.name)
-        name = asked.name if isinstance(asked, Schedule) else asked
-        if each.gathers and name not in (AUTO, "serial"):
-            raise InputError(
-                f"{each.name}: schedule={name!r} with save_gathered=True, which gathers by a "
-                "collective; leave one of them out"
-            )
 
 
 def _wrap(found: Found, ranks: Ranks, options: Options, record: Overlapped) -> None:

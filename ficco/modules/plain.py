@@ -44,12 +44,14 @@ def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Ten
 
 
 def products(problem: Problem, given: Named, x: torch.Tensor) -> list[torch.Tensor]:
-    """Multiply the rows that came with every weight."""
+    """Multiply the rows that came with every weight; they are an output themselves if asked for."""
     return [_product(problem, given, i, x) for i in range(len(problem.outputs))]
 
 
 def _product(problem: Problem, given: Named, i: int, x: torch.Tensor) -> torch.Tensor:
     output = problem.outputs[i]
+    if output.axis == "gathered":
+        return x
     a = x.t() if output.axis == "contraction" else x
     y = a @ given[output.operand]
     return y + given[f"bias{i}"] if output.bias else y

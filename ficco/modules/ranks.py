@@ -344,7 +344,7 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
 def _multiplying(problem: Problem, x: Tensor, mine: Named) -> Work:
     pairs = [
         (x.t() if output.axis == "contraction" else x, mine[output.operand])
-        for output in problem.outputs
+        for output in problem.products
     ]
     return lambda: [torch.mm(a, b) for a, b in pairs]
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ficco.engines.gating import launches_of
-from ficco.engines.rows import COMPUTE, encode
+from ficco.engines.rows import encode
 from ficco.engines.work import calls_of, sum_of
+from ficco.grouping import joined_copies
 from ficco.plan import RankPlan
 from ficco.profiling.figures import least_squares
 
@@ -20,7 +21,7 @@ class Tally(NamedTuple):
     Attributes:
         launches: calls of a library.
         kernels: of ficco's own.
-        copies: copies by copy engines.
+        copies: pushes, and copies within the device.
         words: steps that raise, await or clear words.
     """
 
@@ -32,7 +33,7 @@ class Tally(NamedTuple):
 
 def tally(plan: RankPlan) -> Tally:
     """Count what a plan makes the host submit."""
-    works = encode(plan, {}, python=(*COMPUTE, "local_copy"), one_launch=True).works
+    works = encode(plan, {}, one_launch=True).works
     kinds = [step.kind for step in plan.steps]
     launches = kernels = 0
     for work in works:
@@ -45,7 +46,12 @@ def tally(plan: RankPlan) -> Tally:
     return Tally(
         launches,
         kernels,
-        sum(len(step.writes) for step in plan.steps if step.kind == "copy"),
+        sum(len(step.writes) for step in plan.steps if step.kind == "copy")
+        + sum(
+            len(joined_copies(step.reads, step.writes))
+            for step in plan.steps
+            if step.kind == "local_copy"
+        ),
         sum(kinds.count(kind) for kind in ("signal", "wait", "clear")),
     )
 

@@ -19,7 +19,7 @@ from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
-from ficco.selector.book import Book, shipped
+from ficco.selector.book import Book, Point, given, known
 from ficco.selector.candidates import FEW_ROWS, plainness, points, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
@@ -80,7 +80,7 @@ def choose(
         problem: what is asked.
         machine: where it runs; it needs rates.
         regime: how calls are made, one of `ficco.timeline.REGIMES`.
-        book: instead of the shipped one of this machine.
+        book: instead of FICCO_BOOK's and the shipped one of this machine.
         by: one of METHODS, to be used alone.
         driver: of the GPUs at hand, for which a book must have been measured; None: not known.
 
@@ -127,7 +127,7 @@ def quick(
     Arguments and errors are those of `choose` and `automatic`.
     """
     _check(problem, machine, regime, None)
-    return _quick(facts_of(problem), machine, regime, driver, gates, alone)
+    return _quick(facts_of(problem), machine, regime, driver, gates, alone, given())
 
 
 def automatic(
@@ -175,12 +175,15 @@ def _unknown(world: int, machine: Machine, reason: str) -> Choice:
 
 @lru_cache(maxsize=4096)
 def _quick(
-    facts: Facts, machine: Machine, regime: str, driver: str | None, gates: bool, alone: bool
-) -> Choice:
+    facts: Facts, machine: Machine, regime: str, driver: str | None, gates: bool, alone: bool,
+    _given: str,
+) -> Choice:  # fmt: skip
+    """Return what `quick` does; `_given` is there so that another book is another answer."""
     found, passed = _by_book(facts, machine, regime, None, driver, False)
     if found is not None:
         taken = found.schedule
-        if (gates or taken.compute != "gated") and (alone or taken.transport != "sm"):
+        waits = taken.transport == "sm" or taken.sums == "within"
+        if (gates or taken.compute != "gated") and (alone or not waits):
             return found
     predicted = _by_rule(facts, machine, regime, gates, alone)
     return decide(predicted, facts, machine, "rule", passed)
@@ -189,8 +192,8 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    few = alone and facts.m <= FEW_ROWS
-    candidates = points(facts.op, facts.world, machine, facts.sums, gates, few)
+    few = facts.m <= FEW_ROWS
+    candidates = points(facts.op, facts.world, machine, facts.sums, gates, alone, few)
     return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
 
 
@@ -201,23 +204,30 @@ def _by_book(
     """Return a choice by a book, and why there is none if a book was passed over."""
     from ficco import __version__
 
-    found = shipped(machine.name) if book is None else book
-    if facts.sums:
-        return None, "books hold no outputs that add up" if needed else ""
-    if found is None:
+    if not facts.plain:
+        return None, "books hold products along rows alone" if needed else ""
+    books = known(machine.name) if book is None else [book]
+    if not books:
         return None, "there is none of this machine" if needed else ""
-    if reason := found.unfit(machine, __version__, driver):
-        if book is not None:
-            raise InputError(f"book {book.name!r}: {reason}; measure it again, or leave it out")
-        return None, f"book {found.name!r} was passed over: {reason}"
-    point = found.nearest(facts, regime)
-    if point is None:
-        return None, ""
+    passed = []
+    for found in books:
+        if reason := found.unfit(machine, __version__, driver):
+            if book is not None:
+                raise InputError(f"book {book.name!r}: {reason}; measure it again, or leave it out")
+            passed.append(f"book {found.name!r} was passed over: {reason}")
+            continue
+        point = found.nearest(facts, regime)
+        if point is not None:
+            return _of_book(found, point, facts, machine), ""
+    return None, "; ".join(passed)
+
+
+def _of_book(found: Book, point: Point, facts: Facts, machine: Machine) -> Choice:
     measured = f"{point.m}x{point.n}x{point.k} took {point.ms:.3f} ms, serial {point.serial_ms:.3f}"
     reasons = (f"measured {found.date} on {found.machine} (driver {found.driver}): {measured}",)
     plain = serial(facts.world, machine)
     others = () if point.schedule == plain else ((plain, point.serial_ms),)
-    return Choice(point.schedule, point.ms, "book", reasons, others), ""
+    return Choice(point.schedule, point.ms, "book", reasons, others)
 
 
 def decide(

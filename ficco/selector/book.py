@@ -26,7 +26,9 @@ further than a factor of NEAR away. Nothing of another machine or version is eve
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,12 +37,12 @@ from typing import Any
 from ficco import data
 from ficco.errors import InputError, closest
 from ficco.machine import Machine
-from ficco.problem import DTYPES, OPERATORS
+from ficco.problem import DTYPES, OPERATORS, Problem
 from ficco.schedule import Schedule
-from ficco.selector.facts import Facts
+from ficco.selector.facts import Facts, facts_of
 from ficco.timeline import REGIMES
 
-__all__ = ["NEAR", "Book", "Point", "shipped"]
+__all__ = ["NEAR", "Book", "Point", "given", "known", "shipped"]
 
 NEAR = 1.25
 WORDS = ("op", "dtype", "regime")
@@ -70,6 +72,26 @@ class Point:
     ms: float
     serial_ms: float
     schedule: Schedule
+
+    @classmethod
+    def measured(
+        cls, problem: Problem, regime: str, ms: float, serial_ms: float, schedule: Schedule
+    ) -> Point:
+        """Return the point of a problem that was measured, with five digits of its times.
+
+        Args:
+            problem: what was measured.
+            regime: how calls were made.
+            ms: a call's median with `schedule`.
+            serial_ms: with serial.
+            schedule: the best one, resolved.
+        """
+        facts = facts_of(problem)
+        ms, serial_ms = (float(f"{value:.5g}") for value in (ms, serial_ms))
+        return cls(
+            problem.op, problem.dtype, regime, problem.world, facts.m, facts.n, facts.k,
+            facts.piece_bytes, ms, serial_ms, schedule,
+        )  # fmt: skip
 
     def distance(self, facts: Facts) -> float:
         """Return the largest factor between sizes; infinite for another operator, dtype, group."""
@@ -158,6 +180,15 @@ class Book:
         machine, ficco, driver, date = (str(table[head]) for head in heads)
         return cls(name, machine, ficco, driver, date, tuple(points))
 
+    def to_toml(self, comment: str) -> str:
+        """Return the book as a file that `from_toml` reads; `comment` is its first line."""
+        head = [f"# {comment}"] + [
+            f"{name} = {_toml(getattr(self, name))}"
+            for name in ("machine", "ficco", "driver", "date")
+        ]
+        blocks = ["\n".join(head), *map(_block, self.points)]
+        return "\n\n".join(blocks) + "\n"
+
     def unfit(self, machine: Machine, version: str, driver: str | None = None) -> str:
         """Say why the book must not be used, or nothing.
 
@@ -180,10 +211,43 @@ class Book:
         return min(near, key=lambda point: point.distance(facts), default=None)
 
 
+def known(machine: str) -> list[Book]:
+    """Return the books to choose by: FICCO_BOOK's (equal on all ranks), then the shipped one.
+
+    Raises:
+        InputError: FICCO_BOOK names no book.
+    """
+    name, own = given(), shipped(machine)
+    return ([_named(name)] if name else []) + ([own] if own else [])
+
+
+def given() -> str:
+    """Return the book that FICCO_BOOK names: a shipped name, or a file that ends in .toml."""
+    return os.environ.get("FICCO_BOOK", "")
+
+
+@lru_cache(maxsize=16)
+def _named(name: str) -> Book:
+    return Book.named(name)
+
+
 @lru_cache(maxsize=16)
 def shipped(machine: str) -> Book | None:
     """Return the shipped book of a machine, by the machine's name, if there is one."""
     return Book.named(machine) if machine in data.names("tuned") else None
+
+
+def _block(point: Point) -> str:
+    axes = point.schedule.to_json().items()
+    lines = ["[[points]]"]
+    lines += [f"{name} = {_toml(getattr(point, name))}" for name in (*WORDS, *SIZES)]
+    lines += [f"{name} = {getattr(point, name):.5g}" for name in ("ms", "serial_ms")]
+    lines.append(f"schedule = {{ {', '.join(f'{axis} = {_toml(v)}' for axis, v in axes)} }}")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
 def _check_fields(table: Any, known: tuple[str, ...], where: str) -> None:

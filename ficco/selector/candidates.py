@@ -15,8 +15,8 @@ __all__ = ["FEW_ROWS", "plainness", "points", "serial"]
 # then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
 # beginning before what does not.
 _PLAINEST = (
-    "serial", "hetero_fused_1d", "shard_p2p", "hetero_unfused_1d", "gated_1d", "uniform_fused_1d",
-    "uniform_fused_2d",
+    "serial", "hetero_fused_1d", "shard_p2p", "hetero_unfused_1d", "gated_1d", "gated_sums_1d",
+    "uniform_fused_1d", "uniform_fused_2d",
 )  # fmt: skip
 
 FEW_ROWS = 64  # with more the kernel that stores at peers multiplies more slowly than it saves
@@ -48,7 +48,13 @@ def _stores(machine: Machine, world: int) -> bool:
 
 @lru_cache(maxsize=256)
 def points(
-    op: str, world: int, machine: Machine, sums: bool = False, gates: bool = True, few: bool = False
+    op: str,
+    world: int,
+    machine: Machine,
+    sums: bool = False,
+    gates: bool = True,
+    alone: bool = True,
+    few: bool = False,
 ) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
@@ -63,6 +69,7 @@ def points(
         machine: it is to run on.
         sums: whether an output adds up over what arrives, which parts of one launch cannot.
         gates: whether the library for GEMMs has gated ones.
+        alone: whether kernels may wait for peers' kernels.
         few: whether rows are FEW_ROWS at most, for which some operators have points of their own.
     """
     found = [serial(world, machine)]
@@ -73,9 +80,11 @@ def points(
         grains.append(grain)
         grain *= 2
     for grain in grains:
-        for name in Schedule.names():
+        for name in Schedule.names(op):
             named = Schedule.named(name)
-            if name == "serial" or (name == "shard_p2p" and grain > 1):
+            if name == "serial" or (name == "shard_p2p" and grain > 1) or named.transport == "sm":
+                continue
+            if named.sums == "within" and not alone:
                 continue
             if named.compute == "gated" and (sums or not _gates(op, machine, gates)):
                 continue
@@ -89,7 +98,7 @@ def points(
         ):
             unfused = replace(Schedule.named("hetero_unfused_1d"), grain=grain, pace="in_step")
             found.append(unfused.resolve(world, machine))
-    if gates and few and _stores(machine, world):
-        own = set(Schedule.names(op)) - set(Schedule.names())
-        found += [Schedule.named(name).resolve(world, machine) for name in sorted(own)]
+    if gates and alone and few and _stores(machine, world):
+        own = [Schedule.named(name) for name in Schedule.names(op)]
+        found += [each.resolve(world, machine) for each in own if each.transport == "sm"]
     return tuple(found)

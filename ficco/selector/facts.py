@@ -28,7 +28,8 @@ class Facts(NamedTuple):
         sent_bytes: what leaves it in all; an all-reduce sends everything twice.
         flops: operations of its GEMM; 0 for an embedding.
         item: bytes of an element.
-        sums: whether an output adds up over what arrives (along the contraction).
+        sums: whether all that is multiplied adds up over what arrives (along the contraction).
+        plain: whether every product is along rows.
     """
 
     op: str
@@ -43,6 +44,7 @@ class Facts(NamedTuple):
     flops: float
     item: int
     sums: bool
+    plain: bool
 
     @property
     def intensity(self) -> float:
@@ -54,7 +56,7 @@ def facts_of(problem: Problem) -> Facts:
     """Return the facts of the largest rank; O(world), for all-to-all O(world^2)."""
     p, world, item = problem, problem.world, problem.itemsize
     gathers = p.op in ("all_gather_matmul", "all_to_all_matmul")
-    n = sum(max(output.columns) for output in p.outputs)
+    n = sum(max(output.columns) for output in p.products)
     k, m, sent_rows = p.k, p.m, max(p.rows) * (world - 1)
     if p.op in REDUCING:
         k, width = _rounded(max(p.depths)), n
@@ -74,8 +76,11 @@ def facts_of(problem: Problem) -> Facts:
     sent = sent_rows * width * item
     passes = 2 if p.op == "matmul_all_reduce" else 1
     piece = sent // max(world - 1, 1)
-    sums = any(output.axis == "contraction" for output in p.outputs)
-    return Facts(p.op, world, p.dtype, gathers, m, n, k, piece, passes * sent, flops, item, sums)
+    axes = {output.axis for output in p.products}
+    return Facts(
+        p.op, world, p.dtype, gathers, m, n, k, piece, passes * sent, flops, item,
+        axes == {"contraction"}, axes == {"rows"},
+    )  # fmt: skip
 
 
 def _rounded(size: int) -> int:

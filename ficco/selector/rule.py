@@ -100,7 +100,10 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     else:
         sent = max(late + send, steps * piece + send / arrivals)
         last = machine.stream_us((world + 1) * block)  # adding up, or moving into the output
-        end = max(made + last, sent + last / grain)
+        if schedule.sums == "within":  # beside the product of the own tiles, the last behind all
+            last = own / grain * costs.gated_gemm
+            made -= last
+        end = max(made + last, sent + last / (1 if schedule.sums == "within" else grain))
         if facts.op == "matmul_all_reduce":  # sums travel, too, behind the last product
             end = max(made, sent) + last / grain + send + machine.stream_us(2.0 * block * peers)
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us

@@ -82,6 +82,8 @@ def _gemm_us(problem: Problem, machine: Machine, rank: int) -> float:
     depth = problem.depths[rank] if problem.depths else problem.k
     times = []
     for (rows, columns), output in zip(problem.result_shapes(rank), problem.outputs, strict=True):
+        if output.axis == "gathered":  # the collective has made it
+            continue
         m, k = rows, depth
         if output.axis == "contraction":
             k = problem.m

@@ -241,7 +241,8 @@ class _Encoder:
             self._delay(self.launch_ns)
             if ns:
                 self.actions += (_WORK, 0, ns)
-        return (self.host_kernel_ns if step.kind == "reduce" else self.host_launch_ns) * len(calls)
+        native = {"reduce": self.host_kernel_ns, "local_copy": self.host_copy_ns}
+        return native.get(step.kind, self.host_launch_ns) * len(calls)
 
     def _parts(self, step: Step, lane: int, not_before: float) -> int:
         """Add a row for every part of a gated step; return how many."""

@@ -78,12 +78,20 @@ def check_spins(order: Order) -> list[Violation]:
     """Hold every kernel that waits inside to the spin rule.
 
     For each word that a part awaits: every `sm` event and every call's start in the causal past of
-    its raise happens before the kernel starts. Excused are parts of steps marked `concurrent` that
-    await nothing and stand before all that do: such a step takes them before it spins.
+    its raise happens before the kernel starts. Where steps are marked `concurrent`, no other group
+    has kernels on the devices; so what no kernel of its own rank can hold back is excused: see
+    `_excused`.
     """
+    shares = any(step.concurrent for entry in order.plan.ranks for step in entry.steps)
+    spinning = {
+        entry.rank: [step for step in entry.steps if any(part.waits for part in step.parts)]
+        for entry in order.plan.ranks
+    }
     bounds: dict[int, list[Event]] = defaultdict(list)  # per chain: what must come before, by pos
     for event in order.events:
-        if (event.sm or event in order.starts) and not _excused(event):
+        if shares and event.sm and _excused(order, event, spinning[event.rank]):
+            continue
+        if event.sm or event in order.starts:
             bounds[event.chain].append(event)
     for found in bounds.values():
         found.sort(key=lambda event: event.pos)
@@ -134,13 +142,21 @@ def _crowded(order: Order) -> list[Violation]:
     return found
 
 
-def _excused(event: Event) -> bool:
-    step = event.step
-    if step is None or not step.concurrent:
-        return False
-    waiting = [bool(part.waits) for part in step.parts]
-    in_front = waiting == sorted(waiting)
-    return in_front and (event.part < 0 or not step.parts[event.part].waits)
+def _excused(order: Order, event: Event, spinning: list[Step]) -> bool:
+    """Whether nothing that spins on its rank can keep an event from coming.
+
+    It happens before all of it, or it is a part that waits for nothing and stands before all parts
+    of its launch that do: the launch takes those first.
+    """
+    for step in spinning:
+        if step is not event.step:
+            if not order.hb(event, order.first[event.rank, step.id]):
+                return False
+            continue
+        waiting = [bool(part.waits) for part in step.parts]
+        if waiting != sorted(waiting) or (event.part >= 0 and waiting[event.part]):
+            return False
+    return True
 
 
 def _late(

@@ -124,13 +124,12 @@ def _step(
 def _parts(step: Step) -> Iterator[tuple[str, str]]:
     if step.parts and (step.products or step.reads or step.writes):
         yield "parts and work beside them", "put all work into parts"
-    both = any(part.waits for part in step.parts) and any(part.signals for part in step.parts)
-    if both != step.concurrent:
-        found = "waits and signals" if both else "does not both wait and signal"
-        yield (
-            f"it {found}, and concurrent is {step.concurrent}",
-            f"set concurrent to {both}",
-        )
+    waits = any(part.waits for part in step.parts)
+    both = waits and any(part.signals for part in step.parts)
+    if both and not step.concurrent:
+        yield "it waits and signals, and concurrent is False", "set concurrent to True"
+    if step.concurrent and not waits:
+        yield "it waits for nothing, and concurrent is True", "set concurrent to False"
 
 
 def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tuple[str, str]]:

@@ -33,12 +33,14 @@ def required_buffers(problem: Problem, rank: int) -> list[Buffer]:
     buffers = {"x": Buffer("x", "input", height, depth, dtype)}
     for i, output in enumerate(p.outputs):
         columns = output.columns[rank]
+        buffers[f"y{i}"] = Buffer(f"y{i}", "output", *p.result_shapes(rank)[i], dtype)
+        if output.axis == "gathered":
+            continue
         inner = p.m if output.axis == "contraction" else depth
         shape = (columns, inner) if output.operand_transposed else (inner, columns)
         buffers[output.operand] = Buffer(output.operand, "weight", *shape, dtype)
         if output.bias:
             buffers[f"bias{i}"] = Buffer(f"bias{i}", "weight", 1, columns, dtype)
-        buffers[f"y{i}"] = Buffer(f"y{i}", "output", *p.result_shapes(rank)[i], dtype)
     return list(buffers.values())
 
 
@@ -63,10 +65,22 @@ def expected(problem: Problem, rank: int) -> Iterator[Expected]:
         yield from _embedding(problem, rank)
         return
     for i, output in enumerate(problem.outputs):
+        if output.axis == "gathered":
+            yield from _kept(problem, i)
+            continue
         for owner, box, terms in _boxes(problem, rank, i):
             if box.area:
                 bias = [row_of(Source((owner, f"bias{i}"), 0, 0))] if output.bias else []
                 yield Expected(f"y{i}", box, combined([*terms, *bias]))
+
+
+def _kept(p: Problem, i: int) -> Iterator[Expected]:
+    """Yield the rows of every rank's x, as they are."""
+    first = offsets(p.rows)
+    for s in range(p.world):
+        if p.rows[s]:
+            box = Box(first[s], first[s + 1], 0, p.k)
+            yield Expected(f"y{i}", box, Source((s, "x"), -first[s], 0))
 
 
 def _boxes(p: Problem, rank: int, i: int) -> Iterator[tuple[int, Box, list[Content]]]:

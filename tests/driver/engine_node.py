@@ -107,7 +107,7 @@ class Node:
 def refused(problem: Problem, name: str) -> bool:
     """Whether a named schedule cannot be had for a problem, for a reason that README states."""
     if name == "gated_1d":
-        sums = any(output.axis == "contraction" for output in problem.outputs)
+        sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"
     return name == "uniform_fused_2d" and problem.op == "embedding_all_to_all"
 
@@ -132,6 +132,8 @@ def problems(world: int, dtype: str, rng: random.Random, most: int = 60) -> Iter
     yield Problem("all_gather_matmul", world, uneven(m), k, outputs, dtype)
     turned = Output((n,) * world, "w0", "contraction")
     yield Problem("all_gather_matmul", world, even, k, (turned,), dtype)
+    several = (Output((n,) * world, "w1"), Output((k,) * world, "", "gathered"), turned)
+    yield Problem("all_gather_matmul", world, uneven(m), k, several, dtype)
     for op, rows, depths in (
         ("matmul_reduce_scatter", even, uneven(k)),
         ("matmul_reduce_scatter", uneven(m), chunk_sizes(k, world)),

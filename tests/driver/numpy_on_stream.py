@@ -46,17 +46,20 @@ class _Prepared(NamedTuple):
 
     def run(self, numpy: NumpyCompute, operands: GatedOperands) -> None:
         """Multiply part after part, each when its word has come; raise words of parts."""
-        own, window, b, bias, c, partial, words = operands
+        own, window, b, bias, c, partial, landing, words = operands
         for part in self.parts:
             columns = slice(part.col, None if part.cols is None else part.col + part.cols)
             target = c if part.target == "c" else partial
             target = target[part.c_row : part.c_row + part.rows, columns]
             source = own if part.source == "own" else window
             a = source[part.a_row : part.a_row + part.rows] if part.rows else np.empty((0, 0))
-            if part.word >= 0 and not self._came(words, part.word):
+            terms = [term for term in part.terms if term is not None]
+            awaited = [word for word in (part.word, *[t.word for t in terms]) if word >= 0]
+            if not all(self._came(words, word) for word in awaited):
                 target[...] = np.nan
             elif target.size:
-                add = [] if bias is None or part.target != "c" else [bias[:, columns]]
+                add = [landing[t.row : t.row + part.rows, columns] for t in terms]
+                add += [] if bias is None or part.target != "c" else [bias[:, columns]]
                 numpy.gemm(a, b[:, columns], target, False, add)
             if part.signal >= 0:
                 words[0, part.signal] = 1
@@ -240,9 +243,6 @@ class NumpyOnStream:
         self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
     ) -> None:
         self._enqueue("bag", lambda: self._numpy.bag(table, indices, offsets, bags, target))
-
-    def copy(self, source: Any, target: Any) -> None:
-        self._enqueue("copy", lambda: target.__setitem__(..., source))
 
     def spoil(self, handle: Any) -> None:
         self._enqueue("spoil", lambda: handle.fill(np.nan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -96,6 +97,8 @@ def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
         yield Problem("all_gather_matmul", world, rows, k, outputs, dtype)
     turned = Output((n,) * world, "w0", "contraction")
     yield Problem("all_gather_matmul", world, even, k, (turned,), dtype)
+    several = (Output((n,) * world, "w1"), Output((k,) * world, "", "gathered"), turned)
+    yield Problem("all_gather_matmul", world, uneven(m), k, several, dtype)
     for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         for rows, depths in ((even, chunk_sizes(k, world)), (uneven(m), uneven(k))):
             output = Output((n,) * world, bias=rng.random() < 0.5)
@@ -115,6 +118,8 @@ def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
 def refused(problem: Problem, name: str) -> bool:
     """Whether a named schedule cannot be had for a problem, for a reason that README states."""
     if name == "gated_1d":
-        sums = any(output.axis == "contraction" for output in problem.outputs)
+        sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"
+    if name == "gated_sums_1d":
+        return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     return name == "uniform_fused_2d" and problem.op == "embedding_all_to_all"

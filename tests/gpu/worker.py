@@ -18,11 +18,9 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.engines.rows import COMPUTE, Work, encode
-from ficco.engines.work import calls_of
 from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
-from ficco.plan import RankPlan
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 from ficco.schedule import Schedule
@@ -88,7 +86,7 @@ class Case:
         self.sets: list[Arrays] = []
         self.wanted: dict[tuple[int, int], torch.Tensor] = {}
         own = set(Schedule.names(problem.op)) - set(Schedule.names())
-        self.points = [Schedule.named(name) for name in sorted(own)]
+        self.points = [Schedule.named(name).resolve(me.world, CUDA) for name in sorted(own)]
         for name in (
             "hetero_fused_1d", "hetero_unfused_1d", "shard_p2p", "uniform_fused_2d", "gated_1d",
         ):  # fmt: skip
@@ -208,10 +206,6 @@ def capture_rules(me: Rank) -> None:
     print("capture right")
 
 
-def encode_works(plan: RankPlan) -> list[Work]:
-    return encode(plan, {}, python=(*COMPUTE, "local_copy")).works
-
-
 def profile(me: Rank) -> None:
     """Nothing runs on multiprocessors but GEMMs, named sums and counted local copies."""
     from torch.profiler import ProfilerActivity
@@ -234,8 +228,9 @@ def profile(me: Rank) -> None:
             me.meet()
             plan = lower_rank(problem, resolved, me.rank)
             pushes = sum(len(s.reads) for s in plan.steps if s.kind == "copy")
-            copies = [w for w in encode_works(plan) if w.step.kind == "local_copy"]
-            local = sum(len(calls_of(plan, work)) for work in copies)  # joined where they touch
+            local = sum(
+                len(joined_copies(s.reads, s.writes)) for s in plan.steps if s.kind == "local_copy"
+            )
             sums = sum(s.kind == "reduce" for s in plan.steps)
             seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]
             counts = {
@@ -367,7 +362,11 @@ def opposite(me: Rank, rounds: int) -> None:
     world, dtype = me.world, "bfloat16"
     gather = Problem.chunked("all_gather_matmul", world, 4096, 2048 * world, 2048, dtype)
     reduce = Problem.chunked("matmul_all_reduce", world, 16, 4096, 1024 * world, dtype)
-    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm")]
+    scatter = Problem.chunked(
+        "matmul_reduce_scatter", world, 1024 * world, 2048, 512 * world, dtype
+    )
+    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
+             (scatter, "gated_sums_1d")]  # fmt: skip
     other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
     found = [(p, Schedule.named(name), *me.arrays(p, 7)) for p, name in cases]
     for problem, point, arrays, exact in found:
@@ -389,7 +388,8 @@ def opposite(me: Rank, rounds: int) -> None:
             with torch.cuda.stream(stream):
                 other.execute(gather, resolved, {**gated[2], **ys})
 
-        beside = second if turn % 2 and point.transport != "sm" else library
+        alone = point.transport == "sm" or point.sums == "within"
+        beside = library if alone or turn % 3 else second
         calls = [lambda: me.execute(problem, point, arrays), beside]  # noqa: B023 - called at once
         results = [call() for call in (calls if me.rank % 2 else calls[::-1])]
         torch.cuda.synchronize()

@@ -60,9 +60,9 @@ def options(mesh: DeviceMesh) -> None:
         else:
             name = schedule if isinstance(schedule, str) else schedule.name
             assert told.count(f"schedule: {name}, as asked") == 5, told
-    saving = ficco.overlap(sequence(model(2), mesh), save_gathered=True)
+    saving = ficco.overlap(sequence(model(2), mesh), save_gathered=False)
     for key, found in gradients(saving, words).items():
-        close(whole(found), gradient[key], f"save_gathered, {key}")
+        close(whole(found), gradient[key], f"not saved, {key}")
     views = ficco.overlap(sequence(model(2), mesh), contiguous=False)
     attention: list[torch.Tensor] = []
     views.layers[0].attention.wq.register_forward_hook(lambda *a: attention.append(a[2]))
@@ -152,8 +152,6 @@ def refusals(mesh: DeviceMesh) -> None:
     net = plain(model(), mesh)
     before = {name: dict(m.__dict__) for name, m in net.named_modules()}
     refused(lambda: ficco.overlap(net, schedule="fast"), "unknown schedule")
-    split = sequence(model(), mesh)
-    refused(lambda: ficco.overlap(split, schedule="shard_p2p", save_gathered=True), "leave one")
     refused(lambda: ficco.overlap(net, schedule={"layers.*.wqq": "serial"}), "no module is named")
     refused(lambda: ficco.overlap(net, plan={"layer.*": "colwise"}), "no module is named")
     refused(lambda: ficco.overlap(net, plan={"norm": "colwise"}), "name linear layers")

@@ -89,6 +89,9 @@ def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
                 draw(st.booleans()),
             )
         )
+    if draw(st.integers(0, 2)) == 0:
+        at = draw(st.integers(0, len(outputs)))
+        outputs.insert(at, Output((k,) * world, "", "gathered"))
     dtype = draw(st.sampled_from(tuple(DTYPES)))
     return Problem("all_gather_matmul", world, rows, k, tuple(outputs), dtype)
 
@@ -114,13 +117,15 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
             taper=draw(st.sampled_from(("none", "head", "tail", "both"))),
             pace=draw(st.sampled_from(("free", "in_step"))),
         )
-    summing = any(output.axis == "contraction" for output in problem.outputs)
+    summing = all(output.axis == "contraction" for output in problem.products)
     gathers = problem.op in ("all_gather_matmul", "all_to_all_matmul")
     if schedule.compute == "gated" and (summing or (gathers and schedule.cut == "columns")):
         schedule = Schedule(grain=schedule.grain, compute="per_chunk", cut=schedule.cut)
     if problem.op == "embedding_all_to_all":
         schedule = replace(schedule, cut="rows")
     schedule = schedule.resolve(problem.world, machine)
+    if problem.op == "matmul_reduce_scatter" and schedule.compute == "gated":
+        schedule = replace(schedule, sums=draw(st.sampled_from(("apart", "within"))))
     turns = gathers or problem.op == "matmul_all_reduce"
     if not turns or schedule.route != "rotation":
         schedule = replace(schedule, pace="free")

@@ -43,6 +43,9 @@ def solve(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, 
         w = [v.T for v in w] if out.get("operand_transposed") else w
         if op == "all_gather_matmul":
             x = same(np.concatenate([known[s, "x"] for s in ranks]), (sum(rows), problem["k"]))
+            if out.get("axis") == "gathered":
+                known[r, f"y{i}"] = x
+                continue
             x = x.T if out.get("axis") == "contraction" else x
             known[r, f"y{i}"] = x @ same(w[r], (x.shape[1], out["columns"][r]))
         elif op == "embedding_all_to_all":

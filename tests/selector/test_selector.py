@@ -365,10 +365,26 @@ class TestBook:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old = self.book(tmp_path, version="0.0.1")
-        monkeypatch.setattr(selector, "shipped", lambda _: old)
+        monkeypatch.setattr(selector, "known", lambda _: [old])
         found = selector.choose(gather(1024, 256, 512), SWITCH)
         assert found.by == "simulator"
         assert "passed over" in found.reasons[-1] and "0.0.1" in found.reasons[-1]
+
+    def test_ficco_book_names_one_for_every_choice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        problem = gather(1024, 256, 512)
+        assert selector.quick(problem, SWITCH, "captured").by == "rule"
+        self.book(tmp_path)
+        monkeypatch.setenv("FICCO_BOOK", str(tmp_path / "toy.toml"))
+        assert selector.choose(problem, SWITCH).by == "book"
+        assert selector.quick(problem, SWITCH, "captured").by == "book"
+        assert selector.quick(gather(9999, 256, 512), SWITCH, "captured").by == "rule"
+        monkeypatch.setenv("FICCO_BOOK", "h200x2")  # of another machine
+        assert "passed over" in selector.quick(problem, SWITCH, "captured").reasons[-1]
+        monkeypatch.setenv("FICCO_BOOK", "h200x99")
+        with pytest.raises(InputError, match="h200x99"):
+            selector.quick(problem, SWITCH, "captured")
 
     @pytest.mark.parametrize(
         ("old", "new", "words"),

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["NO_MULTICAST", "Meeting", "make_page", "run_ranks"]
+
 NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
+GRACE_S = 10.0  # for the other ranks to end by themselves after one has failed
 _STRIDE = 8  # doubles from one rank's place to the next, a cache line
 
 
@@ -70,18 +73,18 @@ def run_ranks(
     """
     make_page(folder, world)
     given = os.environ | NO_MULTICAST
-    given |= {"WORLD_SIZE": str(world), "COMPARE_PARENT": str(os.getpid())}
+    given |= {"WORLD_SIZE": str(world), "FICCO_PARENT": str(os.getpid())}
     ranks: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"rank{rank}.txt" for rank in range(world)]
     limit, ended_badly = time.monotonic() + limit_s, 0.0
     reason = ""
     try:
-        for rank, log in enumerate(logs):
+        for rank, path in enumerate(logs):
             own = given | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with log.open("w") as said:
+            with path.open("w") as log:
                 ranks.append(
                     subprocess.Popen(
-                        [sys.executable, *command], stdout=said, stderr=subprocess.STDOUT, env=own
+                        [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, env=own
                     )
                 )
         while any(rank.poll() is None for rank in ranks):
@@ -90,7 +93,7 @@ def run_ranks(
             now = time.monotonic()
             if any(rank.poll() for rank in ranks):
                 ended_badly = ended_badly or now
-                if now > ended_badly + 10:
+                if now > ended_badly + GRACE_S:
                     break
             if now > limit:
                 reason = f"not done after {limit_s:.0f} s"

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-from comparing.launch import Meeting
+from ficco.sweeping.gpu.launching import Meeting
+
+__all__ = ["STUCK_S", "Config", "Timer", "beat", "calls_for"]
 
 STUCK_S = 90.0  # a step of one rank that lasts longer ends its process
 SYNCHRONIZED_CALLS = 2  # of one run
@@ -25,7 +27,7 @@ SYNCHRONIZED_CALLS = 2  # of one run
 
 def beat(allowed_s: float = STUCK_S) -> None:
     """Say that this process goes on; it ends itself when it does not say so again in time."""
-    if os.environ.get("COMPARE_PARENT", str(os.getppid())) != str(os.getppid()):
+    if os.environ.get("FICCO_PARENT", str(os.getppid())) != str(os.getppid()):
         sys.exit("the process that started this rank has gone")
     faulthandler.dump_traceback_later(allowed_s, exit=True)
 
@@ -52,8 +54,8 @@ class Timer:
 
     def __init__(self, meeting: Meeting, calls: int) -> None:
         self._meeting, self.calls = meeting, calls
-        self._begin = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event
+        self._begin, self._end = event(enable_timing=True), event(enable_timing=True)
 
     def capture(self, config: Config, pool: Any) -> None:
         """Capture a configuration's calls, which were all made before, and replay them once."""

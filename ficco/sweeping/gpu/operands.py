@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric  # it registers the fused operators
 
-from comparing.cases import Case
+from ficco import oracle
 from ficco.schedule import Schedule
+from ficco.sweeping.gpu.layout import Layout
+
+__all__ = ["DTYPES", "TOLERANCE", "Landing", "Operands", "plain"]
 
 Tensor = torch.Tensor
 Run = Callable[[int], Tensor]
@@ -18,9 +22,13 @@ TOLERANCE = 2e-2  # relative Frobenius error
 _CHECKED_AT_ONCE = 1 << 26  # elements
 
 
-def plain(shape: tuple[int, ...]) -> Tensor:
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def plain(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return ordinary memory of this rank's GPU."""
-    return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    return torch.empty(shape, dtype=dtype, device="cuda")
 
 
 class Landing:
@@ -30,52 +38,55 @@ class Landing:
         self._memory: Any = None
         self._handle: Any = None
 
-    def places(self, case: Case, rank: int) -> list[Tensor]:
+    def places(self, layout: Layout, rank: int) -> list[Tensor]:
         """Return for every peer this rank's place in the peer's memory, one piece large."""
-        need = case.piece * case.world
+        need = layout.piece * layout.world * layout.item_bytes
         if self._memory is None or self._memory.numel() < need:
-            self._memory = symmetric.empty(need, dtype=torch.bfloat16, device="cuda")
-            self._handle = symmetric.rendezvous(self._memory, group=dist.group.WORLD)
+            empty: Any = symmetric.empty
+            world: Any = dist.group.WORLD
+            self._memory = empty(need, dtype=torch.uint8, device="cuda")
+            self._handle = symmetric.rendezvous(self._memory, group=world)
+        dtype = DTYPES[layout.dtype]
         return [
-            self._handle.get_buffer(peer, (case.piece,), torch.bfloat16, rank * case.piece)
-            for peer in range(case.world)
+            self._handle.get_buffer(peer, (layout.piece,), dtype, rank * layout.piece)
+            for peer in range(layout.world)
         ]
 
 
 class Operands:
-    """A rank's inputs (several sets, in turn), the outputs of baselines, and what is right.
+    """A rank's inputs (several sets, in turn), the outputs of serial, and what is right.
 
     Args:
-        case: operator and shape.
+        layout: operator and shape.
         rank: this one.
         allocate: gives memory for what a collective reads and writes.
     """
 
-    def __init__(
-        self, case: Case, rank: int, allocate: Callable[[tuple[int, ...]], Tensor] = plain
-    ) -> None:
-        self.case, self.rank, self.sets = case, rank, case.sets
+    def __init__(self, layout: Layout, rank: int, allocate: Allocate = plain) -> None:
+        self.layout, self.rank, self.sets = layout, rank, layout.sets
+        self.dtype = dtype = DTYPES[layout.dtype]
         torch.manual_seed(1000 + rank)
-        self.x = [allocate(case.x).normal_() for _ in range(self.sets)]
-        scale = case.k**-0.5
-        rows, columns = case.w
+        self.x = [allocate(layout.x, dtype).normal_() for _ in range(self.sets)]
+        scale = layout.k**-0.5
+        rows, columns = layout.w
         # Laid out as linear.weight.t() is.
-        self.w = [plain((columns, rows)).normal_().mul_(scale).t() for _ in range(self.sets)]
-        self.product = allocate(case.product)
-        self.gathered = allocate((case.m, case.w[0])) if self._gathers else self.product
-        self.y = self.product if self._gathers else allocate(case.y)
-        self.splits = ((case.m // case.world,) * case.world,) * case.world
+        self.w = [plain((columns, rows), dtype).normal_().mul_(scale).t() for _ in range(self.sets)]
+        self.product = allocate(layout.product, dtype)
+        self.gathered = allocate((layout.m, layout.w[0]), dtype) if self._gathers else self.product
+        self.y = self.product if self._gathers else allocate(layout.y, dtype)
+        self.splits = ((layout.m // layout.world,) * layout.world,) * layout.world
         self._right: dict[int, Tensor] = {}
+        self._exact: list[oracle.Exact] | None = None
 
     @property
     def _gathers(self) -> bool:
-        return self.case.op in ("all_gather_matmul", "all_to_all_matmul")
+        return self.layout.op in ("all_gather_matmul", "all_to_all_matmul")
 
     # ---- what is compared
 
     def serial(self, i: int) -> Tensor:
         """NCCL and torch.mm, one after the other, into memory that is there."""
-        x, w, op = self.x[i % self.sets], self.w[i % self.sets], self.case.op
+        x, w, op = self.x[i % self.sets], self.w[i % self.sets], self.layout.op
         if self._gathers:
             self.move(self.gathered, x)
             return torch.mm(self.gathered, w, out=self.product)
@@ -87,21 +98,13 @@ class Operands:
         self.move(self.y, self.product)
         return self.y
 
-    def torch_fused(self, i: int) -> Tensor:
-        """PyTorch's own fused operator."""
-        x, w = self.x[i % self.sets], self.w[i % self.sets]
-        name = dist.group.WORLD.group_name
-        if self.case.op == "all_gather_matmul":
-            return torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)[1][0]
-        return torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
-
     def ficco(self, schedule: Schedule) -> Run:
         """Return ficco's operator with a schedule."""
         import ficco
 
-        function = getattr(ficco, self.case.op)
+        function = getattr(ficco, self.layout.op)
         words: dict[str, Any] = {"schedule": schedule}
-        if "all_to_all" in self.case.op:
+        if "all_to_all" in self.layout.op:
             words["splits"] = self.splits
         return lambda i: function(self.x[i % self.sets], self.w[i % self.sets], **words)
 
@@ -111,30 +114,36 @@ class Operands:
         """Return this rank's whole GEMM."""
         wholes = self.x
         if self._gathers:
-            wholes = [plain((self.case.m, self.case.w[0])).normal_() for _ in range(2)]
-        out = plain(self.case.product)
+            wholes = [
+                plain((self.layout.m, self.layout.w[0]), self.dtype).normal_() for _ in range(2)
+            ]
+        out = plain(self.layout.product, self.dtype)
         return lambda i: torch.mm(wholes[i % len(wholes)], self.w[i % self.sets], out=out)
 
     def nccl(self) -> Run:
         """Return the whole transfer by NCCL."""
         if self._gathers:
             return lambda i: self.move(self.gathered, self.x[i % self.sets])
-        sources = [plain(self.case.product).normal_() for _ in range(2)]
-        if self.case.op == "matmul_all_reduce":
+        sources = [plain(self.layout.product, self.dtype).normal_() for _ in range(2)]
+        if self.layout.op == "matmul_all_reduce":
             return lambda i: self.move(sources[i % 2], sources[i % 2])
         return lambda i: self.move(self.y, sources[i % 2])
 
     def push(self, places: list[Tensor]) -> Run:
         """Return the whole transfer by copies to one peer at a time, rank+1, rank+2, ..."""
-        case, world = self.case, self.case.world
-        if case.op == "all_gather_matmul":
+        layout, world = self.layout, self.layout.world
+        if layout.op == "all_gather_matmul":
             pieces = [[x.view(-1)] * world for x in self.x]
         else:
-            wholes = self.x if self._gathers else [plain(case.product).normal_() for _ in range(2)]
+            wholes = (
+                self.x
+                if self._gathers
+                else [plain(layout.product, self.dtype).normal_() for _ in range(2)]
+            )
             pieces = [list(whole.view(world, -1)) for whole in wholes]
 
         def run(i: int) -> Tensor:
-            for _ in range(case.passes):
+            for _ in range(layout.passes):
                 for turn in range(1, world):
                     peer = (self.rank + turn) % world
                     places[peer].copy_(pieces[i % len(pieces)][peer])
@@ -144,7 +153,7 @@ class Operands:
 
     def move(self, target: Tensor, source: Tensor) -> Tensor:
         """Move a rank's part by the operator's collective; return the target."""
-        op = self.case.op
+        op = self.layout.op
         if op == "all_gather_matmul":
             dist.all_gather_into_tensor(target, source)
         elif op == "matmul_reduce_scatter":
@@ -168,7 +177,31 @@ class Operands:
             want = right[first : first + rows].float()
             off += float((y[first : first + rows].float() - want).square().sum())
             size += float(want.square().sum())
-        return (off / size) ** 0.5
+        return math.sqrt(off / size)
+
+    def verdict(self, y: Tensor, by_collective: bool) -> oracle.Verdict:
+        """Hold the first set's result against float64, element by element. A collective call once.
+
+        Args:
+            y: this rank's result.
+            by_collective: whether a collective added up what travelled.
+        """
+        if self._exact is None:
+            given: list[Any] = [{} for _ in range(self.layout.world)]
+            given[self.rank]["w"] = self.w[0]
+            wanted = {"x": self.x[0]} if self._gathers else {"x": self.x[0], "w": self.w[0].t()}
+            for name, mine in wanted.items():
+                parts = [torch.empty_like(mine) for _ in given]
+                dist.all_gather(parts, mine)
+                for each, part in zip(given, parts, strict=True):
+                    each[name] = part if name == "x" else part.t()
+            self._exact = oracle.results(self.layout.problem, given, [self.rank])[0]
+        roundings = oracle.roundings(self.layout.problem, "collective" if by_collective else "dma")
+        return oracle.judge(y, self._exact[0], self.layout.dtype, roundings)
+
+    def forget(self) -> None:
+        """Free what `verdict` has worked out."""
+        self._exact = None
 
     def right(self, i: int) -> Tensor:
         """Return the i-th set's result in plain torch, sums in float32. A collective call."""
@@ -178,20 +211,20 @@ class Operands:
         return self._right[i]
 
     def _plain_torch(self, x: Tensor, w: Tensor) -> Tensor:
-        case = self.case
+        layout = self.layout
         if self._gathers:
-            whole = plain((case.m, case.w[0]))
+            whole = plain((layout.m, layout.w[0]), self.dtype)
             self.move(whole, x)
             return whole @ w
         product = x @ w
-        if case.op == "matmul_all_to_all":
-            found = plain(case.y)
+        if layout.op == "matmul_all_to_all":
+            found = plain(layout.y, self.dtype)
             self.move(found, product)
             return found
         total = product.float()
-        if case.op == "matmul_all_reduce":
+        if layout.op == "matmul_all_reduce":
             dist.all_reduce(total)
-            return total.bfloat16()
-        mine = torch.empty(case.y, dtype=torch.float32, device="cuda")
+            return total.to(self.dtype)
+        mine = torch.empty(layout.y, dtype=torch.float32, device="cuda")
         dist.reduce_scatter_tensor(mine, total)
-        return mine.bfloat16()
+        return mine.to(self.dtype)

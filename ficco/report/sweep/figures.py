@@ -1,0 +1,253 @@
+"""The plots of a sweep: each takes figures and returns a matplotlib figure; none decides what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from ficco.report.sweep.drawing import GRID, INK, MUTED, decorate, figure, legend, mark_of
+from ficco.report.sweep.judging import best, best_of_each, middle
+from ficco.report.sweep.naming import OPERATORS, number, percent, short
+from ficco.report.sweep.reading import Case, Point
+
+__all__ = ["curve", "foresight", "losses", "overview", "schedule_map"]
+
+_Label = tuple[float, float, str]  # at x and y
+_Bounds = tuple[float, float]
+
+CURVE = 3.1  # inches
+WIDE = 9.6  # inches; what is 8.5 points there reads well at the page's width
+
+
+def _plain_log(axes: Axes, which: str, low: float, high: float) -> None:
+    """Make an axis logarithmic with plain numbers at its ticks."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+    span = high / low
+    if span > 5:
+        axis.set_major_locator(LogLocator(subs=(1.0,) if span > 200 else (1.0, 2.0, 5.0)))
+    else:
+        axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _bounds(values: Sequence[float], room: float = 1.12) -> _Bounds:
+    low, high = min(values), max(values)
+    if high / low < 1.3:
+        room = max(room, 1.2)
+    return low / room, high * room
+
+
+def overview(cases: Sequence[Case]) -> Figure:
+    """Draw speed-up over serial, and what part of ideal the best point reaches, a row a case."""
+    drawn = figure(WIDE, 0.95 + 0.21 * max(len(cases), 2))
+    left, right = drawn.subplots(1, 2, sharey=True, width_ratios=(3.2, 1))
+    rows = range(len(cases))
+    seen, reach = set(), [1.0]
+    for row, case in enumerate(cases):
+        ranked = best_of_each(case)
+        serial = case.serial_ms
+        if serial is not None and case.ideal_ms:
+            left.plot(
+                serial / case.ideal_ms, row, "|", color=INK, markersize=9, markeredgewidth=1.4
+            )
+            reach.append(serial / case.ideal_ms)
+        for place, point in reversed(list(enumerate(ranked))):
+            if point.speedup is None:
+                continue
+            seen.add(point.name)
+            reach.append(point.speedup)
+            mark = mark_of(point.name)
+            left.plot(
+                point.speedup, row, marker=mark.shape, color=mark.colour, zorder=3 - place / 100,
+                markersize=(7 if place == 0 else 4) * mark.scale, alpha=1 if place == 0 else 0.75,
+                markeredgecolor="white", markeredgewidth=0.5,
+            )  # fmt: skip
+        found = ranked[0].efficiency if ranked else None
+        if found is not None:
+            right.barh(row, min(found, 1.25), height=0.6, color="#9fb8cc")
+            end, inside = min(found, 1.25), found > 0.4
+            right.text(
+                end - 0.02 if inside else end + 0.02, row, percent(found), va="center",
+                ha="right" if inside else "left", fontsize=7.5,
+            )  # fmt: skip
+    left.axvline(1.0, color=INK, linewidth=1, linestyle="--")
+    left.set_yticks(rows, [short(case) for case in cases])
+    left.set_ylim(len(cases) - 0.4, -0.6)
+    decorate(left)
+    _plain_log(left, "x", *_bounds(reach, 1.06))
+    left.set_xlabel("times as fast as serial (dashed: equal; |: what is ideal)")
+    right.set_xlim(0, 1.25)
+    right.set_xticks([0, 0.5, 1.0], ["0", "50%", "100%"])
+    decorate(right, "x")
+    right.set_xlabel("of ideal, best point")
+    right.tick_params(labelleft=False)
+    legend(drawn, seen)
+    return drawn
+
+
+def schedule_map(cases: Sequence[Case]) -> Figure:
+    """Draw which schedule, and which grain, is best over bytes sent and operations a byte."""
+    placed = [c for c in cases if c.op_to_byte and c.bytes_out > 0]
+    ops = list(dict.fromkeys(case.op for case in placed))
+    drawn = figure(WIDE, 0.75 + 2.35 * len(ops))
+    grid = drawn.subplots(len(ops), 2, squeeze=False, sharex=True, sharey=True)
+    across = _bounds([case.bytes_out / 1e6 for case in placed], 1.5)
+    upwards = _bounds([case.op_to_byte or 1.0 for case in placed], 1.5)
+    seen = set()
+    for (left, right), op in zip(grid, ops, strict=True):
+        labels: list[_Label] = []
+        for case in (case for case in placed if case.op == op):
+            found = best(case)
+            wins = found is not None and (found.speedup is None or found.speedup >= 1.0)
+            name = found.name if found is not None and wins else "serial"
+            seen.add(name)
+            mark, at = mark_of(name), (case.bytes_out / 1e6, case.op_to_byte or 1.0)
+            left.plot(
+                *at, marker=mark.shape, color=mark.colour, markersize=8 * mark.scale, alpha=0.9,
+                markeredgecolor="white", markeredgewidth=0.6,
+            )  # fmt: skip
+            labels.append((*at, str(found.grain) if found is not None and wins else "s"))
+        for x, y, label in _apart(labels, across, upwards):
+            right.text(
+                x, y, label, ha="center", va="center", fontsize=8.5, fontweight="bold",
+                color=MUTED if label == "s" else INK,
+            )  # fmt: skip
+        for axes, what in ((left, "schedule"), (right, "grain (s: serial)")):
+            decorate(axes)
+            axes.set_title(f"{OPERATORS.get(op, op)}: {what}", fontsize=9, loc="left")
+            _plain_log(axes, "x", *across)
+            _plain_log(axes, "y", *upwards)
+        left.set_ylabel("operations a byte sent")
+    for axes in grid[-1]:
+        axes.set_xlabel("MB that leave a rank")
+    legend(drawn, seen)
+    return drawn
+
+
+def _apart(labels: Sequence[_Label], across: _Bounds, upwards: _Bounds) -> list[_Label]:
+    """Return labels with those that would lie over each other as one, such as "4, 8"."""
+    near_x = 0.06 * math.log(across[1] / across[0])
+    near_y = 0.08 * math.log(upwards[1] / upwards[0])
+    groups: list[tuple[float, float, set[str]]] = []
+    for x, y, label in labels:
+        for there_x, there_y, found in groups:
+            close = abs(math.log(x / there_x)) < near_x and abs(math.log(y / there_y)) < near_y
+            if close:
+                found.add(label)
+                break
+        else:
+            groups.append((x, y, {label}))
+    return [(x, y, ", ".join(sorted(found))) for x, y, found in groups]
+
+
+def _some(grains: Sequence[int]) -> list[int]:
+    """Return those of many grains that have room for a label on a logarithmic axis."""
+    apart = (max(grains) / min(grains)) ** (1 / 10)
+    found = [grains[0]]
+    for grain in grains[1:]:
+        if grain / found[-1] >= apart:
+            found.append(grain)
+    return found
+
+
+def curve(case: Case) -> Figure:
+    """Draw speed-up over grain, or time where serial is not known, a line a schedule."""
+    drawn = figure(4.6, CURVE, packed=False)  # many are drawn, and packing takes half the time
+    axes = drawn.subplots()
+    points = [p for p in case.points if p.ok and p.name not in ("serial", "auto")]
+    over = case.serial_ms is not None
+    lines: dict[str, dict[int, float]] = {}
+    for point in points:
+        value = point.speedup if over else point.ms
+        if value is not None:  # of points that differ in other axes the best one stands
+            line = lines.setdefault(point.name, {})
+            known = line.get(point.grain)
+            line[point.grain] = value if known is None else (max if over else min)(known, value)
+    for name, line in lines.items():
+        mark, grains = mark_of(name), sorted(line)
+        axes.plot(
+            grains, [line[g] for g in grains], marker=mark.shape, color=mark.colour,
+            markersize=5 * mark.scale, linewidth=1.2, markeredgecolor="white", markeredgewidth=0.4,
+        )  # fmt: skip
+    grains = sorted({grain for line in lines.values() for grain in line})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(labelled := _some(grains), [str(grain) for grain in labelled])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(min(grains) / 1.25, max(grains) * 1.25)
+    axes.set_xlabel("chunks a shard")
+    axes.set_ylabel("times as fast as serial" if over else "ms")
+    if over:
+        axes.axhline(1.0, color=INK, linewidth=1, linestyle="--")
+    if over and case.ideal_ms and case.serial_ms:
+        axes.axhline(case.serial_ms / case.ideal_ms, color=MUTED, linewidth=1, linestyle=":")
+    decorate(axes)
+    below = 0.52 + 0.18 * legend(drawn, lines, lines=True)
+    drawn.subplots_adjust(left=0.13, right=0.98, top=0.97, bottom=below / CURVE)
+    return drawn
+
+
+def losses(points: Sequence[Point]) -> Figure:
+    """Draw DIL and CIL of all points, by schedule and grain, with their medians."""
+    kinds = sorted({(p.name, p.grain) for p in points if p.dil is not None or p.cil is not None})
+    drawn = figure(WIDE, 0.9 + 0.21 * max(len(kinds), 2))
+    both = drawn.subplots(1, 2, sharey=True)
+    for axes, what in zip(both, ("dil", "cil"), strict=True):
+        known = [1.0]
+        for row, kind in enumerate(kinds):
+            found = sorted(
+                value
+                for p in points
+                if (p.name, p.grain) == kind and (value := getattr(p, what)) is not None
+            )
+            mark = mark_of(kind[0])
+            axes.plot(
+                found, [row] * len(found), linestyle="none", marker=mark.shape, color=mark.colour,
+                markersize=4.5 * mark.scale, alpha=0.45, markeredgewidth=0,
+            )  # fmt: skip
+            if found:
+                axes.plot(middle(found), row, "|", color=INK, markersize=9, markeredgewidth=1.6)
+            known += found
+        axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
+        room = max(0.01, 0.05 * (max(known) - min(known)))
+        if max(known) > 3 * min(known):
+            _plain_log(axes, "x", min(known) / 1.1, max(known) * 1.1)
+        else:
+            axes.set_xlim(min(known) - room, max(known) + room)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+        decorate(axes)
+    both[0].set_yticks(range(len(kinds)), [f"{name} g{grain}" for name, grain in kinds])
+    both[0].set_ylim(len(kinds) - 0.4, -0.6)
+    both[0].set_xlabel("DIL: pieces alone / whole GEMM alone")
+    both[1].set_xlabel("CIL: pieces in the call / pieces alone")
+    return drawn
+
+
+def foresight(points: Sequence[Point]) -> Figure:
+    """Draw predicted over measured times, with a band of 10% around equality."""
+    drawn = figure(5.6, 4.4)
+    axes = drawn.subplots()
+    known = [(p, p.predicted_ms) for p in points if p.predicted_ms]
+    low, high = _bounds([value for p, predicted in known for value in (p.ms, predicted)])
+    axes.fill_between([low, high], [low * 0.9, high * 0.9], [low * 1.1, high * 1.1], color=GRID)
+    axes.plot([low, high], [low, high], color=INK, linewidth=0.9)
+    for name in dict.fromkeys(point.name for point, _ in known):
+        mark, mine = mark_of(name), [(p.ms, ms) for p, ms in known if p.name == name]
+        axes.plot(
+            [ms for ms, _ in mine], [ms for _, ms in mine], linestyle="none", marker=mark.shape,
+            color=mark.colour, markersize=4.5 * mark.scale, alpha=0.7, markeredgewidth=0,
+        )  # fmt: skip
+    _plain_log(axes, "x", low, high)
+    _plain_log(axes, "y", low, high)
+    axes.set_xlabel("measured, ms")
+    axes.set_ylabel(f"predicted, ms (band: {number(10, 2)}%)")
+    decorate(axes)
+    legend(drawn, (point.name for point, _ in known))
+    return drawn

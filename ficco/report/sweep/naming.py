@@ -1,0 +1,73 @@
+"""How the page calls things, and how it writes numbers."""
+
+from __future__ import annotations
+
+import math
+
+from ficco.report.sweep.reading import Case
+
+__all__ = ["OPERATORS", "REGIMES", "full", "number", "percent", "short", "size", "times"]
+
+OPERATORS = {
+    "all_gather_matmul": "AG+mm",
+    "matmul_reduce_scatter": "mm+RS",
+    "matmul_all_reduce": "mm+AR",
+    "all_to_all_matmul": "A2A+mm",
+    "matmul_all_to_all": "mm+A2A",
+    "embedding_all_to_all": "emb+A2A",
+}
+REGIMES = {
+    "captured": "replayed in CUDA graphs",
+    "eager": "calls back to back, from the host",
+    "synchronized": "each call waited for before the next",
+    "simulated": "predicted",
+}
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+NONE = "-"
+
+
+def short(case: Case, regime: bool = False) -> str:
+    """Return a case in few letters: operator, sizes, dtype, ranks."""
+    op = OPERATORS.get(case.op, case.op)
+    dtype = _DTYPES.get(case.dtype, case.dtype)
+    text = f"{op} {case.m}x{case.n}x{case.k} {dtype} {case.world} ranks"
+    return f"{text}, {case.regime}" if regime else text
+
+
+def full(case: Case) -> str:
+    """Return a case in words."""
+    return (
+        f"{case.op}, m {case.m}, n {case.n}, k {case.k}, {case.dtype}, {case.world} ranks, "
+        f"{case.regime}"
+    )
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many digits that mean something, never in powers of ten."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{max(0, places)}f}"
+
+
+def times(value: float | None) -> str:
+    """Return a factor."""
+    return NONE if value is None else f"{value:.3f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a part of 1 as per cent."""
+    return NONE if value is None else f"{value * 100:.1f}%"
+
+
+def size(value: float) -> str:
+    """Return bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{number(value, 3)} {unit}"

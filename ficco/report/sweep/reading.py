@@ -1,0 +1,289 @@
+"""A sweep's folder, read: its head, its shapes with their points, what failed, what was traced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ficco.errors import InputError
+from ficco.timeline import Span, Timeline
+
+__all__ = ["VERSION", "Bad", "Case", "Point", "Sweep", "Traced", "read"]
+
+VERSION = 1  # of the folder's format
+HEAD, RESULTS = "sweep.json", "results.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A schedule and grain that ran, or was simulated, on a shape.
+
+    Attributes:
+        id: the point's, unique in a sweep.
+        name: the schedule's; "auto": what ficco chose by itself.
+        grain: chunks per shard.
+        schedule: all axes, resolved.
+        ms, iqr_ms, runs: median of the slowest rank, its spread, and how often it ran.
+        screened: it ran a few times only.
+        ok, max_rel_error: whether its results were right, and the largest error if one was taken.
+        predicted_ms: by the simulator.
+        speedup, efficiency: serial and ideal over ms.
+        dil, cil: what cutting its GEMM, and copies beside it, cost: 1 is nothing.
+        chosen: of "auto", what it took, as "schedule", and why.
+    """
+
+    id: str
+    name: str
+    grain: int
+    schedule: Mapping[str, Any]
+    ms: float
+    iqr_ms: float | None
+    runs: int
+    screened: bool
+    ok: bool
+    max_rel_error: float | None
+    predicted_ms: float | None
+    speedup: float | None
+    efficiency: float | None
+    dil: float | None
+    cil: float | None
+    chosen: Mapping[str, Any] | None
+
+    @property
+    def label(self) -> str:
+        """The schedule's name with its grain, and of "auto" that of what it took."""
+        name = f"auto: {self.chosen['schedule']}" if self.chosen else self.name
+        return name if name.endswith("serial") else f"{name} g{self.grain}"
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A timeline of one call of a point; `which`: "best" or "worst"."""
+
+    id: str
+    which: str
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A point that has no time, and why."""
+
+    id: str
+    shape: str
+    regime: str | None
+    name: str
+    grain: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A shape in a regime, with everything that was found about it.
+
+    Attributes:
+        shape: the shape's id.
+        op, dtype, world, m, n, k: the problem, sizes over all ranks.
+        regime: how calls were made.
+        gemm_ms, transfer_ms: alone; `ideal_ms`: the longer of them.
+        floor_ms: bytes over the link's peak rate.
+        flops, bytes_out: of one rank; `op_to_byte`: one over the other.
+        serial_ms: of plain collective and GEMM.
+        points, traced: in the sweep's order.
+    """
+
+    shape: str
+    op: str
+    dtype: str
+    world: int
+    m: int
+    n: int
+    k: int
+    regime: str
+    gemm_ms: float | None
+    transfer_ms: float | None
+    ideal_ms: float | None
+    floor_ms: float | None
+    flops: float
+    bytes_out: float
+    op_to_byte: float | None
+    serial_ms: float | None
+    points: list[Point] = field(default_factory=list)
+    traced: list[Traced] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All that a folder holds.
+
+    Attributes:
+        head: sweep.json as it stands.
+        cases: in the order of the sweep's grid.
+        bad: likewise.
+    """
+
+    head: Mapping[str, Any]
+    cases: tuple[Case, ...]
+    bad: tuple[Bad, ...]
+
+    @property
+    def simulated(self) -> bool:
+        """Whether nothing ran."""
+        return bool(self.head["how"] == "simulated")
+
+
+def read(folder: Path) -> Sweep:
+    """Read a sweep's folder; one without results has no cases.
+
+    Raises:
+        InputError: it is no sweep's folder, of another version, or a line of it is wrong.
+    """
+    head = _head(folder / HEAD)
+    cases: dict[tuple[str, str], Case] = {}
+    later: list[tuple[str, Mapping[str, Any]]] = []
+    bad = []
+    for where, line in _lines(folder / RESULTS):
+        kind = line.get("kind")
+        if kind == "shape":
+            case = _case(line, where)
+            cases[case.shape, case.regime] = case
+        elif kind in ("point", "timeline"):
+            later.append((where, line))
+        elif kind == "bad":
+            bad.append(_bad(line, where))
+        else:
+            raise InputError(f"{where}: kind={kind!r}; it is shape, point, bad or timeline")
+    for where, line in later:
+        key = (str(_take(line, "shape", where)), str(_take(line, "regime", where)))
+        if key not in cases:
+            raise InputError(f"{where}: no line describes shape {key[0]!r}, {key[1]}")
+        if line["kind"] == "point":
+            cases[key].points.append(_point(line, where))
+        else:
+            cases[key].traced.append(_traced(line, where))
+    return Sweep(head, tuple(cases.values()), tuple(bad))
+
+
+def _head(path: Path) -> Mapping[str, Any]:
+    try:
+        head = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise InputError(
+            f"{str(path.parent)!r} is no folder of a sweep: {path.name} in it cannot be read "
+            f"({problem.strerror}); give the folder that `ficco sweep --out` wrote"
+        ) from None
+    except ValueError as problem:
+        raise InputError(f"{path}: no JSON ({problem}); it is no sweep's, or damaged") from None
+    if not isinstance(head, dict) or head.get("version") != VERSION:
+        found = head.get("version") if isinstance(head, dict) else None
+        raise InputError(
+            f"{path}: version {found!r} found, {VERSION} is what this ficco reads; it is no "
+            "sweep's, or another version's"
+        )
+    for name, kind in (("grid", str), ("how", str), ("machine", dict), ("ficco", str)):
+        if not isinstance(head.get(name), kind):
+            raise InputError(f"{path}: {name}={head.get(name)!r}; a {kind.__name__} is needed")
+    return head
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path} cannot be read: {problem}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{path}, line {number}"
+        try:
+            entry = json.loads(line)
+        except ValueError as problem:
+            raise InputError(f"{where}: no JSON ({problem}); run the sweep again") from None
+        if not isinstance(entry, dict):
+            raise InputError(f"{where}: a JSON object is needed")
+        yield where, entry
+
+
+def _take(line: Mapping[str, Any], name: str, where: str) -> Any:
+    if line.get(name) is None:
+        raise InputError(f"{where}: {name} is missing; run the sweep again")
+    return line[name]
+
+
+def _number(line: Mapping[str, Any], name: str, where: str) -> float:
+    value = _take(line, name, where)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{where}: {name}={value!r}; a number is needed")
+    return float(value)
+
+
+def _maybe(line: Mapping[str, Any], name: str, where: str) -> float | None:
+    return None if line.get(name) is None else _number(line, name, where)
+
+
+def _case(line: Mapping[str, Any], where: str) -> Case:
+    fields: dict[str, Any] = {}
+    for name in ("shape", "op", "dtype", "regime"):
+        fields[name] = str(_take(line, name, where))
+    for name in ("world", "m", "n", "k"):
+        fields[name] = int(_number(line, name, where))
+    for name in ("flops", "bytes_out"):
+        fields[name] = _number(line, name, where)
+    for name in ("gemm_ms", "transfer_ms", "ideal_ms", "floor_ms", "op_to_byte", "serial_ms"):
+        fields[name] = _maybe(line, name, where)
+    return Case(**fields)
+
+
+def _point(line: Mapping[str, Any], where: str) -> Point:
+    known = ("iqr_ms", "max_rel_error", "predicted_ms", "speedup", "efficiency", "dil", "cil")
+    figures: dict[str, Any] = {name: _maybe(line, name, where) for name in known}
+    return Point(
+        id=str(_take(line, "id", where)),
+        name=str(_take(line, "name", where)),
+        grain=int(_number(line, "grain", where)),
+        schedule=_take(line, "schedule", where),
+        ms=_number(line, "ms", where),
+        runs=int(_number(line, "runs", where)),
+        screened=bool(line.get("screened", False)),
+        ok=bool(_take(line, "ok", where)),
+        chosen=_chosen(line, where),
+        **figures,
+    )
+
+
+def _chosen(line: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    found = line.get("chosen")
+    if found is not None and not isinstance(found.get("schedule"), str):
+        raise InputError(f"{where}: chosen={found!r} names no schedule; run the sweep again")
+    return found
+
+
+def _bad(line: Mapping[str, Any], where: str) -> Bad:
+    grain = line.get("grain")
+    return Bad(
+        id=str(_take(line, "id", where)),
+        shape=str(_take(line, "shape", where)),
+        regime=line.get("regime"),
+        name=str(line.get("name") or ""),
+        grain=grain if isinstance(grain, int) else None,
+        reason=str(_take(line, "reason", where)),
+    )
+
+
+def _traced(line: Mapping[str, Any], where: str) -> Traced:
+    found = _take(line, "timeline", where)
+    try:
+        spans = tuple(Span(**span) for span in found["spans"])
+        timeline = Timeline(
+            spans,
+            str(found["engine"]),
+            str(found["machine"]),
+            bool(found["paced"]),
+            bool(found["simulated"]),
+        )
+    except (KeyError, TypeError) as problem:
+        raise InputError(f"{where}: no timeline ({problem}); run the sweep again") from None
+    return Traced(str(_take(line, "id", where)), str(_take(line, "which", where)), timeline)

@@ -1,0 +1,107 @@
+"""A rank's tensors of a shape: what each holds, sends and gets. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ficco.problem import DTYPES, EXCHANGING, Problem
+
+__all__ = ["Layout", "Shape"]
+
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An operator on a shape that splits evenly over ranks, and what a rank holds of it.
+
+    Attributes:
+        op, n, k, world, dtype: as everywhere.
+        m: rows on each rank for all-to-all, else over all ranks.
+    """
+
+    op: str
+    m: int
+    n: int
+    k: int
+    world: int
+    dtype: str = "bfloat16"
+
+    @property
+    def id(self) -> str:
+        """Operator and shape."""
+        return f"{self.op} {self.m}x{self.n}x{self.k}"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype]
+
+    @property
+    def problem(self) -> Problem:
+        """The problem over all ranks."""
+        m = self.m * self.world if self.op in EXCHANGING else self.m
+        return Problem.chunked(self.op, self.world, m, self.n, self.k, self.dtype)
+
+    @property
+    def unfit(self) -> str:
+        """Say why the shape cannot be split evenly; empty where it can."""
+        split = {"m": self.m}
+        if self.op == "all_gather_matmul":
+            split["n"] = self.n
+        elif self.op not in EXCHANGING:
+            split["k"] = self.k
+        odd = [f"{name}={size}" for name, size in split.items() if size % self.world]
+        return f"{', '.join(odd)} not divisible by {self.world}" if odd else ""
+
+    @property
+    def x(self) -> Shape:
+        """Shape of a rank's input."""
+        if self.op == "all_gather_matmul":
+            return self.m // self.world, self.k
+        return self.m, self.k if self.op in EXCHANGING else self.k // self.world
+
+    @property
+    def w(self) -> Shape:
+        """Shape of a rank's weight."""
+        if self.op == "all_gather_matmul":
+            return self.k, self.n // self.world
+        return self.x[1], self.n
+
+    @property
+    def product(self) -> Shape:
+        """Shape of a rank's whole GEMM's result."""
+        return self.m, self.w[1]
+
+    @property
+    def y(self) -> Shape:
+        """Shape of a rank's output."""
+        rows = self.m // self.world if self.op == "matmul_reduce_scatter" else self.m
+        return rows, self.w[1]
+
+    @property
+    def flops(self) -> float:
+        """Operations of one rank."""
+        return 2.0 * self.m * self.w[0] * self.w[1]
+
+    @property
+    def piece(self) -> int:
+        """Elements that a rank sends to one peer at once."""
+        width = self.n if self.op.startswith("matmul") else self.k
+        return self.m // self.world * width
+
+    @property
+    def passes(self) -> int:
+        """How many times a rank sends a piece to every peer."""
+        return 2 if self.op == "matmul_all_reduce" else 1
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes that must leave a rank."""
+        return self.passes * (self.world - 1) * self.piece * self.item_bytes
+
+    @property
+    def sets(self) -> int:
+        """Sets of inputs in turn, so that together they exceed the L2 (60 MB) twice."""
+        each = self.item_bytes * (self.x[0] * self.x[1] + self.w[0] * self.w[1])
+        return min(10, max(2, -(-120_000_000 // each)))

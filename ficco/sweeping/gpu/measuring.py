@@ -1,0 +1,244 @@
+"""A shape under way on this rank: configurations are checked, captured, timed, checked again.
+
+All ranks make the same calls in the same order. What fails on one rank fails on all, with a reason,
+and the group is made usable again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.layout import Layout
+from ficco.sweeping.gpu.operands import TOLERANCE, Landing, Operands
+from ficco.sweeping.gpu.timing import Config, Timer, beat, calls_for
+from ficco.timeline import REGIMES
+
+__all__ = ["Key", "Measuring"]
+
+Key = tuple[str, str]  # a configuration's name, and a regime
+
+
+class Measuring:
+    """A shape under way.
+
+    Args:
+        layout: the shape.
+        rank: this one.
+        meeting: by which ranks meet.
+        landing: memory for transfers alone.
+        tries: is told of a configuration before it runs, so that it is known by which ranks ended.
+
+    Attributes:
+        bad: why configurations have no figures, by name and regime.
+        ours: ficco's configurations; their graphs are made again where the group had to be.
+        alone: the GEMM alone and transfers alone.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rank: int,
+        meeting: Meeting,
+        landing: Landing,
+        tries: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.layout, self.meeting, self._tries = layout, meeting, tries
+        self.operands = Operands(layout, rank)
+        self._landing, self._rank = landing, rank
+        self.bad: dict[Key, str] = {}
+        self.alone: list[Config] = []
+        self.ours: list[Config] = []
+        self.pool = torch.cuda.graph_pool_handle()
+        self.timer = Timer(meeting, calls_for(self._estimate_ms()))
+
+    def _estimate_ms(self) -> float:
+        for i in range(2):
+            self.operands.serial(i)
+        config = Config("serial", self.operands.serial)
+        return max(self.meeting.gather(Timer(self.meeting, 2).run(config, "eager")[0]))
+
+    # ---- agreeing
+
+    def attempt(self, action: Callable[[], Any]) -> str:
+        """Do something that may fail; return why it did, on any rank."""
+        beat()
+        reason = ""
+        try:
+            action()
+            torch.cuda.synchronize()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:600]
+        failed = [r for r, value in enumerate(self.meeting.gather(float(bool(reason)))) if value]
+        return reason or (f"failed on ranks {failed}" if failed else "")
+
+    def _wrong(self, y: torch.Tensor, i: int) -> str:
+        error = self.operands.error(y, i)
+        worst = max(self.meeting.gather(float("inf") if math.isnan(error) else error))
+        return "" if worst < TOLERANCE else f"wrong: relative error {worst:.3g}"
+
+    def _slowest(self, times: dict[Key, list[float]]) -> dict[Key, list[float]]:
+        """Return every run's figure of the slowest rank."""
+        flat = [value for found in times.values() for value in found]
+        whole = torch.tensor(flat, dtype=torch.float64, device="cuda")
+        if flat:
+            dist.all_reduce(whole, dist.ReduceOp.MAX)
+        values = iter(whole.tolist())
+        return {key: [next(values) for _ in found] for key, found in times.items()}
+
+    # ---- one configuration
+
+    def ready(self, config: Config, regimes: tuple[str, ...] = REGIMES) -> bool:
+        """Warm a configuration, hold its results against plain torch, and capture it."""
+        self._tries(config.name)
+        last = (self.timer.calls - 1) % self.operands.sets
+        for i in (0, last):
+            kept: list[torch.Tensor] = []
+            reason = self.attempt(partial(_keep, kept, config, i))
+            if reason or (reason := self._wrong(kept[0], i)):
+                self.refuse(config, reason, regimes)
+                return False
+        if "captured" in regimes:
+            self.captured(config)
+        return True
+
+    def captured(self, config: Config) -> None:
+        """Capture a configuration that has run."""
+        reason = self.attempt(lambda: self.timer.capture(config, self.pool))
+        if reason:
+            config.graph = config.last = None
+            self.bad[config.name, "captured"] = f"capture: {reason}"
+            self.revive()
+
+    def refuse(self, config: Config, reason: str, regimes: tuple[str, ...]) -> None:
+        """Note why a configuration has no figures."""
+        self.bad |= {(config.name, regime): reason for regime in regimes}
+        self.revive()
+
+    def still_right(self, config: Config) -> None:
+        """Hold results against plain torch again: an eager call, and a replay over NaN."""
+        last = self.timer.calls - 1
+        kept: list[torch.Tensor] = []
+        reason = self.attempt(partial(_keep, kept, config, 0, 1))
+        reason = reason or self._wrong(kept[1], 1)
+        if reason:
+            self.refuse(config, f"after timing: {reason}", ("eager", "synchronized"))
+        if config.graph is None:
+            return
+
+        def replay() -> None:
+            config.last.fill_(torch.nan)
+            config.graph.replay()
+
+        reason = self.attempt(replay) or self._wrong(config.last, last)
+        if reason:
+            self.refuse(config, f"after timing: {reason}", ("captured",))
+
+    def revive(self) -> None:
+        """Make ficco's group usable again, if a call on it failed; all ranks come here."""
+        import ficco
+
+        if not self.attempt(ficco.synchronize):
+            return
+        self.attempt(ficco.reset)
+        # Graphs run in windows that the group has left.
+        lost = [config for config in self.ours if config.graph is not None]
+        for config in lost:
+            config.graph = config.last = None
+        for config in lost:
+            if (config.name, "eager") in self.bad:
+                continue
+            reason = self.attempt(partial(_keep, [], config, 0, 1))
+            if reason:
+                self.bad |= {(config.name, regime): reason for regime in REGIMES}
+            else:
+                self.captured(config)
+
+    # ---- rounds
+
+    def rounds(self, entries: list[tuple[Config, str]], count: int, drop: int) -> dict[Key, Any]:
+        """Time all entries round by round; return the figures of the slowest rank.
+
+        Args:
+            entries: configurations and regimes.
+            count: rounds that count.
+            drop: rounds before these.
+        """
+        times: dict[Key, list[float]] = {(config.name, regime): [] for config, regime in entries}
+        for number in range(drop + count):
+            for key, found in self.round(entries, f"{number} {count}").items():
+                if number >= drop:
+                    times[key] += found
+        return {key: found for key, found in times.items() if key not in self.bad}
+
+    def round(self, entries: list[tuple[Config, str]], name: str) -> dict[Key, list[float]]:
+        """Time all entries once; return the figures of the slowest rank.
+
+        Args:
+            entries: configurations and regimes; those that are bad are passed over.
+            name: of the round, from which its order follows, equal on all ranks.
+        """
+        times: dict[Key, list[float]] = {}
+        order = list(entries)
+        random.Random(f"{self.layout.id} {name}").shuffle(order)
+        for config, regime in order:
+            key = (config.name, regime)
+            if key in self.bad or (regime == "captured" and config.graph is None):
+                continue
+            self._tries(config.name)
+            found: list[float] = []
+            reason = self.attempt(partial(self._time, config, regime, found))
+            if reason:
+                self.refuse(config, reason, REGIMES)
+            else:
+                times[key] = found
+        return self._slowest({key: found for key, found in times.items() if key not in self.bad})
+
+    def _time(self, config: Config, regime: str, found: list[float]) -> None:
+        found += self.timer.run(config, regime)
+
+    def entries(self, configs: list[Config]) -> list[tuple[Config, str]]:
+        """Return configurations in all regimes that they have."""
+        return [
+            (config, regime)
+            for config in configs
+            for regime in REGIMES
+            if (config.name, regime) not in self.bad
+        ]
+
+    def parts(self) -> list[Config]:
+        """Return the GEMM alone and the transfers alone, captured."""
+        operands = self.operands
+        makers: dict[str, Callable[[], Any]] = {
+            "gemm": operands.gemm,
+            "transfer nccl": operands.nccl,
+            "transfer push": lambda: operands.push(self._landing.places(self.layout, self._rank)),
+        }
+        for name, make in makers.items():
+            made: list[Config] = []
+
+            def warm(name: str = name, make: Any = make, made: list[Config] = made) -> None:
+                made.append(Config(name, make()))
+                made[0].call(0)
+                made[0].call(1)
+
+            reason = self.attempt(warm)
+            if reason:
+                self.bad[name, "captured"] = reason
+                continue
+            self.captured(made[0])
+            if made[0].graph is not None:
+                self.alone.append(made[0])
+        return self.alone
+
+
+def _keep(found: list[torch.Tensor], config: Config, *numbers: int) -> None:
+    """Make calls of a configuration and keep their results."""
+    found += [config.call(number) for number in numbers]

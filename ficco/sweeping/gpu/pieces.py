@@ -1,0 +1,52 @@
+"""The GEMMs of a schedule's plan without its copies, as the engine calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ficco.compute.torch_device import TorchDeviceCompute
+from ficco.engines.rows import Work
+from ficco.engines.work import calls_of
+from ficco.lowering import lower_rank
+from ficco.plan import Region
+from ficco.schedule import Schedule
+from ficco.sweeping.gpu.operands import DTYPES, Operands, Run, Tensor, plain
+
+__all__ = ["pieces_of"]
+
+
+def pieces_of(operands: Operands, schedule: Schedule) -> Run | None:
+    """Return the GEMMs alone; None where they are not cuBLAS's: gated ones, collectives, kernels.
+
+    Args:
+        operands: whose inputs are multiplied; what peers would send is random.
+        schedule: resolved.
+    """
+    if schedule.transport != "dma":
+        return None
+    plan = lower_rank(operands.layout.problem, schedule, operands.rank)
+    steps = [step for step in plan.steps if step.kind == "gemm"]
+    if not steps or any(step.parts for step in steps):
+        return None
+    products = [product for step in steps for product in step.products]
+    used = {region.buffer for p in products for region in (p.a, p.b, p.c, *p.add)}
+    others = {
+        buffer.name: plain((buffer.rows, buffer.cols), DTYPES[buffer.dtype]).normal_()
+        for buffer in plan.buffers
+        if buffer.name in used and buffer.role not in ("input", "weight")
+    }
+    compute = TorchDeviceCompute()
+    calls = [call for step in steps for call in calls_of(plan, Work(0, step, step, -1))]
+
+    def run(i: int) -> Tensor:
+        x, w = operands.x[i % operands.sets], operands.w[i % operands.sets]
+        handles: dict[str, Any] = {**others, "x": x, "w": w}
+
+        def view(region: Region) -> Any:
+            return compute.part(handles[region.buffer], *region[2:6])
+
+        for call in calls:
+            call(compute, view)
+        return operands.y
+
+    return run

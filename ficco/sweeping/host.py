@@ -1,0 +1,159 @@
+"""Points that run on the host engine: all ranks in this process, every result against float64."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ficco import oracle
+from ficco.errors import FiccoError
+from ficco.node import Node
+from ficco.problem import Problem
+from ficco.sweeping.points import Case, Point
+from ficco.sweeping.results import extremes, kept, screens
+from ficco.sweeping.simulated import predict, timeline_json
+from ficco.sweeping.work import Work
+from ficco.timeline import alone_ms
+
+__all__ = ["measure"]
+
+_WARM, _SCREENING, _TIMED = 0, 1, 2  # what a round is for; its inputs follow from it
+Given = Sequence[Mapping[str, Any]]
+
+
+def measure(work: Work) -> bool:
+    """Measure all points that are missing; return whether the time sufficed."""
+    with Node(work.world, machine=work.machine, timeout_s=work.timeout_s) as node:
+        for case in work.remaining():
+            if not _Measuring(work, node, case).done():
+                return False
+            predict(work, case)
+            work.end(case)
+    return True
+
+
+class _Measuring:
+    """A case under way."""
+
+    def __init__(self, work: Work, node: Node, case: Case) -> None:
+        self._work, self._node, self._case = work, node, case
+        self._warm: set[str] = set()
+
+    def done(self) -> bool:
+        """Make all rounds; return whether the time sufficed."""
+        work, grid, journal = self._work, self._work.grid, self._work.journal
+        if grid.screening:
+            for number in range(grid.screening):
+                missing = [
+                    point
+                    for point in work.able(self._case)
+                    if screens(point, grid) and number not in journal.screens.get(point.id, {})
+                ]
+                if not self._round(missing, number, _SCREENING):
+                    return False
+        points = [
+            point
+            for regime in self._case.regimes
+            for point in kept(self._case.of(regime), journal, grid)
+        ]
+        for number in range(grid.rounds):
+            missing = [
+                point
+                for point in points
+                if point.id not in journal.bad and number in journal.missing(point.id, grid.rounds)
+            ]
+            if not self._round(missing, number, _TIMED):
+                return False
+        self._timelines()
+        return True
+
+    def _round(self, points: list[Point], number: int, purpose: int) -> bool:
+        """Run points once each, in an order of this round's; return whether the time sufficed."""
+        if not points:
+            return True
+        if self._work.late:
+            return False
+        cold = [point for point in points if point.id not in self._warm]
+        if cold and not self._go(cold, 0, _WARM):
+            return False
+        self._warm |= {point.id for point in cold}
+        return self._go(points, number, purpose)
+
+    def _go(self, points: list[Point], number: int, purpose: int) -> bool:
+        problem = self._case.shape.problem
+        order = sorted(points, key=lambda point: point.id)
+        random.Random(f"{self._case.shape.id} {purpose} {number}").shuffle(order)
+        try:
+            given = oracle.inputs(problem, 10_000 * purpose + number)
+            exact = oracle.results(problem, given)
+        except MemoryError:
+            for point in order:
+                self._work.refuse(point, "not enough memory for these sizes", "impossible")
+            return True
+        for point in order:
+            if self._work.late:
+                return False
+            if point.id not in self._work.journal.bad:
+                self._run(problem, given, exact, point, number, purpose)
+        return True
+
+    def _run(
+        self, problem: Problem, given: Given, exact: list[list[oracle.Exact]], point: Point,
+        number: int, purpose: int,
+    ) -> None:  # fmt: skip
+        """Make one call, and write down how long it took, how right it was, or why it failed."""
+        work, shape = self._work, self._case.shape.id
+        schedule = point.schedule
+        assert schedule is not None, point.id
+        begin = time.perf_counter()
+        try:
+            found = self._node.run(problem, given, schedule=schedule)
+        except MemoryError:
+            work.refuse(point, "not enough memory for these sizes", "impossible")
+            return
+        except FiccoError as failure:
+            work.refuse(point, f"{type(failure).__name__}: {failure}", "failed")
+            self._node.reset()
+            return
+        ms = 1e3 * (time.perf_counter() - begin)
+        rounded = oracle.roundings(problem, schedule.transport)
+        verdicts = [
+            oracle.judge(y, want, problem.dtype, rounded)
+            for ys, wanted in zip(found, exact, strict=True)
+            for y, want in zip(ys, wanted, strict=True)
+        ]
+        error = max(verdict.max_rel_error for verdict in verdicts)
+        if not all(verdict.ok for verdict in verdicts):
+            work.refuse(point, f"its result is wrong: relative error {error:.3g}", "wrong")
+            return
+        if purpose == _WARM:
+            work.journal.append(shape, id=point.id, error=error)
+            return
+        what = {"run": number} if purpose == _TIMED else {"screen": number}
+        if purpose == _TIMED and point.name == "serial":
+            parts = alone_ms(self._node.timeline())
+            for part, part_ms in zip(("gemm", "transfer"), parts, strict=True):
+                work.journal.append(shape, part=part, run=number, ms=part_ms)
+        work.journal.append(shape, id=point.id, **what, ms=ms, error=error)
+        work.progress.run(shape)
+
+    def _timelines(self) -> None:
+        """Take the timelines of the best and the worst point, each of one more call."""
+        work, shape = self._work, self._case.shape
+        for regime in self._case.regimes:
+            for which, point in extremes(self._case, regime, work.journal, work.grid):
+                if (shape.id, regime, which) in work.journal.timelines:
+                    continue
+                given = oracle.inputs(shape.problem, 0)
+                try:
+                    self._node.run(shape.problem, given, schedule=point.schedule)
+                except FiccoError as error:
+                    work.progress.say(f"{point.id}: no timeline: {error}")
+                    self._node.reset()
+                    continue
+                table = timeline_json(self._node.timeline())
+                work.journal.append(
+                    shape.id, regime=regime, which=which, id=point.id, timeline=table
+                )

@@ -1,0 +1,112 @@
+"""Progress of a sweep on stderr: a bar with the time left on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress"]
+
+_COMMAND = "ficco sweep"
+
+
+class Progress:
+    """Tells how far a sweep is. A context: the bar stands while it is open.
+
+    Args:
+        shapes: of the whole sweep.
+    """
+
+    def __init__(self, shapes: int) -> None:
+        self._shapes, self._runs = shapes, 0
+        self._started, self._at_start, self._done = time.monotonic(), 0, 0
+        self._ended = 0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def begin(self, runs: int, ended: int, done: int) -> None:
+        """Take in how much there is to do.
+
+        Args:
+            runs: of the whole sweep, if no point turns out bad.
+            ended: shapes of which nothing is missing.
+            done: runs that have been made.
+        """
+        self._runs, self._ended, self._done, self._at_start = runs, ended, done, done
+        self._started = time.monotonic()
+        if done:
+            self.say(f"goes on: {ended} of {self._shapes} shapes have ended")
+        self._show()
+
+    def run(self, shape: str, count: int = 1) -> None:
+        """Take in runs that have been made."""
+        self._done += count
+        self._show(shape)
+
+    def ended(self, shape: str) -> None:
+        """Tell that a shape has ended."""
+        self._ended += 1
+        if self._bar is None:
+            self._print(f"{self._ended} of {self._shapes}: {shape}{self._left()}")
+        self._show(shape)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self._bar is not None:
+            self._bar.console.print(f"{_COMMAND}: {text}", markup=False, highlight=False)
+        else:
+            self._print(text)
+
+    def _left(self) -> str:
+        made = self._done - self._at_start
+        if not made or self._done >= self._runs:
+            return ""
+        seconds = (time.monotonic() - self._started) / made * (self._runs - self._done)
+        return f", about {seconds:.0f} s left"
+
+    def _show(self, shape: str = "") -> None:
+        if self._bar is not None:
+            about = shape or "sweep"
+            self._bar.update(
+                self._task, total=self._runs, completed=min(self._done, self._runs),
+                description=about,
+            )  # fmt: skip
+
+    def _print(self, text: str) -> None:
+        print(f"{_COMMAND}: {text}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("runs,"),
+                TimeRemainingColumn(),
+                TextColumn("left"),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task("sweep", total=self._runs)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,135 @@
+"""Points that the simulator works out: of sweeps where nothing runs, and beside measured ones.
+
+DIL is what a GEMM loses by being cut: its pieces alone, over the whole alone. CIL is what the
+pieces lose beside copies: as they are in the call, over the pieces alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from ficco import simulator
+from ficco.errors import FiccoError
+from ficco.lowering import lower
+from ficco.machine import Machine
+from ficco.plan import Plan
+from ficco.schedule import Schedule
+from ficco.sweeping.points import Case, Point
+from ficco.sweeping.results import extremes
+from ficco.sweeping.work import Work
+from ficco.timeline import Timeline, alone_ms
+
+__all__ = ["predict", "simulate", "timeline_json"]
+
+_DIGITS = 6
+
+
+def simulate(work: Work) -> bool:
+    """Work out all points that are missing; return whether the time sufficed."""
+    for case in work.remaining():
+        sums = _Sums(case, work.machine)
+        for point in work.able(case):
+            if work.late:
+                return False
+            if work.journal.missing(point.id, 1):
+                _simulate(work, sums, point)
+                work.progress.run(case.shape.id)
+        for regime in case.regimes:
+            for which, point in extremes(case, regime, work.journal, work.grid):
+                if (case.shape.id, regime, which) not in work.journal.timelines:
+                    table = timeline_json(sums.timeline(point, work.machine))
+                    work.journal.append(
+                        case.shape.id, regime=regime, which=which, id=point.id, timeline=table
+                    )
+        work.end(case)
+    return True
+
+
+def _simulate(work: Work, sums: _Sums, point: Point) -> None:
+    shape = point.shape.id
+    try:
+        figures = {**sums.losses(point), "predicted_ms": sums.ms(point)}
+        if point.name == "serial":
+            timeline = sums.timeline(point, work.machine)
+            for part, ms in zip(("gemm", "transfer"), alone_ms(timeline), strict=True):
+                work.journal.append(shape, part=part, run=0, ms=round(ms, _DIGITS))
+    except FiccoError as error:
+        work.refuse(point, str(error), "impossible")
+        return
+    work.journal.append(shape, id=point.id, **figures)
+    work.journal.append(shape, id=point.id, run=0, ms=figures["predicted_ms"])
+
+
+def predict(work: Work, case: Case) -> None:
+    """Write down what the simulator says of a case's points that have figures, on the profile."""
+    if work.profile is None:
+        return
+    sums = _Sums(case, work.profile)
+    for point in work.able(case):
+        timed = point.id in work.journal.runs or point.id in work.journal.screens
+        if not timed or "predicted_ms" in work.journal.worked_out.get(point.id, {}):
+            continue
+        try:
+            ms: float | None = sums.ms(point)
+        except FiccoError:
+            ms = None  # a profile does not know all that runs
+        work.journal.append(case.shape.id, id=point.id, predicted_ms=ms)
+
+
+def timeline_json(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline as JSON values, to a hundredth of a microsecond."""
+    spans = [
+        {**asdict(span), "start_us": round(span.start_us, 2), "end_us": round(span.end_us, 2)}
+        for span in timeline.spans
+    ]
+    return {**asdict(replace(timeline, spans=())), "origin_us": 0.0, "spans": spans}
+
+
+class _Sums:
+    """Works out the points of one case; a schedule's plan is made once for all regimes."""
+
+    def __init__(self, case: Case, machine: Machine) -> None:
+        self._case, self._machine = case, machine
+        costs = replace(machine.costs, gemm_beside_copies=1.0)
+        self._quiet = replace(machine, costs=costs)
+        self._plans: dict[Schedule, Plan] = {}
+
+    def ms(self, point: Point) -> float:
+        """Return what a call is predicted to last."""
+        schedule = self._schedule(point)
+        problem, machine, regime = point.shape.problem, self._machine, point.regime
+        if schedule.transport == "collective":
+            ms = simulator.predict_ms(problem, schedule, machine, regime)
+        else:
+            ms = simulator.simulate_ms(self._plan(schedule), machine, regime)
+        return round(ms, _DIGITS)
+
+    def timeline(self, point: Point, machine: Machine) -> Timeline:
+        """Return what a call is predicted to do."""
+        schedule = self._schedule(point)
+        if schedule.transport == "collective":
+            return simulator.predict(point.shape.problem, schedule, machine, point.regime)
+        return simulator.simulate(self._plan(schedule), machine, point.regime)
+
+    def losses(self, point: Point) -> Mapping[str, float | None]:
+        """Return DIL and CIL; None where there is no GEMM."""
+        serial = next(p for p in self._case.points if p.name == "serial")
+        serial = replace(serial, regime=point.regime)
+        whole, _ = alone_ms(self.timeline(serial, self._quiet))
+        pieces, _ = alone_ms(self.timeline(point, self._quiet))
+        beside, _ = alone_ms(self.timeline(point, self._machine))
+        return {
+            "dil": round(pieces / whole, 4) if whole else None,
+            "cil": round(beside / pieces, 4) if pieces else None,
+        }
+
+    def _schedule(self, point: Point) -> Schedule:
+        assert point.schedule is not None, point.id
+        return point.schedule
+
+    def _plan(self, schedule: Schedule) -> Plan:
+        if schedule not in self._plans:
+            self._plans[schedule] = lower(self._case.shape.problem, schedule)
+        return self._plans[schedule]

@@ -1,0 +1,121 @@
+"""A rank of a sweep on GPUs without a GPU: memory is the host's, a graph is its calls again.
+
+What is real: the processes, how they meet, what runs in which order, the operators (over gloo),
+what is checked, said and written down. Of the environment, DOUBLE_DIES names a schedule that ends
+its ranks, DOUBLE_WRONG one whose result is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ficco
+from ficco.modules import groups
+from ficco.schedule import Schedule
+from ficco.sweeping.gpu import joining, measuring, operands, rank, timing
+
+
+class Graph:
+    """Calls that are made again when it is replayed."""
+
+    def __init__(self, config: Any, calls: int) -> None:
+        self._config, self._calls = config, calls
+
+    def replay(self) -> None:
+        for i in range(self._calls):
+            self._config.last.copy_(self._config.call(i))
+
+
+class Event:
+    """A time on the host's clock."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        self._at = 0.0
+
+    def record(self) -> None:
+        self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Event) -> float:
+        return 1e3 * (other._at - self._at)
+
+
+def capture(self: Any, config: Any, pool: Any) -> None:
+    config.last = config.call(0).clone()
+    config.graph = Graph(config, self.calls)
+    config.graph.replay()
+
+
+def open_group(folder: Path, options: Any = None) -> tuple[int, int]:
+    number, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=world
+    )
+    return number, world
+
+
+def plain(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def on_host(make: Any) -> Any:
+    """Return a function of torch that makes what was meant for a GPU on the host."""
+
+    def made(*args: Any, **words: Any) -> Any:
+        return make(*args, **{k: v for k, v in words.items() if k != "device"})
+
+    return made
+
+
+def operator(run: Any) -> Any:
+    """Return ficco's call with a schedule, spoilt as the environment says."""
+
+    def spoilt(self: Any, schedule: Schedule) -> Any:
+        by_copies = replace(schedule, transport="dma")  # there is no NCCL here
+        call = run(self, by_copies if schedule.transport == "collective" else schedule)
+
+        def made(i: int) -> torch.Tensor:
+            if schedule.name == os.environ.get("DOUBLE_DIES") and dist.get_rank() == 1:
+                os._exit(3)
+            found = call(i)
+            return found + 1 if schedule.name == os.environ.get("DOUBLE_WRONG") else found
+
+        return made
+
+    return spoilt
+
+
+def main(folder: Path) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    cuda: Any = torch.cuda
+    cuda.synchronize = cuda.empty_cache = lambda *args: None
+    cuda.graph_pool_handle = lambda: None
+    cuda.Event = Event
+    timing.Timer.capture = capture
+    operands.plain = plain
+    operands.Operands.__init__.__defaults__ = (plain,)
+    operands.Operands.ficco = operator(operands.Operands.ficco)
+    torch.empty, torch.tensor = on_host(torch.empty), on_host(torch.tensor)
+    rank.open_group = open_group
+    rank.grow_windows = lambda layouts, number: None
+    joining.WAIT_S = rank.WAIT_S = 20.0
+    prepare = ficco.prepare
+    ficco.prepare = lambda machine, timeout_s: prepare(machine="host", timeout_s=timeout_s)
+    groups.gpu_runtime = lambda group, device: groups.runtime(group)
+    assert measuring.REGIMES
+    rank.main(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
