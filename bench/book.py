@@ -1,7 +1,7 @@
-"""Writes the book of a machine from what compare.py and few_rows.py have measured on it.
+"""Writes the book of a machine from what sweeps, compare.py and few_rows.py have measured on it.
 
 For every shape and regime the fastest of ficco's points, or serial where none is faster. Only what
-ran in full rounds counts.
+ran in full rounds counts. A shape that was swept stands as the sweep has it.
 
     python bench/book.py --machine h200x4 --driver 13.0
 """
@@ -64,6 +64,22 @@ def few_rows(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
         yield key, _best(us[name] / 1e3, us["nccl"] / 1e3, schedule, world, machine)
 
 
+def swept(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:
+    """Yield what is best in a result of keep_sweep.py."""
+    shapes = {line["shape"]: line for line in document["lines"] if line["kind"] == "shape"}
+    best: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in document["lines"]:
+        if line["kind"] == "point" and line["ok"] and not line["screened"]:
+            key = (line["shape"], line["regime"])
+            best[key] = min(best.get(key, line), line, key=lambda found: found["ms"])
+    for (shape, regime), line in best.items():
+        op, dtype, m, n, k = (shapes[shape][name] for name in ("op", "dtype", "m", "n", "k"))
+        schedule = Schedule.from_toml(line["schedule"], line["name"])
+        serial_ms = line["ms"] * line["speedup"]
+        best_of = _best(line["ms"], serial_ms, schedule, document["world"], machine)
+        yield (op, dtype, m, n, k, regime), best_of
+
+
 def _best(ms: float, serial_ms: float, schedule: Schedule, world: int, machine: Machine) -> Best:
     if ms < serial_ms:
         return ms, serial_ms, schedule
@@ -77,13 +93,18 @@ def main() -> int:
     args = parser.parse_args()
     machine = Machine.named(args.machine)
     world, found, dates = machine.devices, {}, set()
-    sources = [(f"compare_x{world}*.json", compared), (f"few_rows_x{world}.json", few_rows)]
+    sources = [
+        (f"compare_x{world}*.json", compared),
+        (f"few_rows_x{world}.json", few_rows),
+        (f"sweep_x{world}.json", swept),
+    ]
     for pattern, read in sources:
         for path in sorted(RESULTS.glob(pattern)):
             document = json.loads(path.read_text())
             dates.add(document["date"])
             for key, best in read(document, machine):
-                if key not in found or best[0] / best[1] < found[key][0] / found[key][1]:
+                known = found.get(key)
+                if read is swept or known is None or best[0] / best[1] < known[0] / known[1]:
                     found[key] = best  # runs differ in how hot the GPUs were
     if not found:
         print(f"no results of {world} GPUs in {RESULTS}", file=sys.stderr)

@@ -12,6 +12,7 @@ from tables.foresight import prediction_table
 from tables.on_cpus import machinery_table, paced_table, posed_in
 from tables.scenarios import scenario_section, scenario_summary
 from tables.sources import Documents, Page, folded, gpus_of, machine_of, machines, read, wrapped
+from tables.swept import swept_lines
 
 HOW = (
     "Milliseconds a call of the slowest rank, bfloat16, medians of {runs} interleaved runs or "
@@ -46,7 +47,7 @@ def readme_part(page: Page) -> list[str]:
             *captured_table(page, world), *not_measured(documents), "",
             *folded("Back to back, and synchronized each call", eager_table(page, world)), "",
         ]  # fmt: skip
-    lines += [*_models(page), *_host_cost(page), *_few_rows_gains(page)]
+    lines += [*_models(page), *_host_cost(page), *_few_rows_gains(page), *_swept(page)]
     if world:
         lines += ["All of these on:", "", *machines(_on_gpus(page, world), page), ""]
     lines += [*_paced(page), *_simulated(page)]
@@ -96,7 +97,7 @@ def most_gpus(page: Page) -> int:
 
 
 def _on_gpus(page: Page, world: int) -> Documents:
-    names = [f"{name}_x{world}.json" for name in ("model", "host_cost", "few_rows")]
+    names = [f"{name}_x{world}.json" for name in ("model", "host_cost", "few_rows", "sweep")]
     return [*compared(page, world), *read(page.results / name for name in names)]
 
 
@@ -160,6 +161,19 @@ def _machinery(page: Page) -> list[str]:
             "## What the machinery costs on a CPU", "",
             f"Medians, of the worst schedule ({page.link(path)}; {machine_of(document)}):", "",
             *machinery_table(document), "",
+        ]  # fmt: skip
+    return lines
+
+
+def _swept(page: Page) -> list[str]:
+    lines: list[str] = []
+    for path, document in _first(page, "sweep"):
+        where = f"{document['world']} {document['gpus'][0]['name']}s"
+        lines += [
+            "### Swept", "", *swept_lines(document, page.link(path)), "",
+            page.picture(f"Speed-up over serial of every shape, {where}", f"{path.stem}_gains.svg"),
+            "",
+            page.picture(f"Which schedule wins where, {where}", f"{path.stem}_map.svg"), "",
         ]  # fmt: skip
     return lines
 

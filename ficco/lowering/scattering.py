@@ -225,10 +225,14 @@ def _gated(
         made.steps.append(await_entered(rank, list(made.lanes), COMPUTE))
     else:
         groups += [Gated((cut.piece(rank, chunk),)) for chunk in own]
-    if groups:
-        made.steps += producer.gated(groups)
+    steps = producer.gated(groups) if groups else []
+    # Where they are steps of their own, those that wait for peers follow on what peers wait for:
+    # a host may stand still for what it has enqueued.
+    waits = next((i for i, step in enumerate(steps) if step.kind == "wait"), len(steps))
+    made.steps += steps[:waits]
     for peer, j in order:
         made.steps += _push(cut, made.lanes, peer, j, ready=Word(rank, "ready", peer, j))
+    made.steps += steps[waits:]
 
 
 def _summed(cut: Cut, index: int, chunk: Chunk) -> Gated:

@@ -14,7 +14,7 @@ import torch
 
 from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
-from ficco.modules.again import Known, matrix_of, readable, remember, row_of
+from ficco.modules.again import Known, matrix_of, readable, remember, row_of, unsafe_view
 from ficco.modules.auto import AUTO, automatic, for_a_capture
 from ficco.posing import row_contiguous
 from ficco.problem import Problem
@@ -115,9 +115,7 @@ class Call:
         return self._shaped(problem, plain.run(problem, given, self.group, self.rank))
 
     def _shaped(self, problem: Problem, ys: Sequence[Tensor]) -> list[Tensor]:
-        # No views: autograd would not let the caller change them in place.
-        view: Any = torch.ops.aten._unsafe_view
-        return [view(y, shape) for y, shape in zip(ys, self._shapes(problem), strict=True)]
+        return [unsafe_view(y, shape) for y, shape in zip(ys, self._shapes(problem), strict=True)]
 
     def _run_on_gpu(
         self, problem: Problem, given: dict[str, Tensor], asked: Schedule | None
@@ -130,7 +128,9 @@ class Call:
         later = for_a_capture(problem, chosen, runtime, self.device) if asked is None else None
         if chosen.transport == "collective" and later is None:
             runtime.check_alive()
-            return self._run_plain(problem, given)
+            ys = self._run_plain(problem, given)
+            self._remember(problem, chosen, runtime, given)
+            return ys
         ys = self._outputs(problem)
         arrays = {name: tensor for name, tensor in given.items() if name != "like"}
         if "x" in arrays:
@@ -144,10 +144,13 @@ class Call:
         if chosen.transport == "collective":
             return self._run_plain(problem, given)
         runtime.execute(problem, chosen, arrays)
+        self._remember(problem, chosen, runtime, given)
+        return ys
+
+    def _remember(self, problem: Problem, chosen: Schedule, runtime: Any, given: Any) -> None:
         if self.key is not None:
             shapes = tuple(self._shapes(problem))
             remember(self.key, Known(runtime, problem, chosen, tuple(given), shapes))
-        return ys
 
     def _chosen(
         self, problem: Problem, asked: Schedule | None, runtime: ProcessRuntime

@@ -1,0 +1,48 @@
+"""Keeps a sweep's results in bench/results: what was measured, and two plots of its report.
+
+    ficco sweep h200 --out DIR && python bench/keep_sweep.py DIR
+
+Writes sweep_xN.json (all lines but timelines, with the head), sweep_xN_gains.svg and
+sweep_xN_map.svg. book.py makes the shipped book of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+from ficco.report.sweep import figures
+from ficco.report.sweep.reading import read
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="DIR", help="of a sweep that was executed")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
+    args = parser.parse_args()
+    head: dict[str, Any] = json.loads((args.folder / "sweep.json").read_text())
+    if head["how"] != "executed" or head["paced"]:
+        print(f"{args.folder} holds a {head['how']} sweep, paced: {head['paced']}", file=sys.stderr)
+        return 1
+    lines = [json.loads(line) for line in (args.folder / "results.jsonl").open()]
+    kept = [line for line in lines if line["kind"] != "timeline"]
+    name = f"sweep_x{head['world']}"
+    text = json.dumps({"bench": "sweep", **head, "lines": "LINES"}, indent=1)
+    rows = ",\n  ".join(json.dumps(line) for line in kept)
+    (args.out / f"{name}.json").write_text(text.replace('"LINES"', f"[\n  {rows}\n ]") + "\n")
+    cases = read(args.folder).cases
+    with mpl.rc_context({"svg.hashsalt": "ficco", "svg.fonttype": "none"}):
+        for plot, drawn in (("gains", figures.overview), ("map", figures.schedule_map)):
+            drawn(cases).savefig(args.out / f"{name}_{plot}.svg", metadata={"Date": None})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""What a sweep that is kept says: where ficco is faster, and how near `auto` comes to the best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ficco.report.sweep.judging import geomean
+from tables.sources import Document
+
+NEAR = 1.03
+
+
+def swept_lines(document: Document, link: str) -> list[str]:
+    """Return sentences on a result of keep_sweep.py."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in document["lines"]:
+        if line["kind"] == "point" and not line["screened"]:
+            found.setdefault((line["shape"], line["regime"]), []).append(line)
+    gains, near, worst = [], 0, 1.0
+    for points in found.values():
+        ours = [p for p in points if p["name"] not in ("serial", "auto")]
+        best = min(ours, key=lambda p: p["ms"])
+        gains.append(best["speedup"])
+        auto = next(p["ms"] for p in points if p["name"] == "auto")
+        ratio = auto / min(p["ms"] for p in points if p["name"] != "auto")
+        near += ratio <= NEAR
+        worst = max(worst, ratio)
+    shapes = {shape for shape, _ in found}
+    by = "by that book" if document["book"] else "by an earlier book, or by the rule"
+    mean = geomean(gains)
+    assert mean is not None
+    return [
+        f"`ficco sweep {document['grid']}` on {document['world']} {document['gpus'][0]['name']}: "
+        f"{document['points']} points on {len(shapes)} shapes, captured and back to back ({link}). "
+        f"The best of ficco's points is faster than `serial` on "
+        f"{sum(gain > 1 for gain in gains)} of {len(gains)}, {mean:.2f}x by geometric mean. "
+        f"`auto`, {by}, came within 3% of the best of the run on {near} of {len(gains)}, and at worst "
+        f"{worst:.2f}x as slow.",
+    ]
