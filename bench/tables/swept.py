@@ -34,6 +34,6 @@ def swept_lines(document: Document, link: str) -> list[str]:
         f"{document['points']} points on {len(shapes)} shapes, captured and back to back ({link}). "
         f"The best of ficco's points is faster than `serial` on "
         f"{sum(gain > 1 for gain in gains)} of {len(gains)}, {mean:.2f}x by geometric mean. "
-        f"`auto`, {by}, came within 3% of the best of the run on {near} of {len(gains)}, and at worst "
-        f"{worst:.2f}x as slow.",
+        f"`auto`, {by}, came within 3% of the best of the run on {near} of {len(gains)}, and at "
+        f"worst {worst:.2f}x as slow.",
     ]
