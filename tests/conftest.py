@@ -43,17 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return 0, for no other process, where GPUs are tested: they serve one test at a time."""
-    gpus = any("gpu" in Path(argument.split("::")[0]).parts for argument in config.args)
-    return 0 if gpus or "gpu" in config.getoption("--require") else len(os.sched_getaffinity(0))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of some folders in one process, as what they share takes long to make."""
-    for item in items:
-        if item.path.parent.name in ("driver", "gpu", "process"):
-            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+    """Return 0, for no other process, where there are GPUs: they serve one test at a time."""
+    return 0 if Path("/dev/nvidiactl").exists() else len(os.sched_getaffinity(0))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

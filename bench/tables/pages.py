@@ -110,7 +110,7 @@ def _models(page: Page) -> list[str]:
     lines: list[str] = []
     for title, table in model_sections(page.results):
         lines += [f"{title} {METHOD}", "", *table, ""]
-    return ["### Whole models", "", *lines] if lines else []
+    return ["### Blocks of Llama 3", "", *lines] if lines else []
 
 
 def _host_cost(page: Page) -> list[str]:

@@ -134,7 +134,7 @@ def shapes() -> Iterator[tuple[str, list[GatedPart], int, int]]:
         "ragged, several, out of the order of rows",
         [GatedPart("window", 50, 70, 33, 3), GatedPart("own", 0, 33, 20), GatedPart("own", 2, 9, 1),
          GatedPart("window", 0, 103, 17, 1), GatedPart("window", 90, 54, 16, 2)],
-        70, 33,
+        37, 33,
     )  # fmt: skip
     yield (
         "empty parts, and one that waits for nothing",

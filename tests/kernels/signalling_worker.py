@@ -143,7 +143,7 @@ def shapes() -> Iterator[tuple[str, list[GatedPart], int, int]]:
     yield "one part", [own(0, 37, signal=3)], 40, 48
     yield (
         "rows for peers, own ones last",
-        [away(20, 33, 5), away(53, 17, 0), own(0, 20, a_row=7), away(70, 1, 2)], 70, 33,
+        [away(20, 33, 5), away(53, 17, 0), own(0, 20, a_row=7), away(70, 1, 2)], 37, 33,
     )  # fmt: skip
     yield (
         "slices of columns that the widest stores fit, and an empty one",
