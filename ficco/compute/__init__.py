@@ -103,7 +103,13 @@ class DeviceKernels(Protocol):
     """
 
     def prepare(
-        self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
+        self,
+        parts: Sequence[GatedPart],
+        n: int,
+        k: int,
+        dtype: str,
+        timeout_s: float,
+        stop_word: Callable[[], int],
     ) -> Any:
         """Return what `arm` takes, for launches on the current device.
 
@@ -113,6 +119,8 @@ class DeviceKernels(Protocol):
             k: depth.
             dtype: of all matrices.
             timeout_s: how long a launch waits for a word at most; its part is NaN then.
+            stop_word: gives the address of a word in device memory; while it is not 0, launches
+                wait for nothing, and their parts are NaN.
 
         Raises:
             InputError: the current stream is captured into a graph.

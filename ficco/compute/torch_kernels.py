@@ -19,15 +19,6 @@ __all__ = ["TorchKernels"]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class _Prepared(NamedTuple):
-    """A prepared GEMM, the words by which it gives up, and its patience."""
-
-    table: gated.Table
-    stop: torch.Tensor
-    status: torch.Tensor
-    timeout_ns: int
-
-
 class _Word:
     """A word that somebody else keeps, in the form in which kernels take addresses."""
 
@@ -41,17 +32,32 @@ class _Word:
         return self._address
 
 
+class _Prepared(NamedTuple):
+    """A prepared GEMM, the words by which it gives up, and its patience."""
+
+    table: gated.Table
+    stop: _Word
+    status: torch.Tensor
+    timeout_ns: int
+
+
 class TorchKernels:
     """See `ficco.compute.DeviceKernels`. Handles are tensors."""
 
     def prepare(
-        self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
+        self,
+        parts: Sequence[GatedPart],
+        n: int,
+        k: int,
+        dtype: str,
+        timeout_s: float,
+        stop_word: Callable[[], int],
     ) -> _Prepared:
         """See `DeviceKernels.prepare`."""
         device = _device()
         table = gated.prepare(parts, n, k, _DTYPES[dtype], device)
-        stop, status = torch.zeros((2, 1), dtype=torch.int32, device=device)
-        return _Prepared(table, stop, status, round(1e9 * timeout_s))
+        status = torch.zeros(1, dtype=torch.int32, device=device)
+        return _Prepared(table, _Word(stop_word()), status, round(1e9 * timeout_s))
 
     def place(self, b: torch.Tensor) -> tuple[int, int, bool]:
         """See `DeviceKernels.place`."""

@@ -222,15 +222,19 @@ class BoundPlan:
         self._launches = None
         if compute.kernels is not None:
             timeout_s, whole = device.group.timeout_s, None
+
+            def stop_word() -> int:
+                return device.stop_word(compute)
+
             if stores:
                 places = DirectWindows(window.words, window.data)
                 whole = compute.kernels.prepare_direct(
                     table_of(plan), places, digest, timeout_s,
-                    device.native.told_word, lambda: device.stop_word(compute),
+                    device.native.told_word, stop_word,
                 )  # fmt: skip
             self._launches = Launches(
                 plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,
-                timeout_s,
+                timeout_s, stop_word,
             )  # fmt: skip
             window.recent.append(self._launches)
         self._held = False  # whether the window holds the launches

@@ -43,6 +43,7 @@ class Launches:
         words: this rank's words, a handle for every copy of the window.
         whole: what launches a plan that is one kernel, prepared; None: it is none.
         timeout_s: the group's.
+        stop_word: gives the address of the word by which the watch lets kernels go.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Launches:
         words: list[Any],
         whole: Any | None,
         timeout_s: float,
+        stop_word: Callable[[], int],
     ) -> None:
         self._works, self._kernels, self._program = works, kernels, program
         self._slots, self._words = slots, words
@@ -65,7 +67,8 @@ class Launches:
         for number, work in enumerate(works if whole is None else ()):
             if work.step.parts:
                 self._gated[number] = [
-                    (each, self._prepared(each, timeout_s)) for each in launches_of(plan, work.step)
+                    (each, self._prepared(each, timeout_s, stop_word))
+                    for each in launches_of(plan, work.step)
                 ]
             elif work.step.kind == "reduce":
                 found = sum_of(work.step.reads, work.step.writes[0])
@@ -95,9 +98,9 @@ class Launches:
         self._specs: dict[Any, dict[int, list[LaunchSpec]]] = {}
         self.native: frozenset[int] = frozenset()
 
-    def _prepared(self, launch: Launch, timeout_s: float) -> Any:
+    def _prepared(self, launch: Launch, timeout_s: float, stop_word: Callable[[], int]) -> Any:
         return self._kernels.prepare(
-            launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s
+            launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s, stop_word
         )
 
     def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:

@@ -70,7 +70,8 @@ class Gate(NamedTuple):
 
     Attributes:
         words: parts wait for places in it.
-        stop: one word; while it is not 0, every wait is given up.
+        stop: one word, or what has its address as `data_ptr()`; while it is not 0, every wait is
+            given up.
         status: one word, which becomes 1 + the number (in `Table.parts`) of a part that was given
             up, the last of them; a launch never lowers it.
         timeout_ns: how long a program waits before it gives up by itself. It looks at every later
@@ -81,7 +82,7 @@ class Gate(NamedTuple):
     """
 
     words: torch.Tensor
-    stop: torch.Tensor
+    stop: Any
     status: torch.Tensor
     timeout_ns: int
     value: int = 1

@@ -137,22 +137,31 @@ def stalled(world: int) -> None:
 
 
 def absent(world: int) -> None:
-    """A rank that never calls."""
+    """A rank that never calls. Launches that wait are let go long before they give up."""
     node = Node(world, timeout_s=0.3)
-    problem = Problem.chunked("matmul_all_reduce", world, 20 * world, 5, 9, "float32")
-    schedule = named("hetero_fused_1d", world)
-    node.right(problem, schedule)
-    arrays, _ = node.arrays(problem, 2)
-    bound = node.runtime._recent[-1]
-    for rank in range(1, world):
-        with node.compute.on(rank, node.streams[rank]):
-            bound[rank].run(arrays[rank], 0)
-    with expected(TimeoutExceeded, "rank [1-9]", r"Rank 0 should have raised it"):
-        node.runtime.synchronize()
-    for rank in range(1, world):
-        assert np.isnan(arrays[rank]["y0"]).all(), f"rank {rank}"
-    node.runtime.reset()
-    node.right(problem, schedule)
+    for op, name in (
+        ("matmul_all_reduce", "hetero_fused_1d"), ("all_gather_matmul", "gated_1d"),
+        ("matmul_reduce_scatter", "gated_sums_1d"),
+    ):  # fmt: skip
+        problem = Problem.chunked(op, world, 20 * world, 5 * world, 9, "float32")
+        schedule = named(name, world)
+        node.right(problem, schedule)
+        arrays, _ = node.arrays(problem, 2)
+        bound = node.runtime._recent[-1]
+        begin = time.monotonic()
+        for rank in range(1, world):
+            with node.compute.on(rank, node.streams[rank]):
+                bound[rank].run(arrays[rank], 0)
+        with expected(TimeoutExceeded, "rank [1-9]", r"Rank 0 should have raised it"):
+            node.runtime.synchronize()
+        took = time.monotonic() - begin
+        assert took < 2.5, f"{name}: {took} s, which is as long as launches wait by themselves"
+        for rank in range(1, world):
+            y = arrays[rank]["y0"]
+            lost = np.isnan(y)
+            assert lost.any() if op == "all_gather_matmul" else lost.all(), f"{name}, rank {rank}"
+        node.runtime.reset()
+        node.right(problem, schedule)
     node.runtime.close()
 
 

@@ -43,6 +43,7 @@ class _Prepared(NamedTuple):
 
     parts: tuple[GatedPart, ...]
     timeout_s: float
+    stop_word: int
 
     def run(self, numpy: NumpyCompute, operands: GatedOperands) -> None:
         """Multiply part after part, each when its word has come; raise words of parts."""
@@ -66,8 +67,9 @@ class _Prepared(NamedTuple):
 
     def _came(self, words: Any, index: int) -> bool:
         deadline = time.monotonic() + self.timeout_s
+        stop = ctypes.c_uint32.from_address(self.stop_word)
         while words[0, index] != 1:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or stop.value:
                 return False
             time.sleep(1e-4)
         return True
@@ -80,9 +82,15 @@ class _Kernels:
         self._compute = compute
 
     def prepare(
-        self, parts: Sequence[GatedPart], n: int, k: int, dtype: str, timeout_s: float
+        self,
+        parts: Sequence[GatedPart],
+        n: int,
+        k: int,
+        dtype: str,
+        timeout_s: float,
+        stop_word: Callable[[], int],
     ) -> _Prepared:
-        return _Prepared(tuple(parts), timeout_s)
+        return _Prepared(tuple(parts), timeout_s, stop_word())
 
     def place(self, b: Any) -> tuple[int, int, bool]:
         return b.ctypes.data, max(b.strides), b.strides[0] == b.itemsize != b.strides[1]

@@ -37,8 +37,8 @@ def _ratio(ranks: Ranks, shape: Shape) -> float:
     rows = m // ranks.world
     parts = [GatedPart("own", 0, 0, rows)]
     parts += [GatedPart("window", i * rows, i * rows, rows, i) for i in range(1, ranks.world)]
-    gated = TorchKernels()
-    prepared = gated.prepare(parts, n, k, "bfloat16", _PATIENCE_S)
+    gated, stop = TorchKernels(), torch.zeros(1, dtype=torch.int32, device=ranks.device)
+    prepared = gated.prepare(parts, n, k, "bfloat16", _PATIENCE_S, stop.data_ptr)
 
     def library() -> None:
         torch.mm(inputs.take(m, k), inputs.take(n, k).t(), out=y)
