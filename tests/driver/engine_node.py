@@ -6,6 +6,7 @@ For processes that have the double as their driver.
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import re
 from collections.abc import Iterator
@@ -106,6 +107,8 @@ class Node:
 
 def refused(problem: Problem, name: str) -> bool:
     """Whether a named schedule cannot be had for a problem, for a reason that README states."""
+    if name == "gated_sums_1d" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        return True
     if name == "gated_1d":
         sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"

@@ -71,7 +71,11 @@ def test_late_streams_and_copies_change_nothing(double_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_one_hardware_queue_is_enough(double_folder: Path, world: int) -> None:
+def test_one_hardware_queue_is_enough(
+    double_folder: Path, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the driver is told to have one; what needs more is then refused."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     run(
         double_folder, "operators", {"single_queue": 1},
         worlds=[world], seeds=1, dtypes=["float32"],
