@@ -46,7 +46,7 @@ class Launches:
         stop_word: gives the address of the word by which the watch lets kernels go.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a binding has as many facts
         self,
         plan: RankPlan,
         works: list[Work],

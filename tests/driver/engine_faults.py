@@ -136,13 +136,13 @@ def stalled(world: int) -> None:
     node.runtime.close()
 
 
-def absent(world: int) -> None:
+def absent(world: int, gated: bool) -> None:
     """A rank that never calls. Launches that wait are let go long before they give up."""
     node = Node(world, timeout_s=0.3)
-    for op, name in (
-        ("matmul_all_reduce", "hetero_fused_1d"), ("all_gather_matmul", "gated_1d"),
-        ("matmul_reduce_scatter", "gated_sums_1d"),
-    ):  # fmt: skip
+    cases = [("matmul_all_reduce", "hetero_fused_1d")]
+    if gated:
+        cases += [("all_gather_matmul", "gated_1d"), ("matmul_reduce_scatter", "gated_sums_1d")]
+    for op, name in cases:
         problem = Problem.chunked(op, world, 20 * world, 5 * world, 9, "float32")
         schedule = named(name, world)
         node.right(problem, schedule)
