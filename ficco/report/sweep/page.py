@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,6 +70,11 @@ def _sections(sweep: Sweep, limits: Limits) -> list[Section]:
 
 
 def _machine(head: Mapping[str, Any]) -> str:
+    """Return the GPUs that ran, or the profile that is predicted for or run as."""
+    gpus = head.get("gpus")
+    if gpus and head["how"] == "executed":
+        count = head.get("world", len(gpus))
+        return f"{count} {' or '.join(sorted({str(gpu['name']) for gpu in gpus}))}"
     return str(head["machine"].get("name", "a machine without a name"))
 
 
@@ -98,8 +104,8 @@ def _banner(sweep: Sweep) -> str:
 def _facts(head: Mapping[str, Any]) -> list[tuple[str, str]]:
     machine = head["machine"]
     about, devices = machine.get("about"), machine.get("devices")
-    facts = [("machine", _machine(head) + (f": {about}" if about else ""))]
-    if devices is not None:
+    facts = [("machine", str(machine.get("name", "")) + (f": {about}" if about else ""))]
+    if devices is not None and not head.get("gpus"):
         facts.append(("devices", str(devices)))
     for name in ("gpus", "cpu", "cores", "kernel"):
         if head.get(name) is not None:
@@ -116,7 +122,10 @@ def _facts(head: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {entry}" for name, entry in value.items())
-    return ", ".join(map(_plain, value)) if isinstance(value, list) else str(value)
+    if not isinstance(value, list):
+        return str(value)
+    counts = Counter(map(_plain, value))  # most of a machine's GPUs are alike
+    return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counts.items())
 
 
 def _method(sweep: Sweep) -> list[str]:
