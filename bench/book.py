@@ -26,6 +26,7 @@ from ficco.selector.book import Book, Point
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
 FULL_RUNS = 20
+NOT_CHOSEN = ("gated_sums_1d",)  # by `auto`, on GPUs: see ficco/selector/candidates.py
 
 Best = tuple[float, float, Schedule]  # ms, ms of serial, the schedule
 Key = tuple[str, str, int, int, int, str]  # op, dtype, m, n, k, regime
@@ -40,7 +41,7 @@ def compared(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
         for regime, rows in case["regimes"].items():
             full = [row for row in rows if row["ok"] and row["runs"] >= FULL_RUNS]
             serial = next((row["median"] for row in full if row["config"] == "serial"), None)
-            ours = [row for row in full if "schedule" in row]
+            ours = [row for row in full if row.get("schedule") not in (None, *NOT_CHOSEN)]
             if serial is None or not ours:
                 continue
             fastest = min(ours, key=lambda row: row["median"])
@@ -69,7 +70,8 @@ def swept(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Bes
     shapes = {line["shape"]: line for line in document["lines"] if line["kind"] == "shape"}
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for line in document["lines"]:
-        if line["kind"] == "point" and line["ok"] and not line["screened"]:
+        chosen = line["kind"] == "point" and line["name"] not in NOT_CHOSEN
+        if chosen and line["ok"] and not line["screened"]:
             key = (line["shape"], line["regime"])
             best[key] = min(best.get(key, line), line, key=lambda found: found["ms"])
     for (shape, regime), line in best.items():

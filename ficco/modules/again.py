@@ -22,7 +22,7 @@ from ficco.schedule import Schedule
 if TYPE_CHECKING:
     from ficco.runtime.process_cuda import CudaProcessRuntime
 
-__all__ = ["Known", "key_of", "known", "matrix_of", "readable", "remember", "row_of", "seen",
+__all__ = ["Known", "key_of", "known", "matrix_of", "readable", "remember", "row_of",
            "unsafe_view"]  # fmt: skip
 
 MOST = 256  # calls that are remembered, least recently used out first
@@ -41,7 +41,7 @@ class Known(NamedTuple):
         problem, schedule: what it is; the schedule is resolved.
         names: of its tensors as buffers, in the order in which they are passed.
         shapes: of its results.
-        ready: whether nothing is left to be done at the next call: see `seen`.
+        ready: whether nothing is left to be done at the next call.
     """
 
     runtime: CudaProcessRuntime
@@ -53,6 +53,8 @@ class Known(NamedTuple):
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""
+        if self.schedule.transport == "collective":
+            return self._run_plain(tensors)
         x = tensors[0]
         arrays: dict[str, Any] = {}
         for name, tensor in zip(self.names, tensors, strict=True):
@@ -61,8 +63,6 @@ class Known(NamedTuple):
             else:
                 flat = matrix_of(tensor)
                 arrays[name] = readable(flat) if name == "x" else flat
-        if self.schedule.transport == "collective":
-            return self._run_plain(arrays)
         results = []
         for i, shape in enumerate(self.shapes):
             y = torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -75,8 +75,12 @@ class Known(NamedTuple):
                 self.runtime.execute(self.problem, self.schedule, arrays)
         return results
 
-    def _run_plain(self, arrays: dict[str, Any]) -> list[Tensor]:
+    def _run_plain(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.runtime.check_alive()
+        arrays = {
+            name: row_of(tensor) if name.startswith("bias") else matrix_of(tensor)
+            for name, tensor in zip(self.names, tensors, strict=True)
+        }
         ys = plain.run(self.problem, arrays, self.runtime.process_group, self.runtime.rank)
         return [unsafe_view(y, shape) for y, shape in zip(ys, self.shapes, strict=True)]
 
@@ -116,17 +120,6 @@ def known(key: Any) -> Known | None:
         with contextlib.suppress(KeyError):  # another thread has just forgotten it
             _known.move_to_end(key)
     return found if found is not None and found.ready else None
-
-
-def seen(key: Any) -> bool:
-    """Whether an equal call was made before, and is to make ready what a capture would take.
-
-    The first call does not: where every request has another size, it is the only one.
-    """
-    try:
-        return key is not None and key in _known
-    except TypeError:
-        return False
 
 
 def remember(key: Any, call: Known) -> None:

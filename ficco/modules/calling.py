@@ -20,7 +20,6 @@ from ficco.modules.again import (
     readable,
     remember,
     row_of,
-    seen,
     unsafe_view,
 )
 from ficco.modules.auto import AUTO, automatic, for_a_capture, regime
@@ -134,7 +133,7 @@ class Call:
             return self._run_plain(problem, given)
         chosen = self._chosen(problem, asked, runtime)
         later = None
-        ready = asked is not None or regime() == "captured" or seen(self.key)
+        ready = asked is not None or regime() == "captured" or runtime.repeats(problem)
         if asked is None and ready:
             later = for_a_capture(problem, chosen, runtime, self.device)
         if chosen.transport == "collective" and later is None:

@@ -162,7 +162,7 @@ class _Gather(Formula):
                 if dy is not None
             ]
             a, b = _side_by_side(pairs)
-            dx = perform("matmul_reduce_scatter", (a, b, None, rows, group, schedule, grain))
+            dx = _mirror("matmul_reduce_scatter", (a, b, None, rows, group, schedule, grain))
             grads[0] = dx.reshape(shape)
         wanted = [i for i in range(several) if given[i] is not None and kept.needs[1 + i]]
         if wanted:
@@ -194,7 +194,7 @@ class _Column(_Gather):
             pairs = [(dy, w.t()) for dy, w in zip(given, ws, strict=True) if dy is not None]
             a, b = _side_by_side(pairs)
             alone = not torch.distributed.is_initialized()
-            dx = a @ b if alone else perform(
+            dx = a @ b if alone else _mirror(
                 "matmul_all_reduce", (a, b, None, group, schedule, grain)
             )  # fmt: skip
             grads[0] = dx.reshape(kept.shapes[0])
@@ -291,7 +291,7 @@ class _Dispatch(Formula):
         grads: list[Maybe] = [None] * 2
         if kept.needs[0]:
             args = (dy, w.t(), _transposed(splits), group, schedule, grain)
-            grads[0] = perform("matmul_all_to_all", args)
+            grads[0] = _mirror("matmul_all_to_all", args)
         if kept.needs[1]:  # no operator sums over rows that come: they are fetched once more
             got = perform("exchange_rows", (x, splits, group))
             grads[1] = (dy.t() @ got).t()
@@ -310,7 +310,7 @@ class _Combine(_Dispatch):
         dy = _matrix(dys[0])
         back = _transposed(splits)
         if not kept.needs[1]:
-            return [perform("all_to_all_matmul", (dy, w.t(), back, group, schedule, grain)), None]
+            return [_mirror("all_to_all_matmul", (dy, w.t(), back, group, schedule, grain)), None]
         got = perform("exchange_rows", (dy, back, group))
         return [got @ w.t() if kept.needs[0] else None, (got.t() @ x).t()]
 
@@ -390,6 +390,26 @@ def _matrix(dy: Maybe) -> Any:
     return None if dy is None else matrix_of(dy).contiguous()
 
 
+def _mirror(name: str, args: Sequence[Any]) -> Any:
+    """Run the operator that mirrors forward's, by its schedule as far as this operator has it."""
+    *given, schedule, grain = args
+    return perform(name, (*given, _schedule_of(name, schedule), grain))
+
+
+@lru_cache(maxsize=64)
+def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
+    """Return the schedule of forward, without the axes that this operator does not have."""
+    if schedule == AUTO:
+        return schedule
+    asked = Schedule.read(schedule)
+    known = asked
+    if name != "matmul_reduce_scatter" and asked.sums != "apart":
+        known = replace(known, sums="apart", name="custom")
+    if name in ("matmul_reduce_scatter", "matmul_all_to_all") and asked.pace != "free":
+        known = replace(known, pace="free", name="custom")
+    return schedule if known is asked else known
+
+
 def _gathering(
     x: Tensor, operands: Sequence[Tensor], axes: Sequence[str], rest: tuple[Any, ...]
 ) -> list[Tensor]:
@@ -399,7 +419,7 @@ def _gathering(
         schedule = _accumulating(schedule)
     unbiased = [False] * len(operands)
     args: tuple[Any, ...] = (x, operands, [], unbiased, axes, rows, False, group, schedule, grain)
-    found: list[Tensor] = perform("all_gather_matmul", args)
+    found: list[Tensor] = _mirror("all_gather_matmul", args)
     return found
 
 

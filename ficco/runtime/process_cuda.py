@@ -9,6 +9,7 @@ long as the runtime lives.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ from ficco.timeline import Timeline
 __all__ = ["CudaProcessRuntime", "why_not"]
 
 
+_MOST_MET = 4096  # problems that are remembered to have been met
 _LET_GO_S = 5.0  # the watch lets a stream go, once the group has failed, in a few ms
 
 
@@ -125,12 +127,26 @@ class CudaProcessRuntime(ProcessRuntime):
         self._room: Any = None  # for the next windows, between joining a meeting and moving
         self._held = False  # whether a graph uses the place in use
         self.traced = False
+        self._met: dict[str, None] = {}  # what `repeats` was asked about, oldest first
         super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
 
     @property
     def window_bytes(self) -> int:
         """Bytes of all windows of all ranks, both copies, and of those that graphs hold."""
         return sum(2 * self.world * place.window.data_bytes for place in self._places)
+
+    def repeats(self, problem: Problem) -> bool:
+        """Return whether a problem is asked about again.
+
+        By what ranks agree on, so that those that make the same calls are told the same.
+        """
+        key = json.dumps(problem.agreed())
+        if key in self._met:
+            return True
+        if len(self._met) >= _MOST_MET:
+            del self._met[next(iter(self._met))]
+        self._met[key] = None
+        return False
 
     @property
     def _capacity(self) -> int:

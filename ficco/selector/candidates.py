@@ -59,9 +59,10 @@ def points(
     """Return resolved schedules; the first one is `serial`.
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
-    the rotation in step. What has no plan, or the machine's engine does not run, is left out. Sums
-    on GPUs have `serial` alone: products that add to float32 sums chunk by chunk, and the rounding
-    of these, take longer than the transfer that they would hide.
+    the rotation in step. What has no plan, or the machine's engine does not run, is left out. So
+    are sums within a launch on GPUs, whose streams may share a hardware queue with what must go on
+    beside it. Sums on GPUs have `serial` alone: products that add to float32 sums chunk by chunk,
+    and the rounding of these, take longer than the transfer that they would hide.
 
     Args:
         op: the operator.
@@ -84,7 +85,7 @@ def points(
             named = Schedule.named(name)
             if name == "serial" or (name == "shard_p2p" and grain > 1) or named.transport == "sm":
                 continue
-            if named.sums == "within" and not alone:
+            if named.sums == "within" and (not alone or machine.engine == "cuda"):
                 continue
             if named.compute == "gated" and (sums or not _gates(op, machine, gates)):
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -187,6 +188,15 @@ def reducing(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
             lambda x, w, b: ficco.matmul_all_reduce(x, w, bias=b, schedule=name),  # noqa: B023
             same, reduced, once=True,
         )  # fmt: skip
+    if DEVICE.type == "cpu":  # schedules that backward's operator does not have
+        hold("gated_sums_1d", rank,
+             lambda x, w, b: ficco.matmul_reduce_scatter(
+                 x, w, bias=b, rows=rows, schedule="gated_sums_1d"),
+             given, scattered)  # fmt: skip
+        point = replace(Schedule.named("shard_p2p"), route="rotation", pace="in_step")
+        hold("in step", rank, lambda x, w: ficco.all_gather_matmul(x, w, schedule=point),
+             [[draw(r, 4, 6), draw(9 + r, 6, 5)] for r in range(world)],
+             lambda ranks: [torch.cat([x for x, _ in ranks]) @ w for _, w in ranks])  # fmt: skip
     for frozen in ((0,), (1,), (0, 1), (2,)):
         hold("scatter, frozen", rank,
              lambda x, w, b: ficco.matmul_reduce_scatter(x, w, bias=b, rows=rows),
