@@ -6,6 +6,7 @@
     {"id", "bad": reason, "kind"}             a point that has no figures; kind: one of BAD
     {"id", "predicted_ms", "dil", "cil"}      what was worked out for it
     {"shape", "part", "run": n, "ms"}         a part of a shape alone: "gemm", or a transfer
+    {"shape", "part", "bad": reason}          a part, pieces of a schedule or a trace: not to be had
     {"shape", "regime", "which", "id", "timeline"}
     {"shape", "ended": true}                  nothing is missing any more
 
@@ -45,6 +46,7 @@ class Journal:
         bad: per point why it has no figures.
         worked_out: per point what was worked out for it.
         parts: ms by shape, part and number.
+        lacking: by shape and part why it is not to be had.
         timelines: by shape, regime and "best" or "worst".
         touched, ended: shapes of which something is known, and of which nothing is missing.
 
@@ -60,6 +62,7 @@ class Journal:
         self.bad: dict[str, Any] = {}
         self.worked_out: dict[str, Record] = {}
         self.parts: dict[str, dict[str, Runs]] = {}
+        self.lacking: dict[str, dict[str, str]] = {}
         self.timelines: dict[tuple[str, str, str], Record] = {}
         self.touched: set[str] = set()
         self.ended: set[str] = set()
@@ -128,6 +131,8 @@ class Journal:
         for field, held in (("run", self.runs), ("screen", self.screens)):
             if field in line and point is not None:
                 return line[field] in held.get(point, {})
+        if "part" in line and "bad" in line:
+            return line["part"] in self.lacking.get(line["shape"], {})
         if "part" in line:
             return line["run"] in self.parts.get(line["shape"], {}).get(line["part"], {})
         if "bad" in line:
@@ -141,6 +146,8 @@ class Journal:
             self.ended.add(shape)
         elif "timeline" in line:
             self.timelines[shape, line["regime"], line["which"]] = line
+        elif "part" in line and "bad" in line:
+            self.lacking.setdefault(shape, {}).setdefault(line["part"], str(line["bad"]))
         elif "part" in line:
             runs = self.parts.setdefault(shape, {}).setdefault(line["part"], {})
             runs.setdefault(int(line["run"]), float(line["ms"]))
