@@ -296,6 +296,10 @@ def test_it_says_how_figures_came_to_be(tmp_path: Path) -> None:
     assert "SIMULATED. Nothing ran" in made(tmp_path, [], how="simulated").text
     assert "UNFINISHED: 3 of 9 points" in made(tmp_path, one_case(), points=9).text
     assert "UNFINISHED" not in made(tmp_path, one_case(), points=3).text
+    ended = [line | {"ended": True} if line["kind"] == "shape" else line for line in one_case()]
+    begun = [line | {"ended": False} if line["kind"] == "shape" else line for line in one_case()]
+    assert "UNFINISHED" not in made(tmp_path, ended, points=3).text
+    assert "UNFINISHED: 3 of 3 points" in made(tmp_path, begun, points=3).text
     page = made(tmp_path, one_case(), profile="nowhere.toml")
     assert "nowhere.toml" in section(page, "foresight").text
     stamps = [s.one("h2").text for s in page.all("section") if s.attributes["id"] != "method"]

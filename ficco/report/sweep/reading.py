@@ -92,6 +92,7 @@ class Case:
         floor_ms: bytes over the link's peak rate.
         flops, bytes_out: of one rank; `op_to_byte`: one over the other.
         serial_ms: of plain collective and GEMM.
+        ended: whether nothing is missing; None: the folder does not say.
         points, traced: in the sweep's order.
     """
 
@@ -111,6 +112,7 @@ class Case:
     bytes_out: float
     op_to_byte: float | None
     serial_ms: float | None
+    ended: bool | None = None
     points: list[Point] = field(default_factory=list)
     traced: list[Traced] = field(default_factory=list)
 
@@ -234,7 +236,10 @@ def _case(line: Mapping[str, Any], where: str) -> Case:
         fields[name] = _number(line, name, where)
     for name in ("gemm_ms", "transfer_ms", "ideal_ms", "floor_ms", "op_to_byte", "serial_ms"):
         fields[name] = _maybe(line, name, where)
-    return Case(**fields)
+    ended = line.get("ended")
+    if ended is not None and not isinstance(ended, bool):
+        raise InputError(f"{where}: ended={ended!r}; true or false is needed")
+    return Case(**fields, ended=ended)
 
 
 def _point(line: Mapping[str, Any], where: str) -> Point:
