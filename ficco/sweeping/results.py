@@ -169,6 +169,7 @@ def _regime_lines(
         parts.get("gemm"), [ms for name, ms in parts.items() if name.startswith("transfer")]
     )
     found = [_shape_line(case.shape, regime, alone, serial_ms, profile)]
+    found[0]["ended"] = case.shape.id in journal.ended
     if lacking:
         found[0]["lacking"] = lacking
     for point in points:
