@@ -90,7 +90,7 @@ class _Session:
         todo = Todo(
             list(self._cases.values()), work.grid, time.time() + left, work.timeout_s,
             journal.runs, journal.screens, journal.parts, dict.fromkeys(journal.bad, ""),
-            journal.lacking, set(journal.timelines),
+            journal.checked, journal.lacking, set(journal.timelines),
             {point for point, known in journal.worked_out.items() if "dil" in known},
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="ficco-sweep-") as name:

@@ -78,7 +78,11 @@ class _Swept:
                 return False
         chosen = [p for regime in self._case.regimes for p in self._kept(regime)]
         self._release(chosen)
-        missing = [p for p in chosen if len(todo.runs.get(p.id, {})) < grid.rounds]
+        missing = [
+            point
+            for point in chosen
+            if len(todo.runs.get(point.id, {})) < grid.rounds or point.id not in todo.checked
+        ]
         parts = self._parts_missing()
         self._prepare(missing)
         alone = self._run.parts(parts)
@@ -91,9 +95,13 @@ class _Swept:
             if (now or alone) and not self._round(now, "run", number, alone):
                 return False
         for way in self._ways.values():
-            if any(point in missing for point in way.points.values()):
-                self._run.still_right(way.config)
-        self._tell_bad()
+            timed = [point for point in way.points.values() if point in missing]
+            if not timed:
+                continue
+            self._run.still_right(way.config)
+            self._tell_bad()
+            for point in self._able(timed):
+                self._said("record", {"id": point.id, "checked": True})
         self._losses(chosen)
         self._timelines()
         return True
