@@ -20,6 +20,7 @@ from ficco.errors import EngineError, InputError
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.report import sweep_page
+from ficco.report.sweep import judging, reading
 
 CASE = {
     "serial, ms": "serial_ms", "GEMM alone, ms": "gemm_ms", "transfer alone, ms": "transfer_ms",
@@ -244,6 +245,14 @@ def made(folder: Path, lines: Lines, **head: Any) -> Element:
         found = json.loads((folder / "sweep.json").read_text())
         (folder / "sweep.json").write_text(json.dumps(found | head))
     return check_sound(sweep_page.write(folder).read_text())
+
+
+def test_the_best_point_is_one_of_all_rounds_where_there_is_one(tmp_path: Path) -> None:
+    made(tmp_path, [line | {"screened": line.get("id") == "shard_p2p"} for line in one_case()])
+    (case,) = reading.read(tmp_path).cases
+    assert [point.name for point in judging.best_of_each(case)] == ["gated_1d", "shard_p2p"]
+    found = judging.best(case)
+    assert found is not None and found.name == "gated_1d"
 
 
 def test_choosing_by_a_wrong_prediction_is_shown(tmp_path: Path) -> None:

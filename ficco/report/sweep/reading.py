@@ -136,6 +136,20 @@ class Sweep:
         """Whether nothing ran."""
         return bool(self.head["how"] == "simulated")
 
+    @property
+    def found(self) -> int:
+        """How many points have a result or a reason."""
+        ids = {bad.id for bad in self.bad}
+        return len(ids | {point.id for case in self.cases for point in case.points})
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether shapes have not ended or points are missing, as far as the folder tells."""
+        points = self.head.get("points")
+        if any(case.ended is False for case in self.cases):
+            return True
+        return isinstance(points, int) and self.found < points
+
 
 def read(folder: Path) -> Sweep:
     """Read a sweep's folder; one without results has no cases.

@@ -127,14 +127,12 @@ def summary(sweep: Sweep, stamp: str) -> Section:
 
 def _unfinished(sweep: Sweep) -> str:
     """Say that shapes have not ended, or that points are missing, as far as the folder tells."""
-    points, found = sweep.head.get("points"), {bad.id for bad in sweep.bad}
-    found |= {point.id for case in sweep.cases for point in case.points}
-    of = f" of {points}" if isinstance(points, int) else ""
-    begun = any(case.ended is False for case in sweep.cases)
-    if not begun and not (isinstance(points, int) and len(found) < points):
+    if not sweep.unfinished:
         return ""
+    points = sweep.head.get("points")
+    of = f" of {points}" if isinstance(points, int) else ""
     return (
-        f"UNFINISHED: {len(found)}{of} points have a result, some of fewer runs than they "
+        f"UNFINISHED: {sweep.found}{of} points have a result, some of fewer runs than they "
         "are to have. The same `ficco sweep` command goes on where it ended, and makes this page "
         "again."
     )
