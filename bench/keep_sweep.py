@@ -3,7 +3,8 @@
     ficco sweep h200 --out DIR && python bench/keep_sweep.py DIR
 
 Writes sweep_xN.json (all lines but timelines, with the head), sweep_xN_gains.svg and
-sweep_xN_map.svg. book.py makes the shipped book of it.
+sweep_xN_map.svg; of another grid than h200 sweep_GRID_xN. book.py makes the shipped book of
+sweep_xN.json. A sweep that is simulated, paced or unfinished is refused.
 """
 
 from __future__ import annotations
@@ -31,16 +32,24 @@ def main() -> int:
     if head["how"] != "executed" or head["paced"]:
         print(f"{args.folder} holds a {head['how']} sweep, paced: {head['paced']}", file=sys.stderr)
         return 1
+    sweep = read(args.folder)
+    if sweep.unfinished:
+        print(
+            f"{args.folder} holds an unfinished sweep: {sweep.found} of {head['points']} points "
+            "have a result, or shapes have not ended; run the same `ficco sweep` to its end",
+            file=sys.stderr,
+        )
+        return 1
     lines = [json.loads(line) for line in (args.folder / "results.jsonl").open()]
     kept = [line for line in lines if line["kind"] != "timeline"]
-    name = f"sweep_x{head['world']}"
+    grid = "" if head["grid"] == "h200" else f"{head['grid']}_"
+    name = f"sweep_{grid}x{head['world']}"
     text = json.dumps({"bench": "sweep", **head, "lines": "LINES"}, indent=1)
     rows = ",\n  ".join(json.dumps(line) for line in kept)
     (args.out / f"{name}.json").write_text(text.replace('"LINES"', f"[\n  {rows}\n ]") + "\n")
-    cases = read(args.folder).cases
     with mpl.rc_context({"svg.hashsalt": "ficco", "svg.fonttype": "none"}):
         for plot, drawn in (("gains", figures.overview), ("map", figures.schedule_map)):
-            drawn(cases).savefig(args.out / f"{name}_{plot}.svg", metadata={"Date": None})
+            drawn(sweep.cases).savefig(args.out / f"{name}_{plot}.svg", metadata={"Date": None})
     return 0
 
 

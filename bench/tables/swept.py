@@ -14,15 +14,19 @@ def swept_lines(document: Document, link: str) -> list[str]:
     """Return sentences on a result of keep_sweep.py."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in document["lines"]:
-        if line["kind"] == "point" and not line["screened"]:
+        if line["kind"] == "point":
             found.setdefault((line["shape"], line["regime"]), []).append(line)
-    gains, near, worst = [], 0, 1.0
+    gains, near, worst, chosen = [], 0, 1.0, 0
     for points in found.values():
         ours = [p for p in points if p["name"] not in ("serial", "auto")]
-        best = min(ours, key=lambda p: p["ms"])
-        gains.append(best["speedup"])
-        auto = next(p["ms"] for p in points if p["name"] == "auto")
-        ratio = auto / min(p["ms"] for p in points if p["name"] != "auto")
+        if ours and (gain := min(ours, key=_rank)["speedup"]) is not None:
+            gains.append(gain)
+        auto = next((p["ms"] for p in points if p["name"] == "auto"), None)
+        others = [p for p in points if p["name"] != "auto"]
+        if auto is None or not others:
+            continue
+        ratio = auto / min(others, key=_rank)["ms"]
+        chosen += 1
         near += ratio <= NEAR
         worst = max(worst, ratio)
     shapes = {shape for shape, _ in found}
@@ -34,6 +38,11 @@ def swept_lines(document: Document, link: str) -> list[str]:
         f"{document['points']} points on {len(shapes)} shapes, captured and back to back ({link}). "
         f"The best of ficco's points is faster than `serial` on "
         f"{sum(gain > 1 for gain in gains)} of {len(gains)}, {mean:.2f}x by geometric mean. "
-        f"`auto`, {by}, came within 3% of the best on {near} of {len(gains)}, and at worst "
+        f"`auto`, {by}, came within 3% of the best on {near} of {chosen}, and at worst "
         f"{worst:.2f}x as slow.",
     ]
+
+
+def _rank(point: dict[str, Any]) -> tuple[bool, float]:
+    """Points that ran all rounds come before those that were only screened."""
+    return point["screened"], point["ms"]

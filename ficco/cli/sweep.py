@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ficco.sweeping.running import Asked, Outcome, run
 
 __all__ = ["add_to"]
 
+TIMEOUT_S = 30.0
 NEAR = 0.03  # as near to the best as a choice is meant to come
 
 
@@ -57,7 +59,7 @@ def add_to(commands: Any) -> None:
         "--seconds", type=float, default=math.inf, metavar="S",
         help="begin nothing after so long; what is left is said",
     )  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=30.0, help="seconds a wait may last")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds a wait may last")
     parser.set_defaults(main=_main)
 
 
@@ -173,12 +175,24 @@ def _say(args: argparse.Namespace, asked: Asked, outcome: Outcome) -> None:
         print(f"book: {book}; `ficco explain --book {book}` chooses by it")
     elif outcome.no_book:
         print(outcome.no_book)
-    if outcome.left:
+    if outcome.unended:
         why = "interrupted" if outcome.interrupted else "time is up"
-        more = [f"--{name} {value}" for name in ("ranks", "machine", "simulate", "book")
-                if (value := getattr(args, name)) is not None]  # fmt: skip
-        command = " ".join(["ficco sweep", args.grid, "--out", args.out, *more])
-        print(f"{why}: {outcome.left} points are left; to go on: {command}", file=sys.stderr)
+        what = (
+            f"{outcome.left} points are left"
+            if outcome.left
+            else f"timelines or DIL of {outcome.unended} shapes are left, all runs are there"
+        )
+        print(f"{why}: {what}; to go on: {_again(args)}", file=sys.stderr)
+
+
+def _again(args: argparse.Namespace) -> str:
+    """Return the command that goes on, as a shell takes it."""
+    words = ["ficco", "sweep", args.grid, "--out", args.out]
+    for name in ("ranks", "machine", "simulate", "book"):
+        value = getattr(args, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    words += [] if args.timeout == TIMEOUT_S else ["--timeout", f"{args.timeout:g}"]
+    return shlex.join(words)
 
 
 def _paced(asked: Asked) -> str:

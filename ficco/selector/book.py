@@ -154,8 +154,9 @@ class Book:
                 times = [float(entry[time]) for time in ("ms", "serial_ms")]
             except (TypeError, ValueError) as wrong:
                 raise InputError(f"{where}: {wrong}") from None
-            if min(sizes) < 1 or min(times) <= 0:
-                raise InputError(f"{where}: sizes and times are positive")
+            # What one rank, or ranks without rows, send is nothing.
+            if min(sizes[:-1]) < 1 or sizes[-1] < 0 or min(times) <= 0:
+                raise InputError(f"{where}: sizes and times are positive, piece_bytes may be 0")
             if not isinstance(entry["schedule"], Mapping):
                 raise InputError(f"{where}: schedule is a table of axes")
             schedule = Schedule.from_toml(entry["schedule"], where)

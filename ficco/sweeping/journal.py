@@ -3,9 +3,11 @@
     {"id", "run": n, "ms", "error"}           a timed run; error: of its result, if it was checked
     {"id", "screen": n, "ms"}                 a run by which points are chosen for the timed ones
     {"id", "error"}                           a result that was checked, of an untimed call
+    {"id", "checked": true}                   its result was checked again, after its timed runs
     {"id", "bad": reason, "kind"}             a point that has no figures; kind: one of BAD
     {"id", "predicted_ms", "dil", "cil"}      what was worked out for it
     {"shape", "part", "run": n, "ms"}         a part of a shape alone: "gemm", or a transfer
+    {"shape", "part", "bad": reason}          a part, pieces of a schedule or a trace: not to be had
     {"shape", "regime", "which", "id", "timeline"}
     {"shape", "ended": true}                  nothing is missing any more
 
@@ -43,8 +45,10 @@ class Journal:
         runs, screens: ms by point and number.
         errors: the largest error of a point's results.
         bad: per point why it has no figures.
+        checked: points whose results were checked again after their runs.
         worked_out: per point what was worked out for it.
         parts: ms by shape, part and number.
+        lacking: by shape and part why it is not to be had.
         timelines: by shape, regime and "best" or "worst".
         touched, ended: shapes of which something is known, and of which nothing is missing.
 
@@ -58,8 +62,10 @@ class Journal:
         self.screens: dict[str, Runs] = {}
         self.errors: dict[str, float] = {}
         self.bad: dict[str, Any] = {}
+        self.checked: set[str] = set()
         self.worked_out: dict[str, Record] = {}
         self.parts: dict[str, dict[str, Runs]] = {}
+        self.lacking: dict[str, dict[str, str]] = {}
         self.timelines: dict[tuple[str, str, str], Record] = {}
         self.touched: set[str] = set()
         self.ended: set[str] = set()
@@ -128,10 +134,14 @@ class Journal:
         for field, held in (("run", self.runs), ("screen", self.screens)):
             if field in line and point is not None:
                 return line[field] in held.get(point, {})
+        if "part" in line and "bad" in line:
+            return line["part"] in self.lacking.get(line["shape"], {})
         if "part" in line:
             return line["run"] in self.parts.get(line["shape"], {}).get(line["part"], {})
         if "bad" in line:
             return point in self.bad
+        if "checked" in line:
+            return point in self.checked
         return "ended" in line and line["shape"] in self.ended
 
     def _take(self, line: Record) -> None:
@@ -141,9 +151,13 @@ class Journal:
             self.ended.add(shape)
         elif "timeline" in line:
             self.timelines[shape, line["regime"], line["which"]] = line
+        elif "part" in line and "bad" in line:
+            self.lacking.setdefault(shape, {}).setdefault(line["part"], str(line["bad"]))
         elif "part" in line:
             runs = self.parts.setdefault(shape, {}).setdefault(line["part"], {})
             runs.setdefault(int(line["run"]), float(line["ms"]))
+        elif "checked" in line:
+            self.checked.add(point)
         elif "bad" in line:
             self.bad.setdefault(point, line)
         elif "predicted_ms" in line or "dil" in line:

@@ -159,14 +159,19 @@ def _regime_lines(
     figures = {point.id: _figures(point, journal, grid) for point in points}
     serial = next((figures[p.id] for p in points if p.name == "serial"), None)
     serial_ms = None if serial is None else serial.ms
+    lacking = journal.lacking.get(case.shape.id, {})
     parts = {
         name: statistics.median(runs.values())
         for name, runs in journal.parts.get(case.shape.id, {}).items()
+        if name not in lacking
     }
     alone = ideal(
         parts.get("gemm"), [ms for name, ms in parts.items() if name.startswith("transfer")]
     )
     found = [_shape_line(case.shape, regime, alone, serial_ms, profile)]
+    found[0]["ended"] = case.shape.id in journal.ended
+    if lacking:
+        found[0]["lacking"] = lacking
     for point in points:
         bad = _reason(point, journal)
         figured = figures[point.id]

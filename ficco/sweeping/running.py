@@ -21,7 +21,7 @@ from ficco.sweeping.grid import Grid
 from ficco.sweeping.journal import Journal
 from ficco.sweeping.points import Case, digest_of, expanded
 from ficco.sweeping.progress import Progress
-from ficco.sweeping.results import Line, as_csv, as_lines, auto_behind, lines
+from ficco.sweeping.results import Line, as_csv, as_lines, auto_behind, kept, lines, screens
 from ficco.sweeping.surroundings import gpus, surroundings
 from ficco.sweeping.work import Work
 
@@ -65,7 +65,8 @@ class Outcome:
 
     Attributes:
         points: of the grid.
-        left: that have no figures yet, and no reason for it.
+        left: that have fewer runs than they are to have, and no reason for it.
+        unended: shapes of which anything is missing, be it a timeline alone.
         bad: per kind of `ficco.sweeping.journal.BAD`, how many.
         behind: per shape and regime, how much longer AUTO took than the best point with all rounds.
         interrupted: whether the user ended it.
@@ -74,6 +75,7 @@ class Outcome:
 
     points: int
     left: int = 0
+    unended: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     behind: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
@@ -117,6 +119,7 @@ def run(asked: Asked) -> Outcome:
         for case in cases:
             ended = case.shape.id in journal.ended
             outcome.left += 0 if ended else _left(work, case)
+            outcome.unended += not ended
             for point in case.points:
                 kind = "impossible" if point.reason else journal.bad.get(point.id, {}).get("kind")
                 if kind:
@@ -140,8 +143,25 @@ def _executor(asked: Asked) -> Callable[[Work], bool]:
 
 
 def _left(work: Work, case: Case) -> int:
-    """Return how many points of a case that has not ended may be missing runs."""
-    return sum(1 for point in work.able(case) if work.journal.missing(point.id, work.grid.rounds))
+    """Return how many points of a case that has not ended are missing runs.
+
+    Once a regime is screened, those that are not kept are missing none.
+    """
+    journal, grid = work.journal, work.grid
+    left = 0
+    for regime in case.regimes:
+        points = [point for point in work.able(case) if point.regime == regime]
+        missing = {
+            point.id
+            for point in points
+            if screens(point, grid) and len(journal.screens.get(point.id, {})) < grid.screening
+        }
+        due = (
+            [p for p in points if not screens(p, grid)] if missing else kept(points, journal, grid)
+        )
+        missing |= {point.id for point in due if journal.missing(point.id, grid.rounds)}
+        left += len(missing)
+    return left
 
 
 def _check_book(asked: Asked) -> None:

@@ -68,6 +68,11 @@ class Work:
         self.journal.append(point.shape.id, id=point.id, bad=reason, kind=kind)
         self.progress.say(f"{point.id}: {reason}")
 
+    def lack(self, case: Case, part: str, reason: str) -> None:
+        """Write down why a part of a case, or a trace of one of its points, is not to be had."""
+        self.journal.append(case.shape.id, part=part, bad=reason)
+        self.progress.say(f"{case.shape.id}, {part}: {reason}")
+
     def end(self, case: Case) -> None:
         """Write down that nothing of a case is missing, and the results so far."""
         self.journal.append(case.shape.id, ended=True)

@@ -20,6 +20,7 @@ from ficco.errors import EngineError, InputError
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.report import sweep_page
+from ficco.report.sweep import judging, reading
 
 CASE = {
     "serial, ms": "serial_ms", "GEMM alone, ms": "gemm_ms", "transfer alone, ms": "transfer_ms",
@@ -246,6 +247,14 @@ def made(folder: Path, lines: Lines, **head: Any) -> Element:
     return check_sound(sweep_page.write(folder).read_text())
 
 
+def test_the_best_point_is_one_of_all_rounds_where_there_is_one(tmp_path: Path) -> None:
+    made(tmp_path, [line | {"screened": line.get("id") == "shard_p2p"} for line in one_case()])
+    (case,) = reading.read(tmp_path).cases
+    assert [point.name for point in judging.best_of_each(case)] == ["gated_1d", "shard_p2p"]
+    found = judging.best(case)
+    assert found is not None and found.name == "gated_1d"
+
+
 def test_choosing_by_a_wrong_prediction_is_shown(tmp_path: Path) -> None:
     tables = section(made(tmp_path, one_case()), "foresight").all("table")
     (costs,) = [rows(t) for t in tables if t.one("caption").text == "What choosing costs"]
@@ -296,6 +305,10 @@ def test_it_says_how_figures_came_to_be(tmp_path: Path) -> None:
     assert "SIMULATED. Nothing ran" in made(tmp_path, [], how="simulated").text
     assert "UNFINISHED: 3 of 9 points" in made(tmp_path, one_case(), points=9).text
     assert "UNFINISHED" not in made(tmp_path, one_case(), points=3).text
+    ended = [line | {"ended": True} if line["kind"] == "shape" else line for line in one_case()]
+    begun = [line | {"ended": False} if line["kind"] == "shape" else line for line in one_case()]
+    assert "UNFINISHED" not in made(tmp_path, ended, points=3).text
+    assert "UNFINISHED: 3 of 3 points" in made(tmp_path, begun, points=3).text
     page = made(tmp_path, one_case(), profile="nowhere.toml")
     assert "nowhere.toml" in section(page, "foresight").text
     stamps = [s.one("h2").text for s in page.all("section") if s.attributes["id"] != "method"]

@@ -370,6 +370,14 @@ class TestBook:
         assert found.by == "simulator"
         assert "passed over" in found.reasons[-1] and "0.0.1" in found.reasons[-1]
 
+    def test_what_sends_nothing_can_be_written_and_read(self, tmp_path: Path) -> None:
+        alone = Problem.chunked("all_gather_matmul", 1, 64, 64, 64, "float32")
+        serial = Schedule.named("serial").resolve(1, SWITCH)
+        point = selector.book.Point.measured(alone, "captured", 1.0, 1.0, serial)
+        book = Book("one", "toy", __version__, "13.0", "2026-11-21", (point,))
+        (read,) = self.book(tmp_path, book.to_toml("of one rank")).points
+        assert read == point and read.piece_bytes == 0
+
     def test_ficco_book_names_one_for_every_choice(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -391,6 +399,7 @@ class TestBook:
         [
             ('driver = "13.0"\n', "", "'driver' is missing"),
             ("ms = 1.25", "ms = 0", "positive"),
+            ("piece_bytes = 524288", "piece_bytes = -1", "positive"),
             ("m = 1024", 'm = "many"', "points"),
             ("grain = 2", "grain = 999", "grain"),
             ("ranks = 4", "ranks = 4\ncolour = 3", "unknown field 'colour'"),

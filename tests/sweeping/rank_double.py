@@ -2,7 +2,8 @@
 
 What is real: the processes, how they meet, what runs in which order, the operators (over gloo),
 what is checked, said and written down. Of the environment, DOUBLE_DIES names a schedule that ends
-its ranks, DOUBLE_WRONG one whose result is wrong.
+its ranks, DOUBLE_WRONG one whose result is wrong; DOUBLE_ENDS and DOUBLE_FAILS name what else ends
+rank 1 or fails on it, of pieces, trace and leave.
 """
 
 from __future__ import annotations
@@ -95,6 +96,19 @@ def operator(run: Any) -> Any:
     return spoilt
 
 
+def spoilt_at(what: str, run: Any) -> Any:
+    """Return a function that rank 1 ends or fails in, if the environment says so."""
+
+    def made(*args: Any) -> Any:
+        if os.environ["RANK"] == "1" and what in os.environ.get("DOUBLE_ENDS", "").split():
+            os._exit(3)
+        if os.environ["RANK"] == "1" and what in os.environ.get("DOUBLE_FAILS", "").split():
+            raise RuntimeError(f"{what} is spoilt")
+        return run(*args)
+
+    return made
+
+
 def main(folder: Path) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -107,6 +121,9 @@ def main(folder: Path) -> None:
     operands.Operands.__init__.__defaults__ = (plain,)
     operands.Operands.ficco = operator(operands.Operands.ficco)
     torch.empty, torch.tensor = on_host(torch.empty), on_host(torch.tensor)
+    rank.pieces_of = spoilt_at("pieces", rank.pieces_of)
+    rank._Swept._trace = spoilt_at("trace", rank._Swept._trace)
+    rank.leave = spoilt_at("leave", rank.leave)
     rank.open_group = open_group
     rank.grow_windows = lambda layouts, number: None
     joining.WAIT_S = rank.WAIT_S = 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 from folders import MANY, PACED, SIMULATED, lines, outline, write
 
 from ficco.cli import choosing
+from ficco.cli import sweep as command
 from ficco.cli.main import main
 from ficco.errors import InputError
 from ficco.machine import Machine
@@ -19,7 +21,9 @@ from ficco.node import Node
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector import Book, choose
+from ficco.sweeping.grid import Grid
 from ficco.sweeping.journal import Journal
+from ficco.sweeping.running import Asked, Outcome
 
 NAMED = PACED.replace(', "auto"', "")
 SMALL = MANY.replace("[8, 6, 9], [21, 4, 3], [5, 3, 17], [16, 8, 8]", "[8, 6, 9]")
@@ -146,6 +150,38 @@ class TestExecuted:
         code, _, err = sweep(grid, "--out", out)
         assert code == 0 and "are left" not in err
         assert outline(out)
+        shapes = [line for line in lines(out / "results.jsonl") if line["kind"] == "shape"]
+        assert shapes and all(line["ended"] is True for line in shapes)
+
+    def test_points_that_a_screening_drops_are_not_left(self, sweep: Any, tmp_path: Path) -> None:
+        text = SMALL.replace("rounds = 3", "rounds = 4\nscreening = 2\nkeep = 2")
+        grid, out = write(tmp_path, text), tmp_path / "out folder"
+        assert sweep(grid, "--out", out)[0] == 0
+        journal = out / "runs.jsonl"
+        rows = journal.read_text().splitlines(keepends=True)
+        shape = json.loads(rows[-1])["shape"]
+        last = max(i for i, row in enumerate(rows) if '"id"' in row and '"run"' in row)
+        journal.write_text("".join(rows[:last]))
+        code, _, err = sweep(grid, "--out", out, "--seconds", "1e-9", "--timeout", "20")
+        assert code == 0 and "time is up: 1 points are left; to go on: " in err
+        assert f"--out '{out}' --timeout 20" in err
+        ends = {
+            line["shape"]: line["ended"]
+            for line in lines(out / "results.jsonl")
+            if line["kind"] == "shape"
+        }
+        assert not ends.pop(shape) and all(ends.values())
+
+    def test_what_follows_the_runs_is_said_to_be_left(self, capsys: Any) -> None:
+        args = argparse.Namespace(
+            grid="h200", out="a b", ranks=2, machine=None, simulate=None, book=None, timeout=30.0
+        )
+        machine = Machine.named("host")
+        asked = Asked(Grid.named("h200"), Path("a b"), machine, 2, False, None, None)
+        command._say(args, asked, Outcome(4, unended=1))
+        said = capsys.readouterr().err
+        assert "timelines or DIL of 1 shapes are left" in said
+        assert "to go on: ficco sweep h200 --out 'a b' --ranks 2" in said
 
 
 class TestFolders:

@@ -101,7 +101,8 @@ def test_ranks_go_on_with_the_runs_that_are_missing(died: tuple[Path, Outcome]) 
     whole, journal = outline(folder), folder / "runs.jsonl"
     rows = journal.read_bytes().splitlines(keepends=True)
     timed = [i for i, row in enumerate(rows) if b'"run":' in row]
-    journal.write_bytes(b"".join(rows[: timed[len(timed) // 2]]) + b'{"shape')
+    assert not any(b'"checked"' in row for row in rows[: timed[-1]])
+    journal.write_bytes(b"".join(rows[: timed[-2]]) + b'{"shape')
     assert swept(folder, ONE).left == 0
     assert outline(folder) == whole
     made = Counter(
@@ -110,6 +111,46 @@ def test_ranks_go_on_with_the_runs_that_are_missing(died: tuple[Path, Outcome]) 
         if "ms" in line
     )
     assert set(made.values()) == {1}
+    # Points that had all their runs are held against float64 once more, too.
+    checked = [line["id"] for line in lines(journal) if "checked" in line]
+    full = [line for line in lines(folder / "results.jsonl") if line.get("runs") == 3]
+    assert sorted(checked) == sorted(line["id"] for line in full)
+
+
+CUT = {**ONE, "schedules": ["hetero_fused_1d"]}
+
+
+def lacking(folder: Path) -> dict[str, str]:
+    """What of the one shape is not to be had, but for what there is no double of."""
+    (shape,) = [line for line in lines(folder / "results.jsonl") if line["kind"] == "shape"]
+    found: dict[str, str] = shape["lacking"]
+    return {part: found[part] for part in found if part != "transfer push"}
+
+
+def test_pieces_that_end_their_ranks_are_given_up_and_a_bad_end_does_no_harm(
+    tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
+    monkeypatch.setenv("DOUBLE_ENDS", "pieces leave")
+    outcome = swept(tmp_path, CUT)
+    assert (outcome.left, outcome.bad) == (0, {})
+    ((part, reason),) = lacking(tmp_path).items()
+    assert part.startswith("pieces of hetero_fused_1d") and "rank 1 ended with 3" in reason
+    points = [line for line in lines(tmp_path / "results.jsonl") if line["kind"] == "point"]
+    assert [(line["runs"], line["dil"]) for line in points] == [(3, None)] * 2
+    assert "the ranks ended badly, with nothing left to measure" in capfd.readouterr().err
+
+
+def test_traces_that_end_their_ranks_are_given_up(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DOUBLE_FAILS", "pieces")
+    monkeypatch.setenv("DOUBLE_ENDS", "trace")
+    outcome = swept(tmp_path, CUT)
+    assert (outcome.left, outcome.bad) == (0, {})
+    pieces, trace = sorted(lacking(tmp_path).items())
+    assert pieces[1] == "failed on ranks [1]"
+    assert trace[0].startswith("trace of") and "rank 1 ended with 3" in trace[1]
+    found = lines(tmp_path / "results.jsonl")
+    assert [line["runs"] for line in found if line["kind"] == "point"] == [3, 3]
+    assert not [line for line in found if line["kind"] == "timeline"]
 
 
 def test_ranks_that_cannot_begin_end_the_sweep(tmp_path: Path, monkeypatch: Any) -> None:

@@ -45,8 +45,13 @@ def candidates(case: Case) -> list[Point]:
 
 
 def best(case: Case) -> Point | None:
-    """Return the fastest of ficco's right points."""
-    return min(candidates(case), key=lambda p: p.ms, default=None)
+    """Return the fastest of ficco's right points that ran all rounds, else of those screened."""
+    return min(candidates(case), key=_rank, default=None)
+
+
+def _rank(point: Point) -> tuple[bool, float]:
+    """Return what points are ranked by: the few runs of a screening make lucky ones too fast."""
+    return point.screened, point.ms
 
 
 def gain(case: Case) -> float | None:
@@ -75,12 +80,12 @@ def by_loss(cases: Iterable[Case]) -> list[Case]:
 
 
 def best_of_each(case: Case) -> list[Point]:
-    """Return the fastest right point of every schedule, fastest first."""
+    """Return the fastest right point of every schedule, fastest first, those screened last."""
     found: dict[str, Point] = {}
     for point in candidates(case):
-        if point.name not in found or point.ms < found[point.name].ms:
+        if point.name not in found or _rank(point) < _rank(found[point.name]):
             found[point.name] = point
-    return sorted(found.values(), key=lambda p: p.ms)
+    return sorted(found.values(), key=_rank)
 
 
 def finer_than_shards(case: Case) -> float | None:
@@ -174,7 +179,7 @@ def choices(sweep: Sweep) -> list[Choosing]:
 
 def _fastest(case: Case) -> Point | None:
     right = [p for p in case.points if p.ok and p.name != "auto"]
-    return min(right, key=lambda p: p.ms, default=None)
+    return min(right, key=_rank, default=None)
 
 
 def _ranked(taken: list[Taken]) -> tuple[Taken, ...]:

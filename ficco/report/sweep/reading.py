@@ -92,6 +92,7 @@ class Case:
         floor_ms: bytes over the link's peak rate.
         flops, bytes_out: of one rank; `op_to_byte`: one over the other.
         serial_ms: of plain collective and GEMM.
+        ended: whether nothing is missing; None: the folder does not say.
         points, traced: in the sweep's order.
     """
 
@@ -111,6 +112,7 @@ class Case:
     bytes_out: float
     op_to_byte: float | None
     serial_ms: float | None
+    ended: bool | None = None
     points: list[Point] = field(default_factory=list)
     traced: list[Traced] = field(default_factory=list)
 
@@ -133,6 +135,20 @@ class Sweep:
     def simulated(self) -> bool:
         """Whether nothing ran."""
         return bool(self.head["how"] == "simulated")
+
+    @property
+    def found(self) -> int:
+        """How many points have a result or a reason."""
+        ids = {bad.id for bad in self.bad}
+        return len(ids | {point.id for case in self.cases for point in case.points})
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether shapes have not ended or points are missing, as far as the folder tells."""
+        points = self.head.get("points")
+        if any(case.ended is False for case in self.cases):
+            return True
+        return isinstance(points, int) and self.found < points
 
 
 def read(folder: Path) -> Sweep:
@@ -234,7 +250,10 @@ def _case(line: Mapping[str, Any], where: str) -> Case:
         fields[name] = _number(line, name, where)
     for name in ("gemm_ms", "transfer_ms", "ideal_ms", "floor_ms", "op_to_byte", "serial_ms"):
         fields[name] = _maybe(line, name, where)
-    return Case(**fields)
+    ended = line.get("ended")
+    if ended is not None and not isinstance(ended, bool):
+        raise InputError(f"{where}: ended={ended!r}; true or false is needed")
+    return Case(**fields, ended=ended)
 
 
 def _point(line: Mapping[str, Any], where: str) -> Point:

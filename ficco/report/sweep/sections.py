@@ -126,13 +126,13 @@ def summary(sweep: Sweep, stamp: str) -> Section:
 
 
 def _unfinished(sweep: Sweep) -> str:
-    """Say that points are missing, where the head tells how many there are to be."""
-    points, found = sweep.head.get("points"), {bad.id for bad in sweep.bad}
-    found |= {point.id for case in sweep.cases for point in case.points}
-    if not isinstance(points, int) or len(found) >= points:
+    """Say that shapes have not ended, or that points are missing, as far as the folder tells."""
+    if not sweep.unfinished:
         return ""
+    points = sweep.head.get("points")
+    of = f" of {points}" if isinstance(points, int) else ""
     return (
-        f"UNFINISHED: {len(found)} of {points} points have a result, some of fewer runs than they "
+        f"UNFINISHED: {sweep.found}{of} points have a result, some of fewer runs than they "
         "are to have. The same `ficco sweep` command goes on where it ended, and makes this page "
         "again."
     )

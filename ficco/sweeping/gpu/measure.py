@@ -1,6 +1,7 @@
 """The sweep's side of a measurement on GPUs: starts ranks, keeps the journal, starts them anew.
 
-A point that hangs or ends its ranks is bad; fresh ranks go on with what is missing.
+A point that hangs or ends its ranks is bad, a part or a trace that does is not to be had; fresh
+ranks go on with what is missing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def measure(work: Work) -> bool:
     """Measure all points that are missing; return whether the time sufficed.
 
     Raises:
-        EngineError: ranks ended before they had tried a point.
+        EngineError: ranks ended before they had tried anything.
     """
     _refuse_unfit(work)
     while cases := list(work.remaining()):
@@ -38,24 +39,29 @@ def measure(work: Work) -> bool:
             return False
         session = _Session(work, cases)
         reason = session.run()
+        if reason and not any(work.remaining()):
+            work.progress.say(f"the ranks ended badly, with nothing left to measure: {reason}")
+            break
         if work.late or session.late:
             return False
-        if not reason:
-            continue
-        tried = [p for case in cases for p in work.able(case) if p.id in session.tries]
-        if not tried:
-            raise EngineError(f"the ranks ended before they had tried a point: {reason}")
-        for point in tried:
-            work.refuse(point, f"its ranks ended: {reason}", "failed")
+        if reason:
+            session.blame(reason)
+            _end_hopeless(work)
     return True
 
 
 def _refuse_unfit(work: Work) -> None:
-    """Pass over shapes that do not split evenly, and end cases of which no point can run."""
+    """Pass over shapes that do not split evenly."""
     for case in work.remaining():
         unfit = layout_of(case.shape).unfit
         for point in work.able(case) if unfit else ():
             work.refuse(point, f"{unfit}; on GPUs even shards are swept", "impossible")
+    _end_hopeless(work)
+
+
+def _end_hopeless(work: Work) -> None:
+    """End cases of which no point can run, so that no ranks start for their parts."""
+    for case in work.remaining():
         if not work.able(case):
             work.end(case)
 
@@ -65,13 +71,16 @@ class _Session:
 
     Attributes:
         tries: ids of the points that they were at when they last said so.
+        part: the part or the trace that they were at instead, if it was one.
         late: whether they found that the time is up.
     """
 
     def __init__(self, work: Work, cases: list[Case]) -> None:
         self._work, self._cases = work, {case.shape.id: case for case in cases}
         self._read, self._shape = 0, ""
+        self._gained = False
         self.tries: list[str] = []
+        self.part = ""
         self.late = False
 
     def run(self) -> str:
@@ -81,7 +90,7 @@ class _Session:
         todo = Todo(
             list(self._cases.values()), work.grid, time.time() + left, work.timeout_s,
             journal.runs, journal.screens, journal.parts, dict.fromkeys(journal.bad, ""),
-            set(journal.timelines),
+            journal.checked, journal.lacking, set(journal.timelines),
             {point for point, known in journal.worked_out.items() if "dil" in known},
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="ficco-sweep-") as name:
@@ -90,6 +99,22 @@ class _Session:
             command = [*RANK, name]
             limit = left + _GRACE_S if math.isfinite(left) else math.inf
             return run_ranks(command, work.world, folder, limit, lambda: self._watch(folder))
+
+    def blame(self, reason: str) -> None:
+        """Write down that what the ranks were at ended them, so that it is not tried again.
+
+        Raises:
+            EngineError: they were at nothing, and nothing new is known: others would fare alike.
+        """
+        work, said = self._work, f"its ranks ended: {reason}"
+        if self.part:
+            work.lack(self._cases[self._shape], self.part, said)
+            return
+        tried = [p for c in self._cases.values() for p in work.able(c) if p.id in self.tries]
+        for point in tried:
+            work.refuse(point, said, "failed")
+        if not tried and not self._gained:
+            raise EngineError(f"the ranks ended before they had tried a point: {reason}")
 
     def _watch(self, folder: Path) -> None:
         """Take over what rank 0 has said since."""
@@ -106,7 +131,9 @@ class _Session:
                 if kind == "begin":
                     self._shape = value
                 elif kind == "tries":
-                    self.tries = value
+                    self.tries, self.part = value, ""
+                elif kind == "part":
+                    self.tries, self.part = [], value
                 elif kind == "late":
                     self.late = True
                 elif kind == "say":
@@ -116,10 +143,14 @@ class _Session:
 
     def _take(self, record: dict[str, Any]) -> None:
         work, case = self._work, self._cases[self._shape]
+        if set(record) != {"id", "error"}:  # fresh ranks check a result again
+            self._gained = True
         if "ended" in record:
             predict(work, case)
             work.end(case)
-            self.tries = []
+            self.tries, self.part = [], ""
+        elif "part" in record and "bad" in record:
+            work.lack(case, record["part"], record["bad"])
         elif "bad" in record:
             point = next(p for p in case.points if p.id == record["id"])
             work.refuse(point, record["bad"], record["kind"])

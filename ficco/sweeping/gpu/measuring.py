@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,13 @@ import torch.distributed as dist
 
 from ficco.sweeping.gpu.launching import Meeting
 from ficco.sweeping.gpu.layout import Layout
-from ficco.sweeping.gpu.operands import TOLERANCE, Landing, Operands
+from ficco.sweeping.gpu.operands import TOLERANCE, Landing, Operands, Run
 from ficco.sweeping.gpu.timing import Config, Timer, beat, calls_for
 from ficco.timeline import REGIMES
 
-__all__ = ["Key", "Measuring"]
+__all__ = ["PARTS", "Key", "Measuring"]
 
+PARTS = ("gemm", "transfer nccl", "transfer push")
 Key = tuple[str, str]  # a configuration's name, and a regime
 
 
@@ -124,6 +125,7 @@ class Measuring:
 
     def still_right(self, config: Config) -> None:
         """Hold results against plain torch again: an eager call, and a replay over NaN."""
+        self._tries(config.name)
         last = self.timer.calls - 1
         kept: list[torch.Tensor] = []
         reason = self.attempt(partial(_keep, kept, config, 0, 1))
@@ -213,30 +215,44 @@ class Measuring:
             if (config.name, regime) not in self.bad
         ]
 
-    def parts(self) -> list[Config]:
-        """Return the GEMM alone and the transfers alone, captured."""
+    def parts(self, names: Sequence[str] = PARTS) -> list[Config]:
+        """Return the GEMM alone and the transfers alone, captured, as far as they are to be had."""
         operands = self.operands
-        makers: dict[str, Callable[[], Any]] = {
+        makers: dict[str, Callable[[], Run]] = {
             "gemm": operands.gemm,
             "transfer nccl": operands.nccl,
             "transfer push": lambda: operands.push(self._landing.places(self.layout, self._rank)),
         }
-        for name, make in makers.items():
-            made: list[Config] = []
-
-            def warm(name: str = name, make: Any = make, made: list[Config] = made) -> None:
-                made.append(Config(name, make()))
-                made[0].call(0)
-                made[0].call(1)
-
-            reason = self.attempt(warm)
-            if reason:
-                self.bad[name, "captured"] = reason
-                continue
-            self.captured(made[0])
-            if made[0].graph is not None:
-                self.alone.append(made[0])
+        made = [self.part(name, makers[name]) for name in names]
+        self.alone += [config for config in made if config is not None]
         return self.alone
+
+    def part(self, name: str, make: Callable[[], Run | None]) -> Config | None:
+        """Make something that runs alone, warm and capture it; its name is told as what is tried.
+
+        Args:
+            name: of the part.
+            make: its call; it may fail, or return None where there is nothing to run.
+
+        Returns:
+            None where there is nothing to run, or where it failed: `bad` says why.
+        """
+        self._tries(name)
+        made: list[Config] = []
+
+        def warm() -> None:
+            call = make()
+            if call is not None:
+                made.append(Config(name, call))
+                call(0)
+                call(1)
+
+        reason = self.attempt(warm)
+        if reason:
+            self.bad[name, "captured"] = reason
+        elif made:
+            self.captured(made[0])
+        return made[0] if made and made[0].graph is not None else None
 
 
 def _keep(found: list[torch.Tensor], config: Config, *numbers: int) -> None:

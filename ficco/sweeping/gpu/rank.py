@@ -27,7 +27,7 @@ from ficco.schedule import Schedule
 from ficco.sweeping.figures import medians
 from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
 from ficco.sweeping.gpu.launching import Meeting
-from ficco.sweeping.gpu.measuring import Measuring
+from ficco.sweeping.gpu.measuring import PARTS, Measuring
 from ficco.sweeping.gpu.operands import Landing
 from ficco.sweeping.gpu.pieces import pieces_of
 from ficco.sweeping.gpu.timing import Config, beat
@@ -38,6 +38,7 @@ from ficco.sweeping.simulated import timeline_json
 from ficco.timeline import Timeline, alone_ms
 
 _LOSS_ROUNDS, _TRACES = 5, 3  # for DIL and CIL
+_WHOLE = "gemm beside its pieces"
 
 
 @dataclass
@@ -60,6 +61,7 @@ class _Swept:
         self._ways: dict[str, _Way] = {}
         self._run = Measuring(layout_of(case.shape), rank, meeting, landing, self._tries)
         self._rank = rank
+        self._lacking = todo.lacking.get(case.shape.id, {})
 
     def done(self) -> bool:
         """Measure what is missing; return whether the time sufficed."""
@@ -76,10 +78,15 @@ class _Swept:
                 return False
         chosen = [p for regime in self._case.regimes for p in self._kept(regime)]
         self._release(chosen)
-        missing = [p for p in chosen if len(todo.runs.get(p.id, {})) < grid.rounds]
+        missing = [
+            point
+            for point in chosen
+            if len(todo.runs.get(point.id, {})) < grid.rounds or point.id not in todo.checked
+        ]
         parts = self._parts_missing()
         self._prepare(missing)
-        alone = self._run.parts() if parts else []
+        alone = self._run.parts(parts)
+        self._tell_bad()
         if missing or alone:  # not timed
             self._run.round(self._entries(missing) + [(c, "captured") for c in alone], "warm")
             self._tell_bad()
@@ -88,9 +95,13 @@ class _Swept:
             if (now or alone) and not self._round(now, "run", number, alone):
                 return False
         for way in self._ways.values():
-            if any(point in missing for point in way.points.values()):
-                self._run.still_right(way.config)
-        self._tell_bad()
+            timed = [point for point in way.points.values() if point in missing]
+            if not timed:
+                continue
+            self._run.still_right(way.config)
+            self._tell_bad()
+            for point in self._able(timed):
+                self._said("record", {"id": point.id, "checked": True})
         self._losses(chosen)
         self._timelines()
         return True
@@ -103,9 +114,13 @@ class _Swept:
     def _kept(self, regime: str) -> list[Point]:
         return self._able(kept(self._case.of(regime), self._todo, self._todo.grid))
 
-    def _parts_missing(self) -> bool:
+    def _parts_missing(self) -> list[str]:
         found = self._todo.parts.get(self._case.shape.id, {})
-        return len(found.get("gemm", {})) < self._todo.grid.rounds
+        return [
+            name
+            for name in PARTS
+            if name not in self._lacking and len(found.get(name, {})) < self._todo.grid.rounds
+        ]
 
     def _late(self) -> bool:
         return any(self._meeting.gather(float(time.time() > self._todo.deadline)))
@@ -191,12 +206,19 @@ class _Swept:
     # ---- what is said
 
     def _tries(self, name: str) -> None:
+        """Say what is tried next: a schedule's points, or a part or a trace."""
         way = self._ways.get(name)
-        self._said("tries", [p.id for p in way.points.values()] if way else [])
+        if way:
+            self._said("tries", [p.id for p in way.points.values()])
+        else:
+            self._said("part", name)
 
     def _tell_bad(self) -> None:
         for (name, regime), reason in self._run.bad.items():
             way = self._ways.get(name)
+            if way is None and name not in self._told:
+                self._told.add(name)
+                self._said("record", {"part": name, "bad": reason})
             point = way.points.get(regime) if way else None
             if point is None or point.id in self._told:
                 continue
@@ -208,22 +230,25 @@ class _Swept:
     def _losses(self, points: Sequence[Point]) -> None:
         """Measure DIL and CIL of the points that cuBLAS multiplies for in pieces."""
         run, operands = self._run, self._run.operands
-        whole = Config("gemm", operands.gemm())
         alone: dict[str, Config] = {}
         for point in self._able(points):
-            if point.id in self._todo.lost or point.name == "serial":
+            name = f"pieces of {_name(point)}"
+            known = point.id in self._todo.lost or name in self._lacking or _name(point) in alone
+            if known or point.name == "serial":
                 continue
             assert point.schedule is not None, point.id
-            pieces = pieces_of(operands, point.schedule)
+            pieces = run.part(name, partial(pieces_of, operands, point.schedule))
             if pieces is not None:
-                alone.setdefault(_name(point), Config(f"pieces of {_name(point)}", pieces))
-        if not alone:
+                alone[_name(point)] = pieces
+        whole = None
+        if alone and _WHOLE not in self._lacking:
+            whole = run.part(_WHOLE, operands.gemm)
+        self._tell_bad()
+        if whole is None:
             return
-        for config in (whole, *alone.values()):
-            if not run.attempt(partial(_twice, config)):
-                run.captured(config)
         entries = [(config, "captured") for config in (whole, *alone.values())]
         found = medians(run.rounds(entries, _LOSS_ROUNDS, 1))
+        self._tell_bad()
         for name, config in alone.items():
             point = next(p for p in points if _name(p) == name)
             in_call = self._in_call(point)
@@ -237,6 +262,10 @@ class _Swept:
 
     def _in_call(self, point: Point) -> float | None:
         """Return how long the GEMMs of a call last in it, in ms, on the slowest rank."""
+        trace = _trace_of(point)
+        if trace in self._lacking:
+            return None
+        self._tries(trace)
         found: list[Timeline] = []
         for _ in range(_TRACES):
             if self._run.attempt(partial(self._trace, point, found)):
@@ -258,6 +287,10 @@ class _Swept:
             for which, point in extremes(case, regime, self._todo, self._todo.grid):
                 if (self._case.shape.id, regime, which) in self._todo.drawn:
                     continue
+                trace = _trace_of(point)
+                if trace in self._lacking:
+                    continue
+                self._tries(trace)
                 found: list[Timeline] = []
                 reason = self._run.attempt(partial(self._trace, point, found))
                 if reason:
@@ -288,16 +321,15 @@ class _Swept:
         found.append(runtime.timeline())
 
 
-def _twice(config: Config) -> None:
-    """Call a configuration before it is captured."""
-    for i in (0, 1):
-        config.call(i)
-
-
 def _name(point: Point) -> str:
     """Return what points of one schedule have in common."""
     schedule: Schedule | None = point.schedule
     return f"{point.name} {schedule}"
+
+
+def _trace_of(point: Point) -> str:
+    """Return how the journal calls the trace of a point."""
+    return f"trace of {point.id}"
 
 
 def main(folder: Path) -> int:

@@ -25,7 +25,8 @@ class Todo:
         grid: how often points run.
         deadline: of `time.time()`, after which nothing is begun.
         timeout_s: how long a wait within a call may last.
-        runs, screens, parts, bad: as in the journal.
+        runs, screens, parts, bad, checked: as in the journal.
+        lacking: as in the journal.
         drawn: shape, regime and which of the timelines that there are.
         lost: points of which DIL and CIL are known.
     """
@@ -38,6 +39,8 @@ class Todo:
     screens: dict[str, Runs] = field(default_factory=dict)
     parts: dict[str, dict[str, Runs]] = field(default_factory=dict)
     bad: dict[str, Any] = field(default_factory=dict)
+    checked: set[str] = field(default_factory=set)
+    lacking: dict[str, dict[str, str]] = field(default_factory=dict)
     drawn: set[tuple[str, str, str]] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
 
