@@ -9,10 +9,12 @@ import torch
 
 from ficco.compute import DirectOperands, DirectWindows, GatedOperands, SumOperands
 from ficco.errors import InputError
-from ficco.kernels import direct, gated, launching, summing
+from ficco.kernels import direct, direct_gather, gated, launching, one_launch, summing
+from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot
 from ficco.kernels.parts import GatedPart
+from ficco.lowering.direct_gather import MOST_OUTPUTS
 
 __all__ = ["TorchKernels"]
 
@@ -39,6 +41,22 @@ class _Prepared(NamedTuple):
     stop: _Word
     status: torch.Tensor
     timeout_ns: int
+
+
+class _Whole(NamedTuple):
+    """A whole call, prepared: what launches it, of what, and what ends its waits."""
+
+    kernel: Any
+    made: Any
+    control: one_launch.Control
+
+
+def _whole_operands(prepared: _Whole, operands: DirectOperands) -> Any:
+    """Return operands as the kernel's own module takes them."""
+    if prepared.kernel is direct_gather:
+        outputs = [direct_gather.Matrices(*each) for each in operands.outputs]
+        return direct_gather.Operands(operands.x, outputs)
+    return direct.Operands(operands.x, *operands.outputs[0])
 
 
 class TorchKernels:
@@ -86,47 +104,55 @@ class TorchKernels:
 
     def prepare_direct(
         self,
-        table: DirectTable,
+        table: DirectTable | GatherTable,
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
         told_word: int,
         stop_word: Callable[[], int],
-    ) -> tuple[direct.Direct, direct.Control]:
+    ) -> _Whole:
         """See `DeviceKernels.prepare_direct`."""
-        device = _device()
-        prepared = direct.prepare(table, direct.Places(*windows), device)
+        device, places = _device(), one_launch.Places(*windows)
         told, stop = _Word(told_word), _Word(stop_word())  # made outside captures, as all here
-        return prepared, direct.Control(digest, stop, told, round(1e9 * timeout_s))
+        control = one_launch.Control(digest, stop, told, round(1e9 * timeout_s))
+        if isinstance(table, GatherTable):
+            return _Whole(direct_gather, direct_gather.prepare(table, places, device), control)
+        return _Whole(direct, direct.prepare(table, places, device), control)
 
     def arm_direct(
-        self, prepared: tuple[direct.Direct, direct.Control], operands: DirectOperands, copy: int
+        self, prepared: _Whole, operands: DirectOperands, copy: int
     ) -> Callable[[], None]:
         """See `DeviceKernels.arm_direct`."""
-        given, (made, control) = direct.Operands(*operands), prepared
-        direct.warm(made, given, control)
-        return lambda: direct.all_reduce(made, given, control, copy)
+        kernel, made, control = prepared
+        given = _whole_operands(prepared, operands)
+        kernel.warm(made, given, control)
+        launch = kernel.launch_of(made, given, control, copy)
+        return lambda: one_launch.enqueue(launch)
 
     def described_direct(
-        self,
-        prepared: tuple[direct.Direct, direct.Control],
-        operands: DirectOperands,
-        places: DirectOperands,
+        self, prepared: _Whole, operands: DirectOperands, places: DirectOperands
     ) -> LaunchSpec:
         """See `DeviceKernels.described_direct`."""
-        made, control = prepared
-        x, w, bias, y = operands
-        launch = direct.launch_of(made, direct.Operands(x, w, bias, y), control)
+        kernel, made, control = prepared
+        launch = kernel.launch_of(made, _whole_operands(prepared, operands), control)
         compiled = launching.loaded(launch.kernel, launch.arguments, num_warps=launch.warps)
         where: dict[str, Place] = {
-            "x": places.x, "w": places.w, "y": places.y, "copy": launching.Copy(),
-            "bias": places.y if places.bias is None else places.bias,
-            "x_stride": Pitch(places.x.slot, x.element_size()),
-            "y_stride": Pitch(places.y.slot, y.element_size()),
-            ("w_deep_stride" if w.stride(1) == 1 else "w_col_stride"): Pitch(
-                places.w.slot, w.element_size()
-            ),
+            "x": places.x, "copy": launching.Copy(),
+            "x_stride": Pitch(places.x.slot, operands.x.element_size()),
         }  # fmt: skip
+        gathers = kernel is direct_gather
+        for number in range(MOST_OUTPUTS if gathers else 1):
+            n = str(number) if gathers else ""
+            if number >= len(operands.outputs):  # the kernel does not look at these
+                where |= dict.fromkeys((f"w{n}", f"bias{n}", f"y{n}"), places.x)
+                continue
+            (w, _, y), at = operands.outputs[number], places.outputs[number]
+            deep = "deep" if w.stride(1) == 1 else "col"
+            where |= {
+                f"w{n}": at.w, f"y{n}": at.y, f"bias{n}": at.y if at.bias is None else at.bias,
+                f"y{n}_stride": Pitch(at.y.slot, y.element_size()),
+                f"w{n}_{deep}_stride": Pitch(at.w.slot, w.element_size()),
+            }  # fmt: skip
         return launching.described(compiled, (launch.programs,), launch.arguments, where)
 
     def described_sum(

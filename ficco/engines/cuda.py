@@ -21,11 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import DeviceCompute, DirectWindows
-from ficco.engines.launches import Launches
+from ficco.engines.launches import Launches, Whole
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
-from ficco.kernels.direct_table import table_of
+from ficco.kernels import direct_gather_table, direct_table
+from ficco.kernels.direct_gather_table import GatherTable
+from ficco.kernels.direct_table import DirectTable
+from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
 from ficco.timeline import Span
 
@@ -195,8 +198,14 @@ class BoundPlan:
         self._window = window  # keeps its memory
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._places, _ = window_places(plan.buffers)
+        stores = _is_one_launch(plan)
+        if stores and compute.kernels is None:
+            raise ScheduleError(
+                f"step {plan.steps[0].id!r}: transport='sm' needs a kernel that stores at peers, "
+                f"and there is none for arrays of {compute.name}; the nearest that works is "
+                "transport='dma'"
+            )
         lanes = _lanes(plan.steps, compute)
-        stores = any(step.kind == "copy" and step.unit == "sm" for step in plan.steps)
         encoded = encode_whole(plan) if stores else encode(plan, lanes, one_launch=True)
         self._slots = [
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
@@ -227,11 +236,11 @@ class BoundPlan:
                 return device.stop_word(compute)
 
             if stores:
-                places = DirectWindows(window.words, window.data)
-                whole = compute.kernels.prepare_direct(
-                    table_of(plan), places, digest, timeout_s,
-                    device.native.told_word, stop_word,
-                )  # fmt: skip
+                table, places = _table_of(plan), DirectWindows(window.words, window.data)
+                prepared = compute.kernels.prepare_direct(
+                    table, places, digest, timeout_s, device.native.told_word, stop_word
+                )
+                whole = Whole(prepared, table.outputs)
             self._launches = Launches(
                 plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,
                 timeout_s, stop_word,
@@ -384,6 +393,22 @@ class BoundPlan:
         return spans
 
 
+def _is_one_launch(plan: RankPlan) -> bool:
+    """Whether one kernel runs a rank's plan: by transport "sm" even the handshake is in its lane.
+
+    A rank without rows to store is part of such a call, too.
+    """
+    one_lane = len({step.lane for step in plan.steps}) == 1
+    copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
+    return one_lane and copies and any(step.words for step in plan.steps)
+
+
+def _table_of(plan: RankPlan) -> DirectTable | GatherTable:
+    """Return what the kernel reads of a plan that is one launch."""
+    gathers = any(buffer.name == GATHERED for buffer in plan.buffers)
+    return direct_gather_table.table_of(plan) if gathers else direct_table.table_of(plan)
+
+
 def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
     """Number the lanes that get a stream; the one with compute is the caller's."""
     computing: dict[str, str] = {}
@@ -394,11 +419,6 @@ def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
                 f"step {step.id!r}: it waits for what peers' kernels make, and with "
                 "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would stand behind it in the one "
                 "hardware queue; unset it, or use sums='apart'"
-            )
-        if compute.kernels is None and step.kind == "copy" and step.unit == "sm":
-            raise ScheduleError(
-                f"step {step.id!r}: transport='sm' needs a kernel that stores at peers, and there "
-                f"is none for arrays of {compute.name}; the nearest that works is transport='dma'"
             )
         if compute.kernels is None and step.parts:
             raise ScheduleError(

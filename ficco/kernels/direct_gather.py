@@ -218,8 +218,9 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
     _check(table, operands)
     x, outputs = operands
     item = x.element_size()
-    edges = (x.data_ptr(), x.stride(0) * item if table.own_rows else 0, table.k * item)
-    aligned = all(edge % ALIGN == 0 for edge in edges)
+    # What divides a stride is known to a described launch in elements: see `launching`.
+    stride = x.stride(0) if table.own_rows else 0
+    aligned = x.data_ptr() % ALIGN == stride % ALIGN == table.k * item % ALIGN == 0
     wide = min(power(table.width), 512)
     found: dict[str, Any] = {
         "x": x,

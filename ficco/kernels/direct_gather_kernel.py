@@ -349,7 +349,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
 
     for item in tl.range(programs - 1 - program, stored, programs):
         begin = tl.multiple_of(item * width, EDGE)
-        end = tl.minimum(begin + width, k)
+        end = tl.multiple_of(tl.minimum(begin + width, k), EDGE)
         for top in tl.range(0, own_rows, PUSH_ROWS):
             row = top + tl.arange(0, PUSH_ROWS)
             for left in tl.range(begin, end, PUSH_COLS):

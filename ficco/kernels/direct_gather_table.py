@@ -8,27 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ficco.kernels.plan_reader import PlanReader
+from ficco.kernels.plan_reader import OutputNames, PlanReader
 from ficco.plan import Product, RankPlan, Region, Word, window_places
 
-__all__ = ["GatherOutput", "GatherTable", "table_of"]
-
-
-class GatherOutput(NamedTuple):
-    """A product of all rows and a weight of this rank.
-
-    Attributes:
-        y, w: names of the result and of the weight.
-        bias: name of the bias, or "" without one.
-        n: columns, 1 or more.
-        turned: whether the plan's weight is stored transposed.
-    """
-
-    y: str
-    w: str
-    bias: str
-    n: int
-    turned: bool
+__all__ = ["GatherTable", "table_of"]
 
 
 class GatherTable(NamedTuple):
@@ -57,7 +40,7 @@ class GatherTable(NamedTuple):
     slices: int
     sources: tuple[int, ...]
     gathered: int
-    outputs: tuple[GatherOutput, ...]
+    outputs: tuple[OutputNames, ...]
 
 
 def table_of(plan: RankPlan) -> GatherTable:
@@ -141,9 +124,9 @@ class _Reader(PlanReader):
         self.all_words(tuple(words), wanted)
         return words
 
-    def _multiply(self) -> tuple[GatherOutput, ...]:
+    def _multiply(self) -> tuple[OutputNames, ...]:
         """Read the products of all rows."""
-        found: dict[str, tuple[GatherOutput, int]] = {}  # with the rows that are made so far
+        found: dict[str, tuple[OutputNames, int]] = {}  # with the rows that are made so far
         while self.next() == "gemm":
             step = self.take("gemm")
             self.expect(not step.transpose_a, "multiply x")
@@ -152,7 +135,7 @@ class _Reader(PlanReader):
                 self._check(product, row, step.transpose_b)
                 bias = product.add[0].buffer if product.add else ""
                 n = product.c.cols
-                this = GatherOutput(y, product.b.buffer, bias, n, step.transpose_b)
+                this = OutputNames(y, product.b.buffer, bias, n, step.transpose_b)
                 self.expect(output in (None, this), "make all rows of an output alike")
                 found[y] = this, product.c.row1
         self.expect(all(row == self.window.rows for _, row in found.values()), "make all rows")

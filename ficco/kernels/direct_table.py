@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ficco.kernels.plan_reader import PlanReader
+from ficco.kernels.plan_reader import OutputNames, PlanReader
 from ficco.plan import RankPlan, Region, Word, window_places
 
 __all__ = ["DirectChunk", "DirectTable", "table_of"]
@@ -49,6 +49,7 @@ class DirectTable(NamedTuple):
         owners: ranks, but this one, that pass sums on.
         landing: byte offset of the window of products in a window copy.
         kept: the same of the window of sums, if `twice`.
+        outputs: the one that there is.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class DirectTable(NamedTuple):
     owners: tuple[int, ...]
     landing: int
     kept: int
+    outputs: tuple[OutputNames]
 
 
 def table_of(plan: RankPlan) -> DirectTable:
@@ -142,8 +144,15 @@ class _Reader(PlanReader):
             bias_row=bias_rows[0], bias_rows=bias_rows[1] - bias_rows[0],
             slot_rows=self.slot, rows_to=rows_to, targets=targets, owners=owners,
             landing=places[self.landing.name],
-            kept=places[self.kept.name] if self.twice else 0,
+            kept=places[self.kept.name] if self.twice else 0, outputs=(self._output(),),
         )  # fmt: skip
+
+    def _output(self) -> OutputNames:
+        weights = [buffer for buffer in self.plan.buffers if buffer.role == "weight"]
+        w = next(buffer for buffer in weights if buffer.name != "bias0")
+        turned = any(step.transpose_b for step in self.plan.steps)
+        turned = turned or (self.x.cols == 0 and w.rows > 0)  # without products
+        return OutputNames("y0", w.name, "bias0" if self.bias else "", self.y.cols, turned)
 
     # ---- the stages
 

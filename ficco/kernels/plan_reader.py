@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ficco.errors import PlanError
 from ficco.plan import RankPlan, Step, Word
 
-__all__ = ["PlanReader"]
+__all__ = ["OutputNames", "PlanReader"]
+
+
+class OutputNames(NamedTuple):
+    """A product of x and a weight of this rank, and which matrices of the plan it is made of.
+
+    Attributes:
+        y, w: names of the result and of the weight.
+        bias: name of the bias, or "" without one.
+        n: columns, 1 or more in a gather.
+        turned: whether the weight is stored transposed.
+    """
+
+    y: str
+    w: str
+    bias: str
+    n: int
+    turned: bool
 
 
 class PlanReader:

@@ -48,12 +48,16 @@ class Calls:
         return self.bags(step.reads, step.writes)
 
     def use_as_one(self, steps: Sequence[Step]) -> None:
-        """Take the GEMMs of the rank, which are slices of columns, for parts of one launch."""
-        gemms = [step.products for step in steps if step.kind == "gemm"]
-        if gemms:
-            cols = sum([products[0].c.cols for products in gemms])
-            area = sum([product.c.area for products in gemms for product in products])
-            whole = self.machine.gemm_us(area // cols, cols, gemms[0][0].a.cols, self.dtype)
+        """Take the GEMMs of the rank for parts of one launch, whose products have the same rows.
+
+        They are slices of columns, or whole outputs, in one or in several pieces of rows.
+        """
+        products = [product for step in steps if step.kind == "gemm" for product in step.products]
+        if products:
+            rows = sum([p.c.rows for p in products if p.b == products[0].b])
+            rows = min(rows, max([p.c.row1 for p in products]))  # outputs may share a weight
+            area = sum([product.c.area for product in products])
+            whole = self.machine.gemm_us(rows, area // rows, products[0].a.cols, self.dtype)
             self._ns_an_element = 1e3 * whole / area
 
     def within(self, step: Step) -> float:

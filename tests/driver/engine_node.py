@@ -109,6 +109,8 @@ def refused(problem: Problem, name: str) -> bool:
     """Whether a named schedule cannot be had for a problem, for a reason that README states."""
     if name == "gated_sums_1d" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         return True
+    if name == "gather_sm":
+        return any(output.axis != "rows" for output in problem.outputs)
     if name == "gated_1d":
         sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"

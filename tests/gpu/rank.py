@@ -120,6 +120,8 @@ def refused(problem: Problem, name: str) -> bool:
     if name == "gated_1d":
         sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"
+    if name == "gather_sm":
+        return any(output.axis != "rows" for output in problem.outputs)
     if name == "gated_sums_1d":
         return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     return name == "uniform_fused_2d" and problem.op == "embedding_all_to_all"

@@ -227,7 +227,9 @@ def _check_text(made: Any, m: int) -> None:
     assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read past a word"
     assert places(r"prefetch\.global\.L2", text)[0] < acquires[0], "weights are asked for late"
     assert places(r"atom\.global\.gpu\.acq_rel\.add", text), "ends are not ordered"
-    assert m == 1 or places(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", text), "slow"
+    assert m == 1 or places(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", text), (
+        "slow"
+    )
     assert made.metadata.shared <= 140_000, "no other kernel fits beside"
 
 
