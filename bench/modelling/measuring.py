@@ -77,6 +77,8 @@ class Place:
 
     def size_windows(self, cell: Cell) -> None:
         """Make windows as large as any schedule of the cell needs; they cannot grow in captures."""
+        if cell.mode == "serving":  # as who serves does before the first request
+            ficco.size_windows(self.model(cell, cells.FICCO), cell.tokens, backward=False)
         key = (cell.model, cell.split, cell.mode == "training")
         if self._sized.get(key, 0) >= cell.tokens:
             return

@@ -166,15 +166,18 @@ def _machinery(page: Page) -> list[str]:
 
 
 def _swept(page: Page) -> list[str]:
-    lines: list[str] = []
-    for path, document in _first(page, "sweep"):
+    """Return what sweeps say: that of the most GPUs with its plots, the others on demand."""
+    found = read(page.results / f"sweep_x{world}.json" for world in (8, 4, 2))
+    lines: list[str] = ["### Swept", ""] if found else []
+    for i, (path, document) in enumerate(found):
         where = f"{document['world']} {document['gpus'][0]['name']}s"
-        lines += [
-            "### Swept", "", *swept_lines(document, page.link(path)), "",
+        said = [
+            *swept_lines(document, page.link(path)), "",
             page.picture(f"Speed-up over serial of every shape, {where}", f"{path.stem}_gains.svg"),
             "",
-            page.picture(f"Which schedule wins where, {where}", f"{path.stem}_map.svg"), "",
+            page.picture(f"Which schedule wins where, {where}", f"{path.stem}_map.svg"),
         ]  # fmt: skip
+        lines += [*(folded(f"The same on {where}", said) if i else said), ""]
     return lines
 
 

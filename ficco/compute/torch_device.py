@@ -173,8 +173,7 @@ class TorchDeviceCompute:
         target: torch.Tensor,
     ) -> None:
         """See `DeviceCompute.sum`."""
-        distance = slots.distance * slots.first.stride(0)
-        sum_partials(slots.first, distance, slots.number, own, own_at, bias, target)
+        sum_partials(slots.first, slots.distance, slots.number, own, own_at, bias, target)
 
     def bag(
         self,

@@ -162,8 +162,7 @@ class TorchKernels:
         slots, own, bias, target = operands
         if not target.numel():
             return None
-        apart = distance * slots.stride(0)
-        launch = summing.launch_of(slots, apart, count, own, own_at, bias, target)
+        launch = summing.launch_of(slots, distance, count, own, own_at, bias, target)
         compiled = launching.loaded(launch.kernel, launch.arguments, num_warps=launch.warps)
         where: dict[str, Place] = {
             "target": places.target, "slots": places.slots, "own": places.own,

@@ -17,7 +17,8 @@ __all__ = ["Launch", "launch_of", "sum_partials"]
 _ROWS, _COLS, _WARPS = 8, 512, 4
 
 
-@triton.jit
+# Another number of rows is no other kernel: where prompts differ, every call has its own.
+@triton.jit(do_not_specialize=("rows", "slot_rows"))
 def _sum(  # noqa: PLR0913 - a kernel's arguments are its interface
     target,
     slots,
@@ -27,7 +28,7 @@ def _sum(  # noqa: PLR0913 - a kernel's arguments are its interface
     cols,
     target_stride,
     slots_stride,
-    slot_distance,
+    slot_rows,
     own_stride,
     COUNT: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     OWN_AT: tl.constexpr,  # noqa: N803
@@ -43,7 +44,7 @@ def _sum(  # noqa: PLR0913 - a kernel's arguments are its interface
         if i == OWN_AT:
             total += tl.load(own + row * own_stride + col, mask=inside, other=0).to(tl.float32)
         if i < COUNT:
-            part = slots + i * slot_distance + row * slots_stride + col
+            part = slots + (i * slot_rows + row) * slots_stride + col
             total += tl.load(part, mask=inside, other=0).to(tl.float32)
     if HAS_BIAS:
         total += tl.load(bias + col, mask=col < cols, other=0).to(tl.float32)
@@ -52,7 +53,7 @@ def _sum(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 def sum_partials(
     slots: torch.Tensor,
-    slot_distance: int,
+    slot_rows: int,
     count: int,
     own: torch.Tensor,
     own_at: int,
@@ -63,7 +64,7 @@ def sum_partials(
 
     Args:
         slots: the first slot [rows, cols], unit stride along rows.
-        slot_distance: elements from one slot to the next.
+        slot_rows: rows from one slot to the next.
         count: slots, 0 or more.
         own: [rows, cols], added before slot number `own_at`.
         own_at: 0 to count.
@@ -72,7 +73,7 @@ def sum_partials(
     """
     rows, cols = target.shape
     if rows and cols:
-        launch = launch_of(slots, slot_distance, count, own, own_at, bias, target)
+        launch = launch_of(slots, slot_rows, count, own, own_at, bias, target)
         launch.kernel[launch.grid](**launch.arguments, num_warps=launch.warps)
 
 
@@ -94,7 +95,7 @@ class Launch(NamedTuple):
 
 def launch_of(
     slots: torch.Tensor,
-    slot_distance: int,
+    slot_rows: int,
     count: int,
     own: torch.Tensor,
     own_at: int,
@@ -107,7 +108,7 @@ def launch_of(
         "target": target, "slots": slots, "own": own, "bias": target if bias is None else bias,
         "rows": rows, "cols": cols,
         "target_stride": target.stride(0), "slots_stride": slots.stride(0),
-        "slot_distance": slot_distance, "own_stride": own.stride(0),
+        "slot_rows": slot_rows, "own_stride": own.stride(0),
         "COUNT": count, "OWN_AT": own_at, "HAS_BIAS": bias is not None,
         "ROWS": _ROWS, "COLS": _COLS,
     }  # fmt: skip

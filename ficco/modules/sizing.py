@@ -1,7 +1,8 @@
 """size_windows(): windows made large enough before a CUDA graph is captured, or before serving.
 
-Windows grow with the largest call, which a capture forbids and a request should not wait for. What
-a call needs follows from its plan alone, so the layers' own calls are made once, on zeros.
+Windows grow with the largest call, which a capture forbids and a request should not wait for; nor
+should it wait for kernels, of which another number of rows may need others. What a call needs
+follows from its plan alone, so the layers' own calls are made once, on zeros.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ficco.modules.layers.layer import ATTRIBUTE, Layer, layer_of
 
 __all__ = ["size_windows"]
 
+_FEWER = 0.8  # of rows, from one size that is made ready for serving to the next
 Module = torch.nn.Module
 Tensor = torch.Tensor
 
@@ -24,8 +26,10 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     """Run every kind of call that an overlapped model's layers make, twice, on zeros.
 
     Afterwards no call with as many rows or fewer, by the same schedule, grows a window; on GPUs
-    neither does the same call in a capture. It is a collective call: all ranks make it alike.
-    Gradients of the model are not touched.
+    neither does the same call in a capture. Without backward, calls of fewer rows are made as well,
+    each of a fifth fewer, so that nearly all kernels are compiled and loaded that requests of other
+    lengths run. It is a collective call: all ranks make it alike. Gradients of the model are not
+    touched.
 
     Args:
         module: an overlapped model.
@@ -70,6 +74,9 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
         seen = layer.seen
         for _ in range(2):  # the second one makes ready what a capture takes
             _call(layer, weights, rows, wanted)
+        fewer = rows
+        while not wanted and (fewer := int(fewer * _FEWER)):
+            _call(layer, weights, fewer, backward=False)
         layer.seen = seen
 
 

@@ -25,7 +25,7 @@ class FakeGpu final : public Gpu {
     bool refuses = false;     // to launch
     std::size_t encoded = 0;  // tensor maps
     std::vector<Launched> launched;
-    std::vector<std::string> told;  // "record", "launch", "copy", in order
+    std::vector<std::string> told;  // "record", "launch", "copy", "words", in order
 
     GpuStream new_stream(bool) override { return number(); }
     void delete_stream(GpuStream) noexcept override {}
@@ -40,7 +40,7 @@ class FakeGpu final : public Gpu {
         told.push_back("copy");
         ++nodes_.copies;
     }
-    void words(std::span<const WordCommand>, GpuStream) override {}
+    void words(std::span<const WordCommand>, GpuStream) override { told.push_back("words"); }
     void fill(GpuAddress, unsigned char, std::size_t, GpuStream) override {}
     void read(void*, GpuAddress, std::size_t, GpuStream) override {}
 

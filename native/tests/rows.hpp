@@ -60,6 +60,9 @@ class Rows {
     Rows& clear(int rank, int word, int other_copy = 0) {
         return word_row(3, rank, word, 0, false, other_copy);
     }
+    Rows& expect(int rank, int word, std::int64_t value = 1) {
+        return word_row(5, rank, word, value, false, 0);
+    }
     Rows& after(int step) {
         return row({segment_, lane_, 4, step_, step, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
     }

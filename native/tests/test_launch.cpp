@@ -1,4 +1,5 @@
 // Programs that launch kernels by themselves: what they pass, when, and what they refuse.
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 
@@ -41,7 +42,8 @@ std::vector<std::int64_t> fields(const std::vector<Row>& rows) {
 
 // A plan of two segments and slots: 0 the caller's, 1 in the own window, 2 the caller's.
 struct Bench {
-    explicit Bench(int segments = 2) {
+    explicit Bench(int segments = 2, Rows of = Rows().on(0, 0).step(0).copy({0}, {1}, 2, 8))
+        : rows(std::move(of)) {
         const std::vector<GpuAddress> words{0x1000, 0x9000}, data{0x100000, 0x200000};
         program = std::make_unique<GpuProgram>(
             std::make_shared<GpuRank>(gpu, std::make_shared<Group>(1, 5.0, nullptr), 0),
@@ -60,7 +62,7 @@ struct Bench {
     }
 
     std::shared_ptr<FakeGpu> gpu = std::make_shared<FakeGpu>();
-    Rows rows = Rows().on(0, 0).step(0).copy({0}, {1}, 2, 8);
+    Rows rows;
     std::vector<std::int64_t> windows{1, 0, 512, kWindowPitch};
     std::unique_ptr<GpuProgram> program;
     std::vector<std::uint64_t> addresses{0x40000, 0, 0x50000};
@@ -147,6 +149,37 @@ TEST(launches_stand_behind_the_rows_of_their_segment) {
     const auto times = bench.program->times();
     CHECK(times[1].start_ns != 0);  // both segments take the time of step 1
     CHECK(times[2].start_ns == 0);
+}
+
+TEST(what_marks_the_end_of_a_kernel_that_waits_stands_behind_other_lanes_rows) {
+    Bench bench(2, Rows()
+                       .on(0, kInline)
+                       .step(0)
+                       .expect(0, data_word(0, 0))
+                       .on(1, 0)
+                       .step(1)
+                       .copy({0}, {1}, 2, 8)
+                       .on(1, 1)
+                       .step(2)
+                       .after(0)
+                       .raise(0, data_word(0, 1)));
+    bench.gpu->kernels[kKernel] = {4};
+    const std::vector<Row> parameters{constant(4, 1)};
+    const auto numbers = fields(parameters);
+    const LaunchBinding binding{{kKernel, {3, 1, 1}, 128, 4096}, numbers};
+    bench.program->set_launches(0, 0, 0, std::span(&binding, 1));
+    bench.call(0);
+    // fork, the watch is told, launch, copy, mark, word raised, the watch again, joins, end
+    const std::vector<std::string> wanted{"record", "words", "launch", "copy",   "record",
+                                          "words",  "words", "record", "record", "record"};
+    CHECK(bench.gpu->told == wanted);
+    bench.gpu->told.clear();
+    bench.call(1, true);
+    const auto& told = bench.gpu->told;
+    const auto launch = std::ranges::find(told, "launch");
+    CHECK(told.end() - launch > 2);
+    CHECK(*(launch + 1) == "record" && *(launch + 2) == "copy");  // it begins
+    CHECK(bench.program->times()[0].end_ns != 0);
 }
 
 TEST(a_step_without_launches_is_one) {

@@ -80,7 +80,7 @@ def sum_case(cols: int) -> Case:
     target, own, slots = (torch.zeros(20, cols, dtype=torch.float16) for _ in range(3))
     arguments = {
         "target": target, "slots": slots, "own": own, "bias": target, "rows": 5, "cols": cols,
-        "target_stride": cols, "slots_stride": cols, "slot_distance": 5 * cols, "own_stride": cols,
+        "target_stride": cols, "slots_stride": cols, "slot_rows": 5, "own_stride": cols,
         "COUNT": 2, "OWN_AT": 1, "HAS_BIAS": False, "ROWS": 8, "COLS": 512,
     }  # fmt: skip
     places: dict[str, Place] = {

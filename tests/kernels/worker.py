@@ -30,7 +30,7 @@ def summing() -> None:
             (7, 4, 8, 512, True),
         ):  # fmt: skip
             wide = torch.randn((count + 1) * (rows + 2), cols + 3).to(dtype)
-            slots, distance = wide[:rows, :cols], (rows + 2) * (cols + 3)
+            slots, distance = wide[:rows, :cols], rows + 2
             parts = [wide[i * (rows + 2) :][:rows, :cols] for i in range(count)]
             own = torch.randn(rows, cols)
             offset = torch.randn(1, cols).to(dtype) if bias else None

@@ -23,7 +23,7 @@ def measure(ranks: Ranks) -> float:
 
     def run() -> None:
         for _ in range(_CALLS):
-            sum_partials(slots[:_ROWS], _ROWS * _COLS, _SLOTS, own, 1, None, target)
+            sum_partials(slots[:_ROWS], _ROWS, _SLOTS, own, 1, None, target)
 
     us = ranks.timed(run, _CALLS, together=False)
     return gbps(_BYTES, ranks.middle(us))

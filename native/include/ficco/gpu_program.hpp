@@ -8,7 +8,9 @@
 // is, one call does everything.
 //
 // Rows are submitted in the order of the plan, so that it is right on one shared hardware queue,
-// too.
+// too. What marks the end of a kernel that expects words is submitted behind the other lanes' rows
+// that follow: such a queue would hold them until the kernel ends, which may wait for peers that
+// wait for them.
 #pragma once
 
 #include <array>
@@ -70,7 +72,9 @@ class GpuProgram {
     void submit(int segment);
     // Enqueues the launches of a segment behind it, stamps and mark included.
     void launch(int segment);
-    void mark(int step);               // the caller has enqueued a step that others may come after
+    // The caller has enqueued a step that others may come after. It, and the end of a step, may be
+    // submitted later, before anything that needs it.
+    void mark(int step);
     void stamp(int step, bool ended);  // the caller is about to enqueue a step, or has
     // Joins all lanes into the caller's stream. Throws GpuError where a capture has lost copies.
     void finish();
@@ -88,6 +92,10 @@ class GpuProgram {
                      std::span<const std::int64_t> pitches) const;
     void check_launch(const GpuLaunch& launch) const;
     LaunchPlaces places(int copy) const;
+    bool expects() const;  // whether the kernel behind the last segment does
+    void record_step(int step);
+    void record_time(int step, bool ended);
+    void settle();  // submit what was left for later
     void run(const GpuAction& action);
     void run_copy(const CopyOp& copy, GpuStream stream);
     void fork();
@@ -111,6 +119,7 @@ class GpuProgram {
     std::vector<bool> slot_is_window_;
     std::vector<bool> slot_is_given_;   // by the caller
     std::vector<bool> slot_is_copied_;  // its address must not be 0
+    std::vector<bool> expects_;         // by segment: whether a kernel behind it expects words
 
     // Compute that the program enqueues itself, by segment.
     std::vector<std::optional<GpuWork>> works_;
@@ -136,6 +145,8 @@ class GpuProgram {
     std::vector<std::array<GpuAddress, kWindowCopies>> bases_;  // by slot
     std::vector<std::int64_t> pitches_;
     std::vector<std::array<bool, 2>> stamped_;  // by step
+    std::optional<int> unmarked_;               // a step whose mark is left for later
+    std::optional<int> unstamped_;              // likewise its end
 };
 
 }  // namespace ficco

@@ -34,6 +34,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
     stamped_.resize(steps);
     streams_.resize(kMaxLanes, nullptr);
     works_.resize(static_cast<std::size_t>(binding.segments));
+    expects_.resize(static_cast<std::size_t>(binding.segments));
     for (const WindowSlot& slot : window_slots_) {
         slot_is_window_[static_cast<std::size_t>(slot.slot)] = true;
         slot_is_given_[static_cast<std::size_t>(slot.slot)] = false;
@@ -50,6 +51,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             throw std::invalid_argument(
                 "a kernel that expects words runs on the caller's stream, between two segments");
         }
+        if (op.kind == Op::Kind::expect) expects_[static_cast<std::size_t>(op.segment)] = true;
         if (by_kernel || op.kind == Op::Kind::wait) {
             if (op.word.rank != binding.rank) {
                 throw std::invalid_argument("a wait for a word of rank " +

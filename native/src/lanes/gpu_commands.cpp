@@ -50,6 +50,10 @@ class Compiler {
         for (std::size_t row = 0; row < ops.size(); ++row) {
             const Op& op = ops[row];
             if (op.kind == Op::Kind::told) continue;
+            if (told_ && (op.segment > told_->segment + 1 ||
+                          (op.segment == told_->segment + 1 && op.lane == kInline))) {
+                take_back();
+            }
             if (op.kind == Op::Kind::after) {
                 if (survey.crosses(op)) push(op, GpuAction::Kind::wait, op.awaited, 0);
                 continue;
@@ -72,6 +76,7 @@ class Compiler {
             if (timed_) push(op, GpuAction::Kind::end, op.step, 0);
             if (survey.recorded.contains(op.step)) push(op, GpuAction::Kind::record, op.step, 0);
         }
+        if (told_) take_back();
         return std::move(result_);
     }
 
@@ -99,15 +104,21 @@ class Compiler {
     }
 
     // A kernel waits for the word: the stream's own command is to tell the watch, and behind the
-    // kernel, at the head of the next segment, to take it back.
+    // kernel to take it back.
     void expect(const Op& op, bool last_wait) {
-        int begin = count();
+        const int begin = count();
         set_lane_word(op);
         if (count() > begin) submit(op, op.segment, begin);
-        if (!last_wait) return;
-        begin = count();
-        clear_lane_word(op);
-        submit(op, op.segment + 1, begin);
+        if (last_wait) told_ = &op;
+    }
+
+    // Behind what the next segment has for other lanes: peers may need that for what the kernel
+    // waits for, and on a shared hardware queue it would stand behind the kernel's end.
+    void take_back() {
+        const int begin = count();
+        clear_lane_word(*told_);
+        submit(*told_, told_->segment + 1, begin);
+        told_ = nullptr;
     }
 
     void set_lane_word(const Op& op) {
@@ -148,7 +159,8 @@ class Compiler {
 
     const GpuTarget& target_;
     const bool timed_;
-    std::set<int> watched_;  // lanes whose word is set
+    std::set<int> watched_;     // lanes whose word is set
+    const Op* told_ = nullptr;  // the last one that expects, until the watch's word is taken back
     GpuCommands result_;
 };
 

@@ -79,6 +79,8 @@ void GpuProgram::start(int copy, GpuStream stream, bool traced,
     next_segment_ = 0;
     caller_ = stream;
     submitted_ = {};
+    unmarked_.reset();
+    unstamped_.reset();
 
     Gpu& gpu = rank_->gpu();
     const Gpu::Current current(gpu);
@@ -109,8 +111,10 @@ void GpuProgram::submit(int segment) {
     next_segment_ = segment + 1;
     const Gpu::Current current(rank_->gpu());
     for (const GpuAction& action : commands.segments[static_cast<std::size_t>(segment)]) {
+        if (action.lane == kInline || action.kind == GpuAction::Kind::wait) settle();
         run(action);
     }
+    settle();
 }
 
 void GpuProgram::launch(int segment) {
@@ -182,18 +186,45 @@ void GpuProgram::run_copy(const CopyOp& copy, GpuStream stream) {
 
 void GpuProgram::mark(int step) {
     if (!running_) throw std::runtime_error("no call runs; start one first");
-    const Gpu::Current current(rank_->gpu());
-    rank_->gpu().record(made(step_events_.at(static_cast<std::size_t>(step))), caller_);
+    if (expects()) {
+        unmarked_ = step;
+    } else {
+        record_step(step);
+    }
 }
 
 void GpuProgram::stamp(int step, bool ended) {
     if (!running_) throw std::runtime_error("no call runs; start one first");
     if (!traced_) return;
+    if (ended && expects()) {
+        unstamped_ = step;
+    } else {
+        record_time(step, ended);
+    }
+}
+
+bool GpuProgram::expects() const {
+    return next_segment_ > 0 && expects_[static_cast<std::size_t>(next_segment_ - 1)];
+}
+
+void GpuProgram::record_step(int step) {
+    const Gpu::Current current(rank_->gpu());
+    rank_->gpu().record(made(step_events_.at(static_cast<std::size_t>(step))), caller_);
+}
+
+void GpuProgram::record_time(int step, bool ended) {
     const Gpu::Current current(rank_->gpu());
     const auto which = static_cast<std::size_t>(ended);
     rank_->gpu().record(made(time_events_.at(static_cast<std::size_t>(step))[which], true),
                         caller_);
     stamped_[static_cast<std::size_t>(step)][which] = true;
+}
+
+void GpuProgram::settle() {
+    if (unstamped_) record_time(*unstamped_, true);
+    if (unmarked_) record_step(*unmarked_);
+    unstamped_.reset();
+    unmarked_.reset();
 }
 
 void GpuProgram::finish() {
