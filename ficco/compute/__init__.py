@@ -220,11 +220,13 @@ class DirectOperands(NamedTuple):
 
     Attributes:
         x: what is multiplied.
-        outputs: of the table, in its order; one for all that is no gather.
+        outputs: products of the table, in its order; one for all that is no gather.
+        kept: takes the gathered x, or None.
     """
 
     x: Any
     outputs: Sequence[DirectOutput]
+    kept: Any | None = None
 
 
 class SumOperands(NamedTuple):

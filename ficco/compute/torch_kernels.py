@@ -55,7 +55,7 @@ def _whole_operands(prepared: _Whole, operands: DirectOperands) -> Any:
     """Return operands as the kernel's own module takes them."""
     if prepared.kernel is direct_gather:
         outputs = [direct_gather.Matrices(*each) for each in operands.outputs]
-        return direct_gather.Operands(operands.x, outputs)
+        return direct_gather.Operands(operands.x, outputs, operands.kept)
     return direct.Operands(operands.x, *operands.outputs[0])
 
 
@@ -153,6 +153,10 @@ class TorchKernels:
                 f"y{n}_stride": Pitch(at.y.slot, y.element_size()),
                 f"w{n}_{deep}_stride": Pitch(at.w.slot, w.element_size()),
             }  # fmt: skip
+        if gathers:
+            where["kept"] = places.x if places.kept is None else places.kept
+        if operands.kept is not None and places.kept is not None:
+            where["kept_stride"] = Pitch(places.kept.slot, operands.kept.element_size())
         return launching.described(compiled, (launch.programs,), launch.arguments, where)
 
     def described_sum(

@@ -236,11 +236,12 @@ class BoundPlan:
                 return device.stop_word(compute)
 
             if stores:
-                table, places = _table_of(plan), DirectWindows(window.words, window.data)
+                table, kept = _table_of(plan)
+                places = DirectWindows(window.words, window.data)
                 prepared = compute.kernels.prepare_direct(
                     table, places, digest, timeout_s, device.native.told_word, stop_word
                 )
-                whole = Whole(prepared, table.outputs)
+                whole = Whole(prepared, table.outputs, kept)
             self._launches = Launches(
                 plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,
                 timeout_s, stop_word,
@@ -403,10 +404,12 @@ def _is_one_launch(plan: RankPlan) -> bool:
     return one_lane and copies and any(step.words for step in plan.steps)
 
 
-def _table_of(plan: RankPlan) -> DirectTable | GatherTable:
-    """Return what the kernel reads of a plan that is one launch."""
-    gathers = any(buffer.name == GATHERED for buffer in plan.buffers)
-    return direct_gather_table.table_of(plan) if gathers else direct_table.table_of(plan)
+def _table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
+    """Return what the kernel reads of a plan that is one launch, and where it keeps x, if it does."""
+    if any(buffer.name == GATHERED for buffer in plan.buffers):
+        table = direct_gather_table.table_of(plan)
+        return table, table.kept
+    return direct_table.table_of(plan), ""
 
 
 def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:

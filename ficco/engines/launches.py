@@ -34,11 +34,13 @@ class Whole(NamedTuple):
 
     Attributes:
         prepared: what launches it.
-        outputs: names of its matrices, in the kernel's order.
+        outputs: names of its products' matrices, in the kernel's order.
+        kept: name of the output that is the gathered x, or "".
     """
 
     prepared: Any
     outputs: Sequence[OutputNames]
+    kept: str = ""
 
 
 class Launches:
@@ -100,7 +102,7 @@ class Launches:
                 for each, _ in launches
             }
         )
-        self._outputs = () if whole is None else whole.outputs
+        self._outputs, self._kept = ((), "") if whole is None else whole[1:]
         if whole is not None:
             weights = dict.fromkeys((each.w, each.turned) for each in self._outputs)
             self._operands = [(slots[plan.rank, w], w, turned) for w, turned in weights]
@@ -196,7 +198,9 @@ class Launches:
             )
             for each in self._outputs
         ]
-        return DirectOperands(of(found["x"]), outputs)
+        return DirectOperands(
+            of(found["x"]), outputs, of(found[self._kept]) if self._kept else None
+        )
 
     def _handles(self, view: View) -> DirectOperands:
         found = self._direct(view)

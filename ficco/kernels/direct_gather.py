@@ -89,11 +89,13 @@ class Operands(NamedTuple):
 
     Attributes:
         x: the own shard [own rows, k], unit stride along rows.
-        outputs: of the table's outputs, in their order.
+        outputs: of the table's products, in their order.
+        kept: takes the gathered x, [m, k], unit stride along rows; None if the table keeps none.
     """
 
     x: torch.Tensor
     outputs: Sequence[Matrices]
+    kept: torch.Tensor | None = None
 
 
 def choose(
@@ -216,7 +218,7 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
     """Return the kernel's arguments by name."""
     table, tile = made.table, made.tile
     _check(table, operands)
-    x, outputs = operands
+    x, outputs, kept = operands
     item = x.element_size()
     # What divides a stride is known to a described launch in elements: see `launching`.
     stride = x.stride(0) if table.own_rows else 0
@@ -224,6 +226,7 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
     wide = min(power(table.width), 512)
     found: dict[str, Any] = {
         "x": x,
+        "kept": x if kept is None else kept,
         "places": made.places,
         "gates": made.gates,
         "parts": made.parts,
@@ -244,12 +247,14 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
         "sources": ranks_as_bits(table.sources),
         "splits": made.splits,
         "x_stride": x.stride(0),
+        "kept_stride": 1 if kept is None else kept.stride(0),
         "timeout_ns": control.timeout_ns,
         "WORLD": table.world,
         "OUTPUTS": len(outputs),
         "BIASES": sum((each.bias is not None) << i for i, each in enumerate(outputs)),
         "TURNED": sum((each.w.stride(0) == 1) << i for i, each in enumerate(outputs)),
         "SPLIT": made.splits > 1,
+        "KEEPS": kept is not None,
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "DEEP": tile.deep,
@@ -276,7 +281,15 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
 
 
 def _check(table: GatherTable, operands: Operands) -> None:
-    x, outputs = operands
+    x, outputs, kept = operands
+    if (kept is not None) != bool(table.kept):
+        raise InputError(
+            f"kept is {'None' if kept is None else 'given'}; the table was made "
+            f"{'with' if table.kept else 'without'} one"
+        )
+    if kept is not None:
+        check_operand(table.kept, kept, (table.m, table.k), table.dtype)
+        check_rows(table.kept, kept)
     if len(outputs) != len(table.outputs):
         raise InputError(f"{len(outputs)} outputs; the table was made for {len(table.outputs)}")
     check_operand("x", x, (table.own_rows, table.k), table.dtype)

@@ -10,7 +10,8 @@ tiles of all outputs. What all share are the slices of the own shard, the door's
 
 A tile has all rows, or as many as fit; own rows are read where the user has them. Where tiles are
 few, each is made in several parts of the contraction, by as many programs; the last of them adds
-the parts up, in their order. A lone program does all of this. The last program to end clears what
+the parts up, in their order. A gathered x that is kept is copied row by row, by all that have
+tiles. A lone program does all of this. The last program to end clears what
 peers raised, and raises free. Nothing waits for peers before the own shard is sent, and no program
 waits for another one of its rank but at the gates.
 """
@@ -209,6 +210,33 @@ def _make(  # noqa: PLR0913 - a kernel's arguments are its interface
         tl.store(at, total.to(y.dtype.element_ty), (row < m)[:, None] & (col < n)[None, :])
 
 
+@triton.jit
+def _keep_row(  # noqa: PLR0913
+    x,
+    gathered,
+    kept,
+    row,
+    came,
+    k,
+    own_row,
+    own_rows,
+    x_stride,
+    kept_stride,
+    WIDE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+):
+    """Copy a row of x to where it is kept."""
+    row = tl.full((), row, tl.int32)  # the interpreter's loops count in plain numbers
+    here = _rows_of(x, gathered, row, k, x_stride, own_row, own_rows, 1, BYTES)
+    there = kept + row.to(tl.int64) * kept_stride
+    for left in tl.range(0, k, WIDE):
+        col = left + tl.arange(0, WIDE)
+        piece = tl.load(here + col, mask=col < k, other=0)
+        if came == 0:
+            piece = tl.full((WIDE,), float("nan"), tl.float32).to(piece.dtype)
+        tl.store(there + col, piece, mask=col < k)
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     x,
@@ -224,6 +252,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     y1,
     y2,
     y3,
+    kept,
     places,
     gates,
     parts,
@@ -248,6 +277,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     n2,
     n3,
     x_stride: tl.int64,
+    kept_stride: tl.int64,
     w0_deep_stride,
     w1_deep_stride,
     w2_deep_stride,
@@ -270,6 +300,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     BIASES: tl.constexpr,  # noqa: N803
     TURNED: tl.constexpr,  # noqa: N803
     SPLIT: tl.constexpr,  # noqa: N803
+    KEEPS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
     DEEP: tl.constexpr,  # noqa: N803
@@ -280,7 +311,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     BYTES: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Store in every y the product of all ranks' x and a w (+ bias).
+    """Store in every y the product of all ranks' x and a w (+ bias), and in kept x, if KEEPS.
 
     w0 to w3, bias0 to bias3, y0 to y3, and their columns n and strides: of the outputs; those from
     number OUTPUTS on are not looked at. BIASES and TURNED: which outputs have a bias, and a weight
@@ -380,7 +411,8 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     everyone = tl.arange(0, 64)
     of_sources = ((sources >> everyone) & 1) != 0
     came = 1
-    if (first < units) | (door & (units == 0)):  # somebody awaits what is cleared at the end
+    awaits = (first < units) | (door & (units == 0))  # one does: at the end words are cleared
+    if awaits:
         came = await_all_words(
             words, _CHUNKS, slices, sources, 1, gates + MET, stop, patience_ns, WORLD, ON_GPU
         )
@@ -419,6 +451,14 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
                 SPLIT, ROWS, COLS, DEEP, STAGES, (BIASES >> number) & 1, EDGE, BYTES, ON_GPU,
             )  # fmt: skip
         base = past
+
+    if KEEPS:
+        keepers = tl.maximum(tl.minimum(units, workers), 1)
+        for row in tl.range(first, tl.where(awaits, m, 0), keepers):
+            _keep_row(
+                x, gathered, kept, row, came, k, own_row, own_rows, x_stride, kept_stride,
+                PUSH_COLS, BYTES,
+            )  # fmt: skip
 
     # The last program to end gives the window back: all have read what they read of it.
     if leave(gates) == programs - 1:

@@ -26,7 +26,8 @@ class GatherTable(NamedTuple):
         slices: of a shard; each has a word, in their order.
         sources: ranks, but this one, that have rows.
         gathered: byte offset of the window of all rows in a window copy.
-        outputs: those with columns.
+        outputs: products, those with columns.
+        kept: name of the output that is the gathered x, or "" without one.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class GatherTable(NamedTuple):
     sources: tuple[int, ...]
     gathered: int
     outputs: tuple[OutputNames, ...]
+    kept: str
 
 
 def table_of(plan: RankPlan) -> GatherTable:
@@ -76,6 +78,10 @@ class _Reader(PlanReader):
         self.read_entered()
         words = self._heard()
         outputs = self._multiply()
+        kept = self._keep()
+        results = {b.name for b in self.plan.buffers if b.role == "output" and b.cols}
+        made = {output.y for output in outputs} | ({kept} if kept else set())
+        self.expect(made == results, "make all outputs")
         self.read_end(words)
         slices = {count for count in (stored, len({word.chunk for word in words})) if count}
         self.expect(len(slices) == 1, "cut all shards alike")
@@ -84,7 +90,7 @@ class _Reader(PlanReader):
             rank=self.rank, world=len(self.peers) + 1, m=self.window.rows, k=self.x.cols,
             dtype=self.x.dtype, own_row=self.own_row, own_rows=self.x.rows, width=self.width,
             slices=slices.pop(), sources=tuple(sorted({word.peer for word in words})),
-            gathered=places[self.window.name], outputs=outputs,
+            gathered=places[self.window.name], outputs=outputs, kept=kept,
         )  # fmt: skip
 
     # ---- the stages
@@ -141,15 +147,31 @@ class _Reader(PlanReader):
         self.expect(all(row == self.window.rows for _, row in found.values()), "make all rows")
         return tuple([output for output, _ in found.values()])
 
+    def _keep(self) -> str:
+        """Read the copies of all rows into an output; return its name."""
+        if self.next() != "local_copy":
+            return ""
+        step, row = self.take("local_copy"), 0
+        for source, target in zip(step.reads, step.writes, strict=True):
+            self.expect(source == self._rows_of(row, target.row1), "keep x")
+            box = Region(self.rank, step.writes[0].buffer, row, target.row1, 0, self.x.cols)
+            self.expect(target == box, "keep each row once, in their order")
+            row = target.row1
+        self.expect(row == self.window.rows and step.unit == "sm", "keep all rows")
+        return step.writes[0].buffer
+
+    def _rows_of(self, begin: int, end: int) -> Region:
+        """Return where rows of x lie: own ones where the user has them, others in the window."""
+        own = self.own_row <= begin < self.own_row + self.x.rows
+        name, shift = ("x", self.own_row) if own else (self.window.name, 0)
+        return Region(self.rank, name, begin - shift, end - shift, 0, self.x.cols)
+
     def _check(self, product: Product, row: int, turned: bool) -> None:
         """Hold a product to rows that follow on those so far, with the whole weight."""
         a, b, c, accumulate, add = product
         n, k, rank = c.cols, self.x.cols, self.rank
-        own = self.own_row <= c.row0 < self.own_row + self.x.rows
-        shift = self.own_row if own else 0
-        name = "x" if own else self.window.name
         self.expect(not accumulate and c.row0 == row, "make each row once, in their order")
-        self.expect(a == Region(rank, name, row - shift, c.row1 - shift, 0, k), "multiply x")
+        self.expect(a == self._rows_of(row, c.row1), "multiply x")
         box = (0, n, 0, k) if turned else (0, k, 0, n)
         self.expect(b == Region(rank, b.buffer, *box), "multiply by a whole weight")
         bias = (Region(rank, add[0].buffer, 0, 1, 0, n),) if add else ()

@@ -2,10 +2,11 @@
 
 One lane, for one kernel runs all of it (`ficco.kernels.direct_gather`). Each chunk, a slice of the
 own shard's columns, goes to all peers. Behind all that comes each weight is multiplied once, by all
-rows together; own rows are read where the user has them. With three ranks:
+rows together; own rows are read where the user has them. A gathered x that is an output is copied
+out of the window at the end. With three ranks:
 
     [free] enter | store slice 0 at all peers, store slice 1, ... | [entered] [all slices]
-    x . w of every output | clear, free
+    x . w of every output | keep x | clear, free
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ficco.lowering.cutting import check_implemented
 from ficco.lowering.handshake import await_entered
 from ficco.lowering.multiplying import WINDOW, Group, Multiplied, Piece
 from ficco.lowering.one_launch import LANE, check_axes, closed, opened, slices, stored
-from ficco.plan import RankPlan, Region, Word
+from ficco.plan import RankPlan, Region, Step, Word
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -26,9 +27,8 @@ MOST_OUTPUTS = 4  # of a launch, each of which has a weight and a result of its 
 
 
 def is_direct(problem: Problem) -> bool:
-    """Whether one launch can do a gather's products: all are along rows, and they are few."""
-    rows = all(output.axis == "rows" for output in problem.outputs)
-    return rows and len(problem.outputs) <= MOST_OUTPUTS
+    """Whether one launch makes a gather's outputs: few, along rows, and the gathered x once."""
+    return not _reason(problem)
 
 
 def lower_direct_gather(problem: Problem, schedule: Schedule, blocks: Blocks) -> RankPlan:
@@ -39,6 +39,7 @@ def lower_direct_gather(problem: Problem, schedule: Schedule, blocks: Blocks) ->
     shard = Piece("x", first, first, first + own, 0, problem.k)
     if world == 1:
         steps = products.gemms([Group("whole", (), (shard,))], products.first, gated=False)
+        steps += _kept(products, [shard])
         return RankPlan(rank, products.buffers(window=False), tuple(steps))
 
     cut = slices(problem.k, schedule.chunks)
@@ -58,26 +59,41 @@ def lower_direct_gather(problem: Problem, schedule: Schedule, blocks: Blocks) ->
     pieces += [shard] if own else []
     pieces.sort(key=lambda piece: piece.row0)
     steps += products.gemms([Group("all", words, tuple(pieces))], products.first, gated=False)
+    steps += _kept(products, pieces)
     steps += closed(rank, peers, words)
     return RankPlan(rank, products.buffers(window=True), tuple(steps))
+
+
+def _kept(products: Multiplied, pieces: list[Piece]) -> list[Step]:
+    """Return the copies of all rows into outputs that are the gathered x."""
+    rank, steps = products.rank, []
+    for index in products.kept:
+        reads, writes = [], []
+        for buffer, shift, row0, row1, *columns in pieces:
+            reads.append(Region(rank, buffer, row0 - shift, row1 - shift, *columns))
+            writes.append(Region(rank, f"y{index}", row0, row1, *columns))
+        name = f"keep{index}"
+        steps.append(Step(name, LANE, "local_copy", "sm", tuple(reads), tuple(writes)))
+    return steps
 
 
 def _check(problem: Problem, schedule: Schedule) -> None:
     """Refuse what the kernel does not do, naming the nearest that works."""
     check_implemented(problem.op, schedule)
     check_axes(schedule)
-    if is_direct(problem):
-        return
-    axes = sorted({output.axis for output in problem.outputs} - {"rows"})
-    if axes:
-        what = {"gathered": "the gathered x as an output (functions that keep it for gradients: "
-                            "save_gathered=False)",
-                "contraction": "an output along the contraction"}[axes[0]]  # fmt: skip
+    if reason := _reason(problem):
         raise ScheduleError(
-            f"transport='sm' with {what} is not implemented: one launch makes products along rows; "
-            "the nearest that works is transport='dma'"
+            f"transport='sm' with {reason} is not implemented: one launch makes {MOST_OUTPUTS} "
+            "products along rows at most, and the gathered x once; the nearest that works is "
+            "transport='dma'"
         )
-    raise ScheduleError(
-        f"transport='sm' with {len(problem.outputs)} outputs is not implemented; one launch makes "
-        f"{MOST_OUTPUTS} at most, and the nearest that works for more is transport='dma'"
-    )
+
+
+def _reason(problem: Problem) -> str:
+    """Return what of a problem one launch does not do, or nothing."""
+    axes = [output.axis for output in problem.outputs]
+    if "contraction" in axes:
+        return "an output along the contraction"
+    if axes.count("rows") > MOST_OUTPUTS:
+        return f"{axes.count('rows')} products"
+    return "several outputs that are the gathered x" if axes.count("gathered") > 1 else ""

@@ -47,17 +47,19 @@ class _Call:
             self._set([Word(peer, "entered", rank) for peer in peers], self.digest)
             self._send(x, outputs)
             self._await(entered, self.digest)
-            heard = self._finish(x, outputs)
+            heard = self._finish(x, outputs, operands.kept)
             self._set([*heard, *entered], 0)
             self._set([Word(peer, "free", rank) for peer in peers], 1)
         except TimeoutError:
             for _, _, y in outputs:
                 y.fill(np.nan)
+            if operands.kept is not None:
+                np.asarray(operands.kept).fill(np.nan)
 
     def _send(self, x: Any, outputs: Any) -> None:
         raise NotImplementedError
 
-    def _finish(self, x: Any, outputs: Any) -> list[Word]:
+    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
         """Make the results; return the words that were awaited."""
         raise NotImplementedError
 
@@ -99,7 +101,7 @@ class DirectCall(_Call):
                 self._landing(rank)[row, columns] = made[number % max(t.m, 1)]
             self._set([Word(peer, "data", t.rank, chunk.partial) for peer in t.targets], 1)
 
-    def _finish(self, x: Any, outputs: Any) -> list[Word]:
+    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
         """Add up, pass on and collect; return the words that were awaited."""
         t, heard, ((_, bias, y),) = self.table, [], outputs
         own = slice(t.own_row, t.own_row + t.own_rows)
@@ -147,7 +149,7 @@ class GatherCall(_Call):
                 self._gathered(peer)[t.own_row : t.own_row + t.own_rows, columns] = x[:, columns]
             self._set([Word(peer, "data", t.rank, number) for peer in self.peers], 1)
 
-    def _finish(self, x: Any, outputs: Any) -> list[Word]:
+    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
         t = self.table
         heard = [Word(t.rank, "data", peer, j) for peer in t.sources for j in range(t.slices)]
         self._await(heard)
@@ -156,6 +158,8 @@ class GatherCall(_Call):
         for w, bias, y in outputs:
             made = whole @ w.astype(np.float32)
             y[:] = made if bias is None else made + bias.astype(np.float32)
+        if kept is not None:
+            np.asarray(kept)[:] = whole
         return heard
 
     def _gathered(self, rank: int) -> Any:

@@ -55,8 +55,12 @@ class Case:
         x = torch.full((p.rows[self.rank], p.k + pad), torch.nan).to(kind)[:, : p.k]
         x.copy_(xs[self.rank])
         whole, weights, found, want = torch.cat(xs).double(), {}, [], []
+        kept = None
         for i, output in enumerate(p.outputs):
             n = output.columns[self.rank]
+            if output.axis == "gathered":
+                kept = torch.full((p.m, p.k + pad), torch.nan, dtype=kind)[:, : p.k]
+                continue
             w = torch.randn(n, p.k).to(kind)
             w = weights.setdefault(output.operand, w.t() if (seed + i) % 2 else w.t().contiguous())
             bias = torch.randn(1, n).to(kind) if output.bias else None
@@ -65,7 +69,7 @@ class Case:
             y = torch.full((p.m, n + pad), torch.nan, dtype=kind)[:, :n]
             found.append(Matrices(w, bias, y))
             want.append(whole @ w.double() + (0 if bias is None else bias.double()))
-        return Operands(x, found), want
+        return Operands(x, found, kept), [*want, whole]
 
 
 def cases(world: int) -> Iterator[dict[str, Any]]:
@@ -76,9 +80,11 @@ def cases(world: int) -> Iterator[dict[str, Any]]:
         Output((20,) * world, "w1", bias=True),
     )
     one = (0,) * (world - 1)
-    yield {"rows": (*one, 1), "k": 40, "outputs": several[:1], "grain": 3}
+    kept = Output((40,) * world, "", "gathered")
+    yield {"rows": (*one, 1), "k": 40, "outputs": (kept, *several[:1]), "grain": 3}
     yield {"rows": (2,) * world, "k": 40, "outputs": several, "grain": 2, "dtype": "bfloat16"}
-    empty = (Output((0, *(17,) * (world - 1)), "w0"),)
+    kept = Output((100,) * world, "", "gathered")
+    empty = (Output((0, *(17,) * (world - 1)), "w0"), kept)
     yield {"rows": (7, *one), "k": 100, "outputs": empty, "grain": 16, "dtype": "float16"}
     turned = (several[1], Output((1,) * world, "w2", operand_transposed=True))
     yield {"rows": (*range(19, 19 + world),), "k": 37, "outputs": turned, "grain": 1}
@@ -95,16 +101,18 @@ def products() -> None:
                 assert window_places(case.plan.buffers)[1] <= COPY
                 tile = DirectTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
                 made = prepare(case.table, windows.places, CPU, (tile, 1 + turn) if turn else None)
-                for seed in range(2):
+                for seed in range(4 - world):
                     operands, want = case.draw(seed, turn % 3)
                     told = control(case.digest)
                     gather(made, operands, told, number % 2)
                     number += 1
                     about = f"rank {rank} of {world}: {given}, call {seed}"
-                    for each, exact in zip(operands.outputs, want, strict=True):
+                    for each, exact in zip(operands.outputs, want[:-1], strict=True):
                         eps, scale = torch.finfo(case.kind).eps, float(exact.abs().max()) + 4
                         error = float((each.y.double() - exact).abs().max())
                         assert error <= 2 * eps * scale, f"{about}: {error:.2e}"
+                    kept = operands.kept
+                    assert kept is None or torch.equal(kept.double(), want[-1]), about
                     assert not told.status.item() and not made.gates.any(), about
 
         windows.run(calls)
@@ -112,7 +120,7 @@ def products() -> None:
 
 def giving_up() -> None:
     """A peer that does not come is noticed when a call is stopped; nothing looks like a result."""
-    outputs = (Output((33, 33), bias=True),)
+    outputs = (Output((33, 33), bias=True), Output((40, 40), "", "gathered"))
     entered = word_place(Word(0, "entered", 1))
     for raised, missed in ((False, {entered - 1, 256, 257}), (True, {256, 257})):
         case, windows = Case(0, (2, 3), 40, outputs, 2), Windows(2)
@@ -127,7 +135,8 @@ def giving_up() -> None:
         gather(made, mine, told, 0)
         assert 0.2 < time.monotonic() - begin < 60
         stopper.join()
-        assert bool(mine.outputs[0].y.isnan().all()), "something looks like a result"
+        for y in (mine.outputs[0].y, mine.kept):
+            assert bool(y.isnan().all()), "something looks like a result"
         assert told.status.item() - 1 in missed, told.status.item() - 1
         assert not made.gates.any(), "a later launch would not wait"
         assert not windows.words(0, 0)[FREE + 1], "the peer's free was there, and is cleared"
@@ -145,7 +154,8 @@ def giving_up() -> None:
 
 
 def refusals() -> None:
-    outputs = (Output((33, 33), bias=True), Output((5, 0), "w1"))
+    kept = Output((40, 40), "", "gathered")
+    outputs = (Output((33, 33), bias=True), kept, Output((5, 0), "w1"))
     case, windows = Case(0, (2, 3), 40, outputs, 2), Windows(2)
     made, (mine, _), told = prepare(case.table, windows.places, CPU), case.draw(1, 0), control(5)
     warm(made, mine, told)
@@ -153,6 +163,8 @@ def refusals() -> None:
     assert bool(first.y.isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
     assert not made.gates.any() and not told.status.item()
     refused(InputError, "x is", lambda: gather(made, mine._replace(x=mine.x[:1]), told, 0))
+    refused(InputError, "kept is None", lambda: gather(made, mine._replace(kept=None), told, 0))
+    refused(InputError, "y1 is", lambda: gather(made, mine._replace(kept=mine.x), told, 0))
     refused(InputError, "1 outputs", lambda: gather(made, mine._replace(outputs=[first]), told, 0))
     wrong = {"w": first.w[:2], "bias": None, "y": first.y.half()}
     for name, value in wrong.items():
@@ -172,9 +184,10 @@ def refusals() -> None:
             table = Case(rank, rows, 100, (Output((9,) * world),), grain).table
             assert (table.m, table.own_rows) == (sum(rows), own) and table.own_row in (first_row, 0)
             assert table.sources == tuple(s for s in range(world) if rows[s] and s != rank)
-            assert table.slices == min(grain, 7) and (not own or 6 * 16 >= table.width >= 16)
+            assert table.slices == min(grain, 7) and (not own or 100 >= table.width >= 16)
             first_row += own
-    plan = Case(1, (2, 0, 3), 40, (Output((9,) * 3), Output((5,) * 3, "w1")), 3).plan
+    kept = Output((40,) * 3, "", "gathered")
+    plan = Case(1, (2, 0, 3), 40, (Output((9,) * 3), kept, Output((5,) * 3, "w1")), 3).plan
     _every_change_is_refused(plan)
     _every_change_is_refused(Case(0, (2, 0, 3), 40, (Output((9,) * 3, bias=True),), 3).plan)
 
@@ -185,7 +198,7 @@ def _every_change_is_refused(plan: Any) -> None:
         pair = plan.steps[at : at + 2]
         swapped = (*plan.steps[:at], *pair[::-1], *plan.steps[at + 2 :])
         for steps in (plan.steps[:at] + plan.steps[at + 1 :], swapped):
-            if steps != plan.steps and plan.steps[at].kind != "gemm":
+            if steps != plan.steps:
                 changed = plan._replace(steps=steps)
                 refused(PlanError, "step", lambda changed=changed: table_of(changed))
 
@@ -195,6 +208,7 @@ def assembly() -> None:
     for m, columns, split in ((1, (3584,) * 2, False), (16, (1024, 128, 128), True)):
         rows = tuple([m // world] * world) if m >= world else (0, 1, *[0] * 6)
         outputs = tuple(Output((n,) * world, f"w{i}") for i, n in enumerate(columns))
+        outputs += (Output((k,) * world, "", "gathered"),) * split
         case = Case(1, rows, k, outputs, 16, "bfloat16")
         how = direct.choose(m, columns, k, 2, 131)
         made = prepare(case.table, Places(*[[[0] * world] * 2] * 2), CPU, how)
@@ -204,7 +218,8 @@ def assembly() -> None:
             Matrices(torch.empty(n, k, dtype=kind).t(), None, torch.empty(m, n, dtype=kind))
             for n in columns
         ]
-        operands = Operands(torch.empty(rows[1], k, dtype=kind), found)
+        kept = torch.empty(m, k, dtype=kind) if split else None
+        operands = Operands(torch.empty(rows[1], k, dtype=kind), found, kept)
         arguments = direct._arguments(made, operands, control(5), 0) | {"ON_GPU": True}
         assert arguments["EDGE"] == 8
         text = compiled(direct_gather, arguments, num_warps=made.tile.warps)
