@@ -16,7 +16,7 @@ from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot
 from ficco.kernels.parts import GatedPart
 from ficco.lowering.direct_gather import MOST_OUTPUTS
 
-__all__ = ["TorchKernels"]
+__all__ = ["TorchKernels", "direct_places"]
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -136,27 +136,7 @@ class TorchKernels:
         kernel, made, control = prepared
         launch = kernel.launch_of(made, _whole_operands(prepared, operands), control)
         compiled = launching.loaded(launch.kernel, launch.arguments, num_warps=launch.warps)
-        where: dict[str, Place] = {
-            "x": places.x, "copy": launching.Copy(),
-            "x_stride": Pitch(places.x.slot, operands.x.element_size()),
-        }  # fmt: skip
-        gathers = kernel is direct_gather
-        for number in range(MOST_OUTPUTS if gathers else 1):
-            n = str(number) if gathers else ""
-            if number >= len(operands.outputs):  # the kernel does not look at these
-                where |= dict.fromkeys((f"w{n}", f"bias{n}", f"y{n}"), places.x)
-                continue
-            (w, _, y), at = operands.outputs[number], places.outputs[number]
-            deep = "deep" if w.stride(1) == 1 else "col"
-            where |= {
-                f"w{n}": at.w, f"y{n}": at.y, f"bias{n}": at.y if at.bias is None else at.bias,
-                f"y{n}_stride": Pitch(at.y.slot, y.element_size()),
-                f"w{n}_{deep}_stride": Pitch(at.w.slot, w.element_size()),
-            }  # fmt: skip
-        if gathers:
-            where["kept"] = places.x if places.kept is None else places.kept
-        if operands.kept is not None and places.kept is not None:
-            where["kept_stride"] = Pitch(places.kept.slot, operands.kept.element_size())
+        where = direct_places(operands, places, kernel is direct_gather)
         return launching.described(compiled, (launch.programs,), launch.arguments, where)
 
     def described_sum(
@@ -176,6 +156,38 @@ class TorchKernels:
             place, size = getattr(places, name), getattr(operands, name).element_size()
             where[f"{name}_stride"] = Pitch(place.slot, size)
         return launching.described(compiled, launch.grid, launch.arguments, where)
+
+
+def direct_places(
+    operands: DirectOperands, places: DirectOperands, gathers: bool
+) -> dict[str, Place]:
+    """Return where a direct kernel's arguments lie in a call, by name.
+
+    Args:
+        operands: handles, for their strides.
+        places: of the same.
+        gathers: whether it is the direct gather.
+    """
+    item = operands.x.element_size()
+    found: dict[str, Place] = {
+        "x": places.x, "copy": launching.Copy(), "x_stride": Pitch(places.x.slot, item)
+    }  # fmt: skip
+    for number in range(MOST_OUTPUTS if gathers else 1):
+        n = str(number) if gathers else ""
+        if number >= len(operands.outputs):  # the kernel does not look at these
+            found |= dict.fromkeys((f"w{n}", f"bias{n}", f"y{n}"), places.x)
+            continue
+        (w, _, _), at = operands.outputs[number], places.outputs[number]
+        deep = "deep" if w.stride(1) == 1 else "col"
+        found |= {
+            f"w{n}": at.w, f"y{n}": at.y, f"bias{n}": at.y if at.bias is None else at.bias,
+            f"y{n}_stride": Pitch(at.y.slot, item), f"w{n}_{deep}_stride": Pitch(at.w.slot, item),
+        }  # fmt: skip
+    if gathers:
+        found["kept"] = places.x if places.kept is None else places.kept
+    if places.kept is not None:
+        found["kept_stride"] = Pitch(places.kept.slot, item)
+    return found
 
 
 def _device() -> torch.device:
