@@ -8,8 +8,9 @@ from functools import lru_cache
 from ficco.machine import Machine
 from ficco.problem import GATHERING
 from ficco.schedule import Schedule
+from ficco.selector.facts import Facts
 
-__all__ = ["FEW_ROWS", "plainness", "points", "serial"]
+__all__ = ["FEW_ROWS", "are_few", "plainness", "points", "serial"]
 
 # Of equal predictions: fewest chunks first, then what keeps in step, for drift is a matter of luck,
 # then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
@@ -46,6 +47,11 @@ def _stores(machine: Machine, world: int) -> bool:
     return near and machine.engine == "cuda" and machine.costs.store_us > 0
 
 
+def are_few(facts: Facts) -> bool:
+    """Whether a problem has few rows, and one launch that stores at peers can do it."""
+    return facts.storing and facts.m <= FEW_ROWS
+
+
 @lru_cache(maxsize=256)
 def points(
     op: str,
@@ -71,7 +77,7 @@ def points(
         sums: whether an output adds up over what arrives, which parts of one launch cannot.
         gates: whether the library for GEMMs has gated ones.
         alone: whether kernels may wait for peers' kernels.
-        few: whether rows are FEW_ROWS at most, for which some operators have points of their own.
+        few: whether rows are few, for which some problems have points of their own: see `are_few`.
     """
     found = [serial(world, machine)]
     if world == 1 or (sums and machine.engine == "cuda"):

@@ -121,13 +121,17 @@ def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:
 
 
 def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
-    """Return the time of one launch that multiplies, stores at peers, and adds up."""
-    costs, world, twice = machine.costs, facts.world, schedule.shots == "two"
+    """Return the time of one launch that stores at peers, multiplies, and adds up if need be."""
+    costs, world = machine.costs, facts.world
+    twice = schedule.shots == "two" and not facts.gathers
     rows = facts.m * facts.n * facts.item
     sent = rows * (world - 1) * (2 / world if twice else 1)
+    moved = machine.stream_us((world + 1) * rows * (1 / world if twice else 1))
+    if facts.gathers:
+        sent, moved = facts.sent_bytes, 0.0
+        whole *= costs.gated_gemm  # not measured; no less than another kernel of ficco's own
     links = world - 1 if machine.link.per == "pair" else 1
     send = sent / (links * machine.link.peak_gbps * 1e3)
-    moved = machine.stream_us((world + 1) * rows * (1 / world if twice else 1))
     fixed = costs.launch_us + costs.direct_us + (2 if twice else 1) * costs.store_us
     return fixed + whole + send + moved
 

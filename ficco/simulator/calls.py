@@ -47,10 +47,11 @@ class Calls:
             return [self._stream_ns(self._bytes(*step.reads, *step.writes))]
         return self.bags(step.reads, step.writes)
 
-    def use_as_one(self, steps: Sequence[Step]) -> None:
+    def use_as_one(self, steps: Sequence[Step], gathers: bool) -> None:
         """Take the GEMMs of the rank for parts of one launch, whose products have the same rows.
 
-        They are slices of columns, or whole outputs, in one or in several pieces of rows.
+        They are slices of columns, or whole outputs, in one or in several pieces of rows. Nobody
+        has measured what the kernel that gathers takes to multiply: no less than a gated GEMM.
         """
         products = [product for step in steps if step.kind == "gemm" for product in step.products]
         if products:
@@ -58,6 +59,7 @@ class Calls:
             rows = min(rows, max([p.c.row1 for p in products]))  # outputs may share a weight
             area = sum([product.c.area for product in products])
             whole = self.machine.gemm_us(rows, area // rows, products[0].a.cols, self.dtype)
+            whole *= self.machine.costs.gated_gemm if gathers else 1.0
             self._ns_an_element = 1e3 * whole / area
 
     def within(self, step: Step) -> float:
