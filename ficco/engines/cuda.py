@@ -23,11 +23,12 @@ import numpy.typing as npt
 from ficco.compute import DeviceCompute, DirectWindows
 from ficco.engines.launches import Launches, Whole
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
-from ficco.engines.work import View, calls_of
+from ficco.engines.work import Call, View, calls_of, whole_product
 from ficco.errors import EngineError, ScheduleError
 from ficco.kernels import direct_gather_table, direct_table
 from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
+from ficco.lowering.direct import is_made_before
 from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
 from ficco.timeline import Span
@@ -211,8 +212,10 @@ class BoundPlan:
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
         ]
         self._count = len(encoded.slots)
+        table, kept = _table_of(plan) if stores else (None, "")
+        self._before = _before(plan, table)
         self._works = [
-            (work, [] if stores or work.step.parts else calls_of(plan, work))
+            (work, self._before if stores else [] if work.step.parts else calls_of(plan, work))
             for work in encoded.works
         ]
         self._native = _native.GpuProgram(
@@ -235,8 +238,7 @@ class BoundPlan:
             def stop_word() -> int:
                 return device.stop_word(compute)
 
-            if stores:
-                table, kept = _table_of(plan)
+            if table is not None:
                 places = DirectWindows(window.words, window.data)
                 prepared = compute.kernels.prepare_direct(
                     table, places, digest, timeout_s, device.native.told_word, stop_word
@@ -284,9 +286,14 @@ class BoundPlan:
             GpuError: the driver refuses something; the group has failed then.
         """
         compute, native = self._compute, self._native
-        view, addresses, pitches, by_kernels, armed = self._ready(arrays, copy)
+        by_python = traced and bool(self._before)  # so that its time is taken, too
+        view, addresses, pitches, by_kernels, armed = self._ready(arrays, copy, by_python)
         try:
             if len(by_kernels) == len(self._works):
+                if self._before:
+                    with compute.exact(self._dtype):
+                        for call in self._before:
+                            call(compute, view)
                 native.call(copy, compute.stream(), traced, addresses, pitches)
             else:
                 native.start(copy, compute.stream(), traced, addresses, pitches)
@@ -306,7 +313,7 @@ class BoundPlan:
         self._ready(arrays, 0)
 
     def _ready(
-        self, arrays: Mapping[str, Any], copy: int
+        self, arrays: Mapping[str, Any], copy: int, by_python: bool = False
     ) -> tuple[View, list[int], list[int], frozenset[int], dict[int, list[Callable[[], None]]]]:
         """Return where a call's matrices are, and what of it native code or Python launches."""
         compute = self._compute
@@ -322,8 +329,9 @@ class BoundPlan:
         if self._launches is None:
             return view, addresses, pitches, frozenset(), {}
         self._launches.place(local, addresses, pitches)
-        armed = self._launches.ready(view, copy, addresses, pitches)
-        return view, addresses, pitches, self._launches.native, armed
+        armed = self._launches.ready(view, copy, addresses, pitches, by_python)
+        by_kernels = frozenset[int]() if by_python else self._launches.native
+        return view, addresses, pitches, by_kernels, armed
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return what gives the handle of a region in this call."""
@@ -405,11 +413,18 @@ def _is_one_launch(plan: RankPlan) -> bool:
 
 
 def _table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
-    """Return what the kernel reads of a plan that is one launch, and where it keeps x, if it does."""
+    """Return what the kernel reads of a plan that is one launch, and where x is kept, or ""."""
     if any(buffer.name == GATHERED for buffer in plan.buffers):
         table = direct_gather_table.table_of(plan)
         return table, table.kept
     return direct_table.table_of(plan), ""
+
+
+def _before(plan: RankPlan, table: DirectTable | GatherTable | None) -> list[Call]:
+    """Return what of a plan that is one launch is enqueued before it, which reads it in y."""
+    if not isinstance(table, DirectTable) or not is_made_before(table.m):
+        return []
+    return [whole_product(plan, each) for each in table.outputs]
 
 
 def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:

@@ -129,16 +129,23 @@ class Launches:
         self._layout = layout
 
     def ready(
-        self, view: View, copy: int, addresses: list[int], pitches: list[int]
+        self,
+        view: View,
+        copy: int,
+        addresses: list[int],
+        pitches: list[int],
+        by_python: bool = False,
     ) -> dict[int, list[Callable[[], None]]]:
-        """Load what a call launches; return what enqueues gated works that native code does not.
+        """Load what a call launches; return what enqueues what native code does not.
+
+        by_python: native code is to launch no plan that is one kernel.
 
         To be called after `place`, and before any stream waits.
         """
         wanted = bool(self._gated or self._sums or self._whole) and not self._unknown
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
             self._set(view, copy, addresses, pitches)
-        if self._whole is not None and not self.native:
+        if self._whole is not None and (by_python or not self.native):
             return {0: [self._kernels.arm_direct(self._whole, self._handles(view), copy)]}
         return {
             number: [

@@ -34,6 +34,7 @@ from ficco.kernels.one_launch import (
     signed,
 )
 from ficco.kernels.placing import on_device
+from ficco.lowering.direct import is_made_before
 from ficco.plan import ELEMENT_BYTES
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
 
 _SHARED = 140_000  # bytes that a program may take of a multiprocessor's 227 KiB
 _WIDEST_SUM = 2048  # elements that a program adds up at a time
+_WIDEST_MOVE = 8192  # the same where rows are many
 
 
 class DirectTile(NamedTuple):
@@ -81,6 +83,7 @@ class Direct(NamedTuple):
         copy_places: numbers of one window copy in `places`.
         programs: of a launch; all of them run at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
+        made: whether y holds the product of x and w when a launch begins; else it multiplies.
     """
 
     table: DirectTable
@@ -91,6 +94,7 @@ class Direct(NamedTuple):
     copy_places: int
     programs: int
     aligned: bool
+    made: bool
 
 
 class Operands(NamedTuple):
@@ -100,7 +104,7 @@ class Operands(NamedTuple):
         x: [m, k], unit stride along rows.
         w: [k, n], any strides.
         bias: [1, n], any stride, or None.
-        y: [m, n], unit stride along rows.
+        y: [m, n], unit stride along rows; where they are made before, it holds x.w.
     """
 
     x: torch.Tensor
@@ -129,8 +133,17 @@ def choose_tile(m: int, width: int, k: int, item: int) -> DirectTile:
     return DirectTile(rows, cols, min(depth, deep), warps, stages)
 
 
+def _moving_tile(m: int, width: int) -> DirectTile:
+    """Return how to move m rows of a chunk of a product that is made already."""
+    return DirectTile(min(power(m), 64), max(16, min(power(width), 128)), 16, 8, 1)
+
+
 def prepare(
-    table: DirectTable, places: Places, device: torch.device, tile: DirectTile | None = None
+    table: DirectTable,
+    places: Places,
+    device: torch.device,
+    tile: DirectTile | None = None,
+    made: bool | None = None,
 ) -> Direct:
     """Return a table as launches need it. Copies to the device, so not while a stream waits.
 
@@ -139,23 +152,27 @@ def prepare(
         places: of the window that calls use.
         device: the GPU; or the CPU, for Triton's interpreter.
         tile: how to multiply; by default `choose_tile` says.
+        made: whether y will hold the product already; by default `is_made_before` says.
     """
     item = ELEMENT_BYTES[table.dtype]
     processors = 1  # the interpreter runs one program after another
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     width = max((chunk.end - chunk.begin for chunk in table.chunks), default=1)
+    made = is_made_before(table.m) if made is None else made
+    chosen = _moving_tile(table.m, width) if made else choose_tile(table.m, width, table.k, item)
     edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
     numbers = [_numbers(table, words, data, item) for words, data in zip(*places, strict=True)]
     return Direct(
         table=table,
-        tile=tile or choose_tile(table.m, width, table.k, item),
+        tile=tile or chosen,
         chunks=on_device(table.chunks, torch.int32, device).reshape(-1, 4),
         places=on_device(numbers, torch.int64, device),
         gates=torch.zeros(4, dtype=torch.int32, device=device),
         copy_places=len(numbers[0]),
         programs=min(len(table.chunks) + 1, processors),
         aligned=all(edge * item % ALIGN == 0 for edge in edges),
+        made=made,
     )
 
 
@@ -221,6 +238,7 @@ def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) 
     item = y.itemsize
     aligned = direct.aligned and y.data_ptr() % ALIGN == 0 == y.stride(0) * item % ALIGN
     tallest = table.m if table.twice else table.own_rows
+    widest = _WIDEST_MOVE if direct.made else _WIDEST_SUM
     sum_cols = min(power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
     return {
         "x": x,
@@ -260,11 +278,12 @@ def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) 
         "COLS": tile.cols,
         "DEEP": tile.deep,
         "STAGES": tile.stages,
-        "SUM_ROWS": max(1, min(power(tallest), _WIDEST_SUM // sum_cols)),
+        "SUM_ROWS": max(1, min(power(tallest), widest // sum_cols)),
         "SUM_COLS": sum_cols,
         "HAS_BIAS": bias is not None,
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
+        "MADE": direct.made,
         "ON_GPU": y.is_cuda,
     }
 

@@ -4,7 +4,8 @@ All programs of a launch run at the same time. The last of them keeps the door; 
 chunks, which are slices of columns, and each takes its chunks through all stages:
 
     door      await free, clear it | open the gate, enter | await entered
-    program   make: multiply, store at the owners, raise      (behind the gate)
+    program   make: multiply, or take from y what a library multiplied; store at the owners, raise
+              (behind the gate)
               finish: await the others' products, add them up, store and, as an owner, pass on
               collect: await the owners' sums, move them into y
 
@@ -90,6 +91,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     HAS_BIAS: tl.constexpr,  # noqa: N803
     EDGE: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
+    MADE: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Store the sum over ranks of x.w (+ bias) in y.
@@ -105,6 +107,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     bias_row, bias_rows: rows whose products get the bias, unless TWICE: then sums get it.
     peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
     timeout_ns: how long a program waits before it gives up.
+    MADE: whether the product of x and w stands in y already, so that nothing is multiplied.
     EDGE, BYTES: columns and bytes that divide where rows and chunks begin and end.
     """
     program = tl.program_id(0)
@@ -141,17 +144,24 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         end = tl.multiple_of(tl.load(entry + _END), EDGE)
         for left in tl.range(begin, end, COLS):
             for top in tl.range(0, m, ROWS):
-                if ROWS == 1:
-                    x_rows = x + x_stride * top
-                    in_x = top < m
+                if MADE:
+                    made_row = top + tl.arange(0, ROWS)
+                    made_col = left + tl.arange(0, COLS)
+                    made = (made_row < m)[:, None] & (made_col < end)[None, :]
+                    made_at = y + made_row.to(tl.int64)[:, None] * y_stride + made_col[None, :]
+                    total = tl.load(made_at, mask=made, other=0).to(tl.float32)
                 else:
-                    x_row = top + tl.arange(0, ROWS)
-                    x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
-                    in_x = (x_row < m)[:, None]
-                total = product(
-                    x_rows, in_x, w, left, end, 0, k, w_deep_stride, w_col_stride,
-                    ROWS, COLS, DEEP, STAGES, ON_GPU,
-                )  # fmt: skip
+                    if ROWS == 1:
+                        x_rows = x + x_stride * top
+                        in_x = top < m
+                    else:
+                        x_row = top + tl.arange(0, ROWS)
+                        x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
+                        in_x = (x_row < m)[:, None]
+                    total = product(
+                        x_rows, in_x, w, left, end, 0, k, w_deep_stride, w_col_stride,
+                        ROWS, COLS, DEEP, STAGES, ON_GPU,
+                    )  # fmt: skip
                 if opened == 0:
                     opened = await_words(
                         words, 0, tl.zeros_like(peers), 1, gates + OPEN, stop, patience_ns,

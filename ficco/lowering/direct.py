@@ -27,9 +27,19 @@ from ficco.plan import Buffer, RankPlan, Region, Step, Word
 from ficco.problem import Problem, offsets
 from ficco.schedule import MAX_CHUNKS, Schedule
 
-__all__ = ["REDUCED", "lower_rank"]
+__all__ = ["REDUCED", "is_made_before", "lower_rank"]
 
 REDUCED = "reduced"  # window: the peers' sums
+_MOST_MADE = 64  # rows that the kernel multiplies as quickly as the library for GEMMs does
+
+
+def is_made_before(rows: int) -> bool:
+    """Whether on GPUs the library for GEMMs multiplies so many rows, before the one launch.
+
+    All at once, into y, of which the launch sends each chunk in its turn. What a plan says of data
+    and words is the same, and so are results but for the order in which products add up.
+    """
+    return rows > _MOST_MADE
 
 
 def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:

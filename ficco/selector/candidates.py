@@ -10,7 +10,7 @@ from ficco.problem import GATHERING
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts
 
-__all__ = ["FEW_ROWS", "are_few", "plainness", "points", "serial"]
+__all__ = ["FEW_ROWS", "are_few", "few_rows", "plainness", "points", "serial"]
 
 # Of equal predictions: fewest chunks first, then what keeps in step, for drift is a matter of luck,
 # then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
@@ -21,6 +21,7 @@ _PLAINEST = (
 )  # fmt: skip
 
 FEW_ROWS = 64  # with more the kernel that stores at peers multiplies more slowly than it saves
+_SUMMED_ROWS = 512  # with more of these copy engines hide more than stores take less
 
 
 @lru_cache(maxsize=64)
@@ -47,9 +48,14 @@ def _stores(machine: Machine, world: int) -> bool:
     return near and machine.engine == "cuda" and machine.costs.store_us > 0
 
 
+def few_rows(op: str) -> int:
+    """Return how many rows of an operator are few, for one launch that stores at peers."""
+    return FEW_ROWS if op in GATHERING else _SUMMED_ROWS
+
+
 def are_few(facts: Facts) -> bool:
     """Whether a problem has few rows, and one launch that stores at peers can do it."""
-    return facts.storing and facts.m <= FEW_ROWS
+    return facts.storing and facts.m <= few_rows(facts.op)
 
 
 @lru_cache(maxsize=256)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficco.grouping import joined_copies, runs_of
+from ficco.lowering.direct import is_made_before
 from ficco.machine import Machine
 from ficco.plan import ELEMENT_BYTES, Product, RankPlan, Region, Step
 
@@ -21,10 +22,12 @@ class Calls:
     Attributes:
         machine: whose figures they are.
         dtype: of the plan's operands.
+        before_ns: how long the GEMM lasts that comes before the rank's one launch, if it has one.
     """
 
     def __init__(self, machine: Machine, dtype: str) -> None:
         self.machine, self.dtype = machine, dtype
+        self.before_ns = 0.0
         self._known: dict[_Shape, float] = {}
         self._ns_an_element = 0.0
         self._item: dict[str, int] = {}
@@ -32,7 +35,7 @@ class Calls:
 
     def use(self, entry: RankPlan) -> None:
         """Go on to another rank."""
-        self._ns_an_element = 0.0
+        self._ns_an_element = self.before_ns = 0.0
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
         self._cols = {buffer.name: buffer.cols for buffer in entry.buffers}
 
@@ -61,6 +64,10 @@ class Calls:
             whole = self.machine.gemm_us(rows, area // rows, products[0].a.cols, self.dtype)
             whole *= self.machine.costs.gated_gemm if gathers else 1.0
             self._ns_an_element = 1e3 * whole / area
+            if not gathers and is_made_before(rows):  # then the launch moves the product
+                self.before_ns = 1e3 * whole
+                moved = 2 * area * ELEMENT_BYTES[self.dtype]
+                self._ns_an_element = self._stream_ns(moved) / area
 
     def within(self, step: Step) -> float:
         """Return how long a step lasts as a part of the rank's one launch."""

@@ -164,6 +164,7 @@ class _Encoder:
         if self.once:
             self.calls.use_as_one(entry.steps, self.gathers)
             host_ns += self.host_kernel_ns
+            host_ns += self.host_launch_ns if self.calls.before_ns else 0.0
         lanes: dict[str, int] = {}
         row_of: dict[str, int] = {}
         number = len(rows) // _ROW
@@ -191,6 +192,9 @@ class _Encoder:
                     )
                 before = len(actions)
                 if self.once and not row_of:
+                    if self.calls.before_ns:
+                        self._delay(self.launch_ns)
+                        actions += (_WORK, 0, self.calls.before_ns)
                     self._delay(self.launch_ns + 1e3 * self.costs.direct_us)
                 submitting_ns = encoders[step.kind](step)
                 host_ns += 0.0 if self.once else submitting_ns

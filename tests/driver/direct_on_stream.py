@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ficco.compute import DirectOperands, DirectWindows, dtype_of
+from ficco.lowering.direct import is_made_before
 from ficco.plan import WORDS_PER_COPY, Word, word_place
 
 __all__ = ["DirectCall", "GatherCall"]
@@ -91,10 +92,13 @@ class DirectCall(_Call):
     """Calls of a matmul_all_reduce."""
 
     def _send(self, x: Any, outputs: Any) -> None:
-        t, ((w, bias, _),) = self.table, outputs
+        t, ((w, bias, y),) = self.table, outputs
         for chunk in t.chunks:
             columns = slice(chunk.begin, chunk.end)
-            made = x.astype(np.float32) @ w[:, columns].astype(np.float32)
+            if is_made_before(t.m):
+                made = y[:, columns].astype(np.float32)
+            else:
+                made = x.astype(np.float32) @ w[:, columns].astype(np.float32)
             if bias is not None and t.bias_rows:
                 made[t.bias_row : t.bias_row + t.bias_rows] += bias[:, columns].astype(np.float32)
             for number, (rank, row) in enumerate(t.rows_to):

@@ -158,6 +158,8 @@ def problems(world: int, dtype: str, rng: random.Random, most: int = 60) -> Iter
     )  # fmt: skip
     few = (several[1], Output((n,) * world, "w0"), *(Output((7,) * world, "w1", bias=True),) * 2)
     yield Problem("all_gather_matmul", world, uneven(11), k, few, dtype)
+    many, depths = (Output((n,) * world, bias=True),), chunk_sizes(k, world)
+    yield Problem("matmul_all_reduce", world, uneven(64 + m), k, many, dtype, depths=depths)
 
 
 @contextmanager
