@@ -422,7 +422,7 @@ def _table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
 
 def _before(plan: RankPlan, table: DirectTable | GatherTable | None) -> list[Call]:
     """Return what of a plan that is one launch is enqueued before it, which reads it in y."""
-    if not isinstance(table, DirectTable) or not is_made_before(table.m):
+    if not isinstance(table, DirectTable) or not is_made_before(table.m, table.twice):
         return []
     return [whole_product(plan, each) for each in table.outputs]
 

@@ -159,7 +159,7 @@ def prepare(
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     width = max((chunk.end - chunk.begin for chunk in table.chunks), default=1)
-    made = is_made_before(table.m) if made is None else made
+    made = is_made_before(table.m, table.twice) if made is None else made
     chosen = _moving_tile(table.m, width) if made else choose_tile(table.m, width, table.k, item)
     edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
     numbers = [_numbers(table, words, data, item) for words, data in zip(*places, strict=True)]

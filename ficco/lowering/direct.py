@@ -33,13 +33,14 @@ REDUCED = "reduced"  # window: the peers' sums
 _MOST_MADE = 64  # rows that the kernel multiplies as quickly as the library for GEMMs does
 
 
-def is_made_before(rows: int) -> bool:
+def is_made_before(rows: int, twice: bool) -> bool:
     """Whether on GPUs the library for GEMMs multiplies so many rows, before the one launch.
 
     All at once, into y, of which the launch sends each chunk in its turn. What a plan says of data
-    and words is the same, and so are results but for the order in which products add up.
+    and words is the same, and so are results but for the order in which products add up. Not with
+    one shot, which adds the bias to products: they would be rounded twice.
     """
-    return rows > _MOST_MADE
+    return twice and rows > _MOST_MADE
 
 
 def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:

@@ -20,7 +20,7 @@ from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector.book import Book, Point, given, known
-from ficco.selector.candidates import are_few, plainness, points, serial
+from ficco.selector.candidates import candidates, plainness, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
 from ficco.selector.rule import MARGIN, estimate_us, reasons
@@ -107,7 +107,7 @@ def choose(
 
         predicted = [
             (schedule, simulator.predict_ms(problem, schedule, machine, regime))
-            for schedule in points(facts.op, facts.world, machine, facts.sums, few=are_few(facts))
+            for schedule in candidates(facts, machine)
         ]
     return decide(predicted, facts, machine, method, passed)
 
@@ -191,8 +191,8 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    candidates = points(facts.op, facts.world, machine, facts.sums, gates, alone, are_few(facts))
-    return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
+    found = candidates(facts, machine, gates, alone)
+    return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in found]
 
 
 def _by_book(

@@ -10,7 +10,7 @@ from ficco.problem import GATHERING
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts
 
-__all__ = ["FEW_ROWS", "are_few", "few_rows", "plainness", "points", "serial"]
+__all__ = ["FEW_ROWS", "are_few", "candidates", "few_rows", "plainness", "points", "serial"]
 
 # Of equal predictions: fewest chunks first, then what keeps in step, for drift is a matter of luck,
 # then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
@@ -67,6 +67,7 @@ def points(
     gates: bool = True,
     alone: bool = True,
     few: bool = False,
+    more: bool = False,
 ) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
@@ -84,6 +85,7 @@ def points(
         gates: whether the library for GEMMs has gated ones.
         alone: whether kernels may wait for peers' kernels.
         few: whether rows are few, for which some problems have points of their own: see `are_few`.
+        more: whether they are more of these than FEW_ROWS, for which one shot is no choice.
     """
     found = [serial(world, machine)]
     if world == 1 or (sums and machine.engine == "cuda"):
@@ -113,5 +115,17 @@ def points(
             found.append(unfused.resolve(world, machine))
     if gates and alone and few and _stores(machine, world):
         own = [Schedule.named(name) for name in Schedule.names(op)]
-        found += [each.resolve(world, machine) for each in own if each.transport == "sm"]
+        found += [
+            each.resolve(world, machine)
+            for each in own
+            if each.transport == "sm" and not (more and each.shots == "one")
+        ]
     return tuple(found)
+
+
+def candidates(
+    facts: Facts, machine: Machine, gates: bool = True, alone: bool = True
+) -> tuple[Schedule, ...]:
+    """Return the points for a problem; see `points`."""
+    few, more = are_few(facts), facts.m > FEW_ROWS
+    return points(facts.op, facts.world, machine, facts.sums, gates, alone, few, few and more)

@@ -80,7 +80,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
     if schedule.transport == "sm":
-        before = _is_made_before(facts)
+        before = _is_made_before(facts, schedule)
         host = costs.host_call_us + costs.host_kernel_us + (costs.host_launch_us if before else 0.0)
         return _direct(facts, machine, schedule, whole), host
     peers, grain = world - 1, schedule.chunks
@@ -123,8 +123,8 @@ def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:
     return (calls + 2) * costs.host_launch_us
 
 
-def _is_made_before(facts: Facts) -> bool:
-    return not facts.gathers and is_made_before(facts.m)
+def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
+    return not facts.gathers and is_made_before(facts.m, schedule.shots == "two")
 
 
 def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
@@ -139,7 +139,7 @@ def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) ->
         whole *= costs.gated_gemm  # not measured; no less than another kernel of ficco's own
     links = world - 1 if machine.link.per == "pair" else 1
     send = sent / (links * machine.link.peak_gbps * 1e3)
-    if _is_made_before(facts):  # by a launch of its own
+    if _is_made_before(facts, schedule):  # by a launch of its own
         whole += costs.launch_us
         moved += machine.stream_us(2 * rows)
     fixed = costs.launch_us + costs.direct_us + (2 if twice else 1) * costs.store_us

@@ -50,7 +50,7 @@ class Calls:
             return [self._stream_ns(self._bytes(*step.reads, *step.writes))]
         return self.bags(step.reads, step.writes)
 
-    def use_as_one(self, steps: Sequence[Step], gathers: bool) -> None:
+    def use_as_one(self, steps: Sequence[Step], gathers: bool, twice: bool) -> None:
         """Take the GEMMs of the rank for parts of one launch, whose products have the same rows.
 
         They are slices of columns, or whole outputs, in one or in several pieces of rows. Nobody
@@ -64,7 +64,7 @@ class Calls:
             whole = self.machine.gemm_us(rows, area // rows, products[0].a.cols, self.dtype)
             whole *= self.machine.costs.gated_gemm if gathers else 1.0
             self._ns_an_element = 1e3 * whole / area
-            if not gathers and is_made_before(rows):  # then the launch moves the product
+            if not gathers and is_made_before(rows, twice):  # then the launch moves the product
                 self.before_ns = 1e3 * whole
                 moved = 2 * area * ELEMENT_BYTES[self.dtype]
                 self._ns_an_element = self._stream_ns(moved) / area

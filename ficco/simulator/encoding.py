@@ -125,6 +125,7 @@ class _Encoder:
         costs = machine.costs
         self.costs, self.submitted = costs, submitted
         self.once, self.gathers = is_one_launch(plan, machine), plan.problem.op in GATHERING
+        self.twice = plan.schedule.shots == "two"
         words = 0.0 if self.once else 1e3  # threads of a kernel look at and raise many at a time
         self.signal_ns, self.clear_ns = words * costs.signal_us, words * costs.clear_us
         self.launch_ns = 1e3 * costs.launch_us
@@ -162,7 +163,7 @@ class _Encoder:
         rows, actions, encoders = self.rows, self.actions, self.encoders
         host_ns = 1e3 * self.costs.host_call_us
         if self.once:
-            self.calls.use_as_one(entry.steps, self.gathers)
+            self.calls.use_as_one(entry.steps, self.gathers, self.twice)
             host_ns += self.host_kernel_ns
             host_ns += self.host_launch_ns if self.calls.before_ns else 0.0
         lanes: dict[str, int] = {}

@@ -95,7 +95,7 @@ class DirectCall(_Call):
         t, ((w, bias, y),) = self.table, outputs
         for chunk in t.chunks:
             columns = slice(chunk.begin, chunk.end)
-            if is_made_before(t.m):
+            if is_made_before(t.m, t.twice):
                 made = y[:, columns].astype(np.float32)
             else:
                 made = x.astype(np.float32) @ w[:, columns].astype(np.float32)
