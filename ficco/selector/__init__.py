@@ -107,9 +107,7 @@ def choose(
 
         predicted = [
             (schedule, simulator.predict_ms(problem, schedule, machine, regime))
-            for schedule in points(
-                facts.op, facts.world, machine, facts.sums, few=are_few(facts)
-            )
+            for schedule in points(facts.op, facts.world, machine, facts.sums, few=are_few(facts))
         ]
     return decide(predicted, facts, machine, method, passed)
 
@@ -193,9 +191,7 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    candidates = points(
-        facts.op, facts.world, machine, facts.sums, gates, alone, are_few(facts)
-    )
+    candidates = points(facts.op, facts.world, machine, facts.sums, gates, alone, are_few(facts))
     return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
 
 

@@ -440,7 +440,11 @@ class TestProcesses:
         assert [document["op"] for document in documents] == list(OPERATORS)
         for document in documents:
             assert all(row["ok"] for row in document["results"])
-            names = set(Schedule.names(document["op"])) - {"one_shot_sm", "two_shot_sm", "gather_sm"}
+            names = set(Schedule.names(document["op"])) - {
+                "one_shot_sm",
+                "two_shot_sm",
+                "gather_sm",
+            }
             if document["op"] == "embedding_all_to_all":
                 names.remove("uniform_fused_2d")
             assert {row["schedule"] for row in document["results"]} == names
