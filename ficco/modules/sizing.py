@@ -6,13 +6,14 @@ a call needs follows from its plan alone, so the layers' own calls are made once
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from ficco.errors import InputError
 from ficco.modules.layers.finding import DTYPES, local_of
 from ficco.modules.layers.layer import ATTRIBUTE, Layer, layer_of
+from ficco.modules.layers.trial import call, operator_of
 
 __all__ = ["size_windows"]
 
@@ -67,27 +68,17 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
         wanted = backward
         if wanted is None:
             wanted = each.training and any(weight.requires_grad for weight in weights)
-        seen = layer.seen
         for _ in range(2):  # the second one makes ready what a capture takes
             _call(layer, weights, rows, wanted)
-        layer.seen = seen
 
 
 def _call(layer: Layer, weights: list[Tensor], rows: int, backward: bool) -> None:
-    world, first = layer.ranks.world, weights[0].detach()
-    split = layer.kind == "column" and layer.gathers
+    world, first, operator = layer.ranks.world, weights[0].detach(), operator_of(layer)
+    split = operator == "all_gather_matmul"
     mine = -(-rows // world) if split else -(-rows // world) * world
     x = first.new_zeros((mine, first.shape[1]), requires_grad=backward)
     given = [weight.detach().requires_grad_(backward) for weight in weights]
     with torch.set_grad_enabled(backward):
-        ys: Any
-        if split:
-            ys = layer.gather(x, 0, given, [None] * len(given))
-        elif layer.kind == "column":
-            ys = layer.columns(x, given, [None] * len(given))
-        elif layer.output_dim is None:
-            ys = [layer.reduce(x, given[0], None)]
-        else:
-            ys = [layer.scatter(x, 0, given[0], None)]
+        ys = call(replace(layer), operator, x, given)
         if backward:
             torch.autograd.grad(ys, [x, *given], [torch.zeros_like(y) for y in ys])
