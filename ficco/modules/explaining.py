@@ -41,18 +41,20 @@ def explain(module: Module, *, measure: bool = False) -> Explanation:
     Layers that differ in a number of their name only, and in nothing that is said, are one entry.
 
     What was measured here is said, too, and again later, wherever a layer's last call is like one
-    that was: times faster than `serial`, and milliseconds a call.
+    that was: times faster than `serial`, and milliseconds a call. "(paced)" means: on a machine
+    that is slowed to what its profile says.
 
     Args:
         module: an overlapped model, or what holds one.
         measure: time every kind of call that the layers made last, and the same by `serial` (on
-            GPUs: torch.distributed and torch.mm), and say why others are not timed. It is a
-            collective call: all ranks of the layers' groups make it, after the model was called on
-            all. A kind takes some 0.3 s, more where a call lasts longer than 25 ms. Timed are
-            forwards alone, with random data of the same shapes, without bias: eager, one call
-            behind another, by the clock of the device. Figures are medians over rounds, in which
-            the two take turns, of the slowest rank, equal on all ranks. Gradients, the model and
-            torch's random numbers are not touched.
+            GPUs torch.distributed and torch.mm), and say why others are not timed. It is a
+            collective call: all ranks of the layers' groups make it, after all called the model.
+            A kind takes some 0.3 s, or 10 pairs of calls where these take longer. Timed are
+            forwards alone, where gradients were recorded as such ("a forward"), not backward; on
+            random data of the same shapes, without bias, eager, one call behind another. Inputs
+            are the same each time, so small ones may stay in caches. Figures are medians over
+            rounds, in which the two take turns, of the slowest rank: equal on all ranks. The model,
+            its gradients and torch's random numbers stay as they are.
 
     Raises:
         InputError: nothing in the module is overlapped; or, to be measured, it is on the meta
@@ -199,10 +201,13 @@ def _measured(layer: Layer, alone: bool) -> str:
     if found is None or layer.seen is None or found.schedule != schedule_of(layer):
         return ""
     where = "here (paced)" if found.paced else "here"
-    of, a = (" of serial", " a call") if alone else ("", "")
-    direction = " forward" if layer.seen.recorded else ""
+    of = " of serial" if alone else ""
+    if layer.seen.recorded:
+        each = " a forward"
+    else:
+        each = " a call" if alone else ""
     ratio = found.serial_ms / found.ms
-    return f"; measured {where} {ratio:.2f}x{of}, {found.ms:.3f} ms{a}{direction}"
+    return f"; measured {where} {ratio:.2f}x{of}, {found.ms:.3f} ms{each}"
 
 
 def _cut(problem: Problem) -> int:

@@ -5,12 +5,14 @@ A rank runs them: see `overlap_worker.py`.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,31 +49,34 @@ def told(net: nn.Module) -> str:
     return text
 
 
-class Watched:
-    """Notes (operator, weights, schedule) of ficco's calls; the last rank's overlapped ones last.
+class Called(NamedTuple):
+    operator: str
+    weights: int
+    schedule: str
+    records: bool
 
-    Attributes:
-        lag_s: by how much rank 1 is slower in calls that are not serial.
-    """
+
+class Watched:
+    """Notes ficco's calls while it is entered; rank 1 may be slower in those that overlap."""
 
     def __init__(self, lag_s: float = 0.0) -> None:
         self.lag_s = lag_s
 
-    def __enter__(self) -> list[tuple[str, int, str]]:
-        self.calls: list[tuple[str, int, str]] = []
+    def __enter__(self) -> list[Called]:
+        self.calls: list[Called] = []
         self.kept = {name: getattr(functions, name) for name in functions.__all__}
         for name, function in self.kept.items():
-            setattr(functions, name, self._watching(name, function))
+            setattr(functions, name, functools.partial(self._called, name, function))
         return self.calls
 
-    def _watching(self, name: str, function: Any) -> Any:
-        def watching(x: Any, w: Any, **rest: Any) -> Any:
-            self.calls.append((name, len(w) if isinstance(w, list) else 1, rest["schedule"]))
-            if self.lag_s and dist.get_rank() == 1 and rest["schedule"] != "serial":
-                time.sleep(self.lag_s)
-            return function(x, w, **rest)
-
-        return watching
+    def _called(self, name: str, function: Any, x: Any, w: Any, **rest: Any) -> Any:
+        weights = w if isinstance(w, list) else [w]
+        records = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        records = records and weights[0].requires_grad
+        self.calls.append(Called(name, len(weights), rest["schedule"], records))
+        if self.lag_s and dist.get_rank() == 1 and rest["schedule"] != "serial":
+            time.sleep(self.lag_s)
+        return function(x, w, **rest)
 
     def __exit__(self, *_: object) -> None:
         for name, function in self.kept.items():
@@ -80,6 +85,7 @@ class Watched:
 
 def measured(mesh: DeviceMesh) -> None:
     """A step of training, measured: equal figures, said again later; nothing else has changed."""
+    kinds = {("all_gather_matmul", 3), ("all_gather_matmul", 2), ("matmul_reduce_scatter", 1)}
     net = sequence(model(2), mesh)
     ficco.overlap(net, schedule={"*.wo": "serial", "*.mlp.*": "hetero_fused_1d",
                                  "*.w[qkv]": "shard_p2p"})  # fmt: skip
@@ -88,18 +94,16 @@ def measured(mesh: DeviceMesh) -> None:
     kept = {name: (grad, local_of(grad).clone()) for name, grad in gradients(net, words).items()}
     seen = {name: layer_of(m).seen for name, m in net.named_modules() if "forward" in m.__dict__}
     drawn = torch.get_rng_state()
-    with Watched() as calls:
+    with Watched() as calls, torch.inference_mode():
         text = told(net)
     found = FIGURES.findall(text)
-    assert len(found) == 3 and all(forward for _, _, _, forward in found), text
+    assert len(found) == 3 and all(call == "forward" for *_, call in found), text
     assert len(re.findall(r"serial, as asked; not measured: it runs serial\n", text)) == 1, text
     assert "chosen" not in text and text.count("not measured") == 2, text  # auto: it is serial
-    for kind in (("all_gather_matmul", 3), ("all_gather_matmul", 2), ("matmul_reduce_scatter", 1)):
-        ways = [schedule for *rest, schedule in calls if tuple(rest) == kind]
-        assert ways and 2 * ways.count("serial") == len(ways), (kind, ways)
-    assert {kind[:2] for kind in calls} == {
-        ("all_gather_matmul", 3), ("all_gather_matmul", 2), ("matmul_reduce_scatter", 1)
-    }  # fmt: skip
+    assert {call[:2] for call in calls} == kinds and all(call.records for call in calls), calls
+    for kind in kinds:
+        ways = [call.schedule for call in calls if call[:2] == kind]
+        assert 2 * ways.count("serial") == len(ways), (kind, ways)
     assert torch.equal(torch.get_rng_state(), drawn), "random numbers were drawn"
     for name, parameter in net.named_parameters():
         grad, value = kept[name]
@@ -118,6 +122,7 @@ def measured(mesh: DeviceMesh) -> None:
 
 def measured_rank(mesh: DeviceMesh) -> None:
     """Figures are those of the slowest rank, and each of its own schedule."""
+    world = mesh.size()
     net = ficco.overlap(plain(model(), mesh), schedule="hetero_fused_1d")
     with torch.inference_mode():
         net(tokens(1))
@@ -126,9 +131,22 @@ def measured_rank(mesh: DeviceMesh) -> None:
     assert "its forward sends nothing" in text, text
     found = FIGURES.findall(text)
     assert len(found) == 2, text
-    for paced, gain, ms, forward in found:
-        assert not paced and not forward
+    for paced, gain, ms, call in found:
+        assert not paced and call == "call"
         assert 20 <= float(ms) < 2000 and float(gain) < 0.9, text
+    kept, counted = measuring._turn, itertools.count()
+    with Watched() as calls:
+
+        def turn(way: Any, *_: Any) -> float:
+            """Take what rank 1 takes twice, every fifth round ten times as long."""
+            way()
+            late = 10 if next(counted) // 2 % 5 == 0 else 1
+            return (1e-3 * (1 + mesh.get_local_rank()) if calls[-1][2] != "serial" else 5e-3) * late
+
+        measuring._turn = turn
+        text = told(net)
+        measuring._turn = kept
+    assert text.count(f"measured here {5 / world:.2f}x of serial, {world}.000 ms a call") == 2, text
 
 
 def measured_forms(mesh: DeviceMesh) -> None:
