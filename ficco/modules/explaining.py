@@ -202,10 +202,7 @@ def _measured(layer: Layer, alone: bool) -> str:
         return ""
     where = "here (paced)" if found.paced else "here"
     of = " of serial" if alone else ""
-    if layer.seen.recorded:
-        each = " a forward"
-    else:
-        each = " a call" if alone else ""
+    each = " a forward" if layer.seen.recorded else " a call" if alone else ""
     ratio = found.serial_ms / found.ms
     return f"; measured {where} {ratio:.2f}x{of}, {found.ms:.3f} ms{each}"
 

@@ -112,7 +112,7 @@ def captured(mesh: DeviceMesh) -> None:
 
 
 def measured(mesh: DeviceMesh) -> None:
-    """Every kind of call has figures, which are equal on all ranks; none while a graph is captured."""
+    """Every kind of call has figures, equal on all ranks; in a capture none are taken."""
     torch.manual_seed(1)
     words = torch.randint(WORDS, (BATCH, LENGTH), device=mesh.device_type)
     dist.broadcast(words, 0)

@@ -1,4 +1,4 @@
-"""Overlapped models on GPUs: what they compute, what calls take, a training step as a CUDA graph."""
+"""Overlapped models on GPUs: what they compute, what it takes, a step as one CUDA graph."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from llama import Mlp, plain, sequence
 from overlap_results import gradients, model, refused, tokens
 
 FIGURES = re.compile(
-    r"measured here( \(paced\))? ([\d.]+)x of serial, ([\d.]+) ms a call( forward)?"
+    r"measured here( \(paced\))? ([\d.]+)x of serial, ([\d.]+) ms a (call|forward)"
 )
 measuring.BUDGET_S = 0.01  # what is checked here needs no good medians
 
