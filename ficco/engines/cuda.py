@@ -413,7 +413,7 @@ def _is_one_launch(plan: RankPlan) -> bool:
 
 
 def _table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
-    """Return what the kernel reads of a plan that is one launch, and where x is kept, or ""."""
+    """Return what a plan's one launch reads, and the output that keeps x, or "" without one."""
     if any(buffer.name == GATHERED for buffer in plan.buffers):
         table = direct_gather_table.table_of(plan)
         return table, table.kept

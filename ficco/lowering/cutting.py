@@ -29,8 +29,10 @@ def check_implemented(op: str, schedule: Schedule) -> None:
             "that works is transport='dma'"
         )
     if schedule.shots != "two" and op != "matmul_all_reduce":
+        stores = ", as gather_sm has it" if schedule.transport == "sm" else ""
         raise ScheduleError(
-            f"{op}: shots={schedule.shots!r} is of matmul_all_reduce; what works is shots='two'"
+            f"{op}: shots={schedule.shots!r} is of matmul_all_reduce; what works is "
+            f"shots='two'{stores}"
         )
     if schedule.sums != "apart" and op != "matmul_reduce_scatter":
         raise ScheduleError(

@@ -14,9 +14,9 @@ from compiling import compiled
 from triton.backends.nvidia.driver import make_launcher, wrap_handle_tensordesc
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ficco.errors import EngineError, FiccoError, InputError
 from ficco.compute import DirectOperands, DirectOutput
 from ficco.compute.torch_kernels import direct_places
+from ficco.errors import EngineError, FiccoError, InputError
 from ficco.kernels import direct, direct_gather, gated, summing
 from ficco.kernels.direct_gather_table import table_of as gather_table
 from ficco.kernels.direct_table import table_of as reduce_table
@@ -100,7 +100,7 @@ def sum_case(cols: int) -> Case:
 
 
 def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case:
-    """Return a launch that is a whole call of rank 1 of 2; a gather has two weights, and keeps x."""
+    """Return a launch that is a whole call of rank 1 of 2; a gather's has two weights, and x."""
     name = str(dtype).removeprefix("torch.")
     n, k = 24 + 40 * pad, 64
     if gathers:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+
 @pytest.mark.parametrize("worker", ["direct_worker.py", "gather_worker.py"])
 @pytest.mark.parametrize(
     ("subjects", "interpret"), [("products", "1"), ("giving_up refusals", "1"), ("assembly", "0")]
@@ -18,8 +19,9 @@ def test_it_is_right(
 ) -> None:
     settings = {"TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": "cache"}
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(worker), *subjects.split()], env=os.environ | settings,
-        capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False,
+        [sys.executable, Path(__file__).with_name(worker), *subjects.split()],
+        env=os.environ | settings, capture_output=True, text=True, cwd=tmp_path, timeout=200,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
 
