@@ -29,6 +29,7 @@ __all__ = ["RECORD", "Overlapped", "overlap", "restore"]
 RECORD = "_ficco_overlapped"  # under which an overlapped model carries its record
 
 _OWN, _HOOKS = "__dict__", "_forward_pre_hooks"
+_AFTER, _ALWAYS = "_forward_hooks", "_forward_hooks_always_called"
 
 Module = torch.nn.Module
 Schedules = str | Schedule | Mapping[str, str | Schedule | None]
@@ -294,10 +295,11 @@ def _share(named: Mapping[str, Module], found: Sequence[Found], record: Overlapp
         for place, member in enumerate(members):
             layer = layer_of(member)
             layer.sharing, layer.place = sharing, place
-        record.handles += [
-            named[parent].register_forward_hook(sharing.settle),
-            named[parent].register_forward_hook(sharing.clear, always_call=True),
-        ]
+        # As register_forward_hook does, but under keys that are alike in all parents: with a
+        # number of its own, each block of a model would be compiled by itself.
+        record.replace(named[parent], _AFTER, "ficco.settle", sharing.settle)
+        record.replace(named[parent], _AFTER, "ficco.clear", sharing.clear)
+        record.replace(named[parent], _ALWAYS, "ficco.clear", True)
 
 
 def _chooser(schedule: Schedules, names: list[str]) -> Callable[[str], str | Schedule | None]:
