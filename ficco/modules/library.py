@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 from torch.utils.flop_counter import register_flop_formula
 
 from ficco.modules import groups, operators
@@ -120,7 +121,6 @@ _SCHEMAS: dict[str, tuple[str, Callable[..., Any]]] = {
     "exchange_rows": ("(Tensor x, SymInt[] splits, str group) -> Tensor", _rows_shape),
 }  # fmt: skip
 NAMES = tuple(f"ficco::{name}" for name in _SCHEMAS)
-_LIBRARY = torch.library.Library("ficco", "FRAGMENT")  # operators live as long as it does
 
 
 def _gather_flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
@@ -153,14 +153,15 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
     """Make one operator; not by `custom_op`, whose checks of every call take half as long again."""
     full, run = f"ficco::{name}", getattr(operators, name)
 
-    @torch.compiler.disable  # it may be called between the parts of a graph that broke
+    # It may be called between the parts of a graph that broke, where what runs is compiled.
+    @_disable_dynamo  # torch.compiler.disable would load the compiler now, for seconds
     def impl(*args: Any) -> Any:
         with torch._C._DisableAutocast():  # plans mean their own dtypes
             return run(*args)
 
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(full, shapes, lib=_LIBRARY)
+    torch.library.define(full, schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(full, "default", impl)
+    torch.library.register_fake(full, shapes)
     if name in _FLOPS:
         register_flop_formula(getattr(torch.ops.ficco, name))(_FLOPS[name])
     if name not in FORMULAS:
@@ -184,7 +185,7 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
             found = formula.nested(formula.backward(kept, given), rest)
         return (*found[: -len(rest)], *[None] * len(rest))
 
-    torch.library.register_autograd(full, backward, setup_context=keep, lib=_LIBRARY)
+    torch.library.register_autograd(full, backward, setup_context=keep)
 
 
 for _name, (_schema, _shapes) in _SCHEMAS.items():
