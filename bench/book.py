@@ -60,7 +60,8 @@ def few_rows(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
         name = min((way for way in us if way.endswith("_sm")), key=us.__getitem__, default="")
         if not name or "nccl" not in us:
             continue
-        key = ("matmul_all_reduce", "bfloat16", case["m"], case["n"], case["k"], "captured")
+        op = document.get("op", "matmul_all_reduce")
+        key = (op, "bfloat16", case["m"], case["n"], case["k"], "captured")
         schedule = Schedule.named(name).resolve(world, machine)
         yield key, _best(us[name] / 1e3, us["nccl"] / 1e3, schedule, world, machine)
 
@@ -97,7 +98,7 @@ def main() -> int:
     world, found, dates = machine.devices, {}, set()
     sources = [
         (f"compare_x{world}*.json", compared),
-        (f"few_rows_x{world}.json", few_rows),
+        (f"few_rows*_x{world}.json", few_rows),
         (f"sweep_x{world}.json", swept),
     ]
     for pattern, read in sources:

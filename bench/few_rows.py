@@ -1,9 +1,10 @@
-"""Few rows times a weight, then an all-reduce: ficco's one launch against PyTorch's ways.
+"""Few rows times a weight beside an all-reduce or all-gather: one launch against PyTorch's ways.
 
-Llama-3 projections whose depth is split over ranks; captured, weights rotated beyond four times the
-L2; a figure is that of the slowest rank. NCCL and PyTorch's operators run without NVLink multicast.
+Llama-3 projections, captured, weights rotated beyond four times the L2; a figure is that of the
+slowest rank. NCCL and PyTorch's operators run without NVLink multicast.
 
     python bench/few_rows.py --gpus 8 --out bench/results
+    python bench/few_rows.py --gpus 8 --op all_gather_matmul --out bench/results
 """
 
 from __future__ import annotations
@@ -15,87 +16,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from comparing.few_cases import CASES, Case, Kind
 from record import spread, surroundings
 
 from ficco.sweeping.gpu.launching import NO_MULTICAST, Meeting, run_ranks
 
-LAYERS = {  # n, k over all ranks
-    "8B o": (4096, 4096), "8B down": (4096, 14336), "70B o": (8192, 8192),
-    "70B down": (8192, 28672), "405B o": (16384, 16384), "405B down": (16384, 53248),
-}  # fmt: skip
-ROWS = (1, 4, 16, 64, 256)
-OURS = ("one_shot_sm", "two_shot_sm")
-PEERS = ("nccl", "one_shot", "two_shot")
-ROTATED_BYTES, LEAST_CALLS, MOST_CALLS, ROUNDS = 240_000_000, 20, 60, 20
+NAMES = {"matmul_all_reduce": "few_rows", "all_gather_matmul": "few_rows_gather"}
+ROUNDS = 20
 TOLERANCE = 0.02  # of the largest result, against float32
-
-Call = Callable[[int], Any]
-
-
-class Case:
-    """One layer and number of rows on this rank."""
-
-    def __init__(self, rows: int, n: int, depth: int, group: Any) -> None:
-        import torch
-        from torch.distributed import _symmetric_memory as symmetric
-
-        size = 2 * n * depth
-        self.calls = min(MOST_CALLS, max(LEAST_CALLS, -(-ROTATED_BYTES // size) // 2 * 2 + 2))
-        held = min(self.calls, max(2, -(-ROTATED_BYTES // size)))
-        draw: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
-        self.x = torch.randn(rows, depth, **draw)
-        self.ws = [torch.randn(n, depth, **draw) for _ in range(held)]
-        self.y = torch.empty(rows, n, **draw)
-        self.shared = symmetric.empty(rows * n, **draw)
-        symmetric.rendezvous(self.shared, group=group)
-        self.group = group
-
-    def weight(self, i: int) -> Any:
-        """Return the weight of the i-th call."""
-        return self.ws[i % len(self.ws)].t()
-
-    def ways(self) -> dict[str, Call]:
-        """Return every way to do a call; each returns the result."""
-        import torch
-        import torch.distributed as dist
-
-        import ficco
-
-        operators: Any = torch.ops.symm_mem
-        name, view = self.group.group_name, self.shared.view_as(self.y)
-
-        def alone(i: int) -> Any:
-            return torch.mm(self.x, self.weight(i), out=self.y)
-
-        def nccl(i: int) -> Any:
-            dist.all_reduce(alone(i))
-            return self.y
-
-        def one_shot(i: int) -> Any:
-            torch.mm(self.x, self.weight(i), out=view)
-            return operators.one_shot_all_reduce(self.shared, "sum", name).view_as(self.y)
-
-        def two_shot(i: int) -> Any:
-            torch.mm(self.x, self.weight(i), out=view)
-            return operators.two_shot_all_reduce_(self.shared, "sum", name).view_as(self.y)
-
-        def ours(schedule: str) -> Call:
-            return lambda i: ficco.matmul_all_reduce(self.x, self.weight(i), schedule=schedule)
-
-        found = {"mm": alone, "nccl": nccl, "one_shot": one_shot, "two_shot": two_shot}
-        return found | {schedule: ours(schedule) for schedule in (*OURS, "auto")}
-
-    def wrong(self, y: Any, i: int) -> float:
-        """Return how far a result is off, of its largest element."""
-        import torch.distributed as dist
-
-        want = self.x.float() @ self.weight(i).float()
-        dist.all_reduce(want)
-        return float((y.float() - want).abs().max() / want.abs().max())
 
 
 def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
@@ -142,7 +73,7 @@ def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
     return {"us": found, "refused": refused, "calls": case.calls, "weights": len(case.ws)}
 
 
-def rank_main(folder: Path, seconds: float) -> int:
+def rank_main(folder: Path, op: str, seconds: float) -> int:
     """Measure on one rank; rank 0's figures are written."""
     import torch.distributed as dist
 
@@ -153,13 +84,14 @@ def rank_main(folder: Path, seconds: float) -> int:
     meeting = Meeting(folder, rank, world, WAIT_S)
     ficco.prepare(machine="cuda", timeout_s=20.0)
     limit, cases, left = time.monotonic() + seconds, [], []
-    for rows in ROWS:
-        for layer, (n, k) in LAYERS.items():
+    kind, made = CASES[op].kind, CASES[op]
+    for rows in kind.rows:
+        for layer, (n, k) in kind.layers.items():
             name = f"{layer}, m={rows}"
             if max(meeting.gather(time.monotonic())) > limit:
                 left.append(name)
                 continue
-            case = Case(rows, n, k // world, dist.group.WORLD)
+            case = made(rows, n, k, dist.group.WORLD)
             about = {"case": name, "layer": layer, "m": rows, "n": n, "k": k}
             cases.append(about | measure(case, meeting))
             if rank == 0:
@@ -170,15 +102,15 @@ def rank_main(folder: Path, seconds: float) -> int:
     os._exit(0)
 
 
-def summed_up(cases: list[dict[str, Any]]) -> dict[str, float]:
+def summed_up(cases: list[dict[str, Any]], kind: Kind) -> dict[str, float]:
     """Return by number of rows: how many times faster than the best of the others, on average."""
     found: dict[str, float] = {}
-    for rows in ROWS:
+    for rows in kind.rows:
         gains = [
-            min(case["us"][peer]["median"] for peer in PEERS if peer in case["us"])
-            / min(case["us"][own]["median"] for own in OURS if own in case["us"])
+            min(case["us"][peer]["median"] for peer in kind.peers if peer in case["us"])
+            / min(case["us"][own]["median"] for own in kind.ours if own in case["us"])
             for case in cases
-            if case["m"] == rows and any(own in case["us"] for own in OURS)
+            if case["m"] == rows and any(own in case["us"] for own in kind.ours)
         ]
         if gains:
             found[str(rows)] = round(statistics.geometric_mean(gains), 3)
@@ -188,15 +120,16 @@ def summed_up(cases: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
+    parser.add_argument("--op", choices=CASES, default="matmul_all_reduce")
     parser.add_argument("--seconds", type=float, default=240.0, metavar="S", help="for all of it")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of few_rows_xN.json")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of the result")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_of:
-        return rank_main(Path(args.rank_of), args.seconds)
+        return rank_main(Path(args.rank_of), args.op, args.seconds)
     with tempfile.TemporaryDirectory(prefix="few_rows") as name:
         folder = Path(name)
-        command = [__file__, "--gpus", str(args.gpus), "--rank-of", name]
+        command = [__file__, "--gpus", str(args.gpus), "--rank-of", name, "--op", args.op]
         command += ["--seconds", str(args.seconds)]
         reason = run_ranks(command, args.gpus, folder, args.seconds + 90.0, lambda: None)
         if not (folder / "found.json").exists():
@@ -208,12 +141,16 @@ def main() -> int:
     found, about = surroundings(), gpus()
     found["versions"] |= about.pop("more")
     document = {
-        "bench": "few_rows", **found, **about, "world": args.gpus, "environment": NO_MULTICAST,
+        "bench": "few_rows", "op": args.op, **found, **about, "world": args.gpus,
+        "environment": NO_MULTICAST,
         "how": f"captured, us a call of the slowest rank, {ROUNDS} interleaved replays",
-        "faster_than_best_peer": summed_up(measured["cases"]), **measured,
+        "faster_than_best_peer": summed_up(measured["cases"], CASES[args.op].kind),
+        **measured,
     }  # fmt: skip
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    Path(args.out, f"few_rows_x{args.gpus}.json").write_text(json.dumps(document, indent=1) + "\n")
+    Path(args.out, f"{NAMES[args.op]}_x{args.gpus}.json").write_text(
+        json.dumps(document, indent=1) + "\n"
+    )
     for case in measured["cases"]:
         us = {way: round(each["median"], 1) for way, each in case["us"].items()}
         print(case["case"], us, case["refused"] or "")

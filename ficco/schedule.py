@@ -35,6 +35,7 @@ AXES: dict[str, tuple[str, ...]] = {
 
 # Points that one operator alone has.
 _OF_ONE = {
+    "all_gather_matmul": ("gather_sm",),  # for few rows
     "matmul_all_reduce": ("one_shot_sm", "two_shot_sm"),  # for products of few rows
     "matmul_reduce_scatter": ("gated_sums_1d",),
 }
@@ -56,8 +57,8 @@ class Schedule:
         compute: "whole" (one GEMM), "per_step" (one GEMM over what a step brought), "per_chunk",
             or "gated" (one launch whose parts wait for their chunks).
         transport: "dma" (copy engines), "sm" (stores of the kernel that multiplies; of
-            matmul_all_reduce), or "collective" (torch.distributed), inside a node; "machine": how
-            it moves whole shards best.
+            all_gather_matmul and matmul_all_reduce), or "collective" (torch.distributed), inside a
+            node; "machine": how it moves whole shards best.
         network_transport: the same, between nodes.
         pace: "free" (pushes follow one another as fast as they can), or "in_step" (with rotation:
             the next peer's turn begins when this turn's chunk has come here, so that ranks do not

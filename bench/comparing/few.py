@@ -8,20 +8,39 @@ WAYS = {
     "nccl": "mm, NCCL", "one_shot": "mm, one-shot", "two_shot": "mm, two-shot",
     "one_shot_sm": "`one_shot_sm`", "two_shot_sm": "`two_shot_sm`",
 }  # fmt: skip
-
+GATHERING_WAYS = {
+    "nccl": "NCCL, mm", "low_contention": "low contention, mm", "fused": "fused",
+    "gather_sm": "`gather_sm`",
+}  # fmt: skip
 
 METHOD = (
     "`matmul_all_reduce` on {world} GPUs, captured, weights rotated beyond four times the L2. "
     "The others are `torch.mm`, then the all-reduce of NCCL or one of PyTorch's `symm_mem`"
 )
+GATHERING_METHOD = (
+    "`all_gather_matmul` on {world} GPUs, captured, weights rotated beyond four times the L2. "
+    "The others are the all-gather of NCCL or of PyTorch's `symm_mem` (by copy engines), then "
+    "`torch.mm`, and PyTorch's fused operator"
+)
+
+
+def _gathers(document: dict[str, Any]) -> bool:
+    return document.get("op") == "all_gather_matmul"
+
+
+def _method(document: dict[str, Any]) -> str:
+    method = GATHERING_METHOD if _gathers(document) else METHOD
+    return method.format(world=document["world"])
 
 
 def few_rows_gains(document: dict[str, Any]) -> list[str]:
     """Return how many times faster ficco's better call is than the best of the others, by rows."""
     gains = document["faster_than_best_peer"]
-    method = METHOD.format(world=document["world"])
+    ours = "the better of `one_shot_sm` and `two_shot_sm`"
+    if _gathers(document):
+        ours = "`gather_sm`"
     return [
-        f"{method}; the better of `one_shot_sm` and `two_shot_sm` against the best of the three, "
+        f"{_method(document)}; {ours} against the best of the three, "
         f"geometric mean over {len(document['cases']) // len(gains)} layers:",
         "",
         "| " + " | ".join(f"m = {rows}" for rows in gains) + " |",
@@ -32,17 +51,18 @@ def few_rows_gains(document: dict[str, Any]) -> list[str]:
 
 def few_rows_table(document: dict[str, Any]) -> list[str]:
     """Return the table; the fastest way of a case is bold."""
+    ways = GATHERING_WAYS if _gathers(document) else WAYS
     lines = [
-        f"{METHOD.format(world=document['world'])}; *mm* is `torch.mm` alone. Microseconds a call:",
+        f"{_method(document)}; *mm* is `torch.mm` alone. Microseconds a call:",
         "",
-        "| layer, m | mm | " + " | ".join(WAYS.values()) + " |",
-        "|---" * (len(WAYS) + 2) + "|",
+        "| layer, m | mm | " + " | ".join(ways.values()) + " |",
+        "|---" * (len(ways) + 2) + "|",
     ]
     for case in document["cases"]:
-        us = {way: case["us"][way]["median"] for way in ("mm", *WAYS) if way in case["us"]}
-        least = min((us[way] for way in WAYS if way in us), default=0.0)
+        us = {way: case["us"][way]["median"] for way in ("mm", *ways) if way in case["us"]}
+        least = min((us[way] for way in ways if way in us), default=0.0)
         cells = [f"{us['mm']:.1f}"]
-        for way in WAYS:
+        for way in ways:
             value = us.get(way)
             cell = "-" if value is None else f"{value:.1f}"
             cells.append(f"**{cell}**" if value == least else cell)

@@ -350,7 +350,7 @@ def measure(
     if cell.mode == "serving":
         # Two runs and a round came before those that are timed.
         timed = range(3, 3 + max((len(way.times) for way in run.ways.values()), default=1))
-        numbers = [m for number in timed for m in run.steps.lengths(number)]
+        numbers = [m for number in timed for m in run.steps.lengths(number, 0)]
         tokens, steps = sum(numbers) / len(numbers), SERVED
     rows = {}
     for variant, way in run.ways.items():

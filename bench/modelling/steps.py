@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from modelling.cells import Cell
 from modelling.llama import SIZES, Blocks, Norm, angles_of, local
@@ -62,18 +64,30 @@ class Steps:
             return {"output": model(x, angles)}
 
     def _served(self, name: str, model: Blocks) -> Results:
-        """Run SERVED prefills, with numbers of tokens drawn anew for every run of a variant."""
+        """Run SERVED prefills, with numbers of tokens drawn anew for every run of a variant.
+
+        By flash attention on GPUs: cuDNN's plans every new length for longer than a layer takes.
+        """
         run = self._runs[name] = self._runs.get(name, -1) + 1
-        for tokens in self.lengths(run):
-            x = self.x[: tokens // self.world]
-            found = self._forward(model, x, self.angles[:, :tokens])
+        gpu = self.x.is_cuda
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if gpu else contextlib.nullcontext():
+            for tokens in self.lengths(run, self.cell.variants.index(name)):
+                x = self.x[: tokens // self.world]
+                found = self._forward(model, x, self.angles[:, :tokens])
         return found
 
-    def lengths(self, run: int) -> list[int]:
-        """Return the numbers of tokens of one serving run: multiples of the ranks."""
-        most = self.cell.tokens // self.world
-        drawn = random.Random(run)
-        return [self.world * drawn.randint(max(1, most // 32), most) for _ in range(SERVED)]
+    def lengths(self, run: int, place: int) -> list[int]:
+        """Return the numbers of tokens of one serving run of a variant: multiples of the ranks.
+
+        Variants in other places have other numbers, but for the last, by which they are compared:
+        what PyTorch remembers of a length serves all models of a process, so that who comes second
+        would find its work done.
+        """
+        count = len(self.cell.variants)
+        most = self.cell.tokens // self.world // count
+        drawn, turn = random.Random(run), (place + run) % count
+        numbers = [count * drawn.randint(max(1, most // 32), most - 1) for _ in range(SERVED)]
+        return [self.world * (n + turn) for n in numbers[:-1]] + [self.world * numbers[-1]]
 
     def _trained(self, model: Blocks) -> Results:
         for block in model.layers:

@@ -21,6 +21,7 @@ HOW = (
     "fastest is bold; gains are times faster than the two: below 1 ficco loses. **NCCL runs "
     "without NVLink multicast here**, as all else does."
 )
+FEW_ROWS = ("few_rows", "few_rows_gather")  # results of few_rows.py
 POINT = (
     "Of ficco's points the best of the shape stands here, with its grain, and its route, order and "
     "pace where they are not the machine's own."
@@ -97,7 +98,7 @@ def most_gpus(page: Page) -> int:
 
 
 def _on_gpus(page: Page, world: int) -> Documents:
-    names = [f"{name}_x{world}.json" for name in ("model", "host_cost", "few_rows", "sweep")]
+    names = [f"{name}_x{world}.json" for name in ("model", "host_cost", *FEW_ROWS, "sweep")]
     return [*compared(page, world), *read(page.results / name for name in names)]
 
 
@@ -126,17 +127,18 @@ def _host_cost(page: Page) -> list[str]:
 
 def _few_rows_gains(page: Page) -> list[str]:
     lines: list[str] = []
-    for _, document in _first(page, "few_rows"):
-        lines += ["### Few rows", "", *few_rows_gains(document), ""]
-    return lines
+    for name in FEW_ROWS:
+        for _, document in _first(page, name):
+            lines += [*few_rows_gains(document), ""]
+    return ["### Few rows", "", *lines] if lines else []
 
 
 def _few_rows(page: Page) -> list[str]:
     lines: list[str] = []
-    for path, document in _first(page, "few_rows"):
-        lines += ["## Few rows", "", *few_rows_table(document), "",
-                  *machines([(path, document)], page), ""]  # fmt: skip
-    return lines
+    for name in FEW_ROWS:
+        for path, document in _first(page, name):
+            lines += [*few_rows_table(document), "", *machines([(path, document)], page), ""]
+    return ["## Few rows", "", *lines] if lines else []
 
 
 def _paced(page: Page) -> list[str]:

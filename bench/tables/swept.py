@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ficco.report.sweep.judging import geomean
+from ficco.sweeping.results import auto_behind
 from tables.sources import Document
 
 NEAR = 1.03
@@ -16,19 +17,13 @@ def swept_lines(document: Document, link: str) -> list[str]:
     for line in document["lines"]:
         if line["kind"] == "point":
             found.setdefault((line["shape"], line["regime"]), []).append(line)
-    gains, near, worst, chosen = [], 0, 1.0, 0
+    gains = []
     for points in found.values():
         ours = [p for p in points if p["name"] not in ("serial", "auto")]
         if ours and (gain := min(ours, key=_rank)["speedup"]) is not None:
             gains.append(gain)
-        auto = next((p["ms"] for p in points if p["name"] == "auto"), None)
-        others = [p for p in points if p["name"] != "auto"]
-        if auto is None or not others:
-            continue
-        ratio = auto / min(others, key=_rank)["ms"]
-        chosen += 1
-        near += ratio <= NEAR
-        worst = max(worst, ratio)
+    behind = auto_behind(document["lines"])
+    near = sum(ratio <= NEAR for ratio in behind.values())
     shapes = {shape for shape, _ in found}
     by = "by that book" if document["book"] else "by an earlier book, or by the rule"
     mean = geomean(gains)
@@ -38,8 +33,8 @@ def swept_lines(document: Document, link: str) -> list[str]:
         f"{document['points']} points on {len(shapes)} shapes, captured and back to back ({link}). "
         f"The best of ficco's points is faster than `serial` on "
         f"{sum(gain > 1 for gain in gains)} of {len(gains)}, {mean:.2f}x by geometric mean. "
-        f"`auto`, {by}, came within 3% of the best on {near} of {chosen}, and at worst "
-        f"{worst:.2f}x as slow.",
+        f"`auto`, {by}, came within 3% of the best on {near} of {len(behind)}, and at "
+        f"worst took {max(behind.values()):.2f} times as long.",
     ]
 
 

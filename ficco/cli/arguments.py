@@ -10,7 +10,7 @@ from ficco.errors import InputError, ScheduleError, closest
 from ficco.machine import Machine
 from ficco.problem import DTYPES, EXCHANGING, MAX_WORLD, OPERATORS, Problem
 from ficco.schedule import Schedule
-from ficco.selector.candidates import FEW_ROWS
+from ficco.selector.candidates import few_rows
 
 __all__ = ["Asked", "add_problem", "asked_from", "fitting", "problem_from"]
 
@@ -99,11 +99,12 @@ def asked_from(
     everything = args.schedule == "all"
     schedules, refused, chosen = [], [], []
     names = Schedule.names(problem.op) if everything else args.schedule.split(",")
-    if everything and problem.m > FEW_ROWS:
+    most = few_rows(problem.op)
+    if everything and problem.m > most:
         few = [name for name in names if Schedule.named(name).transport == "sm"]
         names = [name for name in names if name not in few]
         refused = [
-            f"{name} left out: it is for {FEW_ROWS} rows or fewer, these are {problem.m}"
+            f"{name} left out: it is for {most} rows or fewer, these are {problem.m}"
             for name in few
         ]
     for name in names:

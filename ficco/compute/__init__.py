@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
+from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec
 from ficco.kernels.parts import GatedPart
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceCompute",
     "DeviceKernels",
     "DirectOperands",
+    "DirectOutput",
     "DirectWindows",
     "GatedOperands",
     "Slots",
@@ -156,7 +158,7 @@ class DeviceKernels(Protocol):
 
     def prepare_direct(
         self,
-        table: DirectTable,
+        table: DirectTable | GatherTable,
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
@@ -199,19 +201,32 @@ class DeviceKernels(Protocol):
         """
 
 
+class DirectOutput(NamedTuple):
+    """Handles of what belongs to one output of a direct call, or the places of them.
+
+    Attributes:
+        w: that x is multiplied with.
+        bias: one row, or None.
+        y: takes the result.
+    """
+
+    w: Any
+    bias: Any | None
+    y: Any
+
+
 class DirectOperands(NamedTuple):
     """Handles of what a direct call works on, or the places of them.
 
     Attributes:
-        x, w: what is multiplied.
-        bias: one row, or None.
-        y: takes the sum over ranks.
+        x: what is multiplied.
+        outputs: products of the table, in its order; one for all that is no gather.
+        kept: takes the gathered x, or None.
     """
 
     x: Any
-    w: Any
-    bias: Any | None
-    y: Any
+    outputs: Sequence[DirectOutput]
+    kept: Any | None = None
 
 
 class SumOperands(NamedTuple):

@@ -9,12 +9,14 @@ import torch
 
 from ficco.compute import DirectOperands, DirectWindows, GatedOperands, SumOperands
 from ficco.errors import InputError
-from ficco.kernels import direct, gated, launching, summing
+from ficco.kernels import direct, direct_gather, gated, launching, one_launch, summing
+from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot
 from ficco.kernels.parts import GatedPart
+from ficco.lowering.direct_gather import MOST_OUTPUTS
 
-__all__ = ["TorchKernels"]
+__all__ = ["TorchKernels", "direct_places"]
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -39,6 +41,22 @@ class _Prepared(NamedTuple):
     stop: _Word
     status: torch.Tensor
     timeout_ns: int
+
+
+class _Whole(NamedTuple):
+    """A whole call, prepared: what launches it, of what, and what ends its waits."""
+
+    kernel: Any
+    made: Any
+    control: one_launch.Control
+
+
+def _whole_operands(prepared: _Whole, operands: DirectOperands) -> Any:
+    """Return operands as the kernel's own module takes them."""
+    if prepared.kernel is direct_gather:
+        outputs = [direct_gather.Matrices(*each) for each in operands.outputs]
+        return direct_gather.Operands(operands.x, outputs, operands.kept)
+    return direct.Operands(operands.x, *operands.outputs[0])
 
 
 class TorchKernels:
@@ -86,47 +104,39 @@ class TorchKernels:
 
     def prepare_direct(
         self,
-        table: DirectTable,
+        table: DirectTable | GatherTable,
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
         told_word: int,
         stop_word: Callable[[], int],
-    ) -> tuple[direct.Direct, direct.Control]:
+    ) -> _Whole:
         """See `DeviceKernels.prepare_direct`."""
-        device = _device()
-        prepared = direct.prepare(table, direct.Places(*windows), device)
+        device, places = _device(), one_launch.Places(*windows)
         told, stop = _Word(told_word), _Word(stop_word())  # made outside captures, as all here
-        return prepared, direct.Control(digest, stop, told, round(1e9 * timeout_s))
+        control = one_launch.Control(digest, stop, told, round(1e9 * timeout_s))
+        if isinstance(table, GatherTable):
+            return _Whole(direct_gather, direct_gather.prepare(table, places, device), control)
+        return _Whole(direct, direct.prepare(table, places, device), control)
 
     def arm_direct(
-        self, prepared: tuple[direct.Direct, direct.Control], operands: DirectOperands, copy: int
+        self, prepared: _Whole, operands: DirectOperands, copy: int
     ) -> Callable[[], None]:
         """See `DeviceKernels.arm_direct`."""
-        given, (made, control) = direct.Operands(*operands), prepared
-        direct.warm(made, given, control)
-        return lambda: direct.all_reduce(made, given, control, copy)
+        kernel, made, control = prepared
+        given = _whole_operands(prepared, operands)
+        kernel.warm(made, given, control)
+        launch = kernel.launch_of(made, given, control, copy)
+        return lambda: one_launch.enqueue(launch)
 
     def described_direct(
-        self,
-        prepared: tuple[direct.Direct, direct.Control],
-        operands: DirectOperands,
-        places: DirectOperands,
+        self, prepared: _Whole, operands: DirectOperands, places: DirectOperands
     ) -> LaunchSpec:
         """See `DeviceKernels.described_direct`."""
-        made, control = prepared
-        x, w, bias, y = operands
-        launch = direct.launch_of(made, direct.Operands(x, w, bias, y), control)
+        kernel, made, control = prepared
+        launch = kernel.launch_of(made, _whole_operands(prepared, operands), control)
         compiled = launching.loaded(launch.kernel, launch.arguments, num_warps=launch.warps)
-        where: dict[str, Place] = {
-            "x": places.x, "w": places.w, "y": places.y, "copy": launching.Copy(),
-            "bias": places.y if places.bias is None else places.bias,
-            "x_stride": Pitch(places.x.slot, x.element_size()),
-            "y_stride": Pitch(places.y.slot, y.element_size()),
-            ("w_deep_stride" if w.stride(1) == 1 else "w_col_stride"): Pitch(
-                places.w.slot, w.element_size()
-            ),
-        }  # fmt: skip
+        where = direct_places(operands, places, kernel is direct_gather)
         return launching.described(compiled, (launch.programs,), launch.arguments, where)
 
     def described_sum(
@@ -146,6 +156,38 @@ class TorchKernels:
             place, size = getattr(places, name), getattr(operands, name).element_size()
             where[f"{name}_stride"] = Pitch(place.slot, size)
         return launching.described(compiled, launch.grid, launch.arguments, where)
+
+
+def direct_places(
+    operands: DirectOperands, places: DirectOperands, gathers: bool
+) -> dict[str, Place]:
+    """Return where a direct kernel's arguments lie in a call, by name.
+
+    Args:
+        operands: handles, for their strides.
+        places: of the same.
+        gathers: whether it is the direct gather.
+    """
+    item = operands.x.element_size()
+    found: dict[str, Place] = {
+        "x": places.x, "copy": launching.Copy(), "x_stride": Pitch(places.x.slot, item)
+    }  # fmt: skip
+    for number in range(MOST_OUTPUTS if gathers else 1):
+        n = str(number) if gathers else ""
+        if number >= len(operands.outputs):  # the kernel does not look at these
+            found |= dict.fromkeys((f"w{n}", f"bias{n}", f"y{n}"), places.x)
+            continue
+        (w, _, _), at = operands.outputs[number], places.outputs[number]
+        deep = "deep" if w.stride(1) == 1 else "col"
+        found |= {
+            f"w{n}": at.w, f"y{n}": at.y, f"bias{n}": at.y if at.bias is None else at.bias,
+            f"y{n}_stride": Pitch(at.y.slot, item), f"w{n}_{deep}_stride": Pitch(at.w.slot, item),
+        }  # fmt: skip
+    if gathers:
+        found["kept"] = places.x if places.kept is None else places.kept
+    if places.kept is not None:
+        found["kept_stride"] = Pitch(places.kept.slot, item)
+    return found
 
 
 def _device() -> torch.device:

@@ -21,11 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import DeviceCompute, DirectWindows
-from ficco.engines.launches import Launches
+from ficco.engines.launches import Launches, Whole
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
-from ficco.engines.work import View, calls_of
+from ficco.engines.work import Call, View, calls_of, whole_product
 from ficco.errors import EngineError, ScheduleError
-from ficco.kernels.direct_table import table_of
+from ficco.kernels import direct_gather_table, direct_table
+from ficco.kernels.direct_gather_table import GatherTable
+from ficco.kernels.direct_table import DirectTable
+from ficco.lowering.direct import is_made_before
+from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
 from ficco.timeline import Span
 
@@ -195,15 +199,23 @@ class BoundPlan:
         self._window = window  # keeps its memory
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._places, _ = window_places(plan.buffers)
+        stores = _is_one_launch(plan)
+        if stores and compute.kernels is None:
+            raise ScheduleError(
+                f"step {plan.steps[0].id!r}: transport='sm' needs a kernel that stores at peers, "
+                f"and there is none for arrays of {compute.name}; the nearest that works is "
+                "transport='dma'"
+            )
         lanes = _lanes(plan.steps, compute)
-        stores = any(step.kind == "copy" and step.unit == "sm" for step in plan.steps)
         encoded = encode_whole(plan) if stores else encode(plan, lanes, one_launch=True)
         self._slots = [
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
         ]
         self._count = len(encoded.slots)
+        table, kept = _table_of(plan) if stores else (None, "")
+        self._before = _before(plan, table)
         self._works = [
-            (work, [] if stores or work.step.parts else calls_of(plan, work))
+            (work, self._before if stores else [] if work.step.parts else calls_of(plan, work))
             for work in encoded.works
         ]
         self._native = _native.GpuProgram(
@@ -226,12 +238,12 @@ class BoundPlan:
             def stop_word() -> int:
                 return device.stop_word(compute)
 
-            if stores:
+            if table is not None:
                 places = DirectWindows(window.words, window.data)
-                whole = compute.kernels.prepare_direct(
-                    table_of(plan), places, digest, timeout_s,
-                    device.native.told_word, stop_word,
-                )  # fmt: skip
+                prepared = compute.kernels.prepare_direct(
+                    table, places, digest, timeout_s, device.native.told_word, stop_word
+                )
+                whole = Whole(prepared, table.outputs, kept)
             self._launches = Launches(
                 plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,
                 timeout_s, stop_word,
@@ -274,9 +286,14 @@ class BoundPlan:
             GpuError: the driver refuses something; the group has failed then.
         """
         compute, native = self._compute, self._native
-        view, addresses, pitches, by_kernels, armed = self._ready(arrays, copy)
+        by_python = traced and bool(self._before)  # so that its time is taken, too
+        view, addresses, pitches, by_kernels, armed = self._ready(arrays, copy, by_python)
         try:
             if len(by_kernels) == len(self._works):
+                if self._before:
+                    with compute.exact(self._dtype):
+                        for call in self._before:
+                            call(compute, view)
                 native.call(copy, compute.stream(), traced, addresses, pitches)
             else:
                 native.start(copy, compute.stream(), traced, addresses, pitches)
@@ -296,7 +313,7 @@ class BoundPlan:
         self._ready(arrays, 0)
 
     def _ready(
-        self, arrays: Mapping[str, Any], copy: int
+        self, arrays: Mapping[str, Any], copy: int, by_python: bool = False
     ) -> tuple[View, list[int], list[int], frozenset[int], dict[int, list[Callable[[], None]]]]:
         """Return where a call's matrices are, and what of it native code or Python launches."""
         compute = self._compute
@@ -312,8 +329,9 @@ class BoundPlan:
         if self._launches is None:
             return view, addresses, pitches, frozenset(), {}
         self._launches.place(local, addresses, pitches)
-        armed = self._launches.ready(view, copy, addresses, pitches)
-        return view, addresses, pitches, self._launches.native, armed
+        armed = self._launches.ready(view, copy, addresses, pitches, by_python)
+        by_kernels = frozenset[int]() if by_python else self._launches.native
+        return view, addresses, pitches, by_kernels, armed
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return what gives the handle of a region in this call."""
@@ -384,6 +402,31 @@ class BoundPlan:
         return spans
 
 
+def _is_one_launch(plan: RankPlan) -> bool:
+    """Whether one kernel runs a rank's plan: by transport "sm" even the handshake is in its lane.
+
+    A rank without rows to store is part of such a call, too.
+    """
+    one_lane = len({step.lane for step in plan.steps}) == 1
+    copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
+    return one_lane and copies and any(step.words for step in plan.steps)
+
+
+def _table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
+    """Return what a plan's one launch reads, and the output that keeps x, or "" without one."""
+    if any(buffer.name == GATHERED for buffer in plan.buffers):
+        table = direct_gather_table.table_of(plan)
+        return table, table.kept
+    return direct_table.table_of(plan), ""
+
+
+def _before(plan: RankPlan, table: DirectTable | GatherTable | None) -> list[Call]:
+    """Return what of a plan that is one launch is enqueued before it, which reads it in y."""
+    if not isinstance(table, DirectTable) or not is_made_before(table.m, table.twice):
+        return []
+    return [whole_product(plan, each) for each in table.outputs]
+
+
 def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
     """Number the lanes that get a stream; the one with compute is the caller's."""
     computing: dict[str, str] = {}
@@ -394,11 +437,6 @@ def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
                 f"step {step.id!r}: it waits for what peers' kernels make, and with "
                 "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would stand behind it in the one "
                 "hardware queue; unset it, or use sums='apart'"
-            )
-        if compute.kernels is None and step.kind == "copy" and step.unit == "sm":
-            raise ScheduleError(
-                f"step {step.id!r}: transport='sm' needs a kernel that stores at peers, and there "
-                f"is none for arrays of {compute.name}; the nearest that works is transport='dma'"
             )
         if compute.kernels is None and step.parts:
             raise ScheduleError(

@@ -10,22 +10,37 @@ launch is left to Python, and that is said.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ficco.compute import DeviceKernels, DirectOperands, GatedOperands, SumOperands
+from ficco.compute import DeviceKernels, DirectOperands, DirectOutput, GatedOperands, SumOperands
 from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import Work
 from ficco.engines.work import Sum, View, sum_of
 from ficco.errors import EngineError, InputError
 from ficco.kernels.launching import LaunchSpec, Slot, Word
+from ficco.kernels.plan_reader import OutputNames
 from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 
-__all__ = ["Launches"]
+__all__ = ["Launches", "Whole"]
 
 _log = logging.getLogger("ficco")
 _ALIGN = 16  # bytes that Triton looks at
 _PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
+
+
+class Whole(NamedTuple):
+    """A plan that is one kernel.
+
+    Attributes:
+        prepared: what launches it.
+        outputs: names of its products' matrices, in the kernel's order.
+        kept: name of the output that is the gathered x, or "".
+    """
+
+    prepared: Any
+    outputs: Sequence[OutputNames]
+    kept: str = ""
 
 
 class Launches:
@@ -41,7 +56,7 @@ class Launches:
         kernels: of the library.
         program: the native program that is to launch them.
         words: this rank's words, a handle for every copy of the window.
-        whole: what launches a plan that is one kernel, prepared; None: it is none.
+        whole: a plan that is one kernel; None: it is none.
         timeout_s: the group's.
         stop_word: gives the address of the word by which the watch lets kernels go.
     """
@@ -54,14 +69,14 @@ class Launches:
         kernels: DeviceKernels,
         program: Any,
         words: list[Any],
-        whole: Any | None,
+        whole: Whole | None,
         timeout_s: float,
         stop_word: Callable[[], int],
     ) -> None:
         self._works, self._kernels, self._program = works, kernels, program
         self._slots, self._words = slots, words
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
-        self._whole = whole
+        self._whole = None if whole is None else whole.prepared
         self._gated: dict[int, list[tuple[Launch, Any]]] = {}
         self._sums: dict[int, Sum] = {}
         for number, work in enumerate(works if whole is None else ()):
@@ -87,11 +102,10 @@ class Launches:
                 for each, _ in launches
             }
         )
-        self._turned = False  # the weight of a plan that is one kernel
+        self._outputs, self._kept = ((), "") if whole is None else whole[1:]
         if whole is not None:
-            weight = self._weight()
-            self._turned = any(step.transpose_b for step in plan.steps)
-            self._operands = [(slots[plan.rank, weight], weight, self._turned)]
+            weights = dict.fromkeys((each.w, each.turned) for each in self._outputs)
+            self._operands = [(slots[plan.rank, w], w, turned) for w, turned in weights]
         self._layout: list[bool] | None = None
         self._unknown = False  # whether they cannot be described
         # Launches by work, for every layout so far; graphs may hold earlier ones.
@@ -115,16 +129,23 @@ class Launches:
         self._layout = layout
 
     def ready(
-        self, view: View, copy: int, addresses: list[int], pitches: list[int]
+        self,
+        view: View,
+        copy: int,
+        addresses: list[int],
+        pitches: list[int],
+        by_python: bool = False,
     ) -> dict[int, list[Callable[[], None]]]:
-        """Load what a call launches; return what enqueues gated works that native code does not.
+        """Load what a call launches; return what enqueues what native code does not.
+
+        by_python: native code is to launch no plan that is one kernel.
 
         To be called after `place`, and before any stream waits.
         """
         wanted = bool(self._gated or self._sums or self._whole) and not self._unknown
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
             self._set(view, copy, addresses, pitches)
-        if self._whole is not None and not self.native:
+        if self._whole is not None and (by_python or not self.native):
             return {0: [self._kernels.arm_direct(self._whole, self._handles(view), copy)]}
         return {
             number: [
@@ -175,20 +196,26 @@ class Launches:
             found[number] = [] if spec is None else [spec]
         return found
 
-    def _weight(self) -> str:
-        return next(name for name in self._matrices if name.startswith("w"))
-
     def _direct(self, of: Callable[[Region], Any]) -> DirectOperands:
         """Return something of every matrix of a plan that is one kernel."""
-        bias = self._matrices.get("bias0")
+        found = self._matrices
+        outputs = [
+            DirectOutput(
+                of(found[each.w]), of(found[each.bias]) if each.bias else None, of(found[each.y])
+            )
+            for each in self._outputs
+        ]
         return DirectOperands(
-            of(self._matrices["x"]), of(self._matrices[self._weight()]),
-            None if bias is None else of(bias), of(self._matrices["y0"]),
-        )  # fmt: skip
+            of(found["x"]), outputs, of(found[self._kept]) if self._kept else None
+        )
 
     def _handles(self, view: View) -> DirectOperands:
         found = self._direct(view)
-        return found._replace(w=found.w.T) if self._turned else found
+        outputs = [
+            output._replace(w=output.w.T) if each.turned else output
+            for each, output in zip(self._outputs, found.outputs, strict=True)
+        ]
+        return found._replace(outputs=outputs)
 
     def _described_sum(self, each: Sum, view: View) -> LaunchSpec | None:
         bias = each.bias

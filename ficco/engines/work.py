@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from ficco.compute import DeviceCompute, Slots
 from ficco.engines.rows import Work
 from ficco.grouping import distance_of, runs_of
+from ficco.kernels.plan_reader import OutputNames
 from ficco.plan import Product, RankPlan, Region, Step
 
-__all__ = ["Call", "Sum", "View", "calls_of", "sum_of"]
+__all__ = ["Call", "Sum", "View", "calls_of", "sum_of", "whole_product"]
 
 View = Callable[[Region], Any]  # the handle of a region in this call
 Call = Callable[[DeviceCompute, View], None]
@@ -94,6 +95,21 @@ def _sum(reads: tuple[Region, ...], target: Region) -> Call:
 
 
 # ---- GEMMs
+
+
+def whole_product(plan: RankPlan, names: OutputNames) -> Call:
+    """Return the product of x and a weight, at once, without its bias."""
+    x, w, y = [
+        Region(plan.rank, name, 0, buffer.rows, 0, buffer.cols)
+        for name in ("x", names.w, names.y)
+        for buffer in (plan.buffer(name),)
+    ]
+
+    def call(compute: DeviceCompute, view: View) -> None:
+        b = view(w)
+        compute.gemm(view(x), b.T if names.turned else b, view(y), False, [])
+
+    return call
 
 
 def _gemm(step: Step, run: tuple[Product, ...]) -> Call:

@@ -21,7 +21,21 @@ import torch
 from ficco.errors import InputError
 from ficco.kernels.direct_kernel import direct_all_reduce
 from ficco.kernels.direct_table import DirectTable
+from ficco.kernels.one_launch import (
+    ALIGN,
+    Control,
+    Launch,
+    Places,
+    check_operand,
+    check_rows,
+    enqueue,
+    power,
+    ranks_as_bits,
+    signed,
+)
 from ficco.kernels.placing import on_device
+from ficco.lowering.direct import is_made_before
+from ficco.plan import ELEMENT_BYTES
 
 __all__ = [
     "Control",
@@ -36,9 +50,9 @@ __all__ = [
     "warm",
 ]
 
-_ALIGN = 16  # bytes of the widest store
 _SHARED = 140_000  # bytes that a program may take of a multiprocessor's 227 KiB
 _WIDEST_SUM = 2048  # elements that a program adds up at a time
+_WIDEST_MOVE = 8192  # the same where rows are many
 
 
 class DirectTile(NamedTuple):
@@ -58,18 +72,6 @@ class DirectTile(NamedTuple):
     stages: int
 
 
-class Places(NamedTuple):
-    """Addresses of all ranks' windows, as this rank's device sees them, for each of two copies.
-
-    Attributes:
-        words: [copy][rank], where words begin.
-        data: [copy][rank], where data begin.
-    """
-
-    words: Sequence[Sequence[int]]
-    data: Sequence[Sequence[int]]
-
-
 class Direct(NamedTuple):
     """A table, prepared for launches; made by `prepare`. It must outlive graphs of them.
 
@@ -81,6 +83,7 @@ class Direct(NamedTuple):
         copy_places: numbers of one window copy in `places`.
         programs: of a launch; all of them run at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
+        made: whether y holds the product of x and w when a launch begins; else it multiplies.
     """
 
     table: DirectTable
@@ -91,6 +94,7 @@ class Direct(NamedTuple):
     copy_places: int
     programs: int
     aligned: bool
+    made: bool
 
 
 class Operands(NamedTuple):
@@ -100,7 +104,7 @@ class Operands(NamedTuple):
         x: [m, k], unit stride along rows.
         w: [k, n], any strides.
         bias: [1, n], any stride, or None.
-        y: [m, n], unit stride along rows.
+        y: [m, n], unit stride along rows; where they are made before, it holds x.w.
     """
 
     x: torch.Tensor
@@ -109,51 +113,37 @@ class Operands(NamedTuple):
     y: torch.Tensor
 
 
-class Control(NamedTuple):
-    """What a launch is told from outside, and tells. Tensors are int32, in device memory.
-
-    Attributes:
-        digest: of the plan, which peers must have, too.
-        stop: one word; while it is not 0, every wait is given up.
-        status: one word, which becomes 1 + the place of a word that was given up. Both are
-            tensors, or what has their data_ptr and dtype.
-        timeout_ns: how long a program waits before it gives up by itself; it looks at every later
-            word once.
-    """
-
-    digest: int
-    stop: Any
-    status: Any
-    timeout_ns: int
-
-
 def choose_tile(m: int, width: int, k: int, item: int) -> DirectTile:
     """Return how to multiply m rows by a chunk of so many columns, of elements of `item` bytes.
 
     As measured on H200 for chunks of 32, 64 and 128 columns: deep where there are few columns, and
     as many steps in flight as leave room for another kernel's shared memory beside.
     """
-    cols = max(16, min(_power(width), 128))
-    depth = max(16, _power(k))
+    cols = max(16, min(power(width), 128))
+    depth = max(16, power(k))
     if m == 1:
         deep, warps = (512, 4) if cols <= 32 else (256, 8)
         return DirectTile(1, cols, max(64, min(depth, deep // item)), warps, 4)
     if item == 4:  # on the ordinary units, from registers
-        return DirectTile(max(16, min(_power(m), 32)), min(cols, 32), 32, 4, 3)
-    rows = max(16, min(_power(m), 128 if cols > 64 else 64))
+        return DirectTile(max(16, min(power(m), 32)), min(cols, 32), 32, 4, 3)
+    rows = max(16, min(power(m), 128 if cols > 64 else 64))
     deep = 64 if cols > 64 else 256 if cols <= 32 and rows <= 32 else 128
     warps = 8 if cols > 64 and rows <= 64 else 4
     stages = max(2, min(4 if deep == 256 else 6, _SHARED // ((rows + cols) * deep * item)))
     return DirectTile(rows, cols, min(depth, deep), warps, stages)
 
 
-def _power(size: int) -> int:
-    """Return the least power of two that is not less."""
-    return 1 << max(size - 1, 0).bit_length()
+def _moving_tile(m: int, width: int) -> DirectTile:
+    """Return how to move m rows of a chunk of a product that is made already."""
+    return DirectTile(min(power(m), 64), max(16, min(power(width), 128)), 16, 8, 1)
 
 
 def prepare(
-    table: DirectTable, places: Places, device: torch.device, tile: DirectTile | None = None
+    table: DirectTable,
+    places: Places,
+    device: torch.device,
+    tile: DirectTile | None = None,
+    made: bool | None = None,
 ) -> Direct:
     """Return a table as launches need it. Copies to the device, so not while a stream waits.
 
@@ -162,23 +152,27 @@ def prepare(
         places: of the window that calls use.
         device: the GPU; or the CPU, for Triton's interpreter.
         tile: how to multiply; by default `choose_tile` says.
+        made: whether y will hold the product already; by default `is_made_before` says.
     """
-    item = _dtype(table).itemsize
+    item = ELEMENT_BYTES[table.dtype]
     processors = 1  # the interpreter runs one program after another
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     width = max((chunk.end - chunk.begin for chunk in table.chunks), default=1)
+    made = is_made_before(table.m, table.twice) if made is None else made
+    chosen = _moving_tile(table.m, width) if made else choose_tile(table.m, width, table.k, item)
     edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
     numbers = [_numbers(table, words, data, item) for words, data in zip(*places, strict=True)]
     return Direct(
         table=table,
-        tile=tile or choose_tile(table.m, width, table.k, item),
+        tile=tile or chosen,
         chunks=on_device(table.chunks, torch.int32, device).reshape(-1, 4),
         places=on_device(numbers, torch.int64, device),
         gates=torch.zeros(4, dtype=torch.int32, device=device),
         copy_places=len(numbers[0]),
         programs=min(len(table.chunks) + 1, processors),
-        aligned=all(edge * item % _ALIGN == 0 for edge in edges),
+        aligned=all(edge * item % ALIGN == 0 for edge in edges),
+        made=made,
     )
 
 
@@ -208,23 +202,7 @@ def all_reduce(direct: Direct, operands: Operands, control: Control, copy: int) 
     Raises:
         InputError: operands that the table was not made for.
     """
-    _launch(launch_of(direct, operands, control, copy))
-
-
-class Launch(NamedTuple):
-    """A kernel and what it is launched with.
-
-    Attributes:
-        kernel: the Triton function.
-        arguments: by name, constants among them.
-        programs: the grid.
-        warps: Triton's option.
-    """
-
-    kernel: Any
-    arguments: dict[str, Any]
-    programs: int
-    warps: int
+    enqueue(launch_of(direct, operands, control, copy))
 
 
 def launch_of(direct: Direct, operands: Operands, control: Control, copy: int = 0) -> Launch:
@@ -248,11 +226,7 @@ def warm(direct: Direct, operands: Operands, control: Control) -> None:
     """
     launch = launch_of(direct, operands, control)
     launch.arguments.update(items=0, own_rows=0, peers=0, targets=0, owners=0)
-    _launch(launch._replace(programs=1))
-
-
-def _launch(launch: Launch) -> None:
-    launch.kernel[(launch.programs,)](**launch.arguments, num_warps=launch.warps)
+    enqueue(launch._replace(programs=1))
 
 
 def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) -> dict[str, Any]:
@@ -262,9 +236,10 @@ def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) 
     x, w, bias, y = operands
     peers = [rank for rank in range(table.world) if rank != table.rank]
     item = y.itemsize
-    aligned = direct.aligned and y.data_ptr() % _ALIGN == 0 == y.stride(0) * item % _ALIGN
+    aligned = direct.aligned and y.data_ptr() % ALIGN == 0 == y.stride(0) * item % ALIGN
     tallest = table.m if table.twice else table.own_rows
-    sum_cols = min(_power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
+    widest = _WIDEST_MOVE if direct.made else _WIDEST_SUM
+    sum_cols = min(power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
     return {
         "x": x,
         "w": w,
@@ -275,7 +250,7 @@ def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) 
         "gates": direct.gates,
         "stop": control.stop,
         "status": control.status,
-        "digest": control.digest - (control.digest >> 31 << 32),
+        "digest": signed(control.digest),
         "copy": copy,
         "copy_places": direct.copy_places,
         "items": len(table.chunks),
@@ -288,9 +263,9 @@ def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) 
         "bias_row": table.bias_row,
         "bias_rows": table.bias_rows,
         "slot_rows": table.slot_rows,
-        "peers": _set(peers),
-        "targets": _set(table.targets),
-        "owners": _set(table.owners),
+        "peers": ranks_as_bits(peers),
+        "targets": ranks_as_bits(table.targets),
+        "owners": ranks_as_bits(table.owners),
         "x_stride": x.stride(0),
         "w_deep_stride": w.stride(0),
         "w_col_stride": w.stride(1),
@@ -303,44 +278,27 @@ def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) 
         "COLS": tile.cols,
         "DEEP": tile.deep,
         "STAGES": tile.stages,
-        "SUM_ROWS": max(1, min(_power(tallest), _WIDEST_SUM // sum_cols)),
+        "SUM_ROWS": max(1, min(power(tallest), widest // sum_cols)),
         "SUM_COLS": sum_cols,
         "HAS_BIAS": bias is not None,
-        "EDGE": _ALIGN // item if aligned else 1,
-        "BYTES": _ALIGN if aligned else item,
+        "EDGE": ALIGN // item if aligned else 1,
+        "BYTES": ALIGN if aligned else item,
+        "MADE": direct.made,
         "ON_GPU": y.is_cuda,
     }
 
 
-def _set(ranks: Sequence[int]) -> int:
-    """Return ranks as bits of a signed number of 64."""
-    bits = sum(1 << rank for rank in ranks)
-    return bits - (bits >> 63 << 64)
-
-
-def _dtype(table: DirectTable) -> torch.dtype:
-    found: torch.dtype = getattr(torch, table.dtype)
-    return found
-
-
 def _check(table: DirectTable, operands: Operands) -> None:
     x, w, bias, y = operands
-    wanted = [("x", x, (table.m, table.k)), ("w", w, (table.k, table.n)),
-              ("y", y, (table.m, table.n))]  # fmt: skip
     if (bias is not None) != table.bias:
         raise InputError(
             f"bias is {'None' if bias is None else 'given'}; the table was made "
             f"{'with' if table.bias else 'without'} one"
         )
+    check_operand("x", x, (table.m, table.k), table.dtype)
+    check_operand("w", w, (table.k, table.n), table.dtype)
+    check_operand("y", y, (table.m, table.n), table.dtype)
     if bias is not None:
-        wanted.append(("bias", bias, (1, table.n)))
-    for name, matrix, shape in wanted:
-        if tuple(matrix.shape) != shape:
-            raise InputError(f"{name} is {tuple(matrix.shape)}; the table was made for {shape}")
-        if matrix.dtype != _dtype(table):
-            raise InputError(f"{name} holds {matrix.dtype}; the table was made for {table.dtype}")
-    for name, matrix in (("x", x), ("y", y)):
-        if matrix.shape[1] > 1 and matrix.stride(1) != 1:
-            raise InputError(
-                f"{name} has strides {matrix.stride()}; the elements of a row must be neighbours"
-            )
+        check_operand("bias", bias, (1, table.n), table.dtype)
+    check_rows("x", x)
+    check_rows("y", y)

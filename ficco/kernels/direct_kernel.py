@@ -4,7 +4,8 @@ All programs of a launch run at the same time. The last of them keeps the door; 
 chunks, which are slices of columns, and each takes its chunks through all stages:
 
     door      await free, clear it | open the gate, enter | await entered
-    program   make: multiply, store at the owners, raise      (behind the gate)
+    program   make: multiply, or take from y what a library multiplied; store at the owners, raise
+              (behind the gate)
               finish: await the others' products, add them up, store and, as an owner, pass on
               collect: await the owners' sums, move them into y
 
@@ -19,19 +20,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ficco.kernels.direct_handshake import MET, OPEN, give_back, leave, meet, open_window, tell
+from ficco.kernels.direct_product import product
 from ficco.kernels.many_words import await_words, raise_words
-from ficco.plan import WORDS, Word, word_place
+from ficco.plan import WORDS
 
 __all__ = ["UNSPECIALIZED", "direct_all_reduce"]
 
-_ENTERED = tl.constexpr(word_place(Word(0, "entered", 0)))
-_FREE = tl.constexpr(word_place(Word(0, "free", 0)))
 _CHUNKS = tl.constexpr(WORDS["data"])  # words of one writer
 
-# Fields of a chunk, and of the gates.
+# Fields of a chunk.
 _BEGIN, _END, _PARTIAL, _SUM = (tl.constexpr(i) for i in range(4))
 _FIELDS = tl.constexpr(4)
-_OPEN, _MET, _DONE = (tl.constexpr(i) for i in range(3))
 
 # The compiler learns nothing about these, so they never make another kernel.
 UNSPECIALIZED = (
@@ -41,73 +41,10 @@ UNSPECIALIZED = (
 
 
 @triton.jit
-def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
-    x,
-    w,
-    top,
-    m,
-    left,
-    right,
-    k,
-    x_stride,
-    w_deep_stride,
-    w_col_stride,
-    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
-):
-    """Return the float32 product of x's rows from top on and w's columns [left, right).
-
-    Elements outside are anything.
-    """
-    deep = tl.arange(0, DEEP)
-    col = left + tl.arange(0, COLS)
-    in_w = col < right
-    if ROWS == 1:  # columns lie below one another, as they do in memory
-        w_at = w + col.to(tl.int64)[:, None] * w_col_stride
-        x_at = x + x_stride * top + deep
-        sums = tl.zeros((COLS, DEEP), tl.float32)
-        for step in tl.range(0, tl.cdiv(k, DEEP), num_stages=STAGES):
-            at = step * DEEP
-            in_k = deep < k - at
-            x_row = tl.load(x_at + at, mask=in_k, other=0)
-            w_deep = (at + deep).to(tl.int64)[None, :] * w_deep_stride
-            w_tile = tl.load(w_at + w_deep, mask=in_w[:, None] & in_k[None, :], other=0)
-            sums += w_tile.to(tl.float32) * x_row.to(tl.float32)[None, :]
-        total = tl.sum(sums, 1)[None, :]
-    else:
-        row = top + tl.arange(0, ROWS)
-        x_at = x + row.to(tl.int64)[:, None] * x_stride + deep[None, :]
-        in_x = (row < m)[:, None]
-        w_at = w + col.to(tl.int64)[None, :] * w_col_stride
-        total = tl.zeros((ROWS, COLS), tl.float32)
-        for step in tl.range(0, tl.cdiv(k, DEEP), num_stages=STAGES):
-            at = step * DEEP
-            in_k = deep < k - at
-            x_tile = tl.load(x_at + at, mask=in_x & in_k[None, :], other=0)
-            w_deep = (at + deep).to(tl.int64)[:, None] * w_deep_stride
-            w_tile = tl.load(w_at + w_deep, mask=in_w[None, :] & in_k[:, None], other=0)
-            if not ON_GPU:  # the interpreter multiplies bfloat16 as integers
-                x_tile = x_tile.to(tl.float32)
-                w_tile = w_tile.to(tl.float32)
-            total = tl.dot(x_tile, w_tile, total, input_precision="ieee")
-    return total
-
-
-@triton.jit
 def _rows_at(addresses, row, rows, y, BYTES: tl.constexpr):  # noqa: N803
     """Return pointers to rows, from a table of their addresses."""
     at = tl.load(addresses + row, mask=row < rows, other=0).to(y.dtype)
     return tl.multiple_of(at, BYTES)[:, None]
-
-
-@triton.jit
-def _tell(status, told):
-    """Say that a word did not come, unless another has been told of: of peers, which say more."""
-    if tl.load(status, volatile=True) == 0:
-        tl.store(status, told)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -154,6 +91,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     HAS_BIAS: tl.constexpr,  # noqa: N803
     EDGE: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
+    MADE: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Store the sum over ranks of x.w (+ bias) in y.
@@ -169,6 +107,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     bias_row, bias_rows: rows whose products get the bias, unless TWICE: then sums get it.
     peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
     timeout_ns: how long a program waits before it gives up.
+    MADE: whether the product of x and w stands in y already, so that nothing is multiplied.
     EDGE, BYTES: columns and bytes that divide where rows and chunks begin and end.
     """
     program = tl.program_id(0)
@@ -193,16 +132,10 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
 
     opened = 0
     if door:
-        opened = await_words(
-            words + _FREE, 1, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
+        opened = open_window(
+            places, words, gates, stop, status, rank, peers, digest, patience_ns, WORLD, ON_GPU
         )
-        tl.store(words + _FREE + everyone, tl.zeros_like(everyone), mask=of_peers & (opened != 0))
-        tl.debug_barrier()
-        tl.atomic_xchg(gates + _OPEN, 2 - opened, sem="release", scope="gpu")
-        if opened != 0:
-            raise_words(places, _ENTERED + rank, peers, digest, WORLD, ON_GPU)
-        else:
-            tl.store(status, _FREE + 1)
+        if opened == 0:
             patience_ns = tl.zeros_like(patience_ns)
 
     for item in tl.range(first, items, workers):
@@ -211,13 +144,27 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         end = tl.multiple_of(tl.load(entry + _END), EDGE)
         for left in tl.range(begin, end, COLS):
             for top in tl.range(0, m, ROWS):
-                total = _product(
-                    x, w, top, m, left, end, k, x_stride, w_deep_stride, w_col_stride,
-                    ROWS, COLS, DEEP, STAGES, ON_GPU,
-                )  # fmt: skip
+                if MADE:
+                    made_row = top + tl.arange(0, ROWS)
+                    made_col = left + tl.arange(0, COLS)
+                    made = (made_row < m)[:, None] & (made_col < end)[None, :]
+                    made_at = y + made_row.to(tl.int64)[:, None] * y_stride + made_col[None, :]
+                    total = tl.load(made_at, mask=made, other=0).to(tl.float32)
+                else:
+                    if ROWS == 1:
+                        x_rows = x + x_stride * top
+                        in_x = top < m
+                    else:
+                        x_row = top + tl.arange(0, ROWS)
+                        x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
+                        in_x = (x_row < m)[:, None]
+                    total = product(
+                        x_rows, in_x, w, left, end, 0, k, w_deep_stride, w_col_stride,
+                        ROWS, COLS, DEEP, STAGES, ON_GPU,
+                    )  # fmt: skip
                 if opened == 0:
                     opened = await_words(
-                        words, 0, tl.zeros_like(peers), 1, gates + _OPEN, stop, patience_ns,
+                        words, 0, tl.zeros_like(peers), 1, gates + OPEN, stop, patience_ns,
                         True, WORLD, ON_GPU,
                     )  # fmt: skip
                 row = top + tl.arange(0, ROWS)
@@ -243,15 +190,9 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         else:
             patience_ns = tl.zeros_like(patience_ns)
 
-    met = 0
     if door:
-        met = await_words(
-            words + _ENTERED, 1, peers, digest, gates, stop, patience_ns, False, WORLD, ON_GPU
-        )
-        tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers & (met != 0))
-        tl.atomic_xchg(gates + _MET, 2 - met, sem="release", scope="gpu")
+        met = meet(words, gates, stop, status, peers, digest, patience_ns, WORLD, ON_GPU)
         if met == 0:
-            tl.store(status, _ENTERED + 1)
             patience_ns = tl.zeros_like(patience_ns)
 
     # What this rank adds up. A product that does not come spoils its chunk.
@@ -266,7 +207,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                 _CHUNKS,
                 peers,
                 1,
-                gates + _MET,
+                gates + MET,
                 stop,
                 patience_ns,
                 True,
@@ -276,7 +217,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
             heard = words + word + everyone * _CHUNKS
             tl.store(heard, tl.zeros_like(everyone), mask=of_peers & (came != 0))
             if came == 0:
-                _tell(status, word + 1)
+                tell(status, word + 1)
                 patience_ns = tl.zeros_like(patience_ns)
             for left in tl.range(begin, end, SUM_COLS):
                 col = left + tl.arange(0, SUM_COLS)
@@ -318,14 +259,14 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
             end = tl.multiple_of(tl.load(entry + _END), EDGE)
             word = tl.load(entry + _SUM)
             came = await_words(
-                words + word, _CHUNKS, owners, 1, gates + _MET, stop, patience_ns, True, WORLD,
+                words + word, _CHUNKS, owners, 1, gates + MET, stop, patience_ns, True, WORLD,
                 ON_GPU,
             )  # fmt: skip
             heard = words + word + everyone * _CHUNKS
             of_owners = ((owners >> everyone) & 1) != 0
             tl.store(heard, tl.zeros_like(everyone), mask=of_owners & (came != 0))
             if came == 0:
-                _tell(status, word + 1)
+                tell(status, word + 1)
                 patience_ns = tl.zeros_like(patience_ns)
             for left in tl.range(begin, end, SUM_COLS):
                 col = left + tl.arange(0, SUM_COLS)
@@ -341,12 +282,5 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     here = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
                     tl.store(here, result, inside)
 
-    # The last program to end gives the window back: all have read what they read of it.
-    tl.debug_barrier()
-    ended = tl.atomic_add(gates + _DONE, 1, sem="acq_rel", scope="gpu")
-    if ended == programs - 1:
-        held = (tl.load(gates + _OPEN) == 1) & (tl.load(gates + _MET) == 1)
-        tl.debug_barrier()
-        tl.store(gates + tl.arange(0, 4), tl.zeros((4,), tl.int32))
-        if held:
-            raise_words(places, _FREE + rank, peers, 1, WORLD, ON_GPU)
+    if leave(gates) == programs - 1:
+        give_back(places, gates, rank, peers, WORLD, ON_GPU)

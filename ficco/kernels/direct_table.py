@@ -6,10 +6,10 @@ kernel does is what was proved; a step that the kernel would not do is refused.
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
-from ficco.errors import PlanError
-from ficco.plan import RankPlan, Region, Step, Word, window_places
+from ficco.kernels.plan_reader import OutputNames, PlanReader
+from ficco.plan import RankPlan, Region, Word, window_places
 
 __all__ = ["DirectChunk", "DirectTable", "table_of"]
 
@@ -49,6 +49,7 @@ class DirectTable(NamedTuple):
         owners: ranks, but this one, that pass sums on.
         landing: byte offset of the window of products in a window copy.
         kept: the same of the window of sums, if `twice`.
+        outputs: the one that there is.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class DirectTable(NamedTuple):
     owners: tuple[int, ...]
     landing: int
     kept: int
+    outputs: tuple[OutputNames]
 
 
 def table_of(plan: RankPlan) -> DirectTable:
@@ -93,15 +95,17 @@ class _Rows(NamedTuple):
     row: int
 
 
-class _Reader:
-    """Goes through a plan step by step; what is known so far decides what must come next."""
+class _Reader(PlanReader):
+    """Reads the plan of a matmul_all_reduce."""
+
+    op = "matmul_all_reduce"
 
     def __init__(self, plan: RankPlan) -> None:
-        self.plan, self.rank, self.at = plan, plan.rank, 0
+        super().__init__(plan)
         windows = [buffer for buffer in plan.buffers if buffer.role == "window"]
         spaces = [buffer for buffer in plan.buffers if buffer.role == "workspace"]
         if not windows or len(windows) > 2 or len(spaces) != len(windows) - 1:
-            self._refuse(f"it has {len(windows)} windows and {len(spaces)} workspaces")
+            self.refuse(f"it has {len(windows)} windows and {len(spaces)} workspaces")
         self.landing, self.kept = windows[0], windows[-1]
         self.twice = len(windows) == 2
         self.space = spaces[0].name if spaces else ""
@@ -113,31 +117,23 @@ class _Reader:
     def table(self) -> DirectTable:
         """Read all steps."""
         rank, m = self.rank, self.y.rows
-        free = self._take("wait").words
-        peers = tuple([word.peer for word in free])
-        world = len(peers) + 1
-        self._expect(set(peers) == set(range(world)) - {rank}, "await every peer's free")
-        self._all(free, {Word(rank, "free", peer) for peer in peers})
-        self._all(self._take("clear").words, set(free))
-        self._all(self._take("signal").words, {Word(peer, "entered", rank) for peer in peers})
-        self._expect(self.landing.rows % world == 0, "have a slot for every rank")
-        self.slot, self.peers = self.landing.rows // world, peers
+        self.read_beginning()
+        world = len(self.peers) + 1
+        self.expect(self.landing.rows % world == 0, "have a slot for every rank")
+        self.slot = self.landing.rows // world
         chunks: list[tuple[int, int]] = []
         made: list[tuple[tuple[int, int], list[_Rows], tuple[int, ...]]] = []
-        while self._next() in ("gemm", "reduce"):
+        while self.next() in ("gemm", "reduce"):
             columns, own, bias_rows = self._make()
             to, targets = self._send(columns, own)
             chunks.append(columns)
             made.append((bias_rows, to, targets))
-            self._expect(made[-1] == made[0], "make all chunks alike")
+            self.expect(made[-1] == made[0], "make all chunks alike")
         bias_rows, to, targets = made[0] if made else ((0, 0), [], ())
-        entered = {Word(rank, "entered", peer) for peer in peers}
-        self._all(self._take("wait").words, entered)
+        self.read_entered()
         own_rows = self._add_up(chunks)
         owners = self._collect(chunks, own_rows) if self.twice else ()
-        self._all(self._take("clear").words, self.heard | entered)
-        self._all(self._take("signal").words, {Word(peer, "free", rank) for peer in peers})
-        self._expect(self.at == len(self.plan.steps), "end here")
+        self.read_end(self.heard)
         places, _ = window_places(self.plan.buffers)
         rows_to = tuple([(r.rank, r.row + i) for r in to for i in range(r.end - r.begin)])
         return DirectTable(
@@ -148,8 +144,15 @@ class _Reader:
             bias_row=bias_rows[0], bias_rows=bias_rows[1] - bias_rows[0],
             slot_rows=self.slot, rows_to=rows_to, targets=targets, owners=owners,
             landing=places[self.landing.name],
-            kept=places[self.kept.name] if self.twice else 0,
+            kept=places[self.kept.name] if self.twice else 0, outputs=(self._output(),),
         )  # fmt: skip
+
+    def _output(self) -> OutputNames:
+        weights = [buffer for buffer in self.plan.buffers if buffer.role == "weight"]
+        w = next(buffer for buffer in weights if buffer.name != "bias0")
+        turned = any(step.transpose_b for step in self.plan.steps)
+        turned = turned or (self.x.cols == 0 and w.rows > 0)  # without products
+        return OutputNames("y0", w.name, "bias0" if self.bias else "", self.y.cols, turned)
 
     # ---- the stages
 
@@ -159,14 +162,14 @@ class _Reader:
         row, own, bias_rows = 0, (0, 0), (0, 0)
         m, k = self.y.rows, self.x.cols
         while row < m:
-            step = self._take("gemm" if k else "reduce")
+            step = self.take("gemm" if k else "reduce")
             pieces = [(p.c, p.add) for p in step.products] or [(step.writes[0], step.reads)]
             for product in step.products:
                 a, b, c = product.a, product.b, product.c
                 box = (b.col0, b.col1, b.row0, b.row1) if step.transpose_b else b[2:6]
-                self._expect(not product.accumulate and not step.transpose_a, "make it at once")
-                self._expect(a == Region(self.rank, "x", row, row + c.rows, 0, k), "multiply x")
-                self._expect(box == (0, k, c.col0, c.col1), "multiply by columns of w")
+                self.expect(not product.accumulate and not step.transpose_a, "make it at once")
+                self.expect(a == Region(self.rank, "x", row, row + c.rows, 0, k), "multiply x")
+                self.expect(box == (0, k, c.col0, c.col1), "multiply by columns of w")
                 row += c.rows
             row += 0 if step.products else pieces[0][0].rows
             begin = row - sum([c.rows for c, _ in pieces])
@@ -175,17 +178,17 @@ class _Reader:
                 if c.buffer == self.landing.name:
                     own = (rows[0] if own == (0, 0) else own[0], rows[1])
                     top = c.row0 - self.rank * self.slot
-                    self._expect(top == (0 if self.twice else begin), "keep it in the own slot")
+                    self.expect(top == (0 if self.twice else begin), "keep it in the own slot")
                 else:
-                    self._expect(c[1:4] == (self.space, *rows), "keep it for its owner")
+                    self.expect(c[1:4] == (self.space, *rows), "keep it for its owner")
                 if add:
-                    self._expect(add == (self._bias(c),), "add the bias alone")
+                    self.expect(add == (self._bias(c),), "add the bias alone")
                     bias_rows = rows
                 if columns == (0, 0):
                     columns = (c.col0, c.col1)
-                self._expect(c[4:6] == columns, "make the same columns of all rows")
+                self.expect(c[4:6] == columns, "make the same columns of all rows")
                 begin = rows[1]
-        self._expect((bias_rows == (0, 0)) or not self.twice, "add the bias to sums")
+        self.expect((bias_rows == (0, 0)) or not self.twice, "add the bias to sums")
         return columns, own, bias_rows
 
     def _send(
@@ -195,14 +198,14 @@ class _Reader:
         slot, rank = self.rank * self.slot, self.rank
         here = [_Rows(*own, rank, slot)] if own[0] < own[1] else []
         there: list[_Rows] = []
-        if self._next() == "copy":
-            step = self._take("copy")
-            self._expect(step.unit == "sm", "store by multiprocessors")
+        if self.next() == "copy":
+            step = self.take("copy")
+            self.expect(step.unit == "sm", "store by multiprocessors")
             buffer, first = (self.space, 0) if self.twice else (self.landing.name, slot)
             for source, target in zip(step.reads, step.writes, strict=True):
-                self._expect(source[:2] == (rank, buffer), "send what was made")
-                self._expect(source[4:6] == columns == target[4:6], "send this chunk")
-                self._expect(target[1:3] == (self.landing.name, slot), "store in the own slot")
+                self.expect(source[:2] == (rank, buffer), "send what was made")
+                self.expect(source[4:6] == columns == target[4:6], "send this chunk")
+                self.expect(target[1:3] == (self.landing.name, slot), "store in the own slot")
                 rows = (source.row0 - first, source.row1 - first)
                 there.append(_Rows(*rows, target.rank, slot))
             self._signal(columns, 0, [rows.rank for rows in there])
@@ -211,71 +214,71 @@ class _Reader:
             found = sorted(there + here)
             edges = [0, *(rows.end for rows in found)]
             begins = [*(rows.begin for rows in found), self.y.rows]
-            self._expect(edges == begins, "send every row to its owner")
+            self.expect(edges == begins, "send every row to its owner")
             return found, targets
         whole = all((rows.begin, rows.end) == (0, self.y.rows) for rows in there + here)
-        self._expect(whole and set(targets) == set(self.peers), "send all rows to all")
+        self.expect(whole and set(targets) == set(self.peers), "send all rows to all")
         return there + here, targets
 
     def _add_up(self, chunks: list[tuple[int, int]]) -> tuple[int, int]:
         """Read the sums of all chunks; return their rows."""
         own = (0, 0)
-        if self._ahead(1) != "reduce":
+        if self.ahead(1) != "reduce":
             return own
         for columns in chunks:
             self._wait(columns, 0, self.peers)
-            step = self._take("reduce")
+            step = self.take("reduce")
             (sums,) = step.writes
             own = own if columns != chunks[0] else (sums.row0, sums.row1)
-            self._expect(sums[:4] == (self.rank, "y0", *own), "add up the own rows")
+            self.expect(sums[:4] == (self.rank, "y0", *own), "add up the own rows")
             slots = [source * self.slot for source in range(len(self.peers) + 1)]
             terms = [
                 Region(self.rank, self.landing.name, top, top + sums.rows, *columns)
                 for top in slots
             ]
             terms += [self._bias(sums)] if self.twice and self.bias else []
-            self._expect(sums[4:6] == columns and list(step.reads) == terms, "add in rank order")
+            self.expect(sums[4:6] == columns and list(step.reads) == terms, "add in rank order")
             if self.twice:
-                copy = self._take("copy")
+                copy = self.take("copy")
                 there = {
                     (sums, Region(peer, self.kept.name, *own, *columns)) for peer in self.peers
                 }
                 passed = set(zip(copy.reads, copy.writes, strict=True))
-                self._expect(copy.unit == "sm" and passed == there, "pass the sums on")
+                self.expect(copy.unit == "sm" and passed == there, "pass the sums on")
                 self._signal(columns, 1, list(self.peers))
         return own
 
     def _collect(self, chunks: list[tuple[int, int]], own: tuple[int, int]) -> tuple[int, ...]:
         """Read how the peers' sums come into y; return who passes some on."""
         owners: tuple[int, ...] = ()
-        if self._ahead(1) != "local_copy":
+        if self.ahead(1) != "local_copy":
             return owners
         others = [row for row in range(self.y.rows) if not own[0] <= row < own[1]]
         for columns in chunks:
             if columns == chunks[0]:
                 owners = tuple([word.peer for word in self.plan.steps[self.at].words])
             self._wait(columns, 1, owners)
-            step = self._take("local_copy")
+            step = self.take("local_copy")
             moved: list[int] = []
             for source, target in zip(step.reads, step.writes, strict=True):
                 rows = (source.row0, source.row1)
-                self._expect(source[1:] == (self.kept.name, *rows, *columns, 0), "move sums")
-                self._expect(target == Region(self.rank, "y0", *rows, *columns), "move them to y")
+                self.expect(source[1:] == (self.kept.name, *rows, *columns, 0), "move sums")
+                self.expect(target == Region(self.rank, "y0", *rows, *columns), "move them to y")
                 moved += range(*rows)
-            self._expect(sorted(moved) == others, "move the other rows")
+            self.expect(sorted(moved) == others, "move the other rows")
         return owners
 
     # ---- words and steps
 
     def _signal(self, columns: tuple[int, int], which: int, peers: list[int]) -> None:
-        words = self._take("signal").words
+        words = self.take("signal").words
         index = self._word(columns, which, words)
-        self._all(words, {Word(peer, "data", self.rank, index) for peer in peers})
+        self.all_words(words, {Word(peer, "data", self.rank, index) for peer in peers})
 
     def _wait(self, columns: tuple[int, int], which: int, peers: tuple[int, ...]) -> None:
-        words = self._take("wait").words
+        words = self.take("wait").words
         index = self._word(columns, which, words)
-        self._all(words, {Word(self.rank, "data", peer, index) for peer in peers})
+        self.all_words(words, {Word(self.rank, "data", peer, index) for peer in peers})
         self.heard |= set(words)
 
     def _word(self, columns: tuple[int, int], which: int, words: tuple[Word, ...]) -> int:
@@ -290,31 +293,3 @@ class _Reader:
 
     def _bias(self, like: Region) -> Region:
         return Region(self.rank, "bias0", 0, 1, like.col0, like.col1)
-
-    def _ahead(self, steps: int) -> str:
-        at = self.at + steps
-        return self.plan.steps[at].kind if at < len(self.plan.steps) else ""
-
-    def _next(self) -> str:
-        return self._ahead(0)
-
-    def _take(self, kind: str) -> Step:
-        if self._next() != kind:
-            self._refuse(f"a {kind} is to come, not {self._next() or 'the end'}", 1)
-        self.at += 1
-        return self.plan.steps[self.at - 1]
-
-    def _all(self, words: tuple[Word, ...], wanted: set[Word]) -> None:
-        self._expect(set(words) == wanted, "name all its words")
-
-    def _expect(self, holds: bool, what: str) -> None:
-        if not holds:
-            self._refuse(f"it does not {what}")
-
-    def _refuse(self, why: str, ahead: int = 0) -> NoReturn:
-        at = max(0, min(self.at - 1 + ahead, len(self.plan.steps) - 1))
-        step = self.plan.steps[at].id if self.plan.steps else "-"
-        raise PlanError(
-            f"rank {self.rank}, step {step!r}: {why}; the direct kernel runs plans of "
-            "matmul_all_reduce with transport='sm' on several ranks, and no others"
-        )

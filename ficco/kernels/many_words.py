@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["await_words", "raise_words"]
+__all__ = ["await_all_words", "await_words", "raise_words"]
 
 # $0 = 1 if all came; $1, $2 = address of the first word, bytes to the next; $3 = set of ranks;
 # $4 = value; $5 = address of the gate, or 0; $6 = the word that says stop; $7 = patience in ns.
@@ -54,6 +54,57 @@ together:
     selp.u32 $0, 0, 1, gave_up;
 }"""
 
+# The same for several words of every rank, which may be more than there are threads: each looks at
+# every so-manieth of them, and the gate is counted as the last. $2 = bytes from one rank's first
+# word to the next one's, $5 = words of a rank, $6 = ranks, $7 = address of the gate.
+_AWAIT_ALL = """{
+    .reg .pred gate, absent, past, came, gave_up;
+    .reg .b32 number, last, rank, chunk, every, seen, stopped, want;
+    .reg .b64 at, more, begin, now;
+    setp.ne.u32 gave_up, 0, 0;
+    mov.u32 number, %tid.x;
+    mov.u32 every, %ntid.x;
+    mul.lo.u32 last, $5, $6;
+    mov.u64 begin, %globaltimer;
+next:
+    setp.gt.u32 past, number, last;
+    @past bra together;
+    setp.eq.u32 gate, number, last;
+    div.u32 rank, number, $5;
+    rem.u32 chunk, number, $5;
+    shr.u64 more, $3, rank;
+    and.b64 more, more, 1;
+    @gate mov.u64 more, 1;
+    setp.eq.u64 absent, more, 0;
+    @absent bra advance;
+    mul.wide.u32 at, rank, $2;
+    mul.wide.u32 more, chunk, 4;
+    add.u64 at, at, more;
+    add.u64 at, at, $1;
+    mov.u32 want, $4;
+    @gate mov.u64 at, $7;
+    @gate mov.u32 want, 1;
+again:
+    ld.acquire.sys.global.u32 seen, [at];
+    setp.eq.u32 came, seen, want;
+    @came bra advance;
+    setp.eq.and.u32 gave_up, seen, 2, gate;
+    @gave_up bra together;
+    ld.relaxed.sys.global.u32 stopped, [$8];
+    mov.u64 now, %globaltimer;
+    sub.u64 now, now, begin;
+    setp.gt.u64 gave_up, now, $9;
+    setp.ne.or.u32 gave_up, stopped, 0, gave_up;
+    @!gave_up bra again;
+    bra together;
+advance:
+    add.u32 number, number, every;
+    bra next;
+together:
+    barrier.red.or.pred gave_up, 0, gave_up;
+    selp.u32 $0, 0, 1, gave_up;
+}"""
+
 # $1 = address of the ranks' addresses; $2 = bytes behind them; $3 = set of ranks; $4 = value.
 _RAISE = """{
     .reg .pred mine;
@@ -74,6 +125,7 @@ _RAISE = """{
 }"""
 
 _AWAIT_ASM = tl.constexpr(_AWAIT)
+_AWAIT_ALL_ASM = tl.constexpr(_AWAIT_ALL)
 _RAISE_ASM = tl.constexpr(_RAISE)
 
 
@@ -135,6 +187,66 @@ def await_words(  # noqa: PLR0913 - a kernel's arguments are its interface
                     stopped = tl.load(stop)
                     seen = tl.load(at)
                 came = came & (seen == want).to(tl.int32)
+    return came
+
+
+@triton.jit
+def await_all_words(  # noqa: PLR0913
+    words,
+    stride,
+    count,
+    ranks,
+    value,
+    gate,
+    stop,
+    patience_ns,
+    WORLD: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Return 1 once all these words of these ranks have the value and the gate says 1, else 0.
+
+    As `await_words`, but that a thread which gives up does not look at its later words.
+
+    Args:
+        words: pointer to int32, the first word of rank 0; a rank's follow one another.
+        stride: int32, words from one rank's first to the next one's.
+        count: int32, words of a rank, 1 or more.
+        ranks: int64, a set.
+        value: int32.
+        gate: pointer to int32.
+        stop: pointer to int32.
+        patience_ns: int64.
+        WORLD: ranks.
+        ON_GPU: False in the interpreter.
+    """
+    if ON_GPU:
+        world = tl.full((), WORLD, tl.int32)
+        came = tl.inline_asm_elementwise(
+            _AWAIT_ALL_ASM, "=r,l,r,l,r,r,r,l,l,l,~{memory}",
+            [words, stride * 4, ranks, value, count, world, gate, stop, patience_ns],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        came = tl.full((), 1, tl.int32)
+        for rank in tl.static_range(WORLD + 1):
+            wanted = (ranks >> rank) & 1
+            many = count
+            want = value
+            if rank == WORLD:
+                wanted = tl.full((), 1, tl.int64)
+                many = tl.full((), 1, tl.int32)
+                want = tl.full((), 1, tl.int32)
+            if wanted != 0:
+                for chunk in tl.range(many):
+                    at = words + rank * stride + chunk
+                    if rank == WORLD:
+                        at = gate
+                    stopped = tl.load(stop)
+                    seen = tl.load(at)
+                    while (seen != want) & (stopped == 0) & ((rank < WORLD) | (seen != 2)):
+                        stopped = tl.load(stop)
+                        seen = tl.load(at)
+                    came = came & (seen == want).to(tl.int32)
     return came
 
 

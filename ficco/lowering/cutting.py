@@ -9,6 +9,8 @@ from ficco.schedule import Schedule
 
 __all__ = ["arrivals", "check_implemented", "chunk_bounds", "departures"]
 
+_STORING = ("all_gather_matmul", "matmul_all_reduce")  # by a kernel, at peers
+
 
 def check_implemented(op: str, schedule: Schedule) -> None:
     """Refuse what no lowering implements, or what is not resolved yet.
@@ -21,14 +23,16 @@ def check_implemented(op: str, schedule: Schedule) -> None:
             f"{op}: transport='collective' is torch.distributed's, whole and without a plan; the "
             "nearest that has one is transport='dma'"
         )
-    if schedule.transport == "sm" and op != "matmul_all_reduce":
+    if schedule.transport == "sm" and op not in _STORING:
         raise ScheduleError(
-            f"{op}: transport='sm' is implemented for matmul_all_reduce alone; the nearest that "
-            "works is transport='dma'"
+            f"{op}: transport='sm' is implemented for {' and '.join(_STORING)} alone; the nearest "
+            "that works is transport='dma'"
         )
     if schedule.shots != "two" and op != "matmul_all_reduce":
+        stores = ", as gather_sm has it" if schedule.transport == "sm" else ""
         raise ScheduleError(
-            f"{op}: shots={schedule.shots!r} is of matmul_all_reduce; what works is shots='two'"
+            f"{op}: shots={schedule.shots!r} is of matmul_all_reduce; what works is "
+            f"shots='two'{stores}"
         )
     if schedule.sums != "apart" and op != "matmul_reduce_scatter":
         raise ScheduleError(

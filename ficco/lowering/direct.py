@@ -16,9 +16,10 @@ rank it belongs to: with one shot it is added to that rank's products of the row
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ficco.errors import ScheduleError
+from ficco.lowering.handshake import await_entered
+from ficco.lowering.one_launch import Slice, check_axes, closed, opened, slices, stored
 from ficco.lowering.producing import COMPUTE, PARTIAL, Piece, Products
 from ficco.lowering.scattering import LANDING
 from ficco.lowering.single import alone
@@ -26,23 +27,20 @@ from ficco.plan import Buffer, RankPlan, Region, Step, Word
 from ficco.problem import Problem, offsets
 from ficco.schedule import MAX_CHUNKS, Schedule
 
-__all__ = ["REDUCED", "lower_rank"]
+__all__ = ["REDUCED", "is_made_before", "lower_rank"]
 
 REDUCED = "reduced"  # window: the peers' sums
-ALIGN = 16  # columns; so slices begin at a multiple of the widest store, where rows do
-
-_NEEDED = {
-    "cut": "columns", "route": "all_peers", "order": "by_step", "start": "together",
-    "compute": "gated", "taper": "none", "pace": "free",
-}  # fmt: skip
+_MOST_MADE = 64  # rows that the kernel multiplies as quickly as the library for GEMMs does
 
 
-class _Slice(NamedTuple):
-    """Columns [begin, end), and the chunk number."""
+def is_made_before(rows: int, twice: bool) -> bool:
+    """Whether on GPUs the library for GEMMs multiplies so many rows, before the one launch.
 
-    number: int
-    begin: int
-    end: int
+    All at once, into y, of which the launch sends each chunk in its turn. What a plan says of data
+    and words is the same, and so are results but for the order in which products add up. Not with
+    one shot, which adds the bias to products: they would be rounded twice.
+    """
+    return twice and rows > _MOST_MADE
 
 
 def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
@@ -55,12 +53,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
 
 
 def _check(schedule: Schedule) -> None:
-    for axis, value in _NEEDED.items():
-        if (found := getattr(schedule, axis)) != value:
-            raise ScheduleError(
-                f"transport='sm' with {axis}={found!r} is not implemented; the nearest that works "
-                f"is {axis}={value!r}"
-            )
+    check_axes(schedule)
     most = MAX_CHUNKS // 2 if schedule.shots == "two" else MAX_CHUNKS
     if schedule.chunks > most:
         raise ScheduleError(
@@ -68,12 +61,6 @@ def _check(schedule: Schedule) -> None:
             f"at most {most}, for every chunk has a word"
             f"{' for its products and one for its sums' if schedule.shots == 'two' else ''}"
         )
-
-
-def _slices(n: int, chunks: int) -> list[_Slice]:
-    """Cut columns into so many slices, or fewer where they are too few."""
-    width = max(1, -(-n // (chunks * ALIGN))) * ALIGN
-    return [_Slice(j, begin, min(begin + width, n)) for j, begin in enumerate(range(0, n, width))]
 
 
 @dataclass
@@ -95,7 +82,7 @@ class _Direct:
         self.owners = [peer for peer in self.peers if rows[peer]]
         self.targets = self.owners if self.twice else self.peers
         self.slot = max(rows) if self.twice else problem.m
-        self.slices = _slices(problem.n, self.schedule.chunks)
+        self.slices = slices(problem.n, self.schedule.chunks)
         # Rows that this rank adds up.
         self.top = self.first[rank] if self.twice else 0
         self.bottom = self.top + rows[rank] if self.twice else problem.m
@@ -103,14 +90,10 @@ class _Direct:
     def plan(self) -> RankPlan:
         """Return the plan."""
         rank, peers = self.rank, self.peers
-        free = tuple([Word(rank, "free", peer) for peer in peers])
-        entered = tuple([Word(rank, "entered", peer) for peer in peers])
-        self._words("wait_free", "wait", free)
-        self._words("clear_free", "clear", free)
-        self._words("enter", "signal", tuple([Word(peer, "entered", rank) for peer in peers]))
+        self.steps += opened(rank, peers)
         for each in self.slices:
             self._make(each)
-        self._words("wait_entered", "wait", entered)
+        self.steps.append(await_entered(rank, peers, COMPUTE))
         heard: list[Word] = []
         if self.top < self.bottom:
             for each in self.slices:
@@ -118,25 +101,21 @@ class _Direct:
         if self.twice and self.owners:
             for each in self.slices:
                 heard += self._collect(each)
-        self._words("clear", "clear", (*heard, *entered))
-        self._words("leave", "signal", tuple([Word(peer, "free", rank) for peer in peers]))
+        self.steps += closed(rank, peers, heard)
         return RankPlan(rank, self._buffers(), tuple(self.steps))
 
-    def _words(self, name: str, kind: str, words: tuple[Word, ...]) -> None:
-        self.steps.append(Step(f"{COMPUTE}.{name}", COMPUTE, kind, "none", words=words))
-
-    def _box(self, buffer: str, top: int, bottom: int, each: _Slice, rank: int = -1) -> Region:
+    def _box(self, buffer: str, top: int, bottom: int, each: Slice, rank: int = -1) -> Region:
         at = self.rank if rank < 0 else rank
         return Region(at, buffer, top, bottom, each.begin, each.end)
 
-    def _landed(self, source: int, each: _Slice, rank: int = -1) -> Region:
+    def _landed(self, source: int, each: Slice, rank: int = -1) -> Region:
         """Return where the products of a source lie that this rank, or another, adds up."""
         at = self.rank if rank < 0 else rank
         top = source * self.slot
         rows = self.problem.rows[at] if self.twice else self.problem.m
         return self._box(LANDING, top, top + rows, each, at)
 
-    def _make(self, each: _Slice) -> None:
+    def _make(self, each: Slice) -> None:
         """Multiply, and store what others add up with them."""
         rank, first, m = self.rank, self.first, self.problem.m
         begin, end = first[rank], first[rank + 1]
@@ -158,33 +137,20 @@ class _Direct:
         self.steps += self.products.steps(str(each.number), pieces)
         if self.targets:
             sent = [self._part(peer, each) for peer in self.targets]
-            self._store(
-                f"{each.number}", sent, [self._landed(rank, each, p) for p in self.targets],
-                self.targets, each.number,
-            )  # fmt: skip
+            there = [self._landed(rank, each, p) for p in self.targets]
+            name, number = f"{each.number}", each.number
+            self.steps += stored(rank, name, sent, there, self.targets, number)
 
-    def _part(self, peer: int, each: _Slice) -> Region:
+    def _part(self, peer: int, each: Slice) -> Region:
         """Return the products that a peer adds up."""
         if not self.twice:
             return self._landed(self.rank, each)
         return self._box(PARTIAL, self.first[peer], self.first[peer + 1], each)
 
-    def _bias(self, each: _Slice) -> tuple[Region, ...]:
+    def _bias(self, each: Slice) -> tuple[Region, ...]:
         return (self._box("bias0", 0, 1, each),) if self.problem.outputs[0].bias else ()
 
-    def _store(
-        self, name: str, sources: list[Region], targets: list[Region], peers: list[int], word: int
-    ) -> None:
-        """Append stores at peers, and the signals behind them."""
-        self.steps += [
-            Step(f"push.{name}", COMPUTE, "copy", "sm", tuple(sources), tuple(targets)),
-            Step(
-                f"landed.{name}", COMPUTE, "signal", "none",
-                words=tuple([Word(peer, "data", self.rank, word) for peer in peers]),
-            ),
-        ]  # fmt: skip
-
-    def _add_up(self, each: _Slice) -> tuple[Word, ...]:
+    def _add_up(self, each: Slice) -> tuple[Word, ...]:
         """Await the peers' products, add them up, and pass the sums on; return the words."""
         words = tuple([Word(self.rank, "data", peer, each.number) for peer in self.peers])
         terms = tuple([self._landed(source, each) for source in range(self.problem.world)])
@@ -197,10 +163,11 @@ class _Direct:
         if self.twice:
             there = [self._box(REDUCED, self.top, self.bottom, each, p) for p in self.peers]
             word = self.schedule.chunks + each.number
-            self._store(f"sum{each.number}", [sums] * len(there), there, self.peers, word)
+            name, sent = f"sum{each.number}", [sums] * len(there)
+            self.steps += stored(self.rank, name, sent, there, self.peers, word)
         return words
 
-    def _collect(self, each: _Slice) -> tuple[Word, ...]:
+    def _collect(self, each: Slice) -> tuple[Word, ...]:
         """Await the owners' sums and move them into the output; return the words."""
         index = self.schedule.chunks + each.number
         words = tuple([Word(self.rank, "data", peer, index) for peer in self.owners])

@@ -17,50 +17,28 @@ all others: cut, it would add up in float32, piece by piece. Alone it is cut as 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, check_implemented, chunk_bounds, departures
 from ficco.lowering.handshake import await_entered, closed, enter_all, push_lanes
-from ficco.plan import Buffer, Part, Product, RankPlan, Region, Step, Word
-from ficco.problem import Output, Problem
+from ficco.lowering.multiplying import COMPUTE, WINDOW, Group, Multiplied, Piece
+from ficco.plan import RankPlan, Region, Step, Word
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 __all__ = ["lower_gathering"]
 
-WINDOW = "gathered"
-COMPUTE = "compute"
 KEEP = "keep"
-
-
-class _Piece(NamedTuple):
-    """A box of the gathered input: where it lies, and its global row and column range."""
-
-    buffer: str
-    shift: int  # global row minus row in the buffer
-    row0: int
-    row1: int
-    col0: int
-    col1: int
-
-
-class _Group(NamedTuple):
-    """What one GEMM step (or one part of a gated step) multiplies, and what it waits for."""
-
-    name: str
-    waits: tuple[Word, ...]
-    pieces: tuple[_Piece, ...]
 
 
 def lower_gathering(problem: Problem, schedule: Schedule, blocks: Blocks) -> RankPlan:
     """Return the plan of one rank. Raises as `ficco.lowering.lower_rank`."""
     _check(problem, schedule)
     rank = blocks.rank
-    products = _Products(problem, blocks)
+    products = Multiplied(problem, blocks)
     if problem.world == 1:
-        whole = _Piece("x", 0, 0, problem.m, 0, problem.k)
-        steps = products.gemms([_Group("whole", (), (whole,))], products.all, gated=False)
+        whole = Piece("x", 0, 0, problem.m, 0, problem.k)
+        steps = products.gemms([Group("whole", (), (whole,))], products.all, gated=False)
         steps += [step for i in products.kept for step in _own_kept(i, blocks, problem.k)]
         return RankPlan(rank, products.buffers(window=False), tuple(steps))
 
@@ -133,21 +111,21 @@ class _Cut:
         row0, row1, col0, col1 = self.box(rows, chunk)
         return row0 == row1 or col0 == col1
 
-    def piece(self, shard: int, chunk: int, direct: bool = False) -> _Piece:
+    def piece(self, shard: int, chunk: int, direct: bool = False) -> Piece:
         """Return a chunk as GEMMs see it: in the window, or `direct`ly where x lies."""
         first, rows = self.blocks.incoming[shard]
         row0, row1, col0, col1 = self.box(rows, chunk)
         buffer, shift = ("x", self.own_shift()) if direct else (WINDOW, 0)
-        return _Piece(buffer, shift, first + row0, first + row1, col0, col1)
+        return Piece(buffer, shift, first + row0, first + row1, col0, col1)
 
     def own_shift(self) -> int:
         own = self.blocks.own
         return own.landing - own.begin
 
-    def shard(self) -> _Piece:
+    def shard(self) -> Piece:
         """Return the own block, where x lies."""
         own = self.blocks.own
-        return _Piece("x", self.own_shift(), own.landing, own.landing + own.rows, 0, self.k)
+        return Piece("x", self.own_shift(), own.landing, own.landing + own.rows, 0, self.k)
 
     def own_chunks(self) -> list[int]:
         rows = self.blocks.own.rows
@@ -194,13 +172,13 @@ def _stage(cut: _Cut, first: bool) -> Step:
     return Step("stage", COMPUTE if first else KEEP, "local_copy", "dma", (source,), (target,))
 
 
-def _late(cut: _Cut, products: _Products, staged: bool) -> list[Step]:
+def _late(cut: _Cut, products: Multiplied, staged: bool) -> list[Step]:
     """Return the GEMMs over all that has come, which follow on the waits for it."""
     if not products.late:
         return []
     pieces = [cut.piece(cut.rank, chunk) for chunk in cut.own_chunks()]
     pieces += [cut.piece(*at) for at in cut.arrivals]
-    steps = products.gemms([_Group("all", (), _merged(pieces))], products.late, gated=False)
+    steps = products.gemms([Group("all", (), _merged(pieces))], products.late, gated=False)
     if steps and cut.blocks.own.rows and not staged:
         steps[0] = steps[0]._replace(after=("stage",))
     return steps
@@ -231,17 +209,17 @@ def _arrivals_kept(index: int, cut: _Cut) -> list[Step]:
     return steps
 
 
-def _groups(cut: _Cut, schedule: Schedule) -> list[_Group]:
+def _groups(cut: _Cut, schedule: Schedule) -> list[Group]:
     """Return what is multiplied in which order, own shard included."""
-    groups: list[_Group] = []
+    groups: list[Group] = []
     own = cut.own_chunks()
     unit = schedule.compute
     if schedule.start == "local_first" and own:
-        groups.append(_Group("own", (), (cut.shard(),)))
+        groups.append(Group("own", (), (cut.shard(),)))
         own = []
     if unit == "whole":
         chunks = [cut.piece(cut.rank, j) for j in own] + [cut.piece(*at) for at in cut.arrivals]
-        groups.append(_Group("whole", tuple(cut.data_words()), _merged(chunks)))
+        groups.append(Group("whole", tuple(cut.data_words()), _merged(chunks)))
     elif unit == "per_step":
         groups += _per_step(cut, schedule, own)
     else:
@@ -249,10 +227,10 @@ def _groups(cut: _Cut, schedule: Schedule) -> list[_Group]:
     return [group for group in groups if group.pieces]
 
 
-def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[_Group]:
+def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
     """Group chunks by the step that brings them: one of every peer, or all of one peer."""
     by_step = schedule.order == "by_step"
-    pieces: dict[int, list[_Piece]] = {}
+    pieces: dict[int, list[Piece]] = {}
     words: dict[int, list[Word]] = {}
     for chunk in own:
         key = chunk if by_step else -1  # by peer, the own shard is the first step
@@ -262,7 +240,7 @@ def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[_Group]:
         pieces.setdefault(key, []).append(cut.piece(shard, chunk))
         words.setdefault(key, []).append(cut.word(shard, chunk))
     return [
-        _Group(
+        Group(
             f"step{key}" if key >= 0 else "own",
             tuple(words.get(key, ())),
             _merged(pieces[key]),
@@ -271,14 +249,14 @@ def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[_Group]:
     ]
 
 
-def _per_chunk(cut: _Cut, schedule: Schedule, own: list[int]) -> list[_Group]:
+def _per_chunk(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
     """One group a chunk, own chunks read from x: first of all, or first of their step."""
     here = [
-        (chunk, _Group(f"own.{chunk}", (), (cut.piece(cut.rank, chunk, direct=True),)))
+        (chunk, Group(f"own.{chunk}", (), (cut.piece(cut.rank, chunk, direct=True),)))
         for chunk in own
     ]
     there = [
-        (chunk, _Group(f"{chunk}of{shard}", (cut.word(shard, chunk),), (cut.piece(shard, chunk),)))
+        (chunk, Group(f"{chunk}of{shard}", (cut.word(shard, chunk),), (cut.piece(shard, chunk),)))
         for shard, chunk in cut.arrivals
     ]
     both = here + there
@@ -287,9 +265,9 @@ def _per_chunk(cut: _Cut, schedule: Schedule, own: list[int]) -> list[_Group]:
     return [group for _, group in both]
 
 
-def _merged(pieces: list[_Piece]) -> tuple[_Piece, ...]:
+def _merged(pieces: list[Piece]) -> tuple[Piece, ...]:
     """Join pieces that touch, below one another or side by side, into larger ones."""
-    columns: list[_Piece] = []
+    columns: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.buffer, p.row0, p.row1, p.col0)):
         last = columns[-1] if columns else None
         if (
@@ -300,7 +278,7 @@ def _merged(pieces: list[_Piece]) -> tuple[_Piece, ...]:
             columns[-1] = last._replace(col1=piece.col1)
         else:
             columns.append(piece)
-    rows: list[_Piece] = []
+    rows: list[Piece] = []
     for piece in sorted(columns, key=lambda p: (p.buffer, p.col0, p.col1, p.row0)):
         last = rows[-1] if rows else None
         if (
@@ -312,170 +290,3 @@ def _merged(pieces: list[_Piece]) -> tuple[_Piece, ...]:
         else:
             rows.append(piece)
     return tuple(rows)
-
-
-class _Products:
-    """Turns pieces into products of every output, and knows which outputs need a float32 sum.
-
-    An output along rows multiplies a piece with the weight's rows that stand for its columns; it
-    adds up where the cut is by columns. One along the contraction multiplies the transposed piece
-    with the weight's rows that stand for its rows; it adds up where the cut is by rows.
-
-    Attributes:
-        all: numbers of the outputs that are products.
-        first: of those that are made of what arrives, as it arrives.
-        late: of those that are made at the end: along the contraction, beside others.
-        kept: of outputs that are the gathered x.
-        summed: of those that are added to.
-    """
-
-    def __init__(self, problem: Problem, blocks: Blocks) -> None:
-        self.problem, self.blocks, self.rank = problem, blocks, blocks.rank
-        axes: dict[str, list[int]] = {"rows": [], "contraction": [], "gathered": []}
-        for index, output in enumerate(problem.outputs):
-            axes[output.axis].append(index)
-        self.kept = axes["gathered"]
-        self.all = sorted(axes["rows"] + axes["contraction"])
-        self.first, self.late = axes["rows"], axes["contraction"]
-        if not self.first:
-            self.first, self.late = self.late, []
-        self.summed: set[int] = set()
-
-    def gemms(self, groups: list[_Group], wanted: list[int], gated: bool) -> list[Step]:
-        """Return waits and GEMMs of all groups, or one gated GEMM with a part per group."""
-        kinds: dict[tuple[bool, bool], list[int]] = {}
-        for index in wanted:
-            output = self.problem.outputs[index]
-            if output.columns[self.rank]:
-                flags = (output.axis == "contraction", output.operand_transposed)
-                kinds.setdefault(flags, []).append(index)
-        touched = self._accumulations(groups, wanted)
-        steps: list[Step] = []
-        if gated:
-            for number, ((trans_a, trans_b), indices) in enumerate(kinds.items()):
-                parts = tuple(
-                    Part(group.waits, self._products(group, indices, touched[g]))
-                    for g, group in enumerate(groups)
-                )
-                name = "gemm" + (f".{number}" if number else "")
-                steps.append(
-                    Step(
-                        name, COMPUTE, "gemm", "sm", parts=parts,
-                        transpose_a=trans_a, transpose_b=trans_b,
-                    )
-                )  # fmt: skip
-            words = tuple(word for group in groups for word in group.waits)
-            if not kinds and words:  # no columns here: arrivals are awaited all the same
-                steps.append(Step("wait.all", COMPUTE, "wait", "none", words=words))
-            return steps
-        for g, group in enumerate(groups):
-            if group.waits:
-                steps.append(Step(f"wait.{group.name}", COMPUTE, "wait", "none", words=group.waits))
-            for number, ((trans_a, trans_b), indices) in enumerate(kinds.items()):
-                name = f"gemm.{group.name}" + (f".{number}" if number else "")
-                products = self._products(group, indices, touched[g])
-                steps.append(
-                    Step(
-                        name, COMPUTE, "gemm", "sm", products=products,
-                        transpose_a=trans_a, transpose_b=trans_b,
-                    )
-                )  # fmt: skip
-        return steps
-
-    def _accumulations(
-        self, groups: list[_Group], wanted: list[int]
-    ) -> list[dict[tuple[int, int], bool]]:
-        """Return per group, by (output, piece): whether its product adds to an earlier one."""
-        seen: dict[int, list[tuple[int, int]]] = {i: [] for i in wanted}
-        result = []
-        for group in groups:
-            adds: dict[tuple[int, int], bool] = {}
-            for p, piece in enumerate(group.pieces):
-                for i in wanted:
-                    begin, end = _range_in(self.problem.outputs[i], piece)
-                    adds[i, p] = any(b < end and begin < e for b, e in seen[i])
-                    if adds[i, p]:
-                        self.summed.add(i)
-                    else:
-                        seen[i].append((begin, end))
-            result.append(adds)
-        return result
-
-    def _products(
-        self, group: _Group, indices: list[int], adds: dict[tuple[int, int], bool]
-    ) -> tuple[Product, ...]:
-        rank, products = self.rank, []
-        for i in indices:
-            output = self.problem.outputs[i]
-            columns = output.columns[rank]
-            target = self._target(i)
-            for p, piece in enumerate(group.pieces):
-                shift = piece.shift
-                a = Region(
-                    rank, piece.buffer, piece.row0 - shift, piece.row1 - shift, piece.col0,
-                    piece.col1,
-                )  # fmt: skip
-                if output.axis == "rows":
-                    deep = (piece.col0, piece.col1)
-                else:
-                    deep = (piece.row0, piece.row1)
-                if output.operand_transposed:
-                    b = Region(rank, output.operand, 0, columns, *deep)
-                else:
-                    b = Region(rank, output.operand, *deep, 0, columns)
-                c = Region(rank, target, *_range_in(output, piece), 0, columns)
-                added = adds[i, p]
-                bias = output.bias and not added
-                add = (Region(rank, f"bias{i}", 0, 1, 0, columns),) if bias else ()
-                products.append(Product(a, b, c, added, add))
-        return tuple(products)
-
-    def _target(self, index: int) -> str:
-        widened = index in self.summed and self.problem.dtype != "float32"
-        return f"acc{index}" if widened else f"y{index}"
-
-    def _height(self, output: Output) -> int:
-        return self.problem.k if output.axis == "contraction" else self.blocks.arriving
-
-    def roundings(self) -> list[Step]:
-        """Return the conversions of float32 sums into outputs."""
-        steps = []
-        for i in sorted(self.summed):
-            output = self.problem.outputs[i]
-            columns = output.columns[self.rank]
-            if self._target(i) == f"y{i}" or not columns:
-                continue
-            box = (0, self._height(output), 0, columns)
-            source, target = (Region(self.rank, name, *box) for name in (f"acc{i}", f"y{i}"))
-            steps.append(Step(f"round.{i}", COMPUTE, "reduce", "sm", (source,), (target,)))
-        return steps
-
-    def buffers(self, window: bool) -> tuple[Buffer, ...]:
-        """Return all buffers of this rank; call after `gemms`, which finds what is summed."""
-        problem, rank = self.problem, self.rank
-        found = [Buffer("x", "input", problem.rows[rank], problem.k, problem.dtype)]
-        operands: set[str] = set()
-        for i, output in enumerate(problem.outputs):
-            columns = output.columns[rank]
-            depth = problem.m if output.axis == "contraction" else problem.k
-            if output.operand not in operands and output.axis != "gathered":
-                operands.add(output.operand)
-                shape = (columns, depth) if output.operand_transposed else (depth, columns)
-                found.append(Buffer(output.operand, "weight", *shape, problem.dtype))
-            if output.bias:
-                found.append(Buffer(f"bias{i}", "weight", 1, columns, problem.dtype))
-            height = self._height(output)
-            found.append(Buffer(f"y{i}", "output", height, columns, problem.dtype))
-            if self._target(i) == f"acc{i}":
-                found.append(Buffer(f"acc{i}", "workspace", height, columns, "float32"))
-        if window:
-            rows = self.blocks.window_rows
-            found.append(Buffer(WINDOW, "window", rows, problem.k, problem.dtype, copies=2))
-        return tuple(found)
-
-
-def _range_in(output: Output, piece: _Piece) -> tuple[int, int]:
-    """Return the rows of an output that a piece contributes to."""
-    if output.axis == "rows":
-        return piece.row0, piece.row1
-    return piece.col0, piece.col1

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 
 from ficco.errors import InputError
-from ficco.modules import groups
-from ficco.modules.auto import AUTO, choice
-from ficco.modules.layers.finding import DTYPES
-from ficco.modules.layers.layer import Layer, Seen, layer_of
+from ficco.modules import groups, measuring
+from ficco.modules.auto import AUTO
+from ficco.modules.layers.choosing import choice_of, problem_of, schedule_of
+from ficco.modules.layers.layer import Layer, layer_of
+from ficco.modules.layers.trial import operator_of
+from ficco.modules.measuring import unmeasured
 from ficco.modules.overlapping import RECORD, Overlapped
-from ficco.problem import REDUCING, Output, Problem, chunk_sizes
+from ficco.problem import REDUCING, Problem
 from ficco.schedule import Schedule
 
 __all__ = ["Explanation", "explain"]
 
 Module = torch.nn.Module
-
-_OPERATORS = {
-    ("column", True): "all_gather_matmul",
-    ("column", False): "column_matmul (backward: matmul_all_reduce)",
-    ("row", True): "matmul_reduce_scatter",
-    ("row", False): "matmul_all_reduce",
-}
 
 
 class Explanation(str):
@@ -38,7 +32,7 @@ class Explanation(str):
         return str(self)
 
 
-def explain(module: Module) -> Explanation:
+def explain(module: Module, *, measure: bool = False) -> Explanation:
     """Say what `overlap` did to a model: every tensor-parallel layer, and why.
 
     For a layer: its style, the operator that runs, the schedule with the selector's reasons, and
@@ -46,26 +40,53 @@ def explain(module: Module) -> Explanation:
     of the last call; before one, no schedule is chosen. For those that were left as they were: why.
     Layers that differ in a number of their name only, and in nothing that is said, are one entry.
 
+    What was measured here is said, too, and again later, wherever a layer's last call is like one
+    that was: times faster than `serial`, and milliseconds a call. "(paced)" means: on a machine
+    that is slowed to what its profile says.
+
+    Args:
+        module: an overlapped model, or what holds one.
+        measure: time every kind of call that the layers made last, and the same by `serial` (on
+            GPUs torch.distributed and torch.mm), and say why others are not timed. It is a
+            collective call: all ranks of the layers' groups make it, after all called the model.
+            A kind takes some 0.3 s, or 10 pairs of calls where these take longer. Timed are
+            forwards alone, where gradients were recorded as such ("a forward"), not backward; on
+            random data of the same shapes, without bias, eager, one call behind another. Inputs
+            are the same each time, so small ones may stay in caches. Figures are medians over
+            rounds, in which the two take turns, of the slowest rank: equal on all ranks. The model,
+            its gradients and torch's random numbers stay as they are.
+
     Raises:
-        InputError: nothing in the module is overlapped.
+        InputError: nothing in the module is overlapped; or, to be measured, it is on the meta
+            device, a CUDA graph is being captured, or ranks called it differently.
+        MemoryError: a rank has no memory for the data of a call that is to be measured.
     """
     records = [m.__dict__[RECORD] for m in module.modules() if RECORD in m.__dict__]
     if not records:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
+    if measure:
+        modules = [each for record in records for each in record.modules]
+        for each in modules:
+            if getattr(each.weight, "is_meta", False):
+                raise InputError(
+                    f"measure=True: {layer_of(each).name} is on the meta device; give the model "
+                    "memory (to_empty) and call it first"
+                )
+        measuring.measure([layer_of(each) for each in modules])
     lines: list[str] = []
     for record in records:
-        lines += _record(record)
+        lines += _record(record, measure)
     return Explanation("\n".join(lines))
 
 
-def _record(record: Overlapped) -> Iterator[str]:
+def _record(record: Overlapped, asked: bool) -> Iterator[str]:
     layers = [layer_of(module) for module in record.modules]
     lost = [left for left in record.left if left.overlappable]
     total = len(layers) + len(lost)
     yield f"ficco overlaps {len(layers)} of {total} tensor-parallel layers"
     yield from _groups(layers)
     reasons: list[str] = []  # said once, below; layers name them by number
-    said = [(name, "\n".join(_layer(layer, reasons))) for name, layer in _calls(layers)]
+    said = [(name, "\n".join(_layer(layer, reasons, asked))) for name, layer in _calls(layers)]
     for names, text in _merged(said):
         yield f"  {names}"
         yield from (f"    {line}" for line in text.split("\n"))
@@ -114,16 +135,15 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
             yield "nothing is sent in a group of one rank"
 
 
-def _layer(layer: Layer, reasons: list[str]) -> Iterator[str]:
-    split = layer.gathers if layer.kind == "column" else layer.output_dim is not None
-    operator = layer.seen.operator if layer.seen else _OPERATORS[layer.kind, split]
+def _layer(layer: Layer, reasons: list[str], asked: bool) -> Iterator[str]:
+    operator = layer.seen.operator if layer.seen else operator_of(layer)
     if operator == "column_matmul":
-        operator = _OPERATORS["column", False]
+        operator += " (backward: matmul_all_reduce)"
     sharing, shared = layer.sharing, bool(_together(layer))
     given = "which read" if sharing is not None and sharing.proven else "if they read"
     more = f", one call for all, {given} the same input" if shared else ""
     yield f"{layer.style} -> {operator}{more}"
-    yield _schedule(layer, reasons)
+    yield _schedule(layer, reasons, asked)
     if sharing is not None and not shared:
         why = sharing.alone[layer.place] or "the layers beside it read other inputs"
         yield f"computed alone: {why}"
@@ -135,25 +155,26 @@ def _layer(layer: Layer, reasons: list[str]) -> Iterator[str]:
     yield from layer.notes
 
 
-def _schedule(layer: Layer, reasons: list[str]) -> str:
-    asked, seen = layer.options.schedule, layer.seen
+def _schedule(layer: Layer, reasons: list[str], asked: bool) -> str:
+    """Say which schedule runs, and what it gains; `asked`: why that is not measured, too."""
+    named, problem, why = layer.options.schedule, problem_of(layer), ""
+    if asked and (reason := unmeasured(layer)):
+        why = f"; not measured: {reason}"
     if groups.disabled():
-        return "schedule: none (FICCO_DISABLE)"
-    if asked != AUTO:
-        name = asked.name if isinstance(asked, Schedule) else asked
-        return f"schedule: {name}, as asked"
-    if seen is None:
-        return "schedule: auto; chosen at the first call, when the number of rows is known"
-    problem = _problem(layer, seen)
+        return f"schedule: none (FICCO_DISABLE){why}"
+    if named != AUTO:
+        name = named.name if isinstance(named, Schedule) else named
+        return f"schedule: {name}, as asked{_measured(layer, True)}{why}"
+    if layer.seen is None:
+        return f"schedule: auto; chosen at the first call, when the number of rows is known{why}"
     if problem is None:
-        return "schedule: auto"
-    width = problem.n if problem.op in REDUCING else sum(seen.widths)
+        return f"schedule: auto{why}"
+    width = problem.n if problem.op in REDUCING else sum(layer.seen.widths)
     depth = problem.k // _cut(problem)
     shape = f"{problem.m} x {width} x {depth} {problem.dtype} a rank"
-    runtimes = [r for r in groups.opened(layer.ranks.group) if _serves(r, seen.device)]
-    if not runtimes:
-        return f"schedule: auto, not chosen yet ({shape})"
-    found = choice(problem, runtimes[0], seen.device)
+    found = choice_of(layer)
+    if found is None:
+        return f"schedule: auto, not chosen yet ({shape}){why}"
     chunks = f" with {found.schedule.chunks} chunks" if found.schedule.chunks > 1 else ""
     verb = "measured" if found.by == "book" else "expected"
     serial = [ms for s, ms in found.alternatives if s.name == "serial"]
@@ -161,6 +182,7 @@ def _schedule(layer: Layer, reasons: list[str]) -> str:
     if found.predicted_ms and serial:
         ratio, ms = serial[0] / found.predicted_ms, found.predicted_ms
         gain = f"; {verb} {ratio:.2f}x of serial, {ms:.3f} ms a call"
+    gain += _measured(layer, not gain) + why
     reason = "; ".join(found.reasons)
     if reason not in reasons:
         reasons.append(reason)
@@ -168,33 +190,26 @@ def _schedule(layer: Layer, reasons: list[str]) -> str:
     return f"schedule: {found.schedule.name}{chunks} ({shape}), by the {found.by}{gain} [{number}]"
 
 
-def _serves(runtime: Any, device: torch.device) -> bool:
-    """Whether a runtime is that for a device: the host engine's for the CPU."""
-    on_host: bool = runtime.machine.engine == "host"
-    return on_host == (device.type == "cpu")
+def _measured(layer: Layer, alone: bool) -> str:
+    """Say what a layer's last call took when it was timed, if it is that which was.
+
+    Args:
+        layer: whose.
+        alone: whether no other figure stands before it, whose words need not be said again.
+    """
+    found = layer.measured.get(layer.seen) if layer.seen else None
+    if found is None or layer.seen is None or found.schedule != schedule_of(layer):
+        return ""
+    where = "here (paced)" if found.paced else "here"
+    of = " of serial" if alone else ""
+    each = " a forward" if layer.seen.recorded else " a call" if alone else ""
+    ratio = found.serial_ms / found.ms
+    return f"; measured {where} {ratio:.2f}x{of}, {found.ms:.3f} ms{each}"
 
 
 def _cut(problem: Problem) -> int:
     """Return into how many parts k is split."""
     return problem.world if problem.depths else 1
-
-
-def _problem(layer: Layer, seen: Seen) -> Problem | None:
-    """Return the problem of a layer's last call, as its function poses it to the selector."""
-    world, dtype = layer.ranks.world, DTYPES.get(seen.dtype)
-    if dtype is None:  # under autocast
-        return None
-    if seen.operator == "all_gather_matmul":
-        outputs = tuple(Output((n,) * world, f"w{i}") for i, n in enumerate(seen.widths))
-        return Problem(seen.operator, world, (seen.rows,) * world, seen.k, outputs, dtype)
-    if seen.operator == "column_matmul":  # its backward sums dy . w^T
-        depths, width = (sum(seen.widths),) * world, seen.k
-        operator = "matmul_all_reduce"
-    else:
-        depths, width, operator = (seen.k,) * world, seen.widths[0], seen.operator
-    rows = chunk_sizes(seen.rows, world)
-    output = Output((width,) * world)
-    return Problem(operator, world, rows, sum(depths), (output,), dtype, depths=depths)
 
 
 def _merged(entries: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -392,16 +392,23 @@ def _matrix(dy: Maybe) -> Any:
 
 def _mirror(name: str, args: Sequence[Any]) -> Any:
     """Run the operator that mirrors forward's, by its schedule as far as this operator has it."""
-    *given, schedule, grain = args
-    return perform(name, (*given, _schedule_of(name, schedule), grain))
+    *given, asked, grain = args
+    schedule = _schedule_of(name, asked)
+    return perform(name, (*given, schedule, None if schedule == AUTO else grain))
 
 
 @lru_cache(maxsize=64)
 def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
-    """Return the schedule of forward, without the axes that this operator does not have."""
+    """Return the schedule of forward, without the axes that this operator does not have.
+
+    One launch that stores at peers is a schedule of few operators, and the nearest of others is
+    none for few rows: there `auto` chooses.
+    """
     if schedule == AUTO:
         return schedule
     asked = Schedule.read(schedule)
+    if asked.transport == "sm" and name != "matmul_all_reduce":
+        return AUTO
     known = asked
     if name != "matmul_reduce_scatter" and asked.sums != "apart":
         known = replace(known, sums="apart", name="custom")
@@ -430,7 +437,7 @@ def _accumulating(schedule: str | Schedule) -> Schedule:
     A user who names a schedule for forward has not asked for it here.
     """
     asked = Schedule.read(schedule)
-    if asked.compute != "gated":
+    if asked.compute != "gated" or asked.transport == "sm":
         return asked
     groups.log.info("%s adds up no weight gradient: compute='per_chunk' there", asked.name)
     return replace(asked, compute="per_chunk", name="custom")

@@ -7,16 +7,21 @@ follows from its plan alone, so the layers' own calls are made once, on zeros.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from ficco.errors import InputError
+from ficco.modules.auto import AUTO
+from ficco.modules.layers.choosing import choice_of
 from ficco.modules.layers.finding import DTYPES, local_of
 from ficco.modules.layers.layer import ATTRIBUTE, Layer, layer_of
+from ficco.modules.layers.trial import call, operator_of
+from ficco.schedule import Schedule
 
 __all__ = ["size_windows"]
 
+_NEAR = 1.3  # times as long as the best: what may be the best with other rows
 _FEWER = 0.8  # of rows, from one size that is made ready for serving to the next
 Module = torch.nn.Module
 Tensor = torch.Tensor
@@ -71,30 +76,42 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
         wanted = backward
         if wanted is None:
             wanted = each.training and any(weight.requires_grad for weight in weights)
-        seen = layer.seen
         for _ in range(2):  # the second one makes ready what a capture takes
             _call(layer, weights, rows, wanted)
         fewer = rows
         while not wanted and (fewer := int(fewer * _FEWER)):
-            _call(layer, weights, fewer, backward=False)
-        layer.seen = seen
+            called = _call(layer, weights, fewer, backward=False)
+            if (other := _one_launch(called)) is not None:
+                options = replace(layer.options, schedule=other)
+                _call(replace(layer, options=options), weights, fewer, backward=False)
 
 
-def _call(layer: Layer, weights: list[Tensor], rows: int, backward: bool) -> None:
-    world, first = layer.ranks.world, weights[0].detach()
-    split = layer.kind == "column" and layer.gathers
+def _one_launch(layer: Layer) -> Schedule | None:
+    """Return the schedule of one launch that a few rows more or less may make the best one.
+
+    Its kernel takes a second to compile. None: the layer's call on a GPU was one by itself, or none
+    is near.
+    """
+    if layer.options.schedule != AUTO or layer.seen is None or layer.seen.device.type != "cuda":
+        return None
+    found = choice_of(layer)
+    if found is None or found.predicted_ms is None or found.schedule.compute == "gated":
+        return None
+    most = _NEAR * found.predicted_ms
+    near = (s for s, ms in found.alternatives if s.compute == "gated" and ms < most)
+    return next(near, None)
+
+
+def _call(layer: Layer, weights: list[Tensor], rows: int, backward: bool) -> Layer:
+    """Call a copy of a layer on zeros; return the copy, which has seen the call."""
+    world, first, operator = layer.ranks.world, weights[0].detach(), operator_of(layer)
+    split = operator == "all_gather_matmul"
     mine = -(-rows // world) if split else -(-rows // world) * world
     x = first.new_zeros((mine, first.shape[1]), requires_grad=backward)
     given = [weight.detach().requires_grad_(backward) for weight in weights]
     with torch.set_grad_enabled(backward):
-        ys: Any
-        if split:
-            ys = layer.gather(x, 0, given, [None] * len(given))
-        elif layer.kind == "column":
-            ys = layer.columns(x, given, [None] * len(given))
-        elif layer.output_dim is None:
-            ys = [layer.reduce(x, given[0], None)]
-        else:
-            ys = [layer.scatter(x, 0, given[0], None)]
+        called = replace(layer)
+        ys = call(called, operator, x, given)
         if backward:
             torch.autograd.grad(ys, [x, *given], [torch.zeros_like(y) for y in ys])
+    return called

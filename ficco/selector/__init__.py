@@ -20,7 +20,7 @@ from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector.book import Book, Point, given, known
-from ficco.selector.candidates import FEW_ROWS, plainness, points, serial
+from ficco.selector.candidates import candidates, plainness, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
 from ficco.selector.rule import MARGIN, estimate_us, reasons
@@ -107,9 +107,7 @@ def choose(
 
         predicted = [
             (schedule, simulator.predict_ms(problem, schedule, machine, regime))
-            for schedule in points(
-                facts.op, facts.world, machine, facts.sums, few=facts.m <= FEW_ROWS
-            )
+            for schedule in candidates(facts, machine)
         ]
     return decide(predicted, facts, machine, method, passed)
 
@@ -193,9 +191,8 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    few = facts.m <= FEW_ROWS
-    candidates = points(facts.op, facts.world, machine, facts.sums, gates, alone, few)
-    return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in candidates]
+    found = candidates(facts, machine, gates, alone)
+    return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in found]
 
 
 def _by_book(
@@ -218,7 +215,7 @@ def _by_book(
             passed.append(f"book {found.name!r} was passed over: {reason}")
             continue
         point = found.nearest(facts, regime)
-        if point is not None:
+        if point is not None and (facts.storing or point.schedule.transport != "sm"):
             return _of_book(found, point, facts, machine), ""
     return None, "; ".join(passed)
 

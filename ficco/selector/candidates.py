@@ -8,8 +8,9 @@ from functools import lru_cache
 from ficco.machine import Machine
 from ficco.problem import GATHERING
 from ficco.schedule import Schedule
+from ficco.selector.facts import Facts
 
-__all__ = ["FEW_ROWS", "plainness", "points", "serial"]
+__all__ = ["FEW_ROWS", "are_few", "candidates", "few_rows", "plainness", "points", "serial"]
 
 # Of equal predictions: fewest chunks first, then what keeps in step, for drift is a matter of luck,
 # then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
@@ -20,6 +21,7 @@ _PLAINEST = (
 )  # fmt: skip
 
 FEW_ROWS = 64  # with more the kernel that stores at peers multiplies more slowly than it saves
+_SUMMED_ROWS = 512  # with more of these copy engines hide more than stores take less
 
 
 @lru_cache(maxsize=64)
@@ -46,6 +48,16 @@ def _stores(machine: Machine, world: int) -> bool:
     return near and machine.engine == "cuda" and machine.costs.store_us > 0
 
 
+def few_rows(op: str) -> int:
+    """Return how many rows of an operator are few, for one launch that stores at peers."""
+    return FEW_ROWS if op in GATHERING else _SUMMED_ROWS
+
+
+def are_few(facts: Facts) -> bool:
+    """Whether a problem has few rows, and one launch that stores at peers can do it."""
+    return facts.storing and facts.m <= few_rows(facts.op)
+
+
 @lru_cache(maxsize=256)
 def points(
     op: str,
@@ -55,6 +67,7 @@ def points(
     gates: bool = True,
     alone: bool = True,
     few: bool = False,
+    more: bool = False,
 ) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
@@ -71,7 +84,8 @@ def points(
         sums: whether an output adds up over what arrives, which parts of one launch cannot.
         gates: whether the library for GEMMs has gated ones.
         alone: whether kernels may wait for peers' kernels.
-        few: whether rows are FEW_ROWS at most, for which some operators have points of their own.
+        few: whether rows are few, for which some problems have points of their own: see `are_few`.
+        more: whether they are more of these than FEW_ROWS, for which one shot is no choice.
     """
     found = [serial(world, machine)]
     if world == 1 or (sums and machine.engine == "cuda"):
@@ -101,5 +115,17 @@ def points(
             found.append(unfused.resolve(world, machine))
     if gates and alone and few and _stores(machine, world):
         own = [Schedule.named(name) for name in Schedule.names(op)]
-        found += [each.resolve(world, machine) for each in own if each.transport == "sm"]
+        found += [
+            each.resolve(world, machine)
+            for each in own
+            if each.transport == "sm" and not (more and each.shots == "one")
+        ]
     return tuple(found)
+
+
+def candidates(
+    facts: Facts, machine: Machine, gates: bool = True, alone: bool = True
+) -> tuple[Schedule, ...]:
+    """Return the points for a problem; see `points`."""
+    few, more = are_few(facts), facts.m > FEW_ROWS
+    return points(facts.op, facts.world, machine, facts.sums, gates, alone, few, few and more)

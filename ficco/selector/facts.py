@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ficco.lowering.direct_gather import is_direct
 from ficco.problem import EXCHANGING, POOLING, REDUCING, Problem
 
 __all__ = ["Facts", "facts_of"]
@@ -30,6 +31,7 @@ class Facts(NamedTuple):
         item: bytes of an element.
         sums: whether all that is multiplied adds up over what arrives (along the contraction).
         plain: whether every product is along rows.
+        storing: whether one launch that stores at peers can do it, were its rows few.
     """
 
     op: str
@@ -45,6 +47,7 @@ class Facts(NamedTuple):
     item: int
     sums: bool
     plain: bool
+    storing: bool
 
     @property
     def intensity(self) -> float:
@@ -79,8 +82,14 @@ def facts_of(problem: Problem) -> Facts:
     axes = {output.axis for output in p.products}
     return Facts(
         p.op, world, p.dtype, gathers, m, n, k, piece, passes * sent, flops, item,
-        axes == {"contraction"}, axes == {"rows"},
+        axes == {"contraction"}, axes == {"rows"}, _storing(p),
     )  # fmt: skip
+
+
+def _storing(problem: Problem) -> bool:
+    if problem.op == "all_gather_matmul":
+        return is_direct(problem)
+    return problem.op == "matmul_all_reduce"
 
 
 def _rounded(size: int) -> int:

@@ -16,6 +16,7 @@ No machine is simulated here, and nothing else in ficco uses these formulas.
 
 from __future__ import annotations
 
+from ficco.lowering.direct import is_made_before
 from ficco.machine import Link, Machine
 from ficco.problem import COLLECTIVE
 from ficco.schedule import Schedule
@@ -79,7 +80,9 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
     if schedule.transport == "sm":
-        return _direct(facts, machine, schedule, whole), costs.host_call_us + costs.host_kernel_us
+        before = _is_made_before(facts, schedule)
+        host = costs.host_call_us + costs.host_kernel_us + (costs.host_launch_us if before else 0.0)
+        return _direct(facts, machine, schedule, whole), host
     peers, grain = world - 1, schedule.chunks
     send = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm
     send += (costs.signal_us * peers) * grain
@@ -120,14 +123,25 @@ def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:
     return (calls + 2) * costs.host_launch_us
 
 
+def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
+    return not facts.gathers and is_made_before(facts.m, schedule.shots == "two")
+
+
 def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
-    """Return the time of one launch that multiplies, stores at peers, and adds up."""
-    costs, world, twice = machine.costs, facts.world, schedule.shots == "two"
+    """Return the time of one launch that stores at peers, multiplies, and adds up if need be."""
+    costs, world = machine.costs, facts.world
+    twice = schedule.shots == "two" and not facts.gathers
     rows = facts.m * facts.n * facts.item
     sent = rows * (world - 1) * (2 / world if twice else 1)
+    moved = machine.stream_us((world + 1) * rows * (1 / world if twice else 1))
+    if facts.gathers:
+        sent, moved = facts.sent_bytes, 0.0
+        whole *= costs.gated_gemm  # not measured; no less than another kernel of ficco's own
     links = world - 1 if machine.link.per == "pair" else 1
     send = sent / (links * machine.link.peak_gbps * 1e3)
-    moved = machine.stream_us((world + 1) * rows * (1 / world if twice else 1))
+    if _is_made_before(facts, schedule):  # by a launch of its own
+        whole += costs.launch_us
+        moved += machine.stream_us(2 * rows)
     fixed = costs.launch_us + costs.direct_us + (2 if twice else 1) * costs.store_us
     return fixed + whole + send + moved
 

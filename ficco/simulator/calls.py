@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficco.grouping import joined_copies, runs_of
+from ficco.lowering.direct import is_made_before
 from ficco.machine import Machine
 from ficco.plan import ELEMENT_BYTES, Product, RankPlan, Region, Step
 
@@ -21,10 +22,12 @@ class Calls:
     Attributes:
         machine: whose figures they are.
         dtype: of the plan's operands.
+        before_ns: how long the GEMM lasts that comes before the rank's one launch, if it has one.
     """
 
     def __init__(self, machine: Machine, dtype: str) -> None:
         self.machine, self.dtype = machine, dtype
+        self.before_ns = 0.0
         self._known: dict[_Shape, float] = {}
         self._ns_an_element = 0.0
         self._item: dict[str, int] = {}
@@ -32,7 +35,7 @@ class Calls:
 
     def use(self, entry: RankPlan) -> None:
         """Go on to another rank."""
-        self._ns_an_element = 0.0
+        self._ns_an_element = self.before_ns = 0.0
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
         self._cols = {buffer.name: buffer.cols for buffer in entry.buffers}
 
@@ -47,14 +50,24 @@ class Calls:
             return [self._stream_ns(self._bytes(*step.reads, *step.writes))]
         return self.bags(step.reads, step.writes)
 
-    def use_as_one(self, steps: Sequence[Step]) -> None:
-        """Take the GEMMs of the rank, which are slices of columns, for parts of one launch."""
-        gemms = [step.products for step in steps if step.kind == "gemm"]
-        if gemms:
-            cols = sum([products[0].c.cols for products in gemms])
-            area = sum([product.c.area for products in gemms for product in products])
-            whole = self.machine.gemm_us(area // cols, cols, gemms[0][0].a.cols, self.dtype)
+    def use_as_one(self, steps: Sequence[Step], gathers: bool, twice: bool) -> None:
+        """Take the GEMMs of the rank for parts of one launch, whose products have the same rows.
+
+        They are slices of columns, or whole outputs, in one or in several pieces of rows. Nobody
+        has measured what the kernel that gathers takes to multiply: no less than a gated GEMM.
+        """
+        products = [product for step in steps if step.kind == "gemm" for product in step.products]
+        if products:
+            rows = sum([p.c.rows for p in products if p.b == products[0].b])
+            rows = min(rows, max([p.c.row1 for p in products]))  # outputs may share a weight
+            area = sum([product.c.area for product in products])
+            whole = self.machine.gemm_us(rows, area // rows, products[0].a.cols, self.dtype)
+            whole *= self.machine.costs.gated_gemm if gathers else 1.0
             self._ns_an_element = 1e3 * whole / area
+            if not gathers and is_made_before(rows, twice):  # then the launch moves the product
+                self.before_ns = 1e3 * whole
+                moved = 2 * area * ELEMENT_BYTES[self.dtype]
+                self._ns_an_element = self._stream_ns(moved) / area
 
     def within(self, step: Step) -> float:
         """Return how long a step lasts as a part of the rank's one launch."""

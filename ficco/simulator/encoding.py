@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ficco.errors import PlanError
 from ficco.machine import Link, Machine
 from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Step, Word
+from ficco.problem import GATHERING
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
 
@@ -123,7 +124,8 @@ class _Encoder:
     def __init__(self, plan: Plan, machine: Machine, submitted: bool) -> None:
         costs = machine.costs
         self.costs, self.submitted = costs, submitted
-        self.once = is_one_launch(plan, machine)
+        self.once, self.gathers = is_one_launch(plan, machine), plan.problem.op in GATHERING
+        self.twice = plan.schedule.shots == "two"
         words = 0.0 if self.once else 1e3  # threads of a kernel look at and raise many at a time
         self.signal_ns, self.clear_ns = words * costs.signal_us, words * costs.clear_us
         self.launch_ns = 1e3 * costs.launch_us
@@ -161,8 +163,9 @@ class _Encoder:
         rows, actions, encoders = self.rows, self.actions, self.encoders
         host_ns = 1e3 * self.costs.host_call_us
         if self.once:
-            self.calls.use_as_one(entry.steps)
+            self.calls.use_as_one(entry.steps, self.gathers, self.twice)
             host_ns += self.host_kernel_ns
+            host_ns += self.host_launch_ns if self.calls.before_ns else 0.0
         lanes: dict[str, int] = {}
         row_of: dict[str, int] = {}
         number = len(rows) // _ROW
@@ -190,6 +193,9 @@ class _Encoder:
                     )
                 before = len(actions)
                 if self.once and not row_of:
+                    if self.calls.before_ns:
+                        self._delay(self.launch_ns)
+                        actions += (_WORK, 0, self.calls.before_ns)
                     self._delay(self.launch_ns + 1e3 * self.costs.direct_us)
                 submitting_ns = encoders[step.kind](step)
                 host_ns += 0.0 if self.once else submitting_ns

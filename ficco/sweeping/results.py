@@ -139,17 +139,25 @@ def extremes(case: Case, regime: str, known: Known, grid: Grid) -> list[tuple[st
 def auto_behind(found: Iterable[Line]) -> dict[str, float]:
     """Return per shape and regime how many times as long AUTO took as the best that had all rounds.
 
-    1 is the best itself. Shapes on which AUTO has not had all rounds are left out.
+    1 is the best itself. What AUTO took may be in the grid by its own name, too: then one plan was
+    measured twice, and the shorter of both times is AUTO's. Shapes on which AUTO has not had all
+    rounds are left out.
     """
-    auto: dict[str, float] = {}
-    best: dict[str, float] = {}
+    timed: dict[str, list[Line]] = {}
     for line in found:
         if line["kind"] == "point" and not line["screened"]:
-            name = f"{line['shape']}, {line['regime']}"
-            best[name] = min(best.get(name, line["ms"]), line["ms"])
-            if line["name"] == AUTO:
-                auto[name] = line["ms"]
-    return {name: ms / best[name] for name, ms in auto.items()}
+            timed.setdefault(f"{line['shape']}, {line['regime']}", []).append(line)
+    behind = {}
+    for name, points in timed.items():
+        taken = [_axes(point) for point in points if point["name"] == AUTO]
+        if taken:
+            ms = min(point["ms"] for point in points if _axes(point) in taken)
+            behind[name] = ms / min(point["ms"] for point in points)
+    return behind
+
+
+def _axes(point: Line) -> dict[str, Any]:
+    return {**point["schedule"], "name": ""}
 
 
 def _regime_lines(

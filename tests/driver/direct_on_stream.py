@@ -1,4 +1,4 @@
-"""Calls of few rows on GPUs of the driver's test double: what the direct kernel does, by NumPy."""
+"""Calls of few rows on GPUs of the driver's test double: what the direct kernels do, by NumPy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from ficco.compute import DirectOperands, DirectWindows, dtype_of
-from ficco.kernels.direct_table import DirectTable
+from ficco.lowering.direct import is_made_before
 from ficco.plan import WORDS_PER_COPY, Word, word_place
 
-__all__ = ["DirectCall"]
+__all__ = ["DirectCall", "GatherCall"]
 
 
-class DirectCall:
-    """One rank's calls of a table."""
+class _Call:
+    """One rank's calls of a table: its handshake, and words and windows of all ranks."""
 
     def __init__(
         self,
-        table: DirectTable,
+        table: Any,
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
@@ -34,36 +34,80 @@ class DirectCall:
 
     def run(self, operands: DirectOperands, copy: int) -> None:
         """Do a call; where a word does not come, tell which, and leave NaN."""
-        x, w, bias, y = (None if o is None else np.asarray(o) for o in operands)
         self.copy = copy
+        rank, peers = self.table.rank, self.peers
+        free = [Word(rank, "free", peer) for peer in peers]
+        entered = [Word(rank, "entered", peer) for peer in peers]
+        x = np.asarray(operands.x)
+        outputs = [
+            [None if o is None else np.asarray(o) for o in each] for each in operands.outputs
+        ]
         try:
-            self._run(x, w, bias, y)
+            self._await(free)
+            self._set(free, 0)
+            self._set([Word(peer, "entered", rank) for peer in peers], self.digest)
+            self._send(x, outputs)
+            self._await(entered, self.digest)
+            heard = self._finish(x, outputs, operands.kept)
+            self._set([*heard, *entered], 0)
+            self._set([Word(peer, "free", rank) for peer in peers], 1)
         except TimeoutError:
-            y.fill(np.nan)
+            for _, _, y in outputs:
+                y.fill(np.nan)
+            if operands.kept is not None:
+                np.asarray(operands.kept).fill(np.nan)
 
-    def _run(self, x: Any, w: Any, bias: Any, y: Any) -> None:
-        t = self.table
-        free = [Word(t.rank, "free", peer) for peer in self.peers]
-        self._await(free)
-        self._set(free, 0)
-        self._set([Word(peer, "entered", t.rank) for peer in self.peers], self.digest)
+    def _send(self, x: Any, outputs: Any) -> None:
+        raise NotImplementedError
+
+    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
+        """Make the results; return the words that were awaited."""
+        raise NotImplementedError
+
+    def _matrix(self, rank: int, offset: int, rows: int, cols: int) -> Any:
+        kind = dtype_of(self.table.dtype)
+        address = self.windows.data[self.copy][rank] + offset
+        block = (ctypes.c_uint8 * (rows * cols * kind.itemsize)).from_address(address)
+        return np.frombuffer(block, np.uint8).view(kind).reshape(rows, cols)
+
+    def _words(self, rank: int) -> Any:
+        address = self.windows.words[self.copy][rank]
+        return (ctypes.c_uint32 * WORDS_PER_COPY).from_address(address)
+
+    def _set(self, words: Sequence[Word], value: int) -> None:
+        for word in words:
+            self._words(word.rank)[word_place(word)] = value
+
+    def _await(self, words: Sequence[Word], value: int = 1) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        for word in words:
+            while self._words(word.rank)[word_place(word)] != value:
+                if time.monotonic() > deadline or self.stop.value:
+                    self.told.value = self.told.value or 1 + word_place(word)
+                    raise TimeoutError
+                time.sleep(1e-4)
+
+
+class DirectCall(_Call):
+    """Calls of a matmul_all_reduce."""
+
+    def _send(self, x: Any, outputs: Any) -> None:
+        t, ((w, bias, y),) = self.table, outputs
         for chunk in t.chunks:
             columns = slice(chunk.begin, chunk.end)
-            made = x.astype(np.float32) @ w[:, columns].astype(np.float32)
+            if is_made_before(t.m, t.twice):
+                made = y[:, columns].astype(np.float32)
+            else:
+                made = x.astype(np.float32) @ w[:, columns].astype(np.float32)
             if bias is not None and t.bias_rows:
                 made[t.bias_row : t.bias_row + t.bias_rows] += bias[:, columns].astype(np.float32)
             for number, (rank, row) in enumerate(t.rows_to):
                 self._landing(rank)[row, columns] = made[number % max(t.m, 1)]
             self._set([Word(peer, "data", t.rank, chunk.partial) for peer in t.targets], 1)
-        entered = [Word(t.rank, "entered", peer) for peer in self.peers]
-        self._await(entered, self.digest)
-        heard = self._finish(y, bias)
-        self._set([*heard, *entered], 0)
-        self._set([Word(peer, "free", t.rank) for peer in self.peers], 1)
 
-    def _finish(self, y: Any, bias: Any) -> list[Word]:
+    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
         """Add up, pass on and collect; return the words that were awaited."""
-        t, heard = self.table, []
+        t, heard, ((_, bias, y),) = self.table, [], outputs
         own = slice(t.own_row, t.own_row + t.own_rows)
         for chunk in t.chunks if t.own_rows else ():
             columns = slice(chunk.begin, chunk.end)
@@ -89,33 +133,38 @@ class DirectCall:
             y[others, columns] = self._kept(t.rank)[others, columns]
         return heard
 
-    # ---- memory
-
-    def _matrix(self, rank: int, offset: int, rows: int) -> Any:
-        kind, cols = dtype_of(self.table.dtype), self.table.n
-        address = self.windows.data[self.copy][rank] + offset
-        block = (ctypes.c_uint8 * (rows * cols * kind.itemsize)).from_address(address)
-        return np.frombuffer(block, np.uint8).view(kind).reshape(rows, cols)
-
     def _landing(self, rank: int) -> Any:
-        return self._matrix(rank, self.table.landing, self.table.world * self.table.slot_rows)
+        t = self.table
+        return self._matrix(rank, t.landing, t.world * t.slot_rows, t.n)
 
     def _kept(self, rank: int) -> Any:
-        return self._matrix(rank, self.table.kept, self.table.m)
+        t = self.table
+        return self._matrix(rank, t.kept, t.m, t.n)
 
-    def _words(self, rank: int) -> Any:
-        address = self.windows.words[self.copy][rank]
-        return (ctypes.c_uint32 * WORDS_PER_COPY).from_address(address)
 
-    def _set(self, words: Sequence[Word], value: int) -> None:
-        for word in words:
-            self._words(word.rank)[word_place(word)] = value
+class GatherCall(_Call):
+    """Calls of an all_gather_matmul."""
 
-    def _await(self, words: Sequence[Word], value: int = 1) -> None:
-        deadline = time.monotonic() + self.timeout_s
-        for word in words:
-            while self._words(word.rank)[word_place(word)] != value:
-                if time.monotonic() > deadline or self.stop.value:
-                    self.told.value = self.told.value or 1 + word_place(word)
-                    raise TimeoutError
-                time.sleep(1e-4)
+    def _send(self, x: Any, outputs: Any) -> None:
+        t = self.table
+        for number in range(t.slices if t.own_rows else 0):
+            columns = slice(number * t.width, min((number + 1) * t.width, t.k))
+            for peer in self.peers:
+                self._gathered(peer)[t.own_row : t.own_row + t.own_rows, columns] = x[:, columns]
+            self._set([Word(peer, "data", t.rank, number) for peer in self.peers], 1)
+
+    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
+        t = self.table
+        heard = [Word(t.rank, "data", peer, j) for peer in t.sources for j in range(t.slices)]
+        self._await(heard)
+        whole = self._gathered(t.rank).astype(np.float32)
+        whole[t.own_row : t.own_row + t.own_rows] = x
+        for w, bias, y in outputs:
+            made = whole @ w.astype(np.float32)
+            y[:] = made if bias is None else made + bias.astype(np.float32)
+        if kept is not None:
+            np.asarray(kept)[:] = whole
+        return heard
+
+    def _gathered(self, rank: int) -> Any:
+        return self._matrix(rank, self.table.gathered, self.table.m, self.table.k)

@@ -168,8 +168,11 @@ def absent(world: int, gated: bool) -> None:
 def absent_from_one_launch(world: int) -> None:
     """A rank that never calls, while its peers' kernels wait for it and tell by themselves."""
     node = Node(world, timeout_s=0.3)
-    problem = Problem.chunked("matmul_all_reduce", world, 5, 64, 9, "float32")
-    for name in ("one_shot_sm", "two_shot_sm"):
+    for op, name in (
+        ("matmul_all_reduce", "one_shot_sm"), ("matmul_all_reduce", "two_shot_sm"),
+        ("all_gather_matmul", "gather_sm"),
+    ):  # fmt: skip
+        problem = Problem.chunked(op, world, 5, 64, 9, "float32")
         schedule = named(name, world, route="all_peers")
         node.right(problem, schedule)
         arrays, _ = node.arrays(problem, 2)

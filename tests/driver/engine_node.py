@@ -109,6 +109,8 @@ def refused(problem: Problem, name: str) -> bool:
     """Whether a named schedule cannot be had for a problem, for a reason that README states."""
     if name == "gated_sums_1d" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         return True
+    if name == "gather_sm":
+        return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_1d":
         sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"
@@ -154,6 +156,10 @@ def problems(world: int, dtype: str, rng: random.Random, most: int = 60) -> Iter
         "embedding_all_to_all", world, even, 1, (Output((n,) * world),), dtype,
         tables=tables, lookups=lookups,
     )  # fmt: skip
+    few = (several[1], Output((n,) * world, "w0"), *(Output((7,) * world, "w1", bias=True),) * 2)
+    yield Problem("all_gather_matmul", world, uneven(11), k, few, dtype)
+    many, depths = (Output((n,) * world, bias=True),), chunk_sizes(k, world)
+    yield Problem("matmul_all_reduce", world, uneven(64 + m), k, many, dtype, depths=depths)
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def again_and_again(world: int, calls: int) -> None:
             arrays, exact = node.arrays(problem, 3)
             names = ["serial", "hetero_fused_1d"]
             names += [] if problem.op == "embedding_all_to_all" else ["uniform_fused_2d"]
-            cases += [(problem, name, arrays, exact) for name in names]
+            names += ["gather_sm"] if problem.op == "all_gather_matmul" else []
+            cases += [(problem, n, arrays, exact) for n in names if not refused(problem, n)]
     for _ in range(calls // 4):
         chosen = rng.sample(range(len(cases)), 4)
         results = []
@@ -85,7 +86,8 @@ def again_and_again(world: int, calls: int) -> None:
                 for r, mine in enumerate(arrays)
             ]
             mine = [old | new for old, new in zip(arrays, ys, strict=True)]
-            node.execute(problem, named(name, world), mine)
+            route = routes(name, world)[-1]
+            node.execute(problem, named(name, world, route=route), mine)
             results.append((number, problem, mine, exact))
         node.runtime.synchronize()
         for number, problem, mine, exact in results:

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-from direct_on_stream import DirectCall
+from direct_on_stream import DirectCall, GatherCall
 
 from ficco.compute import (
     DeviceKernels,
@@ -31,6 +31,7 @@ from ficco.compute import (
 )
 from ficco.compute.numpy import NumpyCompute
 from ficco.errors import EngineError
+from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec
 from ficco.kernels.parts import GatedPart
@@ -105,22 +106,23 @@ class _Kernels:
 
     def prepare_direct(
         self,
-        table: DirectTable,
+        table: DirectTable | GatherTable,
         windows: DirectWindows,
         digest: int,
         timeout_s: float,
         told_word: int,
         stop_word: Callable[[], int],
-    ) -> DirectCall:
-        return DirectCall(table, windows, digest, timeout_s, (told_word, stop_word()))
+    ) -> DirectCall | GatherCall:
+        kind = GatherCall if isinstance(table, GatherTable) else DirectCall
+        return kind(table, windows, digest, timeout_s, (told_word, stop_word()))
 
     def arm_direct(
-        self, prepared: DirectCall, operands: DirectOperands, copy: int
+        self, prepared: DirectCall | GatherCall, operands: DirectOperands, copy: int
     ) -> Callable[[], None]:
         return lambda: self._compute._enqueue("direct", lambda: prepared.run(operands, copy))
 
     def described_direct(
-        self, prepared: DirectCall, operands: DirectOperands, places: DirectOperands
+        self, prepared: DirectCall | GatherCall, operands: DirectOperands, places: DirectOperands
     ) -> LaunchSpec:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 

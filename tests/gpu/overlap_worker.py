@@ -3,7 +3,8 @@
 python overlap_worker.py SCENARIO STORE RANK WORLD WORDS
 
 `models` holds overlapped models against the same models without ficco; `captured` trains one by a
-CUDA graph of the whole step. On the device "cpu" `models` runs, too.
+CUDA graph of the whole step; `measured` takes the times of one. On the device "cpu" `models` and
+`measured` run, too.
 """
 
 from __future__ import annotations
@@ -110,6 +111,34 @@ def captured(mesh: DeviceMesh) -> None:
         assert abs(found - wanted) <= 1e-3 * wanted, f"step {number}: {found}, not {wanted}"
 
 
+def measured(mesh: DeviceMesh) -> None:
+    """Every kind of call has figures, equal on all ranks; in a capture none are taken."""
+    torch.manual_seed(1)
+    words = torch.randint(WORDS, (BATCH, LENGTH), device=mesh.device_type)
+    dist.broadcast(words, 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        _, net = made(sequence, mesh, dtype)
+        ficco.overlap(net, schedule="hetero_unfused_1d", strict=True)
+        loss_of(net, words).backward()
+        told = ficco.explain(net, measure=True)
+        texts: list[Any] = [None] * mesh.size()
+        dist.all_gather_object(texts, str(told))
+        assert all(text == texts[0] for text in texts), texts
+        assert told.count("; measured here") == told.count("schedule: ") == 5, told
+        assert ficco.explain(net) == told
+    if dist.get_rank() == 0:
+        print(told)
+    if mesh.device_type == "cuda":
+        gpus: Any = torch.cuda
+        with gpus.graph(gpus.CUDAGraph()):
+            try:
+                ficco.explain(net, measure=True)
+            except ficco.InputError as error:
+                assert "while a CUDA graph is captured" in str(error)
+            else:
+                raise AssertionError("calls were timed in a capture")
+
+
 def main() -> None:
     scenario, store, words = sys.argv[1], sys.argv[2], json.loads(sys.argv[5])
     rank, world = int(sys.argv[3]), int(sys.argv[4])
@@ -121,7 +150,7 @@ def main() -> None:
         world_size=world, timeout=timedelta(seconds=60),
     )  # fmt: skip
     mesh = init_device_mesh(kind, (world,))
-    {"models": models, "captured": captured}[scenario](mesh)
+    {"models": models, "captured": captured, "measured": measured}[scenario](mesh)
     ficco.close(mesh)
     dist.destroy_process_group()
     print("right")

@@ -113,6 +113,8 @@ def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
         "embedding_all_to_all", world, even, 1, (Output((n,) * world),), dtype,
         tables=tables, lookups=lookups,
     )  # fmt: skip
+    few = (several[1], Output((n,) * world, "w0"), *(Output((7,) * world, "w1", bias=True),) * 2)
+    yield Problem("all_gather_matmul", world, uneven(11), k, few, dtype)
 
 
 def refused(problem: Problem, name: str) -> bool:
@@ -120,6 +122,8 @@ def refused(problem: Problem, name: str) -> bool:
     if name == "gated_1d":
         sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"
+    if name == "gather_sm":
+        return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_sums_1d":
         return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     return name == "uniform_fused_2d" and problem.op == "embedding_all_to_all"

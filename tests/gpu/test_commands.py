@@ -134,7 +134,7 @@ def test_under_torchrun(gpus: int, tmp_path: Path) -> None:
     ("args", "environment", "code", "words"),
     [
         (["--ranks", "60"], {}, 2, "--ranks 60: there are"),
-        (["--schedule", "one_shot_sm"], {}, 2, "transport='dma'"),
+        (["--schedule", "one_shot_sm"], {}, 2, "shots='two', as gather_sm"),
         (["--compute", "numpy"], {}, 2, "--compute numpy"),
         (["--engine", "cuda"], {"CUDA_LAUNCH_BLOCKING": "1"}, 1, "CUDA_LAUNCH_BLOCKING is set"),
         (["--engine", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, 2, "--engine cuda"),

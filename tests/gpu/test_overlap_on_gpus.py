@@ -1,4 +1,4 @@
-"""Overlapped models on GPUs: what they compute, and a training step as one CUDA graph."""
+"""Overlapped models on GPUs: what they compute, what it takes, a step as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -19,3 +19,7 @@ def test_models_compute_what_they_did(world: int, gpus: int, tmp_path: Path) -> 
 
 def test_a_captured_step_trains(gpus: int, tmp_path: Path) -> None:
     right("captured", 2, tmp_path, worker=WORKER)
+
+
+def test_explain_measures(gpus: int, tmp_path: Path) -> None:
+    right("measured", 2, tmp_path, worker=WORKER)

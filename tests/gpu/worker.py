@@ -365,8 +365,9 @@ def opposite(me: Rank, rounds: int) -> None:
     scatter = Problem.chunked(
         "matmul_reduce_scatter", world, 1024 * world, 2048, 512 * world, dtype
     )
+    few = Problem.chunked("all_gather_matmul", world, 16, 1024 * world, 4096, dtype)
     cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
-             (scatter, "gated_sums_1d")]  # fmt: skip
+             (few, "gather_sm"), (scatter, "gated_sums_1d")]  # fmt: skip
     other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
     found = [(p, Schedule.named(name), *me.arrays(p, 7)) for p, name in cases]
     for problem, point, arrays, exact in found:

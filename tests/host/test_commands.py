@@ -236,7 +236,7 @@ class TestEngines:
             (["--ranks", "5"], 2, "--ranks 5: there are 4 GPUs here"),
             (["--compute", "torch"], 2, "--compute torch: it is for the host engine"),
             (["embedding_all_to_all", "--schedule", "gated_1d"], 2, "works is compute='per_chunk'"),
-            (["--schedule", "one_shot_sm"], 2, "transport='dma'"),
+            (["--schedule", "one_shot_sm"], 2, "shots='two', as gather_sm"),
             (["--rows", "1,2"], 2, "4 numbers"),
             (["--schedule", "fast"], 2, "unknown schedule"),
         ],
@@ -440,7 +440,11 @@ class TestProcesses:
         assert [document["op"] for document in documents] == list(OPERATORS)
         for document in documents:
             assert all(row["ok"] for row in document["results"])
-            names = set(Schedule.names(document["op"])) - {"one_shot_sm", "two_shot_sm"}
+            names = set(Schedule.names(document["op"])) - {
+                "one_shot_sm",
+                "two_shot_sm",
+                "gather_sm",
+            }
             if document["op"] == "embedding_all_to_all":
                 names.remove("uniform_fused_2d")
             assert {row["schedule"] for row in document["results"]} == names

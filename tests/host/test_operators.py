@@ -82,6 +82,27 @@ def test_every_schedule_is_right_and_gives_the_same_bits_again(op: str, world: i
                     assert all(bits(a) == bits(b) for a, b in zip(found, again, strict=True)), about
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gather_of_few_rows_keeps_x_for_several_weights(world: int, dtype: str) -> None:
+    """Empty shards, ranks without columns, biases; the hundredth call is as the first."""
+    k, columns = 37, ((5, 0) * world)[:world]
+    outputs = (
+        Output(columns, "w0", bias=True), Output((k,) * world, "", "gathered"),
+        Output((9,) * world, "w1", operand_transposed=True), Output(columns, "w0"),
+    )  # fmt: skip
+    rows = ((3, 0, 1) * world)[:world]
+    problem = Problem("all_gather_matmul", world, rows, k, outputs, dtype)
+    given = oracle.inputs(problem, seed=world)
+    with ficco.Node(world) as node:
+        wanted, first = oracle.results(problem, given), None
+        for call in range(100 if world < 8 else 3):
+            found = node.run(problem, given, schedule="gather_sm")
+            first = first or [bits(mine) for mine in found]
+            assert [bits(mine) for mine in found] == first, f"call {call}"
+        assert_all_right(problem, wanted, found, "gather_sm")
+
+
 @pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
 def test_sums_have_the_same_bits_whatever_the_timing(op: str) -> None:
     """The order of terms is that of ranks: machines, routes and grains do not change it."""

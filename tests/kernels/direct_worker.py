@@ -148,9 +148,15 @@ def products() -> None:
                 case = Case(rank, world, **given)
                 assert window_places(case.plan.buffers)[1] <= COPY
                 tile = DirectTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
-                prepared = prepare(case.table, windows.places, CPU, tile if turn % 2 else None)
                 for seed in range(2):
+                    made = case.table.twice and (turn + seed + rank) % 2 == 1
+                    chosen = tile if turn % 2 else None
+                    prepared = prepare(case.table, windows.places, CPU, chosen, made)
                     operands, want = case.draw(seed, turn % 3)
+                    if made:
+                        x, w, _, y = operands[rank]
+                        y.copy_(x.float() @ w.float())
+                        x.fill_(torch.nan)
                     told = control(case.digest)
                     all_reduce(prepared, operands[rank], told, number % 2)
                     number += 1
@@ -260,7 +266,10 @@ def _swapped(steps: tuple[Any, ...], at: int) -> tuple[Any, ...]:
 
 
 def assembly() -> None:
-    for name, raises, heights in (("one_shot_sm", 3, (1, 64)), ("two_shot_sm", 4, (1, 16))):
+    for name, raises, heights in (
+        ("one_shot_sm", 3, (1, 64)),
+        ("two_shot_sm", 4, (1, 16, 500)),
+    ):
         for m in heights:
             case = Case(1, 8, name, (m, 4096, 8 * 512), 128, "bfloat16", bias=False)
             nowhere = Places(*[[[0] * 8] * 2] * 2)
@@ -272,7 +281,8 @@ def assembly() -> None:
             made = compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
             text = made.asm["ptx"]
             releases, acquires = places(RELEASE, text), places(ACQUIRE, text)
-            assert len(releases) == raises, f"{name} {m}: {len(releases)} raises"
+            alike = len(releases) >= raises if prepared.made else len(releases) == raises
+            assert alike, f"{name} {m}: {len(releases)} raises"
             for at in releases:  # all threads meet between their stores and a word
                 between = text[max(places(r"st\.global|st\.release", text[:at]), default=0) : at]
                 assert "barrier.sync" in between, "a word before what it tells of is stored"

@@ -14,12 +14,20 @@ from compiling import compiled
 from triton.backends.nvidia.driver import make_launcher, wrap_handle_tensordesc
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ficco.compute import DirectOperands, DirectOutput
+from ficco.compute.torch_kernels import direct_places
 from ficco.errors import EngineError, FiccoError, InputError
-from ficco.kernels import gated, summing
+from ficco.kernels import direct, direct_gather, gated, summing
+from ficco.kernels.direct_gather_table import table_of as gather_table
+from ficco.kernels.direct_table import table_of as reduce_table
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
 from ficco.kernels.gated_kernel import gated_gemm
 from ficco.kernels.launching import Pitch, Place, Slot, Word, described, parameter_rows
+from ficco.kernels.one_launch import Control, Places
 from ficco.kernels.tiling import Tile
+from ficco.lowering import lower_rank
+from ficco.problem import Output, Problem
+from ficco.schedule import Schedule
 
 Case = tuple[Any, dict[str, Any], dict[str, Place], dict[str, int]]  # kernel, arguments, places
 BASE_ARGUMENTS = 13  # that Triton's launcher takes before those of the kernel
@@ -91,6 +99,49 @@ def sum_case(cols: int) -> Case:
     return summing._sum, arguments, places, {"num_warps": 4}
 
 
+def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case:
+    """Return a launch that is a whole call of rank 1 of 2; a gather's has two weights, and x."""
+    name = str(dtype).removeprefix("torch.")
+    n, k = 24 + 40 * pad, 64
+    if gathers:
+        kept = (Output((k, k), "", "gathered"),) * bias
+        outputs = (Output((n, n), bias=bias), *kept, Output((n, n), "w1"))
+        problem = Problem("all_gather_matmul", 2, (3, 4), k, outputs, name)
+        plan = lower_rank(problem, Schedule.named("gather_sm"), 1)
+    else:
+        problem = Problem.chunked("matmul_all_reduce", 2, 7, n, 2 * k, name)
+        plan = lower_rank(problem, Schedule.named("two_shot_sm"), 1)
+    slots: list[Any] = []
+
+    def made(rows: int, cols: int, turned: bool = False) -> tuple[torch.Tensor, Slot]:
+        matrix = torch.zeros(cols if turned else rows, (rows if turned else cols) + pad)
+        matrix = matrix.to(dtype)[:, : rows if turned else cols]
+        slots.append(matrix.t() if turned else matrix)
+        return slots[-1], Slot(len(slots) - 1)
+
+    x, at_x = made(4 if gathers else 7, k)
+    found, places = [], []
+    for turned in (False, True)[: 1 + gathers]:
+        w, y = made(k, n, turned), made(7, n)
+        b = made(1, n) if bias and gathers and not turned else (None, None)
+        found.append(DirectOutput(w[0], b[0], y[0]))
+        places.append(DirectOutput(w[1], b[1], y[1]))
+    kept_x = made(7, k) if bias and gathers else (None, None)
+    operands, at = DirectOperands(x, found, kept_x[0]), DirectOperands(at_x, places, kept_x[1])
+    windows = Places(*[[[0] * 2] * 2] * 2)
+    told = Control(5, words(4), words(4), 10**9)
+    launch: Any
+    if gathers:
+        given = direct_gather.Operands(x, [direct_gather.Matrices(*o) for o in found], kept_x[0])
+        gather = direct_gather.prepare(gather_table(plan), windows, torch.device("cpu"))
+        launch = direct_gather.launch_of(gather, given, told)
+    else:
+        reduce = direct.prepare(reduce_table(plan), windows, torch.device("cpu"))
+        launch = direct.launch_of(reduce, direct.Operands(x, *found[0]), told)
+    arguments = launch.arguments | {"ON_GPU": True}
+    return launch.kernel, arguments, direct_places(operands, at, gathers), {"num_warps": 4}
+
+
 def number_case() -> Case:
     arguments = {
         "a": words(8), "b": words(8)[1:], "small": -7, "odd": -3, "one": 1, "long": -(1 << 40),
@@ -107,6 +158,9 @@ def cases() -> Iterator[Case]:
     yield sum_case(512)
     yield sum_case(1)
     yield number_case()
+    yield direct_case(False, torch.float16, False, 0)
+    yield direct_case(True, torch.bfloat16, True, 0)
+    yield direct_case(True, torch.float32, False, 3)
 
 
 def tensors(case: Case) -> dict[int, tuple[int, int]]:
@@ -133,6 +187,8 @@ def values(rows: list[list[int]], slots: Mapping[int, tuple[int, int]]) -> list[
     for kind, count, divisor, value, slot, row, byte, _, element, *more in rows:
         if kind == 0:
             found.append(value % (1 << 8 * count))
+        elif kind == 5:
+            found.append(0)  # as described arguments have it
         elif kind == 2:
             found.append(slots[-1][0] + 4 * value)
             assert found[-1] % divisor == 0

@@ -1,4 +1,4 @@
-"""The direct kernel, from tables of real plans: under Triton's interpreter, and compiled."""
+"""The direct kernels, from tables of real plans: under Triton's interpreter, and compiled."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
-WORKER = Path(__file__).with_name("direct_worker.py")
 
-
+@pytest.mark.parametrize("worker", ["direct_worker.py", "gather_worker.py"])
 @pytest.mark.parametrize(
     ("subjects", "interpret"), [("products", "1"), ("giving_up refusals", "1"), ("assembly", "0")]
 )
-def test_it_is_right(subjects: str, interpret: str, tmp_path: Path, torch: object) -> None:
+def test_it_is_right(
+    worker: str, subjects: str, interpret: str, tmp_path: Path, torch: object
+) -> None:
     settings = {"TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": "cache"}
     done = subprocess.run(
-        [sys.executable, WORKER, *subjects.split()], env=os.environ | settings,
-        capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False,
+        [sys.executable, Path(__file__).with_name(worker), *subjects.split()],
+        env=os.environ | settings, capture_output=True, text=True, cwd=tmp_path, timeout=200,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
 
@@ -37,3 +39,21 @@ def test_a_tile_covers_its_chunk_and_leaves_room(m: int, item: int, torch: objec
             assert tile.warps in (4, 8) and tile.stages >= 2
             held = (tile.rows + tile.cols) * tile.deep * tile.stages * item
             assert held <= 140_000 + (m == 1) * 8192, "no other kernel fits beside"
+
+
+@pytest.mark.parametrize("m", [1, 16, 64])
+@pytest.mark.parametrize(
+    ("columns", "k"), [((3584, 3584), 8192), ((1024, 128, 128), 4096), ((5,), 40), ((16032,), 1)]
+)
+def test_a_gather_shares_out_its_work(
+    m: int, columns: tuple[int, ...], k: int, torch: object
+) -> None:
+    from ficco.kernels.direct_gather import choose
+
+    workers = 131
+    tile, splits = choose(m, columns, k, 2, workers)
+    tiles = sum(-(-n // tile.cols) for n in columns) * -(-m // tile.rows)
+    assert 1 <= splits <= max(1, k // tile.deep)
+    assert tiles * splits <= workers or splits == 1, "parts of tiles wait for their turn"
+    if sum(columns) == 1280:
+        assert tiles * splits > workers // 3, "most of a GPU is idle"

@@ -1,4 +1,4 @@
-"""overlap() in processes: what ranks hold true is in overlap_{results,limits,compiled}.py."""
+"""overlap() in processes: what ranks hold true is in the files overlap_*.py beside this."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ def test_compiled_models(tmp_path: Path, torch: Any) -> None:
 
 def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:
     run("overlap_worker.py", 4, tmp_path, checks=("forms", "by_plan", "uneven", "sharded"))
+
+
+def test_explain_measures(tmp_path: Path, torch: Any) -> None:
+    checks = ("measured", "measured_rank", "measured_forms", "measured_not")
+    run("overlap_worker.py", 2, tmp_path, checks=checks)
 
 
 def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:

@@ -51,7 +51,7 @@ def gathering(rank: int, world: int) -> None:
         x = torch.cat(shards).double()
         w = draw(90 + rank, 4, 7, dtype=dtype)  # a linear layer's weight
         bias = draw(80 + rank, 4, dtype=dtype)
-        for name in NAMED:
+        for name in Schedule.names("all_gather_matmul"):
             y = ficco.all_gather_matmul(shards[rank], w.t(), rows=rows, bias=bias, schedule=name)
             close(y, x @ w.t().double() + bias.double(), f"gathering {name} {dtype}")
     # even, three dimensions, several weights, one of them along the contraction

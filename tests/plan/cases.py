@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ficco.lowering import lower
+from ficco.lowering.direct_gather import is_direct
 from ficco.machine import Link, Machine
 from ficco.plan import Plan
 from ficco.problem import DTYPES, OPERATORS, Output, Problem
@@ -15,7 +16,10 @@ from ficco.schedule import Schedule
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
 SWITCH = Machine("switch", 1, 64, "host", (Link("node", "port"),))
 NAMED = Schedule.names()
-DIRECT = tuple(name for name in Schedule.names("matmul_all_reduce") if name not in NAMED)
+DIRECT = {  # of few rows
+    op: tuple(name for name in Schedule.names(op) if name not in NAMED)
+    for op in ("matmul_all_reduce", "all_gather_matmul")
+}
 
 
 def describe(plan: Plan) -> str:
@@ -73,7 +77,7 @@ def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Prob
 
 @st.composite
 def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
-    k = draw(st.integers(1, 9))
+    k = draw(st.sampled_from((*range(1, 10), 35)))  # slices of columns are 16 wide or wider
     rows = sizes(draw, world, 6)
     outputs = []
     for index in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
@@ -100,8 +104,11 @@ def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
 def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedule:
     """Any legal point of the design space, named or not; gated ones alone, where there are any."""
     machine = draw(st.sampled_from((MESH, SWITCH)))
-    if not gated and problem.op == "matmul_all_reduce" and draw(st.integers(0, 2)) == 0:
-        return replace(Schedule.named(draw(st.sampled_from(DIRECT))), grain=draw(st.integers(1, 9)))
+    direct = DIRECT.get(problem.op, ())
+    if problem.op == "all_gather_matmul" and not is_direct(problem):
+        direct = ()
+    if not gated and direct and draw(st.integers(0, 2)) == 0:
+        return replace(Schedule.named(draw(st.sampled_from(direct))), grain=draw(st.integers(1, 9)))
     if not gated and draw(st.booleans()):
         schedule = Schedule.named(draw(st.sampled_from(NAMED)))
     else:

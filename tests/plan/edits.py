@@ -210,7 +210,7 @@ def _shortened(region: Region, rng: random.Random) -> Region | None:
 def bend_product(step: Step, plan: Plan, rng: random.Random) -> Step | None:
     """Change one product, of the step or of a part: its place, height, flag, or leave it out."""
     lists = [list(step.products)] if step.products else [list(p.products) for p in step.parts]
-    chosen = rng.choice(lists)
+    chosen = rng.choice(lists) if lists else []
     if not chosen:
         return None
     at = rng.randrange(len(chosen))

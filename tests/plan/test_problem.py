@@ -88,8 +88,9 @@ class TestSchedule:
         }  # fmt: skip
         small = {"one_shot_sm", "two_shot_sm"}
         assert set(Schedule.names("matmul_all_reduce")) == {*Schedule.names(), *small}
-        assert Schedule.names("all_gather_matmul") == Schedule.names()
-        for name in Schedule.names("matmul_all_reduce"):
+        assert set(Schedule.names("all_gather_matmul")) == {*Schedule.names(), "gather_sm"}
+        assert set(Schedule.names("all_to_all_matmul")) == set(Schedule.names())
+        for name in [*Schedule.names("matmul_all_reduce"), "gather_sm"]:
             assert Schedule.named(name).name == name
             assert data.load("named", name, "schedule", ScheduleError)["about"]
 

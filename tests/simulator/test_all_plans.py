@@ -14,7 +14,7 @@ from ficco.errors import ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Costs, Link, Machine
 from ficco.plan import ELEMENT_BYTES, Plan, Step
-from ficco.problem import OPERATORS, Problem
+from ficco.problem import OPERATORS, Output, Problem
 from ficco.schedule import Schedule
 from ficco.simulator import REGIMES, simulate, simulate_ms
 from ficco.timeline import Span, Timeline
@@ -103,6 +103,15 @@ def test_so_do_any_others(plan: Plan) -> None:
     for machine in (GPUS, PACED):
         for regime in REGIMES:
             check(plan, simulate(plan, machine, regime))
+
+
+def test_a_copy_may_end_as_the_rates_change() -> None:
+    """Less than a byte of it is left when another ends, and nothing is under way but the two."""
+    output = Output((0, 0, 3), "w0")
+    problem = Problem("all_gather_matmul", 3, (2, 6, 4), 2, (output,), "float16")
+    schedule = Schedule(grain=3, cut="columns", route="rotation", start="together")
+    plan = lower(problem, schedule)
+    check(plan, simulate(plan, GPUS))
 
 
 # ---- closed forms, of 1024 bytes a row, which a link moves in 10 us, and 8 us a row of a GEMM

@@ -100,11 +100,12 @@ def test_points_that_come_to_the_same_axes_stand_once() -> None:
     assert [point.name for point in case.points] == ["serial", "hetero_fused_1d"]
 
 
-def test_few_rows_have_points_of_their_own() -> None:
-    (few,) = cases("h200x4", 4, True, op="matmul_all_reduce", shapes=[[8, 4096, 4096]])
-    (many,) = cases("h200x4", 4, True, op="matmul_all_reduce", shapes=[[4096, 4096, 4096]])
-    own = set(Schedule.names("matmul_all_reduce")) - set(Schedule.names())
-    assert own <= {point.name for point in few.points}
+@pytest.mark.parametrize("op", ["matmul_all_reduce", "all_gather_matmul"])
+def test_few_rows_have_points_of_their_own(op: str) -> None:
+    (few,) = cases("h200x4", 4, True, op=op, shapes=[[8, 4096, 4096]])
+    (many,) = cases("h200x4", 4, True, op=op, shapes=[[4096, 4096, 4096]])
+    own = set(Schedule.names(op)) - set(Schedule.names())
+    assert own and own <= {point.name for point in few.points}
     assert not own & {point.name for point in many.points}
 
 

@@ -19,11 +19,22 @@ from ficco.modules.layers.sharing import Sharing
 from ficco.problem import chunk_sizes
 from ficco.schedule import Schedule
 
-__all__ = ["ATTRIBUTE", "Layer", "Left", "Options", "Ranks", "Seen", "layer_of", "ranks_of"]
+__all__ = [
+    "ATTRIBUTE",
+    "Layer",
+    "Left",
+    "Measured",
+    "Options",
+    "Ranks",
+    "Seen",
+    "layer_of",
+    "ranks_of",
+]
 
 ATTRIBUTE = "_ficco_layer"  # under which an overlapped module carries its Layer
 
 Tensor = torch.Tensor
+_autocast = torch._C._is_any_autocast_enabled
 
 
 class Ranks:
@@ -81,7 +92,11 @@ class Seen(NamedTuple):
         rows: of x as a matrix, on this rank.
         k: columns of x.
         widths: columns of the results, one for each layer that shared the call.
-        dtype, device: of x.
+        dtype: in which it multiplied: autocast's where that was on, else x's.
+        device: of x.
+        whole: size, over all ranks, of the dimension that they split by torch.chunk's rule.
+        inner: rows for each element of that dimension.
+        recorded: whether gradients of weights were.
     """
 
     operator: str
@@ -90,6 +105,24 @@ class Seen(NamedTuple):
     widths: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    whole: int
+    inner: int
+    recorded: bool
+
+
+class Measured(NamedTuple):
+    """What a call took when it was timed.
+
+    Attributes:
+        schedule: by which it ran.
+        ms, serial_ms: milliseconds a call of the slowest rank, so and by `serial`.
+        paced: whether the machine was slowed to what its profile says.
+    """
+
+    schedule: Schedule
+    ms: float
+    serial_ms: float
+    paced: bool
 
 
 class Left(NamedTuple):
@@ -126,6 +159,7 @@ class Layer:
         returns_local: for a layer of DTensors, whether it returns this rank's part alone.
         sharing, place: with whom it shares a call, and which of them it is.
         seen: its last call.
+        measured: what calls like its own took, those that were timed.
     """
 
     name: str
@@ -141,6 +175,7 @@ class Layer:
     sharing: Sharing | None = None
     place: int = 0
     seen: Seen | None = None
+    measured: dict[Seen, Measured] = field(default_factory=dict)
 
     def gather(
         self,
@@ -168,7 +203,7 @@ class Layer:
             rows=_uneven(whole, self.ranks.world), schedule=self.options.schedule,
             save_gathered=self.options.save_gathered,
         )  # fmt: skip
-        self._see("all_gather_matmul", x, weights)
+        self._see("all_gather_matmul", cube, weights, whole or cube.shape[0] * self.ranks.world)
         return [self._placed(y, dim, inner) for y in found]
 
     def columns(
@@ -180,7 +215,7 @@ class Layer:
             flat, [weight.t() for weight in weights], bias=list(biases), group=self.ranks.group,
             schedule=self.options.schedule,
         )  # fmt: skip
-        self._see("column_matmul", x, weights)
+        self._see("column_matmul", flat, weights, flat.shape[0])
         return [y.reshape(*x.shape[:-1], y.shape[-1]) for y in found]
 
     def reduce(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -189,7 +224,7 @@ class Layer:
         y = functions.matmul_all_reduce(
             flat, weight.t(), bias=bias, group=self.ranks.group, schedule=self.options.schedule
         )
-        self._see("matmul_all_reduce", x, [weight])
+        self._see("matmul_all_reduce", flat, [weight], flat.shape[0])
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def scatter(self, x: Tensor, dim: int, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -199,7 +234,7 @@ class Layer:
             cube, weight.t(), bias=bias, group=self.ranks.group,
             rows=_uneven(cube.shape[0], self.ranks.world), schedule=self.options.schedule,
         )  # fmt: skip
-        self._see("matmul_reduce_scatter", x, [weight])
+        self._see("matmul_reduce_scatter", cube, [weight], cube.shape[0])
         return self._placed(y, dim, inner)
 
     def _placed(self, y: Tensor, dim: int, inner: Sequence[int] | None) -> Tensor:
@@ -211,13 +246,19 @@ class Layer:
         placed = y.movedim(0, dim)
         return placed.contiguous() if self.options.contiguous else placed
 
-    def _see(self, operator: str, x: Tensor, weights: Sequence[Tensor]) -> None:
+    def _see(self, operator: str, x: Tensor, weights: Sequence[Tensor], whole: int) -> None:
+        """Note a call on x, a matrix or [s, b, k], whose first dimension is split, or will be."""
         if torch.compiler.is_compiling():
             return
-        k = x.shape[-1]
-        rows = x.numel() // max(k, 1)
-        widths = tuple(weight.shape[0] for weight in weights)
-        self.seen = Seen(operator, rows, k, widths, x.dtype, x.device)
+        shape, dtype = x.shape, x.dtype
+        inner = shape[1] if len(shape) == 3 else 1
+        if _autocast() and torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+        widths = tuple([weight.shape[0] for weight in weights])  # quicker than a generator
+        recorded = torch.is_grad_enabled() and True in [each.requires_grad for each in weights]
+        self.seen = Seen(
+            operator, shape[0] * inner, shape[-1], widths, dtype, x.device, whole, inner, recorded
+        )
 
 
 def layer_of(module: torch.nn.Module) -> Layer:

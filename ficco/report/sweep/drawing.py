@@ -57,6 +57,7 @@ _MARKS = {
     "gated_1d": Mark("#cc79a7", "P", 1.2),
     "one_shot_sm": Mark("#7a5195", "*", 1.6),
     "two_shot_sm": Mark("#8c6d31", "p"),
+    "gather_sm": Mark("#3d7c6b", "*", 1.6),
     "auto": Mark("#5a5a5a", "d"),
 }
 _OTHERS = (Mark("#5a5a5a", "<"), Mark("#5a5a5a", ">"), Mark("#5a5a5a", "h"), Mark("#5a5a5a", "8"))

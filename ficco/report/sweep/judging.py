@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ficco.errors import FiccoError
 from ficco.machine import Machine
@@ -171,10 +172,16 @@ def choices(sweep: Sweep) -> list[Choosing]:
         auto = next((p for p in case.points if p.name == "auto"), None)
         fastest = _fastest(case)
         if auto is not None and fastest is not None:
-            automatic.append(Taken(case, auto, fastest))
+            same = [p for p in case.points if p.ok and _plan_of(p) == _plan_of(auto)]
+            automatic.append(Taken(case, min(same, key=_rank, default=auto), fastest))
     if automatic:
         found.append(Choosing("auto", "what ran when ficco chose", _ranked(automatic)))
     return found
+
+
+def _plan_of(point: Point) -> dict[str, Any]:
+    """Return what points have in common that are one plan by two names."""
+    return {**point.schedule, "name": ""}
 
 
 def _fastest(case: Case) -> Point | None:

@@ -170,6 +170,7 @@ void Simulation::run() {
             go_on(lane);
         }
         if (stale_) share_links();
+        if (!ready_.empty()) continue;  // their bytes ran out when rates changed
         double next_ns = flows_next_ns_;
         if (!timers_.empty()) next_ns = std::min(next_ns, timers_.top().ns);
         for (const Rank& rank : ranks_) next_ns = std::min(next_ns, rank.next_ns);

@@ -1,0 +1,468 @@
+"""The direct gather's device code: a whole all_gather_matmul of one rank in one launch.
+
+All programs of a launch run at the same time. The last of them keeps the door; the others share the
+tiles of all outputs. What all share are the slices of the own shard, the door's first:
+
+    program   ask for what it multiplies first of the weights, ahead
+              store: slices of the own shard, at all peers; raise     (behind the gate)
+              await all that peers send; multiply its tiles           (behind the second gate)
+    door      await free, clear it | open the gate, enter | store | await entered
+
+A tile has all rows, or as many as fit; own rows are read where the user has them. Where tiles are
+few, each is made in several parts of the contraction, by as many programs; the last of them adds
+the parts up, in their order. A gathered x that is kept is copied row by row, by all that have
+tiles. A lone program does all of this. The last program to end clears what
+peers raised, and raises free. Nothing waits for peers before the own shard is sent, and no program
+waits for another one of its rank but at the gates.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ficco.kernels.direct_handshake import (
+    GATES,
+    MET,
+    OPEN,
+    give_back,
+    leave,
+    meet,
+    open_window,
+    tell,
+)
+from ficco.kernels.direct_product import product
+from ficco.kernels.many_words import await_all_words, await_words, raise_words
+from ficco.plan import WORDS
+
+__all__ = ["UNSPECIALIZED", "direct_gather"]
+
+_CHUNKS = tl.constexpr(WORDS["data"])  # words of one writer
+_COUNTS = tl.constexpr(GATES)  # where the counts of tiles begin, behind the gates
+_LINE = tl.constexpr(128)  # bytes that one prefetch brings
+_AHEAD = tl.constexpr(131_072)  # bytes of weights that a program asks for before it waits
+_NEVER = tl.constexpr(1 << 30)
+
+# The compiler learns nothing about these, so they never make another kernel.
+UNSPECIALIZED = (
+    "digest", "copy", "copy_places", "slices", "stored", "width", "m", "rank", "own_row",
+    "own_rows", "peers", "sources", "splits", "timeout_ns",
+)  # fmt: skip
+
+
+@triton.jit
+def _ask_for(  # noqa: PLR0913 - a kernel's arguments are its interface
+    w,
+    left,
+    right,
+    begin,
+    end,
+    deep_stride,
+    col_stride,
+    COLS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    TURNED: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Have the first of a tile's weights brought into the L2, and wait for nothing."""
+    if ON_GPU:
+        item: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
+        long: tl.constexpr = _LINE // item
+        most = tl.minimum(end, begin + _AHEAD // (COLS * item))
+        if TURNED:  # a column's elements are neighbours
+            col = tl.minimum(left + tl.arange(0, COLS), right - 1)
+            line = tl.arange(0, 16) * long
+            for at in tl.range(begin, most, 16 * long):
+                deep = tl.minimum(at + line, end - 1)
+                _prefetch(
+                    w + col.to(tl.int64)[:, None] * col_stride
+                    + deep.to(tl.int64)[None, :] * deep_stride
+                )  # fmt: skip
+        else:
+            lines: tl.constexpr = (COLS + long - 1) // long
+            col = tl.minimum(left + tl.arange(0, lines) * long, right - 1)
+            for at in tl.range(begin, most, 256):
+                deep = tl.minimum(at + tl.arange(0, 256), end - 1)
+                _prefetch(
+                    w + col.to(tl.int64)[:, None] * col_stride
+                    + deep.to(tl.int64)[None, :] * deep_stride
+                )  # fmt: skip
+
+
+@triton.jit
+def _prefetch(at):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _place_of(
+    unit,
+    splits,
+    m,
+    k,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    DEEP: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+):
+    """Return the number, first row and column of a unit's tile, its part, and the part's depths."""
+    tile = unit // splits
+    part = unit % splits
+    high = tl.cdiv(m, ROWS)
+    deep = tl.cdiv(tl.cdiv(k, DEEP), splits) * DEEP
+    begin = tl.multiple_of(tl.minimum(part * deep, tl.cdiv(k, DEEP) * DEEP), DEEP)
+    end = tl.multiple_of(tl.minimum(begin + deep, k), EDGE)
+    return tile, tile % high * ROWS, tile // high * COLS, part, begin, end
+
+
+@triton.jit
+def _rows_of(  # noqa: PLR0913
+    x,
+    gathered,
+    top,
+    k,
+    x_stride,
+    own_row,
+    own_rows,
+    ROWS: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+):
+    """Return pointers to rows of x: peers' in the window, own ones where the user has them."""
+    item: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    row = top
+    if ROWS > 1:
+        row = top + tl.arange(0, ROWS)
+    there = gathered + row.to(tl.int64) * k * item
+    here = x.to(tl.int64) + (row - own_row).to(tl.int64) * x_stride * item
+    mine = (row >= own_row) & (row < own_row + own_rows)
+    at = tl.multiple_of(tl.where(mine, here, there).to(x.dtype), BYTES)
+    if ROWS > 1:
+        at = at[:, None]
+    return at
+
+
+@triton.jit
+def _make(  # noqa: PLR0913 - a kernel's arguments are its interface
+    x,
+    w,
+    bias,
+    y,
+    gathered,
+    gates,
+    parts,
+    unit,
+    base,
+    came,
+    splits,
+    m,
+    n,
+    k,
+    own_row,
+    own_rows,
+    x_stride,
+    w_deep_stride,
+    w_col_stride,
+    bias_stride,
+    y_stride,
+    SPLIT: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    DEEP: tl.constexpr,  # noqa: N803
+    STAGES: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Make a tile of an output, or a part of it, and with the tile's last part the tile."""
+    tile, top, left, part, begin, end = _place_of(unit - base, splits, m, k, ROWS, COLS, DEEP, EDGE)
+    rows = _rows_of(x, gathered, top, k, x_stride, own_row, own_rows, ROWS, BYTES)
+    row = top + tl.arange(0, ROWS)
+    col = left + tl.arange(0, COLS)
+    total = product(
+        rows, (row < m)[:, None], w, left, n, begin, end, w_deep_stride, w_col_stride,
+        ROWS, COLS, DEEP, STAGES, ON_GPU,
+    )  # fmt: skip
+    if came == 0:
+        total = tl.full((ROWS, COLS), float("nan"), tl.float32)
+    complete = tl.full((), 1, tl.int32)
+    if SPLIT:
+        inner = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
+        mine = parts + unit * (ROWS * COLS) + inner
+        tl.store(mine, total, cache_modifier=".cg")
+        tl.debug_barrier()
+        count = gates + _COUNTS + base // splits + tile
+        made = tl.atomic_add(count, 1, sem="acq_rel", scope="gpu")
+        complete = (made == splits - 1).to(tl.int32)
+        if made == splits - 1:
+            tl.atomic_xchg(count, 0, sem="relaxed", scope="gpu")
+            total = tl.zeros((ROWS, COLS), tl.float32)
+            first = parts + (unit - part) * (ROWS * COLS) + inner
+            for other in tl.range(0, splits):
+                total += tl.load(first + other * (ROWS * COLS), cache_modifier=".cg")
+    if complete == 1:
+        if HAS_BIAS:
+            term = tl.load(bias + col.to(tl.int64) * bias_stride, mask=col < n, other=0)
+            total += term.to(tl.float32)[None, :]
+        at = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
+        tl.store(at, total.to(y.dtype.element_ty), (row < m)[:, None] & (col < n)[None, :])
+
+
+@triton.jit
+def _keep_row(  # noqa: PLR0913
+    x,
+    gathered,
+    kept,
+    row,
+    came,
+    k,
+    own_row,
+    own_rows,
+    x_stride,
+    kept_stride,
+    WIDE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+):
+    """Copy a row of x to where it is kept."""
+    row = tl.full((), row, tl.int32)  # the interpreter's loops count in plain numbers
+    here = _rows_of(x, gathered, row, k, x_stride, own_row, own_rows, 1, BYTES)
+    there = kept + row.to(tl.int64) * kept_stride
+    for left in tl.range(0, k, WIDE):
+        col = left + tl.arange(0, WIDE)
+        piece = tl.load(here + col, mask=col < k, other=0)
+        if came == 0:
+            piece = tl.full((WIDE,), float("nan"), tl.float32).to(piece.dtype)
+        tl.store(there + col, piece, mask=col < k)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
+    x,
+    w0,
+    w1,
+    w2,
+    w3,
+    bias0,
+    bias1,
+    bias2,
+    bias3,
+    y0,
+    y1,
+    y2,
+    y3,
+    kept,
+    places,
+    gates,
+    parts,
+    stop,
+    status,
+    digest: tl.int32,
+    copy: tl.int32,
+    copy_places: tl.int32,
+    slices: tl.int32,
+    stored: tl.int32,
+    width: tl.int32,
+    m: tl.int32,
+    k,
+    rank: tl.int32,
+    own_row: tl.int32,
+    own_rows: tl.int32,
+    peers: tl.int64,
+    sources: tl.int64,
+    splits: tl.int32,
+    n0,
+    n1,
+    n2,
+    n3,
+    x_stride: tl.int64,
+    kept_stride: tl.int64,
+    w0_deep_stride,
+    w1_deep_stride,
+    w2_deep_stride,
+    w3_deep_stride,
+    w0_col_stride,
+    w1_col_stride,
+    w2_col_stride,
+    w3_col_stride,
+    bias0_stride,
+    bias1_stride,
+    bias2_stride,
+    bias3_stride,
+    y0_stride: tl.int64,
+    y1_stride: tl.int64,
+    y2_stride: tl.int64,
+    y3_stride: tl.int64,
+    timeout_ns: tl.int64,
+    WORLD: tl.constexpr,  # noqa: N803
+    OUTPUTS: tl.constexpr,  # noqa: N803
+    BIASES: tl.constexpr,  # noqa: N803
+    TURNED: tl.constexpr,  # noqa: N803
+    SPLIT: tl.constexpr,  # noqa: N803
+    KEEPS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    DEEP: tl.constexpr,  # noqa: N803
+    STAGES: tl.constexpr,  # noqa: N803
+    PUSH_ROWS: tl.constexpr,  # noqa: N803
+    PUSH_COLS: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Store in every y the product of all ranks' x and a w (+ bias), and in kept x, if KEEPS.
+
+    w0 to w3, bias0 to bias3, y0 to y3, and their columns n and strides: of the outputs; those from
+    number OUTPUTS on are not looked at. BIASES and TURNED: which outputs have a bias, and a weight
+    whose columns' elements are neighbours, as bits.
+    places: int64 [2, copy_places], of both copies of the window: where each rank's words begin, and
+    where each rank has the window of all ranks' x.
+    gates: int32, of the handshake, and a count for each tile; all 0 before and after.
+    parts: float32 [units, ROWS, COLS], for parts of tiles, if SPLIT.
+    stop, status: int32. The status becomes 1 + the place of a word that was given up.
+    copy: of the window. slices: of a shard that has rows, `width` columns each; stored: those of
+    the own one, 0 if it has none. own_row, own_rows: of the own shard among all m rows.
+    peers: all other ranks, as a set; sources: those of them whose shards have rows.
+    splits: parts of a tile. timeout_ns: how long a program waits before it gives up.
+    EDGE, BYTES: elements of x and bytes that divide where rows and slices begin and end.
+    """
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    workers = tl.maximum(programs - 1, 1)
+    door = program == programs - 1
+    places += copy * copy_places
+    words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
+    windows = places + WORLD
+    gathered = tl.load(windows + rank)
+    patience_ns = timeout_ns
+    high = tl.cdiv(m, ROWS) * splits
+    units = tl.cdiv(n0, COLS) * high if OUTPUTS > 0 else 0
+    if OUTPUTS > 1:
+        units += tl.cdiv(n1, COLS) * high
+    if OUTPUTS > 2:
+        units += tl.cdiv(n2, COLS) * high
+    if OUTPUTS > 3:
+        units += tl.cdiv(n3, COLS) * high
+    first = program
+    if door & (programs > 1):
+        first = units
+
+    # Weights need no peer: the first of them travel while the shards do.
+    base = 0
+    for number in tl.static_range(OUTPUTS):
+        if number == 0:
+            w, n, w_deep_stride, w_col_stride = w0, n0, w0_deep_stride, w0_col_stride
+        elif number == 1:
+            w, n, w_deep_stride, w_col_stride = w1, n1, w1_deep_stride, w1_col_stride
+        elif number == 2:
+            w, n, w_deep_stride, w_col_stride = w2, n2, w2_deep_stride, w2_col_stride
+        else:
+            w, n, w_deep_stride, w_col_stride = w3, n3, w3_deep_stride, w3_col_stride
+        past = base + tl.cdiv(n, COLS) * high
+        if (first >= base) & (first < past):
+            _, _, left, _, begin, end = _place_of(
+                first - base, splits, m, k, ROWS, COLS, DEEP, EDGE
+            )
+            _ask_for(
+                w, left, n, begin, end, w_deep_stride, w_col_stride,
+                COLS, (TURNED >> number) & 1, ON_GPU,
+            )  # fmt: skip
+        base = past
+
+    opened = 0
+    if door:
+        opened = open_window(
+            places, words, gates, stop, status, rank, peers, digest, patience_ns, WORLD, ON_GPU
+        )
+        if opened == 0:
+            patience_ns = tl.zeros_like(patience_ns)
+
+    for item in tl.range(programs - 1 - program, stored, programs):
+        begin = tl.multiple_of(item * width, EDGE)
+        end = tl.multiple_of(tl.minimum(begin + width, k), EDGE)
+        for top in tl.range(0, own_rows, PUSH_ROWS):
+            row = top + tl.arange(0, PUSH_ROWS)
+            for left in tl.range(begin, end, PUSH_COLS):
+                col = tl.multiple_of(left, EDGE) + tl.arange(0, PUSH_COLS)
+                inside = (row < own_rows)[:, None] & (col < end)[None, :]
+                here = x + row.to(tl.int64)[:, None] * x_stride + col[None, :]
+                piece = tl.load(here, mask=inside, other=0)
+                if opened == 0:
+                    opened = await_words(
+                        words, 0, tl.zeros_like(peers), 1, gates + OPEN, stop, patience_ns,
+                        True, WORLD, ON_GPU,
+                    )  # fmt: skip
+                for turn in tl.static_range(1, WORLD):
+                    peer = (rank + turn) % WORLD
+                    window = tl.multiple_of(tl.load(windows + peer).to(x.dtype), BYTES)
+                    there = window + (own_row + row).to(tl.int64)[:, None] * k + col[None, :]
+                    tl.store(there, piece, inside & (opened != 0))
+        if opened != 0:
+            raise_words(places, rank * _CHUNKS + item, peers, 1, WORLD, ON_GPU)
+        else:
+            patience_ns = tl.zeros_like(patience_ns)
+
+    if door:
+        met = meet(words, gates, stop, status, peers, digest, patience_ns, WORLD, ON_GPU)
+        if met == 0:
+            patience_ns = tl.zeros_like(patience_ns)
+
+    everyone = tl.arange(0, 64)
+    of_sources = ((sources >> everyone) & 1) != 0
+    came = 1
+    awaits = (first < units) | (door & (units == 0))  # one does: at the end words are cleared
+    if awaits:
+        came = await_all_words(
+            words, _CHUNKS, slices, sources, 1, gates + MET, stop, patience_ns, WORLD, ON_GPU
+        )
+        if came == 0:
+            for item in tl.range(0, slices):
+                place = everyone * _CHUNKS + item
+                seen = tl.load(words + place, mask=of_sources, other=1, volatile=True)
+                missed = tl.min(tl.where(seen == 1, _NEVER, place))
+                if missed < _NEVER:
+                    tell(status, missed + 1)
+
+    base = 0
+    for number in tl.static_range(OUTPUTS):
+        if number == 0:
+            w, bias, y, n = w0, bias0, y0, n0
+            w_deep_stride, w_col_stride = w0_deep_stride, w0_col_stride
+            bias_stride, y_stride = bias0_stride, y0_stride
+        elif number == 1:
+            w, bias, y, n = w1, bias1, y1, n1
+            w_deep_stride, w_col_stride = w1_deep_stride, w1_col_stride
+            bias_stride, y_stride = bias1_stride, y1_stride
+        elif number == 2:
+            w, bias, y, n = w2, bias2, y2, n2
+            w_deep_stride, w_col_stride = w2_deep_stride, w2_col_stride
+            bias_stride, y_stride = bias2_stride, y2_stride
+        else:
+            w, bias, y, n = w3, bias3, y3, n3
+            w_deep_stride, w_col_stride = w3_deep_stride, w3_col_stride
+            bias_stride, y_stride = bias3_stride, y3_stride
+        past = base + tl.cdiv(n, COLS) * high
+        skipped = tl.cdiv(tl.maximum(base - first, 0), workers) * workers
+        for unit in tl.range(first + skipped, past, workers):
+            _make(
+                x, w, bias, y, gathered, gates, parts, unit, base, came, splits, m, n, k,
+                own_row, own_rows, x_stride, w_deep_stride, w_col_stride, bias_stride, y_stride,
+                SPLIT, ROWS, COLS, DEEP, STAGES, (BIASES >> number) & 1, EDGE, BYTES, ON_GPU,
+            )  # fmt: skip
+        base = past
+
+    if KEEPS:
+        keepers = tl.maximum(tl.minimum(units, workers), 1)
+        for row in tl.range(first, tl.where(awaits, m, 0), keepers):
+            _keep_row(
+                x, gathered, kept, row, came, k, own_row, own_rows, x_stride, kept_stride,
+                PUSH_COLS, BYTES,
+            )  # fmt: skip
+
+    # The last program to end gives the window back: all have read what they read of it.
+    if leave(gates) == programs - 1:
+        for item in tl.range(0, slices):
+            heard = words + everyone * _CHUNKS + item
+            tl.store(heard, tl.zeros_like(everyone), mask=of_sources)
+        give_back(places, gates, rank, peers, WORLD, ON_GPU)

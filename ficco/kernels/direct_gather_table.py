@@ -1,0 +1,178 @@
+"""What the direct gather reads of a plan. Numbers only: neither torch nor Triton is needed here.
+
+As in `direct_table`: the steps themselves are read, in the order of `ficco.lowering.direct_gather`,
+and a step that the kernel would not do is refused.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ficco.kernels.plan_reader import OutputNames, PlanReader
+from ficco.plan import Product, RankPlan, Region, Word, window_places
+
+__all__ = ["GatherTable", "table_of"]
+
+
+class GatherTable(NamedTuple):
+    """One rank's part of an all_gather_matmul, as one launch runs it.
+
+    Attributes:
+        rank, world: of the plan.
+        m, k: rows of all shards, and the depth.
+        dtype: of all operands.
+        own_row, own_rows: rows of the own shard among all rows.
+        width: columns of a slice of the own shard, if it has rows; the last one may be narrower.
+        slices: of a shard; each has a word, in their order.
+        sources: ranks, but this one, that have rows.
+        gathered: byte offset of the window of all rows in a window copy.
+        outputs: products, those with columns.
+        kept: name of the output that is the gathered x, or "" without one.
+    """
+
+    rank: int
+    world: int
+    m: int
+    k: int
+    dtype: str
+    own_row: int
+    own_rows: int
+    width: int
+    slices: int
+    sources: tuple[int, ...]
+    gathered: int
+    outputs: tuple[OutputNames, ...]
+    kept: str
+
+
+def table_of(plan: RankPlan) -> GatherTable:
+    """Return what the direct gather reads of a rank's plan.
+
+    Args:
+        plan: of an all_gather_matmul with transport "sm", of two ranks or more.
+
+    Raises:
+        PlanError: a plan of another kind; the message names the step.
+    """
+    return _Reader(plan).table()
+
+
+class _Reader(PlanReader):
+    """Reads the plan of an all_gather_matmul."""
+
+    op = "all_gather_matmul"
+
+    def __init__(self, plan: RankPlan) -> None:
+        super().__init__(plan)
+        windows = [buffer for buffer in plan.buffers if buffer.role == "window"]
+        spaces = [buffer for buffer in plan.buffers if buffer.role == "workspace"]
+        if len(windows) != 1 or spaces:
+            self.refuse(f"it has {len(windows)} windows and {len(spaces)} workspaces")
+        self.window, self.x = windows[0], plan.buffer("x")
+        self.own_row = self.width = 0
+
+    def table(self) -> GatherTable:
+        """Read all steps."""
+        self.read_beginning()
+        stored = self._store()
+        self.read_entered()
+        words = self._heard()
+        outputs = self._multiply()
+        kept = self._keep()
+        results = {b.name for b in self.plan.buffers if b.role == "output" and b.cols}
+        made = {output.y for output in outputs} | ({kept} if kept else set())
+        self.expect(made == results, "make all outputs")
+        self.read_end(words)
+        slices = {count for count in (stored, len({word.chunk for word in words})) if count}
+        self.expect(len(slices) == 1, "cut all shards alike")
+        places, _ = window_places(self.plan.buffers)
+        return GatherTable(
+            rank=self.rank, world=len(self.peers) + 1, m=self.window.rows, k=self.x.cols,
+            dtype=self.x.dtype, own_row=self.own_row, own_rows=self.x.rows, width=self.width,
+            slices=slices.pop(), sources=tuple(sorted({word.peer for word in words})),
+            gathered=places[self.window.name], outputs=outputs, kept=kept,
+        )  # fmt: skip
+
+    # ---- the stages
+
+    def _store(self) -> int:
+        """Read the stores of the own shard's slices; return how many there are."""
+        rank, rows, number, begin = self.rank, self.x.rows, 0, 0
+        while self.next() == "copy":
+            step = self.take("copy")
+            self.expect(step.unit == "sm" and len(step.reads) > 0, "store by multiprocessors")
+            source = step.reads[0]
+            top = step.writes[0].row0
+            if not number:
+                self.own_row, self.width = top, source.cols
+            self.expect(source == Region(rank, "x", 0, rows, begin, source.col1), "send a slice")
+            there = {
+                (source, Region(p, self.window.name, top, top + rows, begin, source.col1))
+                for p in self.peers
+            }
+            found = set(zip(step.reads, step.writes, strict=True))
+            self.expect(found == there and top == self.own_row, "send it to all, to its rows")
+            self.expect(begin == number * self.width, "cut slices alike")
+            words = {Word(peer, "data", rank, number) for peer in self.peers}
+            self.all_words(self.take("signal").words, words)
+            number, begin = number + 1, source.col1
+        self.expect(begin == (self.x.cols if rows else 0), "send the whole shard")
+        return number
+
+    def _heard(self) -> set[Word]:
+        """Read the wait for what peers send; return its words."""
+        if self.next() != "wait":
+            return set()
+        words = set(self.take("wait").words)
+        senders = {word.peer for word in words}
+        each = 1 + max(word.chunk for word in words)
+        wanted = {Word(self.rank, "data", p, j) for p in senders for j in range(each)}
+        self.all_words(tuple(words), wanted)
+        return words
+
+    def _multiply(self) -> tuple[OutputNames, ...]:
+        """Read the products of all rows."""
+        found: dict[str, tuple[OutputNames, int]] = {}  # with the rows that are made so far
+        while self.next() == "gemm":
+            step = self.take("gemm")
+            self.expect(not step.transpose_a, "multiply x")
+            for product in step.products:
+                y, (output, row) = product.c.buffer, found.get(product.c.buffer, (None, 0))
+                self._check(product, row, step.transpose_b)
+                bias = product.add[0].buffer if product.add else ""
+                n = product.c.cols
+                this = OutputNames(y, product.b.buffer, bias, n, step.transpose_b)
+                self.expect(output in (None, this), "make all rows of an output alike")
+                found[y] = this, product.c.row1
+        self.expect(all(row == self.window.rows for _, row in found.values()), "make all rows")
+        return tuple([output for output, _ in found.values()])
+
+    def _keep(self) -> str:
+        """Read the copies of all rows into an output; return its name."""
+        if self.next() != "local_copy":
+            return ""
+        step, row = self.take("local_copy"), 0
+        for source, target in zip(step.reads, step.writes, strict=True):
+            self.expect(source == self._rows_of(row, target.row1), "keep x")
+            box = Region(self.rank, step.writes[0].buffer, row, target.row1, 0, self.x.cols)
+            self.expect(target == box, "keep each row once, in their order")
+            row = target.row1
+        self.expect(row == self.window.rows and step.unit == "sm", "keep all rows")
+        return step.writes[0].buffer
+
+    def _rows_of(self, begin: int, end: int) -> Region:
+        """Return where rows of x lie: own ones where the user has them, others in the window."""
+        own = self.own_row <= begin < self.own_row + self.x.rows
+        name, shift = ("x", self.own_row) if own else (self.window.name, 0)
+        return Region(self.rank, name, begin - shift, end - shift, 0, self.x.cols)
+
+    def _check(self, product: Product, row: int, turned: bool) -> None:
+        """Hold a product to rows that follow on those so far, with the whole weight."""
+        a, b, c, accumulate, add = product
+        n, k, rank = c.cols, self.x.cols, self.rank
+        self.expect(not accumulate and c.row0 == row, "make each row once, in their order")
+        self.expect(a == self._rows_of(row, c.row1), "multiply x")
+        box = (0, n, 0, k) if turned else (0, k, 0, n)
+        self.expect(b == Region(rank, b.buffer, *box), "multiply by a whole weight")
+        bias = (Region(rank, add[0].buffer, 0, 1, 0, n),) if add else ()
+        self.expect(c.col0 == 0 and add == bias, "add the bias alone")

@@ -1,0 +1,111 @@
+"""The handshake of a call inside one launch, which the direct kernels share. Device code only.
+
+All programs of a launch run at the same time. One of them keeps the door: it alone awaits that
+peers' windows are free and that peers have entered, and says so to the others by gates in device
+memory. The last program to end, whichever it is, gives the own window back.
+
+    gates   OPEN, MET (1, or 2 for never), programs that ended, 0; all 0 between launches
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ficco.kernels.many_words import await_words, raise_words
+from ficco.plan import Word, word_place
+
+__all__ = ["GATES", "MET", "OPEN", "give_back", "leave", "meet", "open_window", "tell"]
+
+GATES = 4  # int32 words
+OPEN, MET, _DONE = (tl.constexpr(i) for i in range(3))
+_GATES = tl.constexpr(GATES)
+_ENTERED = tl.constexpr(word_place(Word(0, "entered", 0)))
+_FREE = tl.constexpr(word_place(Word(0, "free", 0)))
+
+
+@triton.jit
+def open_window(  # noqa: PLR0913 - a kernel's arguments are its interface
+    places,
+    words,
+    gates,
+    stop,
+    status,
+    rank,
+    peers,
+    digest,
+    patience_ns,
+    WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Await and clear every peer's `free`, open the gate, and enter; return 1, or 0 for given up.
+
+    places: where each rank's words begin; words: those of this rank; the rest as in the kernels.
+    """
+    everyone = tl.arange(0, 64)
+    of_peers = ((peers >> everyone) & 1) != 0
+    opened = await_words(words + _FREE, 1, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU)
+    tl.store(words + _FREE + everyone, tl.zeros_like(everyone), mask=of_peers & (opened != 0))
+    tl.debug_barrier()
+    tl.atomic_xchg(gates + OPEN, 2 - opened, sem="release", scope="gpu")
+    if opened != 0:
+        raise_words(places, _ENTERED + rank, peers, digest, WORLD, ON_GPU)
+    else:
+        tl.store(status, _FREE + 1)
+    return opened
+
+
+@triton.jit
+def meet(  # noqa: PLR0913
+    words,
+    gates,
+    stop,
+    status,
+    peers,
+    digest,
+    patience_ns,
+    WORLD: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Await and clear every peer's `entered`, and say so at the gate; return 1, or 0: given up."""
+    everyone = tl.arange(0, 64)
+    of_peers = ((peers >> everyone) & 1) != 0
+    met = await_words(
+        words + _ENTERED, 1, peers, digest, gates, stop, patience_ns, False, WORLD, ON_GPU
+    )
+    tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers & (met != 0))
+    tl.atomic_xchg(gates + MET, 2 - met, sem="release", scope="gpu")
+    if met == 0:
+        tl.store(status, _ENTERED + 1)
+    return met
+
+
+@triton.jit
+def leave(gates):
+    """End a program's part of the call; return how many had ended before."""
+    tl.debug_barrier()
+    return tl.atomic_add(gates + _DONE, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
+def give_back(
+    places,
+    gates,
+    rank,
+    peers,
+    WORLD: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Raise `free` at every peer, if the call was made: all programs have read what they read."""
+    held = (tl.load(gates + OPEN) == 1) & (tl.load(gates + MET) == 1)
+    tl.debug_barrier()
+    tl.store(gates + tl.arange(0, _GATES), tl.zeros((_GATES,), tl.int32))
+    if held:
+        raise_words(places, _FREE + rank, peers, 1, WORLD, ON_GPU)
+
+
+@triton.jit
+def tell(status, told):
+    """Say that a word did not come, unless another has been told of: of peers, which say more."""
+    if tl.load(status, volatile=True) == 0:
+        tl.store(status, told)

@@ -1,0 +1,70 @@
+"""How the direct kernels multiply: few rows, wherever each of them lies, by columns of a weight.
+
+Device code only. Loops must be neither flattened nor spread over specialized warps: loads would
+move ahead of waits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["product"]
+
+
+@triton.jit
+def product(  # noqa: PLR0913 - a kernel's arguments are its interface
+    x_rows,
+    in_x,
+    w,
+    left,
+    right,
+    begin,
+    end,
+    w_deep_stride,
+    w_col_stride,
+    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    COLS: tl.constexpr,  # noqa: N803
+    DEEP: tl.constexpr,  # noqa: N803
+    STAGES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Return the float32 product of rows and w's columns [left, right), over depths [begin, end).
+
+    Elements outside are anything.
+
+    x_rows: pointers to the rows, [ROWS, 1]; to the one row where ROWS is 1.
+    in_x: whether there is such a row, of the same shape; one row is always there.
+    left, right: no more than COLS columns are multiplied. DEEP divides begin.
+    ROWS, COLS, DEEP, STAGES: see `direct.DirectTile`.
+    """
+    deep = tl.arange(0, DEEP)
+    col = left + tl.arange(0, COLS)
+    in_w = col < right
+    if ROWS == 1:  # columns lie below one another, as they do in memory
+        w_at = w + col.to(tl.int64)[:, None] * w_col_stride
+        x_at = x_rows + deep
+        sums = tl.zeros((COLS, DEEP), tl.float32)
+        for step in tl.range(0, tl.cdiv(end - begin, DEEP), num_stages=STAGES):
+            at = begin + step * DEEP
+            in_k = deep < end - at
+            x_row = tl.load(x_at + at, mask=in_k, other=0)
+            w_deep = (at + deep).to(tl.int64)[None, :] * w_deep_stride
+            w_tile = tl.load(w_at + w_deep, mask=in_w[:, None] & in_k[None, :], other=0)
+            sums += w_tile.to(tl.float32) * x_row.to(tl.float32)[None, :]
+        total = tl.sum(sums, 1)[None, :]
+    else:
+        x_at = x_rows + deep[None, :]
+        w_at = w + col.to(tl.int64)[None, :] * w_col_stride
+        total = tl.zeros((ROWS, COLS), tl.float32)
+        for step in tl.range(0, tl.cdiv(end - begin, DEEP), num_stages=STAGES):
+            at = begin + step * DEEP
+            in_k = deep < end - at
+            x_tile = tl.load(x_at + at, mask=in_x & in_k[None, :], other=0)
+            w_deep = (at + deep).to(tl.int64)[:, None] * w_deep_stride
+            w_tile = tl.load(w_at + w_deep, mask=in_w[None, :] & in_k[:, None], other=0)
+            if not ON_GPU:  # the interpreter multiplies bfloat16 as integers
+                x_tile = x_tile.to(tl.float32)
+                w_tile = w_tile.to(tl.float32)
+            total = tl.dot(x_tile, w_tile, total, input_precision="ieee")
+    return total

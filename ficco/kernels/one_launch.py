@@ -1,0 +1,116 @@
+"""What launches of whole calls share: windows, what ends their waits, and how one is enqueued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ficco.errors import InputError
+
+__all__ = [
+    "ALIGN",
+    "Control",
+    "Launch",
+    "Places",
+    "check_operand",
+    "check_rows",
+    "enqueue",
+    "power",
+    "ranks_as_bits",
+    "signed",
+]
+
+ALIGN = 16  # bytes of the widest store
+
+
+class Places(NamedTuple):
+    """Addresses of all ranks' windows, as this rank's device sees them, for each of two copies.
+
+    Attributes:
+        words: [copy][rank], where words begin.
+        data: [copy][rank], where data begin.
+    """
+
+    words: Sequence[Sequence[int]]
+    data: Sequence[Sequence[int]]
+
+
+class Control(NamedTuple):
+    """What a launch is told from outside, and tells. Tensors are int32, in device memory.
+
+    Attributes:
+        digest: of the plan, which peers must have, too.
+        stop: one word; while it is not 0, every wait is given up.
+        status: one word, which becomes 1 + the place of a word that was given up. Both are
+            tensors, or what has their data_ptr and dtype.
+        timeout_ns: how long a program waits before it gives up by itself; it looks at every later
+            word once.
+    """
+
+    digest: int
+    stop: Any
+    status: Any
+    timeout_ns: int
+
+
+class Launch(NamedTuple):
+    """A kernel and what it is launched with.
+
+    Attributes:
+        kernel: the Triton function.
+        arguments: by name, constants among them.
+        programs: the grid.
+        warps: Triton's option.
+    """
+
+    kernel: Any
+    arguments: dict[str, Any]
+    programs: int
+    warps: int
+
+
+def enqueue(launch: Launch) -> None:
+    """Enqueue a launch on the current stream, as Triton does it."""
+    launch.kernel[(launch.programs,)](**launch.arguments, num_warps=launch.warps)
+
+
+def power(size: int) -> int:
+    """Return the least power of two that is not less."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def signed(digest: int) -> int:
+    """Return a number of 32 bits as kernels take it."""
+    return digest - (digest >> 31 << 32)
+
+
+def ranks_as_bits(ranks: Sequence[int]) -> int:
+    """Return ranks as bits of a signed number of 64."""
+    bits = sum(1 << rank for rank in ranks)
+    return bits - (bits >> 63 << 64)
+
+
+def check_operand(name: str, matrix: Any, shape: tuple[int, int], dtype: str) -> None:
+    """Refuse an operand that a table was not made for.
+
+    Raises:
+        InputError: it has another shape or dtype.
+    """
+    if tuple(matrix.shape) != shape:
+        raise InputError(f"{name} is {tuple(matrix.shape)}; the table was made for {shape}")
+    if matrix.dtype != getattr(torch, dtype):
+        raise InputError(f"{name} holds {matrix.dtype}; the table was made for {dtype}")
+
+
+def check_rows(name: str, matrix: Any) -> None:
+    """Refuse a matrix whose rows' elements are not neighbours.
+
+    Raises:
+        InputError: they are not.
+    """
+    if matrix.shape[0] and matrix.shape[1] > 1 and matrix.stride(1) != 1:
+        raise InputError(
+            f"{name} has strides {matrix.stride()}; the elements of a row must be neighbours"
+        )

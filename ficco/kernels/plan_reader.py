@@ -1,0 +1,102 @@
+"""Reading a plan step by step: what one launch is to do is checked as it is read. Numbers only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+from ficco.errors import PlanError
+from ficco.plan import RankPlan, Step, Word
+
+__all__ = ["OutputNames", "PlanReader"]
+
+
+class OutputNames(NamedTuple):
+    """A product of x and a weight of this rank, and which matrices of the plan it is made of.
+
+    Attributes:
+        y, w: names of the result and of the weight.
+        bias: name of the bias, or "" without one.
+        n: columns, 1 or more in a gather.
+        turned: whether the weight is stored transposed.
+    """
+
+    y: str
+    w: str
+    bias: str
+    n: int
+    turned: bool
+
+
+class PlanReader:
+    """Goes through a plan step by step; what is known so far decides what must come next.
+
+    Attributes:
+        plan, rank: what is read.
+        at: number of the step that comes next.
+        op: the operator whose plans are read, for messages.
+    """
+
+    op = ""
+
+    def __init__(self, plan: RankPlan) -> None:
+        self.plan, self.rank, self.at = plan, plan.rank, 0
+        self.peers: tuple[int, ...] = ()
+
+    def read_beginning(self) -> None:
+        """Read how the call enters; then `peers` are known."""
+        rank = self.rank
+        free = self.take("wait").words
+        self.peers = peers = tuple([word.peer for word in free])
+        self.expect(set(peers) == set(range(len(peers) + 1)) - {rank}, "await every peer's free")
+        self.all_words(free, {Word(rank, "free", peer) for peer in peers})
+        self.all_words(self.take("clear").words, set(free))
+        entered = {Word(peer, "entered", rank) for peer in peers}
+        self.all_words(self.take("signal").words, entered)
+
+    def read_entered(self) -> None:
+        """Read the wait for every peer's beginning."""
+        self.all_words(self.take("wait").words, self._entered())
+
+    def read_end(self, heard: set[Word]) -> None:
+        """Read how the call ends that has awaited these words."""
+        self.all_words(self.take("clear").words, heard | self._entered())
+        free = {Word(peer, "free", self.rank) for peer in self.peers}
+        self.all_words(self.take("signal").words, free)
+        self.expect(self.at == len(self.plan.steps), "end here")
+
+    def _entered(self) -> set[Word]:
+        return {Word(self.rank, "entered", peer) for peer in self.peers}
+
+    def ahead(self, steps: int) -> str:
+        """Return the kind of the step that comes so many behind the next one; "" behind all."""
+        at = self.at + steps
+        return self.plan.steps[at].kind if at < len(self.plan.steps) else ""
+
+    def next(self) -> str:
+        """Return the kind of the step that comes next."""
+        return self.ahead(0)
+
+    def take(self, kind: str) -> Step:
+        """Return the next step, which is of this kind."""
+        if self.next() != kind:
+            self.refuse(f"a {kind} is to come, not {self.next() or 'the end'}", 1)
+        self.at += 1
+        return self.plan.steps[self.at - 1]
+
+    def all_words(self, words: tuple[Word, ...], wanted: set[Word]) -> None:
+        """Hold a step's words to those that are wanted."""
+        self.expect(set(words) == wanted, "name all its words")
+
+    def expect(self, holds: bool, what: str) -> None:
+        """Refuse the plan where the last step that was taken does not do something."""
+        if not holds:
+            self.refuse(f"it does not {what}")
+
+    def refuse(self, why: str, ahead: int = 0) -> NoReturn:
+        """Raise a PlanError that names the step."""
+        at = max(0, min(self.at - 1 + ahead, len(self.plan.steps) - 1))
+        step = self.plan.steps[at].id if self.plan.steps else "-"
+        raise PlanError(
+            f"rank {self.rank}, step {step!r}: {why}; the direct kernel runs plans of {self.op} "
+            "with transport='sm' on several ranks, and no others"
+        )

@@ -1,0 +1,99 @@
+"""Direct gather: all_gather_matmul by stores of the kernel that multiplies, for few rows.
+
+One lane, for one kernel runs all of it (`ficco.kernels.direct_gather`). Each chunk, a slice of the
+own shard's columns, goes to all peers. Behind all that comes each weight is multiplied once, by all
+rows together; own rows are read where the user has them. A gathered x that is an output is copied
+out of the window at the end. With three ranks:
+
+    [free] enter | store slice 0 at all peers, store slice 1, ... | [entered] [all slices]
+    x . w of every output | keep x | clear, free
+"""
+
+from __future__ import annotations
+
+from ficco.errors import ScheduleError
+from ficco.lowering.blocks import Blocks
+from ficco.lowering.cutting import check_implemented
+from ficco.lowering.handshake import await_entered
+from ficco.lowering.multiplying import WINDOW, Group, Multiplied, Piece
+from ficco.lowering.one_launch import LANE, check_axes, closed, opened, slices, stored
+from ficco.plan import RankPlan, Region, Step, Word
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+
+__all__ = ["MOST_OUTPUTS", "is_direct", "lower_direct_gather"]
+
+MOST_OUTPUTS = 4  # of a launch, each of which has a weight and a result of its own
+
+
+def is_direct(problem: Problem) -> bool:
+    """Whether one launch makes a gather's outputs: few, along rows, and the gathered x once."""
+    return not _reason(problem)
+
+
+def lower_direct_gather(problem: Problem, schedule: Schedule, blocks: Blocks) -> RankPlan:
+    """Return the plan of one rank. Raises as `ficco.lowering.lower_rank`."""
+    _check(problem, schedule)
+    rank, world, (_, own, first) = blocks.rank, problem.world, blocks.own
+    products = Multiplied(problem, blocks)
+    shard = Piece("x", first, first, first + own, 0, problem.k)
+    if world == 1:
+        steps = products.gemms([Group("whole", (), (shard,))], products.first, gated=False)
+        steps += _kept(products, [shard])
+        return RankPlan(rank, products.buffers(window=False), tuple(steps))
+
+    cut = slices(problem.k, schedule.chunks)
+    peers = [(rank + turn) % world for turn in range(1, world)]
+    steps = opened(rank, peers)
+    for each in cut if own else ():
+        source = Region(rank, "x", 0, own, each.begin, each.end)
+        there = [Region(p, WINDOW, first, first + own, each.begin, each.end) for p in peers]
+        steps += stored(rank, f"{each.number}", [source] * len(peers), there, peers, each.number)
+    steps.append(await_entered(rank, peers, LANE))
+    words = tuple(
+        [Word(rank, "data", peer, each.number) for peer in peers if problem.rows[peer]
+         for each in cut]
+    )  # fmt: skip
+    window = [(0, first), (first + own, problem.m)]
+    pieces = [Piece(WINDOW, 0, *rows, 0, problem.k) for rows in window if rows[0] < rows[1]]
+    pieces += [shard] if own else []
+    pieces.sort(key=lambda piece: piece.row0)
+    steps += products.gemms([Group("all", words, tuple(pieces))], products.first, gated=False)
+    steps += _kept(products, pieces)
+    steps += closed(rank, peers, words)
+    return RankPlan(rank, products.buffers(window=True), tuple(steps))
+
+
+def _kept(products: Multiplied, pieces: list[Piece]) -> list[Step]:
+    """Return the copies of all rows into outputs that are the gathered x."""
+    rank, steps = products.rank, []
+    for index in products.kept:
+        reads, writes = [], []
+        for buffer, shift, row0, row1, *columns in pieces:
+            reads.append(Region(rank, buffer, row0 - shift, row1 - shift, *columns))
+            writes.append(Region(rank, f"y{index}", row0, row1, *columns))
+        name = f"keep{index}"
+        steps.append(Step(name, LANE, "local_copy", "sm", tuple(reads), tuple(writes)))
+    return steps
+
+
+def _check(problem: Problem, schedule: Schedule) -> None:
+    """Refuse what the kernel does not do, naming the nearest that works."""
+    check_implemented(problem.op, schedule)
+    check_axes(schedule)
+    if reason := _reason(problem):
+        raise ScheduleError(
+            f"transport='sm' with {reason} is not implemented: one launch makes {MOST_OUTPUTS} "
+            "products along rows at most, and the gathered x once; the nearest that works is "
+            "transport='dma'"
+        )
+
+
+def _reason(problem: Problem) -> str:
+    """Return what of a problem one launch does not do, or nothing."""
+    axes = [output.axis for output in problem.outputs]
+    if "contraction" in axes:
+        return "an output along the contraction"
+    if axes.count("rows") > MOST_OUTPUTS:
+        return f"{axes.count('rows')} products"
+    return "several outputs that are the gathered x" if axes.count("gathered") > 1 else ""

@@ -1,0 +1,93 @@
+"""What plans of one launch share: needed axes, slices, and the two ends of their one lane.
+
+A kernel that stores at peers runs such a plan (`ficco.kernels`), the handshake of a call included.
+Copies are its stores: unit "sm". Chunks are slices of columns, over all rows, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ficco.errors import ScheduleError
+from ficco.plan import Region, Step, Word
+from ficco.schedule import Schedule
+
+__all__ = ["LANE", "Slice", "check_axes", "closed", "opened", "slices", "stored", "words_step"]
+
+LANE = "compute"
+ALIGN = 16  # columns; so slices begin at a multiple of the widest store, where rows do
+
+_NEEDED = {
+    "cut": "columns", "route": "all_peers", "order": "by_step", "start": "together",
+    "compute": "gated", "taper": "none", "pace": "free",
+}  # fmt: skip
+
+
+class Slice(NamedTuple):
+    """Columns [begin, end), and the chunk number."""
+
+    number: int
+    begin: int
+    end: int
+
+
+def check_axes(schedule: Schedule) -> None:
+    """Refuse a schedule that no launch does as a whole.
+
+    Raises:
+        ScheduleError: it names the nearest that works.
+    """
+    for axis, value in _NEEDED.items():
+        if (found := getattr(schedule, axis)) != value:
+            raise ScheduleError(
+                f"transport='sm' with {axis}={found!r} is not implemented; the nearest that works "
+                f"is {axis}={value!r}, or transport='dma'"
+            )
+
+
+def slices(size: int, chunks: int) -> list[Slice]:
+    """Cut columns into so many slices, or fewer where they are too few."""
+    width = max(1, -(-size // (chunks * ALIGN))) * ALIGN
+    begins = range(0, size, width)
+    return [Slice(j, begin, min(begin + width, size)) for j, begin in enumerate(begins)]
+
+
+def words_step(name: str, kind: str, words: tuple[Word, ...]) -> Step:
+    """Return a step that waits for, raises or clears words."""
+    return Step(f"{LANE}.{name}", LANE, kind, "none", words=words)
+
+
+def opened(rank: int, peers: Sequence[int]) -> list[Step]:
+    """Return the beginning: the peers' windows are free, and this rank enters."""
+    free = tuple([Word(rank, "free", peer) for peer in peers])
+    return [
+        words_step("wait_free", "wait", free),
+        words_step("clear_free", "clear", free),
+        words_step("enter", "signal", tuple([Word(peer, "entered", rank) for peer in peers])),
+    ]
+
+
+def closed(rank: int, peers: Sequence[int], heard: Sequence[Word]) -> list[Step]:
+    """Return the end, after all that was `heard` and every peer's `entered` have been awaited."""
+    entered = [Word(rank, "entered", peer) for peer in peers]
+    return [
+        words_step("clear", "clear", (*heard, *entered)),
+        words_step("leave", "signal", tuple([Word(peer, "free", rank) for peer in peers])),
+    ]
+
+
+def stored(
+    rank: int,
+    name: str,
+    sources: Sequence[Region],
+    targets: Sequence[Region],
+    peers: Sequence[int],
+    chunk: int,
+) -> list[Step]:
+    """Return stores at peers, and the signals behind them."""
+    words = tuple([Word(peer, "data", rank, chunk) for peer in peers])
+    return [
+        Step(f"push.{name}", LANE, "copy", "sm", tuple(sources), tuple(targets)),
+        Step(f"landed.{name}", LANE, "signal", "none", words=words),
+    ]

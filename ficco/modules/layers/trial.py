@@ -1,0 +1,49 @@
+"""A layer's call on tensors that are made for it alone, to size windows or to take its time.
+
+A call notes what it saw in its layer: give it a copy of the layer where that must stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ficco.modules.layers.layer import Layer
+
+__all__ = ["call", "operator_of"]
+
+Tensor = torch.Tensor
+
+
+def operator_of(layer: Layer) -> str:
+    """Return the function that a layer runs, by its style; DTensors may ask for another one."""
+    if layer.kind == "column":
+        return "all_gather_matmul" if layer.gathers else "column_matmul"
+    return "matmul_all_reduce" if layer.output_dim is None else "matmul_reduce_scatter"
+
+
+def call(
+    layer: Layer, operator: str, x: Tensor, weights: Sequence[Tensor], whole: int | None = None
+) -> list[Tensor]:
+    """Run one of a layer's functions without bias.
+
+    Args:
+        layer: whose group and options hold.
+        operator: the function's name.
+        x: this rank's [rows, k] or [s, b, k]; what is split over ranks is its first dimension.
+        weights: [n, k] each, of all layers that share the call; a row layer has one.
+        whole: for all_gather_matmul, the first size over all ranks, by torch.chunk's rule; None:
+            all ranks have as many.
+
+    Returns:
+        This rank's results, one for each weight.
+    """
+    none = [None] * len(weights)
+    if operator == "all_gather_matmul":
+        return layer.gather(x, 0, weights, none, whole)
+    if operator == "column_matmul":
+        return layer.columns(x, weights, none)
+    if operator == "matmul_all_reduce":
+        return [layer.reduce(x, weights[0], None)]
+    return [layer.scatter(x, 0, weights[0], None)]
