@@ -77,8 +77,8 @@ def _reduced(problem: Problem, given: Named, group: Any, rank: int) -> torch.Ten
     else:
         most = max(rows)
         if len(set(rows)) > 1:  # all ranks get as many, some of them zeros
-            pieces = [F.pad(piece, (0, 0, 0, most - len(piece))) for piece in torch.split(whole, list(rows))]
-            whole = torch.cat(pieces)
+            pieces = torch.split(whole, list(rows))
+            whole = torch.cat([F.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
         mine = whole.new_empty((most, whole.shape[1]))
         dist.reduce_scatter_tensor(mine, whole, group=group)
         mine = mine[: rows[rank]]

@@ -165,7 +165,7 @@ def disabled(rank: int, world: int) -> None:
 
 
 def reduced(rank: int, world: int) -> None:
-    """What GPUs run as `serial`, by collectives of the dtype, with rows that ranks share unevenly."""
+    """What GPUs run as `serial`, by collectives of the dtype, where ranks share rows unevenly."""
     rows = [(3 * r) % 5 for r in range(world - 1)] + [2]
     m, depths = sum(rows), (5,) * world
     xs, ws = [draw(r, m, 5) for r in range(world)], [draw(r + 9, 5, 4) for r in range(world)]
