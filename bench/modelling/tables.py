@@ -87,8 +87,9 @@ def results_of(results: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 METHOD = (
     "Four layers, bfloat16, medians of interleaved runs of the slowest rank. "
-    "*Training* is forward, backward and SGD; *serving* is prefill with a number of tokens "
-    "that is new at each step, by flash attention; *decode* adds a token to each sequence over a cache of 1024. PyTorch is its "
+    "*Training* is forward, backward and SGD; *serving* is prefill with a number of tokens that is "
+    "new at each step, by flash attention; *decode* adds a token to each sequence over a cache of "
+    "1024. PyTorch is its "
     "TP + SP with NCCL, *graph* the same as a CUDA graph. The last columns: times faster than "
     "PyTorch, eager and the best of each; GiB a rank by PyTorch and by ficco, eager."
 )

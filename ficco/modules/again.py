@@ -85,23 +85,25 @@ class Known(NamedTuple):
         return [unsafe_view(y, shape) for y, shape in zip(ys, self.shapes, strict=True)]
 
 
-def key_of(op: str, group: Any, tensors: Sequence[Any], *rest: Any) -> Any:
+def key_of(
+    op: str, group: Any, x: Any, others: Sequence[Any], schedule: str | Schedule, *rest: Any
+) -> Any:
     """Return what makes a call equal to another one; None: nothing does, look at it anew."""
-    first = tensors[0]
-    if not isinstance(first, Tensor) or not first.is_cuda or groups.disabled():
+    if not isinstance(x, Tensor) or not x.is_cuda or groups.disabled():
         return None
-    facts: list[Any] = [op, groups.process_group(group), groups.alone()]
-    if AUTO in rest:
-        facts.append(regime())  # another one may want another schedule
-    for tensor in tensors:
+    when = regime() if schedule == AUTO else None  # another one may want another schedule
+    facts: list[Any] = [
+        op, groups.process_group(group), groups.alone(), schedule, when,
+        x.shape, x.dtype, x.device, x.layout,
+    ]  # fmt: skip
+    for tensor in others:
         if tensor is None:
             facts.append(None)
-        elif not isinstance(tensor, Tensor) or not tensor.is_cuda:
-            return None
+        elif isinstance(tensor, Tensor):
+            facts += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
         else:
-            facts.append((tensor.shape, tensor.dtype, tensor.device, tensor.layout))
-    for value in rest:
-        facts.append(tuple(value) if isinstance(value, (list, torch.Size)) else value)
+            return None
+    facts += (tuple(value) if isinstance(value, (list, torch.Size)) else value for value in rest)
     return tuple(facts)
 
 

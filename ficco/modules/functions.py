@@ -299,9 +299,12 @@ def _call(name: str, args: tuple[Any, ...], tensors: Sequence[Any]) -> Any:
     if name != "embedding_all_to_all":  # a look-up is no product: torch does not cast it either
         flat = autocast(flat)
     given = gradients.FORMULAS[name].nested(flat, rest)
+    recording = torch.is_grad_enabled() and any(map(_needs, flat))
     if is_custom(flat):
+        if name == "column_matmul" and not recording and torch.compiler.is_dynamo_compiling():
+            return operators.column_matmul(*given)  # nothing is sent: let the compiler fuse it
         return custom(name, given)
-    if torch.is_grad_enabled() and any(map(_needs, flat)):
+    if recording:
         return _recorded(name, rest, flat)
     with torch._C._DisableAutocast():  # plans mean their own dtypes
         return perform(name, given)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -181,7 +182,13 @@ def alone() -> bool:
     may wait for each other's processors for ever. Nor where all streams share one hardware queue,
     in which what is to end the wait would stand behind the kernel that waits.
     """
-    return len(_gpu_runtimes) <= 1 and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
+    return len(_gpu_runtimes) <= 1 and not _one_queue()
+
+
+@lru_cache(maxsize=1)
+def _one_queue() -> bool:
+    """Whether all streams share one hardware queue; the driver looks once, when it starts."""
+    return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
 
 def serves(found: CudaProcessRuntime) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 from torch.utils.flop_counter import register_flop_formula
 
 from ficco.modules import groups, operators
@@ -149,14 +150,18 @@ _FLOPS: dict[str, Callable[..., int]] = {
 
 
 def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
-    run = getattr(operators, name)
+    """Make one operator; not by `custom_op`, whose checks of every call take half as long again."""
+    full, run = f"ficco::{name}", getattr(operators, name)
 
+    # It may be called between the parts of a graph that broke, where what runs is compiled.
+    @_disable_dynamo  # torch.compiler.disable would load the compiler now, for seconds
     def impl(*args: Any) -> Any:
         with torch._C._DisableAutocast():  # plans mean their own dtypes
             return run(*args)
 
-    made = torch.library.custom_op(f"ficco::{name}", impl, mutates_args=(), schema=schema)
-    made.register_fake(shapes)
+    torch.library.define(full, schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(full, "default", impl)
+    torch.library.register_fake(full, shapes)
     if name in _FLOPS:
         register_flop_formula(getattr(torch.ops.ficco, name))(_FLOPS[name])
     if name not in FORMULAS:
@@ -180,7 +185,7 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
             found = formula.nested(formula.backward(kept, given), rest)
         return (*found[: -len(rest)], *[None] * len(rest))
 
-    made.register_autograd(backward, setup_context=keep)
+    torch.library.register_autograd(full, backward, setup_context=keep)
 
 
 for _name, (_schema, _shapes) in _SCHEMAS.items():

@@ -50,7 +50,7 @@ def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to g
 
     `biased` says which weights have a bias.
     """
-    key = key_of("gather", group, (x, *w, *bias), biased, rows, axes, schedule, grain, gathered)
+    key = key_of("gather", group, x, [*w, *bias], schedule, biased, rows, axes, grain, gathered)
     if (before := known(key)) is not None:
         return before.run([x, *_interleaved(w, bias, biased)])
     call = Call(group, x, "x", key)
@@ -108,7 +108,7 @@ def matmul_reduce_scatter(
     grain: int | None,
 ) -> Tensor:
     """Return this rank's rows of the sum of all ranks' products."""
-    key = key_of("scatter", group, (x, w, bias), rows, schedule, grain)
+    key = key_of("scatter", group, x, (w, bias), schedule, rows, grain)
     if (before := known(key)) is not None:
         return before.run((x, w) if bias is None else (x, w, bias))[0]
     call = Call(group, x, "x", key)
@@ -131,7 +131,7 @@ def matmul_all_reduce(
     grain: int | None,
 ) -> Tensor:
     """Return the sum of all ranks' products."""
-    key = key_of("reduce", group, (x, w, bias), schedule, grain)
+    key = key_of("reduce", group, x, (w, bias), schedule, grain)
     if (before := known(key)) is not None:
         return before.run((x, w) if bias is None else (x, w, bias))[0]
     call = Call(group, x, "x", key)
@@ -242,7 +242,7 @@ def _exchange(
     grain: int | None,
 ) -> Tensor:
     flat = tuple(splits)
-    key = key_of(op, group, (x, w), flat, schedule, grain)
+    key = key_of(op, group, x, (w,), schedule, flat, grain)
     if (before := known(key)) is not None:
         return before.run((x, w))[0]
     call = Call(group, x, "x", key)

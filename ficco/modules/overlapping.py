@@ -29,6 +29,8 @@ __all__ = ["RECORD", "Overlapped", "overlap", "restore"]
 RECORD = "_ficco_overlapped"  # under which an overlapped model carries its record
 
 _OWN, _HOOKS = "__dict__", "_forward_pre_hooks"
+_AFTER, _ALWAYS = "_forward_hooks", "_forward_hooks_always_called"
+_SETTLE, _CLEAR = "ficco settle ", "ficco clear "  # hooks' keys, with a number behind
 
 Module = torch.nn.Module
 Schedules = str | Schedule | Mapping[str, str | Schedule | None]
@@ -42,13 +44,11 @@ class Overlapped:
         modules: that are overlapped; each carries its Layer.
         left: tensor-parallel modules that stayed as they were.
         replaced: (module, name of its dictionary, key, value before); None: there was no value.
-        handles: of hooks that were added.
     """
 
     modules: list[Module] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     replaced: list[tuple[Module, str, Any, Any]] = field(default_factory=list)
-    handles: list[Any] = field(default_factory=list)
 
     def replace(self, module: Module, dictionary: str, key: Any, value: Any) -> None:
         """Set an entry of a module's dictionary, so that `undo` sets it back."""
@@ -64,8 +64,6 @@ class Overlapped:
                 where.pop(key, None)
             else:
                 where[key] = value
-        for handle in self.handles:
-            handle.remove()
 
 
 def overlap(
@@ -294,10 +292,21 @@ def _share(named: Mapping[str, Module], found: Sequence[Found], record: Overlapp
         for place, member in enumerate(members):
             layer = layer_of(member)
             layer.sharing, layer.place = sharing, place
-        record.handles += [
-            named[parent].register_forward_hook(sharing.settle),
-            named[parent].register_forward_hook(sharing.clear, always_call=True),
-        ]
+        _hook(sharing, named[parent], record)
+
+
+def _hook(sharing: Sharing, parent: Module, record: Overlapped) -> None:
+    """Let a forward of the parent end what its layers share.
+
+    As register_forward_hook does, but under keys that are alike in all blocks of a model: by a
+    number that no other hook has, torch.compile would tell them apart and compile each by itself.
+    """
+    hooks: Any = parent._forward_hooks
+    number = sum(str(key).startswith(_SETTLE) for key in hooks)
+    settle, clear = f"{_SETTLE}{number}", f"{_CLEAR}{number}"
+    record.replace(parent, _AFTER, settle, sharing.settle)
+    record.replace(parent, _AFTER, clear, sharing.clear)
+    record.replace(parent, _ALWAYS, clear, True)
 
 
 def _chooser(schedule: Schedules, names: list[str]) -> Callable[[str], str | Schedule | None]:

@@ -1,8 +1,8 @@
 """Every operator in plain torch.distributed and torch.mm.
 
 It is what FICCO_DISABLE=1 runs, what `serial` is on GPUs, and what GPUs without peer access fall
-back to. Equal shards on GPUs take the collective made for them; whatever else there is takes a way
-that is right on any backend, not fast: uneven pieces are padded to the largest.
+back to. Uneven pieces are padded to the largest. Sums are the dtype's on GPUs, as NCCL's are, and
+float32 elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - as PyTorch names it
 
 from ficco.problem import Problem, offsets
 
@@ -25,7 +26,7 @@ def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Ten
     if problem.op == "all_gather_matmul":
         return products(problem, given, gathered(given["x"], problem.rows, group))
     if problem.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
-        if given["x"].is_cuda and len(set(problem.rows)) == 1:
+        if given["x"].is_cuda:
             return [_reduced(problem, given, group, rank)]
         total = (given["x"].float() @ given["w"].float()).to(given["x"].dtype).float()
         dist.all_reduce(total, group=group)
@@ -69,12 +70,18 @@ def gathered(mine: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tenso
 def _reduced(problem: Problem, given: Named, group: Any, rank: int) -> torch.Tensor:
     """Sum as NCCL does: in the input's dtype."""
     whole = given["x"] @ given["w"]
+    rows = problem.rows
     if problem.op == "matmul_all_reduce":
         dist.all_reduce(whole, group=group)
         mine = whole
     else:
-        mine = whole.new_empty((problem.rows[rank], whole.shape[1]))
+        most = max(rows)
+        if len(set(rows)) > 1:  # all ranks get as many, some of them zeros
+            pieces = torch.split(whole, list(rows))
+            whole = torch.cat([F.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
+        mine = whole.new_empty((most, whole.shape[1]))
         dist.reduce_scatter_tensor(mine, whole, group=group)
+        mine = mine[: rows[rank]]
     return mine + given["bias0"] if "bias0" in given else mine
 
 

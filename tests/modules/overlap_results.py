@@ -17,13 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
@@ -32,7 +29,7 @@ import ficco
 from ficco.modules import functions
 
 sys.path.insert(0, str(Path(__file__).parent))
-from llama import WORDS, Llama, Mlp, each_gathers, plain, sequence
+from llama import WORDS, Llama, each_gathers, plain, sequence
 
 BATCH, LENGTH = 3, 8
 FORMS: dict[str, Callable[..., Llama]] = {
@@ -243,40 +240,6 @@ def checkpoints(mesh: DeviceMesh) -> None:
         close(torch.autograd.grad(y.sum(), x)[0], wanted_x, "checkpoint of a wrong guess")
 
 
-def compiled(mesh: DeviceMesh) -> None:
-    """One graph; layers share where a forward that was not compiled has shown that they can."""
-    split = Shard(1)
-    plan = {
-        "": PrepareModuleInput(input_layouts=split, desired_input_layouts=Replicate()),
-        "gate": ColwiseParallel(), "up": ColwiseParallel(),
-        "down": RowwiseParallel(output_layouts=split),
-    }  # fmt: skip
-    torch.manual_seed(0)
-    exact = Mlp()
-    x = torch.randn(2, 3 * mesh.size(), 24)
-    wanted = exact(x)
-    wanted.square().sum().backward()
-    mine = x.chunk(mesh.size(), 1)[mesh.get_local_rank()]
-    for calls in (2, 1):  # the first graph computes gate and up apart
-        torch._dynamo.reset()
-        net = ficco.overlap(parallelize_module(copy.deepcopy(exact), mesh, plan))
-        if calls == 1:
-            net(mine)
-        graphs: list[str] = []
-
-        def backend(graph: torch.fx.GraphModule, given: Any, kept: list[str] = graphs) -> Any:
-            kept += [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
-            return aot_eager(graph, given)
-
-        y = torch.compile(net, backend=backend, fullgraph=True)(mine)
-        gathers = [name for name in graphs if "ficco.all_gather_matmul" in name]
-        assert len(gathers) == calls, graphs
-        y.square().sum().backward()
-        close(y, wanted.chunk(mesh.size(), 1)[mesh.get_local_rank()], f"compiled, {calls} calls")
-        for (name, found), right in zip(net.named_parameters(), exact.parameters(), strict=True):
-            close(whole(found.grad), right.grad, f"compiled, {calls} calls, {name}")
-
-
 def training(mesh: DeviceMesh) -> None:
     """200 steps from equal seeds: the losses of one process without ficco."""
     torch.manual_seed(0)
@@ -298,5 +261,5 @@ def training(mesh: DeviceMesh) -> None:
 
 CHECKS = {
     "forms": forms, "guesses": guesses, "sharing": sharing, "checkpoints": checkpoints,
-    "compiled": compiled, "training": training,
+    "training": training,
 }  # fmt: skip

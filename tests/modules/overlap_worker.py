@@ -1,7 +1,6 @@
 """A rank that runs checks of overlap(): python overlap_worker.py STORE RANK WORLD CHECK...
 
-Checks are in `overlap_results.py`, `overlap_limits.py` and `overlap_measures.py`; each takes the
-mesh of all ranks.
+Checks are in the files `overlap_*.py` beside this; each takes the mesh of all ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import ficco
 
 sys.path.insert(0, str(Path(__file__).parent))
+from overlap_compiled import CHECKS as COMPILED
 from overlap_limits import CHECKS as LIMITS
 from overlap_measures import CHECKS as MEASURES
 from overlap_results import CHECKS as RESULTS
@@ -25,7 +25,7 @@ from overlap_results import CHECKS as RESULTS
 
 def main() -> None:
     """Be a rank: argv has the store, the rank, the world and the names of checks."""
-    checks = RESULTS | LIMITS | MEASURES
+    checks = RESULTS | LIMITS | MEASURES | COMPILED
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
 
 def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
     """Many checks in one set of processes: to start them takes longer than most."""
-    results = ("forms", "guesses", "sharing", "checkpoints", "compiled", "training")
+    results = ("forms", "guesses", "sharing", "checkpoints", "training")
     limits = (
         "options",
         "identity",
@@ -33,6 +33,11 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
     )
     checks = (*results, *limits, "disabled", "serving", "alone")
     run("overlap_worker.py", 2, tmp_path, checks=checks)
+
+
+def test_compiled_models(tmp_path: Path, torch: Any) -> None:
+    kinds = ("models", "blocks", "shares", "by_plan")
+    run("overlap_worker.py", 2, tmp_path, checks=tuple(f"compiled_{kind}" for kind in kinds))
 
 
 def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:

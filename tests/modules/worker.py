@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.problem import chunk_sizes, offsets
+from ficco.modules import plain
+from ficco.problem import Output, Problem, chunk_sizes, offsets
 from ficco.schedule import Schedule
 
 NAMED = Schedule.names()
@@ -163,6 +164,22 @@ def disabled(rank: int, world: int) -> None:
     del os.environ["FICCO_DISABLE"]
 
 
+def reduced(rank: int, world: int) -> None:
+    """What GPUs run as `serial`, by collectives of the dtype, where ranks share rows unevenly."""
+    rows = [(3 * r) % 5 for r in range(world - 1)] + [2]
+    m, depths = sum(rows), (5,) * world
+    xs, ws = [draw(r, m, 5) for r in range(world)], [draw(r + 9, 5, 4) for r in range(world)]
+    given = {"x": xs[rank], "w": ws[rank], "bias0": draw(rank + 20, 1, 4)}
+    whole = sum((x.double() @ w.double() for x, w in zip(xs, ws, strict=True)), torch.zeros(m, 4))
+    first = offsets(rows)
+    for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        output = Output((4,) * world, bias=True)
+        problem = Problem(op, world, tuple(rows), 5 * world, (output,), "float32", depths=depths)
+        found = plain._reduced(problem, given, dist.group.WORLD, rank)
+        mine = whole[first[rank] : first[rank + 1]] if op == "matmul_reduce_scatter" else whole
+        close(found, mine + given["bias0"], f"{op} of uneven rows")
+
+
 def groups(rank: int, world: int) -> None:
     """Sub-groups at once, each with work of its own, and a DeviceMesh."""
     if world != 4:
@@ -254,7 +271,7 @@ def main(store: str, rank: int, world: int) -> None:
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     automatic(rank, world, Path(store).parent)
-    checks = (gathering, reducing, exchanging, pooling, arguments, disabled, groups)
+    checks = (gathering, reducing, exchanging, pooling, arguments, disabled, reduced, groups)
     for check in checks:
         check(rank, world)
     assert ficco.window_bytes() == 0

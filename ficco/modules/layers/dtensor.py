@@ -174,8 +174,9 @@ def _columns(modules: Sequence[Module], x: Any) -> list[Any]:
         ys = layer.gather(local, placement.dim % local.dim(), weights, biases, whole)
     else:
         ys = layer.columns(local, weights, biases)
-    for other in modules[1:]:
-        layer_of(other).seen = layer.seen
+    if not torch.compiler.is_compiling():  # a compiled call has seen nothing
+        for other in modules[1:]:
+            layer_of(other).seen = layer.seen
     return [
         y
         if layer_of(module).returns_local

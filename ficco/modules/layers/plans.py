@@ -205,8 +205,9 @@ def _columns(modules: Sequence[Module], x: Any) -> list[Tensor]:
     weights = [local_of(module.weight) for module in modules]
     biases = [local_of(module.bias) for module in modules]
     ys = layer.columns(x, weights, biases)
-    for other in modules[1:]:
-        layer_of(other).seen = layer.seen
+    if not torch.compiler.is_compiling():  # a compiled call has seen nothing
+        for other in modules[1:]:
+            layer_of(other).seen = layer.seen
     return ys
 
 
