@@ -365,7 +365,7 @@ def opposite(me: Rank, rounds: int) -> None:
     scatter = Problem.chunked(
         "matmul_reduce_scatter", world, 1024 * world, 2048, 512 * world, dtype
     )
-    few = Problem.chunked("all_gather_matmul", world, 16, 1024 * world, 4096, dtype)
+    few = Problem.chunked("all_gather_matmul", world, 64, 512 * world, 4096, dtype)  # in parts
     cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
              (few, "gather_sm"), (scatter, "gated_sums_1d")]  # fmt: skip
     other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
