@@ -96,10 +96,9 @@ METHOD = (
 
 
 def model_sections(results: Path) -> list[tuple[str, list[str]]]:
-    """Return a title and a table for each result of whole models in the folder of results."""
+    """Return on what, and a table, for each result of whole models; that of most GPUs first."""
     return [
-        (f"Milliseconds a layer on {document['world']} GPUs.", model_table(document))
-        for _, document in results_of(results)
+        (f"{document['world']} GPUs", model_table(document)) for _, document in results_of(results)
     ]
 
 

@@ -108,9 +108,13 @@ def _first(page: Page, name: str) -> Documents:
 
 
 def _models(page: Page) -> list[str]:
+    """Return tables of whole models: that of the most GPUs, the others on demand."""
     lines: list[str] = []
-    for title, table in model_sections(page.results):
-        lines += [f"{title} {METHOD}", "", *table, ""]
+    for i, (where, table) in enumerate(model_sections(page.results)):
+        if i:
+            lines += [*folded(f"The same on {where}", table), ""]
+        else:
+            lines += [f"Milliseconds a layer on {where}. {METHOD}", "", *table, ""]
     return ["### Blocks of Llama 3", "", *lines] if lines else []
 
 
