@@ -10,7 +10,7 @@ from typing import Any
 
 from ficco.problem import EXCHANGING
 from ficco.schedule import Schedule
-from ficco.selector.candidates import FEW_ROWS
+from ficco.selector.candidates import few_rows
 from ficco.sweeping.gpu.layout import Layout
 
 SHAPES = Path(__file__).resolve().parent.parent / "shapes.toml"
@@ -66,7 +66,7 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
         if name == "serial":
             continue
         if schedule.transport == "sm":
-            if case.m <= FEW_ROWS:
+            if case.m <= few_rows(case.op):
                 found.append(schedule)
             continue
         for grain in [1] if name == "shard_p2p" else numbers:

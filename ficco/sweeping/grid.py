@@ -33,7 +33,7 @@ from ficco.errors import InputError, MachineError, ScheduleError, closest
 from ficco.machine import Machine
 from ficco.problem import DTYPES, MAX_WORLD, OPERATORS
 from ficco.schedule import MAX_CHUNKS, Schedule
-from ficco.selector.candidates import FEW_ROWS
+from ficco.selector.candidates import few_rows
 from ficco.timeline import REGIMES
 
 __all__ = ["AUTO", "HOW", "Cases", "Grid"]
@@ -76,7 +76,7 @@ class Cases:
             named = tuple(
                 name
                 for name in Schedule.names(op)
-                if m <= FEW_ROWS or Schedule.named(name).transport != "sm"
+                if m <= few_rows(op) or Schedule.named(name).transport != "sm"
             )
         found: list[str | Schedule] = [Schedule.named("serial")]
         for entry in named:
