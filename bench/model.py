@@ -64,6 +64,8 @@ class Run:
                 "tokens_per_s": "of the blocks of a model of the whole depth; no words in or out",
                 "training": "forward, backward, SGD (rate 0: variants see equal weights), batch 1",
                 "prefill": "forward without gradients, causal attention, batch 1",
+                "prefill_tp": "the same without sequence parallelism: sums by all-reduce, as "
+                "Hugging Face's plans have it",
                 "decode": "a token of each of so many sequences, over a cache of 1024 tokens that "
                 "does not grow; no sequence parallelism, all-reduce",
                 "serving": "prefills of batch 1, each with a number of tokens that nothing before "

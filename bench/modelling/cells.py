@@ -29,7 +29,9 @@ class Cell:
     """One kind of step of one model, by several variants.
 
     Attributes:
-        mode: "training", "prefill", "decode" or "serving" (prefill, another m at every step).
+        mode: "training", "prefill", "prefill_tp" (activations whole on every rank, sums by
+            all-reduce, as Hugging Face's plans have it), "decode" or "serving" (prefill, another m
+            at every step).
         model: a key of SIZES.
         tokens: of a step, over all ranks; the most of a step where the mode is serving.
         variants: in the order in which they are made ready.
@@ -50,7 +52,7 @@ class Cell:
     @property
     def split(self) -> bool:
         """Whether activations are split along the sequence."""
-        return self.mode != "decode"
+        return self.mode not in ("decode", "prefill_tp")
 
 
 def cells(part: str, tiny: bool) -> list[Cell]:
@@ -60,7 +62,8 @@ def cells(part: str, tiny: bool) -> list[Cell]:
     if part == "eager":
         asked = [("training", "70B", 8192), ("training", "70B", 4096), ("training", "8B", 8192),
                  ("prefill", "70B", 8192), ("decode", "70B", 1), ("decode", "70B", 16),
-                 ("prefill", "8B", 8192), ("serving", "70B", 8192), ("prefill", "70B", 4096),
+                 ("prefill", "8B", 8192), ("serving", "70B", 8192), ("prefill_tp", "70B", 8192),
+                 ("prefill", "70B", 4096), ("prefill_tp", "8B", 8192),
                  ("decode", "70B", 4), ("decode", "70B", 64), ("prefill", "70B", 16384),
                  ("training", "8B", 4096), ("decode", "8B", 1), ("decode", "8B", 16)]  # fmt: skip
         # No graphs in the first one: should a capture hang, the most telling figures are there.
@@ -89,7 +92,8 @@ def cells(part: str, tiny: bool) -> list[Cell]:
 
 def _tiny(part: str) -> list[Cell]:
     if part == "eager":
-        asked = [("training", 32), ("prefill", 32), ("decode", 3), ("serving", 32)]
+        asked = [("training", 32), ("prefill", 32), ("prefill_tp", 32), ("decode", 3),
+                 ("serving", 32)]  # fmt: skip
         return [Cell(mode, "tiny", tokens, (TORCH, FICCO), part) for mode, tokens in asked]
     if part == "compiled":
         return [

@@ -29,7 +29,8 @@ NEEDED_S = {False: 8.0, True: 40.0}  # to make a variant ready and time the cell
 LEAST_ROUNDS = 5
 OF_GRAPH = {cells.TORCH_GRAPH: cells.TORCH, cells.FICCO_GRAPH: cells.FICCO}
 # Schedules of large windows: what auto takes in a capture may need more than what it took before.
-LARGEST = {True: ("uniform_fused_1d",), False: ("uniform_fused_1d", "one_shot_sm", "two_shot_sm")}
+LARGEST = ("uniform_fused_1d",)
+LARGEST_OF_FEW = (*LARGEST, "one_shot_sm", "two_shot_sm")
 Begun = Callable[[str, str], None]
 
 
@@ -79,11 +80,11 @@ class Place:
         """Make windows as large as any schedule of the cell needs; they cannot grow in captures."""
         if cell.mode == "serving":  # as who serves does before the first request
             ficco.size_windows(self.model(cell, cells.FICCO), cell.tokens, backward=False)
-        key = (cell.model, cell.split, cell.mode == "training")
+        key = (cell.model, cell.split, cell.mode in ("training", "decode"))
         if self._sized.get(key, 0) >= cell.tokens:
             return
         self._sized[key] = cell.tokens
-        for schedule in LARGEST[cell.split]:
+        for schedule in LARGEST_OF_FEW if cell.mode == "decode" else LARGEST:
             model = made(SIZES[cell.model], self.mesh, cell.split, self.dtype)
             share_weights(model, self.model(cell, cells.TORCH))
             names: Any = {"*.wo": schedule, "*.down": schedule} if not cell.split else schedule

@@ -32,6 +32,10 @@ class Steps:
             self.x = whole.chunk(world)[rank].clone()
             self.angles = angles_of(size, cell.tokens, 0, device, dtype)
             self.caches: list[Any] = [None] * size.layers
+        elif cell.mode == "prefill_tp":
+            self.x = torch.randn(cell.tokens, size.width, device=device, dtype=dtype)
+            self.angles = angles_of(size, cell.tokens, 0, device, dtype)
+            self.caches = [None] * size.layers
         else:
             self.x = torch.randn(cell.tokens, size.width, device=device, dtype=dtype)
             self.angles = angles_of(size, 1, CACHED - 1, device, dtype)

@@ -14,7 +14,8 @@ COLUMNS = {
     cells.FICCO_COMPILED: "ficco, compiled",
 }  # fmt: skip
 OURS = (cells.FICCO, cells.FICCO_GRAPH, cells.FICCO_COMPILED)
-MODES = ("training", "prefill", "serving", "decode")
+MODES = ("training", "prefill", "prefill_tp", "serving", "decode")
+NAMES = {"prefill_tp": "prefill without sequence parallelism,"}  # in tables; others as they are
 Key = tuple[str, str, int]
 Rows = dict[str, dict[str, Any]]
 
@@ -63,7 +64,7 @@ def model_table(document: dict[str, Any]) -> list[str]:
         figures.append(", ".join(f"{value / 2**30:.1f}" if value else "-" for value in memory))
         what = f"{tokens} {'sequences' if mode == 'decode' else 'tokens'}"
         what = f"up to {what}" if mode == "serving" else what
-        lines.append(f"| {mode} {model}, {what} | " + " | ".join(figures) + " |")
+        lines.append(f"| {NAMES.get(mode, mode)} {model}, {what} | " + " | ".join(figures) + " |")
     reasons = missing(document)
     if reasons:
         lines += ["", "Without figures: " + "; ".join(reasons) + "."]

@@ -23,7 +23,7 @@ def test_a_tiny_model_is_measured(tmp_path: Path, torch: Any) -> None:
     assert done.returncode == 0, done.stderr + done.stdout
     result = json.loads((tmp_path / "model_x2.json").read_text())
     assert [cell["mode"] for cell in result["cells"]] == [
-        "training", "prefill", "decode", "serving",
+        "training", "prefill", "prefill_tp", "decode", "serving",
     ]  # fmt: skip
     for cell in result["cells"]:
         assert not cell["refused"], cell
