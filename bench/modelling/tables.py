@@ -96,10 +96,11 @@ METHOD = (
 )
 
 
-def model_sections(results: Path) -> list[tuple[str, list[str]]]:
-    """Return on what, and a table, for each result of whole models; that of most GPUs first."""
+def model_sections(results: Path) -> list[tuple[Path, str, list[str]]]:
+    """Return a file, on what, and a table for each result of whole models; most GPUs first."""
     return [
-        (f"{document['world']} GPUs", model_table(document)) for _, document in results_of(results)
+        (path, f"{document['world']} GPUs", model_table(document))
+        for path, document in results_of(results)
     ]
 
 

@@ -102,17 +102,23 @@ def _on_gpus(page: Page, world: int) -> Documents:
     return [*compared(page, world), *read(page.results / name for name in names)]
 
 
+def _every(page: Page, name: str) -> Documents:
+    """Return the results of this name, that of the most GPUs first."""
+    return read(page.results / f"{name}_x{world}.json" for world in (8, 4, 2))
+
+
 def _first(page: Page, name: str) -> Documents:
     """Return the result of the most GPUs of this name, in a list, or nothing."""
-    return read(page.results / f"{name}_x{world}.json" for world in (8, 4, 2))[:1]
+    return _every(page, name)[:1]
 
 
 def _models(page: Page) -> list[str]:
     """Return tables of whole models: that of the most GPUs, the others on demand."""
     lines: list[str] = []
-    for i, (where, table) in enumerate(model_sections(page.results)):
+    for i, (path, where, table) in enumerate(model_sections(page.results)):
         if i:
-            lines += [*folded(f"The same on {where}", table), ""]
+            said = [f"Milliseconds a layer ({page.link(path)}).", "", *table]
+            lines += [*folded(f"The same on {where}", said), ""]
         else:
             lines += [f"Milliseconds a layer on {where}. {METHOD}", "", *table, ""]
     return ["### Blocks of Llama 3", "", *lines] if lines else []
@@ -132,7 +138,7 @@ def _host_cost(page: Page) -> list[str]:
 def _few_rows_gains(page: Page) -> list[str]:
     lines: list[str] = []
     for name in FEW_ROWS:
-        for _, document in _first(page, name):
+        for _, document in _every(page, name):
             lines += [*few_rows_gains(document), ""]
     return ["### Few rows", "", *lines] if lines else []
 
@@ -140,7 +146,7 @@ def _few_rows_gains(page: Page) -> list[str]:
 def _few_rows(page: Page) -> list[str]:
     lines: list[str] = []
     for name in FEW_ROWS:
-        for path, document in _first(page, name):
+        for path, document in _every(page, name):
             lines += [*few_rows_table(document), "", *machines([(path, document)], page), ""]
     return ["## Few rows", "", *lines] if lines else []
 

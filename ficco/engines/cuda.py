@@ -282,7 +282,7 @@ class BoundPlan:
             traced: whether to take times, for `spans`.
 
         Raises:
-            RuntimeError: the group has failed; nothing was enqueued.
+            RuntimeError: the group has failed; nothing was enqueued that waits or is sent.
             GpuError: the driver refuses something; the group has failed then.
         """
         compute, native = self._compute, self._native

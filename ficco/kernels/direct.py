@@ -1,7 +1,8 @@
 """The direct kernel: one launch that multiplies, exchanges by stores into peers' windows, and adds.
 
 For products of few rows, where a copy engine's start and a stream's signal take longer than the
-data. A launch has the whole handshake of a call in it, so nothing else is enqueued.
+data. A launch has the whole handshake of a call in it, so nothing else is enqueued, but for the
+product of more rows, which a library makes in y before (`is_made_before`).
 
     direct = prepare(table, places, device)         # once per plan and window
     warm(direct, operands, control)                 # before any stream waits, or is captured
@@ -225,6 +226,7 @@ def warm(direct: Direct, operands: Operands, control: Control) -> None:
         InputError: operands that the table was not made for.
     """
     launch = launch_of(direct, operands, control)
+    launch.arguments["gates"] = torch.zeros_like(direct.gates)  # a call may be under way
     launch.arguments.update(items=0, own_rows=0, peers=0, targets=0, owners=0)
     enqueue(launch._replace(programs=1))
 

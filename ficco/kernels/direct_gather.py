@@ -210,6 +210,7 @@ def warm(made: Gather, operands: Operands, control: Control) -> None:
         InputError: operands that the table was not made for.
     """
     launch = launch_of(made, operands, control)
+    launch.arguments["gates"] = torch.zeros_like(made.gates)  # a call may be under way
     launch.arguments.update(m=0, stored=0, slices=1, own_rows=0, peers=0, sources=0)
     enqueue(launch._replace(programs=1))
 
@@ -223,7 +224,7 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
     # What divides a stride is known to a described launch in elements: see `launching`.
     stride = x.stride(0) if table.own_rows else 0
     aligned = x.data_ptr() % ALIGN == stride % ALIGN == table.k * item % ALIGN == 0
-    wide = min(power(table.width), 512)
+    wide = min(power(table.width or table.k), 512)  # a rank without rows may keep those of others
     found: dict[str, Any] = {
         "x": x,
         "kept": x if kept is None else kept,

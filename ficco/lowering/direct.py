@@ -1,7 +1,8 @@
 """Direct: matmul_all_reduce by stores of the kernel that multiplies, for products of few rows.
 
-One lane, for one kernel runs all of it (`ficco.kernels.direct`); chunks are slices of columns, over
-all rows, and lie behind one another in order. Copies are stores: unit "sm". With three ranks:
+One lane, for one kernel runs all of it (`ficco.kernels.direct`), or all but the product of many
+rows (`is_made_before`); chunks are slices of columns, over all rows, and lie behind one another in
+order. Copies are stores: unit "sm". With three ranks:
 
     two shots   [free] enter | make 0, store at the owners, make 1, ... | [entered]
                 | [products] sum 0, store at all peers, ... | [sums] move 0, ... | clear, free

@@ -7,6 +7,7 @@ follows from its plan alone, so the layers' own calls are made once, on zeros.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,7 +29,7 @@ Tensor = torch.Tensor
 
 
 def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> None:
-    """Run every kind of call that an overlapped model's layers make, twice, on zeros.
+    """Run every kind of call that an overlapped model's layers make, several times, on zeros.
 
     Afterwards no call with as many rows or fewer, by the same schedule, grows a window; on GPUs
     neither does the same call in a capture. Without backward, calls of fewer rows are made as well,
@@ -51,6 +52,20 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
     if rows < 1:
         raise InputError(f"rows={rows}: it is batch x sequence, 1 or more")
+    calls = list(_kinds(found, backward))
+    for layer, weights, wanted in calls:
+        _call(layer, weights, rows, wanted)  # windows grow, which lets go what was made ready
+    for layer, weights, wanted in calls:
+        if not wanted:
+            _fewer(layer, weights, rows)
+    for layer, weights, wanted in calls * 2:  # the second time makes ready what a capture takes
+        _call(layer, weights, rows, wanted)
+
+
+def _kinds(
+    found: Sequence[Module], backward: bool | None
+) -> Iterator[tuple[Layer, list[Tensor], bool]]:
+    """Yield every kind of call: its layer, the weights that share it, whether to run backward."""
     done = set()
     for each in found:
         layer = layer_of(each)
@@ -76,14 +91,17 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
         wanted = backward
         if wanted is None:
             wanted = each.training and any(weight.requires_grad for weight in weights)
-        for _ in range(2):  # the second one makes ready what a capture takes
-            _call(layer, weights, rows, wanted)
-        fewer = rows
-        while not wanted and (fewer := int(fewer * _FEWER)):
-            called = _call(layer, weights, fewer, backward=False)
-            if (other := _one_launch(called)) is not None:
-                options = replace(layer.options, schedule=other)
-                _call(replace(layer, options=options), weights, fewer, backward=False)
+        yield layer, weights, wanted
+
+
+def _fewer(layer: Layer, weights: list[Tensor], rows: int) -> None:
+    """Make a layer's call of fewer and fewer rows, to one."""
+    fewer = rows
+    while fewer := int(fewer * _FEWER):
+        called = _call(layer, weights, fewer, backward=False)
+        if (other := _one_launch(called)) is not None:
+            options = replace(layer.options, schedule=other)
+            _call(replace(layer, options=options), weights, fewer, backward=False)
 
 
 def _one_launch(layer: Layer) -> Schedule | None:

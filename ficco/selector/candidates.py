@@ -73,9 +73,9 @@ def points(
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
     the rotation in step. What has no plan, or the machine's engine does not run, is left out. So
-    are sums within a launch on GPUs, whose streams may share a hardware queue with what must go on
-    beside it. Sums on GPUs have `serial` alone: products that add to float32 sums chunk by chunk,
-    and the rounding of these, take longer than the transfer that they would hide.
+    are sums within a launch on GPUs, where they won next to nothing (`bench/NOTES.md`). Outputs
+    that add up on GPUs have `serial` alone: products that add to float32 sums chunk by chunk, and
+    the rounding of these, take longer than the transfer that they would hide.
 
     Args:
         op: the operator.

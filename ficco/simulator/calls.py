@@ -53,8 +53,9 @@ class Calls:
     def use_as_one(self, steps: Sequence[Step], gathers: bool, twice: bool) -> None:
         """Take the GEMMs of the rank for parts of one launch, whose products have the same rows.
 
-        They are slices of columns, or whole outputs, in one or in several pieces of rows. Nobody
-        has measured what the kernel that gathers takes to multiply: no less than a gated GEMM.
+        They are slices of columns, or whole outputs, in one or in several pieces of rows. The
+        kernel that gathers is taken to multiply as a gated GEMM does. More rows are multiplied
+        before the launch, which moves them then: see `is_made_before`.
         """
         products = [product for step in steps if step.kind == "gemm" for product in step.products]
         if products:

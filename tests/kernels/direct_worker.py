@@ -226,7 +226,10 @@ def refusals() -> None:
     case, windows = Case(0, 2, "one_shot_sm", (3, 33, 8), 2), Windows(2)
     prepared = prepare(case.table, windows.places, CPU)
     mine, told = case.draw(1, 0)[0][0], control(5)
+    prepared.gates.fill_(7)  # of a call under way
     warm(prepared, mine, told)
+    assert bool((prepared.gates == 7).all()), "warming touches a call under way"
+    prepared.gates.zero_()
     assert bool(mine.y.isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
     wrong = {"x": mine.x[:2], "w": mine.w[:2], "bias": None, "y": mine.y.half()}
     for name, value in wrong.items():

@@ -158,7 +158,10 @@ def refusals() -> None:
     outputs = (Output((33, 33), bias=True), kept, Output((5, 0), "w1"))
     case, windows = Case(0, (2, 3), 40, outputs, 2), Windows(2)
     made, (mine, _), told = prepare(case.table, windows.places, CPU), case.draw(1, 0), control(5)
+    made.gates.fill_(7)  # of a call under way
     warm(made, mine, told)
+    assert bool((made.gates == 7).all()), "warming touches a call under way"
+    made.gates.zero_()
     first = mine.outputs[0]
     assert bool(first.y.isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
     assert not made.gates.any() and not told.status.item()

@@ -54,7 +54,7 @@ def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from modelling.tables import *\n"
         "for folder in map(Path, sys.argv[1:]):\n"
-        "    lines = [line for _, table in model_sections(folder) for line in table]\n"
+        "    lines = [line for _, _, table in model_sections(folder) for line in table]\n"
         "    print(headline(folder), *lines, 'end', sep='\\n')"
     )
     command = [sys.executable, "-P", "-c", code, str(tmp_path), str(tmp_path / "none")]

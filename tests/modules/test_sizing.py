@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from ficco import selector  # noqa: E402
 from ficco.machine import Machine  # noqa: E402
 from ficco.modules import sizing  # noqa: E402
-from ficco.modules.layers.layer import Layer, Options, Ranks, Seen  # noqa: E402
+from ficco.modules.layers.layer import ATTRIBUTE, Layer, Options, Ranks, Seen  # noqa: E402
 from ficco.problem import Problem  # noqa: E402
 
 
@@ -47,3 +47,25 @@ def test_kernels_that_a_few_rows_more_need_are_found(monkeypatch: pytest.MonkeyP
     assert sizing._one_launch(_layer("auto", "cuda")) is None
     answers.append(replace(found, schedule=other))
     assert sizing._one_launch(_layer("auto", "cuda")) is None
+
+
+def test_what_a_capture_takes_is_made_ready_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind calls of fewer rows, of which there are more than plans are kept bound."""
+    serving, training = _layer("serial", "cpu"), replace(_layer("serial", "cpu"), name="up")
+    kinds = [(serving, [], False), (training, [], True)]
+    called: list[tuple[str, int, bool]] = []
+
+    def call(layer: Layer, weights: list[Any], rows: int, backward: bool) -> Layer:
+        called.append((layer.name, rows, backward))
+        return layer
+
+    monkeypatch.setattr(sizing, "_kinds", lambda found, backward: iter(kinds))
+    monkeypatch.setattr(sizing, "_call", call)
+    model = torch.nn.Module()
+    model.__dict__[ATTRIBUTE] = serving
+    sizing.size_windows(model, 100)
+    whole = [("down", 100, False), ("up", 100, True)]
+    assert called[:2] == whole and called[-4:] == whole * 2
+    fewer = [rows for _, rows, _ in called[2:-4]]
+    assert fewer == sorted(fewer, reverse=True) and (fewer[0], fewer[-1]) == (80, 1)
+    assert all(called_of[0] == "down" for called_of in called[2:-4])
