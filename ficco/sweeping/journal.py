@@ -142,6 +142,8 @@ class Journal:
             return point in self.bad
         if "checked" in line:
             return point in self.checked
+        if "predicted_ms" in line or "dil" in line:
+            return self.worked_out.get(point or "", {}).items() >= line.items()
         return "ended" in line and line["shape"] in self.ended
 
     def _take(self, line: Record) -> None:

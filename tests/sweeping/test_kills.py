@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 from collections import Counter
 from importlib.util import find_spec
@@ -57,8 +58,18 @@ def test_a_killed_simulation_ends_with_the_same_bytes(tmp_path: Path) -> None:
         process = start(grid, "--out", tmp_path / name)
         _, said = process.communicate(timeout=120)
         assert process.returncode == 0, said
-    for file in ("results.jsonl", "results.csv", "runs.jsonl", "sweep.json"):
-        assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    cut, journal = tmp_path / "cut", tmp_path / "whole" / "runs.jsonl"
+    shutil.copytree(tmp_path / "whole", cut)  # killed between what is worked out and its run
+    first = journal.read_bytes().splitlines(keepends=True)
+    assert b'"dil"' in first[2] and b'"run"' in first[3]
+    (cut / "runs.jsonl").write_bytes(b"".join(first[:3]) + first[3][:20])
+    process = start(grid, "--out", cut)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    for name in ("killed", "cut"):
+        for file in ("results.jsonl", "results.csv", "runs.jsonl", "sweep.json"):
+            found, wanted = tmp_path / name / file, tmp_path / "whole" / file
+            assert found.read_bytes() == wanted.read_bytes(), f"{name}/{file}"
     assert not (tmp_path / "whole" / "book.toml").exists()  # nothing was measured
 
 
