@@ -31,6 +31,7 @@ from ficco.kernels.direct_table import DirectTable
 from ficco.lowering.direct import is_made_before
 from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
+from ficco.schedule import Schedule
 from ficco.timeline import Span
 
 try:
@@ -48,6 +49,7 @@ __all__ = [
     "GpuError",
     "Window",
     "capabilities",
+    "check_runs",
     "device_count",
     "served_version",
     "window_layout",
@@ -184,6 +186,33 @@ class Device:
             time.sleep(1e-3)
 
 
+def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
+    """Check that a schedule can run with arrays of a library, here and on every other rank.
+
+    By the schedule alone: a rank whose own plan needs nothing special refuses what its peers do.
+
+    Raises:
+        ScheduleError: it cannot; says what can.
+    """
+    if schedule.sums == "within" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        raise ScheduleError(
+            "sums='within': a launch waits for what peers' kernels make, and with "
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would stand behind it in the one hardware "
+            "queue; unset it, or use sums='apart'"
+        )
+    if compute.kernels is not None:
+        return
+    for axis, value, needs, nearest in (
+        ("transport", "sm", "a kernel that stores at peers", "dma"),
+        ("compute", "gated", "a kernel that waits for chunks", "per_chunk"),
+    ):
+        if getattr(schedule, axis) == value:
+            raise ScheduleError(
+                f"{axis}={value!r} needs {needs}, and there is none for arrays of {compute.name}; "
+                f"the nearest that works is {axis}={nearest!r}"
+            )
+
+
 class BoundPlan:
     """A rank's plan, bound to a window and ready to run with any matrices of its shapes.
 
@@ -200,13 +229,7 @@ class BoundPlan:
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._places, _ = window_places(plan.buffers)
         stores = _is_one_launch(plan)
-        if stores and compute.kernels is None:
-            raise ScheduleError(
-                f"step {plan.steps[0].id!r}: transport='sm' needs a kernel that stores at peers, "
-                f"and there is none for arrays of {compute.name}; the nearest that works is "
-                "transport='dma'"
-            )
-        lanes = _lanes(plan.steps, compute)
+        lanes = _lanes(plan.steps)
         encoded = encode_whole(plan) if stores else encode(plan, lanes, one_launch=True)
         self._slots = [
             (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
@@ -427,23 +450,10 @@ def _before(plan: RankPlan, table: DirectTable | GatherTable | None) -> list[Cal
     return [whole_product(plan, each) for each in table.outputs]
 
 
-def _lanes(steps: Sequence[Step], compute: DeviceCompute) -> dict[str, int]:
+def _lanes(steps: Sequence[Step]) -> dict[str, int]:
     """Number the lanes that get a stream; the one with compute is the caller's."""
     computing: dict[str, str] = {}
-    one_queue = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     for step in steps:
-        if step.concurrent and one_queue:
-            raise ScheduleError(
-                f"step {step.id!r}: it waits for what peers' kernels make, and with "
-                "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would stand behind it in the one "
-                "hardware queue; unset it, or use sums='apart'"
-            )
-        if compute.kernels is None and step.parts:
-            raise ScheduleError(
-                f"step {step.id!r}: compute='gated' needs a kernel that waits for chunks, and "
-                f"there is none for arrays of {compute.name}; the nearest that works is "
-                "compute='per_chunk'"
-            )
         if step.kind == "collective":
             raise EngineError(f"step {step.id!r}: the CUDA engine has no collective steps")
         if step.kind in COMPUTE:

@@ -163,6 +163,8 @@ class CudaLocalRuntime:
 
     def _bind(self, problem: Problem, schedule: Schedule, streams: Sequence[Any]) -> _Bound:
         plan = lower(problem, schedule)
+        if self.world > 1:
+            cuda.check_runs(schedule, self._compute)
         need = max(window_places(entry.buffers)[1] for entry in plan.ranks)
         if need > self._place.windows.data_bytes:
             self._grow(need, streams)

@@ -152,6 +152,11 @@ class CudaProcessRuntime(ProcessRuntime):
     def _capacity(self) -> int:
         return self._places[-1].window.data_bytes if self._places else 0
 
+    def _bind(self, problem: Problem, schedule: Schedule) -> Call:
+        if self.world > 1:
+            cuda.check_runs(schedule, self._compute)
+        return super()._bind(problem, schedule)
+
     def _bound_plan(self, plan: RankPlan, digest: int) -> cuda.BoundPlan:
         place = self._places[-1]
         return cuda.BoundPlan(plan, place.device, place.window, self._compute, digest)

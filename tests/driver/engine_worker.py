@@ -16,7 +16,7 @@ from numpy_on_stream import NumpyOnStream
 
 from ficco import oracle
 from ficco.errors import EngineError, InputError, ScheduleError
-from ficco.problem import Problem
+from ficco.problem import Output, Problem
 from ficco.runtime.local_cuda import CudaLocalRuntime
 from ficco.schedule import Schedule
 
@@ -48,6 +48,24 @@ def operators(worlds: list[int], seeds: int, dtypes: list[str], calls: int | Non
                 node.runtime.synchronize()
                 node.judge(problem, arrays, exact, f"{name} {route}")
         node.runtime.close()
+
+
+def one_queue() -> None:
+    """What needs more than one hardware queue is refused where no rank's own plan does, too."""
+    node = Node(2)
+    output = (Output((40, 40)),)
+    problem = Problem(
+        "matmul_reduce_scatter", 2, (3, 0), 87, output, "float32", depths=(0, 87)
+    )  # the one with rows multiplies nothing
+    arrays, _ = node.arrays(problem, 0)
+    try:
+        node.execute(problem, named("gated_sums_1d", 2), arrays)
+    except ScheduleError as error:
+        assert "sums='apart'" in str(error), error
+    else:
+        raise AssertionError("gated_sums_1d was taken where there is one queue")
+    node.right(problem, named("gated_1d", 2))
+    node.runtime.close()
 
 
 def routes(name: str, world: int) -> tuple[str, ...]:
@@ -204,7 +222,7 @@ def no_start(world: int, pattern: str) -> None:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        operators, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
+        operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
         faults.refusals, faults.stalled, faults.absent, faults.absent_from_one_launch,
         faults.watch_refused, faults.compute_fails,
     )

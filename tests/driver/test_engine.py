@@ -82,6 +82,13 @@ def test_one_hardware_queue_is_enough(
     )  # fmt: skip
 
 
+def test_every_rank_refuses_what_one_queue_cannot_have(
+    double_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    run(double_folder, "one_queue", {"single_queue": 1})
+
+
 def test_results_are_the_same_again_and_again(double_folder: Path) -> None:
     run(double_folder, "again_and_again", world=4, calls=400)
 
