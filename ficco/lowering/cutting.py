@@ -10,6 +10,10 @@ from ficco.schedule import Schedule
 __all__ = ["arrivals", "check_implemented", "chunk_bounds", "departures"]
 
 _STORING = ("all_gather_matmul", "matmul_all_reduce")  # by a kernel, at peers
+# Rows or columns that pieces begin at multiples of. A GEMM whose operands do not begin at multiples
+# of 16 bytes takes several times as long, and one of part of a tile as long as one of a whole tile.
+_UNITS = (64, 8, 1)
+_MANY = 8  # units that the smallest chunk has, so that chunks are about equal still
 
 
 def check_implemented(op: str, schedule: Schedule) -> None:
@@ -55,8 +59,9 @@ def check_implemented(op: str, schedule: Schedule) -> None:
 def chunk_bounds(size: int, chunks: int, taper: str) -> tuple[int, ...]:
     """Return where each chunk of a shard begins, and the size as one last entry.
 
-    Chunks are as equal as whole numbers allow; with fewer rows than chunks some are empty. A taper
-    makes the first (head) or last (tail) two chunks a quarter and half as large as the others.
+    Chunks are as equal as multiples of 64, 8 or 1 allow, whichever is the greatest that leaves them
+    about equal; with fewer rows than chunks some are empty. A taper makes the first (head) or last
+    (tail) two chunks a quarter and half as large as the others.
     """
     weights = [
         min(
@@ -66,10 +71,12 @@ def chunk_bounds(size: int, chunks: int, taper: str) -> tuple[int, ...]:
         for j in range(chunks)
     ]
     total, done, bounds = sum(weights), 0, [0]
-    for weight in weights:
+    smallest = size * min(weights) // total
+    unit = next((unit for unit in _UNITS if smallest >= unit * _MANY), 1)
+    for weight in weights[:-1]:
         done += weight
-        bounds.append(size * done // total)
-    return tuple(bounds)
+        bounds.append((size * done // total + unit // 2) // unit * unit)
+    return (*bounds, size)
 
 
 def departures(schedule: Schedule, world: int, rank: int) -> list[tuple[int, int]]:

@@ -70,7 +70,10 @@ def move(cut: Cut, batch: Batch) -> list[Step]:
     return [Step(f"move.{batch.name}", COMPUTE, "local_copy", "dma", reads, writes)]
 
 
-def close(cut: Cut, made: Made, data: list[Word]) -> None:
-    """End the call: every peer has entered, and nothing of the window is read any more."""
+def close(cut: Cut, made: Made, data: list[Word], beside: str = "") -> None:
+    """End the call: every peer has entered, and nothing of the window is read any more.
+
+    `beside`: another lane than that of compute that reads it.
+    """
     peers = list(made.lanes)
-    made.steps = closed(cut.rank, peers, data, made.steps, COMPUTE)
+    made.steps = closed(cut.rank, peers, data, made.steps, COMPUTE, beside)

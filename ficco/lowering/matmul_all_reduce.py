@@ -1,7 +1,8 @@
 """matmul_all_reduce: from x_r [m, k_r] and w_r [k_r, n], the whole sum of x_s . w_s, on every rank.
 
-A reduce-scatter whose owners push their sums on, chunk by chunk, as they are made; then every rank
-moves what it got from the window into its output (by local copies, which are part of the operator).
+A reduce-scatter whose owners push their sums on, chunk by chunk, as they are made, step by step
+while later steps are still multiplied; every rank moves what it got from the window into its output
+(by local copies, which are part of the operator) on a lane of its own, "collect".
 With pace="in_step" a sum goes to the next peer when the last turn's sum has come here; for partial
 sums, which are pushed as they are made, there are no turns to keep.
 
@@ -18,14 +19,16 @@ from ficco.lowering.cutting import check_implemented
 from ficco.lowering.direct import REDUCED
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
 from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
-from ficco.lowering.producing import COMPUTE, Products
-from ficco.lowering.scattering import Chunk, Cut, Made, make_and_push
+from ficco.lowering.producing import Products
+from ficco.lowering.scattering import Chunk, Cut, Made, finishes_between, make_and_push
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan, Region, Step, Word
 from ficco.problem import Problem, offsets
 from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = ["lower_rank"]
+
+COLLECT = "collect"
 
 
 def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
@@ -54,15 +57,24 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     cut = reduction_cut(problem, replace(schedule, pace="free"), rank)
     in_step = schedule.pace == "in_step"
     first = offsets(problem.rows)
-    made = make_and_push(cut, products)
-    data: list[Word] = []
-    for batch in batches(cut, per_chunk=False):
+    found = batches(cut, per_chunk=False)
+
+    def finish(batch: Batch, made: Made) -> list[Step]:
         sums = reduce(cut, batch, first[rank], problem.outputs[0].bias)
-        made.steps += [await_data(batch), *sums]
-        made.steps += _push_on(cut, made, batch, sums[-1], in_step)
-        data += batch.words
+        return [await_data(batch), *sums, *_push_on(cut, made, batch, sums[-1], in_step)]
+
+    if finishes_between(schedule):
+        steps = {batch.arrived[0][1]: batch for batch in found}
+        made = make_and_push(
+            cut, products, lambda j, made: finish(steps[j], made) if j in steps else []
+        )
+    else:
+        made = make_and_push(cut, products)
+        for batch in found:
+            made.steps += finish(batch, made)
+    data = [word for batch in found for word in batch.words]
     data += _collect(cut, made, first)
-    close(cut, made, data)
+    close(cut, made, data, COLLECT)
     buffers = reduction_buffers(problem, products, cut)
     buffers += [
         Buffer("y0", "output", problem.m, problem.n, problem.dtype),
@@ -126,8 +138,8 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
         reads = tuple([source for _, source, _ in groups[j]])
         writes = tuple([target for _, _, target in groups[j]])
         made.steps += [
-            Step(f"wait.sum{j}", COMPUTE, "wait", "none", words=awaited),
-            Step(f"move.sum{j}", COMPUTE, "local_copy", "dma", reads, writes),
+            Step(f"wait.sum{j}", COLLECT, "wait", "none", words=awaited),
+            Step(f"move.sum{j}", COLLECT, "local_copy", "dma", reads, writes),
         ]
         words += awaited
     return words

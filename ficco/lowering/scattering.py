@@ -6,10 +6,17 @@ chunks a block, three ranks, on rank 0 (hetero_fused_1d; own part last):
 
     compute   make 1.0 2.0   make 1.1 2.1   make own   [..] finish 0   [..] finish 1   clear, free
     push      [free] enter   1.0->1 2.0->2   1.1->1 2.1->2      (each after it is made)
+
+Where finishing sends something on, too, it begins while later steps are still made, so that links
+stay busy: step j is finished behind the making of step j+1, whose time its chunks have to come, and
+the own chunk of a step is made right before:
+
+    compute   make 1.0 2.0   make 1.1 2.1   own 0   [..] finish 0   own 1   [..] finish 1
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +28,7 @@ from ficco.lowering.producing import COMPUTE, PARTIAL, Gated, Piece, Producer
 from ficco.plan import Region, Step, Word
 from ficco.schedule import Schedule
 
-__all__ = ["LANDING", "Cut", "Made", "make_and_push"]
+__all__ = ["LANDING", "Cut", "Made", "finishes_between", "make_and_push"]
 
 LANDING = "landing"  # window: what peers made for this rank
 BIAS = "bias0"
@@ -134,15 +141,32 @@ class Made:
 
 
 class _Group(NamedTuple):
-    """What one step makes: (destination, chunk) pairs, the own ones among them."""
+    """What is made at once: (destination, chunk) pairs, the own chunks, and in which step."""
 
     name: str
     sent: list[tuple[int, int]]
     own: list[Chunk]
+    step: int = -1
 
 
-def make_and_push(cut: Cut, producer: Producer) -> Made:
-    """Return the steps that make everything and push what is for peers."""
+Finish = Callable[[int, "Made"], Sequence[Step]]
+
+
+def finishes_between(schedule: Schedule) -> bool:
+    """Whether steps can be finished while later ones are made: there are some, and they end."""
+    steps = schedule.order == "by_step" and schedule.compute in ("per_step", "per_chunk")
+    return steps and schedule.chunks > 1
+
+
+def make_and_push(cut: Cut, producer: Producer, finish: Finish | None = None) -> Made:
+    """Return the steps that make everything and push what is for peers.
+
+    Args:
+        cut: what is made, in which pieces.
+        producer: makes them.
+        finish: gives the steps that finish a step of `finishes_between`, which are put as early as
+            nothing is held up by them; None: finishing is for the caller, behind all this.
+    """
     rank, schedule = cut.rank, cut.schedule
     if schedule.pace == "in_step":
         raise ScheduleError(
@@ -160,7 +184,19 @@ def make_and_push(cut: Cut, producer: Producer) -> Made:
     if schedule.compute == "gated":
         _gated(cut, producer, made, order, own)
         return made
-    for group in _groups(schedule, cut, order, own):
+    if finish is None:
+        _make(cut, producer, made, _groups(schedule, cut, order, own))
+        return made
+    for groups, finished in _in_turns(schedule, cut, order):
+        _make(cut, producer, made, groups)
+        made.steps += finish(finished, made) if finished >= 0 else ()
+    return made
+
+
+def _make(cut: Cut, producer: Producer, made: Made, groups: Sequence[_Group]) -> None:
+    """Add the steps that make some groups, each with its pushes behind it."""
+    rank = cut.rank
+    for group in groups:
         pieces = _merged(
             [cut.piece(peer, cut.sent(peer, j)) for peer, j in group.sent]
             + [cut.piece(rank, chunk) for chunk in group.own]
@@ -171,7 +207,23 @@ def make_and_push(cut: Cut, producer: Producer) -> Made:
         made.steps += steps
         for peer, j in group.sent:
             made.steps += _push(cut, made.lanes, peer, j, after=tuple([s.id for s in steps]))
-    return made
+
+
+def _in_turns(
+    schedule: Schedule, cut: Cut, order: list[tuple[int, int]]
+) -> Iterator[tuple[list[_Group], int]]:
+    """Yield what is made turn by turn, and the step to be finished behind it, or -1.
+
+    In turn j that is step j-1.
+    """
+    mine = _by_chunk(cut)
+    together = schedule.start == "together"
+    groups = _groups(schedule, cut, order, own=[])  # "together" finds the own chunks by itself
+    for turn in range(schedule.chunks + 1):
+        made = [group for group in groups if group.step == turn]
+        if not together and turn - 1 in mine:
+            made.append(_Group(f"own.{turn - 1}", [], mine[turn - 1]))
+        yield made, turn - 1
 
 
 def _groups(
@@ -191,16 +243,16 @@ def _groups(
             sent.setdefault(key, []).append((peer, j))
         mine = _by_chunk(cut) if together and by_step else {}
         groups = [
-            _Group(f"step{key}", sent.get(key, []), mine.get(key, []))
+            _Group(f"step{key}", sent.get(key, []), mine.get(key, []), key)
             for key in sorted({*sent, *mine})
         ]
         return groups + (last if not together else [] if by_step else [_Group("own", [], own)])
-    single = [(j, _Group(f"{j}for{peer}", [(peer, j)], [])) for peer, j in order]
+    single = [_Group(f"{j}for{peer}", [(peer, j)], [], j) for peer, j in order]
     if together:
-        single += [(j, _Group(f"own.{j}", [], found)) for j, found in _by_chunk(cut).items()]
+        single += [_Group(f"own.{j}", [], found, j) for j, found in _by_chunk(cut).items()]
     if by_step:
-        single.sort(key=lambda entry: entry[0])  # stable: the own chunk of a step comes last
-    return [group for _, group in single] + last
+        single.sort(key=lambda group: group.step)  # stable: the own chunk of a step comes last
+    return single + last
 
 
 def _by_chunk(cut: Cut) -> dict[int, list[Chunk]]:

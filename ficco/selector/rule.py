@@ -17,6 +17,7 @@ No machine is simulated here, and nothing else in ficco uses these formulas.
 from __future__ import annotations
 
 from ficco.lowering.direct import is_made_before
+from ficco.lowering.scattering import finishes_between
 from ficco.machine import Link, Machine
 from ficco.problem import COLLECTIVE
 from ficco.schedule import Schedule
@@ -107,8 +108,14 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             last = own / grain * costs.gated_gemm
             made -= last
         end = max(made + last, sent + last / (1 if schedule.sums == "within" else grain))
-        if facts.op == "matmul_all_reduce":  # sums travel, too, behind the last product
-            end = max(made, sent) + last / grain + send + machine.stream_us(2.0 * block * peers)
+        if facts.op == "matmul_all_reduce":
+            moved = machine.stream_us(2.0 * block * peers)
+            if finishes_between(schedule):  # sums travel beside products, but for the last step's
+                made += last * (1 - 1 / grain)
+                end = max(made, made - own / grain + send / grain) + (last + send) / grain
+                end = max(end, late + 2 * send + last / grain) + moved / grain
+            else:
+                end = max(made, sent) + last / grain + send + moved
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     host += (steps + 2 + peers * grain) * costs.host_words_us + peers * grain * costs.host_copy_us

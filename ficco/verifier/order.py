@@ -1,8 +1,9 @@
 """Happens-before over all ranks: events, their edges, and clocks that answer "a before b?".
 
 Events of a rank: `before` (the end of its previous call's use of a window copy), `start`, one per
-step (two for a collective: entering and leaving; a gated step has one at each end and one per
-part), and `end`. Edges:
+step (two for a collective: entering and leaving; a gated step has one at each end and one per part;
+one for every word that a step or a part raises, for whoever sees one of them knows nothing of those
+behind it), and `end`. Edges:
 
     before -> start -> first step of each lane -> ... -> last step of each lane -> end
     last event of a step -> first event of the steps that come `after` it
@@ -19,9 +20,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ficco.plan import Part, Plan, Step
+from ficco.plan import Part, Plan, Step, Word
 from ficco.verifier.violation import Violation
-from ficco.verifier.words import Uses, WordUses
+from ficco.verifier.words import Use, Uses, WordUses
 
 __all__ = ["Event", "Order"]
 
@@ -69,6 +70,7 @@ class Order:
         self._all: list[Event] = []
         self._after: dict[Event, list[Event]] = {}
         self._parts: dict[tuple[int, str], list[Event]] = {}
+        self._raised: dict[tuple[int, str, int, Word], Event] = {}
         for entry in plan.ranks:
             self._rank(entry.rank, entry.steps)
         self._collectives()
@@ -86,8 +88,12 @@ class Order:
         return bool(b.known[a.chain] >= a.pos)
 
     def at(self, rank: int, step: str, part: int = -1) -> Event:
-        """Return the event that awaits or raises a word: of the step, or of one part."""
+        """Return the event that awaits or clears words: of the step, or of one part."""
         return self.last[rank, step] if part < 0 else self._parts[rank, step][part]
+
+    def raised(self, use: Use, word: Word) -> Event:
+        """Return the event in which a step or a part raises a word."""
+        return self._raised[*use, word]
 
     def preds(self, event: Event) -> list[Event]:
         """Return the direct predecessors."""
@@ -121,20 +127,35 @@ class Order:
             event = self._new(rank, chain, pos, step, after)
             self.first[rank, step.id] = event
             if step.parts:
-                parts = []
+                parts, ends = [], []
                 for number, part in enumerate(step.parts):
                     piece = self._new(rank, self._chain(), 0, step, [event])
                     piece.part, piece.work = number, part
                     parts.append(piece)
+                    ends.append(self._raises(piece, part.signals))
                 self._parts[rank, step.id] = parts
-                event = self._new(rank, chain, pos + 1, step, [event, *parts])
+                event = self._new(rank, chain, pos + 1, step, [event, *ends])
             elif step.kind == "collective":
                 event = self._new(rank, chain, pos + 1, step, [event])
                 event.work = step
             else:
                 event.work = step
+                if step.kind == "signal":
+                    event = self._raises(event, step.words)
             self.last[rank, step.id] = tails[step.lane] = event
         self._new(rank, call, 1, None, [start, *tails.values()])
+
+    def _raises(self, event: Event, words: tuple[Word, ...]) -> Event:
+        """Let an event raise words, the first by itself; return the event of the last one."""
+        step = event.step
+        assert step is not None, "a call's start raises nothing"
+        for number, word in enumerate(words):
+            if number:
+                after = event
+                event = self._new(after.rank, after.chain, after.pos + 1, step, [after])
+                event.part = after.part
+            self._raised[event.rank, step.id, event.part, word] = event
+        return event
 
     def _collectives(self) -> None:
         per_rank = [
@@ -146,7 +167,7 @@ class Order:
                 self._after[self.last[rank, step.id]] += enters
 
     def _word(self, uses: Uses) -> None:
-        raised = [self.at(*use) for use in uses.raises]
+        raised = [self.raised(use, uses.word) for use in uses.raises]
         if uses.word.name == "free":  # what a wait sees is the previous call's raise
             raised = [self.before[uses.word.peer, uses.word.copy]]
         for wait in uses.waits:

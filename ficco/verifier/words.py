@@ -152,7 +152,7 @@ def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
             yield _bad(use, f"its wait for {word} may come after the word is cleared by "
                        f"{_name(uses.clears[0])}", "clear it after the last wait")  # fmt: skip
     for use in uses.raises:
-        raised = order.at(*use)
+        raised = order.raised(use, word)
         if word.name == "free":
             if not order.hb(clear, raised):
                 yield _bad(use, f"it raises {word} perhaps before rank {word.rank} has cleared the "

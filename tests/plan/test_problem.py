@@ -207,21 +207,31 @@ class TestMachine:
 
 class TestCutting:
     @given(
-        st.integers(0, 300), st.integers(1, 70), st.sampled_from(("none", "head", "tail", "both"))
+        st.one_of(st.integers(0, 300), st.integers(0, 9000)),
+        st.integers(1, 70),
+        st.sampled_from(("none", "head", "tail", "both")),
     )
     def test_chunks_cover_a_shard(self, size: int, chunks: int, taper: str) -> None:
         bounds = chunk_bounds(size, chunks, taper)
         assert bounds[0] == 0 and bounds[-1] == size and len(bounds) == chunks + 1
         assert list(bounds) == sorted(bounds)
+        sizes = [b - a for a, b in pairwise(bounds)]
+        if taper == "none":
+            assert max(sizes) - min(sizes) <= 1 + max(sizes) // 4
 
     def test_tapers(self) -> None:
-        def sizes(taper: str) -> list[int]:
-            bounds = chunk_bounds(1900, 6, taper)
-            return [b - a for a, b in pairwise(bounds)]
+        def sizes(taper: str, size: int = 1900) -> list[int]:
+            return [b - a for a, b in pairwise(chunk_bounds(size, 6, taper))]
 
-        assert sizes("head") == [100, 200, 400, 400, 400, 400]
-        assert sizes("tail") == [400, 400, 400, 400, 200, 100]
-        assert max(sizes("none")) - min(sizes("none")) <= 1
+        assert sizes("head", 1216) == [64, 128, 256, 256, 256, 256]
+        assert sizes("tail", 1216) == [256, 256, 256, 256, 128, 64]
+        assert max(sizes("none", 47)) - min(sizes("none", 47)) <= 1
+
+    @pytest.mark.parametrize(("size", "unit"), [(8192, 64), (2999, 8), (500, 8), (40, 1)])
+    def test_pieces_begin_where_gemms_are_fast(self, size: int, unit: int) -> None:
+        bounds = chunk_bounds(size, 5, "none")
+        assert all(bound % unit == 0 for bound in bounds[:-1])
+        assert unit == 1 or any(bound % (unit * 8) for bound in bounds)
 
     @pytest.mark.parametrize("order", ["by_step", "by_peer"])
     def test_what_leaves_in_turn_arrives_in_turn(self, order: str) -> None:
