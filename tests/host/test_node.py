@@ -278,7 +278,8 @@ class TestAgainAndAgain:
             node.close()
             del node
         gc.collect()
-        assert (threading.active_count(), _native_threads()) == before
+        # No more than there were: one of an earlier test may have been about to end.
+        assert threading.active_count() <= before[0] and _native_threads() <= before[1]
 
 
 def _native_threads() -> int:
