@@ -225,7 +225,7 @@ def never_let_go(world: int) -> None:
     begin = time.monotonic()
     with expected(EngineError, r"ranks \[1\] still work 4 s after the failure"):
         node.runtime.synchronize()
-    assert time.monotonic() - begin < 9
+    assert time.monotonic() - begin < 15
     assert control.contexts_apart() == 0
     control.reset()  # there is memory again
     node.wait()
