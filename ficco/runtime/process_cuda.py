@@ -247,9 +247,9 @@ class CudaProcessRuntime(ProcessRuntime):
                     raise EngineError(
                         f"rank {self.rank}: the stream waits for ever and cannot be let go: it may "
                         "wait for a collective of torch.distributed that another rank never made, "
-                        "or all streams stand behind it in one hardware queue and there is too "
-                        "little memory to open the GPU apart, which stderr says then. Restart the "
-                        f"processes. It was: {self._failure()}"
+                        "or all streams stand behind it in one hardware queue and the driver "
+                        "refuses to open the GPU a second time (stderr says why; it takes memory). "
+                        f"Restart the processes. It was: {self._failure()}"
                     )
             time.sleep(2e-5)
         for place in self._places:
