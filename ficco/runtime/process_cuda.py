@@ -35,7 +35,7 @@ __all__ = ["CudaProcessRuntime", "why_not"]
 
 
 _MOST_MET = 4096  # problems that are remembered to have been met
-_LET_GO_S = 5.0  # the watch lets a stream go, once the group has failed, in a few ms
+_LET_GO_S = 10.0  # the watch lets a stream go, once the group has failed, in a few seconds
 
 
 class _Place(NamedTuple):
@@ -247,8 +247,9 @@ class CudaProcessRuntime(ProcessRuntime):
                     raise EngineError(
                         f"rank {self.rank}: the stream waits for ever and cannot be let go: it may "
                         "wait for a collective of torch.distributed that another rank never made, "
-                        "or, with CUDA_DEVICE_MAX_CONNECTIONS=1, all streams share one hardware "
-                        f"queue. Restart the processes. It was: {self._failure()}"
+                        "or all streams stand behind it in one hardware queue and the driver "
+                        "refuses to open the GPU a second time (stderr says why; it takes memory). "
+                        f"Restart the processes. It was: {self._failure()}"
                     )
             time.sleep(2e-5)
         for place in self._places:

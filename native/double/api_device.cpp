@@ -246,6 +246,29 @@ DOUBLE_API Status cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* a
     });
 }
 
+DOUBLE_API Status cuCtxCreate_v2(ContextHandle* context, unsigned, int device) {
+    return call("cuCtxCreate", [&](Driver& driver, Lock&) {
+        out(context) = driver.create(device)->handle;
+        Driver::thread_contexts().push_back(*context);
+    });
+}
+
+DOUBLE_API Status cuCtxDestroy(ContextHandle context) {
+    return call("cuCtxDestroy", [&](Driver& driver, Lock&) {
+        if (context == nullptr) throw Failure{kInvalidContext};
+        driver.destroy(context);
+    });
+}
+DOUBLE_ALIAS(cuCtxDestroy_v2, cuCtxDestroy);
+
+// How many contexts of all devices are not primary ones.
+DOUBLE_API int ficcoDoubleContextsApart() {
+    Driver& driver = Driver::get();
+    const std::lock_guard lock(driver.mutex);
+    return static_cast<int>(
+        driver.contexts.select([](const Context& context) { return !context.primary; }).size());
+}
+
 DOUBLE_API Status cuCtxPushCurrent(ContextHandle context) {
     return call("cuCtxPushCurrent", [&](Driver& driver, Lock&) {
         if (context == nullptr) throw Failure{kInvalidContext};

@@ -1,15 +1,18 @@
-// The primary context of a device, from its first retain to its last release.
+// A context of a device: the primary one, from its first retain to its last release, or another.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "abi.hpp"
 
 namespace ficco::driver_double {
 
 class Context;
+class Queue;
+struct Stream;
 
 // An operation of a stream or a node of a graph. Its body throws Failure where it makes its context
 // fail, and is null where there is nothing to do, as in a copy of no bytes.
@@ -20,10 +23,16 @@ struct Work {
 
 class Context {
   public:
-    Context(int device, ContextHandle handle) : device(device), handle(handle) {}
+    Context(int device, ContextHandle handle, bool primary)
+        : device(device), handle(handle), primary(primary) {}
 
     const int device;
     const ContextHandle handle;
+    const bool primary;
+
+    // Made when they are first used, and guarded by the driver's mutex.
+    std::shared_ptr<Stream> null_stream;
+    std::shared_ptr<Queue> shared_queue;
 
     // Runs the work, unless the context has failed; what a body throws makes it fail.
     void run(const Work& work);

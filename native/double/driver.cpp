@@ -57,7 +57,7 @@ Driver::Device& Driver::device(int ordinal) {
 std::shared_ptr<Context> Driver::retain(int ordinal) {
     Device& device = this->device(ordinal);
     if (!device.context) {
-        device.context = std::make_shared<Context>(ordinal, device.handle);
+        device.context = std::make_shared<Context>(ordinal, device.handle, true);
         contexts.add(device.context);
     }
     ++device.retains;
@@ -67,27 +67,41 @@ std::shared_ptr<Context> Driver::retain(int ordinal) {
 void Driver::release(int ordinal) {
     Device& device = this->device(ordinal);
     if (device.retains == 0) throw Failure{kInvalidContext};
-    if (--device.retains == 0) end_context(device);
+    if (--device.retains == 0) end_context(std::exchange(device.context, nullptr));
 }
 
 void Driver::reset(int ordinal) {
     Device& device = this->device(ordinal);
     if (!device.context) return;
     device.retains = 0;
-    end_context(device);
+    end_context(std::exchange(device.context, nullptr));
 }
 
-void Driver::end_context(Device& device) {
-    const std::shared_ptr<Context> context = std::exchange(device.context, nullptr);
+std::shared_ptr<Context> Driver::create(int ordinal) {
+    device(ordinal);
+    auto context = std::make_shared<Context>(ordinal, new_handle(), false);
+    contexts.add(context);
+    Faults::get().count("context", 1);
+    return context;
+}
+
+void Driver::destroy(ContextHandle handle) {
+    const std::shared_ptr<Context> context = contexts.find(handle);
+    if (context->primary) throw Failure{kInvalidContext};
+    end_context(context);
+    std::vector<ContextHandle>& pushed = thread_contexts();
+    if (!pushed.empty() && pushed.back() == handle) pushed.pop_back();
+}
+
+void Driver::end_context(const std::shared_ptr<Context>& context) {
     context->end();
     const auto own = [&](const auto& object) { return object.context == context; };
     for (const auto& stream : streams.select(own)) destroy_stream(stream->handle);
     for (const auto& event : events.select(own)) events.take(event->handle);
-    if (device.null_stream && !device.null_stream->shares_queue) device.null_stream->queue->close();
-    if (device.shared_queue) device.shared_queue->close();
-    device.null_stream = nullptr;
-    device.shared_queue = nullptr;
-    memory.release_device(context->device);
+    const auto null_stream = std::exchange(context->null_stream, nullptr);
+    if (null_stream && !null_stream->shares_queue) null_stream->queue->close();
+    if (context->shared_queue) context->shared_queue->close();
+    if (context->primary) memory.release_device(context->device);
     contexts.take(context->handle);
 }
 
@@ -107,14 +121,13 @@ std::shared_ptr<Context> Driver::current() {
 std::shared_ptr<Stream> Driver::stream(StreamHandle handle) {
     if (is_null_stream(handle)) {
         const std::shared_ptr<Context> context = current();
-        Device& device = this->device(context->device);
-        if (!device.null_stream) {
+        if (!context->null_stream) {
             bool shared = false;
-            const auto queue = queue_for(device, 0, shared);
-            device.null_stream = std::make_shared<Stream>(
+            const auto queue = queue_for(*context, shared);
+            context->null_stream = std::make_shared<Stream>(
                 Stream{nullptr, context, 0, 0, queue, shared, nullptr, nullptr, {}});
         }
-        return device.null_stream;
+        return context->null_stream;
     }
     std::shared_ptr<Stream> stream = streams.find(handle);
     if (stream->context->status() != kSuccess) throw Failure{stream->context->status()};
@@ -127,19 +140,19 @@ std::shared_ptr<Event> Driver::event(EventHandle handle) {
     return event;
 }
 
-std::shared_ptr<Queue> Driver::queue_for(Device& device, int priority, bool& shared) {
-    const std::string name = "double " + std::to_string(device.context->device);
-    shared = Faults::get().single_queue() && priority == 0;
+std::shared_ptr<Queue> Driver::queue_for(Context& context, bool& shared) {
+    const std::string name = "double " + std::to_string(context.device);
+    shared = Faults::get().single_queue();
     if (!shared) return Queue::start(name);
-    if (!device.shared_queue) device.shared_queue = Queue::start(name);
-    return device.shared_queue;
+    if (!context.shared_queue) context.shared_queue = Queue::start(name);
+    return context.shared_queue;
 }
 
 std::shared_ptr<Stream> Driver::make_stream(unsigned flags, int priority) {
     const std::shared_ptr<Context> context = current();
     if ((flags & ~kStreamNonBlocking) != 0) throw Failure{kInvalidValue};
     bool shared = false;
-    const auto queue = queue_for(device(context->device), priority, shared);
+    const auto queue = queue_for(*context, shared);
     auto stream = std::make_shared<Stream>(
         Stream{new_handle(), context, flags, priority, queue, shared, nullptr, nullptr, {}});
     streams.add(stream);
@@ -171,8 +184,7 @@ std::vector<std::shared_ptr<Completion>> Driver::pending(const Context& context)
     };
     streams.select(
         [&](const Stream& stream) { return stream.context.get() == &context && add(stream); });
-    const Device& owner = device(context.device);
-    if (owner.null_stream) add(*owner.null_stream);
+    if (context.null_stream) add(*context.null_stream);
     return pending;
 }
 

@@ -26,11 +26,9 @@ class Driver {
 
     struct Device {
         int retains = 0;
-        ContextHandle handle = nullptr;    // of every context that it has, one after another
-        std::shared_ptr<Context> context;  // null where nobody has retained it
+        ContextHandle handle = nullptr;  // of every primary context that it has, one after another
+        std::shared_ptr<Context> context;  // the primary one; null where nobody has retained it
         unsigned context_flags = 0;
-        std::shared_ptr<Stream> null_stream;  // made when it is first used
-        std::shared_ptr<Queue> shared_queue;  // likewise
     };
 
     Device& device(int ordinal);
@@ -39,6 +37,11 @@ class Driver {
     std::shared_ptr<Context> retain(int ordinal);
     void release(int ordinal);
     void reset(int ordinal);  // ends the context however often it is retained
+
+    // A context that is not primary. Memory that is allocated with it is the device's all the same,
+    // and outlives it.
+    std::shared_ptr<Context> create(int ordinal);
+    void destroy(ContextHandle handle);
 
     // The contexts that the calling thread has pushed.
     static std::vector<ContextHandle>& thread_contexts();
@@ -76,8 +79,8 @@ class Driver {
   private:
     Driver();
 
-    void end_context(Device& device);
-    std::shared_ptr<Queue> queue_for(Device& device, int priority, bool& shared);
+    void end_context(const std::shared_ptr<Context>& context);
+    static std::shared_ptr<Queue> queue_for(Context& context, bool& shared);
 
     std::vector<Device> devices_;
 };

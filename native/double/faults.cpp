@@ -142,11 +142,12 @@ DOUBLE_API void ficcoDoubleJitter(unsigned seed, double max_seconds) {
     Faults::get().set_jitter(seed, max_seconds);
 }
 
-// Streams created from now on share the one queue of their device; those of a priority do not.
+// Streams created from now on share the one queue of their context, whatever their priority.
 DOUBLE_API void ficcoDoubleSingleQueue(int on) { Faults::get().set_single_queue(on != 0); }
 
 // How much was executed: "memcpy", "memcpy_bytes", "memset", "memop", "host", "graph",
-// "kernel", and of tensor maps that were encoded: "tensormap".
+// "kernel"; and of contexts that are not primary and of tensor maps, how many were made: "context",
+// "tensormap".
 DOUBLE_API unsigned long long ficcoDoubleCounts(const char* kind) {
     return Faults::get().counted(kind);
 }

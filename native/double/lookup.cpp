@@ -24,6 +24,9 @@ struct Meaning {
 };
 
 constexpr std::array kMeanings{
+    Meaning{"cuCtxCreate", 3020, "cuCtxCreate_v2"},
+    Meaning{"cuCtxCreate", 11040, "cuCtxCreate_v3"},  // neither this nor the next is here
+    Meaning{"cuCtxCreate", 12050, "cuCtxCreate_v4"},
     Meaning{"cuCtxGetDevice", 2000, "cuCtxGetDevice"},
     Meaning{"cuCtxGetDevice", 13000, "cuCtxGetDevice_v2"},
     Meaning{"cuCtxSynchronize", 2000, "cuCtxSynchronize"},

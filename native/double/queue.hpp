@@ -1,5 +1,5 @@
 // A first-in-first-out queue of operations with a thread of its own. A stream has one to itself, or
-// shares that of its device.
+// shares that of its context.
 #pragma once
 
 #include <condition_variable>

@@ -10,7 +10,7 @@
 
 namespace ficco::test {
 
-class FakeGpu final : public Gpu {
+class FakeGpu : public Gpu {
   public:
     struct Launched {
         KernelLaunch launch;
@@ -27,6 +27,8 @@ class FakeGpu final : public Gpu {
     std::vector<Launched> launched;
     std::vector<std::string> told;  // "record", "launch", "copy", "words", in order
 
+    std::unique_ptr<Gpu> apart() override { throw GpuError("there is no other way to it"); }
+    bool one_queue() const noexcept override { return false; }
     GpuStream new_stream(bool) override { return number(); }
     void delete_stream(GpuStream) noexcept override {}
     bool idle(GpuStream) override { return true; }

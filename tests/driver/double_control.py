@@ -69,16 +69,22 @@ def jitter(seed: int, max_seconds: float) -> None:
 
 
 def single_queue(on: bool) -> None:
-    """Let streams made from now on share a queue per device, unless they have a priority."""
+    """Let streams made from now on share a queue per context, whatever their priority."""
     _function("ficcoDoubleSingleQueue", None, ctypes.c_int)(int(on))
 
 
 def count(kind: str) -> int:
     """Return how much was done of something.
 
-    Kinds are "memcpy", "memcpy_bytes", "memset", "memop", "host", "graph", "kernel", "tensormap".
+    Kinds are "memcpy", "memcpy_bytes", "memset", "memop", "host", "graph", "kernel", "tensormap",
+    and "context", of those that are not primary.
     """
     return int(_function("ficcoDoubleCounts", ctypes.c_ulonglong, ctypes.c_char_p)(kind.encode()))
+
+
+def contexts_apart() -> int:
+    """Return how many contexts of all devices there are that are not primary ones."""
+    return int(_function("ficcoDoubleContextsApart", ctypes.c_int)())
 
 
 def reset() -> None:

@@ -15,6 +15,7 @@ from engine_node import Node, captured, expected, named
 from ficco.engines.cuda import GpuError
 from ficco.errors import EngineError, InputError, ScheduleError, TimeoutExceeded
 from ficco.problem import Problem
+from ficco.runtime import local_cuda
 
 
 class Refusals:
@@ -136,12 +137,26 @@ def stalled(world: int) -> None:
     node.runtime.close()
 
 
-def absent(world: int, gated: bool) -> None:
-    """A rank that never calls. Launches that wait are let go long before they give up."""
+def check_contexts_apart(needed: bool) -> None:
+    """Check that contexts were made where they are needed, alone, and are soon given back."""
+    assert (control.count("context") > 0) is needed, control.count("context")
+    limit = time.monotonic() + 5
+    while control.contexts_apart() and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert control.contexts_apart() == 0
+    control.reset()
+
+
+def absent(world: int, cases: list[tuple[str, str]], within_s: float, apart: bool) -> None:
+    """A rank that never calls.
+
+    Args:
+        world: number of ranks.
+        cases: operators and schedules.
+        within_s: by when the waits have been let go.
+        apart: whether that takes a context of the watch's own.
+    """
     node = Node(world, timeout_s=0.3)
-    cases = [("matmul_all_reduce", "hetero_fused_1d")]
-    if gated:
-        cases += [("all_gather_matmul", "gated_1d"), ("matmul_reduce_scatter", "gated_sums_1d")]
     for op, name in cases:
         problem = Problem.chunked(op, world, 20 * world, 5 * world, 9, "float32")
         schedule = named(name, world)
@@ -155,13 +170,15 @@ def absent(world: int, gated: bool) -> None:
         with expected(TimeoutExceeded, "rank [1-9]", r"Rank 0 should have raised it"):
             node.runtime.synchronize()
         took = time.monotonic() - begin
-        assert took < 2.5, f"{name}: {took} s, which is as long as launches wait by themselves"
+        assert took < within_s, f"{name}: {took} s"
         for rank in range(1, world):
             y = arrays[rank]["y0"]
             lost = np.isnan(y)
             assert lost.any() if op == "all_gather_matmul" else lost.all(), f"{name}, rank {rank}"
+        assert (control.contexts_apart() > 0) is apart
         node.runtime.reset()
         node.right(problem, schedule)
+        check_contexts_apart(apart)
     node.runtime.close()
 
 
@@ -177,15 +194,45 @@ def absent_from_one_launch(world: int) -> None:
         node.right(problem, schedule)
         arrays, _ = node.arrays(problem, 2)
         bound = node.runtime._recent[-1]
+        begin = time.monotonic()
         for rank in range(1, world):
             with node.compute.on(rank, node.streams[rank]):
                 bound[rank].run(arrays[rank], 0)
         with expected(TimeoutExceeded, r"step 'wait\.|step '", r"signal entered\[0\]@[1-9]"):
             node.runtime.synchronize()
+        assert time.monotonic() - begin < 6
         for rank in range(1, world):
             assert np.isnan(arrays[rank]["y0"]).all(), f"rank {rank}"
         node.runtime.reset()
         node.right(problem, schedule)
+        check_contexts_apart(control.count("context") > 0)
+    node.runtime.close()
+
+
+def never_let_go(world: int) -> None:
+    """All streams wait behind one that does, and the watch gets no context of its own for long."""
+    node = Node(world, timeout_s=0.3)
+    problem = Problem.chunked("all_gather_matmul", world, 20 * world, 5, 9, "float32")
+    schedule = named("shard_p2p", world)
+    node.right(problem, schedule)
+    arrays, _ = node.arrays(problem, 2)
+    bound = node.runtime._recent[-1]
+    for _ in range(99):
+        control.fail_call("cuCtxCreate", 2)
+    with node.compute.on(1, node.streams[1]):
+        bound[1].run(arrays[1], 0)
+    local_cuda._RESTS_WITHIN_S = 4.0  # the test's own reach inside
+    begin = time.monotonic()
+    with expected(EngineError, r"ranks \[1\] still work 4 s after the failure"):
+        node.runtime.synchronize()
+    assert time.monotonic() - begin < 15
+    assert control.contexts_apart() == 0
+    control.reset()  # there is memory again
+    node.wait()
+    assert np.isnan(arrays[1]["y0"]).any()
+    node.runtime.reset()
+    node.right(problem, schedule)
+    check_contexts_apart(True)
     node.runtime.close()
 
 

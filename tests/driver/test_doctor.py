@@ -83,7 +83,7 @@ def test_no_device_and_one(double_folder: Path) -> None:
 
 def test_settings_that_matter_are_told(double_folder: Path) -> None:
     found = doctor(double_folder, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})["CUDA settings"]
-    assert found["ok"] and "watch cannot release" in found["do"]
+    assert found["ok"] and "to release a stuck stream" in found["do"]
     found = doctor(double_folder, {"CUDA_LAUNCH_BLOCKING": "1"})["CUDA settings"]
     assert not found["ok"] and "fall back to torch.distributed" in found["do"]
 

@@ -22,6 +22,8 @@ DTYPES = ["float32", "float16", "bfloat16"]
 
 # Functions of the driver whose failure no call reports, and why.
 UNREPORTED = {
+    "cuCtxCreate": "the watch's, when all else has failed",
+    "cuCtxDestroy": "ends something",
     "cuDeviceGetAttribute": "capabilities alone ask",
     "cuDeviceGetName": "capabilities alone ask",
     "cuDriverGetVersion": "asked once a process",
@@ -119,14 +121,41 @@ def test_a_stalled_rank_is_named(double_folder: Path) -> None:
     run(double_folder, "stalled", world=3)
 
 
+ABSENT = [("matmul_all_reduce", "hetero_fused_1d"), ("all_gather_matmul", "gated_1d")]
+
+
+def test_an_absent_rank_is_named(double_folder: Path) -> None:
+    """Launches that wait are let go long before they give up."""
+    cases = [*ABSENT, ("matmul_reduce_scatter", "gated_sums_1d")]
+    run(double_folder, "absent", world=3, cases=cases, within_s=2.5, apart=False)
+
+
+@pytest.mark.parametrize("told, within_s", [("8", 6.0), ("1", 2.5)])
+def test_an_absent_rank_is_named_where_all_streams_wait(
+    double_folder: Path, told: str, within_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the driver was not told to have one queue, the watch has to find that out."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", told)
+    run(
+        double_folder, "absent", {"single_queue": 1},
+        world=3, cases=ABSENT, within_s=within_s, apart=True,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("single_queue", [0, 1])
-def test_an_absent_rank_is_named(double_folder: Path, single_queue: int) -> None:
-    gated = not single_queue  # where a kernel's wait would hold up what is to end it
-    run(double_folder, "absent", {"single_queue": single_queue}, world=3, gated=gated)
+def test_an_absent_rank_is_named_by_kernels(double_folder: Path, single_queue: int) -> None:
+    run(double_folder, "absent_from_one_launch", {"single_queue": single_queue}, world=3)
 
 
-def test_an_absent_rank_is_named_by_kernels(double_folder: Path) -> None:
-    run(double_folder, "absent_from_one_launch", world=3)
+def test_streams_that_cannot_be_let_go_are_told_of(double_folder: Path) -> None:
+    said = run(double_folder, "never_let_go", {"single_queue": 1}, world=2)
+    told = re.findall("^ficco: .*", said, re.MULTILINE)
+    assert len(told) == 1, said
+    for pattern in (
+        r"rank 1: rank 1 waited [\d.]+ s for a signal", "cannot be let go",
+        "cuCtxCreate answers CUDA_ERROR_OUT_OF_MEMORY", "end them and start anew",
+    ):  # fmt: skip
+        assert re.search(pattern, told[0]), told[0]
 
 
 def test_a_watch_that_is_refused_hangs_nobody(double_folder: Path) -> None:

@@ -49,6 +49,16 @@ def test_faults(dies: bool, gpus: int, tmp_path: Path) -> None:
     right("faults", gpus, tmp_path, dies=dies, timeout_s=3.0, allowed_s=100.0)
 
 
+@pytest.mark.parametrize("ahead", [0, 5000])
+def test_faults_on_one_hardware_queue(ahead: int, gpus: int, tmp_path: Path) -> None:
+    """Also where the host has filled that queue behind the wait, and stands still in a launch."""
+    single = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    right(
+        "faults", gpus, tmp_path, dies=False, ahead=ahead, timeout_s=3.0, allowed_s=100.0,
+        environment=single,
+    )  # fmt: skip
+
+
 def test_other_kernels_in_the_opposite_order(gpus: int, tmp_path: Path) -> None:
     right("opposite", gpus, tmp_path, rounds=60, allowed_s=120.0)
 

@@ -250,8 +250,15 @@ def profile(me: Rank) -> None:
     print("only named kernels: right")
 
 
-def faults(me: Rank, dies: bool) -> None:
-    """A rank that does not come, one that runs another call, and one that dies."""
+def faults(me: Rank, dies: bool, ahead: int = 0) -> None:
+    """A rank that does not come, one that runs another call, and one that dies.
+
+    Args:
+        me: this rank.
+        dies: whether one does.
+        ahead: kernels that a rank launches behind a call before it looks at its outcome.
+    """
+    counter = torch.zeros(1).cuda()
     problem = Problem.chunked("all_gather_matmul", me.world, 640, 64, 256, "bfloat16")
     point = Schedule.named("hetero_fused_1d")
     arrays, exact = me.arrays(problem, 1)
@@ -266,6 +273,8 @@ def faults(me: Rank, dies: bool) -> None:
             other = Schedule.from_json({**point.to_json(), "grain": 5})
             mine = other if me.rank == last else point
             ys = me.execute(problem, mine, arrays)
+            for _ in range(ahead):
+                counter.add_(1)
             torch.cuda.synchronize()  # ends, for the watch lets it go
             assert time.monotonic() - begin < 20
             assert torch.isnan(ys["y0"]).any(), f"{kind}: no NaN in the output"

@@ -102,6 +102,8 @@ struct alignas(128) TensorMap {
     X(cuDeviceCanAccessPeer, 12000, 4000, (int*, Device, Device))                              \
     X(cuDevicePrimaryCtxRetain, 12000, 7000, (Context*, Device))                               \
     X(cuDevicePrimaryCtxRelease, 12000, 11000, (Device))                                       \
+    X(cuCtxCreate, 3020, 3020, (Context*, unsigned, Device))                                   \
+    X(cuCtxDestroy, 12000, 4000, (Context))                                                    \
     X(cuCtxPushCurrent, 12000, 4000, (Context))                                                \
     X(cuCtxPopCurrent, 12000, 4000, (Context*))                                                \
     X(cuCtxGetStreamPriorityRange, 12000, 5050, (int*, int*))                                  \

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -100,6 +101,12 @@ class Gpu {
     };
 
     virtual ~Gpu() = default;
+
+    // The same device, with hardware queues of its own: what waits here holds up nothing there.
+    // Memory is the same. It takes some of the device's while it lives.
+    virtual std::unique_ptr<Gpu> apart() = 0;
+    // Whether all streams share one hardware queue.
+    virtual bool one_queue() const noexcept = 0;
 
     virtual GpuStream new_stream(bool urgent) = 0;
     virtual void delete_stream(GpuStream stream) noexcept = 0;

@@ -6,6 +6,10 @@
 // these words now and then, and marks what it finds; a mark that is still there after the timeout
 // means that the stream has not moved since. Only then does it ask the device which word is
 // missing.
+//
+// What it asks for may stand behind the very wait that it is to end, as streams share hardware
+// queues; GpuWays finds a way round. Where there is none, stderr is told, since whoever waits for
+// the stream inside of the driver can raise nothing.
 #pragma once
 
 #include <atomic>
@@ -19,6 +23,7 @@
 
 #include "ficco/futex.hpp"
 #include "ficco/gpu.hpp"
+#include "ficco/gpu_ways.hpp"
 #include "ficco/gpu_window.hpp"
 #include "ficco/group.hpp"
 #include "ficco/thread.hpp"
@@ -76,18 +81,23 @@ class GpuWatch {
     void tell(int lane, std::uint32_t value, double seconds);
     void let_go();
     void release(std::uint32_t value, int lane);
-    bool finished_within(double seconds);
+    bool ask(const GpuWays::Commands& commands);
+    bool read_words(const GpuWindow& window, int copy);
+    bool waits() const noexcept;
+    std::uint32_t waiting(int lane) const noexcept;
+    void say_stuck();
     std::optional<WatchedCalls> find(std::uint32_t value);
     std::atomic_ref<std::uint32_t> word(int lane) const noexcept;
 
     const std::shared_ptr<Gpu> gpu_;
     const std::shared_ptr<Group> group_;
     const int rank_;
-    HostPage page_{};  // a word per lane, the told word, then room for the words of a window copy
+    HostPage page_{};  // words of lanes, the told and the probe word; room for a copy's words
     std::uint32_t* staging_ = nullptr;
-    GpuStream stream_ = nullptr;
     std::vector<Seen> seen_;
-    bool stuck_ = false;  // the device does not do what the watch asks
+    bool stuck_ = false;      // the device does not do what the watch asks
+    bool said_ = false;       // to stderr
+    GpuAddress stopped_ = 0;  // the stop word that was written
     int pauses_ = 0;
 
     std::mutex mutex_;  // holds all below
@@ -97,6 +107,7 @@ class GpuWatch {
     int next_ = 1;
 
     Word stop_{0};
+    std::unique_ptr<GpuWays> ways_;  // by which the watch asks the device
     std::unique_ptr<Thread> thread_;
 };
 

@@ -6,7 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdlib>
+#include <functional>
 #include <mutex>
+#include <string_view>
+#include <utility>
 
 namespace ficco::cuda {
 
@@ -89,17 +93,42 @@ void check(Status status, const char* call) {
 
 #define FICCO_CALL(function, ...) check(table_.function(__VA_ARGS__), #function)
 
+// A context, and how it is given back.
+using HeldContext = std::unique_ptr<ContextTag, std::function<void(Context)>>;
+
+// The one that all libraries share.
+HeldContext primary_context(Device device) {
+    const Table& table_ = driver();
+    Context context = nullptr;
+    FICCO_CALL(cuDevicePrimaryCtxRetain, &context, device);
+    return {context, [&table_, device](Context) { table_.cuDevicePrimaryCtxRelease(device); }};
+}
+
+HeldContext own_context(Device device) {
+    const Table& table_ = driver();
+    Context context = nullptr;
+    FICCO_CALL(cuCtxCreate, &context, 0, device);
+    HeldContext held(context, [&table_](Context own) { table_.cuCtxDestroy(own); });
+    FICCO_CALL(cuCtxPopCurrent, &context);  // it has become the thread's
+    return held;
+}
+
 class CudaGpu final : public Gpu {
   public:
-    explicit CudaGpu(int ordinal) : table_(driver()) {
-        FICCO_CALL(cuDeviceGet, &device_, ordinal);
-        FICCO_CALL(cuDevicePrimaryCtxRetain, &context_, device_);
+    CudaGpu(Device device, HeldContext context)
+        : table_(driver()), device_(device), context_(std::move(context)) {
         const Current current(*this);
         int least = 0;
         FICCO_CALL(cuCtxGetStreamPriorityRange, &least, &urgent_);
     }
 
-    ~CudaGpu() override { table_.cuDevicePrimaryCtxRelease(device_); }
+    std::unique_ptr<Gpu> apart() override {
+        return std::make_unique<CudaGpu>(device_, own_context(device_));
+    }
+    bool one_queue() const noexcept override {
+        const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+        return connections != nullptr && std::string_view(connections) == "1";
+    }
 
     GpuStream new_stream(bool urgent) override {
         Stream stream = nullptr;
@@ -263,7 +292,7 @@ class CudaGpu final : public Gpu {
     }
 
   protected:
-    void push_current() override { FICCO_CALL(cuCtxPushCurrent, context_); }
+    void push_current() override { FICCO_CALL(cuCtxPushCurrent, context_.get()); }
     void pop_current() noexcept override {
         Context popped = nullptr;
         table_.cuCtxPopCurrent(&popped);
@@ -277,8 +306,8 @@ class CudaGpu final : public Gpu {
     }
 
     const Table& table_;
-    Device device_ = 0;
-    Context context_ = nullptr;
+    const Device device_;
+    const HeldContext context_;
     int urgent_ = 0;
 };
 
@@ -322,6 +351,11 @@ Capabilities capabilities(int ordinal) {
     return found;
 }
 
-std::shared_ptr<Gpu> open_gpu(int device) { return std::make_shared<CudaGpu>(device); }
+std::shared_ptr<Gpu> open_gpu(int ordinal) {
+    const Table& table_ = driver();
+    Device device = 0;
+    FICCO_CALL(cuDeviceGet, &device, ordinal);
+    return std::make_shared<CudaGpu>(device, primary_context(device));
+}
 
 }  // namespace ficco::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,7 +22,9 @@ constexpr int kPauses = 100;  // looks to let pass after the device did not do w
 constexpr std::size_t kRemembered = 256;  // plans whose last calls may still be enqueued
 constexpr std::uint32_t kMark = 1U << 31;
 constexpr std::size_t kLaneWords = kMaxLanes + 1;
-constexpr std::size_t kPageWords = kLaneWords + 1;  // the told word is the last of them
+constexpr std::size_t kToldPlace = kLaneWords;  // in the page
+constexpr std::size_t kProbePlace = kToldPlace + 1;
+constexpr std::size_t kPageWords = kProbePlace + 1;
 constexpr std::size_t kStagingBytes = kWordsPerCopy * sizeof(std::uint32_t);
 constexpr unsigned char kNanByte = 0xFF;  // float32, float16 and bfloat16 of these bytes are NaN
 
@@ -34,7 +37,8 @@ GpuWatch::GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int r
     auto* words = static_cast<std::uint32_t*>(page_.host);
     std::fill_n(words, kPageWords, 0U);
     staging_ = words + kPageWords;
-    stream_ = gpu_->new_stream(true);
+    ways_ = std::make_unique<GpuWays>(gpu_, page_.device + sizeof(std::uint32_t) * kProbePlace,
+                                      kDeviceAnswersS, stop_);
     thread_ =
         std::make_unique<Thread>("ficco r" + std::to_string(rank) + " watch", [this] { loop(); });
 }
@@ -43,9 +47,9 @@ GpuWatch::~GpuWatch() {
     stop_.store(1, std::memory_order_release);
     futex_wake_all(stop_);
     thread_->join();
+    ways_.reset();
     try {
         const Gpu::Current current(*gpu_);
-        gpu_->delete_stream(stream_);
         gpu_->delete_host_page(page_);
     } catch (const GpuError&) {
         // the device is lost, and with it what it held
@@ -76,7 +80,7 @@ void GpuWatch::set_stop_word(GpuAddress word) {
 }
 
 GpuAddress GpuWatch::told_word() const noexcept {
-    return page_.device + sizeof(std::uint32_t) * kLaneWords;
+    return page_.device + sizeof(std::uint32_t) * kToldPlace;
 }
 
 std::uint32_t GpuWatch::told() const noexcept {
@@ -100,9 +104,15 @@ void GpuWatch::loop() noexcept {
         try {
             if (failed) {
                 if (stuck_ && ++pauses_ % kPauses == 0) stuck_ = false;  // it may do by now
-                if (!stuck_) let_go();
+                if (!stuck_) {
+                    let_go();
+                    if (stuck_ && waits()) say_stuck();
+                }
+                ways_->give_back_unused();
             } else {
-                stuck_ = false;
+                ways_->give_back();
+                stuck_ = said_ = false;
+                stopped_ = 0;
                 look();
                 look_at_told();
             }
@@ -134,13 +144,17 @@ void GpuWatch::look() {
     }
 }
 
-bool GpuWatch::finished_within(double seconds) {
-    const std::int64_t deadline = now_ns() + static_cast<std::int64_t>(seconds * 1e9);
-    while (!gpu_->idle(stream_)) {
-        if (now_ns() > deadline || stop_.load(std::memory_order_acquire) != 0) return false;
-        sleep_until_ns(now_ns() + kReleaseNs / 10);
-    }
-    return true;
+// Has the device do something; false, and stuck, where it does not.
+bool GpuWatch::ask(const GpuWays::Commands& commands) {
+    stuck_ = !ways_->ask(commands);
+    return !stuck_;
+}
+
+// Gets the words of a copy of the own window.
+bool GpuWatch::read_words(const GpuWindow& window, int copy) {
+    return ask([&](Gpu& gpu, GpuStream stream) {
+        gpu.read(staging_, window.words(rank_, copy), kStagingBytes, stream);
+    });
 }
 
 // A kernel has given a word up. Of which of its plans the word is, is not known: the last one's.
@@ -161,11 +175,8 @@ void GpuWatch::look_at_told() {
         }
     }
     if (window) {
-        const Gpu::Current current(*gpu_);
         for (const int copy : {0, 1}) {
-            gpu_->read(staging_, window->words(rank_, copy), kStagingBytes, stream_);
-            stuck_ = !finished_within(kDeviceAnswersS);
-            if (stuck_) break;
+            if (!read_words(*window, copy)) break;
             const std::uint32_t found = staging_[index];
             if (found != 0 && found != failure.expected) failure.found = found;
         }
@@ -178,19 +189,14 @@ void GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
     Failure failure{rank_, -1, -1, -1, Failure::Kind::timeout, seconds, 0, 0};
     const auto calls = find(value);
     if (calls) {
-        const Gpu::Current current(*gpu_);
         const int copy = static_cast<int>(value % kWindowCopies);
-        std::array<bool, kWindowCopies> read{};
         for (const int other : {0, 1}) {
             const auto first = std::find_if(
                 calls->awaited.begin(), calls->awaited.end(), [&](const AwaitedWord& awaited) {
                     return awaited.lane == lane && awaited.other_copy == other;
                 });
             if (first == calls->awaited.end()) continue;
-            gpu_->read(staging_, calls->window->words(rank_, copy ^ other), kStagingBytes, stream_);
-            stuck_ = !finished_within(kDeviceAnswersS);
-            if (stuck_) break;
-            read[static_cast<std::size_t>(other)] = true;
+            if (!read_words(*calls->window, copy ^ other)) break;
             for (const AwaitedWord& awaited : calls->awaited) {
                 if (awaited.lane != lane || awaited.other_copy != other) continue;
                 const std::uint32_t found = staging_[awaited.index];
@@ -209,22 +215,30 @@ void GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
     group_->fail(failure);
 }
 
+// The number of the call that a lane is in, or 0.
+std::uint32_t GpuWatch::waiting(int lane) const noexcept {
+    return word(lane).load(std::memory_order_acquire) & ~kMark;
+}
+
+bool GpuWatch::waits() const noexcept {
+    for (int lane = kInline; lane < kMaxLanes; ++lane) {
+        if (waiting(lane) != 0) return true;
+    }
+    return false;
+}
+
 // Once the group has failed, whatever waits on this device is let go, with NaN in its window.
 void GpuWatch::let_go() {
-    const Gpu::Current current(*gpu_);
     {
         const std::lock_guard lock(mutex_);  // until it is written, for the word may go then
-        if (stop_word_ != 0) {
+        if (stop_word_ != 0 && (waits() || stopped_ != stop_word_)) {
             const std::array command{WordCommand{WordCommand::Kind::write, stop_word_, 1U}};
-            gpu_->words(command, stream_);
-            stuck_ = !finished_within(kDeviceAnswersS);
+            if (!ask([&](Gpu& gpu, GpuStream stream) { gpu.words(command, stream); })) return;
+            stopped_ = stop_word_;
         }
     }
-    if (stuck_) return;
-    for (int lane = kInline; lane < kMaxLanes; ++lane) {
-        const std::uint32_t value = word(lane).load(std::memory_order_acquire) & ~kMark;
-        if (value != 0) release(value, lane);
-        if (stuck_) return;
+    for (int lane = kInline; lane < kMaxLanes && !stuck_; ++lane) {
+        if (const std::uint32_t value = waiting(lane); value != 0) release(value, lane);
     }
 }
 
@@ -232,10 +246,6 @@ void GpuWatch::release(std::uint32_t value, int lane) {
     const auto calls = find(value);
     if (!calls) return;
     const int copy = static_cast<int>(value % kWindowCopies);
-    for (const int each : {0, 1}) {
-        gpu_->fill(calls->window->data(rank_, each), kNanByte, calls->window->data_bytes(),
-                   stream_);
-    }
     std::vector<WordCommand> commands;
     for (const AwaitedWord& awaited : calls->awaited) {
         if (awaited.lane == lane) {
@@ -245,8 +255,36 @@ void GpuWatch::release(std::uint32_t value, int lane) {
                  awaited.value});
         }
     }
-    gpu_->words(commands, stream_);
-    stuck_ = !finished_within(kDeviceAnswersS);
+    ask([&](Gpu& gpu, GpuStream stream) {
+        for (const int each : {0, 1}) {
+            gpu.fill(calls->window->data(rank_, each), kNanByte, calls->window->data_bytes(),
+                     stream);
+        }
+        gpu.words(commands, stream);
+    });
+}
+
+// One line, as ranks may say it at the same time.
+void GpuWatch::say_stuck() {
+    if (said_ || stop_.load(std::memory_order_acquire) != 0) return;
+    said_ = true;
+    std::string first = "the group failed";
+    if (const auto failure = group_->failure()) {
+        first = "rank " + std::to_string(failure->rank) + " stopped";
+        if (failure->kind == Failure::Kind::timeout) {
+            std::array<char, 64> waited{};
+            std::snprintf(waited.data(), waited.size(), " waited %.3g s for a signal",
+                          failure->seconds);
+            first = "rank " + std::to_string(failure->rank) + waited.data();
+        }
+    }
+    const std::string refusal = ways_->refusal();
+    const std::string line =
+        "ficco: rank " + std::to_string(rank_) + ": " + first +
+        ", and the streams of this rank cannot be let go: its GPU does not do what the watch asks" +
+        (refusal.empty() ? "" : ", and cannot be opened once more (" + refusal + ")") +
+        "; if the processes do not end by themselves, end them and start anew\n";
+    std::fputs(line.c_str(), stderr);
 }
 
 }  // namespace ficco

@@ -10,8 +10,9 @@
 namespace ficco {
 
 namespace {
-// Our threads call little, but thread-local data of every loaded library lies on a stack, too.
-constexpr std::size_t kStackBytes = 512 * 1024;
+// A driver that makes a context calls deep, and thread-local data of every loaded library lies on a
+// stack, too.
+constexpr std::size_t kStackBytes = 2048 * 1024;
 }  // namespace
 
 Thread::Thread(const std::string& name, std::function<void()> body) : body_(std::move(body)) {

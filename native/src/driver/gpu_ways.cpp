@@ -1,0 +1,103 @@
+// Finding out by which way a GPU answers.
+#include "ficco/gpu_ways.hpp"
+
+#include <array>
+#include <utility>
+
+#include "ficco/clock.hpp"
+
+namespace ficco {
+
+namespace {
+
+constexpr std::int64_t kIdleLookNs = 200'000;
+constexpr std::int64_t kTryAgainNs = 1'000'000'000;
+constexpr std::int64_t kUnusedNs = 1'000'000'000;
+
+}  // namespace
+
+GpuWays::GpuWays(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s,
+                 const Word& stop)
+    : probe_(probe), answers_within_s_(answers_within_s), stop_(stop), usual_{std::move(gpu), {}} {
+    const Gpu::Current current(*usual_.gpu);
+    usual_.stream = usual_.gpu->new_stream(true);
+}
+
+GpuWays::~GpuWays() {
+    give_back();
+    try {
+        const Gpu::Current current(*usual_.gpu);
+        usual_.gpu->delete_stream(usual_.stream);
+    } catch (const GpuError&) {
+        // the device is lost, and with it what it held
+    }
+}
+
+bool GpuWays::ask(const Commands& commands) {
+    const auto by = [&](const Way* way) {
+        return way != nullptr && !stopped() && answers(*way) && done(*way, commands);
+    };
+    // Where there is one queue, a thread that has filled it may hold up whoever adds to it: then
+    // the usual way is the last one to be tried.
+    if (usual_.gpu->one_queue()) return by(apart()) || by(&usual_);
+    return by(&usual_) || by(apart());
+}
+
+void GpuWays::give_back() noexcept {
+    if (!apart_) return;
+    try {
+        const Gpu::Current current(*apart_->gpu);
+        apart_->gpu->delete_stream(apart_->stream);
+    } catch (const GpuError&) {
+        // the device is lost
+    }
+    apart_.reset();
+}
+
+void GpuWays::give_back_unused() noexcept {
+    if (now_ns() > used_ns_ + kUnusedNs) give_back();
+}
+
+// Null where it cannot be opened.
+GpuWays::Way* GpuWays::apart() {
+    used_ns_ = now_ns();
+    if (apart_) return &*apart_;
+    if (stopped() || now_ns() < next_try_ns_) return nullptr;
+    try {
+        std::shared_ptr<Gpu> gpu = usual_.gpu->apart();
+        const Gpu::Current current(*gpu);
+        const GpuStream stream = gpu->new_stream(true);
+        apart_ = Way{std::move(gpu), stream};
+        refusal_.clear();
+        return &*apart_;
+    } catch (const GpuError& error) {
+        refusal_ = error.what();
+        next_try_ns_ = now_ns() + kTryAgainNs;
+        return nullptr;
+    }
+}
+
+// What is asked of a way that does not answer would be done much later, when what it writes to may
+// be somebody else's. So one probe alone stands there.
+bool GpuWays::answers(const Way& way) {
+    {
+        const Gpu::Current current(*way.gpu);
+        if (!way.gpu->idle(way.stream)) return false;
+    }
+    return done(way, [&](Gpu& gpu, GpuStream stream) {
+        gpu.words(std::array{WordCommand{WordCommand::Kind::write, probe_, 1U}}, stream);
+    });
+}
+
+bool GpuWays::done(const Way& way, const Commands& commands) {
+    const Gpu::Current current(*way.gpu);
+    commands(*way.gpu, way.stream);
+    const std::int64_t deadline = now_ns() + static_cast<std::int64_t>(answers_within_s_ * 1e9);
+    while (!way.gpu->idle(way.stream)) {
+        if (now_ns() > deadline || stopped()) return false;
+        sleep_until_ns(now_ns() + kIdleLookNs);
+    }
+    return true;
+}
+
+}  // namespace ficco

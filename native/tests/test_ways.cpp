@@ -1,0 +1,138 @@
+// By which way a GPU is asked when streams of it wait for ever, and that nothing is asked in vain.
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.hpp"
+#include "fake_gpu.hpp"
+#include "ficco/clock.hpp"
+#include "ficco/gpu_ways.hpp"
+
+using namespace ficco;
+using namespace ficco::test;
+
+namespace {
+
+// What devices apart share with the one that they are of.
+struct Said {
+    std::vector<std::string> commands;  // "usual" or "apart", then the address of a word
+    bool waits = false;                 // whether the usual streams do nothing
+    bool refuses = false;               // to be opened apart
+    bool one_queue = false;
+    int opened = 0;
+    int alive = 0;
+};
+
+class ToldGpu final : public FakeGpu {
+  public:
+    explicit ToldGpu(std::shared_ptr<Said> said, bool apart = false)
+        : said_(std::move(said)), apart_(apart) {
+        said_->opened += apart_;
+        said_->alive += apart_;
+    }
+    ~ToldGpu() override { said_->alive -= apart_; }
+
+    std::unique_ptr<Gpu> apart() override {
+        if (said_->refuses) throw GpuError("no memory");
+        return std::make_unique<ToldGpu>(said_, true);
+    }
+    bool one_queue() const noexcept override { return said_->one_queue; }
+    void words(std::span<const WordCommand> commands, GpuStream) override {
+        const std::string way = apart_ ? "apart " : "usual ";
+        said_->commands.push_back(way + std::to_string(commands.front().address));
+        done_ = false;
+    }
+    bool idle(GpuStream) override {
+        done_ = done_ || apart_ || !said_->waits;
+        return done_;
+    }
+
+  private:
+    const std::shared_ptr<Said> said_;
+    const bool apart_;
+    bool done_ = true;
+};
+
+constexpr GpuAddress kProbe = 1;
+
+struct Asked {
+    std::shared_ptr<Said> said = std::make_shared<Said>();
+    Word stop{0};
+    GpuWays ways{std::make_shared<ToldGpu>(said), kProbe, 0.02, stop};
+
+    bool ask(GpuAddress address) {
+        return ways.ask([&](Gpu& gpu, GpuStream stream) {
+            gpu.words(std::array{WordCommand{WordCommand::Kind::write, address, 1U}}, stream);
+        });
+    }
+    std::string all() const {
+        std::string text;
+        for (const std::string& command : said->commands) text += command + "; ";
+        return text;
+    }
+};
+
+}  // namespace
+
+TEST(a_gpu_that_answers_is_not_opened_apart) {
+    Asked asked;
+    CHECK(asked.ask(5));
+    CHECK_EQ(asked.all(), "usual 1; usual 5; ");
+    CHECK_EQ(asked.said->opened, 0);
+}
+
+TEST(a_way_that_does_not_answer_gets_one_probe_and_nothing_else) {
+    Asked asked;
+    asked.said->waits = true;
+    CHECK(asked.ask(5));
+    CHECK(asked.ask(6));
+    CHECK_EQ(asked.all(), "usual 1; apart 1; apart 5; apart 1; apart 6; ");
+    CHECK_EQ(asked.said->opened, 1);
+    asked.said->waits = false;
+    asked.said->commands.clear();
+    CHECK(asked.ask(7));
+    CHECK_EQ(asked.all(), "usual 1; usual 7; ");
+    CHECK_EQ(asked.said->alive, 1);
+    asked.ways.give_back_unused();  // it was used a moment ago
+    CHECK_EQ(asked.said->alive, 1);
+    asked.ways.give_back();
+    CHECK_EQ(asked.said->alive, 0);
+}
+
+TEST(one_queue_is_asked_last) {
+    Asked asked;
+    asked.said->one_queue = true;
+    CHECK(asked.ask(5));
+    CHECK_EQ(asked.all(), "apart 1; apart 5; ");
+    asked.ways.give_back();
+    asked.said->refuses = true;
+    asked.said->commands.clear();
+    CHECK(asked.ask(6));
+    CHECK_EQ(asked.all(), "usual 1; usual 6; ");
+}
+
+TEST(a_gpu_that_answers_by_no_way_is_told_why) {
+    Asked asked;
+    asked.said->waits = asked.said->refuses = true;
+    CHECK(!asked.ask(5));
+    CHECK(!asked.ask(5));
+    CHECK_EQ(asked.all(), "usual 1; ");
+    CHECK_EQ(asked.ways.refusal(), "no memory");
+    asked.said->refuses = false;
+    CHECK(!asked.ask(5));  // it is not tried again at once
+    CHECK_EQ(asked.said->opened, 0);
+    sleep_until_ns(now_ns() + 1'100'000'000);
+    CHECK(asked.ask(5));
+    CHECK_EQ(asked.all(), "usual 1; apart 1; apart 5; ");
+    CHECK_EQ(asked.ways.refusal(), "");
+}
+
+TEST(whoever_stops_asks_nothing_more) {
+    Asked asked;
+    asked.stop = 1;
+    CHECK(!asked.ask(5));
+    CHECK_EQ(asked.all(), "");
+}
