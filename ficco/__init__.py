@@ -121,7 +121,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f"ficco.{_HOMES[name]}"), name)
+        found = getattr(import_module(f"ficco.{_HOMES[name]}"), name)
+        globals()[name] = found  # looked up once: it would cost every call microseconds
+        return found
     raise AttributeError(f"module 'ficco' has no attribute {name!r}")
 
 

@@ -22,14 +22,13 @@ from ficco.schedule import Schedule
 if TYPE_CHECKING:
     from ficco.runtime.process_cuda import CudaProcessRuntime
 
-__all__ = ["Known", "key_of", "known", "matrix_of", "readable", "remember", "row_of",
-           "unsafe_view"]  # fmt: skip
+__all__ = ["Known", "key_of", "known", "matrix_of", "readable", "remember", "row_of", "shaped"]
 
 MOST = 256  # calls that are remembered, least recently used out first
 
 Tensor = torch.Tensor
 # No view: autograd would not let the caller change it in place.
-unsafe_view: Any = torch.ops.aten._unsafe_view
+_unsafe_view: Any = torch.ops.aten._unsafe_view
 _known: OrderedDict[Any, Known] = OrderedDict()
 
 
@@ -82,7 +81,7 @@ class Known(NamedTuple):
             for name, tensor in zip(self.names, tensors, strict=True)
         }
         ys = plain.run(self.problem, arrays, self.runtime.process_group, self.runtime.rank)
-        return [unsafe_view(y, shape) for y, shape in zip(ys, self.shapes, strict=True)]
+        return shaped(ys, self.shapes)
 
 
 def key_of(
@@ -132,6 +131,14 @@ def remember(key: Any, call: Known) -> None:
         return
     if len(_known) > MOST:
         _known.popitem(last=False)
+
+
+def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return results with the dimensions that they are to have."""
+    return [
+        y if y.shape == shape else _unsafe_view(y, shape)
+        for y, shape in zip(ys, shapes, strict=True)
+    ]
 
 
 def matrix_of(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from ficco.modules.again import (
     readable,
     remember,
     row_of,
-    unsafe_view,
+    shaped,
 )
 from ficco.modules.auto import AUTO, automatic, for_a_capture, regime
 from ficco.posing import row_contiguous
@@ -119,10 +119,7 @@ class Call:
         return ys
 
     def _run_plain(self, problem: Problem, given: dict[str, Tensor]) -> list[Tensor]:
-        return self._shaped(problem, plain.run(problem, given, self.group, self.rank))
-
-    def _shaped(self, problem: Problem, ys: Sequence[Tensor]) -> list[Tensor]:
-        return [unsafe_view(y, shape) for y, shape in zip(ys, self._shapes(problem), strict=True)]
+        return shaped(plain.run(problem, given, self.group, self.rank), self._shapes(problem))
 
     def _run_on_gpu(
         self, problem: Problem, given: dict[str, Tensor], asked: Schedule | None
