@@ -100,6 +100,7 @@ def main() -> int:
         (f"compare_x{world}*.json", compared),
         (f"few_rows*_x{world}.json", few_rows),
         (f"sweep_x{world}.json", swept),
+        (f"sweep_all_reduce_x{world}.json", swept),
     ]
     for pattern, read in sources:
         for path in sorted(RESULTS.glob(pattern)):

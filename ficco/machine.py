@@ -98,7 +98,9 @@ class Costs:
         host_launch_us, host_copy_us, host_words_us: what submitting one call of a library, one
             copy, and one step of words takes the host.
         host_kernel_us: what submitting one kernel of ficco's own takes it (gated GEMMs, sums).
-        host_serial_us: what submitting a whole GEMM and a collective takes it.
+        host_serial_us: what a call that is a whole GEMM and a collective takes it, checks and all.
+        host_direct_us: what a call that is one launch (transport "sm") takes it, checks and all; 0:
+            taken to be host_call_us and host_kernel_us.
         skew_us: how far apart ranks begin a call.
         store_us: from a kernel's store at a peer until a kernel there that awaits it has it; 0: not
             known, so that nothing is predicted of transport "sm" here.
@@ -122,6 +124,7 @@ class Costs:
     host_copy_us: float = 0.0
     host_words_us: float = 0.0
     host_serial_us: float = 0.0
+    host_direct_us: float = 0.0
     skew_us: float = 0.0
     store_us: float = 0.0
     direct_us: float = 0.0

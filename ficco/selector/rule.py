@@ -59,7 +59,7 @@ def estimate_us(facts: Facts, machine: Machine, schedule: Schedule, regime: str)
         return device
     if regime == "eager":
         return max(device, host)
-    if schedule.transport == "collective":
+    if schedule.transport in ("collective", "sm"):  # the device begins when the host has ended
         return host + device
     return max(machine.costs.host_call_us + device, host)
 
@@ -82,7 +82,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         return whole + moved, costs.host_serial_us
     if schedule.transport == "sm":
         before = _is_made_before(facts, schedule)
-        host = costs.host_call_us + costs.host_kernel_us + (costs.host_launch_us if before else 0.0)
+        host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
+        host += costs.host_launch_us if before else 0.0
         return _direct(facts, machine, schedule, whole), host
     peers, grain = world - 1, schedule.chunks
     send = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm

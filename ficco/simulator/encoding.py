@@ -164,7 +164,8 @@ class _Encoder:
         host_ns = 1e3 * self.costs.host_call_us
         if self.once:
             self.calls.use_as_one(entry.steps, self.gathers, self.twice)
-            host_ns += self.host_kernel_ns
+            direct_ns = 1e3 * self.costs.host_direct_us
+            host_ns = direct_ns or host_ns + self.host_kernel_ns
             host_ns += self.host_launch_ns if self.calls.before_ns else 0.0
         lanes: dict[str, int] = {}
         row_of: dict[str, int] = {}

@@ -52,6 +52,11 @@ def test_one_launch_is_what_its_work_and_stores_take(name: str) -> None:
     called = {each: predict_ms(problem, schedule, GPUS, each) * 1e3 for each in REGIMES}
     assert called["eager"] == pytest.approx(max(took, 11 + 13)), "the host submits one launch"
     assert called["synchronized"] == pytest.approx(took + 11 + 13, rel=0.05)
+    known = replace(GPUS, costs=replace(COSTS, host_direct_us=17.0))  # for the whole call
+    assert 1e3 * predict_ms(problem, schedule, known, "synchronized") == pytest.approx(took + 17)
+    for on, host in ((GPUS, 11 + 13), (known, 17)):
+        us = estimate_us(facts_of(problem), on, schedule, "synchronized")
+        assert us == pytest.approx(ruled + host)
     timeline = simulate(lower(problem, schedule), GPUS)
     assert timeline.duration_us == pytest.approx(took)
     assert {span.lane for span in timeline.spans} == {"compute"}

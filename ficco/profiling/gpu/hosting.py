@@ -10,7 +10,6 @@ from itertools import product
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import ficco
 from ficco.lowering import lower_rank
@@ -25,34 +24,31 @@ __all__ = ["measure"]
 _CALLS, _QUEUED, _WARM = 60, 10, 10
 _ROWS, _COLUMNS, _DEPTH = 64, 128, 256  # of a rank's part: little for the device to do
 _OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
+_WHOLE = {"all_gather_matmul": "serial", "matmul_all_reduce": "one_shot_sm"}
 # Calls that have as many launches as copies, fewer, and hardly any, so that each cost shows.
 _POINTS = {"shard_p2p": (1,), "hetero_unfused_1d": (1, 4, 8), "hetero_fused_1d": (4, 8),
            "serial": (1, 4, 8), "gated_1d": (1, 4)}  # fmt: skip
 
 
 def measure(ranks: Ranks) -> dict[str, float]:
-    """Return what calls, launches, kernels, copies, words and a serial call cost the host.
+    """Return what calls, launches, kernels, copies and words cost the host.
 
-    Medians of the slowest rank, by the host's clock, of calls that are queued ten at a time. All
-    but the serial call are what least squares finds in ficco's own calls; a launch costs at least
-    what torch.mm does. ficco must be open for the GPUs.
+    Medians of the slowest rank, by the host's clock, of calls that are queued ten at a time. Of
+    calls that are left to torch.distributed and of those that are one launch it is the whole call;
+    the others are what least squares finds in ficco's own calls. A launch costs at least what
+    torch.mm does. ficco must be open for the GPUs.
     """
     a, b, c = (_matrix(ranks, 64, 64) for _ in range(3))
     launch = _host_us(ranks, lambda: torch.mm(a, b, out=c))
-    x, w = _matrix(ranks, _ROWS, _DEPTH), _matrix(ranks, _DEPTH, _COLUMNS)
-    whole = _matrix(ranks, _ROWS * ranks.world, _DEPTH)
-    y = _matrix(ranks, _ROWS * ranks.world, _COLUMNS)
-
-    def serial() -> None:
-        dist.all_gather_into_tensor(whole, x)
-        torch.mm(whole, w, out=y)
-
-    serial_us = _host_us(ranks, serial)
+    serial_us, direct_us = (
+        _host_us(ranks, _call(ranks, op, Schedule.named(name))) for op, name in _WHOLE.items()
+    )
     tallies, times = [], []
     for op, schedule in product(_OPERATORS, _schedules()):
         tallies.append(_tally(ranks, op, schedule))
         times.append(_host_us(ranks, _call(ranks, op, schedule)))
-    return {"host_serial_us": serial_us, **submission_costs(tallies, times, launch)}
+    found = {"host_serial_us": serial_us, "host_direct_us": direct_us}
+    return found | submission_costs(tallies, times, launch)
 
 
 def _schedules() -> list[Schedule]:
