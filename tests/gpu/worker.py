@@ -258,7 +258,7 @@ def faults(me: Rank, dies: bool, ahead: int = 0) -> None:
         dies: whether one does.
         ahead: kernels that a rank launches behind a call before it looks at its outcome.
     """
-    counter = torch.zeros(1).cuda()
+    counter = torch.zeros(1).cuda().add_(1)  # its kernel is loaded
     problem = Problem.chunked("all_gather_matmul", me.world, 640, 64, 256, "bfloat16")
     point = Schedule.named("hetero_fused_1d")
     arrays, exact = me.arrays(problem, 1)
