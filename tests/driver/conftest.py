@@ -1,7 +1,8 @@
-"""The test double of NVIDIA's driver (native/double), built once for all tests of this folder."""
+"""The test double of NVIDIA's driver (native/double), built once for all tests of a run."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -17,13 +18,26 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def double_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a libcuda.so.1 that needs no GPU, for LD_LIBRARY_PATH of child processes."""
-    folder = tmp_path_factory.mktemp("double")
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # whichever process comes first builds it for all
+        base = base.parent
+    folder, done = base / "double", base / "double-is-built"
+    with (base / "double-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _build(folder)
+            done.touch()
+    return folder / "double"
+
+
+def _build(folder: Path) -> None:
     # cmake and ninja may lie beside a Python that is not activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for command in (
         ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DFICCO_TESTS=ON",
          "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", "-DCMAKE_UNITY_BUILD=ON",
-         "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12", "-DCMAKE_BUILD_TYPE=Debug"],
+         "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0", "-DCMAKE_BUILD_TYPE=Debug",
+         "-DCMAKE_CXX_FLAGS_DEBUG=-O1"],  # with its assertions, and quicker than without a level
         ["cmake", "--build", str(folder), "--target", "ficco_cuda_double"],
     ):  # fmt: skip
         done = subprocess.run(
@@ -36,4 +50,3 @@ def double_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             check=False,
         )
         assert done.returncode == 0, done.stdout
-    return folder / "double"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from compiling import compiled
-from gated_worker import let_loops_count
+from interpreting import let_loops_count, patch_once_a_launch
 
 from ficco.errors import InputError, PlanError
 from ficco.kernels import direct
@@ -310,6 +310,7 @@ SUBJECTS = {"products": products, "giving_up": giving_up, "refusals": refusals,
 if __name__ == "__main__":
     torch.set_num_threads(1)
     let_loops_count()
+    patch_once_a_launch()
     for subject in sys.argv[1:]:
         SUBJECTS[subject]()
     print("right")

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 import triton
+from interpreting import let_loops_count, patch_once_a_launch
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend, GPUTarget
-from triton.runtime import interpreter
 
 from ficco.errors import InputError
 from ficco.kernels import gated
@@ -30,20 +30,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CPU = torch.device("cpu")
 SMALL = Tile(16, 32, 16, 4, 1, 2, 1, 1.0)  # so that small parts have several groups of tiles
 AGES = 10**15  # ns
-
-
-def let_loops_count() -> None:
-    """Let loops run to numbers of the device: NumPy 2.4 makes no int of an array of one element.
-
-    Triton 3.6's interpreter holds scalars in such arrays, and asks NumPy for that.
-    """
-    patch = interpreter._patch_lang_tensor
-
-    def patch_more(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_more
 
 
 def words(*values: int) -> torch.Tensor:
@@ -363,6 +349,7 @@ SUBJECTS = {
 if __name__ == "__main__":
     torch.manual_seed(1)
     let_loops_count()
+    patch_once_a_launch()
     for subject in sys.argv[1:]:
         SUBJECTS[subject]()
     print("right")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking import run_forked
 
 
 @pytest.mark.parametrize("worker", ["direct_worker.py", "gather_worker.py"])
@@ -17,13 +15,12 @@ import pytest
 def test_it_is_right(
     worker: str, subjects: str, interpret: str, tmp_path: Path, torch: object
 ) -> None:
-    settings = {"TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": "cache"}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(worker), *subjects.split()],
-        env=os.environ | settings, capture_output=True, text=True, cwd=tmp_path, timeout=200,
-        check=False,
+    settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": "cache"}
+    code, said = run_forked(
+        Path(__file__).with_name(worker), *subjects.split(),
+        folder=tmp_path, environment=settings, timeout=200,
     )  # fmt: skip
-    assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
+    assert code == 0 and "right" in said, said
 
 
 @pytest.mark.parametrize("item", [2, 4])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking import run_forked
 
 from ficco.kernels.tiling import TILES, choose_tile, count_tiles
 
@@ -15,13 +13,12 @@ FOLDER = Path(__file__).parent
 
 
 def run_worker(subject: str, folder: Path, interpret: str, worker: str = "gated") -> None:
-    settings = {"TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": "cache"}
-    done = subprocess.run(
-        [sys.executable, FOLDER / f"{worker}_worker.py", *subject.split()],
-        env=os.environ | settings,
-        capture_output=True, text=True, cwd=folder, timeout=280, check=False,
+    settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": "cache"}
+    code, said = run_forked(
+        FOLDER / f"{worker}_worker.py", *subject.split(),
+        folder=folder, environment=settings, timeout=280,
     )  # fmt: skip
-    assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
+    assert code == 0 and "right" in said, said
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking import run_forked
 
 WORKER = Path(__file__).with_name("worker.py")
 
 
 @pytest.mark.parametrize("subject", ["summing", "pooling"])
 def test_a_kernel_is_right(subject: str, tmp_path: Path, torch: object) -> None:
-    done = subprocess.run(
-        [sys.executable, WORKER, subject],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
+    code, said = run_forked(
+        WORKER, subject, folder=tmp_path, environment={"TRITON_INTERPRET": "1"}, timeout=200
+    )
+    assert code == 0 and "right" in said, said

@@ -1,19 +1,18 @@
-"""Ranks as processes that are forked from one which has imported PyTorch.
+"""Ranks as processes that are forked from one which has imported PyTorch and its compiler.
 
-To import it takes longer than most of what ranks check. `run` starts that one:
+To import them takes longer than most of what ranks check. `run` starts that one:
 python ranks_of_torch.py FOLDER WORLD WORKER ARGUMENTS...
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
-import signal
-import subprocess
 import sys
 import traceback
 from pathlib import Path
+
+from forking import run_forked
 
 DEADLINE_S = 240
 
@@ -30,19 +29,12 @@ def run(worker: str, world: int, folder: Path, *before: str, checks: tuple[str, 
         before: arguments in front of the store's name.
         checks: arguments behind the number of ranks.
     """
-    command = [sys.executable, __file__, folder, str(world), Path(__file__).with_name(worker),
-               *before, "STORE", "RANK", str(world), *checks]  # fmt: skip
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    forking = subprocess.Popen(
-        command, env=environment, cwd=folder, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    code, said = run_forked(
+        Path(__file__), folder, world, Path(__file__).with_name(worker),
+        *before, "STORE", "RANK", world, *checks,
+        folder=folder, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=DEADLINE_S,
     )  # fmt: skip
-    try:
-        said, _ = forking.communicate(timeout=DEADLINE_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # no rank outlives its test
-            os.killpg(forking.pid, signal.SIGKILL)
-        forking.wait()
+    assert code == 0, said
     for rank in range(world):
         file = folder / f"rank{rank}.txt"
         words = file.read_text() if file.exists() else ""

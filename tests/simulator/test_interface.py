@@ -201,14 +201,14 @@ class TestPlans:
         assert predict_ms(problem, schedule, on) == pytest.approx(times.us(64, 64, 64) / 1e3)
 
 
-# Limits are loose: about ten times what a machine of two busy cores takes.
+# Limits are loose: about ten times the processor's time that it takes; others may be busy, too.
 class TestSpeed:
     def best_s(self, call: Callable[[], object]) -> float:
         times = []
         for _ in range(3):
-            begin = time.perf_counter()
+            begin = time.process_time()
             call()
-            times.append(time.perf_counter() - begin)
+            times.append(time.process_time() - begin)
         return min(times)
 
     @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_all_reduce"])
@@ -228,7 +228,7 @@ class TestSpeed:
         problem = Problem.chunked("all_gather_matmul", 64, 65536, 8192, 8192, "bfloat16")
         named = replace(Schedule.named("hetero_unfused_1d"), grain=grain, route=route)
         made = lower(problem, named.resolve(64, on))
-        begin = time.perf_counter()
+        begin = time.process_time()
         timeline = simulate(made, on)
-        assert time.perf_counter() - begin < 10
+        assert time.process_time() - begin < 10
         assert len(timeline.spans) > 64 * 63 * grain
