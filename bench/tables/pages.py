@@ -178,8 +178,12 @@ def _machinery(page: Page) -> list[str]:
 
 
 def _swept(page: Page) -> list[str]:
-    """Return what sweeps say: that of the most GPUs with its plots, the others on demand."""
-    found = read(page.results / f"sweep_x{world}.json" for world in (8, 4, 2))
+    """Return what sweeps say: that of the most GPUs with its plots, the others on demand.
+
+    Layers without sequence parallelism have a grid of their own.
+    """
+    names = [f"sweep_{grid}x{world}.json" for grid in ("", "all_reduce_") for world in (8, 4, 2)]
+    found = read(page.results / name for name in names)
     lines: list[str] = ["### Swept", ""] if found else []
     for i, (path, document) in enumerate(found):
         where = f"{document['world']} {document['gpus'][0]['name']}s"
@@ -189,7 +193,8 @@ def _swept(page: Page) -> list[str]:
             "",
             page.picture(f"Which schedule wins where, {where}", f"{path.stem}_map.svg"),
         ]  # fmt: skip
-        lines += [*(folded(f"The same on {where}", said) if i else said), ""]
+        what = "All-reduce" if document["grid"] == "all_reduce" else "The same"
+        lines += [*(folded(f"{what} on {where}", said) if i else said), ""]
     return lines
 
 

@@ -16,6 +16,8 @@ No machine is simulated here, and nothing else in ficco uses these formulas.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ficco.lowering.direct import is_made_before
 from ficco.lowering.scattering import finishes_between
 from ficco.machine import Link, Machine
@@ -52,6 +54,13 @@ def _transfer_us(link: Link, facts: Facts, schedule: Schedule) -> float:
     return chunks * (link.latency_us + chunk / (rate * 1e3))
 
 
+def _send_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
+    """Return how long all pushes of a rank and their signals last, beside GEMMs."""
+    costs = machine.costs
+    moved = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm
+    return moved + costs.signal_us * (facts.world - 1) * schedule.chunks
+
+
 def estimate_us(facts: Facts, machine: Machine, schedule: Schedule, regime: str) -> float:
     """Return what the rule expects a call to take, in us, in one of `ficco.timeline.REGIMES`."""
     device, host = _device(facts, machine, schedule)
@@ -86,8 +95,9 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         host += costs.host_launch_us if before else 0.0
         return _direct(facts, machine, schedule, whole), host
     peers, grain = world - 1, schedule.chunks
-    send = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm
-    send += (costs.signal_us * peers) * grain
+    send = send_on = _send_us(facts, machine, schedule)
+    if facts.op == "matmul_all_reduce":  # partial sums keep no turns
+        send = _send_us(facts, machine, replace(schedule, pace="free"))
     cut, steps, calls = _steps(facts, schedule)
     fused = steps == (1 if schedule.compute == "whole" else grain)
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
@@ -113,10 +123,10 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             moved = machine.stream_us(2.0 * block * peers)
             if finishes_between(schedule):  # sums travel beside products, but for the last step's
                 made += last * (1 - 1 / grain)
-                end = max(made, made - own / grain + send / grain) + (last + send) / grain
-                end = max(end, late + 2 * send + last / grain) + moved / grain
+                end = max(made, made - own / grain + send / grain) + (last + send_on) / grain
+                end = max(end, late + send + send_on + last / grain) + moved / grain
             else:
-                end = max(made, sent) + last / grain + send + moved
+                end = max(made, sent) + last / grain + send_on + moved
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     host += (steps + 2 + peers * grain) * costs.host_words_us + peers * grain * costs.host_copy_us
