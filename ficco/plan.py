@@ -172,7 +172,7 @@ class Step(NamedTuple):
             every row, none at all give zeros. collective: reads is what this rank gives, writes
             what it gets. bag: reads table, indices, offsets (of its bags), again and again, and
             writes[i] gets the sums of the i-th three.
-        words: signal: raises them; wait: waits for all; clear: sets them to 0.
+        words: signal: raises them, in any order; wait: waits for all; clear: sets them to 0.
         products: gemm: its products, in order.
         transpose_a, transpose_b: gemm: the operand is stored transposed.
         after: ids of earlier steps of this rank, of any lane, that are done before this one starts.

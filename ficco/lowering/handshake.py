@@ -60,6 +60,10 @@ def await_entered(rank: int, peers: Sequence[int], lane: str) -> Step:
     return Step(f"{lane}.wait_entered", lane, "wait", "none", words=words)
 
 
+def _waits(step: Step) -> bool:
+    return step.kind == "wait" or any(part.waits for part in step.parts)
+
+
 def closed(
     rank: int,
     peers: Sequence[int],
@@ -77,19 +81,20 @@ def closed(
         steps: of the plan so far.
         lane: the one that waits for data and reads the window. If it has waited for `entered`
             already, that is not done again.
-        beside: another lane that reads the window, where there is one.
+        beside: another lane that does both, where there is one: where the former has nothing to
+            wait for, this one waits for `entered`.
     """
     entered = tuple([Word(rank, "entered", peer) for peer in peers])
     free = tuple([Word(peer, "free", rank) for peer in peers])
     result = list(steps)
-    places = [i for i, step in enumerate(steps) if step.lane == lane]
-    waits = [i for i in places if steps[i].kind == "wait" or steps[i].parts]
-    if not any(entered[0] in steps[i].words for i in waits):
-        where = HANDSHAKE if not waits else lane
-        result.insert(waits[-1] if waits else len(result), await_entered(rank, peers, where))
+    waits = {step.lane: i for i, step in enumerate(steps) if _waits(step)}  # the last of each lane
+    if not any(step.lane == lane and entered[0] in step.words for step in steps):
+        where = next((name for name in (lane, beside) if name in waits), HANDSHAKE)
+        result.insert(waits.get(where, len(steps)), await_entered(rank, peers, where))
     known = set(data)
     others = {s.lane: s.id for s in steps if s.lane != lane and known.intersection(s.words)}
-    waited = (*[steps[i].id for i in waits[-1:]], *others.values())
+    mine = (steps[waits[lane]].id,) if lane in waits else ()
+    waited = (*mine, *others.values())
     last = {step.lane: step.id for step in steps}
     read = tuple([last[name] for name in (lane, beside) if name in last])
     return [

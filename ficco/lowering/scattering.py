@@ -246,7 +246,8 @@ def _groups(
             _Group(f"step{key}", sent.get(key, []), mine.get(key, []), key)
             for key in sorted({*sent, *mine})
         ]
-        return groups + (last if not together else [] if by_step else [_Group("own", [], own)])
+        apart = not together or not by_step  # the own part is not in the steps
+        return [*groups, *([_Group("own", [], own)] if apart else [])]
     single = [_Group(f"{j}for{peer}", [(peer, j)], [], j) for peer, j in order]
     if together:
         single += [_Group(f"own.{j}", [], found, j) for j, found in _by_chunk(cut).items()]

@@ -134,9 +134,9 @@ def remember(key: Any, call: Known) -> None:
 
 
 def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Return results with the dimensions that they are to have."""
+    """Return results with the dimensions that they are to have, as no views."""
     return [
-        y if y.shape == shape else _unsafe_view(y, shape)
+        y if y.shape == shape and not y._is_view() else _unsafe_view(y, shape)
         for y, shape in zip(ys, shapes, strict=True)
     ]
 

@@ -54,6 +54,15 @@ def _transfer_us(link: Link, facts: Facts, schedule: Schedule) -> float:
     return chunks * (link.latency_us + chunk / (rate * 1e3))
 
 
+def _own_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
+    """Return the time to make the own part, chunk by chunk where steps are finished by it."""
+    rows = facts.m / facts.world
+    chunks = schedule.chunks if schedule.cut == "rows" else 1
+    if facts.op != "matmul_all_reduce" or not finishes_between(schedule):
+        chunks = 1
+    return chunks * _work(facts, machine, rows / chunks)
+
+
 def _send_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
     """Return how long all pushes of a rank and their signals last, beside GEMMs."""
     costs = machine.costs
@@ -105,7 +114,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     if schedule.compute == "gated":
         piece = costs.gated_gemm * whole * cut / world / steps
     piece = piece * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
-    own = 0.0 if schedule.start == "together" else _work(facts, machine, m / world)
+    own = 0.0 if schedule.start == "together" else _own_us(facts, machine, schedule)
     block = m * facts.n / world * facts.item
     late = steps * piece / arrivals  # what of the work goes with one arrival
     made = steps * piece + own
@@ -123,8 +132,13 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             moved = machine.stream_us(2.0 * block * peers)
             if finishes_between(schedule):  # sums travel beside products, but for the last step's
                 made += last * (1 - 1 / grain)
-                end = max(made, made - own / grain + send / grain) + (last + send_on) / grain
-                end = max(end, late + send + send_on + last / grain) + moved / grain
+                end = max(
+                    max(made, made - own / grain + send / grain) + (last + send_on) / grain,
+                    # Two chunks of sums and one of products stand behind the last of those.
+                    steps * piece + (send + 2 * send_on + last) / grain,
+                    late + send + send_on + last / grain,
+                )
+                end += moved / grain
             else:
                 end = max(made, sent) + last / grain + send_on + moved
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us

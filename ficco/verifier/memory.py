@@ -112,9 +112,8 @@ def _word_handover(order: Order, words: WordUses) -> Iterator[Violation]:
     touched: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for word, uses in words.items():
         if word.name in ("data", "entered"):
-            found = touched[word.rank, word.copy]
-            found += [order.raised(use, word) for use in uses.raises]
-            found += [order.at(*use) for use in (*uses.waits, *uses.clears)]
+            # Words are raised before they are cleared: see `words`.
+            touched[word.rank, word.copy] += [order.at(*use) for use in (*uses.waits, *uses.clears)]
     for (owner, copy), events in touched.items():
         yield from _released(order, words, owner, copy, events)
 
@@ -133,7 +132,7 @@ def _released(
                 f"let rank {peer} wait for and clear it, and rank {owner} raise it at its end",
             )  # fmt: skip
             continue
-        free = order.raised(uses.raises[0], uses.word)
+        free = order.at(*uses.raises[0])
         for event in events:
             if event is not free and not order.hb(event, free):
                 yield _bad(

@@ -2,12 +2,13 @@
 
 Events of a rank: `before` (the end of its previous call's use of a window copy), `start`, one per
 step (two for a collective: entering and leaving; a gated step has one at each end and one per part;
-one for every word that a step or a part raises, for whoever sees one of them knows nothing of those
-behind it), and `end`. Edges:
+two for a step or a part that raises several words: before the first of them and behind the last),
+and `end`. Edges:
 
     before -> start -> first step of each lane -> ... -> last step of each lane -> end
     last event of a step -> first event of the steps that come `after` it
-    raise of a word -> every wait for it;  before(q) -> every wait for free[q], raised by q earlier
+    before the raise of a word -> every wait for it;  before(q) -> every wait for free[q], raised by
+        q earlier
     every rank's entering of a collective -> every rank's leaving
 
 An event's clock holds, per chain (a lane, a part, a call), how far that chain is in its past.
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from ficco.plan import Part, Plan, Step, Word
 from ficco.verifier.violation import Violation
-from ficco.verifier.words import Use, Uses, WordUses
+from ficco.verifier.words import Uses, WordUses
 
 __all__ = ["Event", "Order"]
 
@@ -70,7 +71,7 @@ class Order:
         self._all: list[Event] = []
         self._after: dict[Event, list[Event]] = {}
         self._parts: dict[tuple[int, str], list[Event]] = {}
-        self._raised: dict[tuple[int, str, int, Word], Event] = {}
+        self._ends: dict[tuple[int, str], list[Event]] = {}  # of parts
         for entry in plan.ranks:
             self._rank(entry.rank, entry.steps)
         self._collectives()
@@ -88,12 +89,12 @@ class Order:
         return bool(b.known[a.chain] >= a.pos)
 
     def at(self, rank: int, step: str, part: int = -1) -> Event:
-        """Return the event that awaits or clears words: of the step, or of one part."""
-        return self.last[rank, step] if part < 0 else self._parts[rank, step][part]
+        """Return the event that awaits, clears or begins to raise words: of a step or a part."""
+        return self.first[rank, step] if part < 0 else self._parts[rank, step][part]
 
-    def raised(self, use: Use, word: Word) -> Event:
-        """Return the event in which a step or a part raises a word."""
-        return self._raised[*use, word]
+    def raised(self, rank: int, step: str, part: int = -1) -> Event:
+        """Return the event in which a step or a part has raised all its words."""
+        return self.last[rank, step] if part < 0 else self._ends[rank, step][part]
 
     def preds(self, event: Event) -> list[Event]:
         """Return the direct predecessors."""
@@ -132,8 +133,8 @@ class Order:
                     piece = self._new(rank, self._chain(), 0, step, [event])
                     piece.part, piece.work = number, part
                     parts.append(piece)
-                    ends.append(self._raises(piece, part.signals))
-                self._parts[rank, step.id] = parts
+                    ends.append(self._behind(piece, part.signals))
+                self._parts[rank, step.id], self._ends[rank, step.id] = parts, ends
                 event = self._new(rank, chain, pos + 1, step, [event, *ends])
             elif step.kind == "collective":
                 event = self._new(rank, chain, pos + 1, step, [event])
@@ -141,21 +142,17 @@ class Order:
             else:
                 event.work = step
                 if step.kind == "signal":
-                    event = self._raises(event, step.words)
+                    event = self._behind(event, step.words)
             self.last[rank, step.id] = tails[step.lane] = event
         self._new(rank, call, 1, None, [start, *tails.values()])
 
-    def _raises(self, event: Event, words: tuple[Word, ...]) -> Event:
-        """Let an event raise words, the first by itself; return the event of the last one."""
-        step = event.step
-        assert step is not None, "a call's start raises nothing"
-        for number, word in enumerate(words):
-            if number:
-                after = event
-                event = self._new(after.rank, after.chain, after.pos + 1, step, [after])
-                event.part = after.part
-            self._raised[event.rank, step.id, event.part, word] = event
-        return event
+    def _behind(self, event: Event, words: tuple[Word, ...]) -> Event:
+        """Return the event behind all words that are raised from another one on."""
+        if len(words) < 2:
+            return event
+        behind = self._new(event.rank, event.chain, event.pos + 1, event.step, [event])
+        behind.part = event.part
+        return behind
 
     def _collectives(self) -> None:
         per_rank = [
@@ -167,7 +164,7 @@ class Order:
                 self._after[self.last[rank, step.id]] += enters
 
     def _word(self, uses: Uses) -> None:
-        raised = [self.raised(use, uses.word) for use in uses.raises]
+        raised = [self.at(*use) for use in uses.raises]
         if uses.word.name == "free":  # what a wait sees is the previous call's raise
             raised = [self.before[uses.word.peer, uses.word.copy]]
         for wait in uses.waits:

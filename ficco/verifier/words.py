@@ -152,20 +152,20 @@ def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
             yield _bad(use, f"its wait for {word} may come after the word is cleared by "
                        f"{_name(uses.clears[0])}", "clear it after the last wait")  # fmt: skip
     for use in uses.raises:
-        raised = order.raised(use, word)
+        raised = order.at(*use)
         if word.name == "free":
             if not order.hb(clear, raised):
                 yield _bad(use, f"it raises {word} perhaps before rank {word.rank} has cleared the "
                            "one before it", f"wait for entered[{word.rank}], raised behind the "
                            "clear, first")  # fmt: skip
             continue
-        if not order.hb(raised, clear):
+        if not uses.waits and not order.hb(order.raised(*use), clear):
             yield _bad(uses.clears[0], f"it clears {word} perhaps before it is raised by "
                        f"{_name(use)}", "wait for the word before clearing it")  # fmt: skip
         if not order.hb(order.before[word.rank, word.copy], raised):
             yield _bad(use, f"it raises {word} perhaps while rank {word.rank} is still in its "
                        "previous call", f"wait for free[{word.rank}] first")  # fmt: skip
-    if word.name == "free" and not order.hb(order.before[word.peer, word.copy], clear):
+    if word.name == "free" and not uses.waits:  # what others have seen raised tells nothing of it
         yield _bad(uses.clears[0], f"it clears {word} perhaps before it has come",
                    "wait for the word before clearing it")  # fmt: skip
 

@@ -302,12 +302,27 @@ def pooling(
         )  # fmt: skip
 
 
+def changed_in_place(rank: int, world: int) -> None:
+    """A result is no view, so that it may be changed before its gradient comes."""
+    for name in ("serial", "auto"):
+        for function, rows in (
+            (ficco.matmul_reduce_scatter, 4 * world), (ficco.matmul_all_reduce, 4),
+            (ficco.all_gather_matmul, 4),
+        ):  # fmt: skip
+            x = draw(rank, rows, 6).requires_grad_()
+            y = function(x, draw(9, 6, 5), schedule=name)
+            y.mul_(2)
+            y.sum().backward()  # type: ignore[no-untyped-call]
+            assert x.grad is not None and x.grad.abs().sum() > 0, function.__name__
+
+
 def disabled(rank: int, world: int) -> None:
     """FICCO_DISABLE=1: the same gradients without ficco."""
     os.environ["FICCO_DISABLE"] = "1"
     for check in (gathering, reducing, columns, exchanging, pooling):
         check(rank, world, schedules=("serial",))
     shapes(rank, world)
+    changed_in_place(rank, world)
     del os.environ["FICCO_DISABLE"]
 
 
@@ -412,7 +427,8 @@ def main(store: str, rank: int, world: int) -> None:
         alone()
     join(store, rank, world)
     if world < 4:
-        checks = [gathering, shapes, reducing, columns, exchanging, pooling, narrow, disabled]
+        checks = [gathering, shapes, reducing, columns, exchanging, pooling, narrow, disabled,
+                  changed_in_place]  # fmt: skip
     else:
         checks = [groups, pooling]
     if DEVICE.type == "cuda":

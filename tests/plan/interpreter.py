@@ -152,7 +152,8 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
                 yield from write(p["c"], lambda p=p: product(step, p))
             for i, region in enumerate(writes):
                 yield from write(region, lambda i=i: moved(step, part, i, sent))
-            for some in part.get("signals", ()):
+            signals = part.get("signals", ())
+            for some in rng.sample(signals, len(signals)):
                 flag = word(some, "rank" if some["name"] == "ready" else "peer")
                 assert flag not in flags, f"{flag} is raised twice"
                 for key in own.pop(flag[4], ()) if some["name"] == "free" else ():

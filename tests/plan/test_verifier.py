@@ -111,16 +111,14 @@ class TestOrderOfSteps:
         assert rules(found) == {"submission"}
         assert {v.rank for v in found} == {0, 1}
 
-    def test_who_sees_a_word_knows_nothing_of_those_raised_behind_it(self) -> None:
-        """Rank 1 raises `entered` at rank 2, then at rank 0, which hears of the former alone."""
+    def test_who_sees_a_word_knows_nothing_of_others_of_its_step(self) -> None:
+        """Rank 1 raises `entered` at ranks 2 and 0; the latter hears of the former alone."""
         output = (Output((1, 1, 1)),)
         problem = Problem(
             "matmul_all_reduce", 3, (1, 0, 1), 1, output, "float32", depths=(0, 0, 1)
         )  # rank 1 sends nothing behind `entered`
         plan = lower(problem, Schedule(grain=1, route="rotation", compute="per_chunk"))
         assert not verify(plan)
-        raised = plan.ranks[1].steps[find(plan, 1, "push.enter")].words
-        assert [word.rank for word in raised] == [2, 0]
         words = plan.ranks[0].steps[find(plan, 0, "compute.wait_entered")].words
         found = verify(changed(plan, 0, "compute.wait_entered", words=words[1:]))
         cleared = next(violation for violation in found if violation.rule == "words")

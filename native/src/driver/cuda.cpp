@@ -113,6 +113,11 @@ HeldContext own_context(Device device) {
     return held;
 }
 
+bool has_one_queue() {
+    const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return connections != nullptr && std::string_view(connections) == "1";
+}
+
 class CudaGpu final : public Gpu {
   public:
     CudaGpu(Device device, HeldContext context)
@@ -125,10 +130,7 @@ class CudaGpu final : public Gpu {
     std::unique_ptr<Gpu> apart() override {
         return std::make_unique<CudaGpu>(device_, own_context(device_));
     }
-    bool one_queue() const noexcept override {
-        const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-        return connections != nullptr && std::string_view(connections) == "1";
-    }
+    bool one_queue() const noexcept override { return one_queue_; }
 
     GpuStream new_stream(bool urgent) override {
         Stream stream = nullptr;
@@ -308,6 +310,7 @@ class CudaGpu final : public Gpu {
     const Table& table_;
     const Device device_;
     const HeldContext context_;
+    const bool one_queue_ = has_one_queue();  // as the driver, which looks once
     int urgent_ = 0;
 };
 
