@@ -425,6 +425,12 @@ class GpuRank:
     def set_stop_word(self, word: int) -> None:
         """Name a word of the device, 0 now, that becomes 1 when the group has failed; 0: none."""
 
+    def forget(self, window: GpuWindow) -> None:
+        """End what the watch does with a window, before its memory is freed.
+
+        No call on it may be enqueued any more. It takes as long as the device takes to answer.
+        """
+
     @property
     def told(self) -> int:
         """What kernels have written to `told_word`; the watch fails the group for it soon."""

@@ -175,6 +175,13 @@ class Device:
         address, _ = compute.place(self._stop)
         return address
 
+    def forget(self, window: Window) -> None:
+        """End what the watch does with a window on which no call is enqueued any more.
+
+        To be called before its memory is freed: once the group has failed, the watch writes there.
+        """
+        self.native.forget(window.native)
+
     def follow(self, stream: int) -> None:
         """Let a stream of the device go on when this rank's last call has ended."""
         self.native.follow(stream)

@@ -68,6 +68,13 @@ class _Place(NamedTuple):
     views: list[cuda.Window]
 
 
+def _free(place: _Place) -> None:
+    """Free a place's windows, in which nothing runs any more."""
+    for device, view in zip(place.devices, place.views, strict=True):
+        device.forget(view)
+    place.windows.close()
+
+
 class CudaLocalRuntime:
     """The ranks of one process, rank r on device r.
 
@@ -286,8 +293,8 @@ class CudaLocalRuntime:
                 self._rest()
                 self._forget()
                 while self._kept:
-                    self._kept.pop().windows.close()
-                self._place.windows.close()
+                    _free(self._kept.pop())
+                _free(self._place)
                 self._peers.close()
             finally:
                 for thread in self._threads:
@@ -337,7 +344,7 @@ class CudaLocalRuntime:
         if held:
             self._kept.append(old)
         else:
-            old.windows.close()
+            _free(old)
 
     def _forget(self) -> None:
         self._bound.clear()

@@ -291,6 +291,8 @@ class CudaProcessRuntime(ProcessRuntime):
         finally:
             self._room = None
         old = [] if self._held else self._places[-1:]
+        for left in old:
+            left.device.forget(left.window)
         self._places[len(self._places) - len(old) :] = [place]
         self._held = False
         self._bound.clear()
@@ -322,5 +324,7 @@ class CudaProcessRuntime(ProcessRuntime):
         if self._groups:
             with contextlib.suppress(EngineError):  # it is told at the next call
                 self._drain()
+        for place in self._places:
+            place.device.forget(place.window)
         super().close()
         self._places.clear()

@@ -22,6 +22,7 @@ struct Said {
     bool waits = false;                 // whether the usual streams do nothing
     bool refuses = false;               // to be opened apart
     bool one_queue = false;
+    int busy = 0;  // looks at a stream before it is done
     int opened = 0;
     int alive = 0;
 };
@@ -46,6 +47,7 @@ class ToldGpu final : public FakeGpu {
         done_ = false;
     }
     bool idle(GpuStream) override {
+        if (said_->busy > 0) return --said_->busy, false;
         done_ = done_ || apart_ || !said_->waits;
         return done_;
     }
@@ -100,6 +102,22 @@ TEST(a_way_that_does_not_answer_gets_one_probe_and_nothing_else) {
     CHECK_EQ(asked.said->alive, 1);
     asked.ways.give_back();
     CHECK_EQ(asked.said->alive, 0);
+}
+
+TEST(what_is_asked_by_halves_is_done_when_that_is_told) {
+    Asked asked;
+    bool told = false;
+    try {
+        asked.ways.ask([&](Gpu& gpu, GpuStream stream) {
+            gpu.words(std::array{WordCommand{WordCommand::Kind::write, 5, 1}}, stream);
+            asked.said->busy = 3;
+            throw GpuError("the second half is refused");
+        });
+    } catch (const GpuError&) {
+        told = true;
+    }
+    CHECK(told);
+    CHECK_EQ(asked.said->busy, 0);
 }
 
 TEST(one_queue_is_asked_last) {

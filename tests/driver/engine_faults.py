@@ -182,6 +182,26 @@ def absent(world: int, cases: list[tuple[str, str]], within_s: float, apart: boo
     node.runtime.close()
 
 
+def reset_at_once(world: int, rounds: int) -> None:
+    """Windows that a reset frees while the watch lets their calls go are not written any more."""
+    node = Node(world, timeout_s=0.05)
+    problem = Problem.chunked("matmul_reduce_scatter", world, 20 * world, 5 * world, 9, "float32")
+    schedule = named("hetero_fused_1d", world)
+    for round_ in range(rounds):
+        control.jitter(round_, 0.0)
+        node.right(problem, schedule)
+        arrays, _ = node.arrays(problem, 2)
+        bound = node.runtime._recent[-1]
+        control.jitter(round_, 0.001)
+        for rank in range(1, world):
+            with node.compute.on(rank, node.streams[rank]):
+                bound[rank].run(arrays[rank], 0)
+        while node.failure() is None:
+            time.sleep(1e-3)
+        node.runtime.reset()
+    node.runtime.close()
+
+
 def absent_from_one_launch(world: int) -> None:
     """A rank that never calls, while its peers' kernels wait for it and tell by themselves."""
     node = Node(world, timeout_s=0.3)

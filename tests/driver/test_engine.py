@@ -147,6 +147,10 @@ def test_an_absent_rank_is_named_by_kernels(double_folder: Path, single_queue: i
     run(double_folder, "absent_from_one_launch", {"single_queue": single_queue}, world=3)
 
 
+def test_a_reset_frees_what_the_watch_has_left(double_folder: Path) -> None:
+    run(double_folder, "reset_at_once", world=3, rounds=8)
+
+
 def test_streams_that_cannot_be_let_go_are_told_of(double_folder: Path) -> None:
     said = run(double_folder, "never_let_go", {"single_queue": 1}, world=2)
     told = re.findall("^ficco: .*", said, re.MULTILINE)

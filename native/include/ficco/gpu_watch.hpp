@@ -62,6 +62,9 @@ class GpuWatch {
         return static_cast<std::uint32_t>(number) * kWindowCopies +
                static_cast<std::uint32_t>(copy);
     }
+    // Ends what the watch does with a window, which may be freed afterwards: no call on it is
+    // enqueued any more. It may take as long as the device takes to answer.
+    void forget(const GpuWindow& window);
     GpuAddress lane_word(int lane) const noexcept;
     // Where a kernel writes 1 + the index of a word that did not come.
     GpuAddress told_word() const noexcept;
@@ -100,7 +103,8 @@ class GpuWatch {
     GpuAddress stopped_ = 0;  // the stop word that was written
     int pauses_ = 0;
 
-    std::mutex mutex_;  // holds all below
+    std::mutex asking_;  // held while the watch may have the device do something; before mutex_
+    std::mutex mutex_;   // holds all below
     std::map<int, WatchedCalls> calls_;
     GpuAddress stop_word_ = 0;
     std::deque<int> removed_;

@@ -49,6 +49,7 @@ class GpuWays {
     Way* apart();
     bool answers(const Way& way);
     bool done(const Way& way, const Commands& commands);
+    bool finished(const Way& way);
     bool stopped() const noexcept { return stop_.load(std::memory_order_acquire) != 0; }
 
     const GpuAddress probe_;

@@ -96,6 +96,9 @@ void bind_gpu(nb::module_& module) {
             "set_stop_word",
             [](GpuRank& rank, std::uintptr_t word) { rank.watch().set_stop_word(word); }, "word"_a,
             WithoutGil())
+        .def(
+            "forget", [](GpuRank& rank, const GpuWindow& window) { rank.watch().forget(window); },
+            "window"_a, WithoutGil())
         .def_prop_ro("told", [](GpuRank& rank) { return rank.watch().told(); })
         .def_prop_ro("told_word", [](GpuRank& rank) { return rank.watch().told_word(); })
         .def(

@@ -70,6 +70,12 @@ void GpuWatch::remove(int number) {
     removed_.pop_front();
 }
 
+void GpuWatch::forget(const GpuWindow& window) {
+    const std::lock_guard asking(asking_);
+    const std::lock_guard lock(mutex_);
+    std::erase_if(calls_, [&](const auto& entry) { return entry.second.window.get() == &window; });
+}
+
 GpuAddress GpuWatch::lane_word(int lane) const noexcept {
     return page_.device + sizeof(std::uint32_t) * static_cast<GpuAddress>(lane + 1);
 }
@@ -102,6 +108,7 @@ void GpuWatch::loop() noexcept {
     while (stop_.load(std::memory_order_acquire) == 0) {
         const bool failed = group_->failed();
         try {
+            const std::lock_guard asking(asking_);
             if (failed) {
                 if (stuck_ && ++pauses_ % kPauses == 0) stuck_ = false;  // it may do by now
                 if (!stuck_) {

@@ -89,9 +89,19 @@ bool GpuWays::answers(const Way& way) {
     });
 }
 
+// Whether a way has done what it was given, which it has to do in time.
 bool GpuWays::done(const Way& way, const Commands& commands) {
     const Gpu::Current current(*way.gpu);
-    commands(*way.gpu, way.stream);
+    try {
+        commands(*way.gpu, way.stream);
+    } catch (const GpuError&) {
+        finished(way);  // what was enqueued before may be of memory that is freed afterwards
+        throw;
+    }
+    return finished(way);
+}
+
+bool GpuWays::finished(const Way& way) {
     const std::int64_t deadline = now_ns() + static_cast<std::int64_t>(answers_within_s_ * 1e9);
     while (!way.gpu->idle(way.stream)) {
         if (now_ns() > deadline || stopped()) return false;
