@@ -4,7 +4,8 @@
 
 Writes sweep_xN.json (all lines but timelines, with the head), sweep_xN_gains.svg and
 sweep_xN_map.svg; of another grid than h200 sweep_GRID_xN. book.py makes the shipped book of
-sweep_xN.json. A sweep that is simulated, paced or unfinished is refused.
+sweep_xN.json and sweep_all_reduce_xN.json. A sweep that is simulated, paced or unfinished is
+refused.
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ def _settings() -> Finding:
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         found.append("CUDA_DEVICE_MAX_CONNECTIONS=1")
         hints.append(
-            "CUDA_DEVICE_MAX_CONNECTIONS=1 works, but all streams share one hardware queue: the "
-            "watch needs memory of the GPU (548 MB on an H200) to release a stuck stream"
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 works, but all streams share one hardware queue: to "
+            "release a stuck stream the watch needs memory of the GPU for a second context"
         )
     said = f"set: {', '.join(found)}" if found else "nothing set that matters"
     return Finding("CUDA settings", not blocking, said, "overlap on GPUs", "; ".join(hints))

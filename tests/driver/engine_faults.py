@@ -12,7 +12,8 @@ import double_control as control
 import numpy as np
 from engine_node import Node, captured, expected, named
 
-from ficco.engines.cuda import GpuError
+from ficco.engines.cuda import Device, GpuError, Window
+from ficco.engines.cuda_windows import PeerWindows
 from ficco.errors import EngineError, InputError, ScheduleError, TimeoutExceeded
 from ficco.problem import Problem
 from ficco.runtime import local_cuda
@@ -184,7 +185,18 @@ def absent(world: int, cases: list[tuple[str, str]], within_s: float, apart: boo
 
 def reset_at_once(world: int, rounds: int) -> None:
     """Windows that a reset frees while the watch lets their calls go are not written any more."""
-    node = Node(world, timeout_s=0.05)
+    node, done = Node(world, timeout_s=0.05), list[str]()
+    forget, close = Device.forget, PeerWindows.close
+
+    def noted_forget(device: Device, window: Window) -> None:
+        forget(device, window)
+        done.append("forgotten")
+
+    def noted_close(windows: PeerWindows) -> None:
+        close(windows)
+        done.append("freed")
+
+    Device.forget, PeerWindows.close = noted_forget, noted_close  # type: ignore[method-assign]
     problem = Problem.chunked("matmul_reduce_scatter", world, 20 * world, 5 * world, 9, "float32")
     schedule = named("hetero_fused_1d", world)
     for round_ in range(rounds):
@@ -198,8 +210,13 @@ def reset_at_once(world: int, rounds: int) -> None:
                 bound[rank].run(arrays[rank], 0)
         while node.failure() is None:
             time.sleep(1e-3)
+        done.clear()
         node.runtime.reset()
+        assert done == ["forgotten"] * world + ["freed"], done
+    done.clear()
     node.runtime.close()
+    assert done == ["forgotten"] * world + ["freed"], done
+    Device.forget, PeerWindows.close = forget, close  # type: ignore[method-assign]
 
 
 def absent_from_one_launch(world: int) -> None:

@@ -220,7 +220,7 @@ class TestCutting:
             assert max(sizes) - min(sizes) <= 1 + max(sizes) // 4
 
     def test_tapers(self) -> None:
-        def sizes(taper: str, size: int = 1900) -> list[int]:
+        def sizes(taper: str, size: int) -> list[int]:
             return [b - a for a, b in pairwise(chunk_bounds(size, 6, taper))]
 
         assert sizes("head", 1216) == [64, 128, 256, 256, 256, 256]
