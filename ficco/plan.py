@@ -8,6 +8,11 @@ How a plan runs. Each rank forks all its lanes from the call's start and joins t
 lane runs its steps one after another, in the order of the list; lanes are concurrent. Steps meet
 through words (`signal`, `wait`, `clear`) and through `after`. Every window exists `copies` times; a
 call uses one copy, and the number in a region or word is counted from the copy of this call.
+
+Which copy a call uses does not matter, since its peers say when their windows are free. A mailbox
+is a window without that: calls take its two copies in turn, each rank by a count of its own, and
+every rank awaits that all have entered. Whoever has ended a call knows then that all have ended
+the one before it. A plan has windows or mailboxes, with words of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ __all__ = [
     "ELEMENT_BYTES",
     "KINDS",
     "ROLES",
+    "SHARED",
     "UNITS",
     "VERSION",
     "WORDS",
@@ -33,21 +39,25 @@ __all__ = [
     "Product",
     "RankPlan",
     "Region",
+    "Room",
     "Step",
     "Word",
     "digest_of",
+    "has_mailbox",
     "regions_of",
+    "room_of",
     "window_places",
     "word_at",
     "word_place",
 ]
 
-VERSION = 1
+VERSION = 2
 
 # Bytes of a buffer's element: a problem's dtypes, and the indices of an embedding.
 ELEMENT_BYTES = {**DTYPES, "int64": 8}
 
-ROLES = ("input", "weight", "output", "window", "workspace")
+ROLES = ("input", "weight", "output", "window", "mailbox", "workspace")
+SHARED = ("window", "mailbox")  # roles of what peers write to
 
 # Which unit each kind of step may occupy.
 UNITS: dict[str, tuple[str, ...]] = {
@@ -208,7 +218,7 @@ def regions_of(work: Step | Part) -> list[Region]:
 
 
 class Buffer(NamedTuple):
-    """A 2-D array of a rank. Windows are equal on all ranks and visible to peers; others not."""
+    """A 2-D array of a rank. Windows and mailboxes are equal on all ranks and visible to peers."""
 
     name: str
     role: str
@@ -266,16 +276,54 @@ def word_at(rank: int, place: int) -> Word:
     return Word(rank, name, peer, chunk)
 
 
+def has_mailbox(plan: RankPlan) -> bool:
+    """Whether a plan's peers write to mailboxes, and not to windows."""
+    return any(buffer.role == "mailbox" for buffer in plan.buffers)
+
+
 WINDOW_ALIGN = 256  # bytes; several window buffers of a plan lie behind one another
 
 
 def window_places(buffers: tuple[Buffer, ...]) -> tuple[dict[str, int], int]:
-    """Return the byte offset of each window buffer within a window copy, and the bytes of all."""
+    """Return the byte offset of each window buffer within a window copy, and the bytes of all.
+
+    The same of mailboxes, in a plan that has those.
+    """
     places: dict[str, int] = {}
     end = 0
     for buffer in buffers:
-        if buffer.role == "window":
+        if buffer.role in SHARED:
             places[buffer.name] = end
             size = buffer.rows * buffer.cols * ELEMENT_BYTES[buffer.dtype]
             end += -(-size // WINDOW_ALIGN) * WINDOW_ALIGN
     return places, end
+
+
+class Room(NamedTuple):
+    """Bytes that calls need in one copy of each rank's window, and of its mailbox."""
+
+    window: int = 0
+    mailbox: int = 0
+
+    def has(self, other: Room) -> bool:
+        """Whether calls that need so much find room here."""
+        return self.window >= other.window and self.mailbox >= other.mailbox
+
+    def grown(self, need: Room) -> Room:
+        """Return room for what is needed, and for more, so that it does not grow at every call."""
+        return Room(
+            *[
+                have if have >= wanted else max(wanted, have * 3 // 2)
+                for have, wanted in zip(self, need, strict=True)
+            ]
+        )
+
+    def joined(self, other: Room) -> Room:
+        """Return room for both."""
+        return Room(max(self.window, other.window), max(self.mailbox, other.mailbox))
+
+
+def room_of(plan: RankPlan) -> Room:
+    """Return what a rank's plan needs; it is equal on all ranks."""
+    _, size = window_places(plan.buffers)
+    return Room(0, size) if has_mailbox(plan) else Room(size, 0)

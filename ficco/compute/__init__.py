@@ -169,7 +169,7 @@ class DeviceKernels(Protocol):
 
         Args:
             table: of the plan.
-            windows: that calls use.
+            windows: that calls use, or mailboxes; the plan says which.
             digest: of the plan.
             timeout_s: how long a launch waits for a word at most; what depends on it is NaN then.
             told_word: address of where the launch tells which word it missed.
@@ -246,10 +246,14 @@ class SumOperands(NamedTuple):
 
 
 class DirectWindows(NamedTuple):
-    """Addresses of all ranks' windows, by copy and rank: of words, and of data."""
+    """Addresses of all ranks' windows or mailboxes, by copy and rank: of words, and of data.
+
+    And where this rank counts calls on its mailbox; 0 for windows.
+    """
 
     words: Sequence[Sequence[int]]
     data: Sequence[Sequence[int]]
+    counts: int = 0
 
 
 class DeviceCompute(Protocol):

@@ -21,24 +21,11 @@ __all__ = ["TorchKernels", "direct_places"]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class _Word:
-    """A word that somebody else keeps, in the form in which kernels take addresses."""
-
-    dtype = torch.int32
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def data_ptr(self) -> int:
-        """Return the address as the device sees it."""
-        return self._address
-
-
 class _Prepared(NamedTuple):
     """A prepared GEMM, the words by which it gives up, and its patience."""
 
     table: gated.Table
-    stop: _Word
+    stop: one_launch.Address
     status: torch.Tensor
     timeout_ns: int
 
@@ -75,7 +62,7 @@ class TorchKernels:
         device = _device()
         table = gated.prepare(parts, n, k, _DTYPES[dtype], device)
         status = torch.zeros(1, dtype=torch.int32, device=device)
-        return _Prepared(table, _Word(stop_word()), status, round(1e9 * timeout_s))
+        return _Prepared(table, one_launch.Address(stop_word()), status, round(1e9 * timeout_s))
 
     def place(self, b: torch.Tensor) -> tuple[int, int, bool]:
         """See `DeviceKernels.place`."""
@@ -112,8 +99,13 @@ class TorchKernels:
         stop_word: Callable[[], int],
     ) -> _Whole:
         """See `DeviceKernels.prepare_direct`."""
-        device, places = _device(), one_launch.Places(*windows)
-        told, stop = _Word(told_word), _Word(stop_word())  # made outside captures, as all here
+        device = _device()
+        counts = one_launch.Address(windows.counts) if windows.counts else None
+        places = one_launch.Places(windows.words, windows.data, counts)
+        told, stop = (
+            one_launch.Address(told_word),
+            one_launch.Address(stop_word()),
+        )  # made outside captures, as all here
         control = one_launch.Control(digest, stop, told, round(1e9 * timeout_s))
         if isinstance(table, GatherTable):
             return _Whole(direct_gather, direct_gather.prepare(table, places, device), control)
@@ -126,7 +118,8 @@ class TorchKernels:
         kernel, made, control = prepared
         given = _whole_operands(prepared, operands)
         kernel.warm(made, given, control)
-        launch = kernel.launch_of(made, given, control, copy)
+        which = (copy,) if kernel is direct_gather else ()  # of a mailbox the device knows
+        launch = kernel.launch_of(made, given, control, *which)
         return lambda: one_launch.enqueue(launch)
 
     def described_direct(
@@ -170,7 +163,7 @@ def direct_places(
     """
     item = operands.x.element_size()
     found: dict[str, Place] = {
-        "x": places.x, "copy": launching.Copy(), "x_stride": Pitch(places.x.slot, item)
+        "x": places.x, "x_stride": Pitch(places.x.slot, item)
     }  # fmt: skip
     for number in range(MOST_OUTPUTS if gathers else 1):
         n = str(number) if gathers else ""
@@ -184,6 +177,7 @@ def direct_places(
             f"y{n}_stride": Pitch(at.y.slot, item), f"w{n}_{deep}_stride": Pitch(at.w.slot, item),
         }  # fmt: skip
     if gathers:
+        found["copy"] = launching.Copy()
         found["kept"] = places.x if places.kept is None else places.kept
     if places.kept is not None:
         found["kept_stride"] = Pitch(places.kept.slot, item)

@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ficco.compute import DeviceCompute, DirectWindows
+from ficco.compute import DeviceCompute
+from ficco.engines.cuda_layout import COPIES, Window
 from ficco.engines.launches import Launches, Whole
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.work import Call, View, calls_of, whole_product
@@ -30,7 +30,15 @@ from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
 from ficco.lowering.direct import is_made_before
 from ficco.lowering.multiplying import WINDOW as GATHERED
-from ficco.plan import ELEMENT_BYTES, WORDS_PER_COPY, RankPlan, Region, Step, window_places
+from ficco.plan import (
+    ELEMENT_BYTES,
+    WORDS_PER_COPY,
+    RankPlan,
+    Region,
+    Step,
+    has_mailbox,
+    window_places,
+)
 from ficco.schedule import Schedule
 from ficco.timeline import Span
 
@@ -43,23 +51,16 @@ except ImportError as missing:
     ) from missing
 
 __all__ = [
-    "WORDS_BYTES",
     "BoundPlan",
     "Device",
     "GpuError",
-    "Window",
     "capabilities",
     "check_runs",
     "device_count",
     "served_version",
-    "window_layout",
 ]
 
 GpuError = _native.GpuError
-WORDS_BYTES = 4 * WORDS_PER_COPY  # of one copy of a window
-_COPIES = 2
-_ALIGN = 512
-_RECENT = 128  # plans
 _SETTLES_WITHIN_S = 5.0
 
 device_count = _native.cuda_device_count
@@ -103,48 +104,6 @@ def capabilities(device: int) -> Capabilities:
         GpuError: there is no driver, it is too old, or it has no such device.
     """
     return Capabilities(*_native.cuda_capabilities(device))
-
-
-def window_layout(data_bytes: int) -> tuple[int, int, int]:
-    """Return (bytes of a copy's data, offset of the first copy's data, bytes of a whole window).
-
-    A window begins with the words of both copies; then come the data of both.
-    """
-    data = -(-max(data_bytes, 1) // _ALIGN) * _ALIGN
-    first = -(-_COPIES * WORDS_BYTES // _ALIGN) * _ALIGN
-    return data, first, first + _COPIES * data
-
-
-class Window:
-    """All ranks' windows as one rank sees them.
-
-    Args:
-        bases: address of every rank's window, laid out as `window_layout` says.
-        rank: whose view it is.
-        data_bytes: of one copy.
-        keep: what holds the memory; it is kept as long as the window.
-
-    Attributes:
-        words, data: addresses of all ranks' words and data, by copy and rank.
-        held: what graphs of calls on the window use besides; it is kept as long as the window.
-        recent: what the last plans to be bound use; their calls may still be enqueued.
-    """
-
-    def __init__(self, bases: Sequence[int], rank: int, data_bytes: int, keep: Any) -> None:
-        data, first, _ = window_layout(data_bytes)
-        self.data_bytes, self.rank, self.keep = data, rank, keep
-        self.held: list[Any] = []
-        self.recent: deque[Any] = deque(maxlen=_RECENT)
-        words = [base + copy * WORDS_BYTES for base in bases for copy in range(_COPIES)]
-        places = [base + first + copy * data for base in bases for copy in range(_COPIES)]
-        self._own = places[rank * _COPIES : rank * _COPIES + _COPIES]
-        self.words = [words[copy::_COPIES] for copy in range(_COPIES)]
-        self.data = [places[copy::_COPIES] for copy in range(_COPIES)]
-        self.native = _native.GpuWindow(words, places, data)
-
-    def own(self, copy: int) -> int:
-        """Return the address of the data of the own window's copy."""
-        return self._own[copy]
 
 
 class Device:
@@ -234,7 +193,7 @@ class BoundPlan:
         self.rows = trace_rows(plan)
         self._window = window  # keeps its memory
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
-        self._places, _ = window_places(plan.buffers)
+        self._places = {} if has_mailbox(plan) else window_places(plan.buffers)[0]
         stores = _is_one_launch(plan)
         lanes = _lanes(plan.steps)
         encoded = encode_whole(plan) if stores else encode(plan, lanes, one_launch=True)
@@ -256,10 +215,10 @@ class BoundPlan:
             (encoded.segments, len(self.rows), len(encoded.slots)),
             digest,
         )
-        self._handles = [self._window_handles(copy) for copy in range(_COPIES)]
+        self._handles = [self._window_handles(copy) for copy in range(COPIES)]
         words = [
             compute.at(window.words[copy][window.rank], 1, WORDS_PER_COPY, "int32")
-            for copy in range(_COPIES)
+            for copy in range(COPIES)
         ]
         self._launches = None
         if compute.kernels is not None:
@@ -269,7 +228,7 @@ class BoundPlan:
                 return device.stop_word(compute)
 
             if table is not None:
-                places = DirectWindows(window.words, window.data)
+                places = window.mail if has_mailbox(plan) else window.windows
                 prepared = compute.kernels.prepare_direct(
                     table, places, digest, timeout_s, device.native.told_word, stop_word
                 )

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ficco.engines.cuda import WORDS_BYTES, Window, window_layout
+from ficco.engines.cuda_layout import COPIES, WORDS_BYTES, Layout, Window
 from ficco.errors import EngineError
-from ficco.plan import Word, word_place
+from ficco.kernels.direct_table import VACANT
+from ficco.plan import Room, Word, word_place
 
 try:
     from ficco import _native
@@ -138,31 +139,34 @@ class Peers:
 
 
 class PeerWindows:
-    """A window on every rank's device, in its first state: no data, `free` raised everywhere.
+    """A window and a mailbox on every rank's device, in their first state.
+
+    That is: no data, every `free` raised, all of the mailbox vacant.
 
     They are freed by `close`, or when nobody holds them any more.
 
     Args:
         peers: the devices.
-        data_bytes: of one copy of a window.
+        room: of one copy.
 
     Attributes:
-        bases: address of every rank's window.
-        data_bytes: of one copy, as it was rounded up.
+        bases: address of every rank's memory, laid out as `Layout` says.
+        room: of one copy, as it was rounded up.
 
     Raises:
         EngineError: a device has too little memory, or the driver refuses.
     """
 
-    def __init__(self, peers: Peers, data_bytes: int) -> None:
-        self.data_bytes, _, size = window_layout(data_bytes)
+    def __init__(self, peers: Peers, room: Room) -> None:
+        self._layout = Layout(room)
+        self.room = self._layout.room
         self._bases: list[int] = []
         self._end = weakref.finalize(self, _free_unasked, peers, self._bases)
         self._end.atexit = False  # the process's end frees them
         self._peers = peers
         try:
             for rank in range(peers.world):
-                self._add(rank, size)
+                self._add(rank)
             for rank in range(peers.world):
                 peers.synchronize(rank)  # fills are asynchronous
         except BaseException:
@@ -170,21 +174,23 @@ class PeerWindows:
             raise
         self.bases = tuple(self._bases)
 
-    def _add(self, rank: int, size: int) -> None:
-        peers = self._peers
+    def _add(self, rank: int) -> None:
+        peers, layout, size = self._peers, self._layout, self._layout.size
         asked = f"a window of {size} bytes on device {peers.devices[rank]}"
         with peers.current(rank):
             base = int(_call("cuMemAlloc", size, asked=asked))
             self._bases.append(base)
             _call("cuMemsetD8", base, 0, size, asked=asked)
             first = 4 * word_place(Word(rank, "free", 0))
-            for copy in range(_COPIES):
+            for copy in range(COPIES):
                 place = base + copy * WORDS_BYTES + first
                 _call("cuMemsetD32", place, 1, peers.world, asked=asked)
+            mail = (size - layout.mail_data) // 4
+            _call("cuMemsetD32", base + layout.mail_data, VACANT, mail, asked=asked)
 
     def view(self, rank: int) -> Window:
         """Return the windows as a rank's engine takes them; it keeps them."""
-        return Window(self.bases, rank, self.data_bytes, self)
+        return Window(self.bases, rank, self.room, self)
 
     def close(self) -> None:
         """Wait for all devices, then free the windows; again it does nothing.

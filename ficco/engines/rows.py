@@ -122,10 +122,12 @@ def encode(
 def encode_whole(plan: RankPlan) -> Encoded:
     """Return a plan that one kernel runs: one piece of work, and what the kernel waits for.
 
-    The work is known by the first step that computes.
+    The work is known by the first step that computes. Mailboxes are the kernel's own affair.
     """
     encoder = _Encoder(plan, {}, None)
     for buffer in plan.buffers:
+        if buffer.role == "mailbox":
+            continue
         encoder.slots[plan.rank, buffer.name] = len(encoder.slots)
     first = next((i for i, step in enumerate(plan.steps) if step.kind in COMPUTE), 0)
     for index, step in enumerate(plan.steps):

@@ -4,12 +4,12 @@ For products of few rows, where a copy engine's start and a stream's signal take
 data. A launch has the whole handshake of a call in it, so nothing else is enqueued, but for the
 product of more rows, which a library makes in y before (`is_made_before`).
 
-    direct = prepare(table, places, device)         # once per plan and window
+    direct = prepare(table, places, device)         # once per plan and mailbox
     warm(direct, operands, control)                 # before any stream waits, or is captured
-    all_reduce(direct, operands, control, copy)     # every call
+    all_reduce(direct, operands, control)           # every call
 
-A word that does not come spoils what depends on it, with NaN, and is told in a status word; the
-launch ends. Launches of one `Direct` must follow one another.
+What does not come spoils what depends on it, with NaN, and is told in a status word; the launch
+ends. Launches on one mailbox must follow one another.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Direct(NamedTuple):
     Attributes:
         table: what it was made of.
         tile: how programs multiply.
-        chunks, places, gates: what the kernel reads, on the device; the gates are zeros between
-            launches.
-        copy_places: numbers of one window copy in `places`.
+        chunks, places: what the kernel reads, on the device.
+        counts: two words of the mailbox; see `ficco.kernels.mailing`.
+        copy_places: numbers of one copy of the mailbox in `places`.
         programs: of a launch; all of them run at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
         made: whether y holds the product of x and w when a launch begins; else it multiplies.
@@ -91,7 +91,7 @@ class Direct(NamedTuple):
     tile: DirectTile
     chunks: torch.Tensor
     places: torch.Tensor
-    gates: torch.Tensor
+    counts: Any
     copy_places: int
     programs: int
     aligned: bool
@@ -150,7 +150,7 @@ def prepare(
 
     Args:
         table: of this rank's plan.
-        places: of the window that calls use.
+        places: of the mailbox that calls use.
         device: the GPU; or the CPU, for Triton's interpreter.
         tile: how to multiply; by default `choose_tile` says.
         made: whether y will hold the product already; by default `is_made_before` says.
@@ -163,13 +163,14 @@ def prepare(
     made = is_made_before(table.m, table.twice) if made is None else made
     chosen = _moving_tile(table.m, width) if made else choose_tile(table.m, width, table.k, item)
     edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
-    numbers = [_numbers(table, words, data, item) for words, data in zip(*places, strict=True)]
+    copies = zip(places.words, places.data, strict=True)
+    numbers = [_numbers(table, words, data, item) for words, data in copies]
     return Direct(
         table=table,
         tile=tile or chosen,
         chunks=on_device(table.chunks, torch.int32, device).reshape(-1, 4),
         places=on_device(numbers, torch.int64, device),
-        gates=torch.zeros(4, dtype=torch.int32, device=device),
+        counts=places.counts,
         copy_places=len(numbers[0]),
         programs=min(len(table.chunks) + 1, processors),
         aligned=all(edge * item % ALIGN == 0 for edge in edges),
@@ -188,7 +189,7 @@ def _numbers(table: DirectTable, words: Sequence[int], data: Sequence[int], item
     ]
 
 
-def all_reduce(direct: Direct, operands: Operands, control: Control, copy: int) -> None:
+def all_reduce(direct: Direct, operands: Operands, control: Control) -> None:
     """Enqueue one call on the current stream: one launch.
 
     Sums are float32, in the order of ranks, of products rounded to the dtype; the bias is added to
@@ -198,21 +199,20 @@ def all_reduce(direct: Direct, operands: Operands, control: Control, copy: int) 
         direct: of the plan.
         operands: of this call.
         control: what ends waits.
-        copy: of the window, 0 or 1; all ranks use the same.
 
     Raises:
         InputError: operands that the table was not made for.
     """
-    enqueue(launch_of(direct, operands, control, copy))
+    enqueue(launch_of(direct, operands, control))
 
 
-def launch_of(direct: Direct, operands: Operands, control: Control, copy: int = 0) -> Launch:
-    """Return what `all_reduce` launches.
+def launch_of(direct: Direct, operands: Operands, control: Control) -> Launch:
+    """Return what `all_reduce` launches. Which copy of the mailbox it uses, the device knows.
 
     Raises:
         InputError: operands that the table was not made for.
     """
-    arguments = _arguments(direct, operands, control, copy)
+    arguments = _arguments(direct, operands, control)
     return Launch(direct_all_reduce, arguments, direct.programs, direct.tile.warps)
 
 
@@ -226,12 +226,13 @@ def warm(direct: Direct, operands: Operands, control: Control) -> None:
         InputError: operands that the table was not made for.
     """
     launch = launch_of(direct, operands, control)
-    launch.arguments["gates"] = torch.zeros_like(direct.gates)  # a call may be under way
+    # Not the mailbox's own, on which a call may be under way.
+    launch.arguments["counts"] = torch.zeros(2, dtype=torch.int32, device=direct.chunks.device)
     launch.arguments.update(items=0, own_rows=0, peers=0, targets=0, owners=0)
     enqueue(launch._replace(programs=1))
 
 
-def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) -> dict[str, Any]:
+def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str, Any]:
     """Return the kernel's arguments by name."""
     _check(direct.table, operands)
     table, tile = direct.table, direct.tile
@@ -249,11 +250,10 @@ def _arguments(direct: Direct, operands: Operands, control: Control, copy: int) 
         "y": y,
         "chunks": direct.chunks,
         "places": direct.places,
-        "gates": direct.gates,
+        "counts": direct.counts,
         "stop": control.stop,
         "status": control.status,
         "digest": signed(control.digest),
-        "copy": copy,
         "copy_places": direct.copy_places,
         "items": len(table.chunks),
         "m": table.m,

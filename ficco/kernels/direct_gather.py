@@ -158,7 +158,7 @@ def prepare(
     stored = table.slices if table.own_rows else 0
     numbers = [
         [*words, *(base + table.gathered for base in data)]
-        for words, data in zip(*places, strict=True)
+        for words, data in zip(*places[:2], strict=True)
     ]
     return Gather(
         table=table,

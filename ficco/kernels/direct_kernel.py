@@ -3,16 +3,19 @@
 All programs of a launch run at the same time. The last of them keeps the door; the others share the
 chunks, which are slices of columns, and each takes its chunks through all stages:
 
-    door      await free, clear it | open the gate, enter | await entered
-    program   make: multiply, or take from y what a library multiplied; store at the owners, raise
-              (behind the gate)
-              finish: await the others' products, add them up, store and, as an owner, pass on
-              collect: await the owners' sums, move them into y
+    door      enter
+    program   make: multiply, or take from y what a library multiplied; store at the owners
+              await entered
+              finish: take the others' products, add them up, store and, as an owner, pass on
+              collect: take the owners' sums, move them into y
 
-A lone program does both. The last program to end raises free at the peers. Nothing waits before
-everything is made, and no program waits for another one of its rank but at the gate, whose keeper
-makes nothing. Loops must be neither flattened nor spread over specialized warps: loads would move
-ahead of waits.
+A lone program does both. Nothing waits before everything is made, and no program waits for another
+one of its rank.
+
+Data are their own signals: a mailbox holds a value that nobody sends (`ficco.kernels.mailing`), so
+what differs from it has come, and is taken by putting that value back. A word that tells of data
+would have to wait for the data's arrival, and be waited for. Loops must be neither flattened nor
+spread over specialized warps: loads would move ahead of waits.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.direct_handshake import MET, OPEN, give_back, leave, meet, open_window, tell
+from ficco.kernels.direct_handshake import tell
 from ficco.kernels.direct_product import product
-from ficco.kernels.many_words import await_words, raise_words
+from ficco.kernels.mailing import count_call, enter, meet_all, sendable, take
 from ficco.plan import WORDS
 
 __all__ = ["UNSPECIALIZED", "direct_all_reduce"]
@@ -35,15 +38,15 @@ _FIELDS = tl.constexpr(4)
 
 # The compiler learns nothing about these, so they never make another kernel.
 UNSPECIALIZED = (
-    "digest", "copy", "copy_places", "items", "m", "rank", "own_row", "own_rows", "bias_row",
+    "digest", "copy_places", "items", "m", "rank", "own_row", "own_rows", "bias_row",
     "bias_rows", "slot_rows", "peers", "targets", "owners", "timeout_ns",
 )  # fmt: skip
 
 
 @triton.jit
-def _rows_at(addresses, row, rows, y, BYTES: tl.constexpr):  # noqa: N803
+def _rows_at(addresses, row, rows, bits, BYTES: tl.constexpr):  # noqa: N803
     """Return pointers to rows, from a table of their addresses."""
-    at = tl.load(addresses + row, mask=row < rows, other=0).to(y.dtype)
+    at = tl.load(addresses + row, mask=row < rows, other=0).to(tl.pointer_type(bits.dtype))
     return tl.multiple_of(at, BYTES)[:, None]
 
 
@@ -55,11 +58,10 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     y,
     chunks,
     places,
-    gates,
+    counts,
     stop,
     status,
     digest: tl.int32,
-    copy: tl.int32,
     copy_places: tl.int32,
     items: tl.int32,
     m: tl.int32,
@@ -97,13 +99,12 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     """Store the sum over ranks of x.w (+ bias) in y.
 
     chunks: int32 [items, 4]: first column, end, index of the words of its products and its sums.
-    places: int64 [2, copy_places], of both copies of the window: where each rank's words begin;
-    where each rank keeps sums, if TWICE; where the own products' window begins; and where each
+    places: int64 [2, copy_places], of both copies of the mailbox: where each rank's words begin;
+    where each rank keeps sums, if TWICE; where the own products' mailbox begins; and where each
     row of the own products goes: if TWICE to its owner, else to every rank, the own one last.
-    gates: int32 [4], 0 before and after: open, met (1, or 2 for never), programs that ended, 0.
-    stop, status: int32. The status becomes 1 + the index of a word that was given up (data), or
-    the place of one (free, entered).
-    copy: of the window. own_row, own_rows: rows that this rank adds up. slot_rows: of a source.
+    counts: int32 [2]: calls on the mailbox so far; programs of this launch that know that number.
+    stop, status: int32. The status becomes 1 + the place of a word that was given up.
+    own_row, own_rows: rows that this rank adds up. slot_rows: of a source.
     bias_row, bias_rows: rows whose products get the bias, unless TWICE: then sums get it.
     peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
     timeout_ns: how long a program waits before it gives up.
@@ -117,7 +118,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     first = program
     if door & (programs > 1):
         first = items
-    places += copy * copy_places
+    number = tl.load(counts)
+    places += (number & 1) * copy_places
     words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
     kept = places + WORLD  # where ranks keep sums
     if TWICE:
@@ -126,17 +128,9 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     else:
         landing = tl.load(kept)
         rows_to = kept + 1
-    everyone = tl.arange(0, 64)
-    of_peers = ((peers >> everyone) & 1) != 0
     patience_ns = timeout_ns
-
-    opened = 0
     if door:
-        opened = open_window(
-            places, words, gates, stop, status, rank, peers, digest, patience_ns, WORLD, ON_GPU
-        )
-        if opened == 0:
-            patience_ns = tl.zeros_like(patience_ns)
+        enter(places, rank, peers, digest, number, WORLD, ON_GPU)
 
     for item in tl.range(first, items, workers):
         entry = chunks + item * _FIELDS
@@ -162,11 +156,6 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         x_rows, in_x, w, left, end, 0, k, w_deep_stride, w_col_stride,
                         ROWS, COLS, DEEP, STAGES, ON_GPU,
                     )  # fmt: skip
-                if opened == 0:
-                    opened = await_words(
-                        words, 0, tl.zeros_like(peers), 1, gates + OPEN, stop, patience_ns,
-                        True, WORLD, ON_GPU,
-                    )  # fmt: skip
                 row = top + tl.arange(0, ROWS)
                 col = left + tl.arange(0, COLS)
                 if HAS_BIAS and not TWICE:
@@ -175,50 +164,25 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     term = tl.load(terms, mask=(col < end) & (bias_rows > 0), other=0)
                     term = term.to(tl.float32)[None, :]
                     total += tl.where(with_bias[:, None], term, 0.0)
-                part = total.to(y.dtype.element_ty)
-                inside = (row < m)[:, None] & (col < end)[None, :] & (opened != 0)
+                part = sendable(total.to(y.dtype.element_ty))
+                inside = (row < m)[:, None] & (col < end)[None, :]
                 if TWICE:
-                    tl.store(_rows_at(rows_to, row, m, y, BYTES) + col[None, :], part, inside)
+                    tl.store(_rows_at(rows_to, row, m, part, BYTES) + col[None, :], part, inside)
                 else:
                     for target in tl.static_range(WORLD):
-                        at = _rows_at(rows_to + target * m, row, m, y, BYTES)
+                        at = _rows_at(rows_to + target * m, row, m, part, BYTES)
                         tl.store(at + col[None, :], part, inside)
-        if opened != 0:
-            raise_words(
-                places, rank * _CHUNKS + tl.load(entry + _PARTIAL), targets, 1, WORLD, ON_GPU
-            )
-        else:
-            patience_ns = tl.zeros_like(patience_ns)
 
-    if door:
-        met = meet(words, gates, stop, status, peers, digest, patience_ns, WORLD, ON_GPU)
-        if met == 0:
-            patience_ns = tl.zeros_like(patience_ns)
+    count_call(counts, number, programs)
+    if meet_all(words, stop, status, peers, digest, number, patience_ns, WORLD, ON_GPU) == 0:
+        patience_ns = tl.zeros_like(patience_ns)
 
-    # What this rank adds up. A product that does not come spoils its chunk.
+    # What this rank adds up. A product that does not come spoils what it is a part of.
     if own_rows > 0:
         for item in tl.range(first, items, workers):
             entry = chunks + item * _FIELDS
             begin = tl.multiple_of(tl.load(entry + _BEGIN), EDGE)
             end = tl.multiple_of(tl.load(entry + _END), EDGE)
-            word = tl.load(entry + _PARTIAL)
-            came = await_words(
-                words + word,
-                _CHUNKS,
-                peers,
-                1,
-                gates + MET,
-                stop,
-                patience_ns,
-                True,
-                WORLD,
-                ON_GPU,
-            )
-            heard = words + word + everyone * _CHUNKS
-            tl.store(heard, tl.zeros_like(everyone), mask=of_peers & (came != 0))
-            if came == 0:
-                tell(status, word + 1)
-                patience_ns = tl.zeros_like(patience_ns)
             for left in tl.range(begin, end, SUM_COLS):
                 col = left + tl.arange(0, SUM_COLS)
                 for top in tl.range(0, own_rows, SUM_ROWS):
@@ -226,48 +190,38 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     inside = (row < own_rows)[:, None] & (col < end)[None, :]
                     at = tl.multiple_of(landing.to(y.dtype), BYTES)
                     at = at + row.to(tl.int64)[:, None] * n + col[None, :]
-                    total = tl.zeros((SUM_ROWS, SUM_COLS), tl.float32)
-                    for _ in tl.static_range(WORLD):
-                        total += tl.load(at, mask=inside, other=0).to(tl.float32)
-                        at += slot_rows.to(tl.int64) * n
+                    total, late = take(
+                        at, slot_rows.to(tl.int64) * n, inside, stop, patience_ns, WORLD, ON_GPU
+                    )
                     if HAS_BIAS and TWICE:
                         term = tl.load(
                             bias + col.to(tl.int64) * bias_stride, mask=col < end, other=0
                         )
                         total += term.to(tl.float32)[None, :]
-                    if came == 0:
+                    if late >= 0:
+                        tell(status, late * _CHUNKS + tl.load(entry + _PARTIAL) + 1)
+                        patience_ns = tl.zeros_like(patience_ns)
                         total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     result = total.to(y.dtype.element_ty)
                     if TWICE:
+                        sums = sendable(result)
                         for turn in tl.static_range(1, WORLD):
                             peer = (rank + turn) % WORLD
-                            there = tl.multiple_of(tl.load(kept + peer).to(y.dtype), BYTES)
+                            there = tl.load(kept + peer).to(tl.pointer_type(sums.dtype))
+                            there = tl.multiple_of(there, BYTES)
                             there = there + (own_row + row).to(tl.int64)[:, None] * n + col[None, :]
-                            tl.store(there, result, inside & (opened != 0))
+                            tl.store(there, sums, inside)
+                        result = sums.to(y.dtype.element_ty, bitcast=True)  # as all others get it
                     here = y + (own_row + row).to(tl.int64)[:, None] * y_stride + col[None, :]
                     tl.store(here, result, inside)
-            if TWICE:  # noqa: SIM102
-                if opened != 0:
-                    raise_words(
-                        places, rank * _CHUNKS + tl.load(entry + _SUM), peers, 1, WORLD, ON_GPU
-                    )
 
     if TWICE:
+        everyone = tl.arange(0, 64)
+        passing = tl.min(tl.where(((owners >> everyone) & 1) != 0, everyone, 64))
         for item in tl.range(first, items, workers):
             entry = chunks + item * _FIELDS
             begin = tl.multiple_of(tl.load(entry + _BEGIN), EDGE)
             end = tl.multiple_of(tl.load(entry + _END), EDGE)
-            word = tl.load(entry + _SUM)
-            came = await_words(
-                words + word, _CHUNKS, owners, 1, gates + MET, stop, patience_ns, True, WORLD,
-                ON_GPU,
-            )  # fmt: skip
-            heard = words + word + everyone * _CHUNKS
-            of_owners = ((owners >> everyone) & 1) != 0
-            tl.store(heard, tl.zeros_like(everyone), mask=of_owners & (came != 0))
-            if came == 0:
-                tell(status, word + 1)
-                patience_ns = tl.zeros_like(patience_ns)
             for left in tl.range(begin, end, SUM_COLS):
                 col = left + tl.arange(0, SUM_COLS)
                 for top in tl.range(0, m, SUM_ROWS):
@@ -276,11 +230,10 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     inside = (others & (row < m))[:, None] & (col < end)[None, :]
                     at = tl.multiple_of(tl.load(kept + rank).to(y.dtype), BYTES)
                     at = at + row.to(tl.int64)[:, None] * n + col[None, :]
-                    result = tl.load(at, mask=inside, other=0)
-                    if came == 0:
-                        result = tl.full((SUM_ROWS, SUM_COLS), float("nan"), y.dtype.element_ty)
+                    total, late = take(at, 0, inside, stop, patience_ns, 1, ON_GPU)
+                    if late >= 0:
+                        tell(status, passing * _CHUNKS + tl.load(entry + _SUM) + 1)
+                        patience_ns = tl.zeros_like(patience_ns)
+                        total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     here = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
-                    tl.store(here, result, inside)
-
-    if leave(gates) == programs - 1:
-        give_back(places, gates, rank, peers, WORLD, ON_GPU)
+                    tl.store(here, total.to(y.dtype.element_ty), inside)

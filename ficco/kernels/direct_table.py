@@ -11,7 +11,11 @@ from typing import NamedTuple
 from ficco.kernels.plan_reader import OutputNames, PlanReader
 from ficco.plan import RankPlan, Region, Word, window_places
 
-__all__ = ["DirectChunk", "DirectTable", "table_of"]
+__all__ = ["VACANT", "DirectChunk", "DirectTable", "table_of"]
+
+# 32 bits that a mailbox holds wherever nothing has come, and which nobody sends. As twice 16 bits,
+# of float16 or bfloat16, they are -0, which goes as 0; as float32 -4.6e-41, which goes as -0.
+VACANT = 0x80008000
 
 
 class DirectChunk(NamedTuple):
@@ -42,13 +46,13 @@ class DirectTable(NamedTuple):
         own_row, own_rows: rows of y that this rank adds up.
         bias_row, bias_rows: rows to whose products its bias is added; if `twice`, none: it is added
             to its sums.
-        slot_rows: rows that the window has for one rank's products.
-        rows_to: (rank, row of its window of products) for every row that is made; for all rows
+        slot_rows: rows that the mailbox has for one rank's products.
+        rows_to: (rank, row of its mailbox of products) for every row that is made; for all rows
             once, or, if not `twice`, for all rows and every rank, the own one last.
         targets: ranks, but this one, that get products.
         owners: ranks, but this one, that pass sums on.
-        landing: byte offset of the window of products in a window copy.
-        kept: the same of the window of sums, if `twice`.
+        landing: byte offset of the products in a copy of the mailbox.
+        kept: the same of the sums, if `twice`.
         outputs: the one that there is.
     """
 
@@ -102,10 +106,10 @@ class _Reader(PlanReader):
 
     def __init__(self, plan: RankPlan) -> None:
         super().__init__(plan)
-        windows = [buffer for buffer in plan.buffers if buffer.role == "window"]
+        windows = [buffer for buffer in plan.buffers if buffer.role == "mailbox"]
         spaces = [buffer for buffer in plan.buffers if buffer.role == "workspace"]
         if not windows or len(windows) > 2 or len(spaces) != len(windows) - 1:
-            self.refuse(f"it has {len(windows)} windows and {len(spaces)} workspaces")
+            self.refuse(f"it has {len(windows)} mailboxes and {len(spaces)} workspaces")
         self.landing, self.kept = windows[0], windows[-1]
         self.twice = len(windows) == 2
         self.space = spaces[0].name if spaces else ""

@@ -11,6 +11,7 @@ from ficco.errors import InputError
 
 __all__ = [
     "ALIGN",
+    "Address",
     "Control",
     "Launch",
     "Places",
@@ -26,15 +27,18 @@ ALIGN = 16  # bytes of the widest store
 
 
 class Places(NamedTuple):
-    """Addresses of all ranks' windows, as this rank's device sees them, for each of two copies.
+    """Addresses of all ranks' windows or mailboxes, as this rank's device sees them.
 
     Attributes:
-        words: [copy][rank], where words begin.
+        words: [copy][rank], where words begin, for each of two copies.
         data: [copy][rank], where data begin.
+        counts: two int32 by which a rank counts calls on its mailbox, a tensor or `Address`; None
+            for windows.
     """
 
     words: Sequence[Sequence[int]]
     data: Sequence[Sequence[int]]
+    counts: Any = None
 
 
 class Control(NamedTuple):
@@ -53,6 +57,19 @@ class Control(NamedTuple):
     stop: Any
     status: Any
     timeout_ns: int
+
+
+class Address:
+    """Words that somebody else keeps, in the form in which kernels take tensors."""
+
+    dtype = torch.int32
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        """Return the address as the device sees it."""
+        return self._address
 
 
 class Launch(NamedTuple):

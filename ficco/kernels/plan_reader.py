@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, NoReturn
 
 from ficco.errors import PlanError
-from ficco.plan import RankPlan, Step, Word
+from ficco.plan import RankPlan, Step, Word, has_mailbox
 
 __all__ = ["OutputNames", "PlanReader"]
 
@@ -45,13 +45,15 @@ class PlanReader:
     def read_beginning(self) -> None:
         """Read how the call enters; then `peers` are known."""
         rank = self.rank
-        free = self.take("wait").words
-        self.peers = peers = tuple([word.peer for word in free])
-        self.expect(set(peers) == set(range(len(peers) + 1)) - {rank}, "await every peer's free")
-        self.all_words(free, {Word(rank, "free", peer) for peer in peers})
-        self.all_words(self.take("clear").words, set(free))
-        entered = {Word(peer, "entered", rank) for peer in peers}
-        self.all_words(self.take("signal").words, entered)
+        free = () if has_mailbox(self.plan) else self.take("wait").words
+        if free:
+            self.all_words(self.take("clear").words, set(free))
+        entered = self.take("signal").words
+        self.peers = peers = tuple([word.rank for word in entered])
+        self.expect(set(peers) == set(range(len(peers) + 1)) - {rank}, "tell every peer")
+        self.all_words(entered, {Word(peer, "entered", rank) for peer in peers})
+        if not has_mailbox(self.plan):
+            self.all_words(free, {Word(rank, "free", peer) for peer in peers})
 
     def read_entered(self) -> None:
         """Read the wait for every peer's beginning."""
@@ -60,8 +62,9 @@ class PlanReader:
     def read_end(self, heard: set[Word]) -> None:
         """Read how the call ends that has awaited these words."""
         self.all_words(self.take("clear").words, heard | self._entered())
-        free = {Word(peer, "free", self.rank) for peer in self.peers}
-        self.all_words(self.take("signal").words, free)
+        if not has_mailbox(self.plan):
+            free = {Word(peer, "free", self.rank) for peer in self.peers}
+            self.all_words(self.take("signal").words, free)
         self.expect(self.at == len(self.plan.steps), "end here")
 
     def _entered(self) -> set[Word]:

@@ -4,12 +4,12 @@ One lane, for one kernel runs all of it (`ficco.kernels.direct`), or all but the
 rows (`is_made_before`); chunks are slices of columns, over all rows, and lie behind one another in
 order. Copies are stores: unit "sm". With three ranks:
 
-    two shots   [free] enter | make 0, store at the owners, make 1, ... | [entered]
-                | [products] sum 0, store at all peers, ... | [sums] move 0, ... | clear, free
-    one shot    [free] enter | make 0, store at all peers, make 1, ... | [entered]
-                | [products] sum 0, ... | clear, free
+    two shots   enter | make 0, store at the owners, make 1, ... | [entered]
+                | [products] sum 0, store at all peers, ... | [sums] move 0, ... | clear
+    one shot    enter | make 0, store at all peers, make 1, ... | [entered]
+                | [products] sum 0, ... | clear
 
-All products are rounded to the dtype, the own ones too, and lie in a window with a slot for every
+All products are rounded to the dtype, the own ones too, and lie in a mailbox with a slot for every
 rank, so that ranks that add up the same products come to the same bits. A row's bias is that of the
 rank it belongs to: with one shot it is added to that rank's products of the row.
 """
@@ -30,7 +30,7 @@ from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = ["REDUCED", "is_made_before", "lower_rank"]
 
-REDUCED = "reduced"  # window: the peers' sums
+REDUCED = "reduced"  # mailbox: the peers' sums
 _MOST_MADE = 64  # rows that the kernel multiplies as quickly as the library for GEMMs does
 
 
@@ -91,7 +91,7 @@ class _Direct:
     def plan(self) -> RankPlan:
         """Return the plan."""
         rank, peers = self.rank, self.peers
-        self.steps += opened(rank, peers)
+        self.steps += opened(rank, peers, mailbox=True)
         for each in self.slices:
             self._make(each)
         self.steps.append(await_entered(rank, peers, COMPUTE))
@@ -102,7 +102,7 @@ class _Direct:
         if self.twice and self.owners:
             for each in self.slices:
                 heard += self._collect(each)
-        self.steps += closed(rank, peers, heard)
+        self.steps += closed(rank, peers, heard, mailbox=True)
         return RankPlan(rank, self._buffers(), tuple(self.steps))
 
     def _box(self, buffer: str, top: int, bottom: int, each: Slice, rank: int = -1) -> Region:
@@ -187,8 +187,8 @@ class _Direct:
         m, n, dtype = self.problem.m, self.problem.n, self.problem.dtype
         world = self.problem.world
         found = [*self.products.operands(), Buffer("y0", "output", m, n, dtype)]
-        found.append(Buffer(LANDING, "window", world * self.slot, n, dtype, copies=2))
+        found.append(Buffer(LANDING, "mailbox", world * self.slot, n, dtype, copies=2))
         if self.twice:
-            found.append(Buffer(REDUCED, "window", m, n, dtype, copies=2))
+            found.append(Buffer(REDUCED, "mailbox", m, n, dtype, copies=2))
             found.append(Buffer(PARTIAL, "workspace", m, n, dtype))
         return tuple(found)

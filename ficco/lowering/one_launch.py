@@ -1,7 +1,8 @@
 """What plans of one launch share: needed axes, slices, and the two ends of their one lane.
 
 A kernel that stores at peers runs such a plan (`ficco.kernels`), the handshake of a call included.
-Copies are its stores: unit "sm". Chunks are slices of columns, over all rows, in order.
+Copies are its stores: unit "sm". Chunks are slices of columns, over all rows, in order. Peers that
+write to mailboxes do not wait until they are free; see `ficco.plan`.
 """
 
 from __future__ import annotations
@@ -58,23 +59,22 @@ def words_step(name: str, kind: str, words: tuple[Word, ...]) -> Step:
     return Step(f"{LANE}.{name}", LANE, kind, "none", words=words)
 
 
-def opened(rank: int, peers: Sequence[int]) -> list[Step]:
+def opened(rank: int, peers: Sequence[int], mailbox: bool = False) -> list[Step]:
     """Return the beginning: the peers' windows are free, and this rank enters."""
     free = tuple([Word(rank, "free", peer) for peer in peers])
-    return [
-        words_step("wait_free", "wait", free),
-        words_step("clear_free", "clear", free),
-        words_step("enter", "signal", tuple([Word(peer, "entered", rank) for peer in peers])),
-    ]
+    waited = [words_step("wait_free", "wait", free), words_step("clear_free", "clear", free)]
+    entered = tuple([Word(peer, "entered", rank) for peer in peers])
+    return [*(() if mailbox else waited), words_step("enter", "signal", entered)]
 
 
-def closed(rank: int, peers: Sequence[int], heard: Sequence[Word]) -> list[Step]:
+def closed(
+    rank: int, peers: Sequence[int], heard: Sequence[Word], mailbox: bool = False
+) -> list[Step]:
     """Return the end, after all that was `heard` and every peer's `entered` have been awaited."""
     entered = [Word(rank, "entered", peer) for peer in peers]
-    return [
-        words_step("clear", "clear", (*heard, *entered)),
-        words_step("leave", "signal", tuple([Word(peer, "free", rank) for peer in peers])),
-    ]
+    cleared = words_step("clear", "clear", (*heard, *entered))
+    free = tuple([Word(peer, "free", rank) for peer in peers])
+    return [cleared, *(() if mailbox else (words_step("leave", "signal", free),))]
 
 
 def stored(

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, Protocol
 
 from ficco.compute import DeviceCompute
 from ficco.engines import cuda
+from ficco.engines.cuda_layout import Window
 from ficco.engines.cuda_windows import Group, Peers, PeerWindows, new_group
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import window_places
+from ficco.plan import Room, room_of
 from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PLANS, BoundPlans, check_machine, timeline_of
 from ficco.runtime.failures import error_of
@@ -65,7 +66,7 @@ class _Place(NamedTuple):
     group: Group
     devices: list[cuda.Device]
     windows: PeerWindows
-    views: list[cuda.Window]
+    views: list[Window]
 
 
 def _free(place: _Place) -> None:
@@ -113,7 +114,7 @@ class CudaLocalRuntime:
         self._held = False  # whether a graph uses the present place
         self._kept: list[_Place] = []  # earlier ones, that graphs use
         try:
-            self._place = self._new_place(new_group(world, timeout_s), [], 0)
+            self._place = self._new_place(new_group(world, timeout_s), [], Room())
         except BaseException:
             self._peers.close()
             raise
@@ -137,7 +138,7 @@ class CudaLocalRuntime:
         if self._closed:
             return 0
         places = [*self._kept, self._place]
-        return sum(2 * self.world * place.windows.data_bytes for place in places)
+        return sum(2 * self.world * sum(place.windows.room) for place in places)
 
     def execute(self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]) -> None:
         """Enqueue a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
@@ -172,8 +173,8 @@ class CudaLocalRuntime:
         plan = lower(problem, schedule)
         if self.world > 1:
             cuda.check_runs(schedule, self._compute)
-        need = max(window_places(entry.buffers)[1] for entry in plan.ranks)
-        if need > self._place.windows.data_bytes:
+        need = room_of(plan.ranks[0])
+        if not self._place.windows.room.has(need):
             self._grow(need, streams)
         place = self._place
 
@@ -280,7 +281,7 @@ class CudaLocalRuntime:
             self._rest()
             old = self._place
             self._move_to(
-                self._new_place(new_group(self.world, self.timeout_s), [], old.windows.data_bytes)
+                self._new_place(new_group(self.world, self.timeout_s), [], old.windows.room)
             )
 
     def close(self) -> None:
@@ -302,9 +303,9 @@ class CudaLocalRuntime:
 
     # ---- windows
 
-    def _new_place(self, group: Group, devices: list[cuda.Device], data_bytes: int) -> _Place:
+    def _new_place(self, group: Group, devices: list[cuda.Device], room: Room) -> _Place:
         """Make windows, for given devices or for new ones."""
-        windows = PeerWindows(self._peers, data_bytes)
+        windows = PeerWindows(self._peers, room)
         try:
             made = devices or [cuda.Device(rank, group, rank) for rank in range(self.world)]
         except BaseException:
@@ -321,10 +322,11 @@ class CudaLocalRuntime:
 
         return self._results(capturing, "cannot use its stream")
 
-    def _grow(self, need: int, streams: Sequence[Any]) -> None:
+    def _grow(self, need: Room, streams: Sequence[Any]) -> None:
+        have = self._place.windows.room
         if any(self._each_capturing(streams)):
             raise InputError(
-                f"windows of {need} bytes are needed, they have {self._place.windows.data_bytes}, "
+                f"windows of {sum(need)} bytes are needed, they have {sum(have)}, "
                 "and cannot grow while a CUDA graph is captured; run the largest shape once before "
                 "the capture"
             )
@@ -332,9 +334,7 @@ class CudaLocalRuntime:
         error = self._failure()
         if error is not None:
             raise error
-        group, devices, windows, _ = self._place
-        # More than asked for, so that slowly growing shapes do not wait again and again.
-        self._move_to(self._new_place(group, devices, max(need, windows.data_bytes * 3 // 2)))
+        self._move_to(self._new_place(self._place.group, self._place.devices, have.grown(need)))
 
     def _move_to(self, place: _Place) -> None:
         """Leave the present place, whose devices rest, for one in which no call has been made."""

@@ -20,7 +20,7 @@ from ficco.engines.rows import trace_rows
 from ficco.errors import EngineError, InputError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import RankPlan, digest_of, window_places
+from ficco.plan import RankPlan, Room, digest_of, room_of
 from ficco.problem import Problem
 from ficco.runtime.blas import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
@@ -30,7 +30,7 @@ from ficco.runtime.meeting import Agenda, Facts, Meeting
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
-__all__ = ["RESET", "Call", "ProcessRuntime"]
+__all__ = ["RESET", "Call", "ProcessRuntime", "room_in"]
 
 # A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
 _STALLED_S = 0.5
@@ -87,7 +87,7 @@ class ProcessRuntime:
         self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
         self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)
         try:
-            self._meet("open the group", 0)
+            self._meet("open the group", Room())
         except BaseException:
             self._end()
             raise
@@ -133,25 +133,28 @@ class ProcessRuntime:
     def _bind(self, problem: Problem, schedule: Schedule) -> Call:
         digest = digest_of(problem, schedule)
         plan = lower_rank(problem, schedule, self.rank)
-        _, need = window_places(plan.buffers)  # equal on all ranks
-        capacity, most = self._capacity, self.most_window_bytes
-        if most is not None and 2 * self.world * need > most:
+        need, have, most = self._need(plan), self._room_had, self.most_window_bytes
+        least = have.joined(need)
+        if most is not None and 2 * self.world * sum(least) > most:
             raise InputError(
-                f"windows of {2 * self.world * need} bytes over all ranks are needed, "
+                f"windows of {2 * self.world * sum(least)} bytes over all ranks are needed, "
                 f"{most} are allowed; split the problem or allow more (most_window_bytes)"
             )
-        if need > capacity:
-            # More than asked for, so that slowly growing shapes do not meet again and again.
-            roomy = max(need, capacity * 3 // 2)
-            if most is not None:
-                roomy = max(need, min(roomy, most // (2 * self.world)))
+        if least != have:
+            roomy = have.grown(need)
+            if most is not None and 2 * self.world * sum(roomy) > most:
+                roomy = least
             self._meet("grow the windows", roomy, digest)
         return Call(problem, schedule, digest, self._bound_plan(plan, digest))
 
+    def _need(self, plan: RankPlan) -> Room:
+        """Return what a plan needs, which is equal on all ranks: here mailboxes lie in windows."""
+        return Room(sum(room_of(plan)))
+
     @property
-    def _capacity(self) -> int:
-        """Bytes of data in each copy of each window."""
-        return self._group.capacity
+    def _room_had(self) -> Room:
+        """What there is in each copy of each window."""
+        return Room(self._group.capacity)
 
     def _bound_plan(self, plan: RankPlan, digest: int) -> Any:
         """Bind a plan to the present windows, which are large enough."""
@@ -191,7 +194,7 @@ class ProcessRuntime:
             EngineError: a rank has left, or the runtime is closed.
         """
         with self._lock:
-            self._meet("reset the group", self._capacity)
+            self._meet("reset the group", self._room_had)
 
     def close(self) -> None:
         """End this rank's part: threads, windows, sockets. Later calls raise EngineError."""
@@ -216,12 +219,12 @@ class ProcessRuntime:
                 f"call {RESET} first. It was: {error}"
             ) from error
 
-    def _meet(self, what: str, window_bytes: int, digest: int = 0) -> None:
+    def _meet(self, what: str, room: Room, digest: int = 0) -> None:
         """Meet all ranks and take the place in new windows that they agree on."""
         opening, resetting = not self._groups, what == "reset the group"
         agenda = Agenda(
             what,
-            {"window_bytes": window_bytes, "digest": digest, "rank": self.rank},
+            {**_room_facts(room), "digest": digest, "rank": self.rank},
             self._make,
             self._join,
             lambda: None if opening or resetting else self._failure(),
@@ -253,9 +256,11 @@ class ProcessRuntime:
                     f"rank {facts['rank']} runs another call than rank 0; let every rank make the "
                     "same calls in the same order"
                 )
-        window_bytes = max(facts["window_bytes"] for facts in brought)
-        shared_bytes = window_bytes if self.shares_windows else 0
-        return shared.create(self.world, shared_bytes), {"window_bytes": window_bytes}
+        room = Room()
+        for facts in brought:
+            room = room.joined(room_in(facts))
+        shared_bytes = room.window if self.shares_windows else 0
+        return shared.create(self.world, shared_bytes), _room_facts(room)
 
     @staticmethod
     def _agreed(brought: list[Facts]) -> int:
@@ -334,6 +339,15 @@ class ProcessRuntime:
         if state.age_s > _STALLED_S:
             return f"{name} has not been seen for {state.age_s:.1f} s: it has died or is stopped."
         return ""
+
+
+def _room_facts(room: Room) -> Facts:
+    return {"window_bytes": room.window, "mailbox_bytes": room.mailbox}
+
+
+def room_in(facts: Facts) -> Room:
+    """Return the room that ranks have agreed on."""
+    return Room(facts["window_bytes"], facts["mailbox_bytes"])
 
 
 def _end(process: int, meeting: Meeting, groups: list[shared.Group]) -> None:

@@ -20,14 +20,16 @@ import torch.distributed as dist
 
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import cuda, shared
+from ficco.engines.cuda_layout import COPIES, WORDS_BYTES, Layout, Window
 from ficco.errors import EngineError, InputError
+from ficco.kernels.direct_table import VACANT
 from ficco.machine import Machine
-from ficco.plan import RankPlan, Word, word_place
+from ficco.plan import RankPlan, Room, Word, room_of, word_place
 from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
 from ficco.runtime.failures import error_of
 from ficco.runtime.meeting import Facts
-from ficco.runtime.process import RESET, Call, ProcessRuntime
+from ficco.runtime.process import RESET, Call, ProcessRuntime, room_in
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
@@ -43,7 +45,7 @@ class _Place(NamedTuple):
 
     group: shared.Group
     device: cuda.Device
-    window: cuda.Window
+    window: Window
 
 
 def why_not(group: Any) -> str | None:
@@ -123,7 +125,7 @@ class CudaProcessRuntime(ProcessRuntime):
     def __init__(self, group: Any, machine: Machine, timeout_s: float) -> None:
         self.process_group, self.device = group, _here()
         self._places: list[_Place] = []  # the last one is in use
-        self._wanted_bytes = 0
+        self._wanted = Room()
         self._room: Any = None  # for the next windows, between joining a meeting and moving
         self._held = False  # whether a graph uses the place in use
         self.traced = False
@@ -133,7 +135,7 @@ class CudaProcessRuntime(ProcessRuntime):
     @property
     def window_bytes(self) -> int:
         """Bytes of all windows of all ranks, both copies, and of those that graphs hold."""
-        return sum(2 * self.world * place.window.data_bytes for place in self._places)
+        return sum(2 * self.world * sum(place.window.room) for place in self._places)
 
     def repeats(self, problem: Problem) -> bool:
         """Return whether a problem is asked about again.
@@ -148,9 +150,12 @@ class CudaProcessRuntime(ProcessRuntime):
         self._met[key] = None
         return False
 
+    def _need(self, plan: RankPlan) -> Room:
+        return room_of(plan)
+
     @property
-    def _capacity(self) -> int:
-        return self._places[-1].window.data_bytes if self._places else 0
+    def _room_had(self) -> Room:
+        return self._places[-1].window.room if self._places else Room()
 
     def _bind(self, problem: Problem, schedule: Schedule) -> Call:
         if self.world > 1:
@@ -257,7 +262,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
     # ---- meetings
 
-    def _meet(self, what: str, window_bytes: int, digest: int = 0) -> None:
+    def _meet(self, what: str, room: Room, digest: int = 0) -> None:
         if self._places:
             if torch.cuda.is_current_stream_capturing():
                 raise InputError(
@@ -266,14 +271,14 @@ class CudaProcessRuntime(ProcessRuntime):
                 )
             self._drain()  # peers may write to my windows until then
         with torch.cuda.device(self.device):
-            super()._meet(what, window_bytes, digest)
+            super()._meet(what, room, digest)
 
     def _join(self, memory: int, facts: Facts) -> shared.Group:
         """Take a place in what the ranks share, with room for the windows: or none of them does."""
         import torch.distributed._symmetric_memory as symmetric
 
-        self._wanted_bytes = facts["window_bytes"]
-        _, _, size = cuda.window_layout(self._wanted_bytes)
+        self._wanted = room_in(facts)
+        size = Layout(self._wanted).size
         try:
             self._room = symmetric.empty(size, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError as error:
@@ -304,12 +309,14 @@ class CudaProcessRuntime(ProcessRuntime):
                 one.close()
         self._groups[:] = kept
 
-    def _window_in(self, memory: Any) -> cuda.Window:
+    def _window_in(self, memory: Any) -> Window:
         """Make this rank's window in its memory, and meet all ranks' windows."""
         import torch.distributed._symmetric_memory as symmetric
 
         memory.zero_()
-        words = memory[: 2 * cuda.WORDS_BYTES].view(torch.int32).view(2, -1)
+        layout = Layout(self._wanted)
+        memory[layout.mail_data :].view(torch.int32).fill_(VACANT - (1 << 32))
+        words = memory[: COPIES * WORDS_BYTES].view(torch.int32).view(COPIES, -1)
         first = word_place(Word(self.rank, "free", 0))
         words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
@@ -317,7 +324,7 @@ class CudaProcessRuntime(ProcessRuntime):
         bases = list(handle.buffer_ptrs)
         dist.barrier(self.process_group)  # all words are set before anybody raises one
         torch.cuda.synchronize(self.device)
-        return cuda.Window(bases, self.rank, self._wanted_bytes, (memory, handle))
+        return Window(bases, self.rank, self._wanted, (memory, handle))
 
     def close(self) -> None:
         """End this rank's part, when what it enqueued has ended. Later calls raise EngineError."""

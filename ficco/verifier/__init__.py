@@ -2,7 +2,8 @@
 
 It imports no lowering and does not look at the schedule. Each call is proved by itself, assuming at
 its start only the state between calls and showing that it is restored; so any sequence of verified
-plans on one window is right, whatever copies they use. In the order of the proof:
+plans on one window is right, whatever copies they use, and on one mailbox if they take its copies
+in turn. In the order of the proof:
 
     form      regions lie in buffers, sizes agree, units fit                        (form)
     words     every word has one raiser and one clearer, and is awaited             (words)

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ficco.plan import UNITS, Buffer, Part, Plan, Product, RankPlan, Region, Step, regions_of
+from ficco.plan import (
+    SHARED,
+    UNITS,
+    Buffer,
+    Part,
+    Plan,
+    Product,
+    RankPlan,
+    Region,
+    Step,
+    regions_of,
+)
 from ficco.verifier.meaning import required_buffers
 from ficco.verifier.violation import Violation
 
@@ -53,15 +64,18 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
         if buffer.name in seen:
             yield _bad(rank, buffer.name, "buffers", "declared twice", "give each its own name")
         seen[buffer.name] = buffer
-        window = buffer.role == "window"
-        if buffer.copies not in ((1, 2) if window else (1,)):
+        copies = {"window": (1, 2), "mailbox": (2,)}.get(buffer.role, (1,))
+        if buffer.copies not in copies:
             yield _bad(rank, buffer.name, "buffers", f"{buffer.copies} copies",
-                       "a window has 1 or 2 copies, other buffers 1")  # fmt: skip
-    windows = [buffer for buffer in entry.buffers if buffer.role == "window"]
-    first = [buffer for buffer in plan.ranks[0].buffers if buffer.role == "window"]
+                       "a window has 1 or 2 copies, a mailbox 2, other buffers 1")  # fmt: skip
+    windows = [buffer for buffer in entry.buffers if buffer.role in SHARED]
+    first = [buffer for buffer in plan.ranks[0].buffers if buffer.role in SHARED]
     if windows != first:
         yield _bad(rank, "-", "buffers", "its windows differ from those of rank 0",
                    "declare the same windows, in the same order, on every rank")  # fmt: skip
+    if len({buffer.role for buffer in windows}) > 1:
+        yield _bad(rank, "-", "buffers", "it has windows and mailboxes, whose words are not the "
+                   "same", "declare either")  # fmt: skip
     for needed in required_buffers(plan.problem, rank):
         found = seen.pop(needed.name, None)
         if found is None or found != needed:
@@ -69,14 +83,14 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
             yield _bad(rank, needed.name, "buffers", f"the problem asks for {needed}; {what}",
                        "declare it so")  # fmt: skip
     for buffer in entry.buffers:
-        if buffer.role in ("window", "workspace") and buffer.dtype not in (
+        if buffer.role in (*SHARED, "workspace") and buffer.dtype not in (
             plan.problem.dtype, "float32",
         ):  # fmt: skip
             yield _bad(rank, buffer.name, "buffers", f"a {buffer.role} of {buffer.dtype} for a "
                        f"problem in {plan.problem.dtype}: it would lose digits",
                        f"make it {plan.problem.dtype} or float32")  # fmt: skip
     for extra in seen.values():
-        if extra.role not in ("window", "workspace"):
+        if extra.role not in (*SHARED, "workspace"):
             yield _bad(rank, extra.name, "buffers", f"a buffer of role {extra.role!r} that the "
                        "problem does not know", "make it a workspace")  # fmt: skip
 
@@ -111,7 +125,7 @@ def _step(
     if outside:
         return
     for region in _all_regions(step):
-        if region.rank != rank and buffers[region.rank, region.buffer].role != "window":
+        if region.rank != rank and buffers[region.rank, region.buffer].role not in SHARED:
             yield f"{region} is no window, so rank {rank} cannot reach it", "go through a window"
     for region in _written(step):
         if buffers[region.rank, region.buffer].role in ("input", "weight"):

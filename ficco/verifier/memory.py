@@ -3,6 +3,9 @@
 For a window copy of rank q: whoever touches it from elsewhere does so after q's previous use of it
 (q said `free`, or started this call), and every access happens before each of q's `free` signals of
 this call, which every peer must get; so that the next call may assume what this one did.
+
+A mailbox is handed over by its calls taking turns: every rank must tell every peer that it has
+entered, and must await that from every peer before its call ends.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ficco.plan import Region, Step, Word
+from ficco.plan import Region, Step, Word, has_mailbox
 from ficco.verifier.order import Event, Order
 from ficco.verifier.violation import Violation
 from ficco.verifier.words import WordUses
@@ -45,7 +48,10 @@ def check_memory(order: Order, words: WordUses) -> list[Violation]:
         violations += _races(order, place, found)
         if roles[place[:2]] == "window":
             violations += _handover(order, words, place, found)
-    violations += _word_handover(order, words)
+    if any(has_mailbox(entry) for entry in order.plan.ranks):
+        violations += _turns(order, words)
+    else:
+        violations += _word_handover(order, words)
     return violations
 
 
@@ -105,6 +111,20 @@ def _handover(
                 "its previous call", f"wait for free[{owner}] first",
             )  # fmt: skip
     yield from _released(order, words, owner, copy, [access.last for access in found])
+
+
+def _turns(order: Order, words: WordUses) -> Iterator[Violation]:
+    """Every rank tells every peer that it has entered, and awaits that of every peer."""
+    ranks = range(order.plan.problem.world)
+    for rank in ranks:
+        for peer in ranks:
+            uses = words.get(Word(rank, "entered", peer))
+            if rank != peer and (uses is None or not uses.waits):
+                yield _bad(
+                    order.starts[rank], f"rank {rank} ends its call without knowing that rank "
+                    f"{peer} has entered, and may store in a mailbox that is still read in its "
+                    "next but one", f"wait for entered[{peer}]",
+                )  # fmt: skip
 
 
 def _word_handover(order: Order, words: WordUses) -> Iterator[Violation]:

@@ -6,6 +6,8 @@ two for a step or a part that raises several words: before the first of them and
 and `end`. Edges:
 
     before -> start -> first step of each lane -> ... -> last step of each lane -> end
+    before(q) -> start of every rank, if q has a mailbox: whoever starts a call on mailboxes has
+        ended the one before it, in which q had entered
     last event of a step -> first event of the steps that come `after` it
     before the raise of a word -> every wait for it;  before(q) -> every wait for free[q], raised by
         q earlier
@@ -21,7 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ficco.plan import Part, Plan, Step, Word
+from ficco.plan import Part, Plan, Step, Word, has_mailbox
 from ficco.verifier.violation import Violation
 from ficco.verifier.words import Uses, WordUses
 
@@ -74,6 +76,11 @@ class Order:
         self._ends: dict[tuple[int, str], list[Event]] = {}  # of parts
         for entry in plan.ranks:
             self._rank(entry.rank, entry.steps)
+        if any(has_mailbox(entry) for entry in plan.ranks):
+            for start in self.starts:
+                self._after[start] += [
+                    before for (rank, _), before in self.before.items() if rank != start.rank
+                ]
         self._collectives()
         for uses in words.values():
             self._word(uses)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ficco.plan import WORDS, Plan, Word
+from ficco.plan import WORDS, Plan, Word, has_mailbox
 from ficco.verifier.violation import Violation
 
 if TYPE_CHECKING:
@@ -66,6 +66,14 @@ def words_of(plan: Plan) -> WordUses:
 def check_uses(plan: Plan, words: WordUses) -> list[Violation]:
     """Return violations that need no order: wrong owners, missing or repeated uses."""
     violations = [violation for uses in words.values() for violation in _owners(plan, uses)]
+    mailbox = any(has_mailbox(entry) for entry in plan.ranks)
+    for uses in words.values():
+        if mailbox and uses.word.name == "free":
+            use = (uses.raises + uses.waits + uses.clears)[0]
+            violations.append(
+                _bad(use, f"{uses.word} of a mailbox, which is free when a call starts",
+                     "leave it out")
+            )  # fmt: skip
     if violations:
         return violations
     counts = [violation for uses in words.values() for violation in _counts(uses)]

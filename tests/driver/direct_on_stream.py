@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ficco.compute import DirectOperands, DirectWindows, dtype_of
+from ficco.kernels.direct_table import VACANT
 from ficco.lowering.direct import is_made_before
 from ficco.plan import WORDS_PER_COPY, Word, word_place
 
@@ -33,35 +34,21 @@ class _Call:
         self.copy = 0
 
     def run(self, operands: DirectOperands, copy: int) -> None:
-        """Do a call; where a word does not come, tell which, and leave NaN."""
+        """Do a call; where something does not come, tell what, and leave NaN."""
         self.copy = copy
-        rank, peers = self.table.rank, self.peers
-        free = [Word(rank, "free", peer) for peer in peers]
-        entered = [Word(rank, "entered", peer) for peer in peers]
         x = np.asarray(operands.x)
         outputs = [
             [None if o is None else np.asarray(o) for o in each] for each in operands.outputs
         ]
         try:
-            self._await(free)
-            self._set(free, 0)
-            self._set([Word(peer, "entered", rank) for peer in peers], self.digest)
-            self._send(x, outputs)
-            self._await(entered, self.digest)
-            heard = self._finish(x, outputs, operands.kept)
-            self._set([*heard, *entered], 0)
-            self._set([Word(peer, "free", rank) for peer in peers], 1)
+            self._call(x, outputs, operands.kept)
         except TimeoutError:
             for _, _, y in outputs:
                 y.fill(np.nan)
             if operands.kept is not None:
                 np.asarray(operands.kept).fill(np.nan)
 
-    def _send(self, x: Any, outputs: Any) -> None:
-        raise NotImplementedError
-
-    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
-        """Make the results; return the words that were awaited."""
+    def _call(self, x: Any, outputs: Any, kept: Any) -> None:
         raise NotImplementedError
 
     def _matrix(self, rank: int, offset: int, rows: int, cols: int) -> Any:
@@ -70,26 +57,35 @@ class _Call:
         block = (ctypes.c_uint8 * (rows * cols * kind.itemsize)).from_address(address)
         return np.frombuffer(block, np.uint8).view(kind).reshape(rows, cols)
 
-    def _words(self, rank: int) -> Any:
-        address = self.windows.words[self.copy][rank]
-        return (ctypes.c_uint32 * WORDS_PER_COPY).from_address(address)
-
-    def _set(self, words: Sequence[Word], value: int) -> None:
-        for word in words:
-            self._words(word.rank)[word_place(word)] = value
-
-    def _await(self, words: Sequence[Word], value: int = 1) -> None:
+    def _until(self, come: Callable[[], bool], place: int) -> None:
+        """Wait until something has come; where it does not, tell the place of its word."""
         deadline = time.monotonic() + self.timeout_s
-        for word in words:
-            while self._words(word.rank)[word_place(word)] != value:
-                if time.monotonic() > deadline or self.stop.value:
-                    self.told.value = self.told.value or 1 + word_place(word)
-                    raise TimeoutError
-                time.sleep(1e-4)
+        while not come():
+            if time.monotonic() > deadline or self.stop.value:
+                self.told.value = self.told.value or 1 + place
+                raise TimeoutError
+            time.sleep(1e-4)
 
 
 class DirectCall(_Call):
-    """Calls of a matmul_all_reduce."""
+    """Calls of a matmul_all_reduce, on mailboxes, whose copies take turns."""
+
+    def _call(self, x: Any, outputs: Any, kept: Any) -> None:
+        rank, counts = self.table.rank, (ctypes.c_uint32 * 2).from_address(self.windows.counts)
+        self.copy = counts[0] & 1
+        stamp = (self.digest | 1) + 2 * counts[0] & 0xFFFFFFFF
+        for peer in self.peers:
+            self._entered(peer)[rank] = stamp
+        self._send(x, outputs)
+        counts[0] += 1
+        for peer in self.peers:
+            place = word_place(Word(rank, "entered", peer))
+            self._until(lambda peer=peer: self._entered(rank)[peer] == stamp, place)
+        self._finish(outputs)
+
+    def _entered(self, rank: int) -> Any:
+        address = self.windows.words[self.copy][rank]
+        return (ctypes.c_uint32 * self.table.world).from_address(address)
 
     def _send(self, x: Any, outputs: Any) -> None:
         t, ((w, bias, y),) = self.table, outputs
@@ -102,36 +98,51 @@ class DirectCall(_Call):
             if bias is not None and t.bias_rows:
                 made[t.bias_row : t.bias_row + t.bias_rows] += bias[:, columns].astype(np.float32)
             for number, (rank, row) in enumerate(t.rows_to):
-                self._landing(rank)[row, columns] = made[number % max(t.m, 1)]
-            self._set([Word(peer, "data", t.rank, chunk.partial) for peer in t.targets], 1)
+                self._put(self._landing(rank)[row, columns], made[number % max(t.m, 1)])
 
-    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
-        """Add up, pass on and collect; return the words that were awaited."""
-        t, heard, ((_, bias, y),) = self.table, [], outputs
+    def _finish(self, outputs: Any) -> None:
+        """Add up, pass on and collect."""
+        t, ((_, bias, y),) = self.table, outputs
         own = slice(t.own_row, t.own_row + t.own_rows)
         for chunk in t.chunks if t.own_rows else ():
             columns = slice(chunk.begin, chunk.end)
-            words = [Word(t.rank, "data", peer, chunk.partial) for peer in self.peers]
-            self._await(words)
-            heard += words
             total = np.zeros((t.own_rows, chunk.end - chunk.begin), np.float32)
             for source in range(t.world):
                 first = source * t.slot_rows
-                total += self._landing(t.rank)[first : first + t.own_rows, columns]
+                box = self._landing(t.rank)[first : first + t.own_rows, columns]
+                total += self._take(box, Word(t.rank, "data", source, chunk.partial))
             if bias is not None and t.twice:
                 total += bias[:, columns].astype(np.float32)
             y[own, columns] = total
             for peer in self.peers if t.twice else ():
-                self._kept(peer)[own, columns] = y[own, columns]
-                self._set([Word(peer, "data", t.rank, chunk.total)], 1)
+                self._put(self._kept(peer)[own, columns], y[own, columns])
         others = [row for row in range(t.m) if not own.start <= row < own.stop]
         for chunk in t.chunks if t.owners else ():
-            words = [Word(t.rank, "data", owner, chunk.total) for owner in t.owners]
-            self._await(words)
-            heard += words
-            columns = slice(chunk.begin, chunk.end)
-            y[others, columns] = self._kept(t.rank)[others, columns]
-        return heard
+            columns, word = slice(chunk.begin, chunk.end), Word(t.rank, "data", 0, chunk.total)
+            for row in others:
+                y[row, columns] = self._take(self._kept(t.rank)[row : row + 1, columns], word)[0]
+
+    def _put(self, box: Any, values: Any) -> None:
+        """Store values in a box, as bits of its kind, none of them vacant."""
+        bits = values.astype(box.dtype).view(self._bits)
+        bits[bits == self._vacant] = 1 << 31 if bits.itemsize == 4 else 0
+        box.view(self._bits)[...] = bits
+
+    def _take(self, box: Any, word: Word) -> Any:
+        """Wait until a box is full; return what was in it, and leave it vacant."""
+        bits = box.view(self._bits)
+        self._until(lambda: not (bits == self._vacant).any(), word_place(word))
+        found = box.astype(np.float32)
+        bits[...] = self._vacant
+        return found
+
+    @property
+    def _bits(self) -> Any:
+        return np.uint32 if self.table.dtype == "float32" else np.uint16
+
+    @property
+    def _vacant(self) -> Any:
+        return self._bits(VACANT & np.iinfo(self._bits).max)
 
     def _landing(self, rank: int) -> Any:
         t = self.table
@@ -143,9 +154,35 @@ class DirectCall(_Call):
 
 
 class GatherCall(_Call):
-    """Calls of an all_gather_matmul."""
+    """Calls of an all_gather_matmul, on windows."""
 
-    def _send(self, x: Any, outputs: Any) -> None:
+    def _call(self, x: Any, outputs: Any, kept: Any) -> None:
+        rank, peers = self.table.rank, self.peers
+        free = [Word(rank, "free", peer) for peer in peers]
+        entered = [Word(rank, "entered", peer) for peer in peers]
+        self._await(free)
+        self._set(free, 0)
+        self._set([Word(peer, "entered", rank) for peer in peers], self.digest)
+        self._send(x)
+        self._await(entered, self.digest)
+        heard = self._finish(x, outputs, kept)
+        self._set([*heard, *entered], 0)
+        self._set([Word(peer, "free", rank) for peer in peers], 1)
+
+    def _words(self, rank: int) -> Any:
+        address = self.windows.words[self.copy][rank]
+        return (ctypes.c_uint32 * WORDS_PER_COPY).from_address(address)
+
+    def _set(self, words: Sequence[Word], value: int) -> None:
+        for word in words:
+            self._words(word.rank)[word_place(word)] = value
+
+    def _await(self, words: Sequence[Word], value: int = 1) -> None:
+        for word in words:
+            at = word_place(word)
+            self._until(lambda word=word, at=at: self._words(word.rank)[at] == value, at)
+
+    def _send(self, x: Any) -> None:
         t = self.table
         for number in range(t.slices if t.own_rows else 0):
             columns = slice(number * t.width, min((number + 1) * t.width, t.k))
@@ -154,6 +191,7 @@ class GatherCall(_Call):
             self._set([Word(peer, "data", t.rank, number) for peer in self.peers], 1)
 
     def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
+        """Make the results; return the words that were awaited."""
         t = self.table
         heard = [Word(t.rank, "data", peer, j) for peer in t.sources for j in range(t.slices)]
         self._await(heard)

@@ -20,7 +20,8 @@ from numpy_on_stream import NumpyOnStream
 
 from ficco import oracle
 from ficco.compute import dtype_of
-from ficco.engines.cuda import window_layout
+from ficco.engines.cuda_layout import COPIES, Layout
+from ficco.kernels.direct_table import VACANT
 from ficco.machine import Machine
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.local_cuda import CudaLocalRuntime
@@ -76,11 +77,17 @@ class Node:
                 mine[name][...] = value
 
     def poison(self) -> None:
-        """Fill the data of all windows with NaN, when all calls have ended."""
+        """Fill all windows' data with NaN, when all calls have ended; mailboxes are vacant."""
         windows = self.runtime._place.windows  # the test's own reach inside
-        _, first, size = window_layout(windows.data_bytes)
+        layout = Layout(windows.room)
         for base in windows.bases:
-            ctypes.memset(base + first, 255, size - first)
+            ctypes.memset(base + layout.data, 255, COPIES * layout.room.window)
+            box = np.ctypeslib.as_array(
+                (ctypes.c_uint32 * ((layout.size - layout.mail_data) // 4)).from_address(
+                    base + layout.mail_data
+                )
+            )
+            assert (box == VACANT).all(), "something was left in a mailbox"
 
     def failure(self) -> Any:
         """Return the failure that the runtime knows of, if any."""

@@ -22,12 +22,14 @@ from engine_node import expected
 from gated_on_stream import GatedOnStream
 
 from ficco import _native
-from ficco.engines.cuda import Device, GpuError, Window, window_layout
+from ficco.engines.cuda import Device, GpuError
+from ficco.engines.cuda_layout import COPIES, Layout, Window
 from ficco.kernels import gated
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
 from ficco.kernels.gated_kernel import gated_gemm
 from ficco.kernels.launching import Pitch, Place, Slot, Word, described
 from ficco.kernels.tiling import Tile
+from ficco.plan import Room
 
 WORLD, ROWS, DATA, ENTERED = 2, 37, 5, 11  # ranks, rows of each, words
 X, WINDOW, PEER, B, C = range(5)  # slots
@@ -53,7 +55,7 @@ class Rank:
         self.words.zero_()
         self.window_pitch = (k + pad) * dtype.itemsize
         device = Device(rank, ranks.group, rank)
-        self.window = Window(ranks.bases, rank, ranks.data_bytes, ranks)
+        self.window = Window(ranks.bases, rank, ranks.room, ranks)
         self.keep: Any = device
         peer = 1 - rank
         ops = [
@@ -142,13 +144,13 @@ class Ranks:
         self.turned, self.bias, self.patience_s = turned, bias, patience_s
         self.cuda = Cuda()
         self.group = _native.Group(WORLD, 20.0, None)
-        self.data_bytes = ROWS * (k + pad) * dtype.itemsize
+        self.room = Room(ROWS * (k + pad) * dtype.itemsize)
         self.bases = []
         for rank in range(WORLD):
             self.cuda.use(rank)
             peer = self.cuda.contexts[1 - rank]
             assert self.cuda.status("cuCtxEnablePeerAccess", peer, 0) in (0, 704)
-            size = window_layout(self.data_bytes)[2]
+            size = Layout(self.room).size
             self.bases.append(int(self.cuda.cuMemAlloc(size)))
             self.cuda.cuMemsetD8(self.bases[-1], 0, size)
         self.kernels = GatedOnStream()
@@ -173,8 +175,9 @@ class Ranks:
             off = (each.c.double() - want).abs().max() / want.abs().max()
             assert off < 2 * torch.finfo(self.dtype).eps, f"rank {each.rank} is off by {off}"
             each.c.fill_(torch.nan)
-            data, first, _ = window_layout(self.data_bytes)
-            ctypes.memset(self.bases[each.rank] + first, 255, 2 * data)
+            layout = Layout(self.room)
+            data = self.bases[each.rank] + layout.data
+            ctypes.memset(data, 255, COPIES * layout.room.window)
 
 
 def products() -> None:

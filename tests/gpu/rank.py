@@ -68,13 +68,16 @@ class Rank:
             assert verdict.ok, f"{about}: y{i} off by {verdict.max_rel_error}"
 
     def poison(self) -> None:
-        """Fill the own windows' data with NaN, between calls of all ranks."""
+        """Fill the own windows' data with NaN, between calls of all ranks; mailboxes are vacant."""
         self.meet()
-        memory, _ = self.runtime._places[-1].window.keep  # the test's own reach inside
-        from ficco.engines import cuda
+        window = self.runtime._places[-1].window  # the test's own reach inside
+        from ficco.engines.cuda_layout import COPIES, Layout
+        from ficco.kernels.direct_table import VACANT
 
-        _, first, _ = cuda.window_layout(0)
-        memory[first:].fill_(0xFF)
+        layout, memory = Layout(window.room), window.keep[0]
+        memory[layout.data : layout.data + COPIES * layout.room.window].fill_(0xFF)
+        boxes = memory[layout.mail_data :].view(torch.int32)
+        assert bool((boxes == VACANT - (1 << 32)).all()), "something was left in a mailbox"
         self.meet()
 
     def meet(self) -> None:

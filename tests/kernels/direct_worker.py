@@ -26,53 +26,59 @@ from ficco.errors import InputError, PlanError
 from ficco.kernels import direct
 from ficco.kernels.direct import Control, DirectTile, Operands, Places, all_reduce, prepare, warm
 from ficco.kernels.direct_kernel import direct_all_reduce
-from ficco.kernels.direct_table import table_of
+from ficco.kernels.direct_table import VACANT, table_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import WORDS_PER_COPY, Word, digest_of, window_places, word_place
-from ficco.problem import Problem
+from ficco.plan import Word, digest_of, window_places, word_place
+from ficco.problem import MAX_WORLD, Problem
 from ficco.schedule import Schedule
 
 CPU = torch.device("cpu")
 AGES = 10**15  # ns
-WORDS_BYTES = 4 * WORDS_PER_COPY
-DATA = -(-2 * WORDS_BYTES // 256) * 256  # of both copies, behind the words of both
-COPY = 1 << 18  # bytes of a window copy
+WORDS_BYTES = 4 * MAX_WORLD
+COUNTS = 2 * WORDS_BYTES  # behind the words of both copies
+DATA = COUNTS + 256
+COPY = 1 << 18  # bytes of a copy of a mailbox
 KEPT = 1 << 16  # bytes of a rank's results, for others to compare
 RELEASE, ACQUIRE = r"st\.release\.sys", r"ld\.acquire\.sys"
-FREE = word_place(Word(0, "free", 0))
+ENTERED = word_place(Word(0, "entered", 0))
 
 
-class Windows:
-    """Windows of all ranks, which processes that are forked share."""
+class Mailboxes:
+    """Mailboxes of all ranks, which processes that are forked share."""
 
     def __init__(self, world: int) -> None:
         self.world = world
         self.memory = [mmap.mmap(-1, DATA + 2 * COPY + KEPT) for _ in range(world)]
-        bases = [np.frombuffer(memory, np.uint8).ctypes.data for memory in self.memory]
-        self.places = Places(
-            [[base + copy * WORDS_BYTES for base in bases] for copy in range(2)],
-            [[base + DATA + copy * COPY for base in bases] for copy in range(2)],
-        )
+        self.bases = [np.frombuffer(memory, np.uint8).ctypes.data for memory in self.memory]
         for rank in range(world):
-            for copy in range(2):
-                self.words(rank, copy)[FREE : FREE + world] = 1
-            np.frombuffer(self.memory[rank], np.uint8, 2 * COPY, DATA)[:] = 0xFF  # NaN
+            self.boxes(rank)[:] = VACANT
+
+    def places(self, rank: int) -> Places:
+        return Places(
+            [[base + copy * WORDS_BYTES for base in self.bases] for copy in range(2)],
+            [[base + DATA + copy * COPY for base in self.bases] for copy in range(2)],
+            torch.frombuffer(self.memory[rank], dtype=torch.int32, count=2, offset=COUNTS),
+        )
 
     def words(self, rank: int, copy: int) -> Any:
-        return np.frombuffer(self.memory[rank], np.int32, WORDS_PER_COPY, copy * WORDS_BYTES)
+        return np.frombuffer(self.memory[rank], np.int32, MAX_WORLD, copy * WORDS_BYTES)
+
+    def boxes(self, rank: int) -> Any:
+        return np.frombuffer(self.memory[rank], np.uint32, 2 * COPY // 4, DATA)
 
     def kept(self, rank: int) -> Any:
         return np.frombuffer(self.memory[rank], np.uint8, KEPT, DATA + 2 * COPY)
 
-    def run(self, rank_calls: Callable[[int], None]) -> None:
-        """Run a function on every rank, in a process each."""
+    def run(self, rank_calls: Callable[[int], int]) -> None:
+        """Run a function on every rank, in a process each; it returns how many calls it made."""
         found = []
         for rank in range(self.world):
             child = os.fork()
             if child == 0:
                 try:
-                    rank_calls(rank)
+                    made = rank_calls(rank)
+                    assert self.places(rank).counts.tolist() == [made, 0], "calls are not counted"
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)
@@ -81,11 +87,7 @@ class Windows:
         codes = [os.waitpid(child, 0)[1] for child in found]
         assert codes == [0] * len(codes), f"ranks went wrong: {codes}"
         for rank in range(self.world):
-            for copy in range(2):
-                words = self.words(rank, copy).copy()
-                words[FREE : FREE + self.world] -= np.arange(self.world) != rank
-                words[FREE + rank] = 0
-                assert not words.any(), f"rank {rank}: words {np.flatnonzero(words)} are left"
+            assert (self.boxes(rank) == VACANT).all(), f"rank {rank}: something is left"
 
 
 class Case:
@@ -140,9 +142,9 @@ def cases(world: int) -> Iterator[dict[str, Any]]:
 
 def products() -> None:
     for world in (2, 3):
-        windows = Windows(world)
+        boxes = Mailboxes(world)
 
-        def calls(rank: int, world: int = world, windows: Windows = windows) -> None:
+        def calls(rank: int, world: int = world, boxes: Mailboxes = boxes) -> int:
             number = 0
             for turn, given in enumerate(cases(world)):
                 case = Case(rank, world, **given)
@@ -151,66 +153,85 @@ def products() -> None:
                 for seed in range(2):
                     made = case.table.twice and (turn + seed + rank) % 2 == 1
                     chosen = tile if turn % 2 else None
-                    prepared = prepare(case.table, windows.places, CPU, chosen, made)
+                    prepared = prepare(case.table, boxes.places(rank), CPU, chosen, made)
                     operands, want = case.draw(seed, turn % 3)
                     if made:
                         x, w, _, y = operands[rank]
                         y.copy_(x.float() @ w.float())
                         x.fill_(torch.nan)
                     told = control(case.digest)
-                    all_reduce(prepared, operands[rank], told, number % 2)
+                    all_reduce(prepared, operands[rank], told)
                     number += 1
                     y = operands[rank].y
                     eps, scale = torch.finfo(case.kind).eps, float(want.abs().max()) + 4
                     error = float((y.double() - want).abs().max())
                     about = f"rank {rank} of {world}: {given}, call {seed}: {error:.2e}"
                     assert error <= (world + 2) * eps * scale, about
-                    assert not told.status.item() and not prepared.gates.any(), about
+                    assert not told.status.item(), about
                     mine = y.contiguous().view(torch.uint8).numpy().reshape(-1)
                     if seed == 1:  # kept apart by the case, for all ranks to be compared
-                        windows.kept(rank)[turn * 3200 : turn * 3200 + mine.size] = mine
+                        boxes.kept(rank)[turn * 3200 : turn * 3200 + mine.size] = mine
+            return number
 
-        windows.run(calls)
+        boxes.run(calls)
         for rank in range(1, world):
-            same = windows.kept(rank) == windows.kept(0)
+            same = boxes.kept(rank) == boxes.kept(0)
             assert same.all(), f"rank {rank} of {world} got other bits than rank 0"
-        assert windows.kept(0).any()
+        assert boxes.kept(0).any()
+
+
+def odd_values() -> None:
+    """Infinities, NaN, zeros and what a mailbox holds where nothing has come are sent, too."""
+    vacant = torch.tensor([VACANT - (1 << 32)], dtype=torch.int32)
+    for dtype in ("float32", "float16", "bfloat16"):
+        kind = getattr(torch, dtype)
+        odd = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-38, -1e-38]
+        row = torch.cat([torch.tensor(odd).to(kind), vacant.view(kind)[:1]])
+        for name in ("one_shot_sm", "two_shot_sm"):
+            boxes = Mailboxes(2)
+
+            def calls(
+                rank: int, name: str = name, dtype: str = dtype, row: torch.Tensor = row,
+                boxes: Mailboxes = boxes,
+            ) -> int:  # fmt: skip
+                case = Case(rank, 2, name, (2, row.numel(), 2), 1, dtype, bias=False)
+                x = torch.tensor([[1.0], [2.0]]).to(row.dtype) if rank == 0 else torch.zeros(2, 1)
+                y = torch.full((2, row.numel()), 7.0, dtype=row.dtype)
+                # Rank 1 adds 0 times something finite.
+                w = row[None] if rank == 0 else torch.ones(1, row.numel())
+                given = Operands(x.to(row.dtype), w.to(row.dtype), None, y)
+                told = control(case.digest)
+                all_reduce(prepare(case.table, boxes.places(rank), CPU), given, told)
+                want = torch.stack([row.float(), row.float() * 2]).to(row.dtype)
+                tiny = torch.finfo(row.dtype).tiny
+                near = torch.isclose(y, want, rtol=0, atol=tiny, equal_nan=True)
+                assert bool(near.all()) and not told.status.item(), f"{name} {dtype}: {y}"
+                return 1
+
+            boxes.run(calls)
 
 
 def giving_up() -> None:
     """A peer that has not come is noticed when a call is stopped, and nothing looks like a sum."""
     for name, raised in (("one_shot_sm", False), ("two_shot_sm", False), ("one_shot_sm", True)):
-        case, windows = Case(0, 2, name, (3, 33, 8), 2), Windows(2)
-        prepared = prepare(case.table, windows.places, CPU)
+        case, boxes = Case(0, 2, name, (3, 33, 8), 2), Mailboxes(2)
+        prepared = prepare(case.table, boxes.places(0), CPU)
         told, (mine, _) = control(case.digest), case.draw(1, 0)[0]
-        entered = word_place(Word(0, "entered", 1))
-        if raised:
-            windows.words(0, 0)[entered] = np.uint32(case.digest).astype(np.int32)
+        if raised:  # as the peer does in its first call
+            boxes.words(0, 0)[1] = np.uint32(case.digest | 1).astype(np.int32)
+        else:  # as it does in another one
+            boxes.words(0, 0)[1] = np.uint32((case.digest | 1) + 4 & 0xFFFFFFFF).astype(np.int32)
         stopper = threading.Timer(0.3, lambda told=told: told.stop.fill_(1))
         stopper.start()
         begin = time.monotonic()
-        all_reduce(prepared, mine, told, 0)
+        all_reduce(prepared, mine, told)
         assert 0.2 < time.monotonic() - begin < 60
         stopper.join()
         assert bool(mine.y.isnan().all()), "something looks like a result"
         late = told.status.item() - 1
-        words = 4 if name == "two_shot_sm" else 2  # of products, and of sums
-        missed = {word_place(Word(0, "data", 0, word)) for word in range(words)}  # whosever
-        # What a peer that has not come does not send is given up, too; any of it may be told.
-        missed |= set() if raised else {word_place(Word(0, "entered", 0))}
-        assert late in missed, late
-        assert not prepared.gates.any(), "a later launch would not wait"
-        assert not windows.words(0, 0)[FREE + 1], "the peer's free was there, and is cleared"
-
-    # Where the peer still reads its window, nothing is stored there.
-    case, windows = Case(0, 2, "one_shot_sm", (3, 33, 8), 2), Windows(2)
-    windows.words(0, 0)[FREE + 1] = 0
-    told, (mine, _) = control(case.digest), case.draw(1, 0)[0]
-    told.stop.fill_(1)
-    before = bytes(windows.memory[1])
-    all_reduce(prepare(case.table, windows.places, CPU), mine, told, 0)
-    assert bytes(windows.memory[1]) == before and bool(mine.y.isnan().all())
-    assert told.status.item()
+        # Of products. A peer that has not entered is told of first.
+        missed = {word_place(Word(0, "data", 1, word)) for word in range(2)}
+        assert late in (missed if raised else {ENTERED + 1}), late
 
 
 def refused(error: type[Exception], words: str, call: Callable[[], object]) -> None:
@@ -223,20 +244,20 @@ def refused(error: type[Exception], words: str, call: Callable[[], object]) -> N
 
 
 def refusals() -> None:
-    case, windows = Case(0, 2, "one_shot_sm", (3, 33, 8), 2), Windows(2)
-    prepared = prepare(case.table, windows.places, CPU)
+    case, boxes = Case(0, 2, "one_shot_sm", (3, 33, 8), 2), Mailboxes(2)
+    prepared = prepare(case.table, boxes.places(0), CPU)
     mine, told = case.draw(1, 0)[0][0], control(5)
-    prepared.gates.fill_(7)  # of a call under way
+    boxes.places(0).counts.fill_(7)  # of a call under way
+    before = [bytes(memory) for memory in boxes.memory]
     warm(prepared, mine, told)
-    assert bool((prepared.gates == 7).all()), "warming touches a call under way"
-    prepared.gates.zero_()
-    assert bool(mine.y.isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
+    assert [bytes(memory) for memory in boxes.memory] == before, "warming touches a call under way"
+    assert bool(mine.y.isnan().all()) and not told.status.item(), "warming computes something"
     wrong = {"x": mine.x[:2], "w": mine.w[:2], "bias": None, "y": mine.y.half()}
     for name, value in wrong.items():
         given = mine._replace(**{name: value})
-        refused(InputError, name, lambda given=given: all_reduce(prepared, given, told, 0))
+        refused(InputError, name, lambda given=given: all_reduce(prepared, given, told))
     turned = mine._replace(x=mine.x.t().contiguous().t())
-    refused(InputError, "neighbours", lambda: all_reduce(prepared, turned, told, 0))
+    refused(InputError, "neighbours", lambda: all_reduce(prepared, turned, told))
 
     mesh = Machine.named("mesh4")
     for world, name in ((1, "one_shot_sm"), (4, "serial"), (4, "gated_1d"), (4, "hetero_fused_1d")):
@@ -269,34 +290,28 @@ def _swapped(steps: tuple[Any, ...], at: int) -> tuple[Any, ...]:
 
 
 def assembly() -> None:
-    for name, raises, heights in (
-        ("one_shot_sm", 3, (1, 64)),
-        ("two_shot_sm", 4, (1, 16, 500)),
-    ):
+    for name, takes, heights in (("one_shot_sm", 1, (1, 64)), ("two_shot_sm", 2, (1, 16, 500))):
         for m in heights:
             case = Case(1, 8, name, (m, 4096, 8 * 512), 128, "bfloat16", bias=False)
-            nowhere = Places(*[[[0] * 8] * 2] * 2)
+            nowhere = Places(*[[[0] * 8] * 2] * 2, torch.zeros(2, dtype=torch.int32))
             prepared = prepare(case.table, nowhere, CPU)
             empty = [torch.empty(shape, dtype=case.kind) for shape in ((m, 512), (4096, 512))]
             y = torch.empty(m, 4096, dtype=case.kind)
             operands = Operands(empty[0], empty[1].t(), None, y)
-            arguments = direct._arguments(prepared, operands, control(5), 0) | {"ON_GPU": True}
+            arguments = direct._arguments(prepared, operands, control(5)) | {"ON_GPU": True}
             made = compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
-            text = made.asm["ptx"]
-            releases, acquires = places(RELEASE, text), places(ACQUIRE, text)
-            alike = len(releases) >= raises if prepared.made else len(releases) == raises
-            assert alike, f"{name} {m}: {len(releases)} raises"
-            for at in releases:  # all threads meet between their stores and a word
-                between = text[max(places(r"st\.global|st\.release", text[:at]), default=0) : at]
-                assert "barrier.sync" in between, "a word before what it tells of is stored"
-            ends = [*acquires[1:], len(text)]
-            for at, end in zip(acquires, ends, strict=True):
-                behind = places(r"ld\.global|st\.global", text[at:end])
-                met = places(r"barrier\.red", text[at:end])
-                assert not behind or met[0] < behind[0], "a thread goes on before the word"
-            assert len(acquires) >= raises + 1, f"{name} {m}: {len(acquires)} waits"
-            assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read past a word"
-            assert places(r"atom\.global\.gpu\.acq_rel\.add", text), "ends are not ordered"
+            text, about = made.asm["ptx"], f"{name} {m}"
+            assert len(places(RELEASE, text)) == 1, "a word beside the one that says entered"
+            (asked,) = places(ACQUIRE, text)
+            met = next(at for at in places(r"barrier\.red", text) if at > asked)
+            width = "b16" if m == 1 else r"v[24]\.b32"  # of boxes
+            looks = places(rf"ld\.volatile\.global\.{width}", text)
+            assert len(looks) >= 8 + takes - 1, f"{about}: boxes are read by few bytes, or cached"
+            assert met < min(looks), f"{about}: a box is read before peers are known to be there"
+            sent = places(rf"st\.global\.{width}", text[:asked])
+            assert sent, f"{about}: nothing is sent before anything is awaited"
+            assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read from a cache"
+            assert places(r"atom\.global\.gpu\.relaxed\.add", text), "calls are not counted"
             assert made.metadata.shared <= 140_000, "no other kernel fits beside"
 
 
@@ -304,8 +319,8 @@ def places(pattern: str, text: str) -> list[int]:
     return [found.start() for found in re.finditer(pattern, text)]
 
 
-SUBJECTS = {"products": products, "giving_up": giving_up, "refusals": refusals,
-            "assembly": assembly}  # fmt: skip
+SUBJECTS = {"products": products, "odd_values": odd_values, "giving_up": giving_up,
+            "refusals": refusals, "assembly": assembly}  # fmt: skip
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

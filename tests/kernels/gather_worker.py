@@ -6,17 +6,20 @@ python gather_worker.py assembly
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from compiling import compiled
-from direct_worker import ACQUIRE, COPY, CPU, FREE, RELEASE, Windows, control, places, refused
+from direct_worker import ACQUIRE, CPU, RELEASE, control, places, refused
 from interpreting import let_loops_count, patch_once_a_launch
 
 from ficco.errors import InputError, PlanError
@@ -28,9 +31,56 @@ from ficco.kernels.direct_gather_table import table_of
 from ficco.kernels.one_launch import Places
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import Word, digest_of, window_places, word_place
+from ficco.plan import WORDS_PER_COPY, Word, digest_of, window_places, word_place
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
+
+WORDS_BYTES = 4 * WORDS_PER_COPY
+DATA = -(-2 * WORDS_BYTES // 256) * 256  # of both copies, behind the words of both
+COPY = 1 << 18  # bytes of a window copy
+FREE = word_place(Word(0, "free", 0))
+
+
+class Windows:
+    """Windows of all ranks, which processes that are forked share."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.memory = [mmap.mmap(-1, DATA + 2 * COPY) for _ in range(world)]
+        bases = [np.frombuffer(memory, np.uint8).ctypes.data for memory in self.memory]
+        self.places = Places(
+            [[base + copy * WORDS_BYTES for base in bases] for copy in range(2)],
+            [[base + DATA + copy * COPY for base in bases] for copy in range(2)],
+        )
+        for rank in range(world):
+            for copy in range(2):
+                self.words(rank, copy)[FREE : FREE + world] = 1
+            np.frombuffer(self.memory[rank], np.uint8, 2 * COPY, DATA)[:] = 0xFF  # NaN
+
+    def words(self, rank: int, copy: int) -> Any:
+        return np.frombuffer(self.memory[rank], np.int32, WORDS_PER_COPY, copy * WORDS_BYTES)
+
+    def run(self, rank_calls: Callable[[int], None]) -> None:
+        """Run a function on every rank, in a process each."""
+        found = []
+        for rank in range(self.world):
+            child = os.fork()
+            if child == 0:
+                try:
+                    rank_calls(rank)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            found.append(child)
+        codes = [os.waitpid(child, 0)[1] for child in found]
+        assert codes == [0] * len(codes), f"ranks went wrong: {codes}"
+        for rank in range(self.world):
+            for copy in range(2):
+                words = self.words(rank, copy).copy()
+                words[FREE : FREE + self.world] -= np.arange(self.world) != rank
+                words[FREE + rank] = 0
+                assert not words.any(), f"rank {rank}: words {np.flatnonzero(words)} are left"
 
 
 class Case:

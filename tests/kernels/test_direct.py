@@ -8,9 +8,16 @@ import pytest
 from forking import run_forked
 
 
-@pytest.mark.parametrize("worker", ["direct_worker.py", "gather_worker.py"])
 @pytest.mark.parametrize(
-    ("subjects", "interpret"), [("products", "1"), ("giving_up refusals", "1"), ("assembly", "0")]
+    ("worker", "subjects", "interpret"),
+    [
+        ("direct_worker.py", "products odd_values", "1"),
+        ("direct_worker.py", "giving_up refusals", "1"),
+        ("direct_worker.py", "assembly", "0"),
+        ("gather_worker.py", "products", "1"),
+        ("gather_worker.py", "giving_up refusals", "1"),
+        ("gather_worker.py", "assembly", "0"),
+    ],
 )
 def test_it_is_right(
     worker: str, subjects: str, interpret: str, tmp_path: Path, torch: object

@@ -70,10 +70,13 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     ranks = {rank["rank"]: rank["steps"] for rank in plan["ranks"]}
     buffers = {(rank["rank"], b["name"]): b for rank in plan["ranks"] for b in rank["buffers"]}
     blank = {key: np.full((b["rows"], b["cols"]), np.nan) for key, b in buffers.items()}
-    windows = {key: b for key, b in buffers.items() if b["role"] == "window"}
+    windows = {key: b for key, b in buffers.items() if b["role"] in ("window", "mailbox")}
     given = {k: blank[k].shape for k, b in buffers.items() if b["role"] in ("input", "weight")}
     both = [*range(min([b.get("copies", 1) for b in windows.values()], default=1))]
     flips = rng.choices([both, both[::-1]], [odds := rng.random(), 1 - odds], k=calls)
+    mail = any(b["role"] == "mailbox" for b in windows.values())
+    if mail:  # they take turns
+        flips = [(both, both[::-1])[call % 2] for call in range(calls)]
     memory = {(*key, copy): blank[key].copy() for key in windows for copy in both}
     at_rest = {(r, "free", s, 0, copy) for r in ranks for s in ranks if r != s for copy in both}
     flags = set(at_rest)  # words that are 1 (of 5 fields), and what has ended
@@ -181,6 +184,8 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         yield from fork((rank, call, "lane"), {name: lane(name) for name in lanes})
         for key in [key for key in known if key[0] == rank]:
             assert np.array_equal(memory[*key, rank], known[key]), f"call {call}: wrong {key[1]}"
+        for key in own[copies[0]] if mail else ():  # given up as the call ends
+            memory[*key, copies[0]].fill(np.nan)
         if call + 1 < calls:
             yield from play_call(rank, call + 1)
 

@@ -60,7 +60,7 @@ def edited(*path: object, value: object = None, drop: bool = False) -> str:
         (edited("problem", "outputs", 0, "bias", value="no"), "not true or false"),
         (edited("problem", "colour", value=1), "unknown field 'colour'"),
         (edited("schedule", "name", value=["a"]), "it is a text"),
-        (edited("version", value=2), "version 2 found"),
+        (edited("version", value=1), "version 1 found"),
         (edited("problem", "op", value="all"), "unknown operator"),
         (edited("problem", "rows", drop=True), "'rows' is missing"),
         (edited("problem", "rows", value=["a", 2]), "not a whole number"),

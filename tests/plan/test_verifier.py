@@ -17,7 +17,7 @@ from handmade import (
 
 import ficco.verifier
 from ficco.lowering import lower
-from ficco.plan import Plan, Region, Step, Word
+from ficco.plan import Buffer, Plan, RankPlan, Region, Step, Word
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.verifier import Violation, verify
@@ -225,6 +225,42 @@ class TestForm:
             for entry in plan.ranks
         )
         assert any("rounded" in v.message for v in verify(plan._replace(ranks=ranks)))
+
+
+class TestMailboxes:
+    plan = plan_of("two_shot_sm", 3, 7, 40, 11, "bfloat16", "matmul_all_reduce")
+
+    def test_a_rank_that_does_not_know_that_all_have_entered_breaks_the_turns(self) -> None:
+        at = self.plan.ranks[1].steps[find(self.plan, 1, "compute.wait_entered")]
+        fewer = changed(self.plan, 1, "compute.wait_entered", words=at.words[:1])
+        for mutant in (fewer, without(self.plan, 1, "compute.wait_entered")):
+            found = [v for v in verify(mutant) if v.rule == "handover"]
+            assert found and found[0].rank == 1 and "next but one" in found[0].message
+
+    def test_a_mailbox_has_no_word_that_says_free(self) -> None:
+        clear = self.plan.ranks[0].steps[find(self.plan, 0, "compute.clear")]
+        steps = list(self.plan.ranks[0].steps)
+        free = clear._replace(id="free", kind="signal", words=(Word(1, "free", 0),))
+        found = verify(with_steps(self.plan, 0, [*steps, free]))
+        assert rules(found) == {"words"} and "of a mailbox" in found[0].message
+
+    def test_windows_beside_mailboxes(self) -> None:
+        def with_window(entry: RankPlan) -> RankPlan:
+            other = Buffer("landing2", "window", 3, 3, "bfloat16", 2)
+            return entry._replace(buffers=(*entry.buffers, other))
+
+        mixed = self.plan._replace(ranks=tuple(map(with_window, self.plan.ranks)))
+        assert {v.mend for v in verify(mixed)} == {"declare either"}
+
+    def test_a_mailbox_has_two_copies(self) -> None:
+        def single(entry: RankPlan) -> RankPlan:
+            return entry._replace(
+                buffers=tuple([b._replace(copies=1) for b in entry.buffers if b.role == "mailbox"])
+                + tuple([b for b in entry.buffers if b.role != "mailbox"])
+            )
+
+        found = verify(self.plan._replace(ranks=tuple(map(single, self.plan.ranks))))
+        assert any("a mailbox 2" in v.mend for v in found)
 
 
 class TestSpinning:

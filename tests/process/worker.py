@@ -25,6 +25,7 @@ from ficco import oracle
 from ficco.compute import dtype_of, named
 from ficco.lowering import lower_rank
 from ficco.machine import Link, Machine
+from ficco.plan import Room
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
@@ -129,7 +130,7 @@ def reset(name: str) -> None:
 
 def grow(name: str, window_bytes: int) -> None:
     """Ask for windows by their size, which no problem of this machine could need."""
-    runtimes[name]._meet("grow the windows", window_bytes)
+    runtimes[name]._meet("grow the windows", Room(window_bytes))
 
 
 def close(name: str) -> None:

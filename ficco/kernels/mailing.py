@@ -1,0 +1,161 @@
+"""Mailboxes inside of a kernel: data that tell by themselves that they have come. Device code only.
+
+A mailbox is a window that only such kernels use. Wherever nothing has come it holds a vacant value,
+which nobody sends; whoever has read data puts it back. Calls take its two copies in turn, by a
+count that each rank keeps on its device, so that graphs that are replayed take them in turn, too.
+Why a rank may store in a peer's copy: it has ended its call before, in which that peer had entered;
+so the peer had ended the call before that one, which was the last to use the copy.
+
+    words    a word for every rank, which says that it has entered, and which call
+    counts   calls so far; programs of the launch under way that have read that number
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ficco.kernels.direct_handshake import tell
+from ficco.kernels.direct_table import VACANT
+from ficco.kernels.many_words import await_words, raise_words
+from ficco.plan import Word, word_place
+
+__all__ = ["count_call", "enter", "meet_all", "sendable", "take"]
+
+_VACANT_16 = tl.constexpr((VACANT & 0xFFFF) - (1 << 16))
+_VACANT_32 = tl.constexpr(VACANT - (1 << 32))
+_SENT_32 = tl.constexpr(-(1 << 31))
+_ENTERED = tl.constexpr(word_place(Word(0, "entered", 0)))
+_NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
+
+
+@triton.jit
+def _stamp(digest, number):
+    """Return what a rank's word becomes in a call, and in no near call: never 0."""
+    return (digest | 1) + 2 * number
+
+
+@triton.jit
+def enter(
+    places,
+    rank,
+    peers,
+    digest,
+    number,
+    WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Tell every peer that this rank has entered its call of this number.
+
+    places: where each rank's words of this call's copy begin.
+    """
+    raise_words(places, rank, peers, _stamp(digest, number), WORLD, ON_GPU)
+
+
+@triton.jit
+def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
+    words,
+    stop,
+    status,
+    peers,
+    digest,
+    number,
+    patience_ns,
+    WORLD: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Await that every peer has entered the same call; return 1, or 0 and tell who has not."""
+    stamp = _stamp(digest, number)
+    met = await_words(words, 1, peers, stamp, words, stop, patience_ns, False, WORLD, ON_GPU)
+    if met == 0:
+        everyone = tl.arange(0, 64)
+        of_peers = ((peers >> everyone) & 1) != 0
+        seen = tl.load(words + everyone, mask=of_peers, other=0, volatile=True)
+        late = tl.min(tl.where(of_peers & (seen != stamp), everyone, 64))
+        if late < 64:  # or it has come now
+            tell(status, _ENTERED + late + 1)
+    return met
+
+
+@triton.jit
+def count_call(counts, number, programs):
+    """Say that a program knows the call's number; the last one to say so counts the call.
+
+    To be called behind a use of the number, which shows that it has been read.
+    """
+    if tl.atomic_add(counts + 1, 1, sem="relaxed", scope="gpu") == programs - 1:
+        tl.store(counts + 1, 0)
+        tl.store(counts, number + 1)
+
+
+@triton.jit
+def sendable(values):
+    """Return the bits of values, none of them vacant."""
+    if values.dtype.primitive_bitwidth == 32:
+        bits = values.to(tl.int32, bitcast=True)
+        return tl.where(bits == _VACANT_32, _SENT_32, bits)
+    else:
+        bits = values.to(tl.int16, bitcast=True)
+        return tl.where(bits == _VACANT_16, 0, bits).to(tl.int16)
+
+
+@triton.jit
+def _now_ns(ON_GPU: tl.constexpr):  # noqa: N803
+    """Return the time; 0 in the interpreter, which has no clock."""
+    if ON_GPU:
+        return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    else:
+        return tl.full((), 0, tl.int64)
+
+
+@triton.jit
+def take(
+    at,
+    distance,
+    inside,
+    stop,
+    patience_ns,
+    COUNT: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Await blocks of a mailbox; return their sum in float32, and -1. They are vacant then.
+
+    It gives up as `await_words` does; then the number of a missing block comes with the sum.
+
+    Args:
+        at: pointers to a block's elements, [rows, cols].
+        distance: elements from one block to the next, of COUNT.
+        inside: which elements are awaited.
+        stop: pointer to int32.
+        patience_ns: int64.
+        COUNT: blocks, which are added up in order.
+        ON_GPU: False in the interpreter.
+    """
+    kind: tl.constexpr = at.dtype.element_ty
+    if kind.primitive_bitwidth == 32:
+        boxes = at.to(tl.pointer_type(tl.int32))
+        vacant = tl.full((), _VACANT_32, tl.int32)
+    else:
+        boxes = at.to(tl.pointer_type(tl.int16))
+        vacant = tl.full((), _VACANT_16, tl.int16)
+    begin = _now_ns(ON_GPU)
+    # The loop carries what it gives, and nothing else: Triton's compiler fails otherwise.
+    state = tl.full((), 0, tl.int32)  # 1: all has come; 2 + a block's number: it has given up
+    total = tl.zeros(at.shape, tl.float32)
+    while state == 0:
+        total = tl.zeros(at.shape, tl.float32)
+        empty = tl.zeros(at.shape, tl.int32)
+        for source in tl.static_range(COUNT):
+            bits = tl.load(boxes + source * distance, mask=inside, other=0, volatile=True)
+            empty = tl.maximum(empty, tl.where(bits == vacant, source + 1, 0))
+            total += bits.to(kind, bitcast=True).to(tl.float32)
+        missing = tl.max(tl.max(empty, 1), 0)
+        state = tl.where(missing == 0, 1, 0)
+        if missing != 0:
+            stopped = tl.load(stop, volatile=True) != 0
+            if stopped | (_now_ns(ON_GPU) - begin > patience_ns):
+                state = missing + 1
+    late = state - 2
+    for source in tl.static_range(COUNT):
+        tl.store(boxes + source * distance, vacant, mask=inside & (late < 0))
+    return total, late
