@@ -179,6 +179,10 @@ class Device:
         """End what the watch does with a window on which no call is enqueued any more.
 
         To be called before its memory is freed: once the group has failed, the watch writes there.
+
+        Raises:
+            GpuError: a stream of the device waits and cannot be let go, so that a read of the window
+                stands; its memory must not be freed.
         """
         self.native.forget(window.native)
 
