@@ -181,8 +181,8 @@ class Device:
         To be called before its memory is freed: once the group has failed, the watch writes there.
 
         Raises:
-            GpuError: a stream of the device waits and cannot be let go, so that a read of the window
-                stands; its memory must not be freed.
+            GpuError: the driver holds up a read of the window for long; the memory must not be
+                freed.
         """
         self.native.forget(window.native)
 

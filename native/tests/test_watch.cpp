@@ -136,7 +136,7 @@ TEST(a_read_that_is_refused_stops_the_group) {
 TEST(a_window_is_not_forgotten_while_a_read_of_it_stands) {
     StuckCall stuck(hold_for_ever);
     CHECK(comes([&] { return stuck.group->failed(); }));
-    CHECK_THROWS(GpuError, "cannot be let go", stuck.watch->forget(*stuck.window));
+    CHECK_THROWS(GpuError, "still stands in the driver", stuck.watch->forget(*stuck.window));
     const int before = stuck.gpu->fills;
     CHECK(comes([&] { return stuck.gpu->fills > before; }));  // it still tries
     std::atomic<bool> forgotten = false;

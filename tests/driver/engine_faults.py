@@ -229,6 +229,20 @@ def absent_while_copies_are_held(world: int, within_s: float, apart: bool) -> No
     node.runtime.close()
 
 
+def ended_while_a_read_stands(world: int) -> None:
+    """The process ends though nothing is read any more, and nobody closes the runtime."""
+    node = Node(world, timeout_s=0.3)
+    problem = Problem.chunked("all_gather_matmul", world, 20 * world, 5, 9, "float32")
+    node.right(problem, named("shard_p2p", world))
+    arrays, _ = node.arrays(problem, 2)
+    bound = node.runtime._recent[-1]
+    with node.compute.on(1, node.streams[1]):
+        bound[1].run(arrays[1], 0)
+    control.hold_copies(True)
+    node.wait()
+    assert np.isnan(arrays[1]["y0"]).any()
+
+
 def reset_at_once(world: int, rounds: int) -> None:
     """Windows that a reset frees while the watch lets their calls go are not written any more."""
     node, done = Node(world, timeout_s=0.05), list[str]()

@@ -86,8 +86,9 @@ void GpuWatch::forget(const GpuWindow& window) {
         asking.unlock();  // for the watch, which may have yet to let go what the read stands behind
         if (now_ns() > deadline) {
             throw GpuError("rank " + std::to_string(rank_) +
-                           ": a read of its window's words has not ended, as a stream of its GPU "
-                           "waits and cannot be let go; the window is not freed: end the process");
+                           ": a read of its window's words still stands in the driver, though all "
+                           "calls should have ended; the window is not freed: end the process and "
+                           "start anew");
         }
         sleep_until_ns(now_ns() + kReadLookNs);
         asking.lock();
