@@ -32,6 +32,7 @@ class GpuReader {
 
   private:
     class Page;
+    class Stream;
     struct Read;
 
     static void run(Read& read) noexcept;

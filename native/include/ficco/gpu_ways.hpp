@@ -15,7 +15,7 @@
 
 namespace ficco {
 
-// A device and streams of it, which end, with a device apart, when nobody holds the way any more.
+// A device and a stream of it, which end, with a device apart, when nobody holds the way any more.
 struct GpuWay {
     explicit GpuWay(std::shared_ptr<Gpu> gpu);
     ~GpuWay();
@@ -23,8 +23,7 @@ struct GpuWay {
     GpuWay& operator=(const GpuWay&) = delete;
 
     const std::shared_ptr<Gpu> gpu;
-    GpuStream commands = nullptr;
-    GpuStream reads = nullptr;  // a read may stand long, and nothing behind it would be done
+    GpuStream stream = nullptr;
 };
 
 class GpuWays {

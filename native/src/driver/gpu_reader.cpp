@@ -56,6 +56,21 @@ struct GpuReader::Read {
     Word ended{0};
 };
 
+// Of the read alone: what is told on the way's own stream is to be done while the read stands.
+class GpuReader::Stream {
+  public:
+    explicit Stream(Gpu& gpu) : gpu_(gpu), stream_(gpu.new_stream(true)) {}
+    ~Stream() { gpu_.delete_stream(stream_); }
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+
+    GpuStream get() const noexcept { return stream_; }
+
+  private:
+    Gpu& gpu_;
+    const GpuStream stream_;
+};
+
 GpuReader::GpuReader(std::shared_ptr<Gpu> gpu, std::size_t bytes)
     : page_(std::make_shared<Page>(std::move(gpu), bytes)) {}
 
@@ -87,8 +102,9 @@ void GpuReader::run(Read& read) noexcept {
     try {
         Gpu& gpu = *read.way->gpu;
         const Gpu::Current current(gpu);
-        gpu.read(read.page->host(), read.address, read.page->bytes(), read.way->reads);
-        while (!gpu.idle(read.way->reads)) sleep_until_ns(now_ns() + kEndLookNs);
+        const Stream stream(gpu);
+        gpu.read(read.page->host(), read.address, read.page->bytes(), stream.get());
+        while (!gpu.idle(stream.get())) sleep_until_ns(now_ns() + kEndLookNs);
     } catch (const GpuError& error) {
         read.refusal = error.what();
     }

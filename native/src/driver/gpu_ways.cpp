@@ -18,20 +18,13 @@ constexpr std::int64_t kUnusedNs = 1'000'000'000;
 
 GpuWay::GpuWay(std::shared_ptr<Gpu> opened) : gpu(std::move(opened)) {
     const Gpu::Current current(*gpu);
-    commands = gpu->new_stream(true);
-    try {
-        reads = gpu->new_stream(true);
-    } catch (...) {
-        gpu->delete_stream(commands);
-        throw;
-    }
+    stream = gpu->new_stream(true);
 }
 
 GpuWay::~GpuWay() {
     try {
         const Gpu::Current current(*gpu);
-        gpu->delete_stream(commands);
-        gpu->delete_stream(reads);
+        gpu->delete_stream(stream);
     } catch (const GpuError&) {
         // the device is lost, and with it what it held
     }
@@ -91,7 +84,7 @@ GpuWays::Way GpuWays::apart() {
 bool GpuWays::answers(const GpuWay& way) {
     {
         const Gpu::Current current(*way.gpu);
-        if (!way.gpu->idle(way.commands)) return false;
+        if (!way.gpu->idle(way.stream)) return false;
     }
     return done(way, [&](Gpu& gpu, GpuStream stream) {
         gpu.words(std::array{WordCommand{WordCommand::Kind::write, probe_, 1U}}, stream);
@@ -102,7 +95,7 @@ bool GpuWays::answers(const GpuWay& way) {
 bool GpuWays::done(const GpuWay& way, const Commands& commands) {
     const Gpu::Current current(*way.gpu);
     try {
-        commands(*way.gpu, way.commands);
+        commands(*way.gpu, way.stream);
     } catch (const GpuError&) {
         finished(way);  // what was enqueued before may be of memory that is freed afterwards
         throw;
@@ -112,7 +105,7 @@ bool GpuWays::done(const GpuWay& way, const Commands& commands) {
 
 bool GpuWays::finished(const GpuWay& way) {
     const std::int64_t deadline = now_ns() + static_cast<std::int64_t>(answers_within_s_ * 1e9);
-    while (!way.gpu->idle(way.commands)) {
+    while (!way.gpu->idle(way.stream)) {
         if (now_ns() > deadline || stopped()) return false;
         sleep_until_ns(now_ns() + kIdleLookNs);
     }
