@@ -130,7 +130,9 @@ class Group:
             (rank, step, word_rank, word_index, kind, seconds, found, expected). `step` is the
             index in the program of `rank`. `seconds` is how long it waited, `found` what the word
             held then. A wait for a step of the same program (an "after" row) has word_rank -1 and
-            the awaited step as word_index. After `fail` all but rank and kind are -1 or 0.
+            the awaited step as word_index. Where a GPU's stream waits, word_index is -1 if no word
+            is missing, or if, with word_rank, that rank's words could not be read; step is -1 if
+            its call is not known any more. After `fail` all but rank and kind are -1 or 0.
         """
 
     def reset(self) -> None:

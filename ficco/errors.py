@@ -50,7 +50,7 @@ class TimeoutExceeded(EngineError, TimeoutError):
     Attributes:
         rank: the rank that waited.
         step: the id of the step that waited.
-        signal: the word that never came, in words.
+        signal: the word that never came, in words; "a signal" where it is not known.
         seconds: how long the rank waited.
     """
 

@@ -138,6 +138,10 @@ class Device:
         """End what the watch does with a window on which no call is enqueued any more.
 
         To be called before its memory is freed: once the group has failed, the watch writes there.
+
+        Raises:
+            GpuError: the driver holds up a read of the window for long; the memory must not be
+                freed.
         """
         self.native.forget(window.native)
 

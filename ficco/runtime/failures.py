@@ -15,9 +15,9 @@ Failure = tuple[int, int, int, int, str, float, int, int]
 
 
 def awaited_word(failure: Failure) -> Word | None:
-    """Return the word whose wait failed; None where a step or nothing was waited for."""
+    """Return the word whose wait failed; None where it is not known, or was a step, or nothing."""
     _, _, word_rank, place, kind, *_ = failure
-    return word_at(word_rank, place) if kind == "timeout" and word_rank >= 0 else None
+    return word_at(word_rank, place) if kind == "timeout" and min(word_rank, place) >= 0 else None
 
 
 def raiser_of(word: Word) -> int:
@@ -36,13 +36,17 @@ def error_of(
         remedy: what makes the group usable again.
         notes: sentences on what is known of the ranks, each with a full stop; may be empty.
     """
-    rank, row, _, place, kind, seconds, found, wanted = failure
+    rank, row, word_rank, place, kind, seconds, found, wanted = failure
     notes = f" {notes}" if notes else ""
     if kind != "timeout":
         return EngineError(f"rank {rank} stopped.{notes} Call {remedy} to go on.")
     remedy = f"Raise timeout_s if the machine is slow; call {remedy} to go on."
-    step = step_name(rank, row)
+    step = step_name(rank, row) if row >= 0 else "not known any more"
     word = awaited_word(failure)
+    if word is None and place < 0:
+        reason = ", as the memory of its GPU could not be read" if word_rank >= 0 else ""
+        hint = f"Which one is not known{reason}."
+        return TimeoutExceeded(rank, step, "a signal", seconds, f"{hint}{notes} {remedy}")
     if word is None:
         waited = f"step {step_name(rank, place)!r}"
         return TimeoutExceeded(rank, step, waited, seconds, f"{notes.strip()} {remedy}".strip())

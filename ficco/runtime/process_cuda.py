@@ -331,7 +331,9 @@ class CudaProcessRuntime(ProcessRuntime):
         if self._groups:
             with contextlib.suppress(EngineError):  # it is told at the next call
                 self._drain()
-        for place in self._places:
-            place.device.forget(place.window)
-        super().close()
+        try:
+            for place in self._places:
+                place.device.forget(place.window)
+        finally:
+            super().close()
         self._places.clear()

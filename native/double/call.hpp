@@ -23,6 +23,7 @@ namespace ficco::driver_double {
 template <class Body>
 Status call(const char* function, Body body) {
     if (const std::optional<Status> fault = Faults::get().take(function)) return *fault;
+    Faults::get().wait_while_held(function);
     try {
         Driver& driver = Driver::get();
         if (!driver.ready) return kNotInitialized;

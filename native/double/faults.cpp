@@ -44,6 +44,12 @@ std::optional<Status> Faults::take(const std::string& function) {
     return std::nullopt;
 }
 
+void Faults::wait_while_held(std::string_view function) {
+    if (!function.starts_with("cuMemcpy")) return;
+    std::unique_lock lock(mutex_);
+    released_.wait(lock, [&] { return !holds_copies_; });
+}
+
 double Faults::copy_delay() {
     const std::lock_guard lock(mutex_);
     if (copy_every_ == 0) return 0;
@@ -76,6 +82,12 @@ void Faults::delay_copies(double seconds, int every) {
     copy_seconds_ = seconds;
     copy_every_ = static_cast<std::uint64_t>(std::max(every, 0));
     copies_seen_ = 0;
+}
+
+void Faults::hold_copies(bool on) {
+    const std::lock_guard lock(mutex_);
+    holds_copies_ = on;
+    released_.notify_all();
 }
 
 void Faults::set_jitter(unsigned seed, double max_seconds) {
@@ -118,6 +130,8 @@ void Faults::reset() {
     read_pair(environment("FICCO_DOUBLE_JITTER"), jitter_seconds_, seed);
     random_.seed(seed);
     const std::string single = environment("FICCO_DOUBLE_SINGLE_QUEUE");
+    holds_copies_ = false;
+    released_.notify_all();
     single_queue_ = !single.empty() && single != "0";
     counts_.clear();
 }
@@ -136,6 +150,10 @@ DOUBLE_API void ficcoDoubleFailCall(const char* function, int skip, int status) 
 DOUBLE_API void ficcoDoubleDelayCopies(double seconds, int every) {
     Faults::get().delay_copies(seconds, every);
 }
+
+// Calls that copy do not return, in any context, as while the real driver loads a kernel behind a
+// stream's wait; 0 ends this. Copies that were enqueued before are done.
+DOUBLE_API void ficcoDoubleHoldCopies(int on) { Faults::get().hold_copies(on != 0); }
 
 // Every operation of every stream waits a random time first; 0 seconds end this.
 DOUBLE_API void ficcoDoubleJitter(unsigned seed, double max_seconds) {

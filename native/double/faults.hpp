@@ -2,6 +2,7 @@
 // ficcoDouble... functions at the end of faults.cpp.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
 
 #include "abi.hpp"
 
@@ -20,6 +22,8 @@ class Faults {
 
     // The status with which this call of `function` shall end at once, if it shall.
     std::optional<Status> take(const std::string& function);
+    // Returns when calls of `function` are not held any more.
+    void wait_while_held(std::string_view function);
     double copy_delay();  // seconds that the next copy shall wait first
     double jitter();      // seconds that the next operation of a stream shall wait first
     bool single_queue();
@@ -27,6 +31,7 @@ class Faults {
 
     void fail_call(const std::string& function, int skip, Status status);
     void delay_copies(double seconds, int every);
+    void hold_copies(bool on);
     void set_jitter(unsigned seed, double max_seconds);
     void set_single_queue(bool on);
     std::uint64_t counted(const std::string& kind);
@@ -42,6 +47,8 @@ class Faults {
     Faults() { reset(); }
 
     std::mutex mutex_;
+    std::condition_variable released_;
+    bool holds_copies_ = false;
     std::list<Rule> rules_;
     double copy_seconds_ = 0;
     std::uint64_t copy_every_ = 0;

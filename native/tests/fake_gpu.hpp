@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <list>
 #include <map>
 #include <string>
 #include <vector>
@@ -68,8 +69,8 @@ class FakeGpu : public Gpu {
     }
 
     HostPage new_host_page(std::size_t bytes) override {
-        page_.resize(bytes / sizeof(std::uint32_t));
-        return {page_.data(), reinterpret_cast<GpuAddress>(page_.data())};
+        auto& page = pages_.emplace_back(bytes / sizeof(std::uint32_t));
+        return {page.data(), reinterpret_cast<GpuAddress>(page.data())};
     }
     void delete_host_page(const HostPage&) noexcept override {}
     bool capturing(GpuStream) override { return graph; }
@@ -91,7 +92,7 @@ class FakeGpu : public Gpu {
     void* number() { return reinterpret_cast<void*>(++numbers_); }
 
     std::uintptr_t numbers_ = 0;
-    std::vector<std::uint32_t> page_;
+    std::list<std::vector<std::uint32_t>> pages_;
     CapturedNodes nodes_{};
 };
 

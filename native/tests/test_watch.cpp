@@ -1,6 +1,11 @@
-// What the watch writes to windows once the group has failed, and when it ceases to.
+// What the watch tells and writes once a call waits for ever, when it ceases to write, and that a
+// read which the driver holds up holds nobody else up.
+#include <array>
 #include <atomic>
+#include <cstring>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "check.hpp"
@@ -8,22 +13,46 @@
 #include "ficco/clock.hpp"
 #include "ficco/gpu_watch.hpp"
 #include "ficco/op.hpp"
+#include "ficco/thread.hpp"
 
 using namespace ficco;
 using namespace ficco::test;
 
 namespace {
 
+constexpr GpuAddress kWords = 1 << 16;  // of the own window's first copy
 constexpr GpuAddress kData = 1 << 20;
+constexpr int kStep = 3;
+constexpr int kMissing = 5;  // the place of the word that does not come
+constexpr std::uint32_t kDigest = 77;
+constexpr double kAnswersWithinS = 0.05;
 
+// Its memory holds 0. A read may be held up inside of the call, until it is let go or the word that
+// the stream waits for is written.
 class FilledGpu final : public FakeGpu {
   public:
-    void words(std::span<const WordCommand>, GpuStream) override {}  // by the watch's thread
+    void words(std::span<const WordCommand> commands, GpuStream) override {
+        for (const WordCommand& command : commands) {
+            if (command.address == kWords + 4 * kMissing && lets_go) holds_reads = false;
+        }
+    }
     void fill(GpuAddress address, unsigned char, std::size_t, GpuStream) override {
         if (address >= kData) ++fills;
     }
+    void read(void* host, GpuAddress, std::size_t bytes, GpuStream) override {
+        ++reads;
+        while (holds_reads) sleep_until_ns(now_ns() + 100'000);
+        if (refuses_reads) throw GpuError("it cannot be read");
+        std::memset(host, 0, bytes);
+        ++reads_ended;
+    }
 
+    std::atomic<bool> holds_reads = false;
+    std::atomic<bool> lets_go = true;
+    std::atomic<bool> refuses_reads = false;
     std::atomic<int> fills = 0;
+    std::atomic<int> reads = 0;
+    std::atomic<int> reads_ended = 0;
 };
 
 template <class Condition>
@@ -33,24 +62,102 @@ bool comes(const Condition& condition) {
     return condition();
 }
 
+// A call that waits and is never done: the word of its lane stays.
+struct StuckCall {
+    // `set` may set the GPU before it is used.
+    explicit StuckCall(const std::function<void(FilledGpu&)>& set = [](FilledGpu&) {}) {
+        set(*gpu);
+        watch = std::make_unique<GpuWatch>(gpu, group, 0, kAnswersWithinS);
+        const int number =
+            watch->add({window, {{kInline, kStep, kMissing, kDigest, 0}, {kInline, 4, 6, 1, 0}}});
+        auto* lane = reinterpret_cast<std::uint32_t*>(watch->lane_word(kInline));
+        std::atomic_ref(*lane).store(GpuWatch::mark_of(number, 0));
+    }
+    ~StuckCall() { gpu->holds_reads = false; }
+
+    std::shared_ptr<FilledGpu> gpu = std::make_shared<FilledGpu>();
+    std::shared_ptr<Group> group = std::make_shared<Group>(2, 0.02, nullptr);
+    std::shared_ptr<const GpuWindow> window = std::make_shared<const GpuWindow>(
+        std::vector<GpuAddress>{kWords, 2 * kWords, 3 * kWords, 4 * kWords},
+        std::vector<GpuAddress>{kData, kData + 64, kData + 128, kData + 192}, 64);
+    std::unique_ptr<GpuWatch> watch;
+};
+
+void hold_for_ever(FilledGpu& gpu) {
+    gpu.holds_reads = true;
+    gpu.lets_go = false;
+}
+
 }  // namespace
 
 TEST(a_window_that_is_forgotten_is_written_no_more) {
-    const auto gpu = std::make_shared<FilledGpu>();
-    const auto group = std::make_shared<Group>(2, 0.02, nullptr);
-    GpuWatch watch(gpu, group, 0);
-    const auto window = std::make_shared<const GpuWindow>(
-        std::vector<GpuAddress>{1, 2, 3, 4},
-        std::vector<GpuAddress>{kData, kData + 64, kData + 128, kData + 192}, 64);
-    const int number = watch.add({window, {{kInline, 0, 5, 1, 0}}});
-    // A call that waits and is never done: the word of its lane stays.
-    auto* lane = reinterpret_cast<std::uint32_t*>(watch.lane_word(kInline));
-    std::atomic_ref(*lane).store(GpuWatch::mark_of(number, 0));
-    CHECK(comes([&] { return group->failed() && gpu->fills > 0; }));
+    StuckCall stuck;
+    const auto& gpu = stuck.gpu;
+    CHECK(comes([&] { return stuck.group->failed() && gpu->fills > 0; }));
     const int before = gpu->fills;
     CHECK(comes([&] { return gpu->fills > before; }));  // again and again
-    watch.forget(*window);
+    stuck.watch->forget(*stuck.window);
     const int then = gpu->fills;
     sleep_until_ns(now_ns() + 50'000'000);
     CHECK_EQ(gpu->fills.load(), then);
+}
+
+TEST(a_read_that_comes_in_time_names_the_word) {
+    StuckCall stuck;
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    const Failure failure = stuck.group->failure().value();
+    CHECK(failure.kind == Failure::Kind::timeout);
+    CHECK_EQ(failure.step, kStep);
+    CHECK_EQ(failure.word_rank, 0);
+    CHECK_EQ(failure.word_index, kMissing);
+    CHECK_EQ(failure.expected, kDigest);
+    CHECK_EQ(stuck.gpu->reads.load(), 1);
+}
+
+TEST(a_read_that_is_held_up_keeps_nobody_from_being_let_go) {
+    StuckCall stuck([](FilledGpu& gpu) { gpu.holds_reads = true; });
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    const Failure failure = stuck.group->failure().value();
+    CHECK(failure.kind == Failure::Kind::timeout);
+    CHECK_EQ(failure.step, kStep);
+    CHECK_EQ(failure.word_rank, 0);
+    CHECK_EQ(failure.word_index, -1);
+    CHECK(comes([&] { return stuck.gpu->fills > 0 && stuck.gpu->reads_ended == 1; }));
+    stuck.watch->forget(*stuck.window);
+}
+
+TEST(a_read_that_is_refused_stops_the_group) {
+    StuckCall stuck([](FilledGpu& gpu) { gpu.refuses_reads = true; });
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    CHECK(stuck.group->failure()->kind == Failure::Kind::stopped);
+    CHECK(comes([&] { return stuck.gpu->fills > 0; }));
+}
+
+TEST(a_window_is_not_forgotten_while_a_read_of_it_stands) {
+    StuckCall stuck(hold_for_ever);
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    CHECK_THROWS(GpuError, "still stands in the driver", stuck.watch->forget(*stuck.window));
+    const int before = stuck.gpu->fills;
+    CHECK(comes([&] { return stuck.gpu->fills > before; }));  // it still tries
+    std::atomic<bool> forgotten = false;
+    Thread thread("forgets", [&] {
+        stuck.watch->forget(*stuck.window);
+        CHECK_EQ(stuck.gpu->reads_ended.load(), 1);
+        forgotten = true;
+    });
+    sleep_until_ns(now_ns() + 20'000'000);
+    CHECK(!forgotten);
+    stuck.gpu->holds_reads = false;
+    CHECK(comes([&] { return forgotten.load(); }));
+}
+
+TEST(a_watch_ends_before_a_read_that_stands) {
+    StuckCall stuck(hold_for_ever);
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    stuck.watch.reset();
+    CHECK_EQ(stuck.gpu->reads_ended.load(), 0);
+    CHECK(stuck.gpu.use_count() > 1);  // what the read uses is there
+    stuck.gpu->holds_reads = false;
+    CHECK(comes([&] { return stuck.gpu.use_count() == 1; }));
+    CHECK_EQ(stuck.gpu->reads_ended.load(), 1);
 }

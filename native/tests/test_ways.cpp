@@ -104,6 +104,19 @@ TEST(a_way_that_does_not_answer_gets_one_probe_and_nothing_else) {
     CHECK_EQ(asked.said->alive, 0);
 }
 
+TEST(a_way_that_is_held_ends_later) {
+    Asked asked;
+    asked.said->waits = true;
+    auto held = asked.ways.answering();
+    CHECK_EQ(asked.all(), "usual 1; apart 1; ");
+    asked.ways.give_back();
+    CHECK_EQ(asked.said->alive, 1);
+    held.reset();
+    CHECK_EQ(asked.said->alive, 0);
+    asked.said->refuses = true;
+    CHECK(asked.ways.answering() == nullptr);
+}
+
 TEST(what_is_asked_by_halves_is_done_when_that_is_told) {
     Asked asked;
     bool told = false;

@@ -63,6 +63,11 @@ def delay_copies(seconds: float, every: int = 1) -> None:
     call(seconds, every)
 
 
+def hold_copies(on: bool) -> None:
+    """Let no call that copies return, as while a kernel is loaded behind a stream's wait."""
+    _function("ficcoDoubleHoldCopies", None, ctypes.c_int)(int(on))
+
+
 def jitter(seed: int, max_seconds: float) -> None:
     """Let every operation of every stream pause for a random time first."""
     _function("ficcoDoubleJitter", None, ctypes.c_uint, ctypes.c_double)(seed, max_seconds)

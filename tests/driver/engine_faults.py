@@ -183,6 +183,66 @@ def absent(world: int, cases: list[tuple[str, str]], within_s: float, apart: boo
     node.runtime.close()
 
 
+def absent_while_copies_are_held(world: int, within_s: float, apart: bool) -> None:
+    """A rank that never calls, while nothing can be read before all waits have been let go.
+
+    Args:
+        world: number of ranks.
+        within_s: by when that has happened.
+        apart: whether that takes a context of the watch's own.
+    """
+    node = Node(world, timeout_s=0.3)
+    problem = Problem.chunked("all_gather_matmul", world, 20 * world, 5 * world, 9, "float32")
+    schedule = named("gated_1d", world)
+    node.right(problem, schedule)
+    arrays, _ = node.arrays(problem, 2)
+    bound = node.runtime._recent[-1]
+    waiting = set(range(1, world))
+    callbacks = []
+
+    def went_on(rank: int) -> None:
+        waiting.discard(rank)
+        if not waiting:
+            control.hold_copies(False)
+
+    begin = time.monotonic()
+    for rank in range(1, world):
+        with node.compute.on(rank, node.streams[rank]):
+            bound[rank].run(arrays[rank], 0)
+        callbacks.append(
+            node.cuda.host_function(node.streams[rank], lambda _, rank=rank: went_on(rank))
+        )
+    control.hold_copies(True)
+    with expected(
+        TimeoutExceeded, r"rank [1-9], step '[a-z].*: a signal did not come within 0\.",
+        "Which one is not known, as the memory of its GPU could not be read. Raise timeout_s",
+    ):  # fmt: skip
+        node.runtime.synchronize()
+    took = time.monotonic() - begin
+    assert 2 < took < within_s, f"{took} s"
+    assert not waiting
+    for rank in range(1, world):
+        assert np.isnan(arrays[rank]["y0"]).any(), f"rank {rank}"
+    node.runtime.reset()
+    node.right(problem, schedule)
+    check_contexts_apart(apart)
+    node.runtime.close()
+
+
+def ended_while_a_read_stands(world: int) -> None:
+    """The process ends though nothing is read any more, and nobody closes the runtime."""
+    node = Node(world, timeout_s=0.3)
+    problem = Problem.chunked("all_gather_matmul", world, 20 * world, 5, 9, "float32")
+    node.right(problem, named("shard_p2p", world))
+    arrays, _ = node.arrays(problem, 2)
+    bound = node.runtime._recent[-1]
+    with node.compute.on(1, node.streams[1]):
+        bound[1].run(arrays[1], 0)
+    control.hold_copies(True)
+    node.wait()
+    assert np.isnan(arrays[1]["y0"]).any()
+
+
 def reset_at_once(world: int, rounds: int) -> None:
     """Windows that a reset frees while the watch lets their calls go are not written any more."""
     node, done = Node(world, timeout_s=0.05), list[str]()

@@ -224,8 +224,8 @@ SCENARIOS = {
     for scenario in (
         operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
         faults.refusals, faults.stalled, faults.absent, faults.absent_from_one_launch,
-        faults.reset_at_once,
-        faults.never_let_go, faults.watch_refused, faults.compute_fails,
+        faults.absent_while_copies_are_held, faults.ended_while_a_read_stands,
+        faults.reset_at_once, faults.never_let_go, faults.watch_refused, faults.compute_fails,
     )
 }  # fmt: skip
 

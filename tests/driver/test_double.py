@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+import threading
 import time
 
 import double_control as control
@@ -421,6 +422,32 @@ def test_faults_are_those_asked_for(cuda: Cuda) -> None:
     assert int(cuda.cuDevicePrimaryCtxRetain(0)) == int(cuda.contexts[0])
     cuda.use(0)
     cuda.words(1)
+
+
+@on_double()
+def test_held_copies_do_not_return(cuda: Cuda) -> None:
+    stream, memory = cuda.stream(), cuda.words(2, value=7)
+    words, _ = cuda.host_words(1)
+    done: list[int] = []
+
+    def read() -> None:
+        cuda.use(0)
+        cuda.cuMemcpyDtoHAsync(ctypes.addressof(words), memory + 4, 4, stream)
+        cuda.cuStreamSynchronize(stream)
+        done.append(words[0])
+
+    control.hold_copies(True)
+    reader = threading.Thread(target=read)
+    reader.start()
+    other = cuda.stream()
+    cuda.cuMemsetD32Async(memory, 9, 2, other)  # words and fills go on
+    cuda.cuStreamWriteValue32(stream, memory, 3, 0)
+    cuda.cuStreamSynchronize(other)
+    cuda.cuStreamSynchronize(stream)
+    assert not done and words[0] == 0
+    control.hold_copies(False)
+    reader.join(5)
+    assert done == [9]
 
 
 @on_double()

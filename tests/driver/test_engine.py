@@ -143,6 +143,21 @@ def test_an_absent_rank_is_named_where_all_streams_wait(
 
 
 @pytest.mark.parametrize("single_queue", [0, 1])
+def test_an_absent_rank_hangs_nobody_where_copies_are_held(
+    double_folder: Path, single_queue: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1" if single_queue else "8")
+    run(
+        double_folder, "absent_while_copies_are_held", {"single_queue": single_queue},
+        world=3, within_s=5.0, apart=bool(single_queue),
+    )  # fmt: skip
+
+
+def test_a_process_ends_while_a_read_stands(double_folder: Path) -> None:
+    run(double_folder, "ended_while_a_read_stands", world=2)
+
+
+@pytest.mark.parametrize("single_queue", [0, 1])
 def test_an_absent_rank_is_named_by_kernels(double_folder: Path, single_queue: int) -> None:
     run(double_folder, "absent_from_one_launch", {"single_queue": single_queue}, world=3)
 

@@ -59,6 +59,16 @@ def test_faults_on_one_hardware_queue(ahead: int, gpus: int, tmp_path: Path) -> 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_faults_while_a_kernel_is_loaded(queues: str, gpus: int, tmp_path: Path) -> None:
+    """Its code comes to the GPU behind the wait, and no copy returns before that is let go."""
+    lazily = {"CUDA_MODULE_LOADING": "LAZY", "CUDA_DEVICE_MAX_CONNECTIONS": queues}
+    right(
+        "faults", gpus, tmp_path, dies=False, loads=True, timeout_s=3.0, allowed_s=100.0,
+        environment=lazily,
+    )  # fmt: skip
+
+
 def test_other_kernels_in_the_opposite_order(gpus: int, tmp_path: Path) -> None:
     right("opposite", gpus, tmp_path, rounds=60, allowed_s=120.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -14,6 +15,7 @@ from ficco.lowering import lower
 from ficco.machine import Link, Machine
 from ficco.plan import Plan, Step
 from ficco.problem import Problem
+from ficco.runtime.failures import error_of
 from ficco.runtime.local import LocalRuntime
 from ficco.schedule import Schedule
 from ficco.verifier import verify
@@ -99,6 +101,22 @@ class TestLostSignal:
             runtime.execute_plan(good, arrays(good))
         # waits for free[1] and for the data that are held back by it end at the same moment
         assert any(name in caught.value.signal for name in ("free[1]", "data["))
+
+
+@pytest.mark.parametrize(
+    "row, word_rank, said",
+    [
+        (4, 1, "step 'row 4': a signal .* Which .* known, as the memory .* read. All run. Raise"),
+        (4, -1, "step 'row 4': a signal did not come within 2.5 s. Which .* not known. All run."),
+        (-1, -1, "step 'not known any more': a signal did not come within 2.5 s. Which .* known."),
+    ],
+)
+def test_a_signal_that_is_not_known_is_not_guessed(row: int, word_rank: int, said: str) -> None:
+    failure = (1, row, word_rank, -1, "timeout", 2.5, 0, 0)
+    error = error_of(failure, lambda rank, row: f"row {row}", "reset()", "All run.")
+    assert isinstance(error, ficco.TimeoutExceeded)
+    assert (error.rank, error.signal) == (1, "a signal")
+    assert re.search(said, str(error)), error
 
 
 def test_a_call_of_another_kind_is_named_by_its_digest(runtime) -> None:

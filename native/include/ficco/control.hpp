@@ -18,8 +18,8 @@ struct Failure {
     enum class Kind { timeout, stopped };
     int rank;
     int step;
-    int word_rank;  // -1: a wait for the step `word_index` of the same program
-    int word_index;
+    int word_rank;   // -1: a wait for the step `word_index` of the same program
+    int word_index;  // -1: none is missing, or the words of `word_rank` could not be read
     Kind kind;
     double seconds;
     std::uint32_t found;

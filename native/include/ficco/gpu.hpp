@@ -85,8 +85,9 @@ struct HostPage {
 };
 
 // One device. All calls but the constructor's need a `Current` on the calling thread, and throw
-// GpuError.
-class Gpu {
+// GpuError. It knows who shares it, so that a thread of native code that is the last to hold one
+// has nothing to do with Python, whose object it may have been.
+class Gpu : public std::enable_shared_from_this<Gpu> {
   public:
     // Makes the device the thread's while it lives.
     class Current {

@@ -9,7 +9,8 @@
 //
 // What it asks for may stand behind the very wait that it is to end, as streams share hardware
 // queues; GpuWays finds a way round. Where there is none, stderr is told, since whoever waits for
-// the stream inside of the driver can raise nothing.
+// the stream inside of the driver can raise nothing. Reading which word is missing may stand behind
+// that wait by every way; then the group is told without it.
 #pragma once
 
 #include <atomic>
@@ -23,6 +24,7 @@
 
 #include "ficco/futex.hpp"
 #include "ficco/gpu.hpp"
+#include "ficco/gpu_reader.hpp"
 #include "ficco/gpu_ways.hpp"
 #include "ficco/gpu_window.hpp"
 #include "ficco/group.hpp"
@@ -49,7 +51,12 @@ struct WatchedCalls {
 
 class GpuWatch {
   public:
-    GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank);
+    static constexpr double kAnswersWithinS = 2.0;
+
+    // The device has to do within `answers_within_s` what it is asked for.
+    GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank,
+             double answers_within_s = kAnswersWithinS);
+    // Waits for no read that stands.
     ~GpuWatch();
     GpuWatch(const GpuWatch&) = delete;
     GpuWatch& operator=(const GpuWatch&) = delete;
@@ -63,7 +70,8 @@ class GpuWatch {
                static_cast<std::uint32_t>(copy);
     }
     // Ends what the watch does with a window, which may be freed afterwards: no call on it is
-    // enqueued any more. It may take as long as the device takes to answer.
+    // enqueued any more. It may take as long as the device takes to answer. Throws GpuError where a
+    // read of it stands for much longer than that; then it must not be freed.
     void forget(const GpuWindow& window);
     GpuAddress lane_word(int lane) const noexcept;
     // Where a kernel writes 1 + the index of a word that did not come.
@@ -85,7 +93,7 @@ class GpuWatch {
     void let_go();
     void release(std::uint32_t value, int lane);
     bool ask(const GpuWays::Commands& commands);
-    bool read_words(const GpuWindow& window, int copy);
+    const std::uint32_t* read_words(const GpuWindow& window, int copy);
     bool waits() const noexcept;
     std::uint32_t waiting(int lane) const noexcept;
     void say_stuck();
@@ -95,8 +103,8 @@ class GpuWatch {
     const std::shared_ptr<Gpu> gpu_;
     const std::shared_ptr<Group> group_;
     const int rank_;
-    HostPage page_{};  // words of lanes, the told and the probe word; room for a copy's words
-    std::uint32_t* staging_ = nullptr;
+    const double answers_within_s_;
+    HostPage page_{};  // words of lanes, the told and the probe word
     std::vector<Seen> seen_;
     bool stuck_ = false;      // the device does not do what the watch asks
     bool said_ = false;       // to stderr
@@ -112,6 +120,7 @@ class GpuWatch {
 
     Word stop_{0};
     std::unique_ptr<GpuWays> ways_;  // by which the watch asks the device
+    GpuReader reader_;               // under asking_
     std::unique_ptr<Thread> thread_;
 };
 

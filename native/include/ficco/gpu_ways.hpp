@@ -8,13 +8,23 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "ficco/futex.hpp"
 #include "ficco/gpu.hpp"
 
 namespace ficco {
+
+// A device and a stream of it, which end, with a device apart, when nobody holds the way any more.
+struct GpuWay {
+    explicit GpuWay(std::shared_ptr<Gpu> gpu);
+    ~GpuWay();
+    GpuWay(const GpuWay&) = delete;
+    GpuWay& operator=(const GpuWay&) = delete;
+
+    const std::shared_ptr<Gpu> gpu;
+    GpuStream stream = nullptr;
+};
 
 class GpuWays {
   public:
@@ -25,7 +35,6 @@ class GpuWays {
     // `probe` is a word of the host that the device reaches, for the ways alone. A way that has not
     // done what it was asked for `answers_within_s` is left; all end early when `stop` is not 0.
     GpuWays(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s, const Word& stop);
-    ~GpuWays();
     GpuWays(const GpuWays&) = delete;
     GpuWays& operator=(const GpuWays&) = delete;
 
@@ -33,30 +42,31 @@ class GpuWays {
     // probes then stands anywhere, unless a way has ceased to answer in between. Throws GpuError
     // where the driver refuses a command.
     bool ask(const Commands& commands);
+    // A way that answers now. Null: none does.
+    std::shared_ptr<const GpuWay> answering();
     // Why the device could not be opened apart when that was tried last; empty where it could.
     const std::string& refusal() const noexcept { return refusal_; }
 
-    // Ends the device apart if it is open: at once, or where nothing was asked of it for a second.
+    // Ends the device apart if it is open, as soon as nobody else holds that way: at once, or where
+    // nothing was asked of it for a second.
     void give_back() noexcept;
     void give_back_unused() noexcept;
 
   private:
-    struct Way {
-        std::shared_ptr<Gpu> gpu;
-        GpuStream stream;
-    };
+    using Way = std::shared_ptr<const GpuWay>;
 
-    Way* apart();
-    bool answers(const Way& way);
-    bool done(const Way& way, const Commands& commands);
-    bool finished(const Way& way);
+    Way first(const std::function<bool(const GpuWay&)>& serves);
+    Way apart();
+    bool answers(const GpuWay& way);
+    bool done(const GpuWay& way, const Commands& commands);
+    bool finished(const GpuWay& way);
     bool stopped() const noexcept { return stop_.load(std::memory_order_acquire) != 0; }
 
     const GpuAddress probe_;
     const double answers_within_s_;
     const Word& stop_;
-    Way usual_;
-    std::optional<Way> apart_;
+    const Way usual_;
+    Way apart_;  // null where it is not open
     std::string refusal_;
     std::int64_t next_try_ns_ = 0;  // to open the device apart
     std::int64_t used_ns_ = 0;      // the device apart

@@ -18,6 +18,9 @@ class Thread {
 
     void join() noexcept;  // may be called again
 
+    // For what may never end: nobody joins it, so `body` must hold all that it uses.
+    static void start_detached(const std::string& name, std::function<void()> body);
+
   private:
     static void* enter(void* thread);
 

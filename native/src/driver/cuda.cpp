@@ -8,7 +8,6 @@
 #include <bit>
 #include <cstdlib>
 #include <functional>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -73,11 +72,9 @@ Library open_library() {
 }
 
 const Library& library() {
-    static std::mutex mutex;
-    static std::unique_ptr<Library> opened;  // for the life of the process
-    const std::lock_guard lock(mutex);
-    if (!opened) opened = std::make_unique<Library>(open_library());
-    return *opened;
+    // Never freed: a thread may stand in the driver until the process has ended.
+    static const Library& opened = *new Library(open_library());
+    return opened;
 }
 
 void check(Status status, const char* call) {

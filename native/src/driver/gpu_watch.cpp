@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::int64_t kLookNs = 20'000'000;
 constexpr std::int64_t kReleaseNs = 2'000'000;  // between looks once the group has failed
-constexpr double kDeviceAnswersS = 2.0;
+constexpr double kReadEnds = 5;  // times what the device has to answer, for what was given up
+constexpr std::int64_t kReadLookNs = 1'000'000;
 constexpr int kPauses = 100;  // looks to let pass after the device did not do what was asked
 constexpr std::size_t kRemembered = 256;  // plans whose last calls may still be enqueued
 constexpr std::uint32_t kMark = 1U << 31;
@@ -30,15 +31,19 @@ constexpr unsigned char kNanByte = 0xFF;  // float32, float16 and bfloat16 of th
 
 }  // namespace
 
-GpuWatch::GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank)
-    : gpu_(std::move(gpu)), group_(std::move(group)), rank_(rank), seen_(kLaneWords) {
+GpuWatch::GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank,
+                   double answers_within_s)
+    : gpu_(std::move(gpu)),
+      group_(std::move(group)),
+      rank_(rank),
+      answers_within_s_(answers_within_s),
+      seen_(kLaneWords),
+      reader_(gpu_, kStagingBytes) {
     const Gpu::Current current(*gpu_);
-    page_ = gpu_->new_host_page(kPageWords * sizeof(std::uint32_t) + kStagingBytes);
-    auto* words = static_cast<std::uint32_t*>(page_.host);
-    std::fill_n(words, kPageWords, 0U);
-    staging_ = words + kPageWords;
+    page_ = gpu_->new_host_page(kPageWords * sizeof(std::uint32_t));
+    std::fill_n(static_cast<std::uint32_t*>(page_.host), kPageWords, 0U);
     ways_ = std::make_unique<GpuWays>(gpu_, page_.device + sizeof(std::uint32_t) * kProbePlace,
-                                      kDeviceAnswersS, stop_);
+                                      answers_within_s_, stop_);
     thread_ =
         std::make_unique<Thread>("ficco r" + std::to_string(rank) + " watch", [this] { loop(); });
 }
@@ -48,6 +53,9 @@ GpuWatch::~GpuWatch() {
     futex_wake_all(stop_);
     thread_->join();
     ways_.reset();
+    // Behind a read that stands, streams wait that write to the page when they go on; and who frees
+    // may be held up as who reads. The reader's thread has all that it needs.
+    if (reader_.stands()) return;
     try {
         const Gpu::Current current(*gpu_);
         gpu_->delete_host_page(page_);
@@ -71,7 +79,20 @@ void GpuWatch::remove(int number) {
 }
 
 void GpuWatch::forget(const GpuWindow& window) {
-    const std::lock_guard asking(asking_);
+    const std::int64_t deadline =
+        now_ns() + static_cast<std::int64_t>(kReadEnds * answers_within_s_ * 1e9);
+    std::unique_lock asking(asking_);
+    while (reader_.stands()) {
+        asking.unlock();  // for the watch, which may have yet to let go what the read stands behind
+        if (now_ns() > deadline) {
+            throw GpuError("rank " + std::to_string(rank_) +
+                           ": a read of its window's words still stands in the driver, though all "
+                           "calls should have ended; the window is not freed: end the process and "
+                           "start anew");
+        }
+        sleep_until_ns(now_ns() + kReadLookNs);
+        asking.lock();
+    }
     const std::lock_guard lock(mutex_);
     std::erase_if(calls_, [&](const auto& entry) { return entry.second.window.get() == &window; });
 }
@@ -157,11 +178,14 @@ bool GpuWatch::ask(const GpuWays::Commands& commands) {
     return !stuck_;
 }
 
-// Gets the words of a copy of the own window.
-bool GpuWatch::read_words(const GpuWindow& window, int copy) {
-    return ask([&](Gpu& gpu, GpuStream stream) {
-        gpu.read(staging_, window.words(rank_, copy), kStagingBytes, stream);
-    });
+// The words of a copy of the own window, null where they cannot be had. A read that stands says
+// nothing of what else the device does.
+const std::uint32_t* GpuWatch::read_words(const GpuWindow& window, int copy) {
+    auto way = ways_->answering();
+    stuck_ = !way;
+    if (stuck_) return nullptr;
+    return static_cast<const std::uint32_t*>(
+        reader_.read(std::move(way), window.words(rank_, copy), answers_within_s_, stop_));
 }
 
 // A kernel has given a word up. Of which of its plans the word is, is not known: the last one's.
@@ -183,40 +207,36 @@ void GpuWatch::look_at_told() {
     }
     if (window) {
         for (const int copy : {0, 1}) {
-            if (!read_words(*window, copy)) break;
-            const std::uint32_t found = staging_[index];
+            const std::uint32_t* words = read_words(*window, copy);
+            if (words == nullptr) break;
+            const std::uint32_t found = words[index];
             if (found != 0 && found != failure.expected) failure.found = found;
         }
     }
     group_->fail(failure);
 }
 
-// Finds the first word that a lane misses, and fails the group with it.
+// Finds the first word that a lane misses, and fails the group with it; where the words cannot be
+// had, with the first step that waits.
 void GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
     Failure failure{rank_, -1, -1, -1, Failure::Kind::timeout, seconds, 0, 0};
     const auto calls = find(value);
-    if (calls) {
-        const int copy = static_cast<int>(value % kWindowCopies);
-        for (const int other : {0, 1}) {
-            const auto first = std::find_if(
-                calls->awaited.begin(), calls->awaited.end(), [&](const AwaitedWord& awaited) {
-                    return awaited.lane == lane && awaited.other_copy == other;
-                });
-            if (first == calls->awaited.end()) continue;
-            if (!read_words(*calls->window, copy ^ other)) break;
-            for (const AwaitedWord& awaited : calls->awaited) {
-                if (awaited.lane != lane || awaited.other_copy != other) continue;
-                const std::uint32_t found = staging_[awaited.index];
-                if (found == awaited.value) continue;
-                failure = {rank_,         awaited.step,           rank_,
-                           awaited.index, Failure::Kind::timeout, seconds,
-                           found,         awaited.value};
-                break;
+    if (!calls) return group_->fail(failure);
+    const int copy = static_cast<int>(value % kWindowCopies);
+    for (const int other : {0, 1}) {
+        const std::uint32_t* words = nullptr;
+        for (const AwaitedWord& awaited : calls->awaited) {
+            if (awaited.lane != lane || awaited.other_copy != other) continue;
+            if (failure.step < 0) failure.step = awaited.step;
+            if (words == nullptr) words = read_words(*calls->window, copy ^ other);
+            if (words == nullptr) {
+                failure.word_rank = rank_;
+                return group_->fail(failure);
             }
-            if (failure.step >= 0) break;
-        }
-        if (failure.step < 0 && !calls->awaited.empty()) {
-            failure.step = calls->awaited.front().step;
+            const std::uint32_t found = words[awaited.index];
+            if (found == awaited.value) continue;
+            return group_->fail({rank_, awaited.step, rank_, awaited.index, Failure::Kind::timeout,
+                                 seconds, found, awaited.value});
         }
     }
     group_->fail(failure);

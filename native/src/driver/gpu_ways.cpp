@@ -16,60 +16,62 @@ constexpr std::int64_t kUnusedNs = 1'000'000'000;
 
 }  // namespace
 
-GpuWays::GpuWays(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s,
-                 const Word& stop)
-    : probe_(probe), answers_within_s_(answers_within_s), stop_(stop), usual_{std::move(gpu), {}} {
-    const Gpu::Current current(*usual_.gpu);
-    usual_.stream = usual_.gpu->new_stream(true);
+GpuWay::GpuWay(std::shared_ptr<Gpu> opened) : gpu(std::move(opened)) {
+    const Gpu::Current current(*gpu);
+    stream = gpu->new_stream(true);
 }
 
-GpuWays::~GpuWays() {
-    give_back();
+GpuWay::~GpuWay() {
     try {
-        const Gpu::Current current(*usual_.gpu);
-        usual_.gpu->delete_stream(usual_.stream);
+        const Gpu::Current current(*gpu);
+        gpu->delete_stream(stream);
     } catch (const GpuError&) {
         // the device is lost, and with it what it held
     }
 }
 
-bool GpuWays::ask(const Commands& commands) {
-    const auto by = [&](const Way* way) {
-        return way != nullptr && !stopped() && answers(*way) && done(*way, commands);
-    };
+GpuWays::GpuWays(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s,
+                 const Word& stop)
+    : probe_(probe),
+      answers_within_s_(answers_within_s),
+      stop_(stop),
+      usual_(std::make_shared<GpuWay>(std::move(gpu))) {}
+
+// The first way that answers and serves.
+GpuWays::Way GpuWays::first(const std::function<bool(const GpuWay&)>& serves) {
     // Where there is one queue, a thread that has filled it may hold up whoever adds to it: then
     // the usual way is the last one to be tried.
-    if (usual_.gpu->one_queue()) return by(apart()) || by(&usual_);
-    return by(&usual_) || by(apart());
+    const bool last = usual_->gpu->one_queue();
+    for (const bool usual : {!last, last}) {
+        const Way way = usual ? usual_ : apart();
+        if (way && !stopped() && answers(*way) && serves(*way)) return way;
+    }
+    return nullptr;
 }
 
-void GpuWays::give_back() noexcept {
-    if (!apart_) return;
-    try {
-        const Gpu::Current current(*apart_->gpu);
-        apart_->gpu->delete_stream(apart_->stream);
-    } catch (const GpuError&) {
-        // the device is lost
-    }
-    apart_.reset();
+bool GpuWays::ask(const Commands& commands) {
+    return first([&](const GpuWay& way) { return done(way, commands); }) != nullptr;
 }
+
+std::shared_ptr<const GpuWay> GpuWays::answering() {
+    return first([](const GpuWay&) { return true; });
+}
+
+void GpuWays::give_back() noexcept { apart_.reset(); }
 
 void GpuWays::give_back_unused() noexcept {
     if (now_ns() > used_ns_ + kUnusedNs) give_back();
 }
 
 // Null where it cannot be opened.
-GpuWays::Way* GpuWays::apart() {
+GpuWays::Way GpuWays::apart() {
     used_ns_ = now_ns();
-    if (apart_) return &*apart_;
+    if (apart_) return apart_;
     if (stopped() || now_ns() < next_try_ns_) return nullptr;
     try {
-        std::shared_ptr<Gpu> gpu = usual_.gpu->apart();
-        const Gpu::Current current(*gpu);
-        const GpuStream stream = gpu->new_stream(true);
-        apart_ = Way{std::move(gpu), stream};
+        apart_ = std::make_shared<GpuWay>(usual_->gpu->apart());
         refusal_.clear();
-        return &*apart_;
+        return apart_;
     } catch (const GpuError& error) {
         refusal_ = error.what();
         next_try_ns_ = now_ns() + kTryAgainNs;
@@ -79,7 +81,7 @@ GpuWays::Way* GpuWays::apart() {
 
 // What is asked of a way that does not answer would be done much later, when what it writes to may
 // be somebody else's. So one probe alone stands there.
-bool GpuWays::answers(const Way& way) {
+bool GpuWays::answers(const GpuWay& way) {
     {
         const Gpu::Current current(*way.gpu);
         if (!way.gpu->idle(way.stream)) return false;
@@ -90,7 +92,7 @@ bool GpuWays::answers(const Way& way) {
 }
 
 // Whether a way has done what it was given, which it has to do in time.
-bool GpuWays::done(const Way& way, const Commands& commands) {
+bool GpuWays::done(const GpuWay& way, const Commands& commands) {
     const Gpu::Current current(*way.gpu);
     try {
         commands(*way.gpu, way.stream);
@@ -101,7 +103,7 @@ bool GpuWays::done(const Way& way, const Commands& commands) {
     return finished(way);
 }
 
-bool GpuWays::finished(const Way& way) {
+bool GpuWays::finished(const GpuWay& way) {
     const std::int64_t deadline = now_ns() + static_cast<std::int64_t>(answers_within_s_ * 1e9);
     while (!way.gpu->idle(way.stream)) {
         if (now_ns() > deadline || stopped()) return false;

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -13,9 +14,9 @@ namespace {
 // A driver that makes a context calls deep, and thread-local data of every loaded library lies on a
 // stack, too.
 constexpr std::size_t kStackBytes = 2048 * 1024;
-}  // namespace
 
-Thread::Thread(const std::string& name, std::function<void()> body) : body_(std::move(body)) {
+pthread_t start(const std::string& name, void* (*enter)(void*), void* argument) {
+    pthread_t thread{};
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, kStackBytes);
@@ -23,14 +24,33 @@ Thread::Thread(const std::string& name, std::function<void()> body) : body_(std:
     sigset_t before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int problem = pthread_create(&thread_, &attributes, &Thread::enter, this);
+    const int problem = pthread_create(&thread, &attributes, enter, argument);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
     if (problem != 0) {
         throw std::runtime_error("the thread \"" + name +
                                  "\" cannot be started: " + std::strerror(problem));
     }
-    pthread_setname_np(thread_, name.c_str());
+    pthread_setname_np(thread, name.c_str());
+    return thread;
+}
+
+}  // namespace
+
+Thread::Thread(const std::string& name, std::function<void()> body)
+    : body_(std::move(body)), thread_(start(name, &Thread::enter, this)) {}
+
+void Thread::start_detached(const std::string& name, std::function<void()> body) {
+    using Body = std::function<void()>;
+    auto held = std::make_unique<Body>(std::move(body));
+    const auto enter = [](void* given) -> void* {
+        const std::unique_ptr<Body> own(static_cast<Body*>(given));
+        (*own)();
+        return nullptr;
+    };
+    const pthread_t thread = start(name, enter, held.get());
+    static_cast<void>(held.release());  // it is the thread's
+    pthread_detach(thread);
 }
 
 void Thread::join() noexcept {
