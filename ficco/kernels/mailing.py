@@ -28,6 +28,29 @@ _SENT_32 = tl.constexpr(-(1 << 31))
 _ENTERED = tl.constexpr(word_place(Word(0, "entered", 0)))
 _NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
 
+# $0 = 1 if no thread misses anything, 2 if some thread gives up, else 0; $1 = whether this thread
+# misses something; $2 = the word that says stop; $3 = when it began; $4 = patience, both in ns.
+# All threads go on together: each has looked for itself, and whatever one puts back, once it has
+# all, another one may still be looking for.
+_ALL_CAME = """{
+    .reg .pred missing, gave_up;
+    .reg .b32 stopped;
+    .reg .b64 now;
+    setp.ne.u32 missing, $1, 0;
+    barrier.red.or.pred missing, 0, missing;
+    mov.u32 $0, 1;
+    @!missing bra together;
+    ld.relaxed.sys.global.u32 stopped, [$2];
+    mov.u64 now, %globaltimer;
+    sub.u64 now, now, $3;
+    setp.gt.u64 gave_up, now, $4;
+    setp.ne.or.u32 gave_up, stopped, 0, gave_up;
+    barrier.red.or.pred gave_up, 0, gave_up;
+    selp.u32 $0, 2, 0, gave_up;
+together:
+}"""
+_ALL_CAME_ASM = tl.constexpr(_ALL_CAME)
+
 
 @triton.jit
 def _stamp(digest, number):
@@ -103,9 +126,21 @@ def sendable(values):
 def _now_ns(ON_GPU: tl.constexpr):  # noqa: N803
     """Return the time; 0 in the interpreter, which has no clock."""
     if ON_GPU:
-        return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+        return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], tl.int64, is_pure=False, pack=1)
     else:
         return tl.full((), 0, tl.int64)
+
+
+@triton.jit
+def _all_came(missing, stop, begin_ns, patience_ns, ON_GPU: tl.constexpr):  # noqa: N803
+    """Return 1 if no thread misses anything, 2 if some thread gives up, else 0: to all alike."""
+    if ON_GPU:
+        return tl.inline_asm_elementwise(
+            _ALL_CAME_ASM, "=&r,r,l,l,l,~{memory}", [missing, stop, begin_ns, patience_ns],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.where(missing == 0, 1, tl.where(tl.load(stop) != 0, 2, 0)).to(tl.int32)
 
 
 @triton.jit
@@ -139,8 +174,9 @@ def take(
         boxes = at.to(tl.pointer_type(tl.int16))
         vacant = tl.full((), _VACANT_16, tl.int16)
     begin = _now_ns(ON_GPU)
-    # The loop carries what it gives, and nothing else: Triton's compiler fails otherwise.
-    state = tl.full((), 0, tl.int32)  # 1: all has come; 2 + a block's number: it has given up
+    # The loop carries what is used behind it, and nothing else: Triton's compiler fails otherwise.
+    state = tl.full((), 0, tl.int32)
+    missing = tl.full((), 0, tl.int32)  # 1 + the number of a block that has not come
     total = tl.zeros(at.shape, tl.float32)
     while state == 0:
         total = tl.zeros(at.shape, tl.float32)
@@ -150,12 +186,8 @@ def take(
             empty = tl.maximum(empty, tl.where(bits == vacant, source + 1, 0))
             total += bits.to(kind, bitcast=True).to(tl.float32)
         missing = tl.max(tl.max(empty, 1), 0)
-        state = tl.where(missing == 0, 1, 0)
-        if missing != 0:
-            stopped = tl.load(stop, volatile=True) != 0
-            if stopped | (_now_ns(ON_GPU) - begin > patience_ns):
-                state = missing + 1
-    late = state - 2
+        state = _all_came(missing, stop, begin, patience_ns, ON_GPU)
+    late = tl.where(state == 2, tl.maximum(missing, 1) - 1, -1)
     for source in tl.static_range(COUNT):
         tl.store(boxes + source * distance, vacant, mask=inside & (late < 0))
     return total, late

@@ -36,6 +36,10 @@ def test_graphs_again_and_again(gpus: int, tmp_path: Path, request: pytest.Fixtu
     right("replay", gpus, tmp_path, replays=request.config.getoption("--calls"))
 
 
+def test_few_rows_that_fill_a_gpu(gpus: int, tmp_path: Path) -> None:
+    right("few_rows", gpus, tmp_path, calls=300)
+
+
 def test_captures_and_windows(gpus: int, tmp_path: Path) -> None:
     right("capture_rules", gpus, tmp_path)
 

@@ -308,6 +308,10 @@ def assembly() -> None:
             looks = places(rf"ld\.volatile\.global\.{width}", text)
             assert len(looks) >= 8 + takes - 1, f"{about}: boxes are read by few bytes, or cached"
             assert met < min(looks), f"{about}: a box is read before peers are known to be there"
+            # All threads have seen what they look for before any puts back what it has taken.
+            for begin, end in zip(looks, [*looks[1:], len(text)], strict=True):
+                first = places(rf"st\.global\.{width}", text[begin:end])
+                assert not first or "barrier.red" in text[begin : begin + first[0]], about
             sent = places(rf"st\.global\.{width}", text[:asked])
             assert sent, f"{about}: nothing is sent before anything is awaited"
             assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read from a cache"
