@@ -11,13 +11,16 @@ from ficco.compute import DirectWindows
 from ficco.plan import WORDS_PER_COPY, Room
 from ficco.problem import MAX_WORLD
 
-__all__ = ["COPIES", "WORDS_BYTES", "Layout", "Window"]
+__all__ = ["COPIES", "LEAST", "WORDS_BYTES", "Layout", "Window"]
 
 COPIES = 2
 WORDS_BYTES = 4 * WORDS_PER_COPY  # of one copy of a window
 _MAIL_WORDS_BYTES = 4 * MAX_WORLD  # of one copy of a mailbox: who has entered
 _ALIGN = 512
 _RECENT = 128  # plans
+# A mailbox is made with every window, so that the first call of few rows need not grow all of them:
+# for 16 rows of 16384 columns of 16 bits on 8 ranks.
+LEAST = Room(0, 4 << 20)
 
 
 class Layout:

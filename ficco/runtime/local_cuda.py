@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ficco.compute import DeviceCompute
 from ficco.engines import cuda
-from ficco.engines.cuda_layout import Window
+from ficco.engines.cuda_layout import LEAST, Window
 from ficco.engines.cuda_windows import Group, Peers, PeerWindows, new_group
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
@@ -173,7 +173,7 @@ class CudaLocalRuntime:
         plan = lower(problem, schedule)
         if self.world > 1:
             cuda.check_runs(schedule, self._compute)
-        need = room_of(plan.ranks[0])
+        need = room_of(plan.ranks[0]).joined(LEAST)
         if not self._place.windows.room.has(need):
             self._grow(need, streams)
         place = self._place

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import cuda, shared
-from ficco.engines.cuda_layout import COPIES, WORDS_BYTES, Layout, Window
+from ficco.engines.cuda_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
 from ficco.errors import EngineError, InputError
 from ficco.kernels.direct_table import VACANT
 from ficco.machine import Machine
@@ -151,7 +151,7 @@ class CudaProcessRuntime(ProcessRuntime):
         return False
 
     def _need(self, plan: RankPlan) -> Room:
-        return room_of(plan)
+        return room_of(plan).joined(LEAST)
 
     @property
     def _room_had(self) -> Room:
