@@ -1,7 +1,7 @@
-"""The direct kernel: one launch that multiplies, exchanges by stores into peers' windows, and adds.
+"""The direct kernel: one launch that multiplies, exchanges by stores into mailboxes, and adds.
 
 For products of few rows, where a copy engine's start and a stream's signal take longer than the
-data. A launch has the whole handshake of a call in it, so nothing else is enqueued, but for the
+data. Ranks hear of each other within the launch, so nothing else is enqueued, but for the
 product of more rows, which a library makes in y before (`is_made_before`).
 
     direct = prepare(table, places, device)         # once per plan and mailbox
@@ -22,6 +22,7 @@ import torch
 from ficco.errors import InputError
 from ficco.kernels.direct_kernel import direct_all_reduce
 from ficco.kernels.direct_table import DirectTable
+from ficco.kernels.mailing import COUNTS
 from ficco.kernels.one_launch import (
     ALIGN,
     Control,
@@ -80,7 +81,7 @@ class Direct(NamedTuple):
         table: what it was made of.
         tile: how programs multiply.
         chunks, places: what the kernel reads, on the device.
-        counts: two words of the mailbox; see `ficco.kernels.mailing`.
+        counts: words of the mailbox; see `ficco.kernels.mailing`.
         copy_places: numbers of one copy of the mailbox in `places`.
         programs: of a launch; all of them run at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
@@ -227,7 +228,7 @@ def warm(direct: Direct, operands: Operands, control: Control) -> None:
     """
     launch = launch_of(direct, operands, control)
     # Not the mailbox's own, on which a call may be under way.
-    launch.arguments["counts"] = torch.zeros(2, dtype=torch.int32, device=direct.chunks.device)
+    launch.arguments["counts"] = torch.zeros(COUNTS, dtype=torch.int32, device=direct.chunks.device)
     launch.arguments.update(items=0, own_rows=0, peers=0, targets=0, owners=0)
     enqueue(launch._replace(programs=1))
 

@@ -1,4 +1,4 @@
-"""The handshake of a call inside one launch, which the direct kernels share. Device code only.
+"""The handshake of a call on windows, inside the one launch that is the call. Device code only.
 
 All programs of a launch run at the same time. One of them keeps the door: it alone awaits that
 peers' windows are free and that peers have entered, and says so to the others by gates in device

@@ -23,9 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.direct_handshake import tell
 from ficco.kernels.direct_product import product
-from ficco.kernels.mailing import count_call, enter, meet_all, sendable, take
+from ficco.kernels.mailing import count_call, enter, give_up, is_open, meet_all, sendable, take
 from ficco.plan import WORDS
 
 __all__ = ["UNSPECIALIZED", "direct_all_reduce"]
@@ -102,7 +101,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     places: int64 [2, copy_places], of both copies of the mailbox: where each rank's words begin;
     where each rank keeps sums, if TWICE; where the own products' mailbox begins; and where each
     row of the own products goes: if TWICE to its owner, else to every rank, the own one last.
-    counts: int32 [2]: calls on the mailbox so far; programs of this launch that know that number.
+    counts: int32 [3], of the mailbox; see `ficco.kernels.mailing`.
     stop, status: int32. The status becomes 1 + the place of a word that was given up.
     own_row, own_rows: rows that this rank adds up. slot_rows: of a source.
     bias_row, bias_rows: rows whose products get the bias, unless TWICE: then sums get it.
@@ -129,7 +128,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         landing = tl.load(kept)
         rows_to = kept + 1
     patience_ns = timeout_ns
-    if door:
+    opened = is_open(counts, number)
+    if door & opened:
         enter(places, rank, peers, digest, number, WORLD, ON_GPU)
 
     for item in tl.range(first, items, workers):
@@ -165,7 +165,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     term = term.to(tl.float32)[None, :]
                     total += tl.where(with_bias[:, None], term, 0.0)
                 part = sendable(total.to(y.dtype.element_ty))
-                inside = (row < m)[:, None] & (col < end)[None, :]
+                inside = (row < m)[:, None] & (col < end)[None, :] & opened
                 if TWICE:
                     tl.store(_rows_at(rows_to, row, m, part, BYTES) + col[None, :], part, inside)
                 else:
@@ -174,10 +174,14 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         tl.store(at + col[None, :], part, inside)
 
     count_call(counts, number, programs)
-    if meet_all(words, stop, status, peers, digest, number, patience_ns, WORLD, ON_GPU) == 0:
+    if opened == 0:
+        patience_ns = tl.zeros_like(patience_ns)
+    met = meet_all(words, counts, stop, status, peers, digest, number, patience_ns, WORLD, ON_GPU)
+    if met == 0:
         patience_ns = tl.zeros_like(patience_ns)
 
-    # What this rank adds up. A product that does not come spoils what it is a part of.
+    # What this rank adds up. A product that does not come spoils what it is a part of; what a peer
+    # sends that has not entered this call spoils all.
     if own_rows > 0:
         for item in tl.range(first, items, workers):
             entry = chunks + item * _FIELDS
@@ -187,7 +191,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                 col = left + tl.arange(0, SUM_COLS)
                 for top in tl.range(0, own_rows, SUM_ROWS):
                     row = top + tl.arange(0, SUM_ROWS)
-                    inside = (row < own_rows)[:, None] & (col < end)[None, :]
+                    inside = (row < own_rows)[:, None] & (col < end)[None, :] & opened
                     at = tl.multiple_of(landing.to(y.dtype), BYTES)
                     at = at + row.to(tl.int64)[:, None] * n + col[None, :]
                     total, late = take(
@@ -199,8 +203,10 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         )
                         total += term.to(tl.float32)[None, :]
                     if late >= 0:
-                        tell(status, late * _CHUNKS + tl.load(entry + _PARTIAL) + 1)
+                        word = late * _CHUNKS + tl.load(entry + _PARTIAL)
+                        give_up(counts, number, status, word + 1)
                         patience_ns = tl.zeros_like(patience_ns)
+                    if (late >= 0) | (met == 0):
                         total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     result = total.to(y.dtype.element_ty)
                     if TWICE:
@@ -213,7 +219,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                             tl.store(there, sums, inside)
                         result = sums.to(y.dtype.element_ty, bitcast=True)  # as all others get it
                     here = y + (own_row + row).to(tl.int64)[:, None] * y_stride + col[None, :]
-                    tl.store(here, result, inside)
+                    tl.store(here, result, (row < own_rows)[:, None] & (col < end)[None, :])
 
     if TWICE:
         everyone = tl.arange(0, 64)
@@ -227,13 +233,16 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                 for top in tl.range(0, m, SUM_ROWS):
                     row = top + tl.arange(0, SUM_ROWS)
                     others = (row < own_row) | (row >= own_row + own_rows)
-                    inside = (others & (row < m))[:, None] & (col < end)[None, :]
+                    wanted = (others & (row < m))[:, None] & (col < end)[None, :]
+                    inside = wanted & opened
                     at = tl.multiple_of(tl.load(kept + rank).to(y.dtype), BYTES)
                     at = at + row.to(tl.int64)[:, None] * n + col[None, :]
                     total, late = take(at, 0, inside, stop, patience_ns, 1, ON_GPU)
                     if late >= 0:
-                        tell(status, passing * _CHUNKS + tl.load(entry + _SUM) + 1)
+                        word = passing * _CHUNKS + tl.load(entry + _SUM)
+                        give_up(counts, number, status, word + 1)
                         patience_ns = tl.zeros_like(patience_ns)
+                    if (late >= 0) | (met == 0):
                         total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     here = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
-                    tl.store(here, total.to(y.dtype.element_ty), inside)
+                    tl.store(here, total.to(y.dtype.element_ty), wanted)

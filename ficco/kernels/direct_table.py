@@ -14,7 +14,7 @@ from ficco.plan import RankPlan, Region, Word, window_places
 __all__ = ["VACANT", "DirectChunk", "DirectTable", "table_of"]
 
 # 32 bits that a mailbox holds wherever nothing has come, and which nobody sends. As twice 16 bits,
-# of float16 or bfloat16, they are -0, which goes as 0; as float32 -4.6e-41, which goes as -0.
+# of float16 or bfloat16, they are -0; as float32 -4.6e-41. Both go as 0.
 VACANT = 0x80008000
 
 

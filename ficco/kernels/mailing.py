@@ -7,7 +7,11 @@ Why a rank may store in a peer's copy: it has ended its call before, in which th
 so the peer had ended the call before that one, which was the last to use the copy.
 
     words    a word for every rank, which says that it has entered, and which call
-    counts   calls so far; programs of the launch under way that have read that number
+    counts   calls so far; programs of the launch under way that have read that number; 1 + the
+             number of the first call that gave up, or 0: later ones store nothing, for peers may
+             still be in that one
+
+Stores are ordinary ones; they reach memory in pieces of 16 bytes or less, and no element in parts.
 """
 
 from __future__ import annotations
@@ -20,11 +24,12 @@ from ficco.kernels.direct_table import VACANT
 from ficco.kernels.many_words import await_words, raise_words
 from ficco.plan import Word, word_place
 
-__all__ = ["count_call", "enter", "meet_all", "sendable", "take"]
+__all__ = ["COUNTS", "count_call", "enter", "give_up", "is_open", "meet_all", "sendable", "take"]
 
+COUNTS = 3  # int32 words
 _VACANT_16 = tl.constexpr((VACANT & 0xFFFF) - (1 << 16))
 _VACANT_32 = tl.constexpr(VACANT - (1 << 32))
-_SENT_32 = tl.constexpr(-(1 << 31))
+_MINUS_0 = tl.constexpr(-(1 << 31))
 _ENTERED = tl.constexpr(word_place(Word(0, "entered", 0)))
 _NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
 
@@ -78,6 +83,7 @@ def enter(
 @triton.jit
 def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
     words,
+    counts,
     stop,
     status,
     peers,
@@ -87,7 +93,7 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Await that every peer has entered the same call; return 1, or 0 and tell who has not."""
+    """Await that every peer has entered the same call; return 1, or give up and return 0."""
     stamp = _stamp(digest, number)
     met = await_words(words, 1, peers, stamp, words, stop, patience_ns, False, WORLD, ON_GPU)
     if met == 0:
@@ -95,8 +101,7 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
         of_peers = ((peers >> everyone) & 1) != 0
         seen = tl.load(words + everyone, mask=of_peers, other=0, volatile=True)
         late = tl.min(tl.where(of_peers & (seen != stamp), everyone, 64))
-        if late < 64:  # or it has come now
-            tell(status, _ENTERED + late + 1)
+        give_up(counts, number, status, _ENTERED + tl.minimum(late, 63) + 1)
     return met
 
 
@@ -104,19 +109,35 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
 def count_call(counts, number, programs):
     """Say that a program knows the call's number; the last one to say so counts the call.
 
-    To be called behind a use of the number, which shows that it has been read.
+    No thread of the program reads it later.
     """
+    tl.debug_barrier()
     if tl.atomic_add(counts + 1, 1, sem="relaxed", scope="gpu") == programs - 1:
         tl.store(counts + 1, 0)
         tl.store(counts, number + 1)
 
 
 @triton.jit
+def is_open(counts, number):
+    """Return whether no call before this one has given up; the same to all threads of a launch."""
+    first = tl.load(counts + 2)
+    return (first == 0) | (first > number)
+
+
+@triton.jit
+def give_up(counts, number, status, told):
+    """Let no later call store anything, and tell of the word that did not come."""
+    if tl.load(counts + 2, volatile=True) == 0:
+        tl.store(counts + 2, number + 1)
+    tell(status, told)
+
+
+@triton.jit
 def sendable(values):
-    """Return the bits of values, none of them vacant."""
+    """Return the bits of values, none of them vacant. What is -0 goes as 0, as sums make it."""
     if values.dtype.primitive_bitwidth == 32:
         bits = values.to(tl.int32, bitcast=True)
-        return tl.where(bits == _VACANT_32, _SENT_32, bits)
+        return tl.where((bits == _VACANT_32) | (bits == _MINUS_0), 0, bits)
     else:
         bits = values.to(tl.int16, bitcast=True)
         return tl.where(bits == _VACANT_16, 0, bits).to(tl.int16)

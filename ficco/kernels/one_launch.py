@@ -32,7 +32,7 @@ class Places(NamedTuple):
     Attributes:
         words: [copy][rank], where words begin, for each of two copies.
         data: [copy][rank], where data begin.
-        counts: two int32 by which a rank counts calls on its mailbox, a tensor or `Address`; None
+        counts: int32 words by which a rank counts calls on its mailbox, a tensor or `Address`; None
             for windows.
     """
 

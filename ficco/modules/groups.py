@@ -110,7 +110,7 @@ def prepare(
             group may be opened for both.
         compute: "torch" or "numpy", the library for GEMMs on the CPU.
         timeout_s: how long any wait may last before the group has failed.
-        most_window_bytes: bound of all windows of all ranks, equal on all ranks; a call that needs
+        most_window_bytes: bound of all ranks' windows and mailboxes, equal on all ranks; a call that needs
             more is refused on every rank. None: as much as the machine has.
 
     Raises:
@@ -232,7 +232,7 @@ def synchronize(group: Any = None) -> None:
 
 
 def window_bytes(group: Any = None) -> int:
-    """Return the bytes of all windows of all ranks of a group; 0 where it is not open."""
+    """Return the bytes of all ranks' windows and mailboxes; 0 where the group is not open."""
     return sum(found.window_bytes for found in opened(group))
 
 

@@ -128,7 +128,7 @@ class LocalRuntime:
 
     def _run(self, bound: list[host.BoundPlan], digest: int, arrays: Sequence[Arrays]) -> None:
         self._check_alive()
-        copy = self._calls % 2
+        copy = self._calls % 2  # in turn, on which plans with mailboxes rely
         self._calls += 1
         self._last = bound
         with single_threaded():

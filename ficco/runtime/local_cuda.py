@@ -134,7 +134,7 @@ class CudaLocalRuntime:
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of all windows of all ranks, both copies, and of those that graphs hold."""
+        """Bytes of all ranks' windows and mailboxes, both copies, and of those that graphs hold."""
         if self._closed:
             return 0
         places = [*self._kept, self._place]
@@ -173,7 +173,7 @@ class CudaLocalRuntime:
         plan = lower(problem, schedule)
         if self.world > 1:
             cuda.check_runs(schedule, self._compute)
-        need = room_of(plan.ranks[0]).joined(LEAST)
+        need = room_of(plan.ranks[0]).joined(LEAST if self.world > 1 else Room())
         if not self._place.windows.room.has(need):
             self._grow(need, streams)
         place = self._place

@@ -161,7 +161,7 @@ class ProcessRuntime:
         return host.BoundPlan(plan, self._group, self.machine, self._compute)
 
     def _run(self, call: Call, arrays: Mapping[str, Any]) -> None:
-        copy = self._calls % 2
+        copy = self._calls % 2  # in turn, on which plans with mailboxes rely
         self._calls += 1
         self._last = call
         try:

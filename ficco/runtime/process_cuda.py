@@ -134,7 +134,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of all windows of all ranks, both copies, and of those that graphs hold."""
+        """Bytes of all ranks' windows and mailboxes, both copies, and of those that graphs hold."""
         return sum(2 * self.world * sum(place.window.room) for place in self._places)
 
     def repeats(self, problem: Problem) -> bool:
@@ -151,7 +151,11 @@ class CudaProcessRuntime(ProcessRuntime):
         return False
 
     def _need(self, plan: RankPlan) -> Room:
-        return room_of(plan).joined(LEAST)
+        need, most = room_of(plan), self.most_window_bytes
+        roomy = self._room_had.joined(need).joined(LEAST)
+        if self.world == 1 or (most is not None and 2 * self.world * sum(roomy) > most):
+            return need
+        return need.joined(LEAST)
 
     @property
     def _room_had(self) -> Room:

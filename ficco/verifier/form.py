@@ -125,6 +125,8 @@ def _step(
     if outside:
         return
     for region in _all_regions(step):
+        if region.copy and buffers[region.rank, region.buffer].role == "mailbox":
+            yield f"{region} is in the copy of the call before", "use the one of this call"
         if region.rank != rank and buffers[region.rank, region.buffer].role not in SHARED:
             yield f"{region} is no window, so rank {rank} cannot reach it", "go through a window"
     for region in _written(step):

@@ -68,11 +68,11 @@ def check_uses(plan: Plan, words: WordUses) -> list[Violation]:
     violations = [violation for uses in words.values() for violation in _owners(plan, uses)]
     mailbox = any(has_mailbox(entry) for entry in plan.ranks)
     for uses in words.values():
-        if mailbox and uses.word.name == "free":
+        if mailbox and (uses.word.name == "free" or uses.word.copy):
             use = (uses.raises + uses.waits + uses.clears)[0]
             violations.append(
-                _bad(use, f"{uses.word} of a mailbox, which is free when a call starts",
-                     "leave it out")
+                _bad(use, f"{uses.word} of a mailbox, whose copies take turns",
+                     "leave it out: a call uses one copy, which is free when it starts")
             )  # fmt: skip
     if violations:
         return violations

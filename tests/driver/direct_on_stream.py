@@ -71,7 +71,10 @@ class DirectCall(_Call):
     """Calls of a matmul_all_reduce, on mailboxes, whose copies take turns."""
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
-        rank, counts = self.table.rank, (ctypes.c_uint32 * 2).from_address(self.windows.counts)
+        rank, counts = self.table.rank, (ctypes.c_uint32 * 3).from_address(self.windows.counts)
+        if counts[2]:  # a call before has given up, and peers may still be in it
+            raise TimeoutError
+        counts[2] = 1
         self.copy = counts[0] & 1
         stamp = (self.digest | 1) + 2 * counts[0] & 0xFFFFFFFF
         for peer in self.peers:
@@ -82,6 +85,7 @@ class DirectCall(_Call):
             place = word_place(Word(rank, "entered", peer))
             self._until(lambda peer=peer: self._entered(rank)[peer] == stamp, place)
         self._finish(outputs)
+        counts[2] = 0
 
     def _entered(self, rank: int) -> Any:
         address = self.windows.words[self.copy][rank]

@@ -58,7 +58,7 @@ class Mailboxes:
         return Places(
             [[base + copy * WORDS_BYTES for base in self.bases] for copy in range(2)],
             [[base + DATA + copy * COPY for base in self.bases] for copy in range(2)],
-            torch.frombuffer(self.memory[rank], dtype=torch.int32, count=2, offset=COUNTS),
+            torch.frombuffer(self.memory[rank], dtype=torch.int32, count=3, offset=COUNTS),
         )
 
     def words(self, rank: int, copy: int) -> Any:
@@ -78,7 +78,9 @@ class Mailboxes:
             if child == 0:
                 try:
                     made = rank_calls(rank)
-                    assert self.places(rank).counts.tolist() == [made, 0], "calls are not counted"
+                    assert self.places(rank).counts.tolist() == [made, 0, 0], (
+                        "calls are not counted"
+                    )
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)
@@ -219,8 +221,6 @@ def giving_up() -> None:
         told, (mine, _) = control(case.digest), case.draw(1, 0)[0]
         if raised:  # as the peer does in its first call
             boxes.words(0, 0)[1] = np.uint32(case.digest | 1).astype(np.int32)
-        else:  # as it does in another one
-            boxes.words(0, 0)[1] = np.uint32((case.digest | 1) + 4 & 0xFFFFFFFF).astype(np.int32)
         stopper = threading.Timer(0.3, lambda told=told: told.stop.fill_(1))
         stopper.start()
         begin = time.monotonic()
@@ -232,6 +232,26 @@ def giving_up() -> None:
         # Of products. A peer that has not entered is told of first.
         missed = {word_place(Word(0, "data", 1, word)) for word in range(2)}
         assert late in (missed if raised else {ENTERED + 1}), late
+
+        # The peer may still read what it was sent: calls that follow store nothing.
+        before = bytes(boxes.memory[1])
+        all_reduce(prepared, mine, told)
+        all_reduce(prepared, mine, told)
+        assert bytes(boxes.memory[1]) == before and bool(mine.y.isnan().all())
+        assert boxes.places(0).counts.tolist() == [3, 0, 1]
+
+    # A peer that runs another call has sent something, too, in the same places.
+    for name in ("one_shot_sm", "two_shot_sm"):
+        case, boxes = Case(0, 2, name, (3, 33, 8), 2), Mailboxes(2)
+        boxes.words(0, 0)[1] = np.uint32((case.digest | 1) + 4 & 0xFFFFFFFF).astype(np.int32)
+        boxes.boxes(0)[:] = 0
+        told, (mine, _) = control(case.digest), case.draw(1, 0)[0]
+        told.stop.fill_(1)
+        all_reduce(prepare(case.table, boxes.places(0), CPU), mine, told)
+        assert bool(mine.y.isnan().all()), "what another call has sent looks like a result"
+        sums = np.frombuffer(boxes.memory[1], np.float32, COPY // 4, DATA)[case.table.kept // 4 :]
+        assert name == "one_shot_sm" or np.isnan(sums[:33]).all(), "sums of it are passed on"
+        assert told.status.item() - 1 == ENTERED + 1
 
 
 def refused(error: type[Exception], words: str, call: Callable[[], object]) -> None:
@@ -293,7 +313,7 @@ def assembly() -> None:
     for name, takes, heights in (("one_shot_sm", 1, (1, 64)), ("two_shot_sm", 2, (1, 16, 500))):
         for m in heights:
             case = Case(1, 8, name, (m, 4096, 8 * 512), 128, "bfloat16", bias=False)
-            nowhere = Places(*[[[0] * 8] * 2] * 2, torch.zeros(2, dtype=torch.int32))
+            nowhere = Places(*[[[0] * 8] * 2] * 2, torch.zeros(3, dtype=torch.int32))
             prepared = prepare(case.table, nowhere, CPU)
             empty = [torch.empty(shape, dtype=case.kind) for shape in ((m, 512), (4096, 512))]
             y = torch.empty(m, 4096, dtype=case.kind)
@@ -312,10 +332,12 @@ def assembly() -> None:
             for begin, end in zip(looks, [*looks[1:], len(text)], strict=True):
                 first = places(rf"st\.global\.{width}", text[begin:end])
                 assert not first or "barrier.red" in text[begin : begin + first[0]], about
+            (counted,) = places(r"atom\.global\.gpu\.relaxed\.add", text)
+            used = max(places(r"ld\.global|st\.global", text[:counted]))
+            assert "bar.sync" in text[used:counted], f"{about}: threads may read the number later"
             sent = places(rf"st\.global\.{width}", text[:asked])
             assert sent, f"{about}: nothing is sent before anything is awaited"
             assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read from a cache"
-            assert places(r"atom\.global\.gpu\.relaxed\.add", text), "calls are not counted"
             assert made.metadata.shared <= 140_000, "no other kernel fits beside"
 
 

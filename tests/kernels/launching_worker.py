@@ -128,7 +128,7 @@ def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case
         places.append(DirectOutput(w[1], b[1], y[1]))
     kept_x = made(7, k) if bias and gathers else (None, None)
     operands, at = DirectOperands(x, found, kept_x[0]), DirectOperands(at_x, places, kept_x[1])
-    windows = Places(*[[[0] * 2] * 2] * 2, torch.zeros(2, dtype=torch.int32))
+    windows = Places(*[[[0] * 2] * 2] * 2, torch.zeros(3, dtype=torch.int32))
     told = Control(5, words(4), words(4), 10**9)
     launch: Any
     if gathers:

@@ -46,6 +46,10 @@ def moved(plan: Plan, rank: int, name: str, to: int) -> Plan:
     return with_steps(plan, rank, mended(steps))
 
 
+def clear_of(plan: Plan) -> Step:
+    return plan.ranks[0].steps[find(plan, 0, "compute.clear")]
+
+
 def rules(found: list[Violation]) -> set[str]:
     return {violation.rule for violation in found}
 
@@ -238,11 +242,21 @@ class TestMailboxes:
             assert found and found[0].rank == 1 and "next but one" in found[0].message
 
     def test_a_mailbox_has_no_word_that_says_free(self) -> None:
-        clear = self.plan.ranks[0].steps[find(self.plan, 0, "compute.clear")]
+        clear = clear_of(self.plan)
         steps = list(self.plan.ranks[0].steps)
         free = clear._replace(id="free", kind="signal", words=(Word(1, "free", 0),))
         found = verify(with_steps(self.plan, 0, [*steps, free]))
         assert rules(found) == {"words"} and "of a mailbox" in found[0].message
+
+    def test_a_call_uses_one_copy_of_a_mailbox(self) -> None:
+        other = clear_of(self.plan).words[0]._replace(copy=1)
+        step = Step("more", "compute", "clear", "none", words=(other,))
+        found = verify(with_steps(self.plan, 0, [*self.plan.ranks[0].steps, step]))
+        assert rules(found) == {"words"} and "take turns" in found[0].message
+        push = self.plan.ranks[0].steps[find(self.plan, 0, "push.0")]
+        there = tuple([region._replace(copy=1) for region in push.writes])
+        found = verify(changed(self.plan, 0, "push.0", writes=there))
+        assert rules(found) == {"form"} and "the call before" in found[0].message
 
     def test_windows_beside_mailboxes(self) -> None:
         def with_window(entry: RankPlan) -> RankPlan:

@@ -1,4 +1,4 @@
-"""What a call of few rows costs besides its work: a store's flight to a peer, and its handshake."""
+"""What a call of few rows costs besides its work: a store's flight to a peer, and the rest."""
 
 from __future__ import annotations
 
