@@ -27,22 +27,22 @@ class Forked:
 
     Args:
         command: the script's name is the first that ends in ".py".
-        stdout: a file on disk, for what it says; stderr goes there, too.
-        stderr: nothing else than subprocess.STDOUT.
+        stdout: a file on disk, for what it says.
+        stderr: the same, or subprocess.STDOUT.
         env: its whole environment, once PyTorch is there.
         folder: where it runs; this process's folder unless given.
     """
 
     def __init__(
-        self, command: Sequence[object], stdout: IO[str], stderr: int, env: dict[str, str],
-        folder: Path | None = None,
+        self, command: Sequence[object], stdout: IO[str], stderr: IO[str] | int,
+        env: dict[str, str], folder: Path | None = None,
     ) -> None:  # fmt: skip
-        assert stderr == subprocess.STDOUT
         words = [str(word) for word in command]
         first = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        told = stdout if isinstance(stderr, int) else stderr
+        files = (Path(stdout.name).absolute(), Path(told.name).absolute())
         self._process = _CONTEXT.Process(
-            target=_be,
-            args=(words[first:], folder or Path.cwd(), env, Path(stdout.name).absolute()),
+            target=_be, args=(words[first:], folder or Path.cwd(), env, files)
         )
         self._process.start()
         assert self._process.pid is not None
@@ -94,11 +94,13 @@ def run_forked(
         return code, said.read()
 
 
-def _be(words: list[str], folder: Path, environment: dict[str, str], said: Path) -> None:
+def _be(
+    words: list[str], folder: Path, environment: dict[str, str], files: tuple[Path, Path]
+) -> None:
     os.setpgid(0, 0)
-    with said.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    for descriptor, path in enumerate(files, 1):
+        with path.open("a") as file:
+            os.dup2(file.fileno(), descriptor)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
