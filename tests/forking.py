@@ -16,10 +16,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel"])
+_CONTEXT: Any = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel", "torch._dynamo"])
+
+
+def fork_from_here() -> None:
+    """Let this process, which has PyTorch imported and no threads, be the one that is forked."""
+    global _CONTEXT  # noqa: PLW0603
+    _CONTEXT = multiprocessing.get_context("fork")
 
 
 class Forked:
@@ -63,6 +69,12 @@ class Forked:
 
     def kill(self) -> None:
         self._process.kill()
+
+
+def forked_rank(command: list[str], stdout: IO[str], stderr: int, env: dict[str, str]) -> Forked:
+    """Start a rank of a measurement, which looks after its parent: what forks it is the parent."""
+    own = {name: value for name, value in env.items() if name != "FICCO_PARENT"}
+    return Forked(command, stdout, stderr, own)
 
 
 def run_forked(

@@ -7,11 +7,11 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from folders import lines, outline
-from forking import Forked
+from forking import forked_rank
 
 from ficco.errors import EngineError
 from ficco.machine import Machine
@@ -31,14 +31,7 @@ CASES = {
 }  # fmt: skip
 ONE = {**CASES, "op": "all_gather_matmul", "grains": [2], "regimes": ["eager"]}
 
-
-def forked(command: list[str], stdout: IO[str], stderr: int, env: dict[str, str]) -> Forked:
-    """Start a rank whose parent is what forks it."""
-    own = {name: value for name, value in env.items() if name != "FICCO_PARENT"}
-    return Forked(command, stdout, stderr, own)
-
-
-STARTING = SimpleNamespace(Popen=forked, STDOUT=subprocess.STDOUT)
+STARTING = SimpleNamespace(Popen=forked_rank, STDOUT=subprocess.STDOUT)
 
 
 @pytest.fixture(autouse=True)
