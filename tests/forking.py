@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _CONTEXT: Any = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel"])
 
 
 def fork_from_here() -> None:
