@@ -12,11 +12,69 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT: Any = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel"])
+
+
+def fork_from_here() -> None:
+    """Let this process, which has PyTorch imported and no threads, be the one that is forked."""
+    global _CONTEXT  # noqa: PLW0603
+    _CONTEXT = multiprocessing.get_context("fork")
+
+
+class Forked:
+    """What `subprocess.Popen([python, options..., SCRIPT, arguments...])` gives, so far as needed.
+
+    Args:
+        command: the script's name is the first that ends in ".py".
+        stdout: a file on disk, for what it says.
+        stderr: the same, or subprocess.STDOUT.
+        env: its whole environment, once PyTorch is there.
+        folder: where it runs; this process's folder unless given.
+    """
+
+    def __init__(
+        self, command: Sequence[object], stdout: IO[str], stderr: IO[str] | int,
+        env: dict[str, str], folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        words = [str(word) for word in command]
+        first = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        told = stdout if isinstance(stderr, int) else stderr
+        files = (Path(stdout.name).absolute(), Path(told.name).absolute())
+        self._process = _CONTEXT.Process(
+            target=_be, args=(words[first:], folder or Path.cwd(), env, files)
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    returncode = property(poll)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raise TimeoutExpired where it does not come in time."""
+        self._process.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired("a forked program", timeout or 0.0)
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def forked_rank(command: list[str], stdout: IO[str], stderr: int, env: dict[str, str]) -> Forked:
+    """Start a rank of a measurement, which looks after its parent: what forks it is the parent."""
+    own = {name: value for name, value in env.items() if name != "FICCO_PARENT"}
+    return Forked(command, stdout, stderr, own)
 
 
 def run_forked(
@@ -34,32 +92,30 @@ def run_forked(
     Returns:
         The exit code (negative: of a signal; that of a kill after the timeout) and what it said.
     """
-    said = folder / "said.txt"
-    words = [str(argument) for argument in arguments]
-    given = os.environ | environment
-    process = _CONTEXT.Process(target=_be, args=(script, words, folder, given, said))
-    process.start()
-    assert process.pid is not None
-    try:
-        process.join(timeout)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-    assert process.exitcode is not None
-    return process.exitcode, said.read_text() if said.exists() else ""
+    with (folder / "said.txt").open("w+") as said:
+        process = Forked(
+            [script, *arguments], said, subprocess.STDOUT, os.environ | environment, folder
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        return code, said.read()
 
 
 def _be(
-    script: Path, arguments: list[str], folder: Path, environment: dict[str, str], said: Path
+    words: list[str], folder: Path, environment: dict[str, str], files: tuple[Path, Path]
 ) -> None:
     os.setpgid(0, 0)
-    with said.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    for descriptor, path in enumerate(files, 1):
+        with path.open("a") as file:
+            os.dup2(file.fileno(), descriptor)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.parent))
-    runpy.run_path(str(script), run_name="__main__")
+    sys.argv = words
+    sys.path.insert(0, str(Path(words[0]).parent))
+    runpy.run_path(words[0], run_name="__main__")

@@ -1,7 +1,7 @@
 """What plans of one launch share: needed axes, slices, and the two ends of their one lane.
 
-A kernel that stores at peers runs such a plan (`ficco.kernels`), all words of a call included. Copies
-are its stores: unit "sm". Chunks are slices of columns, over all rows, in order. Peers that
+A kernel that stores at peers runs such a plan (`ficco.kernels`), all words of a call included.
+Copies are its stores: unit "sm". Chunks are slices of columns, over all rows, in order. Peers that
 write to mailboxes do not wait until they are free; see `ficco.plan`.
 """
 

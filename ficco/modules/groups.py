@@ -110,8 +110,8 @@ def prepare(
             group may be opened for both.
         compute: "torch" or "numpy", the library for GEMMs on the CPU.
         timeout_s: how long any wait may last before the group has failed.
-        most_window_bytes: bound of all ranks' windows and mailboxes, equal on all ranks; a call that needs
-            more is refused on every rank. None: as much as the machine has.
+        most_window_bytes: bound of all ranks' windows and mailboxes, equal on all ranks; a call
+            that needs more is refused on every rank. None: as much as the machine has.
 
     Raises:
         InputError: the group is open already, or an argument cannot be.

@@ -132,13 +132,12 @@ class LocalRuntime:
         self._calls += 1
         self._last = bound
         with single_threaded():
-            futures = [
-                self._threads.submit(entry.run, arrays[rank], copy, digest)
-                for rank, entry in enumerate(bound)
-            ]
+            futures: list[Future[bool]] = []
             try:
+                for rank, entry in enumerate(bound):
+                    futures.append(self._threads.submit(entry.run, arrays[rank], copy, digest))
                 wait(futures)
-            except BaseException:  # an interrupt: let the ranks stop before it goes on
+            except BaseException:  # an interrupt: no rank waits for one that has not begun
                 self._group.fail(0)
                 wait(futures)
                 raise

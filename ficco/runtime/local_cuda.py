@@ -225,10 +225,12 @@ class CudaLocalRuntime:
 
     def _each(self, job: Callable[[int], Any]) -> list[Future[Any]]:
         """Run a job for every rank on its thread, and wait for all."""
-        futures = [thread.submit(job, rank) for rank, thread in enumerate(self._threads)]
+        futures: list[Future[Any]] = []
         try:
+            for rank, thread in enumerate(self._threads):
+                futures.append(thread.submit(job, rank))
             wait(futures)
-        except BaseException:  # an interrupt: let the ranks stop before it goes on
+        except BaseException:  # an interrupt: no rank waits for one that has not begun
             self._place.group.fail(0)
             wait(futures)
             raise

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forking import Forked
 
 from ficco import oracle
 from ficco.cli import choosing, run
@@ -419,24 +420,25 @@ class TestProcesses:
 
     def test_every_operator_is_right(self, torch: Any, tmp_path: Path) -> None:
         """In one set of ranks: to start them takes longer than all that they do."""
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-P", EVERY_OPERATOR, tmp_path, str(rank), "3", *HOST,
-                 "--ranks", "3", "--machine", "host", "--m", "515", "--n", "257", "--k", "129",
-                 "--iters", "1", "--dtype", "bfloat16", "--json"],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-            )
-            for rank in range(3)
-        ]  # fmt: skip
+        given = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        ranks = []
         try:
-            said = [rank.communicate(timeout=120) for rank in ranks]
+            for rank in range(3):
+                files = [tmp_path / f"{name}{rank}.txt" for name in ("said", "told")]
+                with files[0].open("w") as said, files[1].open("w") as told:
+                    ranks.append(Forked(
+                        [EVERY_OPERATOR, tmp_path, rank, 3, *HOST, "--ranks", 3,
+                         "--machine", "host", "--m", 515, "--n", 257, "--k", 129,
+                         "--iters", 1, "--dtype", "bfloat16", "--json"],
+                        said, told, given,
+                    ))  # fmt: skip
+            codes = [rank.wait(120) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-        assert [rank.returncode for rank in ranks] == [0, 0, 0], said
-        documents = [json.loads(line) for line in said[0][0].splitlines()]
+        assert codes == [0, 0, 0], [path.read_text() for path in tmp_path.glob("told*.txt")]
+        documents = [json.loads(line) for line in (tmp_path / "said0.txt").open()]
         assert [document["op"] for document in documents] == list(OPERATORS)
         for document in documents:
             assert all(row["ok"] for row in document["results"])

@@ -148,6 +148,28 @@ def test_an_error_in_one_rank_stops_all(runtime) -> None:
     runtime.execute_plan(good, arrays(good))
 
 
+def test_an_interrupt_before_all_ranks_have_begun_stops_those_that_have(
+    runtime, monkeypatch
+) -> None:
+    good, submit = plan(), runtime._threads.submit
+    given = arrays(good)
+
+    def interrupted(run, arrays_of_rank, *words):
+        if arrays_of_rank is given[2]:
+            raise KeyboardInterrupt
+        return submit(run, arrays_of_rank, *words)
+
+    runtime.timeout_s = 60
+    monkeypatch.setattr(runtime._threads, "submit", interrupted)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        runtime.execute_plan(good, given)
+    assert time.monotonic() - begin < 10
+    monkeypatch.undo()
+    runtime.reset()
+    runtime.execute_plan(good, arrays(good))
+
+
 def test_a_timeout_shorter_than_the_links_need() -> None:
     slow = Machine("slow", 1, 2, "host", (Link("node", "pair", ((1, 0.0001),)),))
     xs, ws = inputs(2, 64, 4, 256)  # 32 KiB a shard: a third of a second each

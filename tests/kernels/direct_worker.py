@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from compiling import compiled
-from interpreting import let_loops_count, patch_once_a_launch
+from interpreting import make_ready
 
 from ficco.errors import InputError, PlanError
 from ficco.kernels import direct
@@ -350,8 +350,7 @@ SUBJECTS = {"products": products, "odd_values": odd_values, "giving_up": giving_
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    let_loops_count()
-    patch_once_a_launch()
+    make_ready()
     for subject in sys.argv[1:]:
         SUBJECTS[subject]()
     print("right")

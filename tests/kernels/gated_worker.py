@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import triton
-from interpreting import let_loops_count, patch_once_a_launch
+from interpreting import make_ready
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend, GPUTarget
 
@@ -348,8 +348,7 @@ SUBJECTS = {
 
 if __name__ == "__main__":
     torch.manual_seed(1)
-    let_loops_count()
-    patch_once_a_launch()
+    make_ready()
     for subject in sys.argv[1:]:
         SUBJECTS[subject]()
     print("right")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from compiling import compiled
 from direct_worker import ACQUIRE, CPU, RELEASE, control, places, refused
-from interpreting import let_loops_count, patch_once_a_launch
+from interpreting import make_ready
 
 from ficco.errors import InputError, PlanError
 from ficco.kernels import direct_gather as direct
@@ -306,8 +306,7 @@ SUBJECTS = {"products": products, "giving_up": giving_up, "refusals": refusals,
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    let_loops_count()
-    patch_once_a_launch()
+    make_ready()
     for subject in sys.argv[1:]:
         SUBJECTS[subject]()
     print("right")

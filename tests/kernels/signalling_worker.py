@@ -33,7 +33,7 @@ from gated_worker import (
     refused,
     words,
 )
-from interpreting import let_loops_count, patch_once_a_launch
+from interpreting import make_ready
 
 from ficco.kernels.gated import Gate, GatedPart, Landed, Matrices, gated_matmul, prepare, warm
 from ficco.kernels.summing import sum_partials
@@ -381,8 +381,7 @@ SUBJECTS = {
 
 if __name__ == "__main__":
     torch.manual_seed(1)
-    let_loops_count()
-    patch_once_a_launch()
+    make_ready()
     for subject in sys.argv[1:]:
         SUBJECTS[subject]()
     print("right")

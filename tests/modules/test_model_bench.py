@@ -9,18 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from forking import run_forked
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 
 def test_a_tiny_model_is_measured(tmp_path: Path, torch: Any) -> None:
     """Every kind of step has figures of PyTorch and ficco, with equal results, and a table."""
-    command = [sys.executable, BENCH / "model.py", "--gpus", "2", "--tiny", "--parts", "eager"]
-    command += ["--rounds", "2", "--cell-seconds", "1", "--seconds", "100", "--out", tmp_path]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=200, env=environment
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
+    code, said = run_forked(
+        Path(__file__).with_name("model_bench.py"), BENCH, "--gpus", 2, "--tiny",
+        "--parts", "eager", "--rounds", 2, "--cell-seconds", 1, "--seconds", 100, "--out", tmp_path,
+        folder=tmp_path, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=200,
+    )  # fmt: skip
+    assert code == 0, said
     result = json.loads((tmp_path / "model_x2.json").read_text())
     assert [cell["mode"] for cell in result["cells"]] == [
         "training", "prefill", "prefill_tp", "decode", "serving",
@@ -35,7 +36,7 @@ def test_a_tiny_model_is_measured(tmp_path: Path, torch: Any) -> None:
         assert "14 of 14" in cell["explained"]
     wanted = {"output", "loss", "input gradient", "first weight gradient", "last weight gradient"}
     assert set(result["cells"][0]["variants"]["ficco"]["errors"]) == wanted
-    assert "| training tiny, 32 tokens |" in done.stdout
+    assert "| training tiny, 32 tokens |" in said
 
 
 def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forking import run_forked
 from ranks_of_torch import run
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
@@ -54,16 +52,16 @@ def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
 
 
 def test_the_example_trains(tmp_path: Path, torch: Any) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               "--nproc-per-node", "2", EXAMPLE]  # fmt: skip
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path,
-        check=False,
+    import torch.distributed.run
+
+    code, said = run_forked(
+        Path(torch.distributed.run.__file__), "--standalone", "--nproc-per-node", 2, EXAMPLE,
+        folder=tmp_path, environment={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        timeout=120,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "ficco overlaps 3 of 3" in done.stdout, done.stdout
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert code == 0, said
+    assert "ficco overlaps 3 of 3" in said, said
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
     assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
 
 

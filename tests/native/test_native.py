@@ -24,7 +24,7 @@ ENVIRONMENT = os.environ | {
     "TSAN_OPTIONS": "halt_on_error=1",
 }
 
-JOINED = ("-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=12")
+JOINED = ("-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=13")
 REPORTS = ("AddressSanitizer", "LeakSanitizer", "ThreadSanitizer", "runtime error:")
 
 

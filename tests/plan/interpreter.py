@@ -68,6 +68,11 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     plan = json.loads(source) if isinstance(source, str) else source
     rng, draw = random.Random(seed), np.random.default_rng(seed)
     ranks = {rank["rank"]: rank["steps"] for rank in plan["ranks"]}
+    parts_of = {
+        (rank, step["id"]): step.get("parts")
+        or [{"reads": []} | step | {step["kind"] + "s": step.get("words", ())}]
+        for rank, steps in ranks.items() for step in steps
+    }  # fmt: skip  # signals, waits, clears
     buffers = {(rank["rank"], b["name"]): b for rank in plan["ranks"] for b in rank["buffers"]}
     blank = {key: np.full((b["rows"], b["cols"]), np.nan) for key, b in buffers.items()}
     windows = {key: b for key, b in buffers.items() if b["role"] in ("window", "mailbox")}
@@ -82,6 +87,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     flags = set(at_rest)  # words that are 1 (of 5 fields), and what has ended
     values, met, at, waiting, ready = {}, {}, {}, {}, []  # lane: [priority, events, flag at end]
     keen, naps = rng.choice((2, 8)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
+    chance = rng.random
     bias = {rank: rng.choice((0.0, rng.random())) for rank in ranks}  # some ranks lag behind others
 
     def until(*needed: tuple) -> Events:
@@ -108,10 +114,10 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             array = memory[*key, copy if key in windows else rank][top:bottom, left:right]
             return same(array, (bottom - top, right - left))
 
-        def word(some: dict, side: str) -> tuple:
-            assert some[side] == rank, f"may not touch {some}"
-            copy = copies[some.get("copy", 0)]
-            return some["rank"], some["name"], some["peer"], some.get("chunk", 0), copy
+        def word(one: dict, side: str) -> tuple:
+            assert one[side] == rank, f"may not touch {one}"
+            copy = copies[one.get("copy", 0)]
+            return one["rank"], one["name"], one["peer"], one.get("chunk", 0), copy
 
         def product(step: dict, p: dict) -> Array:
             a, b = see(p["a"]), see(p["b"])
@@ -143,7 +149,8 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             target[...] = same(value() if late else early, target.shape)
 
         def play(step: dict, part: dict) -> Events:
-            yield from until(*(word(some, "rank") for some in part.get("waits", ())))
+            if waits := part.get("waits"):
+                yield from until(*(word(one, "rank") for one in waits))
             writes, sent = () if step["kind"] == "gemm" else part.get("writes", ()), {}
             if step["kind"] == "collective":
                 number = [x["id"] for x in steps if x["kind"] == "collective"].index(step["id"])
@@ -156,23 +163,21 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             for i, region in enumerate(writes):
                 yield from write(region, lambda i=i: moved(step, part, i, sent))
             signals = part.get("signals", ())
-            for some in rng.sample(signals, len(signals)):
-                flag = word(some, "rank" if some["name"] == "ready" else "peer")
+            for one in rng.sample(signals, len(signals)) if signals else ():
+                flag = word(one, "rank" if one["name"] == "ready" else "peer")
                 assert flag not in flags, f"{flag} is raised twice"
-                for key in own.pop(flag[4], ()) if some["name"] == "free" else ():
+                for key in own.pop(flag[4], ()) if one["name"] == "free" else ():
                     memory[*key, flag[4]].fill(np.nan)
                 hoist(flag)
                 yield None
-            flags.difference_update(word(some, "rank") for some in part.get("clears", ()))
+            if clears := part.get("clears"):
+                flags.difference_update(word(one, "rank") for one in clears)
 
         def lane(name: str) -> Events:
             for step in [step for step in steps if name in ("", step["lane"])]:
                 at[rank, call, "lane", name] = step["id"]
                 yield from until(*((rank, call, other) for other in step.get("after", ())))
-                whole = (
-                    {"reads": []} | step | {step["kind"] + "s": step.get("words", ())}
-                )  # waits, signals, clears
-                parts = [play(step, part) for part in step.get("parts") or [whole]]
+                parts = [play(step, part) for part in parts_of[rank, step["id"]]]
                 parts = [(flag for part in parts for flag in part)] if in_order else parts
                 yield from fork((rank, call, step["id"]), dict(enumerate(parts)))
                 hoist((rank, call, step["id"]))
@@ -192,13 +197,13 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     for rank in ranks:
         fork((rank,), {"calls": play_call(rank, 0)})
     while ready:
-        turn = max(rng.choices(ready, k=keen))
+        turn = max([ready[int(chance() * len(ready))] for _ in range(keen)])
         try:
             flag = next(turn[1], turn[2])
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise Wrong(f"{turn[2]} at {at.get(turn[2])}: {error!r}") from error
-        if rng.random() < naps:
-            turn[0] = -rng.random()
+        if chance() < naps:
+            turn[0] = -chance()
         if flag:
             ready.remove(turn)
             hoist(flag) if flag == turn[2] else waiting.setdefault(flag, []).append(turn)

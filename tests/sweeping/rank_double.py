@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from meeting import give_way
 
 import ficco
 from ficco.modules import groups
@@ -126,6 +127,7 @@ def main(folder: Path) -> None:
     rank.leave = spoilt_at("leave", rank.leave)
     rank.open_group = open_group
     rank.grow_windows = lambda layouts, number: None
+    give_way()
     joining.WAIT_S = rank.WAIT_S = 20.0
     prepare = ficco.prepare
     ficco.prepare = lambda machine, timeout_s: prepare(machine="host", timeout_s=timeout_s)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from folders import lines, outline
+from forking import forked_rank
 
 from ficco.errors import EngineError
 from ficco.machine import Machine
@@ -28,6 +31,8 @@ CASES = {
 }  # fmt: skip
 ONE = {**CASES, "op": "all_gather_matmul", "grains": [2], "regimes": ["eager"]}
 
+STARTING = SimpleNamespace(Popen=forked_rank, STDOUT=subprocess.STDOUT)
+
 
 @pytest.fixture(autouse=True)
 def _double(torch: Any, monkeypatch: Any) -> None:
@@ -35,8 +40,10 @@ def _double(torch: Any, monkeypatch: Any) -> None:
 
 
 def _as_double(patch: pytest.MonkeyPatch) -> None:
+    """Let ranks be doubles, of which most are forked, for to import PyTorch takes the longest."""
     patch.setattr(measure, "RANK", ("-P", str(DOUBLE)))
     patch.setattr(launching, "GRACE_S", 1.0)
+    patch.setattr(launching, "subprocess", STARTING)
 
 
 def swept(folder: Path, cases: dict[str, Any], seconds: float = math.inf) -> Outcome:
@@ -153,6 +160,7 @@ def test_traces_that_end_their_ranks_are_given_up(tmp_path: Path, monkeypatch: A
 
 
 def test_ranks_that_cannot_begin_end_the_sweep(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(launching, "subprocess", subprocess)
     monkeypatch.setattr(measure, "RANK", ("-P", "-c", "raise SystemExit('no GPU')"))
     with pytest.raises(EngineError, match=r"before they had tried a point: rank 0.*no GPU"):
         swept(tmp_path, ONE)
@@ -165,6 +173,8 @@ def test_shapes_that_do_not_split_evenly_say_so(tmp_path: Path) -> None:
     assert any("m=25 not divisible by 2" in str(reason) for reason in reasons)
 
 
-def test_time_that_is_up_ends_the_ranks(tmp_path: Path) -> None:
+def test_time_that_is_up_ends_the_ranks(tmp_path: Path, monkeypatch: Any) -> None:
+    """Ranks that are started as a sweep starts them, too."""
+    monkeypatch.setattr(launching, "subprocess", subprocess)
     outcome = swept(tmp_path, {**ONE, "shapes": [[24, 10, 14], [26, 10, 14]]}, seconds=0.5)
     assert outcome.left > 0 and not outcome.bad
