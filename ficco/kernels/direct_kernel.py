@@ -177,7 +177,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     if opened == 0:
         patience_ns = tl.zeros_like(patience_ns)
     met = meet_all(words, counts, stop, status, peers, digest, number, patience_ns, WORLD, ON_GPU)
-    if met == 0:
+    spoilt = (met == 0) | (opened == 0)
+    if spoilt:
         patience_ns = tl.zeros_like(patience_ns)
 
     # What this rank adds up. A product that does not come spoils what it is a part of; what a peer
@@ -206,7 +207,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         word = late * _CHUNKS + tl.load(entry + _PARTIAL)
                         give_up(counts, number, status, word + 1)
                         patience_ns = tl.zeros_like(patience_ns)
-                    if (late >= 0) | (met == 0):
+                    if (late >= 0) | spoilt:
                         total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     result = total.to(y.dtype.element_ty)
                     if TWICE:
@@ -242,7 +243,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         word = passing * _CHUNKS + tl.load(entry + _SUM)
                         give_up(counts, number, status, word + 1)
                         patience_ns = tl.zeros_like(patience_ns)
-                    if (late >= 0) | (met == 0):
+                    if (late >= 0) | spoilt:
                         total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     here = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
                     tl.store(here, total.to(y.dtype.element_ty), wanted)
