@@ -54,6 +54,7 @@ def build(folder: Path, *options: str) -> Path:
     return folder / "ficco_native_tests"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
