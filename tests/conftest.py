@@ -1,8 +1,7 @@
-"""What all tests share: hypothesis profiles, the --require option, and what runs alone or first.
+"""What all tests share: hypothesis profiles, the --require option, and tests that run alone.
 
 Tests run in as many processes as there are processors (pytest-xdist). `@pytest.mark.alone` is for
-what measures time: no other test of the same run goes on beside it. `@pytest.mark.long` is for what
-takes half a minute or more: it begins first, so that no process waits for it in the end.
+what measures time: no other test of the same run goes on beside it.
 """
 
 from __future__ import annotations
@@ -41,11 +40,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--calls", type=int, default=300, help="calls per operator of the fuzz tests (%(default)s)"
     )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long first, and leave the rest in its order."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -33,7 +33,6 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
     run("overlap_worker.py", 2, tmp_path, checks=checks)
 
 
-@pytest.mark.long
 def test_compiled_models(tmp_path: Path, torch: Any) -> None:
     kinds = ("models", "blocks", "shares", "by_plan")
     run("overlap_worker.py", 2, tmp_path, checks=tuple(f"compiled_{kind}" for kind in kinds))

@@ -54,7 +54,6 @@ def build(folder: Path, *options: str) -> Path:
     return folder / "ficco_native_tests"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
