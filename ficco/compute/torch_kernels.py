@@ -99,13 +99,10 @@ class TorchKernels:
         stop_word: Callable[[], int],
     ) -> _Whole:
         """See `DeviceKernels.prepare_direct`."""
-        device = _device()
-        counts = one_launch.Address(windows.counts) if windows.counts else None
+        device, address = _device(), one_launch.Address
+        counts = address(windows.counts) if windows.counts else None
         places = one_launch.Places(windows.words, windows.data, counts)
-        told, stop = (
-            one_launch.Address(told_word),
-            one_launch.Address(stop_word()),
-        )  # made outside captures, as all here
+        told, stop = address(told_word), address(stop_word())  # outside captures, as all here
         control = one_launch.Control(digest, stop, told, round(1e9 * timeout_s))
         if isinstance(table, GatherTable):
             return _Whole(direct_gather, direct_gather.prepare(table, places, device), control)

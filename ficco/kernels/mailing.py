@@ -101,7 +101,9 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
         of_peers = ((peers >> everyone) & 1) != 0
         seen = tl.load(words + everyone, mask=of_peers, other=0, volatile=True)
         late = tl.min(tl.where(of_peers & (seen != stamp), everyone, 64))
-        give_up(counts, number, status, _ENTERED + tl.minimum(late, 63) + 1)
+        if late == 64:  # all have come just now; some peer has to be named
+            late = tl.min(tl.where(of_peers, everyone, 64))
+        give_up(counts, number, status, _ENTERED + late + 1)
     return met
 
 

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,23 @@ RELEASE, ACQUIRE = r"st\.release\.sys", r"ld\.acquire\.sys"
 ENTERED = word_place(Word(0, "entered", 0))
 
 
+def forked(world: int, rank_calls: Callable[[int], object]) -> None:
+    """Run a function on every rank, in a process each."""
+    found = []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            try:
+                rank_calls(rank)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        found.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in found]
+    assert codes == [0] * len(codes), f"ranks went wrong: {codes}"
+
+
 class Mailboxes:
     """Mailboxes of all ranks, which processes that are forked share."""
 
@@ -70,24 +88,13 @@ class Mailboxes:
     def kept(self, rank: int) -> Any:
         return np.frombuffer(self.memory[rank], np.uint8, KEPT, DATA + 2 * COPY)
 
+    def _counted(self, rank_calls: Callable[[int], int], rank: int) -> None:
+        made = rank_calls(rank)
+        assert self.places(rank).counts.tolist() == [made, 0, 0], "calls are not counted"
+
     def run(self, rank_calls: Callable[[int], int]) -> None:
         """Run a function on every rank, in a process each; it returns how many calls it made."""
-        found = []
-        for rank in range(self.world):
-            child = os.fork()
-            if child == 0:
-                try:
-                    made = rank_calls(rank)
-                    assert self.places(rank).counts.tolist() == [made, 0, 0], (
-                        "calls are not counted"
-                    )
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-                os._exit(0)
-            found.append(child)
-        codes = [os.waitpid(child, 0)[1] for child in found]
-        assert codes == [0] * len(codes), f"ranks went wrong: {codes}"
+        forked(self.world, partial(self._counted, rank_calls))
         for rank in range(self.world):
             assert (self.boxes(rank) == VACANT).all(), f"rank {rank}: something is left"
 

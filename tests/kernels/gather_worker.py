@@ -7,11 +7,9 @@ python gather_worker.py assembly
 from __future__ import annotations
 
 import mmap
-import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from compiling import compiled
-from direct_worker import ACQUIRE, CPU, RELEASE, control, places, refused
+from direct_worker import ACQUIRE, CPU, RELEASE, control, forked, places, refused
 from interpreting import make_ready
 
 from ficco.errors import InputError, PlanError
@@ -62,19 +60,7 @@ class Windows:
 
     def run(self, rank_calls: Callable[[int], None]) -> None:
         """Run a function on every rank, in a process each."""
-        found = []
-        for rank in range(self.world):
-            child = os.fork()
-            if child == 0:
-                try:
-                    rank_calls(rank)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-                os._exit(0)
-            found.append(child)
-        codes = [os.waitpid(child, 0)[1] for child in found]
-        assert codes == [0] * len(codes), f"ranks went wrong: {codes}"
+        forked(self.world, rank_calls)
         for rank in range(self.world):
             for copy in range(2):
                 words = self.words(rank, copy).copy()
