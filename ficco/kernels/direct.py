@@ -54,7 +54,8 @@ __all__ = [
 
 _SHARED = 140_000  # bytes that a program may take of a multiprocessor's 227 KiB
 _WIDEST_SUM = 2048  # elements that a program adds up at a time
-_WIDEST_MOVE = 8192  # the same where rows are many
+_WIDEST_MOVE = 4096  # the same where rows are many
+_WIDEST_SENT = 8192  # and of these, that it sends at a time
 
 
 class DirectTile(NamedTuple):
@@ -63,7 +64,7 @@ class DirectTile(NamedTuple):
     Attributes:
         rows, cols: of y at a time, powers of two; one row is multiplied without the matrix units.
         deep: of k that a step takes, a power of two.
-        warps: 4 or 8.
+        warps: 4 or 8; 16 where nothing is multiplied.
         stages: steps of k in flight.
     """
 
@@ -137,7 +138,8 @@ def choose_tile(m: int, width: int, k: int, item: int) -> DirectTile:
 
 def _moving_tile(m: int, width: int) -> DirectTile:
     """Return how to move m rows of a chunk of a product that is made already."""
-    return DirectTile(min(power(m), 64), max(16, min(power(width), 128)), 16, 8, 1)
+    cols = max(16, min(power(width), 128))
+    return DirectTile(min(power(m), _WIDEST_SENT // cols), cols, 16, 16, 1)
 
 
 def prepare(

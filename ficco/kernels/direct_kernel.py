@@ -5,8 +5,9 @@ chunks, which are slices of columns, and each takes its chunks through all stage
 
     door      enter
     program   make: multiply, or take from y what a library multiplied; store at the owners
+              take: the others' products
               await entered
-              finish: take the others' products, add them up, store and, as an owner, pass on
+              finish: add them up, store and, as an owner, pass on
               collect: take the owners' sums, move them into y
 
 A lone program does both. Nothing waits before everything is made, and no program waits for another
@@ -24,7 +25,17 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.direct_product import product
-from ficco.kernels.mailing import count_call, enter, give_up, is_open, meet_all, sendable, take
+from ficco.kernels.mailing import (
+    count_call,
+    draw,
+    enter,
+    give_up,
+    is_open,
+    look,
+    meet_all,
+    sendable,
+    take,
+)
 from ficco.plan import WORDS
 
 __all__ = ["UNSPECIALIZED", "direct_all_reduce"]
@@ -43,9 +54,9 @@ UNSPECIALIZED = (
 
 
 @triton.jit
-def _rows_at(addresses, row, rows, bits, BYTES: tl.constexpr):  # noqa: N803
+def _rows_at(addresses, row, inside, bits, BYTES: tl.constexpr):  # noqa: N803
     """Return pointers to rows, from a table of their addresses."""
-    at = tl.load(addresses + row, mask=row < rows, other=0).to(tl.pointer_type(bits.dtype))
+    at = tl.load(addresses + row, mask=inside, other=0).to(tl.pointer_type(bits.dtype))
     return tl.multiple_of(at, BYTES)[:, None]
 
 
@@ -129,6 +140,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         rows_to = kept + 1
     patience_ns = timeout_ns
     opened = is_open(counts, number)
+    drawn = draw(counts, number, ON_GPU)
     if door & opened:
         enter(places, rank, peers, digest, number, WORLD, ON_GPU)
 
@@ -138,26 +150,27 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         end = tl.multiple_of(tl.load(entry + _END), EDGE)
         for left in tl.range(begin, end, COLS):
             for top in tl.range(0, m, ROWS):
+                # Behind the own rows come the next rank's, so that no rank is stored at by all.
+                turned = top + tl.arange(0, ROWS)
+                row = turned + own_row + own_rows
+                row = tl.where(row < m, row, row - m)
+                in_m = turned < m
+                col = left + tl.arange(0, COLS)
                 if MADE:
-                    made_row = top + tl.arange(0, ROWS)
-                    made_col = left + tl.arange(0, COLS)
-                    made = (made_row < m)[:, None] & (made_col < end)[None, :]
-                    made_at = y + made_row.to(tl.int64)[:, None] * y_stride + made_col[None, :]
+                    made_at = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
+                    made = in_m[:, None] & (col < end)[None, :]
                     total = tl.load(made_at, mask=made, other=0).to(tl.float32)
                 else:
                     if ROWS == 1:
                         x_rows = x + x_stride * top
                         in_x = top < m
                     else:
-                        x_row = top + tl.arange(0, ROWS)
-                        x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
-                        in_x = (x_row < m)[:, None]
+                        x_rows = x + row.to(tl.int64)[:, None] * x_stride
+                        in_x = in_m[:, None]
                     total = product(
                         x_rows, in_x, w, left, end, 0, k, w_deep_stride, w_col_stride,
                         ROWS, COLS, DEEP, STAGES, ON_GPU,
                     )  # fmt: skip
-                row = top + tl.arange(0, ROWS)
-                col = left + tl.arange(0, COLS)
                 if HAS_BIAS and not TWICE:
                     with_bias = (row >= bias_row) & (row < bias_row + bias_rows)
                     terms = bias + col.to(tl.int64) * bias_stride
@@ -165,21 +178,23 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     term = term.to(tl.float32)[None, :]
                     total += tl.where(with_bias[:, None], term, 0.0)
                 part = sendable(total.to(y.dtype.element_ty))
-                inside = (row < m)[:, None] & (col < end)[None, :] & opened
+                inside = in_m[:, None] & (col < end)[None, :] & opened
                 if TWICE:
-                    tl.store(_rows_at(rows_to, row, m, part, BYTES) + col[None, :], part, inside)
+                    tl.store(_rows_at(rows_to, row, in_m, part, BYTES) + col[None, :], part, inside)
                 else:
                     for target in tl.static_range(WORLD):
-                        at = _rows_at(rows_to + target * m, row, m, part, BYTES)
+                        at = _rows_at(rows_to + target * m, row, in_m, part, BYTES)
                         tl.store(at + col[None, :], part, inside)
 
-    count_call(counts, number, programs)
+    count_call(counts, number, programs, drawn)
     if opened == 0:
         patience_ns = tl.zeros_like(patience_ns)
-    met = meet_all(words, counts, stop, status, peers, digest, number, patience_ns, WORLD, ON_GPU)
-    spoilt = (met == 0) | (opened == 0)
-    if spoilt:
-        patience_ns = tl.zeros_like(patience_ns)
+    sums_at = ()  # where the next rank keeps sums, and so on; this one last
+    if TWICE:
+        for turn in tl.static_range(1, WORLD + 1):
+            sums_at = sums_at + (tl.load(kept + (rank + turn) % WORLD),)
+    seen = look(words, peers, digest, number, ON_GPU)
+    met = tl.full((), 0, tl.int32)  # 1 once all peers have, 2 if one has not
 
     # What this rank adds up. A product that does not come spoils what it is a part of; what a peer
     # sends that has not entered this call spoils all.
@@ -204,17 +219,23 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         )
                         total += term.to(tl.float32)[None, :]
                     if late >= 0:
+                        patience_ns = tl.zeros_like(patience_ns)
+                    if met == 0:
+                        met = meet_all(
+                            seen, words, counts, stop, status, peers, digest, number, patience_ns,
+                            WORLD, ON_GPU,
+                        )  # fmt: skip
+                    if late >= 0:
                         word = late * _CHUNKS + tl.load(entry + _PARTIAL)
                         give_up(counts, number, status, word + 1)
+                    if (late >= 0) | (met == 2) | (opened == 0):
                         patience_ns = tl.zeros_like(patience_ns)
-                    if (late >= 0) | spoilt:
                         total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     result = total.to(y.dtype.element_ty)
                     if TWICE:
                         sums = sendable(result)
                         for turn in tl.static_range(1, WORLD):
-                            peer = (rank + turn) % WORLD
-                            there = tl.load(kept + peer).to(tl.pointer_type(sums.dtype))
+                            there = sums_at[turn - 1].to(tl.pointer_type(sums.dtype))
                             there = tl.multiple_of(there, BYTES)
                             there = there + (own_row + row).to(tl.int64)[:, None] * n + col[None, :]
                             tl.store(there, sums, inside)
@@ -222,6 +243,13 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     here = y + (own_row + row).to(tl.int64)[:, None] * y_stride + col[None, :]
                     tl.store(here, result, (row < own_rows)[:, None] & (col < end)[None, :])
 
+    if met == 0:
+        met = meet_all(
+            seen, words, counts, stop, status, peers, digest, number, patience_ns, WORLD, ON_GPU
+        )
+    spoilt = (met == 2) | (opened == 0)
+    if spoilt:
+        patience_ns = tl.zeros_like(patience_ns)
     if TWICE:
         everyone = tl.arange(0, 64)
         passing = tl.min(tl.where(((owners >> everyone) & 1) != 0, everyone, 64))
@@ -236,7 +264,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     others = (row < own_row) | (row >= own_row + own_rows)
                     wanted = (others & (row < m))[:, None] & (col < end)[None, :]
                     inside = wanted & opened
-                    at = tl.multiple_of(tl.load(kept + rank).to(y.dtype), BYTES)
+                    at = tl.multiple_of(sums_at[WORLD - 1].to(y.dtype), BYTES)
                     at = at + row.to(tl.int64)[:, None] * n + col[None, :]
                     total, late = take(at, 0, inside, stop, patience_ns, 1, ON_GPU)
                     if late >= 0:

@@ -12,6 +12,10 @@ so the peer had ended the call before that one, which was the last to use the co
              still be in that one
 
 Stores are ordinary ones; they reach memory in pieces of 16 bytes or less, and no element in parts.
+That a peer has entered orders nothing either: what it says is of use to the next launch.
+
+Nothing is waited for where it is asked for: a count is drawn, and words are looked at, long before
+what they say is used, for each trip to memory takes as long as a peer's data need to come here.
 """
 
 from __future__ import annotations
@@ -24,7 +28,18 @@ from ficco.kernels.direct_table import VACANT
 from ficco.kernels.many_words import await_words, raise_words
 from ficco.plan import Word, word_place
 
-__all__ = ["COUNTS", "count_call", "enter", "give_up", "is_open", "meet_all", "sendable", "take"]
+__all__ = [
+    "COUNTS",
+    "count_call",
+    "draw",
+    "enter",
+    "give_up",
+    "is_open",
+    "look",
+    "meet_all",
+    "sendable",
+    "take",
+]
 
 COUNTS = 3  # int32 words
 _VACANT_16 = tl.constexpr((VACANT & 0xFFFF) - (1 << 16))
@@ -56,6 +71,47 @@ together:
 }"""
 _ALL_CAME_ASM = tl.constexpr(_ALL_CAME)
 
+# $0 = programs that drew before, in the first thread; $1 = the count; $2 = the call's number. The
+# barrier is given a use of that, so that all threads have read it.
+_DRAW = """{
+    .reg .pred first;
+    .reg .b32 thread;
+    setp.eq.u32 first, $2, 0;
+    barrier.red.or.pred first, 0, first;
+    selp.u32 $0, 0, 1, first;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first atom.relaxed.gpu.global.add.u32 $0, [$1], 1;
+}"""
+_DRAW_ASM = tl.constexpr(_DRAW)
+
+# $0 = what a thread sees of a rank's word, in the thread of that rank; in others $3, what it is to
+# be. $1 = address of the words; $2 = set of ranks.
+_LOOK = """{
+    .reg .pred mine;
+    .reg .b32 thread;
+    .reg .b64 at, set;
+    mov.u32 thread, %tid.x;
+    shr.u64 set, $2, thread;
+    and.b64 set, set, 1;
+    setp.ne.u64 mine, set, 0;
+    setp.lt.and.u32 mine, thread, 64, mine;
+    mul.wide.u32 at, thread, 4;
+    add.u64 at, at, $1;
+    mov.u32 $0, $3;
+    @mine ld.relaxed.sys.global.u32 $0, [at];
+}"""
+_LOOK_ASM = tl.constexpr(_LOOK)
+
+# $0 = 1 if all threads saw what was to be, else 0; $1 = what this thread saw; $2 = what is to be.
+_SAW_ALL = """{
+    .reg .pred other;
+    setp.ne.u32 other, $1, $2;
+    barrier.red.or.pred other, 0, other;
+    selp.u32 $0, 0, 1, other;
+}"""
+_SAW_ALL_ASM = tl.constexpr(_SAW_ALL)
+
 
 @triton.jit
 def _stamp(digest, number):
@@ -81,7 +137,20 @@ def enter(
 
 
 @triton.jit
+def look(words, peers, digest, number, ON_GPU: tl.constexpr):  # noqa: N803
+    """Return what each thread sees of a peer's word by now, for `meet_all`."""
+    if ON_GPU:
+        return tl.inline_asm_elementwise(
+            _LOOK_ASM, "=&r,l,l,r,~{memory}", [words, peers, _stamp(digest, number)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.full((), 0, tl.int32)
+
+
+@triton.jit
 def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
+    seen,
     words,
     counts,
     stop,
@@ -93,30 +162,48 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Await that every peer has entered the same call; return 1, or give up and return 0."""
+    """Await that every peer has entered the same call; return 1, or give up and return 2.
+
+    seen: of `look`; if that was all, nothing is awaited.
+    """
     stamp = _stamp(digest, number)
-    met = await_words(words, 1, peers, stamp, words, stop, patience_ns, False, WORLD, ON_GPU)
+    if ON_GPU:
+        met = tl.inline_asm_elementwise(
+            _SAW_ALL_ASM, "=r,r,r,~{memory}", [seen, stamp], dtype=tl.int32, is_pure=False, pack=1
+        )
+    else:
+        met = tl.full((), 0, tl.int32)
     if met == 0:
-        everyone = tl.arange(0, 64)
-        of_peers = ((peers >> everyone) & 1) != 0
-        seen = tl.load(words + everyone, mask=of_peers, other=0, volatile=True)
-        late = tl.min(tl.where(of_peers & (seen != stamp), everyone, 64))
-        if late == 64:  # all have come just now; some peer has to be named
-            late = tl.min(tl.where(of_peers, everyone, 64))
-        give_up(counts, number, status, _ENTERED + late + 1)
-    return met
+        met = await_words(words, 1, peers, stamp, words, stop, patience_ns, False, WORLD, ON_GPU)
+        if met == 0:
+            everyone = tl.arange(0, 64)
+            of_peers = ((peers >> everyone) & 1) != 0
+            seen_now = tl.load(words + everyone, mask=of_peers, other=0, volatile=True)
+            late = tl.min(tl.where(of_peers & (seen_now != stamp), everyone, 64))
+            if late == 64:  # all have come just now; some peer has to be named
+                late = tl.min(tl.where(of_peers, everyone, 64))
+            give_up(counts, number, status, _ENTERED + late + 1)
+    return 2 - met
 
 
 @triton.jit
-def count_call(counts, number, programs):
-    """Say that a program knows the call's number; the last one to say so counts the call.
+def draw(counts, number, ON_GPU: tl.constexpr):  # noqa: N803
+    """Say that a program knows the call's number; return how many did before, for `count_call`."""
+    if ON_GPU:
+        return tl.inline_asm_elementwise(
+            _DRAW_ASM, "=&r,l,r,~{memory}", [counts + 1, number],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.atomic_add(counts + 1, 1)
 
-    No thread of the program reads it later.
-    """
-    tl.debug_barrier()
-    if tl.atomic_add(counts + 1, 1, sem="relaxed", scope="gpu") == programs - 1:
-        tl.store(counts + 1, 0)
-        tl.store(counts, number + 1)
+
+@triton.jit
+def count_call(counts, number, programs, drawn):
+    """Count the call, if this program was the last to draw."""
+    last = drawn == programs - 1
+    tl.store(counts + 1, 0, mask=last)
+    tl.store(counts, number + 1, mask=last)
 
 
 @triton.jit

@@ -49,8 +49,9 @@ def test_only_named_kernels_run(gpus: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_faults(dies: bool, gpus: int, tmp_path: Path) -> None:
-    right("faults", gpus, tmp_path, dies=dies, timeout_s=3.0, allowed_s=100.0)
+@pytest.mark.parametrize("few_rows", [False, True])
+def test_faults(dies: bool, few_rows: bool, gpus: int, tmp_path: Path) -> None:
+    right("faults", gpus, tmp_path, dies=dies, few_rows=few_rows, timeout_s=3.0, allowed_s=100.0)
 
 
 @pytest.mark.parametrize("ahead", [0, 5000])

@@ -293,7 +293,9 @@ def death(me: Rank, problem: Problem, point: Schedule, arrays: Arrays) -> None:
 UNUSED = {"absent": torch.special.erfinv, "diverged": torch.special.erfc}
 
 
-def faults(me: Rank, dies: bool, ahead: int = 0, loads: bool = False) -> None:
+def faults(
+    me: Rank, dies: bool, ahead: int = 0, loads: bool = False, few_rows: bool = False
+) -> None:
     """A rank that does not come, one that runs another call, and one that dies.
 
     Args:
@@ -302,10 +304,15 @@ def faults(me: Rank, dies: bool, ahead: int = 0, loads: bool = False) -> None:
         ahead: kernels that a rank launches behind a call before it looks at its outcome.
         loads: whether a thread of it makes the first call of a kernel there. The driver then keeps
             all that copy from returning, so that the missing signal may not be known.
+        few_rows: whether the calls are of few rows, by stores into mailboxes.
     """
     counter = torch.zeros(1).cuda().add_(1)  # its kernel is loaded
     problem = Problem.chunked("all_gather_matmul", me.world, 640, 64, 256, "bfloat16")
     point = Schedule.named("hetero_fused_1d")
+    other = Schedule.from_json({**point.to_json(), "grain": 5})
+    if few_rows:
+        problem = Problem.chunked("matmul_all_reduce", me.world, 16, 512, 64 * me.world, "bfloat16")
+        point, other = Schedule.named("one_shot_sm"), Schedule.named("two_shot_sm")
     arrays, exact = me.arrays(problem, 1)
     me.judge(problem, me.execute(problem, point, arrays), exact, "at first")
     me.meet()
@@ -319,7 +326,6 @@ def faults(me: Rank, dies: bool, ahead: int = 0, loads: bool = False) -> None:
             while loads and not has_failed(me):  # it takes the peers longer to find out
                 time.sleep(0.1)
         else:
-            other = Schedule.from_json({**point.to_json(), "grain": 5})
             mine = other if me.rank == last else point
             ys = me.execute(problem, mine, arrays)
             for _ in range(ahead):

@@ -42,6 +42,11 @@ DATA = COUNTS + 256
 COPY = 1 << 18  # bytes of a copy of a mailbox
 KEPT = 1 << 16  # bytes of a rank's results, for others to compare
 RELEASE, ACQUIRE = r"st\.release\.sys", r"ld\.acquire\.sys"
+# The barrier has a use of the number, so all threads have read it before the program draws.
+DRAWN = (
+    r"setp\.eq\.u32 first, (%r\d+), 0;\s+barrier\.red\.or\.pred first, 0, first;"
+    r"[^@]+@first atom\.relaxed\.gpu\.global\.add"
+)
 ENTERED = word_place(Word(0, "entered", 0))
 
 
@@ -331,19 +336,22 @@ def assembly() -> None:
             made = compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
             text, about = made.asm["ptx"], f"{name} {m}"
             assert len(places(RELEASE, text)) == 1, "a word beside the one that says entered"
-            (asked,) = places(ACQUIRE, text)
-            met = next(at for at in places(r"barrier\.red", text) if at > asked)
+            asked = min(places(ACQUIRE, text))
             width = "b16" if m == 1 else r"v[24]\.b32"  # of boxes
             looks = places(rf"ld\.volatile\.global\.{width}", text)
             assert len(looks) >= 8 + takes - 1, f"{about}: boxes are read by few bytes, or cached"
-            assert met < min(looks), f"{about}: a box is read before peers are known to be there"
             # All threads have seen what they look for before any puts back what it has taken.
             for begin, end in zip(looks, [*looks[1:], len(text)], strict=True):
                 first = places(rf"st\.global\.{width}", text[begin:end])
                 assert not first or "barrier.red" in text[begin : begin + first[0]], about
-            (counted,) = places(r"atom\.global\.gpu\.relaxed\.add", text)
-            used = max(places(r"ld\.global|st\.global", text[:counted]))
-            assert "bar.sync" in text[used:counted], f"{about}: threads may read the number later"
+            # What was taken is not used before all peers are known to have entered. Here in the
+            # order of the program, which is not that of blocks of machine code.
+            order = made.asm["ttir"]
+            taken = places(r"tt\.load .*isVolatile = true.* : tensor<\d+x\d+x", order)[7]
+            (saw, *_) = places(r"tt\.elementwise_inline_asm .*setp\.ne\.u32 other", order)
+            stores = [at for at in places(r"tt\.store .* : tensor<\d+x\d+x", order) if at > taken]
+            assert stores[7] < saw < stores[8], f"{about}: sums are used before peers have entered"
+            assert len(places(DRAWN, text)) == 1, f"{about}: threads may read the number later"
             sent = places(rf"st\.global\.{width}", text[:asked])
             assert sent, f"{about}: nothing is sent before anything is awaited"
             assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read from a cache"
