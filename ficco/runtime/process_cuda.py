@@ -212,6 +212,11 @@ class CudaProcessRuntime(ProcessRuntime):
                 self._group.fail(self.rank)  # peers go on, and would wait for this rank
                 raise
 
+    def _check_alive(self) -> None:
+        for place in self._places:  # a kernel that gave up tells before the watch looks
+            place.device.settle()
+        super()._check_alive()
+
     def _failure(self) -> EngineError | None:
         found = super()._failure()
         if found is not None:
