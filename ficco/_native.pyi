@@ -495,13 +495,14 @@ class GpuProgram:
         segment: int,
         step: int,
         mark: int,
-        launches: Sequence[tuple[int, tuple[int, int, int], int, int, npt.NDArray[np.int64]]],
+        launches: Sequence[tuple[int, tuple[int, int, int], int, int, bool, npt.NDArray[np.int64]]],
     ) -> None:
         """Describe the compute between a segment and the next, to be launched natively.
 
         A launch is (the driver's handle of a loaded kernel, grid, threads of a block, bytes of
-        dynamic shared memory, parameters). Parameters are [count, 16], C-contiguous, in the order
-        in which the kernel takes them:
+        dynamic shared memory, whether it may begin while the kernel before it on the stream ends,
+        which it then waits for by itself, parameters). Parameters are [count, 16], C-contiguous, in
+        the order in which the kernel takes them:
 
             0 kind   0 constant, 1 address in a slot, 2 address of an own word, 3 pitch, 4 tensor,
                      5 number of the window copy that the call uses

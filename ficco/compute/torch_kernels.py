@@ -125,7 +125,7 @@ class TorchKernels:
         """See `DeviceKernels.described_direct`."""
         kernel, made, control = prepared
         launch = kernel.launch_of(made, _whole_operands(prepared, operands), control)
-        compiled = launching.loaded(launch.kernel, launch.arguments, num_warps=launch.warps)
+        compiled = launching.loaded(launch.kernel, launch.arguments, **launch.options)
         where = direct_places(operands, places, kernel is direct_gather)
         return launching.described(compiled, (launch.programs,), launch.arguments, where)
 

@@ -28,6 +28,7 @@ from ficco.kernels.one_launch import (
     Control,
     Launch,
     Places,
+    can_chain,
     check_operand,
     check_rows,
     enqueue,
@@ -87,6 +88,7 @@ class Direct(NamedTuple):
         programs: of a launch; all of them run at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
         made: whether y holds the product of x and w when a launch begins; else it multiplies.
+        chained: whether a launch may begin while the one before it ends.
     """
 
     table: DirectTable
@@ -98,6 +100,7 @@ class Direct(NamedTuple):
     programs: int
     aligned: bool
     made: bool
+    chained: bool
 
 
 class Operands(NamedTuple):
@@ -178,6 +181,7 @@ def prepare(
         programs=min(len(table.chunks) + 1, processors),
         aligned=all(edge * item % ALIGN == 0 for edge in edges),
         made=made,
+        chained=not made and can_chain(device),  # behind a library's GEMM nothing is gained
     )
 
 
@@ -216,7 +220,8 @@ def launch_of(direct: Direct, operands: Operands, control: Control) -> Launch:
         InputError: operands that the table was not made for.
     """
     arguments = _arguments(direct, operands, control)
-    return Launch(direct_all_reduce, arguments, direct.programs, direct.tile.warps)
+    warps = direct.tile.warps
+    return Launch(direct_all_reduce, arguments, direct.programs, warps, direct.chained)
 
 
 def warm(direct: Direct, operands: Operands, control: Control) -> None:
@@ -289,6 +294,7 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
         "MADE": direct.made,
+        "CHAINED": direct.chained,
         "ON_GPU": y.is_cuda,
     }
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ficco.kernels.direct_product import product
 from ficco.kernels.mailing import (
@@ -104,6 +105,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     EDGE: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
     MADE: tl.constexpr,  # noqa: N803
+    CHAINED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Store the sum over ranks of x.w (+ bias) in y.
@@ -119,8 +121,12 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
     timeout_ns: how long a program waits before it gives up.
     MADE: whether the product of x and w stands in y already, so that nothing is multiplied.
+    CHAINED: whether it may begin while the launch before it ends, for which it waits, then.
     EDGE, BYTES: columns and bytes that divide where rows and chunks begin and end.
     """
+    if CHAINED:  # nothing of it is read or written before
+        gdc_wait()
+        gdc_launch_dependents()
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     workers = tl.maximum(programs - 1, 1)
@@ -192,7 +198,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     sums_at = ()  # where the next rank keeps sums, and so on; this one last
     if TWICE:
         for turn in tl.static_range(1, WORLD + 1):
-            sums_at = sums_at + (tl.load(kept + (rank + turn) % WORLD),)
+            sums_at = (*sums_at, tl.load(kept + (rank + turn) % WORLD))
     seen = look(words, peers, digest, number, ON_GPU)
     met = tl.full((), 0, tl.int32)  # 1 once all peers have, 2 if one has not
 

@@ -93,6 +93,7 @@ class LaunchSpec(NamedTuple):
         grid: blocks by dimension.
         threads: of a block.
         shared_bytes: of dynamic shared memory.
+        chained: whether it may begin while the kernel before it on the stream ends.
         parameters: [count, 16]; see `GpuProgram.set_launches` in ficco/_native.pyi.
         keep: what must live as long as the launch, and graphs of it.
     """
@@ -101,13 +102,14 @@ class LaunchSpec(NamedTuple):
     grid: tuple[int, int, int]
     threads: int
     shared_bytes: int
+    chained: bool
     parameters: npt.NDArray[np.int64]
     keep: Any
 
     @property
-    def native(self) -> tuple[int, tuple[int, int, int], int, int, npt.NDArray[np.int64]]:
+    def native(self) -> tuple[int, tuple[int, int, int], int, int, bool, npt.NDArray[np.int64]]:
         """What `GpuProgram.set_launches` takes."""
-        return self[:5]
+        return self[:6]
 
 
 def loaded(kernel: Any, arguments: Mapping[str, Any], **options: int) -> Any:
@@ -156,6 +158,7 @@ def described(
         grid=(x, y, z),
         threads=_WARP * metadata.num_warps,
         shared_bytes=metadata.shared,
+        chained=bool(metadata.launch_pdl),
         parameters=np.array(rows, np.int64).reshape(-1, _FIELDS),
         keep=(compiled, kept),
     )
@@ -183,7 +186,6 @@ def _check_known(metadata: Any) -> None:
         f"is for {metadata.target.backend}, not cuda": metadata.target.backend != "cuda",
         f"runs in clusters of {metadata.num_ctas}": metadata.num_ctas != 1,
         "is a cooperative launch": metadata.launch_cooperative_grid,
-        "depends on the launch before it": metadata.launch_pdl,
         "needs scratch memory": metadata.global_scratch_size > 0,
         "is instrumented": metadata.profile_scratch_size > 0,
     }

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ficco._native import cuda_driver_version
 from ficco.errors import InputError
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Control",
     "Launch",
     "Places",
+    "can_chain",
     "check_operand",
     "check_rows",
     "enqueue",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 ALIGN = 16  # bytes of the widest store
+_CHAINS_IN_GRAPHS = 12030  # of the driver
 
 
 class Places(NamedTuple):
@@ -80,17 +83,36 @@ class Launch(NamedTuple):
         arguments: by name, constants among them.
         programs: the grid.
         warps: Triton's option.
+        chained: whether it may begin while the launch before it on its stream ends; the kernel
+            waits for that end by itself.
     """
 
     kernel: Any
     arguments: dict[str, Any]
     programs: int
     warps: int
+    chained: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What Triton compiles and launches it with."""
+        chained = {"launch_pdl": True} if self.chained else {}
+        return {"num_warps": self.warps, **chained}
+
+
+def can_chain(device: torch.device) -> bool:
+    """Whether launches can begin while others end: on Hopper and later, and, in graphs, CUDA 12.3.
+
+    Programmatic dependent launch; NVIDIA's CUDA C++ Programming Guide.
+    """
+    if device.type != "cuda" or cuda_driver_version() < _CHAINS_IN_GRAPHS:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def enqueue(launch: Launch) -> None:
     """Enqueue a launch on the current stream, as Triton does it."""
-    launch.kernel[(launch.programs,)](**launch.arguments, num_warps=launch.warps)
+    launch.kernel[(launch.programs,)](**launch.arguments, **launch.options)
 
 
 def power(size: int) -> int:

@@ -75,6 +75,26 @@ inline constexpr int kMemoryHost = 1;
 inline constexpr int kMemoryDevice = 2;
 inline constexpr int kMemoryUnified = 4;
 
+struct LaunchAttribute {  // CUlaunchAttribute
+    int id;
+    int padding;
+    union {
+        int number;
+        std::uint64_t pad[8];
+    } value;
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
+struct LaunchConfig {  // CUlaunchConfig
+    unsigned grid[3], block[3];
+    unsigned shared_bytes;
+    StreamHandle stream;
+    LaunchAttribute* attributes;
+    unsigned count;
+};
+
+inline constexpr int kLaunchChained = 6;  // programmatic stream serialization
+
 struct Copy2D {  // CUDA_MEMCPY2D
     struct Source {
         std::size_t x_bytes, y;

@@ -24,6 +24,16 @@ constexpr std::size_t kBank = 48;  // where offsets of parameters begin
 
 bool within(std::uint64_t value, std::uint64_t most) { return value >= 1 && value <= most; }
 
+void launch(Driver& driver, FunctionHandle function, const Shape& shape, StreamHandle stream,
+            void** parameters, void** extra) {
+    const auto found = Kernels::get().find(function);
+    if (shape[0] == 0 || shape[1] == 0 || shape[2] == 0 || !within(shape[3], kMostThreads) ||
+        shape[4] > kMostSharedBytes || extra != nullptr) {
+        throw Failure{kInvalidValue};
+    }
+    driver.submit(*driver.stream(stream), kernel(*found, shape, parameters));
+}
+
 }  // namespace
 
 namespace ficco::driver_double {
@@ -92,14 +102,25 @@ DOUBLE_API Status cuLaunchKernel(FunctionHandle function, unsigned grid_x, unsig
                                  unsigned block_z, unsigned shared_bytes, StreamHandle stream,
                                  void** parameters, void** extra) {
     return call("cuLaunchKernel", [&](Driver& driver, Lock&) {
-        const auto kernel = Kernels::get().find(function);
         const Shape shape{grid_x, grid_y, grid_z, block_x * block_y * block_z, shared_bytes};
-        if (grid_x == 0 || grid_y == 0 || grid_z == 0 || !within(shape[3], kMostThreads) ||
-            shared_bytes > kMostSharedBytes || extra != nullptr) {
-            throw Failure{kInvalidValue};
+        launch(driver, function, shape, stream, parameters, extra);
+    });
+}
+
+// A kernel that may begin while the one before it ends begins behind it: it waits there anyway.
+DOUBLE_API Status cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle function,
+                                   void** parameters, void** extra) {
+    return call("cuLaunchKernelEx", [&](Driver& driver, Lock&) {
+        const auto& [grid, block, shared_bytes, stream, attributes, count] = *config;
+        for (const LaunchAttribute& attribute : std::span(attributes, count)) {
+            if (attribute.id != kLaunchChained) throw Failure{kNotSupported};
+            if (attribute.value.number < 0 || attribute.value.number > 1) {
+                throw Failure{kInvalidValue};
+            }
+            Faults::get().count("chained", 1);
         }
-        driver.submit(*driver.stream(stream),
-                      ficco::driver_double::kernel(*kernel, shape, parameters));
+        const Shape shape{grid[0], grid[1], grid[2], block[0] * block[1] * block[2], shared_bytes};
+        launch(driver, function, shape, stream, parameters, extra);
     });
 }
 

@@ -91,6 +91,23 @@ FICCO_SAME_PLACE(width_bytes, WidthInBytes)
 FICCO_SAME_PLACE(height, Height)
 #undef FICCO_SAME_PLACE
 
+static_assert(own::kLaunchChained == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+static_assert(sizeof(own::LaunchAttribute) == sizeof(CUlaunchAttribute));
+static_assert(offsetof(own::LaunchAttribute, id) == offsetof(CUlaunchAttribute, id));
+static_assert(offsetof(own::LaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
+static_assert(sizeof(CUlaunchAttributeValue::programmaticStreamSerializationAllowed) ==
+              sizeof(own::LaunchAttribute::value.number));
+static_assert(sizeof(own::LaunchConfig) == sizeof(CUlaunchConfig));
+#define FICCO_SAME_PLACE(own_field, field) \
+    static_assert(offsetof(own::LaunchConfig, own_field) == offsetof(CUlaunchConfig, field));
+FICCO_SAME_PLACE(grid, gridDimX)
+FICCO_SAME_PLACE(block, blockDimX)
+FICCO_SAME_PLACE(shared_bytes, sharedMemBytes)
+FICCO_SAME_PLACE(stream, hStream)
+FICCO_SAME_PLACE(attributes, attrs)
+FICCO_SAME_PLACE(count, numAttrs)
+#undef FICCO_SAME_PLACE
+
 }  // namespace
 }  // namespace ficco::cuda
 #endif

@@ -117,6 +117,8 @@ class Rank:
             places["b_col_stride" if ranks.turned else "b_deep_stride"] = Pitch(B, item)
         made = kernels.loaded(gated_gemm, arguments, num_warps=TILE.warps, num_stages=TILE.stages)
         self.spec = described(made, (table.programs,), arguments, places)
+        if self.ranks.chained:
+            self.spec = self.spec._replace(chained=True)
         self.program.set_launches(0, 2, 3, [self.spec.native])
 
     def slots(self) -> tuple[list[int], list[int]]:
@@ -138,8 +140,9 @@ class Ranks:
 
     def __init__(
         self, dtype: torch.dtype = torch.bfloat16, n: int = 72, k: int = 96, pad: int = 8,
-        turned: bool = True, bias: bool = False, patience_s: float = 10.0,
+        turned: bool = True, bias: bool = False, patience_s: float = 10.0, chained: bool = False,
     ) -> None:  # fmt: skip
+        self.chained = chained
         self.dtype, self.n, self.k, self.pad = dtype, n, k, pad
         self.turned, self.bias, self.patience_s = turned, bias, patience_s
         self.cuda = Cuda()
@@ -202,6 +205,23 @@ def products() -> None:
             assert 0 < began < ended, "the launch is step 2"
 
 
+def chained() -> None:
+    """A kernel that may begin while another one ends is launched so, and no other is."""
+    for asked in (False, True):
+        ranks = Ranks(chained=asked)
+        control.reset()
+        ranks.call(0)
+        ranks.wait()
+        ranks.right()
+        assert control.count("chained") == (WORLD if asked else 0)
+    control.fail_call("cuLaunchKernelEx", 719)
+    with expected(GpuError, "cuLaunchKernelEx answers CUDA_ERROR_LAUNCH_FAILED"):
+        ranks.ranks[0].call(1)
+    ranks.ranks[0].program.abandon()
+    with expected(RuntimeError, "fail"):
+        ranks.ranks[1].call(1)
+
+
 def graphs() -> None:
     """Captured calls are replayed with new data."""
     ranks = Ranks()
@@ -253,7 +273,7 @@ def refusals() -> None:
             first.program.set_launches(0, 2, 3, [first.spec.native])
     with expected(GpuError, "cuFuncLoad answers CUDA_ERROR_INVALID_HANDLE"):
         first.program.set_launches(0, 2, 3, [(12345, *first.spec.native[1:])])
-    fewer = (*first.spec.native[:4], first.spec.parameters[:-1].copy())
+    fewer = (*first.spec.native[:5], first.spec.parameters[:-1].copy())
     with expected(ValueError, "and the driver says that it takes"):
         first.program.set_launches(0, 2, 3, [fewer])
     addresses, pitches = first.slots()
@@ -278,8 +298,8 @@ def older_driver() -> None:
 
 
 SCENARIOS = {
-    "products": products, "graphs": graphs, "giving_up": giving_up, "refusals": refusals,
-    "older_driver": older_driver,
+    "products": products, "chained": chained, "graphs": graphs, "giving_up": giving_up,
+    "refusals": refusals, "older_driver": older_driver,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -333,8 +333,11 @@ def assembly() -> None:
             y = torch.empty(m, 4096, dtype=case.kind)
             operands = Operands(empty[0], empty[1].t(), None, y)
             arguments = direct._arguments(prepared, operands, control(5)) | {"ON_GPU": True}
+            arguments["CHAINED"] = True
             made = compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
             text, about = made.asm["ptx"], f"{name} {m}"
+            (waited,) = places(r"griddepcontrol\.wait", text)
+            assert waited < places(r"(ld|st|atom|red)\.\S*global", text)[0], "it begins too early"
             assert len(places(RELEASE, text)) == 1, "a word beside the one that says entered"
             asked = min(places(ACQUIRE, text))
             width = "b16" if m == 1 else r"v[24]\.b32"  # of boxes

@@ -306,15 +306,16 @@ def refusals() -> None:
     refused(EngineError, "not loaded", made, arguments, places)
     made.function = 9
     spec = described(made, (2,), arguments, places)
-    assert spec.native[:4] == (9, (2, 1, 1), 128, made.metadata.shared)
+    assert spec.native[:5] == (9, (2, 1, 1), 128, made.metadata.shared, False)
     assert spec.parameters.shape[1] == 16 and spec.parameters.flags.c_contiguous
 
     known = made.metadata
+    made.metadata = known._replace(launch_pdl=True)
+    assert described(made, (2,), arguments, places).chained
     for field, value, pattern in (
         ("triton_version", "3.7.0", "by Triton 3.7.0"),
         ("num_ctas", 2, "clusters of 2"),
         ("launch_cooperative_grid", True, "cooperative"),
-        ("launch_pdl", True, "before it"),
         ("global_scratch_size", 64, "scratch"),
         ("profile_scratch_size", 64, "instrumented"),
         ("tensordesc_meta", None, "3 descriptors, and says how 0"),

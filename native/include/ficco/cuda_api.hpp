@@ -1,5 +1,5 @@
 // What ficco calls of NVIDIA's driver: types, constants, and one list of functions. No vendor
-// header is needed; native/tests/cuda_header.cpp proves every line against cuda.h where that is
+// header is needed; native/tests/test_cuda_api.cpp proves every line against cuda.h where that is
 // installed.
 #pragma once
 
@@ -38,6 +38,8 @@ inline constexpr int kCaptureActive = 1;
 inline constexpr int kNodeKernel = 0;
 inline constexpr int kNodeMemcpy = 1;
 
+inline constexpr int kLaunchChained = 6;  // programmatic stream serialization
+
 inline constexpr int kInterleaveNone = 0;
 inline constexpr int kPromoteTo128Bytes = 2;  // in L2
 
@@ -65,6 +67,24 @@ union MemOp {
         Pointer alias;
     } word;
     std::uint64_t pad[6];
+};
+
+// Of a launch (CUlaunchAttribute): its value is a union, of which this one uses a number.
+struct LaunchAttribute {
+    int id;
+    int padding;
+    union {
+        int number;
+        std::uint64_t pad[8];
+    } value;
+};
+
+struct LaunchConfig {
+    unsigned grid[3], block[3];
+    unsigned shared_bytes;
+    Stream stream;
+    LaunchAttribute* attributes;
+    unsigned count;
 };
 
 struct Copy2D {
@@ -134,6 +154,7 @@ struct alignas(128) TensorMap {
     X(cuLaunchKernel, 12000, 4000,                                                             \
       (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
        void**, void**))                                                                        \
+    X(cuLaunchKernelEx, 12000, 11060, (const LaunchConfig*, Function, void**, void**))         \
     X(cuTensorMapEncodeTiled, 12000, 12000,                                                    \
       (TensorMap*, int, std::uint32_t, void*, const std::uint64_t*, const std::uint64_t*,      \
        const std::uint32_t*, const std::uint32_t*, int, int, int, int))

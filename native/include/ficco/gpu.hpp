@@ -49,6 +49,8 @@ struct KernelLaunch {
     std::array<unsigned, 3> grid;
     unsigned threads;       // of a block
     unsigned shared_bytes;  // beside what the kernel has by itself
+    // Whether it may begin while the kernel before it ends, for whose end it waits by itself.
+    bool chained = false;
 };
 
 // A matrix of which a kernel loads boxes in bulk. Numbers of type, swizzle and fill are the

@@ -63,17 +63,17 @@ std::shared_ptr<GpuProgram> new_program(std::shared_ptr<GpuRank> rank,
     return make<GpuProgram>(std::move(rank), std::move(window), binding, digest);
 }
 
-// function, grid, threads, bytes of shared memory, parameters
+// function, grid, threads, bytes of shared memory, chained, parameters
 using LaunchTuple = std::tuple<std::uintptr_t, std::tuple<unsigned, unsigned, unsigned>, unsigned,
-                               unsigned, Table<std::int64_t, kParameterFields>>;
+                               unsigned, bool, Table<std::int64_t, kParameterFields>>;
 
 void set_launches(GpuProgram& program, int segment, int step, int mark,
                   const std::vector<LaunchTuple>& launches) {
     std::vector<LaunchBinding> bindings;
-    for (const auto& [function, grid, threads, shared_bytes, parameters] : launches) {
+    for (const auto& [function, grid, threads, shared_bytes, chained, parameters] : launches) {
         const auto [x, y, z] = grid;
         bindings.push_back(
-            {{reinterpret_cast<GpuKernel>(function), {x, y, z}, threads, shared_bytes},
+            {{reinterpret_cast<GpuKernel>(function), {x, y, z}, threads, shared_bytes, chained},
              span_of(parameters)});
     }
     const nb::gil_scoped_release release;

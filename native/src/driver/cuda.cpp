@@ -230,9 +230,21 @@ class CudaGpu final : public Gpu {
         }
     }
     void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) override {
-        FICCO_CALL(cuLaunchKernel, static_cast<Function>(launch.kernel), launch.grid[0],
-                   launch.grid[1], launch.grid[2], launch.threads, 1, 1, launch.shared_bytes,
-                   static_cast<Stream>(stream), parameters, nullptr);
+        const auto function = static_cast<Function>(launch.kernel);
+        const auto& [x, y, z] = launch.grid;
+        if (!launch.chained) {
+            FICCO_CALL(cuLaunchKernel, function, x, y, z, launch.threads, 1, 1, launch.shared_bytes,
+                       static_cast<Stream>(stream), parameters, nullptr);
+            return;
+        }
+        LaunchAttribute chained{kLaunchChained, 0, {1}};
+        const LaunchConfig config{{x, y, z},
+                                  {launch.threads, 1, 1},
+                                  launch.shared_bytes,
+                                  static_cast<Stream>(stream),
+                                  &chained,
+                                  1};
+        FICCO_CALL(cuLaunchKernelEx, &config, function, parameters, nullptr);
     }
     ficco::TensorMap encode(const TensorBox& box) override {
         // The dimension of neighbours comes first.
