@@ -32,6 +32,7 @@ TOLERANCE = 0.02  # of the largest result, against float32
 def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
     """Return microseconds a call of every way that works, and why others do not."""
     import torch
+    import torch.distributed as dist
 
     from ficco.sweeping.gpu.timing import beat
 
@@ -54,7 +55,9 @@ def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:300]
         if any(meeting.gather(float(bool(reason)))):
-            refused[name] = reason or "it failed on another rank"
+            reasons: list[Any] = [""] * dist.get_world_size()
+            dist.all_gather_object(reasons, reason)
+            refused[name] = {rank: said for rank, said in enumerate(reasons) if said}
         else:
             graphs[name] = graph
     times: dict[str, list[float]] = {name: [] for name in graphs}

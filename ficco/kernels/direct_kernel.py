@@ -198,7 +198,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     sums_at = ()  # where the next rank keeps sums, and so on; this one last
     if TWICE:
         for turn in tl.static_range(1, WORLD + 1):
-            sums_at = (*sums_at, tl.load(kept + (rank + turn) % WORLD))
+            sums_at = sums_at + (tl.load(kept + (rank + turn) % WORLD),)  # noqa: RUF005 - Triton's way
     seen = look(words, peers, digest, number, ON_GPU)
     met = tl.full((), 0, tl.int32)  # 1 once all peers have, 2 if one has not
 
