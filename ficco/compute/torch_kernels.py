@@ -125,9 +125,10 @@ class TorchKernels:
         """See `DeviceKernels.described_direct`."""
         kernel, made, control = prepared
         launch = kernel.launch_of(made, _whole_operands(prepared, operands), control)
-        compiled = launching.loaded(launch.kernel, launch.arguments, **launch.options)
+        compiled = launching.loaded(launch.kernel, launch.arguments, num_warps=launch.warps)
         where = direct_places(operands, places, kernel is direct_gather)
-        return launching.described(compiled, (launch.programs,), launch.arguments, where)
+        grid = (launch.programs,)
+        return launching.described(compiled, grid, launch.arguments, where, launch.chained)
 
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int

@@ -132,6 +132,7 @@ def described(
     grid: Sequence[int],
     arguments: Mapping[str, Any],
     places: Mapping[str, Place],
+    chained: bool = False,
 ) -> LaunchSpec:
     """Return the launch of a kernel for a bound plan.
 
@@ -142,6 +143,8 @@ def described(
             passed by their address, and kept; shapes of descriptors are those of every call.
         places: arguments that depend on the call. The kernel is one for what divides these
             addresses and pitches now, which native code asks of every call.
+        chained: whether it may begin while the kernel before it on the stream ends; it waits for
+            that end by itself.
 
     Raises:
         EngineError: a kernel that only Triton can launch, or one that is not loaded.
@@ -158,7 +161,7 @@ def described(
         grid=(x, y, z),
         threads=_WARP * metadata.num_warps,
         shared_bytes=metadata.shared,
-        chained=bool(metadata.launch_pdl),
+        chained=chained,
         parameters=np.array(rows, np.int64).reshape(-1, _FIELDS),
         keep=(compiled, kept),
     )
@@ -186,6 +189,7 @@ def _check_known(metadata: Any) -> None:
         f"is for {metadata.target.backend}, not cuda": metadata.target.backend != "cuda",
         f"runs in clusters of {metadata.num_ctas}": metadata.num_ctas != 1,
         "is a cooperative launch": metadata.launch_cooperative_grid,
+        "depends on the launch before it": metadata.launch_pdl,
         "needs scratch memory": metadata.global_scratch_size > 0,
         "is instrumented": metadata.profile_scratch_size > 0,
     }

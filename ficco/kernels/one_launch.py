@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ficco._native import cuda_driver_version
 from ficco.errors import InputError
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
 ]
 
 ALIGN = 16  # bytes of the widest store
-_CHAINS_IN_GRAPHS = 12030  # of the driver
 
 
 class Places(NamedTuple):
@@ -83,8 +81,8 @@ class Launch(NamedTuple):
         arguments: by name, constants among them.
         programs: the grid.
         warps: Triton's option.
-        chained: whether it may begin while the launch before it on its stream ends; the kernel
-            waits for that end by itself.
+        chained: whether native code may have it begin while the launch before it on its stream
+            ends; the kernel waits for that end by itself. Triton does not.
     """
 
     kernel: Any
@@ -93,26 +91,18 @@ class Launch(NamedTuple):
     warps: int
     chained: bool = False
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What Triton compiles and launches it with."""
-        chained = {"launch_pdl": True} if self.chained else {}
-        return {"num_warps": self.warps, **chained}
-
 
 def can_chain(device: torch.device) -> bool:
-    """Whether launches can begin while others end: on Hopper and later, and, in graphs, CUDA 12.3.
+    """Whether a device's launches can begin while others end: from Hopper on.
 
     Programmatic dependent launch; NVIDIA's CUDA C++ Programming Guide.
     """
-    if device.type != "cuda" or cuda_driver_version() < _CHAINS_IN_GRAPHS:
-        return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def enqueue(launch: Launch) -> None:
     """Enqueue a launch on the current stream, as Triton does it."""
-    launch.kernel[(launch.programs,)](**launch.arguments, **launch.options)
+    launch.kernel[(launch.programs,)](**launch.arguments, num_warps=launch.warps)
 
 
 def power(size: int) -> int:

@@ -1,4 +1,4 @@
-"""The sum of partial results: peers' in slots of a window, the own one in float32, and a bias.
+"""The sum of partial results: peers' in slots of a window, the own one, and a bias.
 
 One pass over all of them: sums are made in float32, in the order of ranks whatever the timing, and
 rounded once.

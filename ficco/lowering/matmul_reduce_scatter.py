@@ -1,8 +1,8 @@
 """matmul_reduce_scatter: from x_r [m, k_r] and w_r [k_r, n], its rows of the sum of x_s . w_s.
 
-Partial sums travel in the input's dtype; the owner adds them in float32, in rank order, with its
-own part unrounded, and rounds once: in a pass of its own, or (sums="within") in the launch that
-makes the own part, which then comes first in the sum.
+Partial sums are rounded to the input's dtype, also the owner's own; it adds them in float32, in
+rank order, and rounds again: in a pass of its own, or (sums="within") in the launch that makes the
+own part, which then comes first in the sum, unrounded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ficco.schedule import Schedule
 
 __all__ = ["lower_rank", "reduction_buffers", "reduction_cut"]
 
-OWN = "own"  # workspace: the own part, float32
+OWN = "own"  # workspace: the own part
 
 
 def reduction_cut(problem: Problem, schedule: Schedule, rank: int) -> Cut:
@@ -36,11 +36,7 @@ def reduction_buffers(problem: Problem, products: Products, cut: Cut) -> list[Bu
     return [
         *products.operands(),
         Buffer(PARTIAL, "workspace", problem.m, n, dtype),
-        *(
-            [Buffer(OWN, "workspace", problem.rows[cut.rank], n, "float32")]
-            if cut.own == OWN
-            else []
-        ),
+        *([Buffer(OWN, "workspace", problem.rows[cut.rank], n, dtype)] if cut.own == OWN else []),
         Buffer(LANDING, "window", cut.blocks.window_rows, n, dtype, copies=2),
     ]
 

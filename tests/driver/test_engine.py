@@ -33,6 +33,7 @@ UNREPORTED = {
     "cuGetErrorName": "serves a message",
     "cuGetErrorString": "serves a message",
     "cuLaunchKernel": "launches of kernels",
+    "cuLaunchKernelEx": "launches of kernels",
     "cuMemFreeHost": "ends something",
     "cuMemcpyDtoHAsync": "the watch's",
     "cuStreamDestroy": "ends something",

@@ -310,12 +310,12 @@ def refusals() -> None:
     assert spec.parameters.shape[1] == 16 and spec.parameters.flags.c_contiguous
 
     known = made.metadata
-    made.metadata = known._replace(launch_pdl=True)
-    assert described(made, (2,), arguments, places).chained
+    assert described(made, (2,), arguments, places, chained=True).native[4]
     for field, value, pattern in (
         ("triton_version", "3.7.0", "by Triton 3.7.0"),
         ("num_ctas", 2, "clusters of 2"),
         ("launch_cooperative_grid", True, "cooperative"),
+        ("launch_pdl", True, "before it"),
         ("global_scratch_size", 64, "scratch"),
         ("profile_scratch_size", 64, "instrumented"),
         ("tensordesc_meta", None, "3 descriptors, and says how 0"),

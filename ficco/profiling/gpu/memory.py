@@ -11,14 +11,14 @@ from ficco.profiling.gpu.ranks import Ranks
 __all__ = ["measure"]
 
 _ROWS, _COLS, _SLOTS, _CALLS = 8192, 8192, 3, 8
-_BYTES = _ROWS * _COLS * (2 * _SLOTS + 4 + 2)  # slots, the own part in float32, the sum
+_BYTES = _ROWS * _COLS * 2 * (_SLOTS + 2)  # slots, the own part, the sum
 
 
 def measure(ranks: Ranks) -> float:
     """Return GB/s read and written together, the median rank's."""
     device = ranks.device
     slots = torch.zeros((_SLOTS * _ROWS, _COLS), dtype=torch.bfloat16, device=device)
-    own = torch.zeros((_ROWS, _COLS), dtype=torch.float32, device=device)
+    own = torch.zeros((_ROWS, _COLS), dtype=torch.bfloat16, device=device)
     target = torch.empty((_ROWS, _COLS), dtype=torch.bfloat16, device=device)
 
     def run() -> None:
