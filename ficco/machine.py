@@ -104,7 +104,8 @@ class Costs:
         skew_us: how far apart ranks begin a call.
         store_us: from a kernel's store at a peer until a kernel there that awaits it has it; 0: not
             known, so that nothing is predicted of transport "sm" here.
-        direct_us: how much longer than its GEMM a kernel lasts in which ranks hear of each other.
+        direct_us: how much longer a gather by stores lasts than its launch, product and stores, for
+            ranks hear of each other by words; where they do by mailboxes, nothing.
         gated_gemm: how much longer a gated GEMM lasts than the library's, alone.
         gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
         copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.

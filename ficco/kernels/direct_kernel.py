@@ -21,6 +21,8 @@ spread over specialized warps: loads would move ahead of waits.
 
 from __future__ import annotations
 
+from typing import Any  # noqa: F401 - of a comment; Triton reads no annotation
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -195,7 +197,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     count_call(counts, number, programs, drawn)
     if opened == 0:
         patience_ns = tl.zeros_like(patience_ns)
-    sums_at = ()  # where the next rank keeps sums, and so on; this one last
+    # Where the next rank keeps sums, and so on; this one last.
+    sums_at = ()  # type: Any
     if TWICE:
         for turn in tl.static_range(1, WORLD + 1):
             sums_at = sums_at + (tl.load(kept + (rank + turn) % WORLD),)  # noqa: RUF005 - Triton's way

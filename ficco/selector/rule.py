@@ -174,7 +174,8 @@ def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) ->
     if _is_made_before(facts, schedule):  # by a launch of its own
         whole += costs.launch_us
         moved += machine.stream_us(2 * rows)
-    fixed = costs.launch_us + costs.direct_us + (2 if twice else 1) * costs.store_us
+    meeting = costs.direct_us if facts.gathers else 0.0
+    fixed = costs.launch_us + meeting + (2 if twice else 1) * costs.store_us
     return fixed + whole + send + moved
 
 

@@ -197,7 +197,8 @@ class _Encoder:
                     if self.calls.before_ns:
                         self._delay(self.launch_ns)
                         actions += (_WORK, 0, self.calls.before_ns)
-                    self._delay(self.launch_ns + 1e3 * self.costs.direct_us)
+                    meeting_us = self.costs.direct_us if self.gathers else 0.0
+                    self._delay(self.launch_ns + 1e3 * meeting_us)
                 submitting_ns = encoders[step.kind](step)
                 host_ns += 0.0 if self.once else submitting_ns
                 number_of_actions = (len(actions) - before) // _ACTION

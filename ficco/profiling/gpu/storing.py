@@ -18,18 +18,19 @@ _ROWS, _COLUMNS, _DEPTH, _CALLS = 8, 2048, 64, 40  # so little that only fixed t
 def measure(ranks: Ranks, launch_us: float) -> dict[str, float]:
     """Return store_us and direct_us; ficco must be open for the GPUs.
 
-    With two shots data fly twice, one behind the other, else the calls are alike.
+    With two shots data fly twice, one behind the other, else the calls are alike. A gather's data
+    fly once, and its ranks meet by words besides.
     """
     x = torch.zeros((_ROWS, _DEPTH), dtype=torch.bfloat16, device=ranks.device)
     w = torch.zeros((_DEPTH, _COLUMNS), dtype=torch.bfloat16, device=ranks.device)
-    one, two = (_call_us(ranks, x, w, f"{shots}_shot_sm") for shots in ("one", "two"))
+    reduce: Any = ficco.matmul_all_reduce
+    one, two = (_call_us(ranks, reduce, x, w, f"{shots}_shot_sm") for shots in ("one", "two"))
+    gather = _call_us(ranks, ficco.all_gather_matmul, x, w, "gather_sm")
     store_us = max(0.1, two - one)
-    return {"store_us": store_us, "direct_us": max(0.0, one - store_us - launch_us)}
+    return {"store_us": store_us, "direct_us": max(0.0, gather - store_us - launch_us)}
 
 
-def _call_us(ranks: Ranks, x: torch.Tensor, w: torch.Tensor, schedule: str) -> float:
-    function: Any = ficco.matmul_all_reduce
-
+def _call_us(ranks: Ranks, function: Any, x: torch.Tensor, w: torch.Tensor, schedule: str) -> float:
     def several(count: int) -> Callable[[], None]:
         def enqueue() -> None:
             for _ in range(count):
