@@ -386,6 +386,8 @@ class CudaLocalRuntime:
 
     def _check_alive(self) -> None:
         self._check_open()
+        for device in self._place.devices:  # a kernel that gave up tells before the watch looks
+            device.settle()
         error = self._failure()
         if error is not None:
             raise EngineError(

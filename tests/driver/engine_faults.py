@@ -295,6 +295,11 @@ def absent_from_one_launch(world: int) -> None:
         for rank in range(1, world):
             with node.compute.on(rank, node.streams[rank]):
                 bound[rank].run(arrays[rank], 0)
+        for rank in range(1, world):
+            node.cuda.use(rank)
+            node.cuda.cuStreamSynchronize(node.streams[rank])
+        with expected(EngineError, r"an earlier call .* failed", r"signal entered\[0\]@[1-9]"):
+            node.execute(problem, schedule, arrays)
         with expected(TimeoutExceeded, r"step 'wait\.|step '", r"signal entered\[0\]@[1-9]"):
             node.runtime.synchronize()
         assert time.monotonic() - begin < 6
