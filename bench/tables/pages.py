@@ -98,7 +98,10 @@ def most_gpus(page: Page) -> int:
 
 
 def _on_gpus(page: Page, world: int) -> Documents:
-    names = [f"{name}_x{world}.json" for name in ("model", "host_cost", *FEW_ROWS, "sweep")]
+    names = [
+        f"{name}_x{world}.json"
+        for name in ("model", "host_cost", *FEW_ROWS, "sweep", "sweep_all_reduce")
+    ]
     return [*compared(page, world), *read(page.results / name for name in names)]
 
 

@@ -25,10 +25,11 @@ from typing import Any  # noqa: F401 - of a comment; Triton reads no annotation
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from ficco.kernels.direct_product import product
 from ficco.kernels.mailing import (
+    call_number,
     count_call,
     draw,
     enter,
@@ -126,9 +127,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     CHAINED: whether it may begin while the launch before it ends, for which it waits, then.
     EDGE, BYTES: columns and bytes that divide where rows and chunks begin and end.
     """
-    if CHAINED:  # nothing of it is read or written before
+    if CHAINED:  # nothing is read or written before
         gdc_wait()
-        gdc_launch_dependents()
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     workers = tl.maximum(programs - 1, 1)
@@ -136,7 +136,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     first = program
     if door & (programs > 1):
         first = items
-    number = tl.load(counts)
+    number = call_number(counts)
     places += (number & 1) * copy_places
     words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
     kept = places + WORLD  # where ranks keep sums
@@ -148,9 +148,9 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         rows_to = kept + 1
     patience_ns = timeout_ns
     opened = is_open(counts, number)
-    drawn = draw(counts, number, ON_GPU)
-    if door & opened:
-        enter(places, rank, peers, digest, number, WORLD, ON_GPU)
+    if door:  # noqa: SIM102 - the others do not wait for `opened` here
+        if opened:
+            enter(places, rank, peers, digest, number, WORLD, ON_GPU)
 
     for item in tl.range(first, items, workers):
         entry = chunks + item * _FIELDS
@@ -158,11 +158,11 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         end = tl.multiple_of(tl.load(entry + _END), EDGE)
         for left in tl.range(begin, end, COLS):
             for top in tl.range(0, m, ROWS):
-                # Behind the own rows come the next rank's, so that no rank is stored at by all.
-                turned = top + tl.arange(0, ROWS)
-                row = turned + own_row + own_rows
+                # Those behind the own ones come first, so that not all ranks store at one.
+                first_row = top + own_row + own_rows
+                row = first_row + tl.arange(0, ROWS)
                 row = tl.where(row < m, row, row - m)
-                in_m = turned < m
+                in_m = top + tl.arange(0, ROWS) < m
                 col = left + tl.arange(0, COLS)
                 if MADE:
                     made_at = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
@@ -170,7 +170,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     total = tl.load(made_at, mask=made, other=0).to(tl.float32)
                 else:
                     if ROWS == 1:
-                        x_rows = x + x_stride * top
+                        x_rows = x + x_stride * tl.where(first_row < m, first_row, first_row - m)
                         in_x = top < m
                     else:
                         x_rows = x + row.to(tl.int64)[:, None] * x_stride
@@ -194,7 +194,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         at = _rows_at(rows_to + target * m, row, in_m, part, BYTES)
                         tl.store(at + col[None, :], part, inside)
 
-    count_call(counts, number, programs, drawn)
+    drawn = draw(counts, number, ON_GPU)
     if opened == 0:
         patience_ns = tl.zeros_like(patience_ns)
     # Where the next rank keeps sums, and so on; this one last.
@@ -232,7 +232,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     if met == 0:
                         met = meet_all(
                             seen, words, counts, stop, status, peers, digest, number, patience_ns,
-                            WORLD, ON_GPU,
+                            WORLD, CHAINED, ON_GPU,
                         )  # fmt: skip
                     if late >= 0:
                         word = late * _CHUNKS + tl.load(entry + _PARTIAL)
@@ -254,8 +254,10 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
 
     if met == 0:
         met = meet_all(
-            seen, words, counts, stop, status, peers, digest, number, patience_ns, WORLD, ON_GPU
-        )
+            seen, words, counts, stop, status, peers, digest, number, patience_ns,
+            WORLD, CHAINED, ON_GPU,
+        )  # fmt: skip
+    count_call(counts, number, programs, drawn)
     spoilt = (met == 2) | (opened == 0)
     if spoilt:
         patience_ns = tl.zeros_like(patience_ns)

@@ -14,14 +14,15 @@ so the peer had ended the call before that one, which was the last to use the co
 Stores are ordinary ones; they reach memory in pieces of 16 bytes or less, and no element in parts.
 That a peer has entered orders nothing either: what it says is of use to the next launch.
 
-Nothing is waited for where it is asked for: a count is drawn, and words are looked at, long before
-what they say is used, for each trip to memory takes as long as a peer's data need to come here.
+Nothing is waited for where it is asked for: the count is drawn, and words are looked at, before
+data are awaited, and what they say is used behind that.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from ficco.kernels.direct_handshake import tell
 from ficco.kernels.direct_table import VACANT
@@ -30,6 +31,7 @@ from ficco.plan import Word, word_place
 
 __all__ = [
     "COUNTS",
+    "call_number",
     "count_call",
     "draw",
     "enter",
@@ -160,11 +162,13 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
     number,
     patience_ns,
     WORLD: tl.constexpr,  # noqa: N803
+    CHAINED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Await that every peer has entered the same call; return 1, or give up and return 2.
 
-    seen: of `look`; if that was all, nothing is awaited.
+    seen: of `look`; if that was all, nothing is awaited. CHAINED: whether it lets the next launch
+    begin then, and not before, for what has begun takes room that peers' other kernels may need.
     """
     stamp = _stamp(digest, number)
     if ON_GPU:
@@ -183,6 +187,9 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
             if late == 64:  # all have come just now; some peer has to be named
                 late = tl.min(tl.where(of_peers, everyone, 64))
             give_up(counts, number, status, _ENTERED + late + 1)
+    if CHAINED:  # noqa: SIM102 - a constant
+        if met == 1:
+            gdc_launch_dependents()
     return 2 - met
 
 
@@ -200,16 +207,25 @@ def draw(counts, number, ON_GPU: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def count_call(counts, number, programs, drawn):
-    """Count the call, if this program was the last to draw."""
+    """Count the call, if this program was the last to draw.
+
+    No program reads the number from memory behind its own draw, so none reads the next one.
+    """
     last = drawn == programs - 1
     tl.store(counts + 1, 0, mask=last)
     tl.store(counts, number + 1, mask=last)
 
 
 @triton.jit
+def call_number(counts):
+    """Return the number of this call, read past caches: it may begin before the last one ends."""
+    return tl.load(counts, volatile=True)
+
+
+@triton.jit
 def is_open(counts, number):
     """Return whether no call before this one has given up; the same to all threads of a launch."""
-    first = tl.load(counts + 2)
+    first = tl.load(counts + 2, volatile=True)
     return (first == 0) | (first > number)
 
 

@@ -97,7 +97,9 @@ def can_chain(device: torch.device) -> bool:
 
     Programmatic dependent launch; NVIDIA's CUDA C++ Programming Guide.
     """
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def enqueue(launch: Launch) -> None:

@@ -445,7 +445,9 @@ def opposite(me: Rank, rounds: int) -> None:
 
         alone = point.transport == "sm" or point.sums == "within"
         beside = library if alone or turn % 3 else second
-        calls = [lambda: me.execute(problem, point, arrays), beside]  # noqa: B023 - called at once
+        # Several calls, of which the next may have begun while peers wait for the library's kernel.
+        often = 3 if alone else 1
+        calls = [lambda: me.execute(problem, point, arrays)] * often + [beside]  # noqa: B023
         results = [call() for call in (calls if me.rank % 2 else calls[::-1])]
         torch.cuda.synchronize()
         mine = next(result for result in results if result is not None)

@@ -47,6 +47,7 @@ DRAWN = (
     r"setp\.eq\.u32 first, (%r\d+), 0;\s+barrier\.red\.or\.pred first, 0, first;"
     r"[^@]+@first atom\.relaxed\.gpu\.global\.add"
 )
+SAW = r"setp\.ne\.u32 other, %r\d+, %r\d+;\s+barrier\.red\.or\.pred other, 0, other;"
 ENTERED = word_place(Word(0, "entered", 0))
 
 
@@ -332,11 +333,14 @@ def assembly() -> None:
             empty = [torch.empty(shape, dtype=case.kind) for shape in ((m, 512), (4096, 512))]
             y = torch.empty(m, 4096, dtype=case.kind)
             operands = Operands(empty[0], empty[1].t(), None, y)
-            arguments = direct._arguments(prepared, operands, control(5)) | {"ON_GPU": True}
-            arguments["CHAINED"] = True
+            assert not prepared.chained, "the interpreter's launches follow one another"
+            launch = direct.launch_of(prepared._replace(chained=True), operands, control(5))
+            assert launch.chained and launch.arguments["CHAINED"]
+            arguments = launch.arguments | {"ON_GPU": True}
             made = compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
             text, about = made.asm["ptx"], f"{name} {m}"
             (waited,) = places(r"griddepcontrol\.wait", text)
+            assert places(r"griddepcontrol\.launch_dependents", text)[0] > places(SAW, text)[0]
             assert waited < places(r"(ld|st|atom|red)\.\S*global", text)[0], "it begins too early"
             assert len(places(RELEASE, text)) == 1, "a word beside the one that says entered"
             asked = min(places(ACQUIRE, text))
@@ -355,6 +359,11 @@ def assembly() -> None:
             stores = [at for at in places(r"tt\.store .* : tensor<\d+x\d+x", order) if at > taken]
             assert stores[7] < saw < stores[8], f"{about}: sums are used before peers have entered"
             assert len(places(DRAWN, text)) == 1, f"{about}: threads may read the number later"
+            machine_code = made.asm["sass"].splitlines()
+            (at,) = [i for i, line in enumerate(machine_code) if "ATOMG" in line]
+            answer = re.findall(r"ATOMG\S* \w+, (R\d+),", machine_code[at])[0]
+            behind = "\n".join(machine_code[at + 1 : at + 100])
+            assert not places(rf"\b{answer}\b", behind), f"{about}: the count's answer is awaited"
             sent = places(rf"st\.global\.{width}", text[:asked])
             assert sent, f"{about}: nothing is sent before anything is awaited"
             assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read from a cache"
