@@ -23,7 +23,7 @@ namespace {
 constexpr GpuAddress kWords = 1 << 16;  // of the own window's first copy
 constexpr GpuAddress kData = 1 << 20;
 constexpr int kStep = 3;
-constexpr int kMissing = 5;  // the place of the word that does not come
+constexpr int kMissing = kEnteredWords + 1;  // the place of the word that does not come
 constexpr std::uint32_t kDigest = 77;
 constexpr double kAnswersWithinS = 0.05;
 
@@ -112,6 +112,29 @@ TEST(a_read_that_comes_in_time_names_the_word) {
     CHECK_EQ(failure.word_index, kMissing);
     CHECK_EQ(failure.expected, kDigest);
     CHECK_EQ(stuck.gpu->reads.load(), 1);
+}
+
+TEST(a_rank_that_has_not_entered_is_told_of_before_data) {
+    StuckCall stuck;
+    const int number =
+        stuck.watch->add({stuck.window, {{kInline, 7, 5, 1, 0}, {0, kStep, kMissing, kDigest, 0}}});
+    for (const int lane : {kInline, 0}) {  // the data's lane is looked at first
+        auto* word = reinterpret_cast<std::uint32_t*>(stuck.watch->lane_word(lane));
+        std::atomic_ref(*word).store(GpuWatch::mark_of(number, 0));
+    }
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    CHECK_EQ(stuck.group->failure()->step, kStep);
+    CHECK_EQ(stuck.group->failure()->word_index, kMissing);
+}
+
+TEST(data_that_do_not_come_are_told_of) {
+    StuckCall stuck;
+    const int number = stuck.watch->add({stuck.window, {{kInline, 7, 5, 1, 0}}});
+    auto* word = reinterpret_cast<std::uint32_t*>(stuck.watch->lane_word(kInline));
+    std::atomic_ref(*word).store(GpuWatch::mark_of(number, 0));
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    CHECK_EQ(stuck.group->failure()->step, 7);
+    CHECK_EQ(stuck.group->failure()->word_index, 5);
 }
 
 TEST(a_read_that_is_held_up_keeps_nobody_from_being_let_go) {

@@ -89,7 +89,7 @@ class GpuWatch {
     void loop() noexcept;
     void look();
     void look_at_told();
-    void tell(int lane, std::uint32_t value, double seconds);
+    bool tell(int lane, std::uint32_t value, double seconds);
     void let_go();
     void release(std::uint32_t value, int lane);
     bool ask(const GpuWays::Commands& commands);

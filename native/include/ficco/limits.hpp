@@ -14,7 +14,9 @@ inline constexpr int kMaxLanes = 128;
 
 // Per peer: `data` and `ready` for each chunk, `entered` and `free` once.
 inline constexpr int kWordsPerCopy = kMaxWorld * (2 * kMaxChunks + 2);
+inline constexpr int kEnteredWords = kMaxWorld * kMaxChunks;
 inline constexpr int kFreeWords = kMaxWorld * (kMaxChunks + 1);
+inline constexpr int kReadyWords = kMaxWorld * (kMaxChunks + 2);
 
 inline constexpr int kWindowCopies = 2;
 

@@ -16,6 +16,7 @@ namespace ficco {
 namespace {
 
 constexpr std::int64_t kLookNs = 20'000'000;
+constexpr double kCausesFirstS = 0.06;          // three looks
 constexpr std::int64_t kReleaseNs = 2'000'000;  // between looks once the group has failed
 constexpr double kReadEnds = 5;  // times what the device has to answer, for what was given up
 constexpr std::int64_t kReadLookNs = 1'000'000;
@@ -164,10 +165,7 @@ void GpuWatch::look() {
             if (word(lane).compare_exchange_strong(value, value | kMark)) seen = {value, now_ns()};
         } else if (seen.value != 0) {
             const double seconds = static_cast<double>(now_ns() - seen.since_ns) * 1e-9;
-            if (seconds > group_->timeout_s()) {
-                tell(lane, seen.value, seconds);
-                return;
-            }
+            if (seconds > group_->timeout_s() && tell(lane, seen.value, seconds)) return;
         }
     }
 }
@@ -217,11 +215,16 @@ void GpuWatch::look_at_told() {
 }
 
 // Finds the first word that a lane misses, and fails the group with it; where the words cannot be
-// had, with the first step that waits.
-void GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
+// had, with the first step that waits. False where a cause may soon be told of: who is to raise a
+// word of data may wait, too, in the end for a rank that has not entered or freed its window.
+bool GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
     Failure failure{rank_, -1, -1, -1, Failure::Kind::timeout, seconds, 0, 0};
+    const auto fail = [&](const Failure& found) {
+        group_->fail(found);
+        return true;
+    };
     const auto calls = find(value);
-    if (!calls) return group_->fail(failure);
+    if (!calls) return fail(failure);
     const int copy = static_cast<int>(value % kWindowCopies);
     for (const int other : {0, 1}) {
         const std::uint32_t* words = nullptr;
@@ -231,15 +234,17 @@ void GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
             if (words == nullptr) words = read_words(*calls->window, copy ^ other);
             if (words == nullptr) {
                 failure.word_rank = rank_;
-                return group_->fail(failure);
+                return fail(failure);
             }
             const std::uint32_t found = words[awaited.index];
             if (found == awaited.value) continue;
-            return group_->fail({rank_, awaited.step, rank_, awaited.index, Failure::Kind::timeout,
-                                 seconds, found, awaited.value});
+            const bool of_data = awaited.index < kEnteredWords || awaited.index >= kReadyWords;
+            if (of_data && seconds < group_->timeout_s() + kCausesFirstS) return false;
+            return fail({rank_, awaited.step, rank_, awaited.index, Failure::Kind::timeout, seconds,
+                         found, awaited.value});
         }
     }
-    group_->fail(failure);
+    return fail(failure);
 }
 
 // The number of the call that a lane is in, or 0.
