@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from ficco.kernels.direct_handshake import tell
 from ficco.kernels.direct_table import VACANT
@@ -162,13 +161,11 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
     number,
     patience_ns,
     WORLD: tl.constexpr,  # noqa: N803
-    CHAINED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Await that every peer has entered the same call; return 1, or give up and return 2.
 
-    seen: of `look`; if that was all, nothing is awaited. CHAINED: whether it lets the next launch
-    begin then, and not before, for what has begun takes room that peers' other kernels may need.
+    seen: of `look`; if that was all, nothing is awaited.
     """
     stamp = _stamp(digest, number)
     if ON_GPU:
@@ -187,9 +184,6 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
             if late == 64:  # all have come just now; some peer has to be named
                 late = tl.min(tl.where(of_peers, everyone, 64))
             give_up(counts, number, status, _ENTERED + late + 1)
-    if CHAINED:  # noqa: SIM102 - a constant
-        if met == 1:
-            gdc_launch_dependents()
     return 2 - met
 
 
