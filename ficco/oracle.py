@@ -159,7 +159,8 @@ def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
         exact: what it must be, on the same device.
         dtype: of the result.
         roundings: how often a sum that travelled was rounded to the dtype: once where each rank
-            sends its own; as often as there are ranks where a collective adds up on the way.
+            sends its own; as often as there are ranks where it is added to on the way, by a
+            collective or along a ring.
     """
     if tuple(y.shape) != tuple(exact.value.shape):
         return Verdict(False, math.inf)
@@ -175,9 +176,9 @@ def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
     return Verdict(bool((error <= bound).all()), relative)
 
 
-def roundings(problem: Problem, transport: str) -> int:
-    """Return how often sums that travel are rounded: by a collective, at every rank."""
-    return problem.world if problem.op in REDUCING and transport == "collective" else 1
+def roundings(problem: Problem, sums_travel: bool) -> int:
+    """Return how often what travels is rounded: sums at every rank, parts of them once."""
+    return problem.world if problem.op in REDUCING and sums_travel else 1
 
 
 def _library(array: Array) -> Any:

@@ -30,14 +30,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "taper": ("none", "head", "tail", "both"),
     "pace": ("free", "in_step"),
     "shots": ("two", "one"),
-    "sums": ("apart", "within"),
+    "sums": ("apart", "within", "along"),
 }
 
-# Points that one operator alone has.
+# Points that few operators have.
 _OF_ONE = {
     "all_gather_matmul": ("gather_sm",),  # for few rows
-    "matmul_all_reduce": ("one_shot_sm", "two_shot_sm"),  # for products of few rows
-    "matmul_reduce_scatter": ("gated_sums_1d",),
+    "matmul_all_reduce": ("ring_1d", "one_shot_sm", "two_shot_sm"),  # shots: for few rows
+    "matmul_reduce_scatter": ("ring_1d", "gated_sums_1d"),
 }
 
 
@@ -65,9 +65,11 @@ class Schedule:
             drift apart and meet at one receiver; of matmul_all_reduce, the sums).
         shots: of matmul_all_reduce: "two" (every rank adds up its block and passes the sums on), or
             "one" (every rank gets all products and adds up all of them).
-        sums: of matmul_reduce_scatter: "apart" (a pass of its own adds up what peers made), or
+        sums: of matmul_reduce_scatter: "apart" (a pass of its own adds up what peers made),
             "within" (with compute="gated": the launch adds it to its own tiles before it stores
-            them).
+            them), or, of matmul_all_reduce as well, "along" (they go round a ring of ranks, each of
+            which adds its product and passes them on; of matmul_all_reduce two chunks at a time, if
+            "by_step").
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
         name: a label; carries no meaning.
     """
@@ -178,6 +180,11 @@ class Schedule:
                 "Schedule.resolve(world, machine) first"
             )
         return self.grain
+
+    @property
+    def sums_travel(self) -> bool:
+        """Whether sums are added to, and rounded, on their way, instead of where they end."""
+        return self.transport == "collective" or self.sums == "along"
 
     def to_json(self) -> dict[str, Any]:
         """Return the schedule as JSON values; `from_json` is the inverse."""

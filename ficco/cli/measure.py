@@ -156,7 +156,7 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
             begin = time.perf_counter()
             found = executor.run(p, given, point.schedule, traced=turn == 0)
             elapsed_ms = 1e3 * (time.perf_counter() - begin)
-            roundings = oracle.roundings(p, point.schedule.transport)
+            roundings = oracle.roundings(p, point.schedule.sums_travel)
             verdicts = [
                 oracle.judge(y, want, p.dtype, roundings)
                 for ys, wanted in zip(found, exact, strict=True)

@@ -177,7 +177,8 @@ class CupyCompute:
         if not add:
             self._multiply(a, b, c, accumulate)
         elif _is_start(c, accumulate, add):
-            self._sum([add[0]], c)
+            if add[0].data.ptr != c.data.ptr:
+                self._sum([add[0]], c)
             self._multiply(a, b, c, True)
         else:
             narrow = c.dtype != np.float32

@@ -5,10 +5,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ficco.errors import ScheduleError
+from ficco.problem import OPERATORS
 from ficco.schedule import Schedule
 
 __all__ = ["arrivals", "check_implemented", "chunk_bounds", "departures"]
 
+_SUMMING = {
+    "apart": OPERATORS,
+    "within": ("matmul_reduce_scatter",),
+    "along": ("matmul_reduce_scatter", "matmul_all_reduce"),
+}
 _STORING = ("all_gather_matmul", "matmul_all_reduce")  # by a kernel, at peers
 # Rows or columns that pieces begin at multiples of. A GEMM whose operands do not begin at multiples
 # of 16 bytes takes several times as long, and one of part of a tile as long as one of a whole tile.
@@ -38,9 +44,10 @@ def check_implemented(op: str, schedule: Schedule) -> None:
             f"{op}: shots={schedule.shots!r} is of matmul_all_reduce; what works is "
             f"shots='two'{stores}"
         )
-    if schedule.sums != "apart" and op != "matmul_reduce_scatter":
+    if op not in _SUMMING[schedule.sums]:
         raise ScheduleError(
-            f"{op}: sums={schedule.sums!r} is of matmul_reduce_scatter; what works is sums='apart'"
+            f"{op}: sums={schedule.sums!r} is of {' and '.join(_SUMMING[schedule.sums])}; what "
+            "works is sums='apart'"
         )
     if schedule.sums == "within" and schedule.compute != "gated":
         raise ScheduleError(

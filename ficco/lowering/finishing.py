@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ficco.lowering.handshake import closed
@@ -70,10 +71,12 @@ def move(cut: Cut, batch: Batch) -> list[Step]:
     return [Step(f"move.{batch.name}", COMPUTE, "local_copy", "dma", reads, writes)]
 
 
-def close(cut: Cut, made: Made, data: list[Word], beside: str = "") -> None:
+def close(
+    cut: Cut, made: Made, data: Sequence[Word], beside: str = "", reading: Sequence[str] = ()
+) -> None:
     """End the call: every peer has entered, and nothing of the window is read any more.
 
-    `beside`: another lane than that of compute that reads it.
+    `beside`: another lane than that of compute that waits and reads; `reading`: that only read.
     """
     peers = list(made.lanes)
-    made.steps = closed(cut.rank, peers, data, made.steps, COMPUTE, beside)
+    made.steps = closed(cut.rank, peers, data, made.steps, COMPUTE, beside, reading)

@@ -71,6 +71,7 @@ def closed(
     steps: Sequence[Step],
     lane: str,
     beside: str = "",
+    reading: Sequence[str] = (),
 ) -> list[Step]:
     """Return all steps of a plan: with the wait for `entered`, and those that give the window back.
 
@@ -83,6 +84,7 @@ def closed(
             already, that is not done again.
         beside: another lane that does both, where there is one: where the former has nothing to
             wait for, this one waits for `entered`.
+        reading: lanes that read the window, too, behind what those wait for.
     """
     entered = tuple([Word(rank, "entered", peer) for peer in peers])
     free = tuple([Word(peer, "free", rank) for peer in peers])
@@ -96,7 +98,7 @@ def closed(
     mine = (steps[waits[lane]].id,) if lane in waits else ()
     waited = (*mine, *others.values())
     last = {step.lane: step.id for step in steps}
-    read = tuple([last[name] for name in (lane, beside) if name in last])
+    read = tuple([last[name] for name in (lane, beside, *reading) if name in last])
     return [
         *result,
         Step(

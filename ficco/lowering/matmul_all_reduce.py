@@ -6,11 +6,15 @@ while later steps are still multiplied; every rank moves what it got from the wi
 With pace="in_step" a sum goes to the next peer when the last turn's sum has come here; for partial
 sums, which are pushed as they are made, there are no turns to keep.
 
+With sums="along" the sums come to their owners round a ring (see `ring`), and are pushed on from a
+lane of their own, "spread", while later chunks go round.
+
 With transport="sm" the kernel that multiplies stores at the peers itself: see `direct`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ficco.errors import ScheduleError
@@ -20,6 +24,15 @@ from ficco.lowering.direct import REDUCED
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
 from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
 from ficco.lowering.producing import Products
+from ficco.lowering.ring import (
+    OPENED,
+    PUSH,
+    Own,
+    check_ring,
+    circulate,
+    ring_buffers,
+    ring_words,
+)
 from ficco.lowering.scattering import Chunk, Cut, Made, finishes_between, make_and_push
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan, Region, Step, Word
@@ -29,6 +42,7 @@ from ficco.schedule import MAX_CHUNKS, Schedule
 __all__ = ["lower_rank"]
 
 COLLECT = "collect"
+SPREAD = "spread"
 
 
 def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
@@ -54,6 +68,8 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     products = Products(problem, rank)
     if problem.world == 1:
         return alone(problem, products)
+    if schedule.sums == "along":
+        return _ring(problem, schedule, rank, products)
     cut = reduction_cut(problem, replace(schedule, pace="free"), rank)
     in_step = schedule.pace == "in_step"
     first = offsets(problem.rows)
@@ -61,7 +77,9 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
 
     def finish(batch: Batch, made: Made) -> list[Step]:
         sums = reduce(cut, batch, first[rank], problem.outputs[0].bias)
-        return [await_data(batch), *sums, *_push_on(cut, made, batch, sums[-1], in_step)]
+        whole = batch.name == "all"
+        own = Own(0 if whole else batch.arrived[0][1], sums[-1].writes[0], (sums[-1].id,))
+        return [await_data(batch), *sums, *_push_on(cut, made.lanes, own, whole, in_step)]
 
     if finishes_between(schedule):
         steps = {batch.arrived[0][1]: batch for batch in found}
@@ -75,35 +93,57 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     data = [word for batch in found for word in batch.words]
     data += _collect(cut, made, first)
     close(cut, made, data, COLLECT)
-    buffers = reduction_buffers(problem, products, cut)
-    buffers += [
-        Buffer("y0", "output", problem.m, problem.n, problem.dtype),
-        Buffer(REDUCED, "window", problem.m, problem.n, problem.dtype, copies=2),
-    ]
-    return RankPlan(rank, tuple(buffers), tuple(made.steps))
+    buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
+    return RankPlan(rank, buffers, tuple(made.steps))
+
+
+def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -> RankPlan:
+    """Return the plan of one rank whose sums go round a ring."""
+    check_ring(problem.op, schedule, problem.world)
+    first = offsets(problem.rows)
+    cut = reduction_cut(problem, replace(schedule, pace="free"), rank)
+    cut = replace(cut, own="y0", own_row=first[rank], biased=problem.outputs[0].bias)
+
+    def finish(done: Sequence[Own], made: Made) -> None:
+        lanes = dict.fromkeys(made.lanes, SPREAD)
+        for own in done:
+            ready = own._replace(after=(*own.after, OPENED))
+            made.steps += _push_on(cut, lanes, ready, False, schedule.pace == "in_step")
+
+    made, data = circulate(cut, products, finish)
+    data += _collect(cut, made, first)
+    close(cut, made, data, COLLECT, reading=[PUSH])
+    buffers = (*ring_buffers(problem, products, cut), *_results(problem))
+    return RankPlan(rank, buffers, tuple(made.steps))
+
+
+def _results(problem: Problem) -> tuple[Buffer, Buffer]:
+    """Return the output, and the window that takes the peers' sums."""
+    m, n, dtype = problem.m, problem.n, problem.dtype
+    return Buffer("y0", "output", m, n, dtype), Buffer(REDUCED, "window", m, n, dtype, copies=2)
 
 
 def _slot(cut: Cut, index: int) -> int:
-    """Return the place of the signal of a chunk of sums, behind those of the partial sums."""
-    return cut.schedule.chunks + index
+    """Return the place of the signal of a chunk of sums, behind those of what is added up."""
+    along = cut.schedule.sums == "along"
+    return (ring_words(cut.schedule, cut.world) if along else cut.schedule.chunks) + index
 
 
-def _push_on(cut: Cut, made: Made, batch: Batch, sums: Step, in_step: bool) -> list[Step]:
-    """Return the pushes of a batch's sums to all peers, after they are made."""
-    index = 0 if batch.name == "all" else batch.arrived[0][1]
+def _push_on(
+    cut: Cut, lanes: Mapping[int, str], own: Own, whole: bool, in_step: bool
+) -> list[Step]:
+    """Return the pushes of own sums to all peers, after they are made."""
     steps = []
-    source = sums.writes[0]
+    index, source, after = own
     box = source[2:6]
-    for turn, (peer, lane) in enumerate(made.lanes.items()):
+    for turn, (peer, lane) in enumerate(lanes.items()):
         target = Region(peer, REDUCED, *box)
         name = f"sum{index}to{peer}"
         before = (cut.rank - turn) % cut.world  # whose sum came here in the last turn
-        if in_step and turn and _sums_of(cut, before, index, batch.name == "all"):
+        if in_step and turn and _sums_of(cut, before, index, whole):
             came = (Word(cut.rank, "data", before, _slot(cut, index)),)
             steps.append(Step(f"turn.{name}", lane, "wait", "none", words=came))
-        steps.append(
-            Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=(sums.id,))
-        )
+        steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
         landed = (Word(peer, "data", cut.rank, _slot(cut, index)),)
         steps.append(Step(f"landed.{name}", lane, "signal", "none", words=landed))
     return steps
@@ -119,6 +159,7 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
     """Wait for the peers' sums and move them into the output; return the words that said so."""
     schedule, rank = cut.schedule, cut.rank
     at_once = schedule.compute == "whole" or schedule.order == "by_peer"
+    at_once = at_once and schedule.sums != "along"
     groups: dict[int, list[tuple[Word, Region, Region]]] = {}
     for turn in range(1, cut.world):
         peer = (rank - turn) % cut.world

@@ -2,7 +2,8 @@
 
 Partial sums are rounded to the input's dtype, also the owner's own; it adds them in float32, in
 rank order, and rounds again: in a pass of its own, or (sums="within") in the launch that makes the
-own part, which then comes first in the sum, unrounded.
+own part, which then comes first in the sum, unrounded. Or (sums="along") they go round a ring,
+where each rank adds its part and rounds: see `ring`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ficco.lowering.blocks import scattered
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import await_data, batches, close, reduce
 from ficco.lowering.producing import PARTIAL, Products
+from ficco.lowering.ring import PUSH, check_ring, circulate, ring_buffers
 from ficco.lowering.scattering import LANDING, Cut, make_and_push
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan, Word
@@ -47,6 +49,8 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     products = Products(problem, rank)
     if problem.world == 1:
         return alone(problem, products)
+    if schedule.sums == "along":
+        return _ring(problem, schedule, rank, products)
     within = schedule.sums == "within"
     cut = reduction_cut(problem, schedule, rank)
     if within:
@@ -61,3 +65,14 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     buffers = reduction_buffers(problem, products, cut)
     buffers.append(Buffer("y0", "output", problem.rows[rank], problem.n, problem.dtype))
     return RankPlan(rank, tuple(buffers), tuple(made.steps))
+
+
+def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -> RankPlan:
+    """Return the plan of one rank whose sums go round a ring."""
+    check_ring(problem.op, schedule, problem.world)
+    cut = reduction_cut(problem, schedule, rank)
+    cut = replace(cut, own="y0", biased=problem.outputs[0].bias)
+    made, data = circulate(cut, products)
+    close(cut, made, data, reading=[PUSH])
+    y = Buffer("y0", "output", problem.rows[rank], problem.n, problem.dtype)
+    return RankPlan(rank, (*ring_buffers(problem, products, cut), y), tuple(made.steps))

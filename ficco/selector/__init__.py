@@ -182,7 +182,7 @@ def _quick(
         taken = found.schedule
         waits = taken.transport == "sm"
         fits = (gates or taken.compute != "gated") and (alone or not waits)
-        if fits and (taken.sums == "apart" or machine.engine != "cuda"):
+        if fits and (taken.sums != "within" or machine.engine != "cuda"):
             return found
     predicted = _by_rule(facts, machine, regime, gates, alone)
     return decide(predicted, facts, machine, "rule", passed)

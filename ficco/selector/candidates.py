@@ -16,8 +16,8 @@ __all__ = ["FEW_ROWS", "are_few", "candidates", "few_rows", "plainness", "points
 # then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
 # beginning before what does not.
 _PLAINEST = (
-    "serial", "hetero_fused_1d", "shard_p2p", "hetero_unfused_1d", "gated_1d", "gated_sums_1d",
-    "uniform_fused_1d", "uniform_fused_2d",
+    "serial", "hetero_fused_1d", "shard_p2p", "hetero_unfused_1d", "ring_1d", "gated_1d",
+    "gated_sums_1d", "uniform_fused_1d", "uniform_fused_2d",
 )  # fmt: skip
 
 FEW_ROWS = 64  # with more the kernel that stores at peers multiplies more slowly than it saves
@@ -40,6 +40,14 @@ def plainness(schedule: Schedule) -> tuple[int, bool, int]:
 def _gates(op: str, machine: Machine, gates: bool) -> bool:
     """Whether an operator can be one launch; on GPUs none pools bags."""
     return gates and (machine.engine == "host" or op != "embedding_all_to_all")
+
+
+def _rings(op: str, machine: Machine) -> bool:
+    """Whether sums on a ring may win: of a mesh it uses one link, and passed on they are in the way.
+
+    See `bench/NOTES.md` of the latter, measured.
+    """
+    return op == "matmul_reduce_scatter" and machine.best_route == "rotation"
 
 
 def _stores(machine: Machine, world: int) -> bool:
@@ -101,6 +109,8 @@ def points(
                 continue
             if named.sums == "within" and (not alone or machine.engine == "cuda"):
                 continue
+            if named.sums == "along" and (grain == 1 or not _rings(op, machine)):
+                continue  # one chunk alone is made or travels, never both
             if named.compute == "gated" and (sums or not _gates(op, machine, gates)):
                 continue
             if name == "uniform_fused_2d" and op == "embedding_all_to_all":

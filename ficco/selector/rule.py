@@ -10,7 +10,7 @@ arrives in a parts, one after another:
 
 With g chunks of each of q peers' shards: s is g where a step is multiplied at once (`per_step`),
 g.q where a chunk is; a is g where all peers are sent to at once, or a step is awaited whole, else
-g.q.
+g.q. Sums that go round a ring keep turns of their own: see `_ring`.
 No machine is simulated here, and nothing else in ficco uses these formulas.
 """
 
@@ -103,6 +103,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
         host += costs.host_launch_us if before else 0.0
         return _direct(facts, machine, schedule, whole), host
+    if schedule.sums == "along":
+        return _ring(facts, machine, schedule)
     peers, grain = world - 1, schedule.chunks
     send = send_on = _send_us(facts, machine, schedule)
     if facts.op == "matmul_all_reduce":  # partial sums keep no turns
@@ -145,6 +147,35 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     host += (steps + 2 + peers * grain) * costs.host_words_us + peers * grain * costs.host_copy_us
     return end + words + costs.call_us, host
+
+
+def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
+    """Return the same of sums that go round a ring.
+
+    GEMMs follow one another, or pushes do, behind the first GEMM and before the last; a chunk that
+    goes alone is made and travels in turn. The sums of the last round are passed on behind all.
+    """
+    costs, world, grain = machine.costs, facts.world, schedule.chunks
+    turns, reduces = world * grain, facts.op == "matmul_all_reduce"
+    once = _piece(facts, machine, schedule, facts.m / world / grain, 1)
+    piece = once * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
+    chunk = facts.m * facts.n / world / grain * facts.item
+    moved = machine.link.transfer_us(round(chunk)) * costs.copies_beside_gemm + costs.signal_us
+    together = min(grain, 2) if reduces and schedule.order == "by_step" else grain
+    passed = on = (world - 1) * grain * moved
+    if machine.link.turn_us and schedule.pace == "free":  # as they meet others at their receivers
+        on += (world - 1) * grain * machine.link.turn_us.at(chunk)
+    made = turns * piece + (passed if together == 1 else 0.0)
+    end = max(made, 2 * piece + passed)
+    if reduces:
+        end = max(made + on * together / grain, 2 * piece + passed + on)
+    end += machine.stream_us(2 * chunk)
+    if reduces:
+        end += machine.stream_us(2.0 * chunk * (world - 1))
+    copies = (world - 1) * grain * (2 if reduces else 1)
+    host = costs.host_call_us + _launching(schedule, machine, turns)
+    host += (copies + turns + 2) * costs.host_words_us + copies * costs.host_copy_us
+    return end + (2 * world * costs.signal_us + costs.raise_us) + costs.call_us, host
 
 
 def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:

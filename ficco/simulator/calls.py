@@ -11,8 +11,9 @@ from ficco.plan import ELEMENT_BYTES, Product, RankPlan, Region, Step
 
 __all__ = ["Calls"]
 
-# m, n, k, bytes of c beyond a plain GEMM's. What accumulates reads c first, and half of that hides
-# behind the multiplication; writing float32 hides whole (36 shapes on an H200, 2026-11-21).
+# m, n, k, bytes beyond a plain GEMM's. What accumulates reads c first, and half of that hides
+# behind the multiplication; writing float32 hides whole (36 shapes on an H200, 2026-11-21). What is
+# added from elsewhere is copied into c before, but for a bias.
 _Shape = tuple[int, int, int, int]
 
 
@@ -114,11 +115,15 @@ class Calls:
         return [whole * part / max(sum(flops), 1) for part in flops]
 
     def _shape(self, product: Product, number: int, transpose_a: bool) -> _Shape:
-        a, _, c, accumulate, _ = product
+        a, _, c, accumulate, add = product
         m, n = (c[3] - c[2]) * number, c[5] - c[4]
         k = a[3] - a[2] if transpose_a else a[5] - a[4]
         item = self._item[c[1]]
-        return m, n, k, m * n * item // 2 if accumulate else 0
+        once = m * n * item
+        matrices = [term for term in add if term[3] - term[2] > 1 or c[3] - c[2] == 1]
+        again = once // 2 if accumulate or matrices else 0
+        copied = 2 * once if matrices and matrices[0] != c else 0
+        return m, n, k, again + copied
 
     def _gemm_ns(self, shape: _Shape) -> float:
         found = self._known.get(shape)

@@ -118,7 +118,7 @@ class _Measuring:
             self._node.reset()
             return
         ms = 1e3 * (time.perf_counter() - begin)
-        rounded = oracle.roundings(problem, schedule.transport)
+        rounded = oracle.roundings(problem, schedule.sums_travel)
         verdicts = [
             oracle.judge(y, want, problem.dtype, rounded)
             for ys, wanted in zip(found, exact, strict=True)

@@ -96,11 +96,13 @@ class Node:
     def execute(self, problem: Problem, schedule: Schedule, arrays: Arrays) -> None:
         self.runtime.execute(problem, schedule, arrays)
 
-    def judge(self, problem: Problem, arrays: Arrays, exact: Any, about: str = "") -> None:
+    def judge(
+        self, problem: Problem, arrays: Arrays, exact: Any, about: str = "", roundings: int = 1
+    ) -> None:
         assert not self.compute.errors, self.compute.errors[0]
         for rank, (mine, wanted) in enumerate(zip(arrays, exact, strict=True)):
             for i, want in enumerate(wanted):
-                verdict = oracle.judge(mine[f"y{i}"], want, problem.dtype)
+                verdict = oracle.judge(mine[f"y{i}"], want, problem.dtype, roundings)
                 where = f"{about} rank {rank} y{i} of {problem}"
                 assert verdict.ok, f"{where}: off by {verdict.max_rel_error}"
 
@@ -109,7 +111,8 @@ class Node:
         arrays, exact = self.arrays(problem, seed)
         self.execute(problem, schedule, arrays)
         self.runtime.synchronize()
-        self.judge(problem, arrays, exact, schedule.name)
+        rounded = oracle.roundings(problem, schedule.sums_travel)
+        self.judge(problem, arrays, exact, schedule.name, rounded)
 
 
 def refused(problem: Problem, name: str) -> bool:

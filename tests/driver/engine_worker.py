@@ -40,13 +40,15 @@ def operators(worlds: list[int], seeds: int, dtypes: list[str], calls: int | Non
             for route in routes(name, world):
                 node.runtime.synchronize()
                 node.poison()
+                point = named(name, world, route=route)
                 try:
-                    node.execute(problem, named(name, world, route=route), arrays)
+                    node.execute(problem, point, arrays)
                 except ScheduleError:
                     assert refused(problem, name), f"{name} for {problem}"
                     continue
                 node.runtime.synchronize()
-                node.judge(problem, arrays, exact, f"{name} {route}")
+                rounded = oracle.roundings(problem, point.sums_travel)
+                node.judge(problem, arrays, exact, f"{name} {route}", rounded)
         node.runtime.close()
 
 

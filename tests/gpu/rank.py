@@ -62,9 +62,11 @@ class Rank:
         self.runtime.execute(problem, resolved, {**arrays, **ys})
         return ys
 
-    def judge(self, problem: Problem, ys: Arrays, exact: Any, about: str) -> None:
+    def judge(
+        self, problem: Problem, ys: Arrays, exact: Any, about: str, roundings: int = 1
+    ) -> None:
         for i, want in enumerate(exact):
-            verdict = oracle.judge(on_host(ys[f"y{i}"]), want, problem.dtype)
+            verdict = oracle.judge(on_host(ys[f"y{i}"]), want, problem.dtype, roundings)
             assert verdict.ok, f"{about}: y{i} off by {verdict.max_rel_error}"
 
     def poison(self) -> None:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import ficco
+from ficco import oracle
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
@@ -52,7 +53,8 @@ def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> No
                         except ScheduleError:
                             assert refused(problem, name), f"{name} for {problem}"
                             continue
-                        me.judge(problem, ys, exact, f"{name} {route} {problem}")
+                        rounded = oracle.roundings(problem, point.sums_travel)
+                        me.judge(problem, ys, exact, f"{name} {route} {problem}", rounded)
                         count += 1
     print(f"{count} calls right")
 
@@ -103,7 +105,8 @@ class Case:
             self.sets.append(arrays)
             for j, point in enumerate(self.points):
                 ys = me.execute(problem, point, arrays)
-                me.judge(problem, ys, exact, f"{point} {problem}")
+                rounded = oracle.roundings(problem, point.sums_travel)
+                me.judge(problem, ys, exact, f"{point} {problem}", rounded)
                 self.wanted[i, j] = ys["y0"]
         self.given = {name: array.clone() for name, array in self.sets[0].items()}
 

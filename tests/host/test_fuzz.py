@@ -62,7 +62,7 @@ def test_many_calls_under_random_delays(op: str, per: str, request: pytest.Fixtu
             given = oracle.inputs(problem, turn)
             found = node.run(problem, given, schedule=schedule, grain=grain)
             about = f"seed {SEED}, call {turn}: {schedule.name} grain {grain} {problem}"
-            assert_all_right(problem, oracle.results(problem, given), found, about)
+            assert_all_right(problem, oracle.results(problem, given), found, about, schedule)
             if turn % 10 == 0:  # the same call again, with other delays: the same bits
                 other = node.run(problem, given, schedule=schedule, grain=grain)
                 assert [bits(ys) for ys in other] == [bits(ys) for ys in found], about

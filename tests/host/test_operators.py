@@ -24,11 +24,14 @@ NAMED = Schedule.names()
 HOST = Machine.named("host")
 
 
-def assert_all_right(problem: Problem, wanted: Any, found: Any, about: str) -> None:
+def assert_all_right(
+    problem: Problem, wanted: Any, found: Any, about: str, schedule: Schedule | None = None
+) -> None:
     """Hold all ranks' results against those of the oracle, which are reckoned once a problem."""
+    rounded = oracle.roundings(problem, schedule is not None and schedule.sums_travel)
     for rank, (ys, mine) in enumerate(zip(found, wanted, strict=True)):
         for y, want in zip(ys, mine, strict=True):
-            verdict = oracle.judge(y, want, problem.dtype)
+            verdict = oracle.judge(y, want, problem.dtype, rounded)
             where = f"rank {rank} of {problem.world}, {problem.op} {problem.dtype}, {about}"
             assert verdict.ok, f"{where}: error {verdict.max_rel_error:.2e}"
 
@@ -77,7 +80,7 @@ def test_every_schedule_is_right_and_gives_the_same_bits_again(op: str, world: i
                 for schedule in schedules_for(problem):
                     about = f"{schedule.name} m={m} n={n} k={k}"
                     found = node.run(problem, given, schedule=schedule)
-                    assert_all_right(problem, wanted, found, about)
+                    assert_all_right(problem, wanted, found, about, schedule)
                     again = node.run(problem, given, schedule=schedule)
                     assert all(bits(a) == bits(b) for a, b in zip(found, again, strict=True)), about
 
@@ -129,7 +132,7 @@ def test_skewed_and_empty_splits_and_rows(op: str) -> None:
             wanted = oracle.results(problem, given)
             for schedule in schedules_for(problem):
                 found = node.run(problem, given, schedule=schedule)
-                assert_all_right(problem, wanted, found, f"{schedule.name} {problem}")
+                assert_all_right(problem, wanted, found, f"{schedule.name} {problem}", schedule)
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -151,7 +154,7 @@ def test_on_one_thread_in_submission_order_nothing_hangs(op: str) -> None:
                         runtime.execute(problem, schedule, arrays)
                     break
                 runtime.execute(problem, schedule, arrays)
-                assert_all_right(problem, wanted, found, schedule.name)
+                assert_all_right(problem, wanted, found, schedule.name, schedule)
     finally:
         runtime.close()
 
@@ -193,7 +196,8 @@ def test_operators_schedules_and_grains_in_any_sequence_on_one_window() -> None:
             given = oracle.inputs(problem, turn)
             wanted = oracle.results(problem, given)
             found = node.run(problem, given, schedule=schedule, grain=grain)
-            assert_all_right(problem, wanted, found, f"call {turn}: {schedule.name} grain {grain}")
+            about = f"call {turn}: {schedule.name} grain {grain}"
+            assert_all_right(problem, wanted, found, about, schedule)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -205,7 +209,7 @@ def test_pytorch_computes_all_operators(torch: Any, dtype: str) -> None:
             wanted = oracle.results(problem, given)
             for schedule in schedules_for(problem):
                 found = node.run(problem, given, schedule=schedule)
-                assert_all_right(problem, wanted, found, schedule.name)
+                assert_all_right(problem, wanted, found, schedule.name, schedule)
 
 
 class TestArguments:

@@ -10,14 +10,14 @@ from ficco.lowering import lower
 from ficco.lowering.direct_gather import is_direct
 from ficco.machine import Link, Machine
 from ficco.plan import Plan
-from ficco.problem import DTYPES, OPERATORS, Output, Problem
+from ficco.problem import DTYPES, OPERATORS, REDUCING, Output, Problem
 from ficco.schedule import Schedule
 
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
 SWITCH = Machine("switch", 1, 64, "host", (Link("node", "port"),))
 NAMED = Schedule.names()
 DIRECT = {  # of few rows
-    op: tuple(name for name in Schedule.names(op) if name not in NAMED)
+    op: tuple(name for name in Schedule.names(op) if Schedule.named(name).transport == "sm")
     for op in ("matmul_all_reduce", "all_gather_matmul")
 }
 
@@ -136,6 +136,9 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
     turns = gathers or problem.op == "matmul_all_reduce"
     if not turns or schedule.route != "rotation":
         schedule = replace(schedule, pace="free")
+    sums_go_round = problem.op in REDUCING and schedule.compute == "per_chunk"
+    if sums_go_round and schedule.start == "local_first" and draw(st.booleans()):
+        schedule = replace(schedule, sums="along")
     return schedule
 
 

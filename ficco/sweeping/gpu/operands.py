@@ -179,12 +179,12 @@ class Operands:
             size += float(want.square().sum())
         return math.sqrt(off / size)
 
-    def verdict(self, y: Tensor, by_collective: bool) -> oracle.Verdict:
+    def verdict(self, y: Tensor, sums_travel: bool) -> oracle.Verdict:
         """Hold the first set's result against float64, element by element. A collective call once.
 
         Args:
             y: this rank's result.
-            by_collective: whether a collective added up what travelled.
+            sums_travel: whether sums travelled, rounded on the way, or parts of them.
         """
         if self._exact is None:
             given: list[Any] = [{} for _ in range(self.layout.world)]
@@ -196,7 +196,7 @@ class Operands:
                 for each, part in zip(given, parts, strict=True):
                     each[name] = part if name == "x" else part.t()
             self._exact = oracle.results(self.layout.problem, given, [self.rank])[0]
-        roundings = oracle.roundings(self.layout.problem, "collective" if by_collective else "dma")
+        roundings = oracle.roundings(self.layout.problem, sums_travel)
         return oracle.judge(y, self._exact[0], self.layout.dtype, roundings)
 
     def forget(self) -> None:

@@ -47,7 +47,7 @@ class _Way:
 
     config: Config
     points: dict[str, Point]  # by regime
-    by_collective: bool
+    sums_travel: bool
 
 
 class _Swept:
@@ -138,7 +138,7 @@ class _Swept:
             assert schedule is not None, point.id
             plain = point.name == "serial"
             call = self._run.operands.serial if plain else self._run.operands.ficco(schedule)
-            way = _Way(Config(name, call), regimes, schedule.transport == "collective")
+            way = _Way(Config(name, call), regimes, schedule.sums_travel)
             self._ways[name] = way
             if not plain:
                 self._run.ours.append(way.config)
@@ -153,7 +153,7 @@ class _Swept:
         """Hold a schedule's result against float64."""
         found: list[Any] = []
         reason = self._run.attempt(
-            lambda: found.append(self._run.operands.verdict(way.config.call(0), way.by_collective))
+            lambda: found.append(self._run.operands.verdict(way.config.call(0), way.sums_travel))
         )
         if reason:
             self._run.refuse(way.config, reason, tuple(way.points))
@@ -168,7 +168,7 @@ class _Swept:
             self._said("record", {"id": point.id, "error": error})
 
     def _verdict(self, way: _Way) -> oracle.Verdict:
-        return self._run.operands.verdict(way.config.call(0), way.by_collective)
+        return self._run.operands.verdict(way.config.call(0), way.sums_travel)
 
     def _release(self, points: Sequence[Point]) -> None:
         """Free the graphs of schedules that run no more."""
