@@ -14,8 +14,9 @@ Case = dict[str, Any]
 
 
 def compared(page: Page, world: int) -> Documents:
-    """Return the results of a number of GPUs."""
-    return read(sorted(page.results.glob(f"compare_x{world}*.json")))
+    """Return the results of a number of GPUs, the oldest first."""
+    found = read(sorted(page.results.glob(f"compare_x{world}*.json")))
+    return sorted(found, key=lambda one: str(one[1]["date"]))  # of one day by name
 
 
 def cases_of(documents: Documents) -> list[Case]:
