@@ -43,9 +43,9 @@ def _gates(op: str, machine: Machine, gates: bool) -> bool:
 
 
 def _rings(op: str, machine: Machine) -> bool:
-    """Whether sums on a ring may win: of a mesh it uses one link, and passed on they are in the way.
+    """Whether sums on a ring may win: it uses one link of a mesh.
 
-    See `bench/NOTES.md` of the latter, measured.
+    Those that are passed on meet what still goes round; measured, see `bench/NOTES.md`.
     """
     return op == "matmul_reduce_scatter" and machine.best_route == "rotation"
 
