@@ -1,6 +1,6 @@
 """What all tests share: hypothesis profiles, the --require option, and tests that run alone.
 
-Tests run in as many processes as there are processors (pytest-xdist). `@pytest.mark.alone` is for
+Tests run in a process more than there are processors (pytest-xdist). `@pytest.mark.alone` is for
 what measures time: no other test of the same run goes on beside it.
 """
 
@@ -43,8 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return 0, for no other process, where there are GPUs: they serve one test at a time."""
-    return 0 if Path("/dev/nvidiactl").exists() else len(os.sched_getaffinity(0))
+    """Return one more than there are processors, as tests wait, too; 0 where there are GPUs.
+
+    These serve one test at a time.
+    """
+    return 0 if Path("/dev/nvidiactl").exists() else len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
