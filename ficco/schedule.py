@@ -33,10 +33,10 @@ AXES: dict[str, tuple[str, ...]] = {
     "sums": ("apart", "within", "along"),
 }
 
-# Points that few operators have.
-_OF_ONE = {
+# Points that few operators have, one_shot_sm and two_shot_sm for few rows.
+_OF_FEW = {
     "all_gather_matmul": ("gather_sm",),  # for few rows
-    "matmul_all_reduce": ("ring_1d", "one_shot_sm", "two_shot_sm"),  # shots: for few rows
+    "matmul_all_reduce": ("ring_1d", "one_shot_sm", "two_shot_sm"),
     "matmul_reduce_scatter": ("ring_1d", "gated_sums_1d"),
 }
 
@@ -131,15 +131,15 @@ class Schedule:
 
     @staticmethod
     def names(op: str | None = None) -> tuple[str, ...]:
-        """Return the shipped names, plainest first, and last those that only this operator has.
+        """Return the shipped names, plainest first, and last those that not every operator has.
 
         Args:
             op: None: only those that are for every operator.
         """
         first = ("serial", "shard_p2p")
-        others = {name for names in _OF_ONE.values() for name in names}
+        others = {name for names in _OF_FEW.values() for name in names}
         general = sorted(set(data.names("named")) - {*first, *others}, reverse=True)
-        return (*first, *general, *_OF_ONE.get(op or "", ()))
+        return (*first, *general, *_OF_FEW.get(op or "", ()))
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any], name: str) -> Schedule:

@@ -177,8 +177,7 @@ class CupyCompute:
         if not add:
             self._multiply(a, b, c, accumulate)
         elif _is_start(c, accumulate, add):
-            if add[0].data.ptr != c.data.ptr:
-                self._sum([add[0]], c)
+            self._sum([add[0]], c)
             self._multiply(a, b, c, True)
         else:
             narrow = c.dtype != np.float32

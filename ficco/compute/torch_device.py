@@ -127,9 +127,11 @@ class TorchDeviceCompute:
         if not terms:
             torch.mm(a, b, out=c, **wider)
         elif len(terms) == 1 and terms[0].dtype == c.dtype:
-            # Onto itself by the same tensor, or PyTorch copies the term into c first.
-            term = c if terms[0].data_ptr() == c.data_ptr() else terms[0]
-            torch.addmm(term, a, b, out=c, **wider)
+            torch.addmm(terms[0], a, b, out=c, **wider)
+        elif not accumulate and len(add) == 2 and add[1].shape[0] == 1 < c.shape[0]:
+            total = torch.empty_like(c, dtype=torch.float32)
+            self.gemm(a, b, total, False, [])
+            sum_partials(add[0], 0, 1, total, 1, add[1], c)
         else:
             total = c if c.dtype == torch.float32 else torch.empty_like(c, dtype=torch.float32)
             self.gemm(a, b, total, accumulate and total is c, [])

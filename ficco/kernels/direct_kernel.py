@@ -25,7 +25,7 @@ from typing import Any  # noqa: F401 - of a comment; Triton reads no annotation
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from ficco.kernels.direct_product import product
 from ficco.kernels.mailing import (
@@ -124,9 +124,9 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
     timeout_ns: how long a program waits before it gives up.
     MADE: whether the product of x and w stands in y already, so that nothing is multiplied.
-    CHAINED: whether it may begin while the launch before it ends, for which it waits, then; and
-    the next one while this one does. That is when every program is done: what has begun takes room
-    that peers' other kernels may need, and, where some programs have ended, two places on one
+    CHAINED: whether it may begin while the launch before it ends, for which it waits, then. No
+    program lets the next launch begin before it has ended itself: what has begun takes room that
+    peers' other kernels may need, and, where some programs have ended, two places on one
     multiprocessor.
     EDGE, BYTES: columns and bytes that divide where rows and chunks begin and end.
     """
@@ -289,5 +289,3 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     here = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
                     tl.store(here, total.to(y.dtype.element_ty), wanted)
-    if CHAINED:
-        gdc_launch_dependents()

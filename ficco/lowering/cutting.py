@@ -45,9 +45,10 @@ def check_implemented(op: str, schedule: Schedule) -> None:
             f"shots='two'{stores}"
         )
     if op not in _SUMMING[schedule.sums]:
+        works = " or ".join(f"sums={sums!r}" for sums, ops in _SUMMING.items() if op in ops)
         raise ScheduleError(
             f"{op}: sums={schedule.sums!r} is of {' and '.join(_SUMMING[schedule.sums])}; what "
-            "works is sums='apart'"
+            f"works is {works}"
         )
     if schedule.sums == "within" and schedule.compute != "gated":
         raise ScheduleError(

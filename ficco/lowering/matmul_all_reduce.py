@@ -24,15 +24,7 @@ from ficco.lowering.direct import REDUCED
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
 from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
 from ficco.lowering.producing import Products
-from ficco.lowering.ring import (
-    OPENED,
-    PUSH,
-    Own,
-    check_ring,
-    circulate,
-    ring_buffers,
-    ring_words,
-)
+from ficco.lowering.ring import OPENED, PUSH, Own, check_ring, circulate, ring_words
 from ficco.lowering.scattering import Chunk, Cut, Made, finishes_between, make_and_push
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan, Region, Step, Word
@@ -55,7 +47,9 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
             f"matmul_all_reduce: shots='one' with transport={schedule.transport!r} is not "
             "implemented; the nearest that works is shots='two', or the schedule one_shot_sm"
         )
-    if 2 * schedule.chunks > MAX_CHUNKS:
+    if schedule.sums == "along":
+        check_ring(problem.op, schedule, problem.world)
+    elif 2 * schedule.chunks > MAX_CHUNKS:
         raise ScheduleError(
             f"matmul_all_reduce: grain={schedule.chunks}; every chunk travels twice, so grain is "
             f"at most {MAX_CHUNKS // 2}"
@@ -99,7 +93,6 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
 
 def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -> RankPlan:
     """Return the plan of one rank whose sums go round a ring."""
-    check_ring(problem.op, schedule, problem.world)
     first = offsets(problem.rows)
     cut = reduction_cut(problem, replace(schedule, pace="free"), rank)
     cut = replace(cut, own="y0", own_row=first[rank], biased=problem.outputs[0].bias)
@@ -113,7 +106,7 @@ def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -
     made, data = circulate(cut, products, finish)
     data += _collect(cut, made, first)
     close(cut, made, data, COLLECT, reading=[PUSH])
-    buffers = (*ring_buffers(problem, products, cut), *_results(problem))
+    buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
     return RankPlan(rank, buffers, tuple(made.steps))
 
 

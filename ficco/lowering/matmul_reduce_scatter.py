@@ -14,7 +14,7 @@ from ficco.lowering.blocks import scattered
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import await_data, batches, close, reduce
 from ficco.lowering.producing import PARTIAL, Products
-from ficco.lowering.ring import PUSH, check_ring, circulate, ring_buffers
+from ficco.lowering.ring import PUSH, check_ring, circulate
 from ficco.lowering.scattering import LANDING, Cut, make_and_push
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan, Word
@@ -75,4 +75,4 @@ def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -
     made, data = circulate(cut, products)
     close(cut, made, data, reading=[PUSH])
     y = Buffer("y0", "output", problem.rows[rank], problem.n, problem.dtype)
-    return RankPlan(rank, (*ring_buffers(problem, products, cut), y), tuple(made.steps))
+    return RankPlan(rank, (*reduction_buffers(problem, products, cut), y), tuple(made.steps))

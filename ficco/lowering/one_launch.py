@@ -21,7 +21,7 @@ ALIGN = 16  # columns; so slices begin at a multiple of the widest store, where 
 
 _NEEDED = {
     "cut": "columns", "route": "all_peers", "order": "by_step", "start": "together",
-    "compute": "gated", "taper": "none", "pace": "free",
+    "compute": "gated", "taper": "none", "pace": "free", "sums": "apart",
 }  # fmt: skip
 
 

@@ -6,12 +6,15 @@ reduce-scatter of Wang et al., "Overlap Communication with Dependent Computation
 in Large Deep Learning Models" (ASPLOS 2023), with copy engines. While one chunk is on its way the
 next is made; with two chunks a block, three ranks, on rank 0 (blocks 2, 1, 0 in turns 0, 1, 2):
 
-    compute   2.0  2.1  [..] 1.0 += x.w  [..] 1.1 += x.w  [..] own 0 = x.w + what came  [..] own 1
-    push           2.0->1    2.1->1         1.0->1           1.1->1
+    compute   2.0  2.1  [..] 1.0 and what came  [..] 1.1 and what came  [..] own 0  [..] own 1
+    push           2.0->1  2.1->1               1.0->1               1.1->1
 
 Each rank rounds what it passes on, as rings of collectives do; a sum's order of ranks is fixed.
 All chunks go round together; with order="by_step" two at a time where sums are passed on, so that
 the first are while the last are made. The route says nothing here.
+
+What came is not added to where it came: a push that comes late, behind NaN that the watch has put
+there in its stead, would take a sum away that was made of these, and nobody would see it.
 """
 
 from __future__ import annotations
@@ -21,13 +24,12 @@ from typing import NamedTuple
 
 from ficco.errors import ScheduleError
 from ficco.lowering.handshake import enter_all
-from ficco.lowering.producing import COMPUTE, PARTIAL, Piece, Products
+from ficco.lowering.producing import COMPUTE, Piece, Producer
 from ficco.lowering.scattering import BIAS, LANDING, Chunk, Cut, Made
-from ficco.plan import Buffer, Region, Step, Word
-from ficco.problem import Problem
+from ficco.plan import Region, Step, Word
 from ficco.schedule import MAX_CHUNKS, Schedule
 
-__all__ = ["OPENED", "PUSH", "Own", "check_ring", "circulate", "ring_buffers", "ring_words"]
+__all__ = ["OPENED", "PUSH", "Own", "check_ring", "circulate", "ring_words"]
 
 PUSH = "push"  # one lane: two would share the link, and delay the chunk that is awaited first
 OPENED = f"{PUSH}.wait_free"  # the step behind which peers' windows may be written
@@ -56,10 +58,12 @@ def check_ring(op: str, schedule: Schedule, world: int) -> None:
     Raises:
         ScheduleError: it names the nearest that works.
     """
-    needed = {"compute": "per_chunk", "start": "local_first"}
-    if op != "matmul_all_reduce":  # whose sums can keep turns
-        needed["pace"] = "free"
-    for axis, works in needed.items():
+    if schedule.pace == "in_step" and op != "matmul_all_reduce":
+        raise ScheduleError(
+            f"{op}: pace='in_step': what goes round a ring goes to one peer alone, so there are no "
+            "turns; the nearest that works is pace='free'"
+        )
+    for axis, works in (("compute", "per_chunk"), ("start", "local_first")):
         if getattr(schedule, axis) != works:
             raise ScheduleError(
                 f"{op}: sums='along' with {axis}={getattr(schedule, axis)!r}: sums go round a ring "
@@ -74,18 +78,8 @@ def check_ring(op: str, schedule: Schedule, world: int) -> None:
         )
 
 
-def ring_buffers(problem: Problem, products: Products, cut: Cut) -> list[Buffer]:
-    """Return operands, the workspace for the block that begins here, and the window."""
-    n, dtype = problem.n, problem.dtype
-    return [
-        *products.operands(),
-        Buffer(PARTIAL, "workspace", problem.rows[cut.rank - 1], n, dtype),
-        Buffer(LANDING, "window", cut.blocks.window_rows, n, dtype, copies=2),
-    ]
-
-
 def circulate(
-    cut: Cut, producer: Products, finish: Finish | None = None
+    cut: Cut, producer: Producer, finish: Finish | None = None
 ) -> tuple[Made, list[Word]]:
     """Return the steps that send all sums round, and the words that this rank waits for.
 
@@ -112,7 +106,7 @@ def circulate(
 
 
 def _turn(
-    cut: Cut, producer: Products, made: Made, turn: int, index: int, done: list[Own]
+    cut: Cut, producer: Producer, made: Made, turn: int, index: int, done: list[Own]
 ) -> list[Word]:
     """Make a chunk of a turn's block, with what has come of it; push it on, or tell it is done."""
     rank, world = cut.rank, cut.world
@@ -124,9 +118,7 @@ def _turn(
     came = [Word(rank, "data", (rank - 1) % world, _slot(cut, turn - 1, index))] if turn else []
     made.steps += [Step(f"wait.{name}", COMPUTE, "wait", "none", words=tuple(came))] if came else []
     piece = _piece(cut, turn, block, chunk)
-    # What a rank without a part of k passes on is what came.
-    unchanged = not producer.depth and piece.add == (piece.target,)
-    made.steps += [] if unchanged else producer.steps(name, [piece])
+    made.steps += producer.steps(name, [piece])
     after = (made.steps[-1].id,)
     if block == rank:
         done.append(Own(index, piece.target, after))
@@ -153,11 +145,8 @@ def _landed(cut: Cut, rank: int, turn: int, chunk: Chunk) -> Region:
 
 
 def _piece(cut: Cut, turn: int, block: int, chunk: Chunk) -> Piece:
-    """Return what is made of a chunk in a turn: anew, where it came, or into the output."""
-    made = cut.piece(block, chunk)
+    """Return what is made of a chunk in a turn, with what came; of the own one with the bias."""
     came = (_landed(cut, cut.rank, turn, chunk),) if turn else ()
-    if block == cut.rank:
-        bias = Region(cut.rank, BIAS, 0, 1, chunk.col0, chunk.col1)
-        return made._replace(add=(*came, *([bias] if cut.biased else [])))
-    target = came[0] if came else made.target._replace(row0=chunk.row0, row1=chunk.row1)
-    return made._replace(target=target, add=came)
+    last = block == cut.rank and cut.biased
+    bias = (Region(cut.rank, BIAS, 0, 1, chunk.col0, chunk.col1),) if last else ()
+    return cut.piece(block, chunk)._replace(add=(*came, *bias))

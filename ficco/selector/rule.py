@@ -162,15 +162,14 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
     chunk = facts.m * facts.n / world / grain * facts.item
     moved = machine.link.transfer_us(round(chunk)) * costs.copies_beside_gemm + costs.signal_us
     together = min(grain, 2) if reduces and schedule.order == "by_step" else grain
+    added = machine.stream_us(2.5 * chunk)  # of what came: see `simulator.calls`
     passed = on = (world - 1) * grain * moved
     if machine.link.turn_us and schedule.pace == "free":  # as they meet others at their receivers
         on += (world - 1) * grain * machine.link.turn_us.at(chunk)
-    made = turns * piece + (passed if together == 1 else 0.0)
-    end = max(made, 2 * piece + passed)
+    made = turns * piece + (turns - grain) * added + (passed if together == 1 else 0.0)
+    end = max(made, 2 * piece + added + passed)
     if reduces:
-        end = max(made + on * together / grain, 2 * piece + passed + on)
-    end += machine.stream_us(2 * chunk)
-    if reduces:
+        end = max(made + on * together / grain, 2 * piece + added + passed + on)
         end += machine.stream_us(2.0 * chunk * (world - 1))
     copies = (world - 1) * grain * (2 if reduces else 1)
     host = costs.host_call_us + _launching(schedule, machine, turns)

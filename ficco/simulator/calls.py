@@ -13,7 +13,8 @@ __all__ = ["Calls"]
 
 # m, n, k, bytes beyond a plain GEMM's. What accumulates reads c first, and half of that hides
 # behind the multiplication; writing float32 hides whole (36 shapes on an H200, 2026-11-21). What is
-# added from elsewhere is copied into c before, but for a bias.
+# added from elsewhere is copied into c before, but for a bias; with a bias it is added to a product
+# in float32.
 _Shape = tuple[int, int, int, int]
 
 
@@ -120,10 +121,12 @@ class Calls:
         k = a[3] - a[2] if transpose_a else a[5] - a[4]
         item = self._item[c[1]]
         once = m * n * item
-        matrices = [term for term in add if term[3] - term[2] > 1 or c[3] - c[2] == 1]
-        again = once // 2 if accumulate or matrices else 0
-        copied = 2 * once if matrices and matrices[0] != c else 0
-        return m, n, k, again + copied
+        again = once // 2 if accumulate else 0
+        if len(add) > 1:
+            again = m * n * 4 + 2 * once  # read again, and the term; written
+        elif add and add[0][3] - add[0][2] == c[3] - c[2]:  # no bias
+            again += 2 * once + once // 2
+        return m, n, k, again
 
     def _gemm_ns(self, shape: _Shape) -> float:
         found = self._known.get(shape)

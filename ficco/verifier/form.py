@@ -130,8 +130,16 @@ def _step(
         if region.rank != rank and buffers[region.rank, region.buffer].role not in SHARED:
             yield f"{region} is no window, so rank {rank} cannot reach it", "go through a window"
     for region in _written(step):
-        if buffers[region.rank, region.buffer].role in ("input", "weight"):
+        role = buffers[region.rank, region.buffer].role
+        if role in ("input", "weight"):
             yield f"it writes {region}, an operand of the caller", "write elsewhere"
+        if role == "window" and step.kind in ("gemm", "reduce", "bag"):
+            # When a call fails, NaN stands there for what has not come; made of NaN, a result does.
+            yield (
+                f"it makes {region}, which is in a window, where a push that comes late, to a call "
+                "that has failed, may replace it, and nobody would see that",
+                "make it in a workspace",
+            )
     yield from _parts(step)
     yield from _shapes(step, buffers)
     yield from _overlaps(step)

@@ -16,7 +16,7 @@ from numpy_on_stream import NumpyOnStream
 
 from ficco import oracle
 from ficco.errors import EngineError, InputError, ScheduleError
-from ficco.problem import Output, Problem
+from ficco.problem import REDUCING, Output, Problem
 from ficco.runtime.local_cuda import CudaLocalRuntime
 from ficco.schedule import Schedule
 
@@ -95,6 +95,7 @@ def again_and_again(world: int, calls: int) -> None:
             names = ["serial", "hetero_fused_1d"]
             names += [] if problem.op == "embedding_all_to_all" else ["uniform_fused_2d"]
             names += ["gather_sm"] if problem.op == "all_gather_matmul" else []
+            names += ["ring_1d"] if problem.op in REDUCING else []
             cases += [(problem, n, arrays, exact) for n in names if not refused(problem, n)]
     for _ in range(calls // 4):
         chosen = rng.sample(range(len(cases)), 4)
@@ -111,7 +112,8 @@ def again_and_again(world: int, calls: int) -> None:
             results.append((number, problem, mine, exact))
         node.runtime.synchronize()
         for number, problem, mine, exact in results:
-            node.judge(problem, mine, exact)
+            rounded = oracle.roundings(problem, cases[number][1] == "ring_1d")
+            node.judge(problem, mine, exact, roundings=rounded)
             bits = [m[y].tobytes() for m in mine for y in sorted(m) if y[0] == "y"]
             assert found.setdefault(number, bits) == bits, problem
     node.runtime.close()
@@ -121,15 +123,16 @@ def again_and_again(world: int, calls: int) -> None:
 
 
 def graphs(world: int, replays: int) -> None:
-    """Three calls in a graph, replayed with new inputs, one after another and back to back."""
+    """Calls in a graph, replayed with new inputs, one after another and back to back."""
     node = Node(world)
     drawn = list(problems(world, "bfloat16", random.Random(9)))
-    names = {0: "uniform_fused_1d", 3: "uniform_fused_2d", 5: "hetero_unfused_1d"}
+    ring = next(i for i, problem in enumerate(drawn) if problem.op == "matmul_reduce_scatter")
+    names = {0: "uniform_fused_1d", 3: "uniform_fused_2d", 5: "hetero_unfused_1d", ring: "ring_1d"}
     cases = [(drawn[i], named(name, world), *node.arrays(drawn[i], 5)) for i, name in names.items()]
     for problem, schedule, arrays, exact in cases:
         node.execute(problem, schedule, arrays)
         node.runtime.synchronize()
-        node.judge(problem, arrays, exact)
+        node.judge(problem, arrays, exact, roundings=world)
     before = control.count("memcpy")
     for problem, schedule, arrays, _ in cases:
         node.execute(problem, schedule, arrays)
@@ -157,7 +160,7 @@ def graphs(world: int, replays: int) -> None:
                 node.cuda.cuGraphLaunch(graph, node.streams[rank])
         node.runtime.synchronize()
         for (problem, _, arrays, _), exact in zip(cases, wanted, strict=True):
-            node.judge(problem, arrays, exact, f"replay {replay}")
+            node.judge(problem, arrays, exact, f"replay {replay}", world)
     # Windows grow: the graphs keep theirs, and eager calls have others.
     large = Problem.chunked("all_gather_matmul", world, 900, 5, 200, "float32")
     node.right(large, named("hetero_fused_1d", world))
@@ -166,7 +169,7 @@ def graphs(world: int, replays: int) -> None:
         node.cuda.cuGraphLaunch(graph, node.streams[rank])
     node.right(large, named("shard_p2p", world))
     for (problem, _, arrays, _), exact in zip(cases, wanted, strict=True):
-        node.judge(problem, arrays, exact, "after growth")
+        node.judge(problem, arrays, exact, "after growth", world)
     # In a capture they do not grow.
     larger = Problem.chunked("all_gather_matmul", world, 1900, 5, 300, "float32")
     arrays, exact = node.arrays(larger, 0)

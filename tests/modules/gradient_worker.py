@@ -194,6 +194,9 @@ def reducing(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
              lambda x, w, b: ficco.matmul_reduce_scatter(
                  x, w, bias=b, rows=rows, schedule="gated_sums_1d"),
              given, scattered)  # fmt: skip
+        hold("ring_1d", rank, lambda x, w, b: ficco.matmul_reduce_scatter(
+                 x, w, bias=b, rows=rows, schedule="ring_1d"),
+             given, scattered)  # fmt: skip
         point = replace(Schedule.named("shard_p2p"), route="rotation", pace="in_step")
         hold("in step", rank, lambda x, w: ficco.all_gather_matmul(x, w, schedule=point),
              [[draw(r, 4, 6), draw(9 + r, 6, 5)] for r in range(world)],
@@ -206,7 +209,7 @@ def reducing(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
              same, reduced, once=True, frozen=frozen)  # fmt: skip
 
 
-def columns(rank: int, world: int, schedules: Sequence[str] = ("auto", "shard_p2p")) -> None:
+def columns(rank: int, world: int, schedules: Sequence[str] = ("auto", "ring_1d")) -> None:
     given = [
         [draw(1, 5, 3, 6), draw(40 + r, 4 + r, 6).t(), draw(50 + r, 6, 3), draw(60 + r, 3)]
         for r in range(world)

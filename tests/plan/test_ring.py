@@ -13,7 +13,7 @@ from ficco.problem import Output, Problem
 from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.verifier import verify
 
-RING = Schedule.named("ring_1d")
+RING = replace(Schedule.named("ring_1d"), route="rotation")
 REDUCING = ["matmul_reduce_scatter", "matmul_all_reduce"]
 
 
@@ -34,8 +34,8 @@ def test_partial_sums_go_to_the_next_rank_alone(op: str, world: int, cut: str, o
         pushes = [step for step in entry.steps if step.kind == "copy" and step.lane == "push"]
         assert {step.writes[0].rank for step in pushes} == {(entry.rank + 1) % world}
         assert sum(step.writes[0].area for step in pushes) == 64 * 24 * (world - 1)
-        partial = entry.buffer("partial")
-        assert (partial.rows, partial.cols) == (64, 24), "it keeps more than the block begun here"
+        made = [p for step in entry.steps for p in step.products]
+        assert not any(p.c.buffer == "landing" for p in made), "a late push would overwrite a sum"
 
 
 def test_a_sum_begins_behind_its_owner_and_ends_there() -> None:
@@ -44,10 +44,9 @@ def test_a_sum_begins_behind_its_owner_and_ends_there() -> None:
     steps = {step.id: step for step in plan.ranks[2].steps}
     products = [steps[f"gemm.0in{turn}"].products[0] for turn in range(4)]
     assert [p.a.row0 for p in products] == [64, 0, 192, 128]
-    assert [p.c.buffer for p in products] == ["partial", "landing", "landing", "y0"]
-    assert [p.add for p in products[:3]] == [(), (products[1].c,), (products[2].c,)]
-    (came,) = products[3].add
-    assert came.buffer == "landing" and not any(p.accumulate for p in products)
+    assert [p.c.buffer for p in products] == ["partial", "partial", "partial", "y0"]
+    assert [[came.buffer for came in p.add] for p in products] == [[], *[["landing"]] * 3]
+    assert len({came.row0 for p in products for came in p.add}) == 3
     for turn in (1, 2, 3):
         assert steps[f"wait.0in{turn}"].words == (Word(2, "data", 1, turn - 1),)
 
@@ -85,6 +84,8 @@ def test_a_rank_without_a_part_of_k_passes_on_what_came(op: str, depths: tuple[i
     ("op", "axes", "words"),
     [
         ("all_gather_matmul", {}, "sums='apart'"),
+        ("matmul_all_reduce", {"sums": "within"}, "sums='apart' or sums='along'"),
+        ("matmul_all_reduce", {"transport": "sm"}, "cut='columns'"),
         ("matmul_all_to_all", {}, "matmul_reduce_scatter and matmul_all_reduce"),
         ("matmul_reduce_scatter", {"compute": "per_step"}, "compute='per_chunk'"),
         ("matmul_reduce_scatter", {"compute": "gated"}, "compute='per_chunk'"),
@@ -98,3 +99,10 @@ def test_what_is_no_ring_names_what_works(op: str, axes: dict[str, object], word
     problem = Problem.chunked(op, 4, 64, 8, 32)
     with pytest.raises(ScheduleError, match=words):
         lower_rank(problem, replace(RING, **axes), 0)
+
+
+@pytest.mark.parametrize("name", ["one_shot_sm", "two_shot_sm"])
+def test_no_kernel_of_few_rows_has_a_ring(name: str) -> None:
+    problem = Problem.chunked("matmul_all_reduce", 4, 8, 64, 32)
+    with pytest.raises(ScheduleError, match="sums='apart'"):
+        lower_rank(problem, replace(Schedule.named(name), sums="along"), 0)

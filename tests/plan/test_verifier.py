@@ -218,6 +218,15 @@ class TestForm:
     def test_ranks_that_are_missing(self) -> None:
         assert rules(verify(self.plan._replace(ranks=self.plan.ranks[:1]))) == {"ranks"}
 
+    def test_a_result_in_a_window(self) -> None:
+        """What is made of NaN, as a call fails, could be replaced by a push that comes late."""
+        plan = plan_of("hetero_unfused_1d", 3, 6, 2, 6, op="matmul_reduce_scatter")
+        step = plan.ranks[1].steps[find(plan, 1, "gemm.own")]
+        there = step.products[0].c._replace(buffer="landing")
+        inside = step.products[0]._replace(c=there)
+        found = verify(changed(plan, 1, "gemm.own", products=(inside,)))
+        assert any("may replace it" in v.message and v.rule == "form" for v in found)
+
     def test_sums_in_sixteen_bits(self) -> None:
         plan = plan_of("uniform_fused_2d", 2, 4, 2, 4, "bfloat16")
         ranks = tuple(

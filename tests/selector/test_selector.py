@@ -213,6 +213,15 @@ def test_every_candidate_has_a_plan(op: str, axis: str) -> None:
         assert lower_rank(problem, schedule, 0).steps
 
 
+def test_rings_are_for_reduce_scatters_over_a_switch() -> None:
+    def grains(op: str, machine: Machine) -> list[int]:
+        return [s.chunks for s in points(op, 4, machine) if s.sums == "along"]
+
+    assert grains("matmul_reduce_scatter", SWITCH) == [2, 4]
+    assert not grains("matmul_reduce_scatter", MESH), "one link of three is used"
+    assert not grains("matmul_all_reduce", SWITCH)
+
+
 class TestDeciding:
     machine, facts = SWITCH, facts_of(gather(1024, 256, 512))
 

@@ -136,6 +136,14 @@ class TestDevices:
         added = gemm("added", 0)._replace(products=(product(0, 10)._replace(accumulate=True),))
         assert ends(plan(1, (0, added)), on) == {"added": 10 + 10 * 2 * 4 / 2}
 
+    def test_what_is_added_from_elsewhere_is_copied_first(self) -> None:
+        """20 elements read and written, then read again, half hidden; a bias is for nothing."""
+        on = machine(memory_gbps=0.001)
+        came, bias = Region(0, "landing", 0, 10, 0, 2), Region(0, "bias0", 0, 1, 0, 2)
+        for add, moved in (((bias,), 0), ((came,), 2.5), ((came, bias), 3)):
+            added = gemm("added", 0)._replace(products=(product(0, 10)._replace(add=add),))
+            assert ends(plan(1, (0, added)), on) == {"added": 10 + 20 * 4 * moved}
+
     def test_a_wide_sum_of_narrow_products_costs_nothing_more(self) -> None:
         narrow = plan(1, (0, gemm("a", 0, 10)))
         on = machine(memory_gbps=0.001)
