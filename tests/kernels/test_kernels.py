@@ -10,7 +10,7 @@ from forking import run_forked
 WORKER = Path(__file__).with_name("worker.py")
 
 
-@pytest.mark.parametrize("subject", ["summing", "pooling"])
+@pytest.mark.parametrize("subject", ["summing", "pooling", "products"])
 def test_a_kernel_is_right(subject: str, tmp_path: Path, torch: object) -> None:
     code, said = run_forked(
         WORKER, subject, folder=tmp_path, environment={"TRITON_INTERPRET": "1"}, timeout=200

@@ -1,6 +1,6 @@
 """Runs one kernel on odd shapes in every dtype and holds it against float64.
 
-TRITON_INTERPRET=1 python worker.py summing|pooling
+TRITON_INTERPRET=1 python worker.py summing|pooling|products
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import torch
 
+from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
 
@@ -62,7 +63,31 @@ def pooling() -> None:
                 assert whole[last - first :].isnan().all() and whole[:, dim:].isnan().all()
 
 
+def products() -> None:
+    """GEMMs and what is added to them, rounded once, whatever it is."""
+    multiply = torch.mm
+
+    def widened(a, b, *, out, out_dtype=None):
+        """What torch.mm does on GPUs: the CPU's has no `out_dtype`."""
+        assert out_dtype in (None, out.dtype)
+        return multiply(a.to(out.dtype), b.to(out.dtype), out=out)
+
+    torch.mm = widened
+    compute = TorchDeviceCompute()
+    for dtype in DTYPES:
+        for rows, cols in ((9, 13), (1, 5), (40, 600)):
+            a, b = torch.randn(rows, 7).to(dtype), torch.randn(7, cols).to(dtype)
+            came = torch.randn(rows + 2, cols + 3).to(dtype)[1 : rows + 1, 2 : cols + 2]
+            bias = torch.randn(1, cols).to(dtype)
+            for add in ([], [came], [bias], [came, bias]):
+                whole = torch.full((rows + 1, cols + 2), torch.nan, dtype=dtype)
+                compute.gemm(a, b, whole[:rows, :cols], False, add)
+                want = a.double() @ b.double() + sum(term.double() for term in add)
+                rounded(want, whole[:rows, :cols], f"{dtype} {rows}x{cols} and {len(add)}")
+                assert whole[rows:].isnan().all() and whole[:, cols:].isnan().all()
+
+
 if __name__ == "__main__":
     torch.manual_seed(1)
-    {"summing": summing, "pooling": pooling}[sys.argv[1]]()
+    {"summing": summing, "pooling": pooling, "products": products}[sys.argv[1]]()
     print("right")
