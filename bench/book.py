@@ -1,7 +1,7 @@
 """Writes the book of a machine from what sweeps, compare.py and few_rows.py have measured on it.
 
 For every shape and regime the fastest of ficco's points, or serial where none is faster. Only what
-ran in full rounds counts. A shape that was swept stands as the sweep has it.
+ran in full rounds counts. A shape stands as it was measured last; of one day, as a sweep has it.
 
     python bench/book.py --machine h200x4 --driver 13.0
 """
@@ -97,7 +97,8 @@ def main() -> int:
     parser.add_argument("--driver", required=True, help="CUDA version that the driver served")
     args = parser.parse_args()
     machine = Machine.named(args.machine)
-    world, found, dates = machine.devices, {}, set()
+    world = machine.devices
+    found: dict[Key, tuple[tuple[str, bool], Best]] = {}  # with its date, and whether it was swept
     sources = [
         (f"compare_x{world}*.json", compared),
         (f"few_rows*_x{world}.json", few_rows),
@@ -107,23 +108,25 @@ def main() -> int:
     for pattern, read in sources:
         for path in sorted(RESULTS.glob(pattern)):
             document = json.loads(path.read_text())
-            dates.add(document["date"])
+            when = (document["date"], read is swept)
             for key, best in read(document, machine):
-                known = found.get(key)
-                if read is swept or known is None or best[0] / best[1] < known[0] / known[1]:
-                    found[key] = best  # runs differ in how hot the GPUs were
+                then, known = found.get(key, (("", False), best))
+                # Runs differ in how hot the GPUs were.
+                if when > then or (when == then and best[0] / best[1] < known[0] / known[1]):
+                    found[key] = when, best
     if not found:
         print(f"no results of {world} GPUs in {RESULTS}", file=sys.stderr)
         return 1
     points = tuple(
         Point.measured(Problem.chunked(op, world, m, n, k, dtype), regime, *best)
-        for (op, dtype, m, n, k, regime), best in sorted(found.items())
+        for (op, dtype, m, n, k, regime), (_, best) in sorted(found.items())
     )
-    book = Book(machine.name, machine.name, __version__, args.driver, max(dates), points)
+    date = max(date for (date, _), _ in found.values())
+    book = Book(machine.name, machine.name, __version__, args.driver, date, points)
     BOOKS.mkdir(exist_ok=True)
     text = book.to_toml("Written by bench/book.py from the results in bench/results.")
     (BOOKS / f"{machine.name}.toml").write_text(text)
-    plain = sum(best[2].transport == "collective" for best in found.values())
+    plain = sum(point.schedule.transport == "collective" for point in points)
     print(f"{len(points)} points, {plain} of them serial")
     return 0
 
