@@ -132,7 +132,8 @@ def graphs(world: int, replays: int) -> None:
     for problem, schedule, arrays, exact in cases:
         node.execute(problem, schedule, arrays)
         node.runtime.synchronize()
-        node.judge(problem, arrays, exact, roundings=world)
+        rounded = oracle.roundings(problem, schedule.sums_travel)
+        node.judge(problem, arrays, exact, roundings=rounded)
     before = control.count("memcpy")
     for problem, schedule, arrays, _ in cases:
         node.execute(problem, schedule, arrays)
@@ -159,8 +160,9 @@ def graphs(world: int, replays: int) -> None:
             for rank, graph in enumerate(ready):
                 node.cuda.cuGraphLaunch(graph, node.streams[rank])
         node.runtime.synchronize()
-        for (problem, _, arrays, _), exact in zip(cases, wanted, strict=True):
-            node.judge(problem, arrays, exact, f"replay {replay}", world)
+        for (problem, schedule, arrays, _), exact in zip(cases, wanted, strict=True):
+            rounded = oracle.roundings(problem, schedule.sums_travel)
+            node.judge(problem, arrays, exact, f"replay {replay}", rounded)
     # Windows grow: the graphs keep theirs, and eager calls have others.
     large = Problem.chunked("all_gather_matmul", world, 900, 5, 200, "float32")
     node.right(large, named("hetero_fused_1d", world))
@@ -168,8 +170,9 @@ def graphs(world: int, replays: int) -> None:
     for rank, graph in enumerate(ready):
         node.cuda.cuGraphLaunch(graph, node.streams[rank])
     node.right(large, named("shard_p2p", world))
-    for (problem, _, arrays, _), exact in zip(cases, wanted, strict=True):
-        node.judge(problem, arrays, exact, "after growth", world)
+    for (problem, schedule, arrays, _), exact in zip(cases, wanted, strict=True):
+        rounded = oracle.roundings(problem, schedule.sums_travel)
+        node.judge(problem, arrays, exact, "after growth", rounded)
     # In a capture they do not grow.
     larger = Problem.chunked("all_gather_matmul", world, 1900, 5, 300, "float32")
     arrays, exact = node.arrays(larger, 0)
