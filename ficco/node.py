@@ -158,8 +158,8 @@ class Node:
 
     def matmul_reduce_scatter(
         self,
-        xs: Sequence[Array],
-        ws: Sequence[Array],
+        xs: Sequence[Array | Sequence[Array]],
+        ws: Sequence[Array | Sequence[Array]],
         *,
         rows: Sequence[int] | None = None,
         bias: Sequence[Any] | None = None,
@@ -169,8 +169,8 @@ class Node:
         """Sum all ranks' products, and give each rank its rows of the sum.
 
         Args:
-            xs: per rank x_r [m, k_r].
-            ws: per rank w_r [k_r, n].
+            xs: per rank x_r [m, k_r], or several, whose products are added up.
+            ws: per rank w_r [k_r, n], or as many.
             rows: per rank, how many rows it gets; torch.chunk's rule where left out.
             bias: per rank [n], added to that rank's rows.
             schedule: instead of the node's.
@@ -185,8 +185,8 @@ class Node:
 
     def matmul_all_reduce(
         self,
-        xs: Sequence[Array],
-        ws: Sequence[Array],
+        xs: Sequence[Array | Sequence[Array]],
+        ws: Sequence[Array | Sequence[Array]],
         *,
         bias: Sequence[Any] | None = None,
         schedule: str | Schedule | None = None,
@@ -195,8 +195,8 @@ class Node:
         """Sum all ranks' products, and give every rank the whole sum.
 
         Args:
-            xs: per rank x_r [m, k_r].
-            ws: per rank w_r [k_r, n].
+            xs: per rank x_r [m, k_r], or several, whose products are added up.
+            ws: per rank w_r [k_r, n], or as many.
             bias: per rank [n], the same on all.
             schedule: instead of the node's.
             grain: chunks per shard, instead of the schedule's.
@@ -320,8 +320,8 @@ class Node:
     def _reducing(
         self,
         op: str,
-        xs: Sequence[Array],
-        ws: Sequence[Array],
+        xs: Sequence[Array | Sequence[Array]],
+        ws: Sequence[Array | Sequence[Array]],
         rows: Sequence[int] | None,
         bias: Sequence[Any] | None,
         schedule: str | Schedule | None,
@@ -416,7 +416,7 @@ class Node:
         """Return inputs as engines read them: x by copy engines, all but weights by GPUs."""
         found = dict(mine)
         for name, array in mine.items():
-            if name == "x" or not (self._library.immediate or name.startswith("w")):
+            if name.startswith("x") or not (self._library.immediate or name.startswith("w")):
                 found[name] = row_contiguous(array, self._library)
         return found
 

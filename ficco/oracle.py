@@ -121,13 +121,20 @@ def inputs(problem: Problem, seed: int, draw: Draw | None = None) -> list[dict[s
             found.append(mine)
             continue
         depth = problem.depths[rank] if problem.depths else problem.k
-        mine["x"] = draw.normal(problem.m if problem.depths else problem.rows[rank], depth)
+        if problem.op in REDUCING:
+            for x, _, each in problem.pairs_of(rank):
+                mine[x] = draw.normal(problem.m, each)
+        else:
+            mine["x"] = draw.normal(problem.rows[rank], depth)
         for i, output in enumerate(problem.outputs):
             if output.axis == "gathered":
                 continue
-            inner = problem.m if output.axis == "contraction" else depth
-            w = draw.normal(inner, output.columns[rank], scale)
-            mine.setdefault(output.operand, w.T if output.operand_transposed else w)
+            weights = [(output.operand, problem.m if output.axis == "contraction" else depth)]
+            if problem.op in REDUCING:
+                weights = [(name, each) for _, name, each in problem.pairs_of(rank)]
+            for name, inner in weights:
+                w = draw.normal(inner, output.columns[rank], scale)
+                mine.setdefault(name, w.T if output.operand_transposed else w)
             if output.bias:
                 mine[f"bias{i}"] = draw.normal(1, output.columns[rank])
         found.append(mine)
@@ -160,7 +167,7 @@ def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
         dtype: of the result.
         roundings: how often a sum that travelled was rounded to the dtype: once where each rank
             sends its own; as often as there are ranks where it is added to on the way, by a
-            collective or along a ring.
+            collective or along a ring; see the function of this name.
     """
     if tuple(y.shape) != tuple(exact.value.shape):
         return Verdict(False, math.inf)
@@ -177,8 +184,14 @@ def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
 
 
 def roundings(problem: Problem, sums_travel: bool) -> int:
-    """Return how often what travels is rounded: sums at every rank, parts of them once."""
-    return problem.world if problem.op in REDUCING and sums_travel else 1
+    """Return how often what travels is rounded: sums at every rank, parts of them once.
+
+    And once more for every further pair of x and w.
+    """
+    further = max(map(len, problem.pairs), default=1) - 1
+    if problem.op in REDUCING and sums_travel:
+        return problem.world * (1 + 2 * further)  # what comes is added before the last product
+    return 1 + further
 
 
 def _library(array: Array) -> Any:
@@ -231,17 +244,21 @@ def _reduced(problem: Problem, given: Sequence[Named], ranks: Sequence[int]) -> 
     value: Array = 0.0
     magnitude: Array = 0.0
     partial: Array = 0.0
-    for mine in given:  # all rows that some of the ranks want, once
-        part = _exact(_wide(mine["x"][begin:end]), _weight(problem, mine, 0))
-        value = value + part.value
-        magnitude = magnitude + part.magnitude
-        partial = partial + abs(part.value)
+    turned = problem.outputs[0].operand_transposed
+    for rank, mine in enumerate(given):  # all rows that some of the ranks want, once
+        for x, w, _ in problem.pairs_of(rank):
+            b = _wide(mine[w])
+            part = _exact(_wide(mine[x][begin:end]), b.T if turned else b)
+            value = value + part.value
+            magnitude = magnitude + part.magnitude
+            partial = partial + abs(part.value)
     found = []
     for rank in ranks:
         rows = slice(0, end) if whole else slice(first[rank] - begin, first[rank + 1] - begin)
         bias = _bias(problem, given[rank], 0)
         extra = 0.0 if bias is None else bias
-        travelled = partial[rows] + abs(extra) if whole else partial[rows]  # a bias may, too
+        along = whole or problem.pairs  # a bias may be rounded on the way, too
+        travelled = partial[rows] + abs(extra) if along else partial[rows]
         found.append([
             Exact(value[rows] + extra, magnitude[rows] + abs(extra), travelled,
                   problem.k + problem.world)

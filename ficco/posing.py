@@ -140,40 +140,69 @@ def gathering(
 
 def reducing(
     op: str,
-    xs: Sequence[Array],
-    ws: Sequence[Array],
+    xs: Sequence[Array | Sequence[Array]],
+    ws: Sequence[Array | Sequence[Array]],
     rows: Sequence[int] | None,
     bias: Sequence[Any] | None,
     library: Library = NUMPY,
 ) -> Posed:
-    """Pose matmul_reduce_scatter or matmul_all_reduce: x_r [m, k_r], w_r [k_r, n]."""
+    """Pose matmul_reduce_scatter or matmul_all_reduce: x_r [m, k_r], w_r [k_r, n].
+
+    Or several of each on a rank, whose products are added up.
+    """
     world = len(xs)
-    shards, weights = _matrices(xs, "xs", library), _matrices(ws, "ws", library)
-    dtype, m = _common_dtype([*shards, *weights], "xs and ws"), shards[0].shape[0]
-    _equal_columns(weights, "ws", "k_r, n")
-    for rank, (x, w) in enumerate(zip(shards, weights, strict=True)):
-        if x.shape[0] != m:
-            raise InputError(f"xs[{rank}] has {x.shape[0]} rows, xs[0] has {m}; all are [m, k_r]")
-        if x.shape[1] != w.shape[0]:
+    arrays: list[dict[str, Array]] = []
+    flat: list[Array] = []
+    m, n = -1, -1
+    for rank, (x_entry, w_entry) in enumerate(zip(xs, ws, strict=True)):
+        inputs, weights = _several(x_entry), _several(w_entry)
+        if len(inputs) != len(weights) or not inputs:
             raise InputError(
-                f"xs[{rank}] has {x.shape[1]} columns, ws[{rank}] has {w.shape[0]} rows; "
-                "x_r is [m, k_r], w_r is [k_r, n] (pass linear.weight.T)"
+                f"xs[{rank}] has {len(inputs)} matrices, ws[{rank}] has {len(weights)}: give pairs"
             )
+        mine: dict[str, Array] = {}
+        for i, (one, other) in enumerate(zip(inputs, weights, strict=True)):
+            x_name, w_name = _name("xs", rank, i, x_entry), _name("ws", rank, i, w_entry)
+            x, w = _matrix(one, x_name, rank, library), _matrix(other, w_name, rank, library)
+            m, n = (x.shape[0], w.shape[1]) if m < 0 else (m, n)
+            if x.shape[0] != m:
+                raise InputError(f"{x_name} has {x.shape[0]} rows, xs[0] has {m}; all are [m, k_r]")
+            if w.shape[1] != n:
+                raise InputError(
+                    f"{w_name} has {w.shape[1]} columns, ws[0] has {n}; all are [k_r, n]"
+                )
+            if x.shape[1] != w.shape[0]:
+                raise InputError(
+                    f"{x_name} has {x.shape[1]} columns, {w_name} has {w.shape[0]} rows; "
+                    "x_r is [m, k_r], w_r is [k_r, n] (pass linear.weight.T)"
+                )
+            mine |= {f"x{i or ''}": x, f"w{i or ''}": w}
+            flat += [x, w]
+        arrays.append(mine)
+    dtype = _common_dtype(flat, "xs and ws")
     sizes = chunk_sizes(m, world) if rows is None else _sizes(rows, "rows")
     if len(sizes) != world or sum(sizes) != m or min(sizes) < 0:
         raise InputError(f"rows={list(sizes)}: {world} sizes of 0 or more that add up to m={m}")
-    depths = tuple(x.shape[1] for x in shards)
-    if m < 1 or sum(depths) < 1 or weights[0].shape[1] < 1:
-        raise InputError(f"m={m}, k={sum(depths)}, n={weights[0].shape[1]}: sizes are 1 or more")
-    columns = (weights[0].shape[1],) * world
-    mine = _bias_rows(_biases(bias, [[w] for w in weights], flat=True), columns, dtype, library)
-    output = Output(columns, bias=mine is not None)
-    problem = Problem(op, world, sizes, sum(depths), (output,), dtype.name, depths=depths)
-    arrays = [{"x": x, "w": w} for x, w in zip(shards, weights, strict=True)]
-    if mine is not None:
-        for rank, row in enumerate(mine):
+    pairs = tuple(
+        tuple(array.shape[1] for name, array in given.items() if name.startswith("x"))
+        for given in arrays
+    )
+    depths = tuple(sum(each) for each in pairs)
+    if m < 1 or sum(depths) < 1 or n < 1:
+        raise InputError(f"m={m}, k={sum(depths)}, n={n}: sizes are 1 or more")
+    columns = (n,) * world
+    offset = _bias_rows(
+        _biases(bias, [[mine["w"]] for mine in arrays], flat=True), columns, dtype, library
+    )
+    output = Output(columns, bias=offset is not None)
+    problem = Problem(
+        op, world, sizes, sum(depths), (output,), dtype.name, depths=depths,
+        pairs=pairs if max(map(len, pairs)) > 1 else (),
+    )  # fmt: skip
+    if offset is not None:
+        for rank, row in enumerate(offset):
             one = op == "matmul_all_reduce" and library.immediate
-            if one and row.tobytes() != mine[0].tobytes():
+            if one and row.tobytes() != offset[0].tobytes():
                 raise InputError(f"bias[{rank}] differs from bias[0]; it is one sum, with one bias")
             arrays[rank]["bias0"] = row
     return Posed(problem, arrays)

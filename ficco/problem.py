@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from ficco.errors import InputError, closest
 
@@ -19,13 +19,14 @@ __all__ = [
     "MAX_WORLD",
     "OPERATORS",
     "Output",
+    "Pair",
     "Problem",
     "chunk_sizes",
     "offsets",
 ]
 
 _RESERVED = re.compile(
-    r"x|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|own|landing|reduced"
+    r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|landing|reduced"
 )
 
 MAX_WORLD = 64  # ranks in one group; places of signals in a window are computed from it
@@ -83,6 +84,14 @@ class Output:
     bias: bool = False
 
 
+class Pair(NamedTuple):
+    """What is multiplied: the names of its buffers, x [m, depth] and w [depth, n]."""
+
+    x: str
+    w: str
+    depth: int
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An operator with its sizes.
@@ -96,6 +105,8 @@ class Problem:
         outputs: products; reducing and exchanging operators have exactly one.
         dtype: of inputs and outputs: float32, float16, bfloat16.
         depths: reducing operators: the part of k on each rank.
+        pairs: reducing operators: per rank, how this depth is made up of several pairs x_i, w_i,
+            whose products are added up; () where each rank has one. See `pairs_of`.
         splits: all-to-all: splits[s][r] rows go from rank s to rank r.
         tables: embedding: rows of each table, per rank; n is their dimension.
         lookups: embedding: how many indices a rank has for each table; no peer needs them.
@@ -109,6 +120,7 @@ class Problem:
     outputs: tuple[Output, ...]
     dtype: str = "float32"
     depths: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, ...], ...] = ()
     splits: tuple[tuple[int, ...], ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
     lookups: tuple[tuple[int, ...], ...] = ()
@@ -138,6 +150,13 @@ class Problem:
     def itemsize(self) -> int:
         """Bytes of an element of the inputs."""
         return DTYPES[self.dtype]
+
+    def pairs_of(self, rank: int) -> tuple[Pair, ...]:
+        """Return what a rank of a reducing operator multiplies: x, w; then x1, w1; x2, w2, ..."""
+        operand = self.outputs[0].operand
+        depths = self.pairs[rank] if self.pairs else (self.depths[rank],)
+        names = [(f"x{i or ''}", f"{operand}{i or ''}") for i in range(len(depths))]
+        return tuple([Pair(x, w, k) for (x, w), k in zip(names, depths, strict=True)])
 
     def result_shapes(self, rank: int) -> list[tuple[int, int]]:
         """Return the shape of each output of a rank."""
@@ -215,8 +234,8 @@ class Problem:
     def agreed(self) -> dict[str, Any]:
         """What every rank of the group must hold equal: all that decides who sends what to whom.
 
-        Columns of a gather and depths of a reduction stay out: no peer needs them, and a rank may
-        know only its own.
+        Columns of a gather, depths and pairs of a reduction stay out: no peer needs them, and a
+        rank may know only its own.
         """
         facts: dict[str, Any] = {
             "op": self.op,
@@ -250,6 +269,7 @@ class Problem:
                 for output in self.outputs
             ],
             "depths": list(self.depths),
+            "pairs": [list(row) for row in self.pairs],
             "splits": [list(row) for row in self.splits],
             "tables": [list(row) for row in self.tables],
             "lookups": [list(row) for row in self.lookups],
@@ -286,6 +306,7 @@ class Problem:
                 outputs=outputs,
                 dtype=str(data["dtype"]),
                 depths=tuple(_int(d) for d in data.get("depths", ())),
+                pairs=tuple(tuple(_int(v) for v in row) for row in data.get("pairs", ())),
                 splits=tuple(tuple(_int(v) for v in row) for row in data.get("splits", ())),
                 tables=tuple(tuple(_int(v) for v in row) for row in data.get("tables", ())),
                 lookups=tuple(tuple(_int(v) for v in row) for row in data.get("lookups", ())),
@@ -349,8 +370,9 @@ def _check(problem: Problem) -> None:
         _check_per_rank("depths", p.depths, p.world)
         if sum(p.depths) != p.k:
             raise InputError(f"depths={list(p.depths)} add up to {sum(p.depths)}, but k={p.k}")
-    elif p.depths:
-        raise InputError(f"depths belong to {' and '.join(REDUCING)}, not to {p.op}")
+        _check_pairs(p)
+    elif p.depths or p.pairs:
+        raise InputError(f"depths and pairs belong to {' and '.join(REDUCING)}, not to {p.op}")
     if p.op in EXCHANGING:
         if len(p.splits) != p.world:
             raise InputError(f"splits: {len(p.splits)} rows found, one per rank is {p.world}")
@@ -362,6 +384,17 @@ def _check(problem: Problem) -> None:
                 )
     elif p.splits:
         raise InputError(f"splits belong to {' and '.join(EXCHANGING)}, not to {p.op}")
+
+
+def _check_pairs(p: Problem) -> None:
+    if p.pairs and len(p.pairs) != p.world:
+        raise InputError(f"pairs: {len(p.pairs)} entries found, one per rank is {p.world}")
+    for rank, depths in enumerate(p.pairs):
+        if not depths or min(depths) < 0 or sum(depths) != p.depths[rank]:
+            raise InputError(
+                f"pairs[{rank}]={list(depths)}: depths of one pair or more are needed, of 0 or "
+                f"more each, that add up to depths[{rank}]={p.depths[rank]}"
+            )
 
 
 def _check_outputs(p: Problem) -> None:

@@ -112,6 +112,7 @@ class DeviceKernels(Protocol):
         dtype: str,
         timeout_s: float,
         stop_word: Callable[[], int],
+        begun: bool = False,
     ) -> Any:
         """Return what `arm` takes, for launches on the current device.
 
@@ -123,6 +124,7 @@ class DeviceKernels(Protocol):
             timeout_s: how long a launch waits for a word at most; its part is NaN then.
             stop_word: gives the address of a word in device memory; while it is not 0, launches
                 wait for nothing, and their parts are NaN.
+            begun: whether parts are added to what their targets hold.
 
         Raises:
             InputError: the current stream is captured into a graph.

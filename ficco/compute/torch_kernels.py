@@ -57,10 +57,11 @@ class TorchKernels:
         dtype: str,
         timeout_s: float,
         stop_word: Callable[[], int],
+        begun: bool = False,
     ) -> _Prepared:
         """See `DeviceKernels.prepare`."""
         device = _device()
-        table = gated.prepare(parts, n, k, _DTYPES[dtype], device)
+        table = gated.prepare(parts, n, k, _DTYPES[dtype], device, begun=begun)
         status = torch.zeros(1, dtype=torch.int32, device=device)
         return _Prepared(table, one_launch.Address(stop_word()), status, round(1e9 * timeout_s))
 

@@ -2,7 +2,8 @@
 
     gathering    own rows | rows of a peer's chunk, behind its word | ...     into the output
     scattering   rows for a peer, which raise a word | ... | own rows         into two buffers
-                 (own rows may be summed with what peers have pushed, behind its words)
+                 (own rows may be summed with what peers have pushed, behind its words;
+                 all may be added to what their targets hold)
 
 Parts stand in the plan's order. What a launch waits for it awaits itself, and what its parts raise
 they raise, so the engine enqueues nothing between them.
@@ -39,6 +40,7 @@ class Launch(NamedTuple):
         window: what the others read, or None.
         partial: where parts go that are pushed, if others go to c; else None.
         landing: what peers push that is added to own parts, or None.
+        begun: whether parts are added to what their targets hold.
     """
 
     parts: tuple[GatedPart, ...]
@@ -53,6 +55,7 @@ class Launch(NamedTuple):
     window: Region | None
     partial: Region | None
     landing: Region | None
+    begun: bool
 
 
 def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> None:
@@ -105,6 +108,8 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         _check(step, part, product, terms, added)
         source = _WINDOW if roles[product.a.buffer] == "window" else _OWN
         target = _RESULT if product.c.buffer == result.c.buffer else _PARTIAL
+        if product.accumulate != first.accumulate:
+            raise _refusal(step, "all parts are added to what is there, or none")
         if added != (bias if target == _RESULT else ()):
             raise _refusal(step, "all rows of a result get the same bias, and what is pushed none")
         for term in terms:
@@ -145,6 +150,7 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         window=whole.get(_WINDOW),
         partial=whole.get(_PARTIAL),
         landing=whole.get(_LANDING),
+        begun=first.accumulate,
     )
 
 
@@ -177,7 +183,7 @@ def _check(
         raise _refusal(step, "a part waits for one word, or one a term, and raises one, at most")
     if any(word.copy for word in (*part.waits, *part.signals)) or product.a.copy or product.c.copy:
         raise _refusal(step, "a launch works on the call's own copy of the window")
-    if product.accumulate or len(added) > 1 or any(r.rows != 1 for r in added):
+    if len(added) > 1 or any(r.rows != 1 for r in added):
         raise _refusal(step, "a part is one product, what peers push, and a bias at most")
 
 

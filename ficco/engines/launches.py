@@ -114,8 +114,9 @@ class Launches:
 
     def _prepared(self, launch: Launch, timeout_s: float, stop_word: Callable[[], int]) -> Any:
         return self._kernels.prepare(
-            launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s, stop_word
-        )
+            launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s, stop_word,
+            launch.begun,
+        )  # fmt: skip
 
     def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:
         """Fill in where a call has its operands; a turned one's pitch is that of its columns."""

@@ -117,6 +117,8 @@ def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
     product in float32, followed by `summing.sum_partials`. Where another GEMM, or another depth of
     tiles, makes the product, its float32 sums of k terms differ in their last bits.
 
+    Where the table says so, a part is added to what its target holds, right behind the product.
+
     Raises:
         InputError: matrices that the table was not prepared for.
     """
@@ -267,6 +269,7 @@ def _further(
         "TERMS": signalling.term_count,
         "OWN_AT": signalling.own_at,
         "COUNTED": signalling.counted,
+        "BEGUN": signalling.begun,
     }
 
 

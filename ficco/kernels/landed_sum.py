@@ -1,7 +1,8 @@
 """The sum of a tile with what peers have made of it, and its store. Device code only.
 
 The order of sums is that of `summing`: from zero, terms in the order of ranks, the own product in
-its rank's place, the bias last; all in float32, rounded once. A quarter of the columns at a time,
+its rank's place (and what is begun of it, right behind), the bias last; all in float32, rounded
+once. A quarter of the columns at a time,
 so that the running sum fits into registers beside the product.
 """
 
@@ -48,14 +49,18 @@ def _store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     HAS_BIAS: tl.constexpr,  # noqa: N803
     TERMS: tl.constexpr,  # noqa: N803
     OWN_AT: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
 ):
     row = tl.arange(0, ROWS)
     c_col = col + tl.arange(0, COLS)
     inside = (row < rows)[:, None] & (c_col < end)[None, :]
+    c_at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
     total = tl.zeros((ROWS, COLS), tl.float32)
     for i in tl.static_range(TERMS + 1):
         if i == OWN_AT:
             total += own
+            if BEGUN:
+                total += tl.load(c_at, mask=inside, other=0).to(tl.float32)
         if i < TERMS:
             first = tl.load(terms + i * TERM_FIELDS + TERM_ROW) + row_in_part
             at = landing + (first + row).to(tl.int64)[:, None] * landing_stride + c_col[None, :]
@@ -63,8 +68,7 @@ def _store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     if HAS_BIAS:
         term = tl.load(bias + c_col.to(tl.int64) * bias_stride, mask=c_col < end, other=0)
         total += term.to(tl.float32)[None, :]
-    at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
-    tl.store(at, total.to(c.dtype.element_ty), mask=inside)
+    tl.store(c_at, total.to(c.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -87,12 +91,14 @@ def store_sum(  # noqa: PLR0913
     HAS_BIAS: tl.constexpr,  # noqa: N803
     TERMS: tl.constexpr,  # noqa: N803
     OWN_AT: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
 ):
     """Store `rows` rows of a tile's sum with the rows of `landing` that `terms` names (+ bias).
 
     own: the product of the tile, float32; row_in_part: its first row in its part; terms: pointer to
     the part's rows of the table of terms, TERMS of them, OWN_AT of which come before the product;
-    col, end: its first column in c and in landing, and the one past the last.
+    col, end: its first column in c and in landing, and the one past the last; BEGUN: whether c
+    holds what is begun of the product.
     """
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
     left, right = _halves(own, ROWS, COLS)
@@ -110,5 +116,5 @@ def store_sum(  # noqa: PLR0913
         _store_columns(
             quarter, landing, terms, row_in_part, landing_stride, c, c_row, rows, c_stride,
             col + i * WIDTH, end, bias, bias_stride,
-            ROWS, WIDTH, HAS_BIAS, TERMS, OWN_AT,
+            ROWS, WIDTH, HAS_BIAS, TERMS, OWN_AT, BEGUN,
         )  # fmt: skip

@@ -132,6 +132,32 @@ def _count(
 
 
 @triton.jit
+def _store(  # noqa: PLR0913
+    total,
+    c,
+    c_row,
+    rows,
+    c_stride,
+    col,
+    end,
+    bias,
+    bias_stride,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
+):
+    """Store a tile, or add it to what is there."""
+    if BEGUN:
+        store_sum(
+            total, c, bias, 0, c_stride, c, c_row, rows, c_stride, col, end, bias, bias_stride,
+            ROWS, COLS, HAS_BIAS, 0, 0, True,
+        )  # fmt: skip
+    else:
+        store(total, c, c_row, rows, c_stride, col, end, bias, bias_stride, ROWS, COLS, HAS_BIAS)
+
+
+@triton.jit
 def _store_in_target(  # noqa: PLR0913
     total,
     entry,
@@ -150,6 +176,7 @@ def _store_in_target(  # noqa: PLR0913
     COLS: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr,  # noqa: N803
     HAS_PARTIAL: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
 ):
     """Store a tile in its part's target. The bias is for c alone: partial is a term of a sum."""
     c_row = tl.load(entry + C_ROW) + row
@@ -157,10 +184,14 @@ def _store_in_target(  # noqa: PLR0913
     if HAS_PARTIAL:
         away = tl.load(extra + _TARGET) != 0
     if away:
-        store(total, partial, c_row, rows, partial_stride, col, end, bias, 0, ROWS, COLS, False)
+        _store(
+            total, partial, c_row, rows, partial_stride, col, end, bias, 0,
+            ROWS, COLS, False, BEGUN,
+        )  # fmt: skip
     else:
-        store(
-            total, c, c_row, rows, c_stride, col, end, bias, bias_stride, ROWS, COLS, HAS_BIAS
+        _store(
+            total, c, c_row, rows, c_stride, col, end, bias, bias_stride,
+            ROWS, COLS, HAS_BIAS, BEGUN,
         )  # fmt: skip
 
 
@@ -212,6 +243,7 @@ def signalling_gemm(  # noqa: PLR0913
     TERMS: tl.constexpr,  # noqa: N803
     OWN_AT: tl.constexpr,  # noqa: N803
     COUNTED: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
 ):
     """Store every part's rows and columns of a.b in its target, and raise the part's word.
 
@@ -229,6 +261,7 @@ def signalling_gemm(  # noqa: PLR0913
     COL_STEP: 0 if parts have all columns, else what divides their first columns and widths.
     TERMS, OWN_AT: how many terms are added to a summed part, and how many of them before the own.
     COUNTED: whether tiles are taken from the shared counter.
+    BEGUN: whether parts are added to what their targets hold.
     """
     taken = counters
     part_counts = counters + 1
@@ -270,12 +303,12 @@ def signalling_gemm(  # noqa: PLR0913
                 store_sum(
                     tl.where(came != 0, total, float("nan")), landing, at_terms, row,
                     landing_stride, c, tl.load(entry + C_ROW) + row, rows, c_stride, col, end,
-                    bias, bias_stride, ROWS, COLS, HAS_BIAS, TERMS, OWN_AT,
+                    bias, bias_stride, ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN,
                 )  # fmt: skip
             else:
                 _store_in_target(
                     total, entry, extra, row, rows, col, end, c, c_stride, partial,
-                    partial_stride, bias, bias_stride, ROWS, COLS, HAS_BIAS, HAS_PARTIAL,
+                    partial_stride, bias, bias_stride, ROWS, COLS, HAS_BIAS, HAS_PARTIAL, BEGUN,
                 )  # fmt: skip
             _count(table, extra, part, part_counts, signals, ON_GPU)
             tile = following
@@ -302,7 +335,7 @@ def signalling_gemm(  # noqa: PLR0913
             _store_in_target(
                 tl.where(came != 0, total, float("nan")), entry, extra, row, rows, col, end, c,
                 c_stride, partial, partial_stride, bias, bias_stride,
-                ROWS, COLS, HAS_BIAS, HAS_PARTIAL,
+                ROWS, COLS, HAS_BIAS, HAS_PARTIAL, BEGUN,
             )  # fmt: skip
             _count(table, extra, part, part_counts, signals, ON_GPU)
             tile = following

@@ -36,6 +36,7 @@ class Signalling(NamedTuple):
         col_step: 0 if all parts have all columns, else what divides columns' bounds, 1 to 16.
         counted: whether programs take tiles from a shared counter.
         partial_rows, landing_rows: rows that partial and landing have at least; 0 if not used.
+        begun: whether parts are added to what their targets hold.
     """
 
     extras: torch.Tensor
@@ -47,6 +48,7 @@ class Signalling(NamedTuple):
     counted: bool
     partial_rows: int
     landing_rows: int
+    begun: bool
 
 
 class Table(NamedTuple):
@@ -85,6 +87,7 @@ def prepare(
     dtype: torch.dtype,
     device: torch.device,
     tile: Tile | None = None,
+    begun: bool = False,
 ) -> Table:
     """Return the table of parts. It must outlive the launches, and graphs of them.
 
@@ -97,6 +100,7 @@ def prepare(
         dtype: of own, window and b: float32, float16 or bfloat16.
         device: the GPU; or the CPU, for Triton's interpreter.
         tile: how to cut the GEMM; by default `choose_tile` says.
+        begun: whether parts are added to what their targets hold.
 
     Raises:
         InputError: a part that cannot be.
@@ -122,6 +126,7 @@ def prepare(
     ]
     entries.append((0, 0, 0, -1, tiles))
     own = [part for part in order if part.source == "own"]
+    further = begun or any(_does_more(part, n) for part in order)
     window = [part for part in order if part.source == "window"]
     return Table(
         parts=tuple(order),
@@ -139,11 +144,11 @@ def prepare(
             max((part.a_row + part.rows for part in window), default=0),
             max((part.c_row + part.rows for part in order if part.target == "c"), default=0),
         ),
-        signalling=_signalling(order, n, device) if any(_does_more(p, n) for p in order) else None,
+        signalling=_signalling(order, n, device, begun) if further else None,
     )
 
 
-def _signalling(order: list[GatedPart], n: int, device: torch.device) -> Signalling:
+def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: bool) -> Signalling:
     """Return the tables of parts that do more than wait.
 
     Raises:
@@ -182,6 +187,7 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device) -> Signall
         landing_rows=max(
             (term.row + part.rows for part in summed for term in part.terms if term), default=0
         ),
+        begun=begun,
     )
 
 

@@ -47,6 +47,11 @@ def is_made_before(rows: int, twice: bool) -> bool:
 def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering`."""
     _check(schedule)
+    if most := max(map(len, problem.pairs), default=1) - 1:
+        raise ScheduleError(
+            f"matmul_all_reduce: transport='sm' multiplies one pair of x and w a rank; {1 + most} "
+            "found; the nearest that works is transport='dma'"
+        )
     products = Products(problem, rank)
     if problem.world == 1:
         return alone(problem, products)

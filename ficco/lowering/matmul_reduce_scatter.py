@@ -1,9 +1,10 @@
 """matmul_reduce_scatter: from x_r [m, k_r] and w_r [k_r, n], its rows of the sum of x_s . w_s.
 
-Partial sums are rounded to the input's dtype, also the owner's own; it adds them in float32, in
-rank order, and rounds again: in a pass of its own, or (sums="within") in the launch that makes the
-own part, which then comes first in the sum, unrounded. Or (sums="along") they go round a ring,
-where each rank adds its part and rounds: see `ring`.
+Partial sums are rounded to the input's dtype, also the owner's own (where ranks have several pairs
+of x and w, a pair); it adds them in float32, in rank order, and rounds again: in a pass of its own,
+or (sums="within") in the launch that makes the own part, which then comes first in the sum,
+unrounded. Or (sums="along") they go round a ring, where each rank adds its part and rounds: see
+`ring`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,11 @@ from ficco.schedule import Schedule
 
 __all__ = ["lower_rank", "reduction_buffers", "reduction_cut"]
 
-OWN = "own"  # workspace: the own part
-
 
 def reduction_cut(problem: Problem, schedule: Schedule, rank: int) -> Cut:
     """Return how the sums of all ranks are cut: every rank makes all n columns."""
-    widths = (problem.n,) * problem.world
-    return Cut(scattered(problem, rank), schedule, widths, (0,) * problem.world, OWN)
+    widths, blocks = (problem.n,) * problem.world, scattered(problem, rank)
+    return Cut(blocks, schedule, widths, (0,) * problem.world, PARTIAL, blocks.own.begin)
 
 
 def reduction_buffers(problem: Problem, products: Products, cut: Cut) -> list[Buffer]:
@@ -38,7 +37,6 @@ def reduction_buffers(problem: Problem, products: Products, cut: Cut) -> list[Bu
     return [
         *products.operands(),
         Buffer(PARTIAL, "workspace", problem.m, n, dtype),
-        *([Buffer(OWN, "workspace", problem.rows[cut.rank], n, dtype)] if cut.own == OWN else []),
         Buffer(LANDING, "window", cut.blocks.window_rows, n, dtype, copies=2),
     ]
 
@@ -54,7 +52,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     within = schedule.sums == "within"
     cut = reduction_cut(problem, schedule, rank)
     if within:
-        cut = replace(cut, own="y0", biased=problem.outputs[0].bias)
+        cut = replace(cut, own="y0", own_row=0, biased=problem.outputs[0].bias)
     made = make_and_push(cut, products)
     data: list[Word] = []
     for batch in batches(cut, per_chunk=False):
@@ -71,7 +69,7 @@ def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -
     """Return the plan of one rank whose sums go round a ring."""
     check_ring(problem.op, schedule, problem.world)
     cut = reduction_cut(problem, schedule, rank)
-    cut = replace(cut, own="y0", biased=problem.outputs[0].bias)
+    cut = replace(cut, own="y0", own_row=0, biased=problem.outputs[0].bias)
     made, data = circulate(cut, products)
     close(cut, made, data, reading=[PUSH])
     y = Buffer("y0", "output", problem.rows[rank], problem.n, problem.dtype)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ficco.plan import Buffer, Part, Product, Region, Step, Word
-from ficco.problem import Problem, offsets
+from ficco.problem import Pair, Problem, offsets
 
 __all__ = ["COMPUTE", "PARTIAL", "Bags", "Gated", "Piece", "Producer", "Products"]
 
 COMPUTE = "compute"
-PARTIAL = "partial"  # workspace: what is made for peers
+PARTIAL = "partial"  # workspace: what is made, for peers and, of a reduction, here
 
 
 class Piece(NamedTuple):
@@ -44,6 +44,9 @@ class Gated(NamedTuple):
 class Producer(Protocol):
     """Makes pieces."""
 
+    def begin(self, pieces: Sequence[Piece]) -> list[Step]:
+        """Return the steps that come before all others, given everything that is to be made."""
+
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """Return the steps that make some pieces; the last one ends when all are made."""
 
@@ -55,13 +58,39 @@ class Producer(Protocol):
 
 
 class Products:
-    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. Where k_r is 0 only what is added."""
+    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. Where k_r is 0 only what is added.
+
+    Of several pairs of x and w the deepest is multiplied in pieces, which are added to the products
+    of the others: those are made before, each at once.
+    """
 
     def __init__(self, problem: Problem, rank: int) -> None:
         self.problem, self.rank = problem, rank
         self.output = problem.outputs[0]
-        self.depth = problem.depths[rank] if problem.depths else problem.k
+        only = Pair("x", self.output.operand, problem.k)
+        self.pairs = problem.pairs_of(rank) if problem.depths else (only,)
+        *before, self.last = sorted(self.pairs, key=lambda pair: pair.depth)  # stable
+        self.before = [pair for pair in before if pair.depth]
+        self.depth = self.last.depth
         self.height = problem.m if problem.depths else problem.rows[rank]
+
+    def begin(self, pieces: Sequence[Piece]) -> list[Step]:
+        """See `Producer.begin`: all pairs but the last."""
+        return [
+            self._step(f"begin.{pair.x}", [self._product(pair, piece, i > 0) for piece in pieces])
+            for i, pair in enumerate(self.before)
+        ]
+
+    def whole(self, target: Region, add: tuple[Region, ...]) -> list[Step]:
+        """Return the steps that make all of it at once."""
+        piece = Piece(0, target.rows, 0, target.cols, target, add)
+        return [
+            self._step(
+                f"gemm.{pair.x}",
+                [self._product(pair, piece if i == 0 else piece._replace(add=()), i > 0)],
+            )
+            for i, pair in enumerate([*self.before, self.last])
+        ]
 
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.steps`."""
@@ -70,9 +99,16 @@ class Products:
                 Step(f"zero.{name}.{i}", COMPUTE, "reduce", "sm", piece.add, (piece.target,))
                 for i, piece in enumerate(pieces)
             ]
-        products = tuple([self._product(piece) for piece in pieces])
-        turned = self.output.operand_transposed
-        return [Step(f"gemm.{name}", COMPUTE, "gemm", "sm", products=products, transpose_b=turned)]
+        sums = []
+        if self.before:  # what comes is added to what was begun
+            sums = [
+                Step(f"add.{name}.{i}", COMPUTE, "reduce", "sm", (piece.target, *piece.add),
+                     (piece.target,))
+                for i, piece in enumerate(pieces)
+                if piece.add
+            ]  # fmt: skip
+            pieces = [piece._replace(add=()) for piece in pieces]
+        return [*sums, self._step(f"gemm.{name}", [self._last(piece) for piece in pieces])]
 
     def gated(self, groups: Sequence[Gated]) -> list[Step]:
         """See `Producer.gated`. Without a contraction the parts are waits, steps and signals."""
@@ -86,7 +122,7 @@ class Products:
                     steps.append(Step(f"ready.{number}", COMPUTE, "signal", "none", words=signals))
             return steps
         parts = tuple(
-            Part(waits, tuple([self._product(piece) for piece in pieces]), signals=signals)
+            Part(waits, tuple([self._last(piece) for piece in pieces]), signals=signals)
             for pieces, waits, signals in groups
         )
         # What it waits for, peers' kernels make.
@@ -99,23 +135,32 @@ class Products:
         """See `Producer.operands`."""
         columns, dtype = self.output.columns[self.rank], self.problem.dtype
         turned = self.output.operand_transposed
-        shape = (columns, self.depth) if turned else (self.depth, columns)
-        found = [
-            Buffer("x", "input", self.height, self.depth, dtype),
-            Buffer(self.output.operand, "weight", *shape, dtype),
-        ]
+        found = []
+        for pair in self.pairs:
+            shape = (columns, pair.depth) if turned else (pair.depth, columns)
+            found += [
+                Buffer(pair.x, "input", self.height, pair.depth, dtype),
+                Buffer(pair.w, "weight", *shape, dtype),
+            ]
         if self.output.bias:
             found.append(Buffer("bias0", "weight", 1, columns, dtype))
         return found
 
-    def _product(self, piece: Piece) -> Product:
-        rank = self.rank
-        a = Region(rank, "x", piece.row0, piece.row1, 0, self.depth)
+    def _step(self, name: str, products: Sequence[Product]) -> Step:
+        turned = self.output.operand_transposed
+        return Step(name, COMPUTE, "gemm", "sm", products=tuple(products), transpose_b=turned)
+
+    def _last(self, piece: Piece) -> Product:
+        return self._product(self.last, piece, bool(self.before))
+
+    def _product(self, pair: Pair, piece: Piece, accumulate: bool) -> Product:
+        rank, depth = self.rank, pair.depth
+        a = Region(rank, pair.x, piece.row0, piece.row1, 0, depth)
         if self.output.operand_transposed:
-            b = Region(rank, self.output.operand, piece.col0, piece.col1, 0, self.depth)
+            b = Region(rank, pair.w, piece.col0, piece.col1, 0, depth)
         else:
-            b = Region(rank, self.output.operand, 0, self.depth, piece.col0, piece.col1)
-        return Product(a, b, piece.target, add=piece.add)
+            b = Region(rank, pair.w, 0, depth, piece.col0, piece.col1)
+        return Product(a, b, piece.target, accumulate, piece.add)
 
 
 class Bags:
@@ -125,6 +170,10 @@ class Bags:
         self.problem, self.rank, self.lookups = problem, rank, lookups
         self.dim = problem.outputs[0].columns[0]
         self.tables = problem.tables[rank]
+
+    def begin(self, pieces: Sequence[Piece]) -> list[Step]:
+        """See `Producer.begin`."""
+        return []
 
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.steps`."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ficco.errors import ScheduleError
 from ficco.lowering.handshake import enter_all
 from ficco.lowering.producing import COMPUTE, Piece, Producer
-from ficco.lowering.scattering import BIAS, LANDING, Chunk, Cut, Made
+from ficco.lowering.scattering import BIAS, LANDING, Chunk, Cut, Made, begun
 from ficco.plan import Region, Step, Word
 from ficco.schedule import MAX_CHUNKS, Schedule
 
@@ -90,7 +90,7 @@ def circulate(
     """
     peers = [(cut.rank + turn) % cut.world for turn in range(1, cut.world)]
     made = Made(lanes=dict.fromkeys(peers, PUSH))
-    made.steps += enter_all(cut.rank, made.lanes)
+    made.steps += [*enter_all(cut.rank, made.lanes), *begun(cut, producer)]
     chunks = range(cut.schedule.chunks)
     in_pairs = finish is not None and cut.schedule.order == "by_step"
     together = _AT_ONCE if in_pairs else len(chunks)

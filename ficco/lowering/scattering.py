@@ -28,7 +28,7 @@ from ficco.lowering.producing import COMPUTE, PARTIAL, Gated, Piece, Producer
 from ficco.plan import Region, Step, Word
 from ficco.schedule import Schedule
 
-__all__ = ["LANDING", "Cut", "Made", "finishes_between", "make_and_push"]
+__all__ = ["LANDING", "Cut", "Made", "begun", "finishes_between", "make_and_push"]
 
 LANDING = "landing"  # window: what peers made for this rank
 BIAS = "bias0"
@@ -175,7 +175,7 @@ def make_and_push(cut: Cut, producer: Producer, finish: Finish | None = None) ->
         )
     peers = [(rank + turn) % cut.world for turn in range(1, cut.world)]
     made = Made(lanes=push_lanes(schedule, peers))
-    made.steps += enter_all(rank, made.lanes)
+    made.steps += [*enter_all(rank, made.lanes), *begun(cut, producer)]
     order = [at for at in departures(schedule, cut.world, rank) if not cut.sent(*at).empty]
     own = [chunk for j in range(schedule.chunks) if not (chunk := cut.sent(rank, j)).empty]
     if schedule.start == "local_first" and own:
@@ -191,6 +191,15 @@ def make_and_push(cut: Cut, producer: Producer, finish: Finish | None = None) ->
         _make(cut, producer, made, groups)
         made.steps += finish(finished, made) if finished >= 0 else ()
     return made
+
+
+def begun(cut: Cut, producer: Producer) -> list[Step]:
+    """Return the steps that come before any piece is made."""
+    rows = [(block, cut.blocks.outgoing[block].rows) for block in range(cut.world)]
+    width = cut.widths[cut.rank]
+    return producer.begin(
+        _merged([cut.piece(block, Chunk(0, high, 0, width)) for block, high in rows if high])
+    )
 
 
 def _make(cut: Cut, producer: Producer, made: Made, groups: Sequence[_Group]) -> None:

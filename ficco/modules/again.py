@@ -22,7 +22,17 @@ from ficco.schedule import Schedule
 if TYPE_CHECKING:
     from ficco.runtime.process_cuda import CudaProcessRuntime
 
-__all__ = ["Known", "key_of", "known", "matrix_of", "readable", "remember", "row_of", "shaped"]
+__all__ = [
+    "Known",
+    "is_input",
+    "key_of",
+    "known",
+    "matrix_of",
+    "readable",
+    "remember",
+    "row_of",
+    "shaped",
+]
 
 MOST = 256  # calls that are remembered, least recently used out first
 
@@ -61,7 +71,7 @@ class Known(NamedTuple):
                 arrays[name] = row_of(tensor)
             else:
                 flat = matrix_of(tensor)
-                arrays[name] = readable(flat) if name == "x" else flat
+                arrays[name] = readable(flat) if is_input(name) else flat
         results = []
         for i, shape in enumerate(self.shapes):
             y = torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -152,6 +162,11 @@ def row_of(bias: Tensor) -> Tensor:
     """Return a bias as [1, n] whose elements lie one behind another, as kernels read it."""
     row = bias.reshape(1, bias.numel())
     return row if row.numel() <= 1 or row.stride(1) == 1 else row.contiguous()
+
+
+def is_input(name: str) -> bool:
+    """Whether a buffer is x, or one of several: what copy engines and bulk loads read by rows."""
+    return name.startswith("x")
 
 
 def readable(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
 from ficco.modules.again import (
     Known,
+    is_input,
     matrix_of,
     readable,
     remember,
@@ -112,8 +113,8 @@ class Call:
         chosen = self._chosen(problem, asked, runtime)
         ys = self._outputs(problem)
         arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
-        if "x" in arrays:
-            arrays["x"] = row_contiguous(arrays["x"])
+        for name in filter(is_input, arrays):
+            arrays[name] = row_contiguous(arrays[name])
         arrays |= {f"y{i}": _array(matrix_of(y)) for i, y in enumerate(ys)}
         runtime.execute(problem, chosen, arrays)
         return ys
@@ -140,8 +141,8 @@ class Call:
             return ys
         ys = self._outputs(problem)
         arrays = {name: tensor for name, tensor in given.items() if name != "like"}
-        if "x" in arrays:
-            arrays["x"] = readable(arrays["x"])
+        for name in filter(is_input, arrays):
+            arrays[name] = readable(arrays[name])
         arrays |= {f"y{i}": matrix_of(y) for i, y in enumerate(ys)}
         if later is not None:
             try:

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from ficco.errors import InputError
 from ficco.modules import gradients, groups, library, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
@@ -132,8 +133,8 @@ def column_matmul(
 
 
 def matmul_reduce_scatter(
-    x: Tensor,
-    w: Tensor,
+    x: Tensor | Sequence[Tensor],
+    w: Tensor | Sequence[Tensor],
     *,
     group: Any = None,
     rows: Sequence[int] | None = None,
@@ -144,8 +145,8 @@ def matmul_reduce_scatter(
     """Sum all ranks' products, and return this rank's rows of the sum.
 
     Args:
-        x: [m, k_r], or [s, b, k_r].
-        w: [k_r, n] with any strides.
+        x: [m, k_r], or [s, b, k_r]; or several, whose products are added up.
+        w: [k_r, n] with any strides; as many as x.
         group: as for `all_gather_matmul`.
         rows: first sizes of the result on all ranks; None: all get the same.
         bias: [n], added to this rank's rows; so is its gradient the sum over those alone.
@@ -157,13 +158,14 @@ def matmul_reduce_scatter(
 
     Raises: as `all_gather_matmul`.
     """
-    args = (x, w, bias, rows, group, schedule, grain)
-    return _call("matmul_reduce_scatter", args, args[:3])  # type: ignore[no-any-return]
+    xs, ws = _pairs(x, w)
+    args = (xs, ws, bias, rows, group, schedule, grain)
+    return _call("matmul_reduce_scatter", args, (*xs, *ws, bias))  # type: ignore[no-any-return]
 
 
 def matmul_all_reduce(
-    x: Tensor,
-    w: Tensor,
+    x: Tensor | Sequence[Tensor],
+    w: Tensor | Sequence[Tensor],
     *,
     group: Any = None,
     bias: Tensor | None = None,
@@ -177,8 +179,9 @@ def matmul_all_reduce(
     Returns:
         [m, n], or [s, b, n].
     """
-    args = (x, w, bias, group, schedule, grain)
-    return _call("matmul_all_reduce", args, args[:3])  # type: ignore[no-any-return]
+    xs, ws = _pairs(x, w)
+    args = (xs, ws, bias, group, schedule, grain)
+    return _call("matmul_all_reduce", args, (*xs, *ws, bias))  # type: ignore[no-any-return]
 
 
 def all_to_all_matmul(
@@ -324,6 +327,17 @@ def _needing(like: Tensor) -> Tensor:
 
 def _needs(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.requires_grad
+
+
+def _pairs(x: Any, w: Any) -> tuple[list[Any], list[Any]]:
+    """Return inputs and weights as lists of one length."""
+    if isinstance(x, Tensor) and isinstance(w, Tensor):
+        return [x], [w]
+    lists = [list(each) if isinstance(each, (tuple, list)) else [each] for each in (x, w)]
+    xs, ws = lists
+    if len(xs) != len(ws) or not xs:
+        raise InputError(f"{len(xs)} inputs, {len(ws)} weights: give pairs of x and w")
+    return xs, ws
 
 
 def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from ficco.modules.auto import AUTO
 from ficco.modules.routes import perform
 from ficco.problem import chunk_sizes
 from ficco.schedule import Schedule
+from ficco.selector.candidates import few_rows
 
 __all__ = ["FORMULAS", "Formula", "Kept", "Recorded"]
 
@@ -161,8 +162,8 @@ class _Gather(Formula):
                 for dy, w, axis in zip(given, ws, axes, strict=True)
                 if dy is not None
             ]
-            a, b = _side_by_side(pairs)
-            dx = _mirror("matmul_reduce_scatter", (a, b, None, rows, group, schedule, grain))
+            xs, others = _as_pairs(pairs, schedule)
+            dx = _mirror("matmul_reduce_scatter", (xs, others, None, rows, group, schedule, grain))
             grads[0] = dx.reshape(shape)
         wanted = [i for i in range(several) if given[i] is not None and kept.needs[1 + i]]
         if wanted:
@@ -192,11 +193,11 @@ class _Column(_Gather):
         grads: list[Maybe] = [None] * len(kept.shapes)
         if kept.needs[0]:
             pairs = [(dy, w.t()) for dy, w in zip(given, ws, strict=True) if dy is not None]
-            a, b = _side_by_side(pairs)
-            alone = not torch.distributed.is_initialized()
-            dx = a @ b if alone else _mirror(
-                "matmul_all_reduce", (a, b, None, group, schedule, grain)
-            )  # fmt: skip
+            if torch.distributed.is_initialized():
+                xs, others = _as_pairs(pairs, schedule)
+                dx = _mirror("matmul_all_reduce", (xs, others, None, group, schedule, grain))
+            else:
+                dx = reduce(torch.add, (a @ b for a, b in pairs))
             grads[0] = dx.reshape(kept.shapes[0])
         for i, dy in enumerate(given):
             if dy is not None and kept.needs[1 + i]:
@@ -209,10 +210,12 @@ class _Reduce(Formula):
     """matmul_all_reduce: args as in `operators`. dy is equal on all ranks."""
 
     def flat(self, args: Sequence[Any]) -> tuple[list[Maybe], tuple[Any, ...]]:
-        return list(args[:3]), tuple(args[3:])
+        xs, ws, bias, *rest = args
+        return [*xs, *ws, bias], tuple(rest)
 
     def nested(self, tensors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
-        return [*tensors, *rest]
+        several = len(tensors) // 2
+        return [list(tensors[:several]), list(tensors[several:-1]), tensors[-1], *rest]
 
     def keep(
         self,
@@ -221,18 +224,27 @@ class _Reduce(Formula):
         needs: Sequence[bool],
         ys: Sequence[Tensor],
     ) -> list[Maybe]:
-        return [call[0] if needs[1] else None, call[1] if needs[0] else None]
+        several = len(call) // 2
+        others = [*range(several, 2 * several), *range(several)]  # of x its w, and the reverse
+        return [call[i] if needs[other] else None for i, other in enumerate(others)]
 
     def backward(self, kept: Kept, dys: Sequence[Maybe]) -> list[Maybe]:
-        x, w = kept.tensors
+        several = len(kept.tensors) // 2
         dy = _matrix(dys[0])
-        grads: list[Maybe] = [None] * 3
-        if kept.needs[0]:
-            grads[0] = (dy @ w.t()).reshape(kept.shapes[0])
-        if kept.needs[1]:
-            grads[1] = (dy.t() @ matrix_of(x)).t()
-        _bias_gradients(kept, [dy], grads, [True])
+        grads: list[Maybe] = [None] * len(kept.shapes)
+        for i in range(several):
+            x, w = kept.tensors[i], kept.tensors[several + i]
+            if kept.needs[i]:
+                grads[i] = (dy @ w.t()).reshape(kept.shapes[i])
+            if kept.needs[several + i]:
+                grads[several + i] = (dy.t() @ matrix_of(x)).t()
+        self._bias(kept, dy, grads)
         return grads
+
+    @staticmethod
+    def _bias(kept: Kept, dy: Tensor, grads: list[Maybe]) -> None:
+        if kept.needs[-1]:
+            grads[-1] = dy.sum(0).reshape(kept.shapes[-1])
 
 
 class _Scatter(_Reduce):
@@ -242,27 +254,24 @@ class _Scatter(_Reduce):
     """
 
     def backward(self, kept: Kept, dys: Sequence[Maybe]) -> list[Maybe]:
-        x, w = kept.tensors
+        several = len(kept.tensors) // 2
         rows, group, schedule, grain = kept.rest
         shape = kept.shapes[0]
         if rows is not None:
             rows = [r * math.prod(shape[1:-1]) for r in rows]
         dy = _matrix(dys[0])
-        grads: list[Maybe] = [None] * 3
-        operands, axes = [], []
-        if kept.needs[0]:
-            operands.append(w.t())
-            axes.append("rows")
-        if kept.needs[1]:
-            operands.append(matrix_of(x))
-            axes.append("contraction")
+        grads: list[Maybe] = [None] * len(kept.shapes)
+        wanted = [i for i in range(2 * several) if kept.needs[i]]
+        operands = [
+            kept.tensors[several + i].t() if i < several else matrix_of(kept.tensors[i - several])
+            for i in wanted
+        ]
+        axes = ["rows" if i < several else "contraction" for i in wanted]
         if operands:
             found = _gathering(dy, operands, axes, (rows, group, schedule, grain))
-            if kept.needs[0]:
-                grads[0] = found[0].reshape(shape)
-            if kept.needs[1]:
-                grads[1] = found[-1].t()
-        _bias_gradients(kept, [dy], grads, [True])
+            for i, gradient in zip(wanted, found, strict=True):
+                grads[i] = gradient.reshape(kept.shapes[i]) if i < several else gradient.t()
+        self._bias(kept, dy, grads)
         return grads
 
 
@@ -444,11 +453,28 @@ def _accumulating(schedule: str | Schedule) -> Schedule:
     return replace(asked, compute="per_chunk", name="custom")
 
 
-def _side_by_side(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return one product for the sum of several."""
+def _as_pairs(
+    pairs: Sequence[tuple[Tensor, Tensor]], schedule: str | Schedule
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what is multiplied and added up: pairs as they are, or side by side as one.
+
+    Copies that put them side by side take as long as they are large; a pair more, as the product.
+    Kernels that multiply few rows and store at peers take one pair.
+    """
     if len(pairs) == 1:
-        return pairs[0]
-    return torch.cat([a for a, _ in pairs], dim=1), torch.cat([b for _, b in pairs])
+        return [pairs[0][0]], [pairs[0][1]]
+    (m, _), n = pairs[0][0].shape, pairs[0][1].shape[1]
+    copied = (m + n) * sum(a.shape[1] for a, _ in pairs)
+    few = m <= few_rows("matmul_all_reduce") or _stores(schedule)
+    if few or copied <= (len(pairs) - 1) * m * n:
+        return [torch.cat([a for a, _ in pairs], dim=1)], [torch.cat([b for _, b in pairs])]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+@lru_cache(maxsize=64)
+def _stores(schedule: str | Schedule) -> bool:
+    """Whether a kernel that multiplies is to store at peers."""
+    return schedule != AUTO and Schedule.read(schedule).transport == "sm"
 
 
 def _transposed(splits: Sequence[int]) -> list[int]:

@@ -58,14 +58,15 @@ def _gather_shapes(  # noqa: PLR0913 - a call has as many facts
 
 
 def _scatter_shape(
-    x: Tensor, w: Tensor, bias: Any, rows: Sequence[int] | None, group: str, *rest: Any
+    x: Sequence[Tensor], w: Sequence[Tensor], bias: Any, rows: Any, group: str, *rest: Any
 ) -> Tensor:
-    mine = rows[_rank(group)] if rows is not None else x.shape[0] // _world(group)
-    return x.new_empty((mine, *x.shape[1:-1], w.shape[1]))
+    first = x[0]
+    mine = rows[_rank(group)] if rows is not None else first.shape[0] // _world(group)
+    return first.new_empty((mine, *first.shape[1:-1], w[0].shape[1]))
 
 
-def _reduce_shape(x: Tensor, w: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], w.shape[1]))
+def _reduce_shape(x: Sequence[Tensor], w: Sequence[Tensor], *rest: Any) -> Tensor:
+    return x[0].new_empty((*x[0].shape[:-1], w[0].shape[1]))
 
 
 def _column_shapes(x: Tensor, w: Sequence[Tensor], *rest: Any) -> list[Tensor]:
@@ -97,13 +98,14 @@ def _embedding_shape(
 
 _CALL = "str group, str schedule, int? grain"
 _WEIGHTS = "Tensor[] w, Tensor[] bias, bool[] biased"
+_PAIRS = "Tensor[] x, Tensor[] w, Tensor? bias"
 _GATHER = f"Tensor x, {_WEIGHTS}, str[]? axes, SymInt[]? rows, bool gathered"
 _SCHEMAS: dict[str, tuple[str, Callable[..., Any]]] = {
     "all_gather_matmul": (f"({_GATHER}, {_CALL}) -> Tensor[]", _gather_shapes),
     "matmul_reduce_scatter": (
-        f"(Tensor x, Tensor w, Tensor? bias, SymInt[]? rows, {_CALL}) -> Tensor", _scatter_shape
+        f"({_PAIRS}, SymInt[]? rows, {_CALL}) -> Tensor", _scatter_shape
     ),
-    "matmul_all_reduce": (f"(Tensor x, Tensor w, Tensor? bias, {_CALL}) -> Tensor", _reduce_shape),
+    "matmul_all_reduce": (f"({_PAIRS}, {_CALL}) -> Tensor", _reduce_shape),
     "column_matmul": (
         f"(Tensor x, {_WEIGHTS}, {_CALL}) -> Tensor[]", _column_shapes
     ),
@@ -129,6 +131,11 @@ def _gather_flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> in
     return sum(2 * math.prod(y) * weight[0] for weight, y in pairs)
 
 
+def _sum_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
+    """Multiply every pair that this rank holds."""
+    return sum(_product_flops(*pair) for pair in zip(x, w, strict=True))
+
+
 def _product_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
     """Multiply what this rank holds."""
     return 2 * math.prod(x) * w[1]  # type: ignore[no-any-return]
@@ -142,8 +149,8 @@ def _dispatch_flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> 
 _FLOPS: dict[str, Callable[..., int]] = {
     "all_gather_matmul": _gather_flops,
     "column_matmul": _gather_flops,
-    "matmul_reduce_scatter": _product_flops,
-    "matmul_all_reduce": _product_flops,
+    "matmul_reduce_scatter": _sum_flops,
+    "matmul_all_reduce": _sum_flops,
     "matmul_all_to_all": _product_flops,
     "all_to_all_matmul": _dispatch_flops,
 }

@@ -14,7 +14,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import plain
-from ficco.modules.again import key_of, known, readable, row_of
+from ficco.modules.again import key_of, known, matrix_of, readable, row_of
 from ficco.modules.calling import Call
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
@@ -99,66 +99,88 @@ def _interleaved(
 
 
 def matmul_reduce_scatter(
-    x: Tensor,
-    w: Tensor,
+    x: Sequence[Tensor],
+    w: Sequence[Tensor],
     bias: Tensor | None,
     rows: Sequence[int] | None,
     group: Any,
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    """Return this rank's rows of the sum of all ranks' products."""
-    key = key_of("scatter", group, x, (w, bias), schedule, rows, grain)
+    """Return this rank's rows of the sum of all ranks' products, of several pairs each."""
+    key = key_of("scatter", group, x[0], (*x[1:], *w, bias), schedule, rows, grain)
     if (before := known(key)) is not None:
-        return before.run((x, w) if bias is None else (x, w, bias))[0]
-    call = Call(group, x, "x", key)
-    if rows is None and x.shape[0] % call.world:
+        return before.run(_in_pairs(x, w, bias))[0]
+    call, high = Call(group, x[0], "x", key), x[0].shape[0]
+    if rows is None and high % call.world:
         raise InputError(
-            f"x has {x.shape[0]} rows for {call.world} ranks, which do not divide evenly; pass "
+            f"x has {high} rows for {call.world} ranks, which do not divide evenly; pass "
             "rows=, how many each rank gets"
         )
-    even = (x.shape[0] // call.world,) * call.world
-    sizes = call.rows_of(rows if rows is not None else even, total=x.shape[0])
-    return _reduce("matmul_reduce_scatter", call, w, sizes, bias, schedule, grain)
+    even = (high // call.world,) * call.world
+    sizes = call.rows_of(rows if rows is not None else even, total=high)
+    return _reduce("matmul_reduce_scatter", call, x, w, sizes, bias, schedule, grain)
 
 
 def matmul_all_reduce(
-    x: Tensor,
-    w: Tensor,
+    x: Sequence[Tensor],
+    w: Sequence[Tensor],
     bias: Tensor | None,
     group: Any,
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    """Return the sum of all ranks' products."""
-    key = key_of("reduce", group, x, (w, bias), schedule, grain)
+    """Return the sum of all ranks' products, of several pairs each."""
+    key = key_of("reduce", group, x[0], (*x[1:], *w, bias), schedule, grain)
     if (before := known(key)) is not None:
-        return before.run((x, w) if bias is None else (x, w, bias))[0]
-    call = Call(group, x, "x", key)
+        return before.run(_in_pairs(x, w, bias))[0]
+    call = Call(group, x[0], "x", key)
     sizes = chunk_sizes(call.matrix.shape[0], call.world)
-    return _reduce("matmul_all_reduce", call, w, sizes, bias, schedule, grain)
+    return _reduce("matmul_all_reduce", call, x, w, sizes, bias, schedule, grain)
+
+
+def _in_pairs(x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
+    """Return the tensors of a sum in the order in which `_reduce` names them."""
+    found = [tensor for pair in zip(x, w, strict=True) for tensor in pair]
+    return found if bias is None else [*found, bias]
 
 
 def _reduce(
     op: str,
     call: Call,
-    w: Tensor,
+    x: Sequence[Tensor],
+    w: Sequence[Tensor],
     sizes: tuple[int, ...],
     bias: Tensor | None,
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    call.check(w, "w", 2)
-    depth, n = w.shape
-    if call.matrix.shape[1] != depth:
-        raise InputError(
-            f"x has {call.matrix.shape[1]} columns, w is {list(w.shape)}; x is [m, k_r], w is "
-            "[k_r, n] (pass linear.weight.t())"
-        )
-    depths = _for_me(depth, call)
+    if len(x) != len(w):
+        raise InputError(f"{len(x)} inputs, {len(w)} weights: give pairs of x and w")
+    n, each, given = w[0].shape[-1] if isinstance(w[0], Tensor) else 0, [], dict[str, Tensor]()
+    for i, (a, b) in enumerate(zip(x, w, strict=True)):
+        at = f"[{i}]" if len(x) > 1 else ""
+        call.check(a, f"x{at}", 0)
+        call.check(b, f"w{at}", 2)
+        if a.shape[:-1] != x[0].shape[:-1] or b.shape[1] != n:
+            raise InputError(
+                f"x[{i}] is {list(a.shape)}, w[{i}] is {list(b.shape)}; with x[0] "
+                f"{list(x[0].shape)} and w[0] {list(w[0].shape)} they differ in k_r alone"
+            )
+        if a.shape[-1] != b.shape[0]:
+            raise InputError(
+                f"x{at} has {a.shape[-1]} columns, w{at} is {list(b.shape)}; x is [m, k_r], w is "
+                "[k_r, n] (pass linear.weight.t())"
+            )
+        each.append(b.shape[0])
+        given |= {f"x{i or ''}": matrix_of(a), f"w{i or ''}": b}
+    depths = _for_me(sum(each), call)
+    pairs = tuple([tuple(each) if r == call.rank else (k,) for r, k in enumerate(depths)])
     output = Output((n,) * call.world, bias=bias is not None)
-    problem = Problem(op, call.world, sizes, sum(depths), (output,), call.dtype, depths=depths)
-    given = {"x": call.matrix, "w": w}
+    problem = Problem(
+        op, call.world, sizes, sum(depths), (output,), call.dtype, depths=depths,
+        pairs=pairs if len(each) > 1 else (),
+    )  # fmt: skip
     if bias is not None:
         given["bias0"] = call.row(bias, n, "bias")
     return call.run(problem, given, schedule, grain)[0]

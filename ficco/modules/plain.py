@@ -28,7 +28,7 @@ def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Ten
     if problem.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         if given["x"].is_cuda:
             return [_reduced(problem, given, group, rank)]
-        total = (given["x"].float() @ given["w"].float()).to(given["x"].dtype).float()
+        total = _multiplied(problem, given, rank).float()
         dist.all_reduce(total, group=group)
         if problem.op == "matmul_reduce_scatter":
             first = offsets(problem.rows)
@@ -69,7 +69,7 @@ def gathered(mine: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tenso
 
 def _reduced(problem: Problem, given: Named, group: Any, rank: int) -> torch.Tensor:
     """Sum as NCCL does: in the input's dtype."""
-    whole = given["x"] @ given["w"]
+    whole = _multiplied(problem, given, rank)
     rows = problem.rows
     if problem.op == "matmul_all_reduce":
         dist.all_reduce(whole, group=group)
@@ -83,6 +83,20 @@ def _reduced(problem: Problem, given: Named, group: Any, rank: int) -> torch.Ten
         dist.reduce_scatter_tensor(mine, whole, group=group)
         mine = mine[: rows[rank]]
     return mine + given["bias0"] if "bias0" in given else mine
+
+
+def _multiplied(problem: Problem, given: Named, rank: int) -> torch.Tensor:
+    """Return the product of this rank's x and w, or the sum over its pairs of them."""
+    first, *others = problem.pairs_of(rank)
+    if given["x"].is_cuda:
+        total = given[first.x] @ given[first.w]
+        for x, w, _ in others:
+            total.addmm_(given[x], given[w])
+        return total
+    total = given[first.x].float() @ given[first.w].float()
+    for x, w, _ in others:
+        total += given[x].float() @ given[w].float()
+    return total.to(given["x"].dtype)
 
 
 def _gather(mine: torch.Tensor, rows: Sequence[int], group: Any) -> list[torch.Tensor]:

@@ -191,12 +191,19 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
         elif step.kind == "gemm" and (reads or writes):
             yield "a gemm reads and writes by its products", "leave reads and writes out"
     for product in _products(step):
-        yield from _product(step, product, dtype(product.c))
+        a = product.a
+        deep = not step.transpose_a and a.cols == buffers[a.rank, a.buffer].cols
+        yield from _product(step, product, deep or dtype(product.c) == "float32")
     if step.kind in ("signal", "wait", "clear") and not step.words:
         yield f"a {step.kind} of no words", "name its words, or leave the step out"
 
 
-def _product(step: Step, product: Product, c_dtype: str) -> Iterator[tuple[str, str]]:
+def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, str]]:
+    """Say what is wrong with a product.
+
+    It may add to c (`adds`) in float32, or all of an operand's depth: what several pairs give is
+    rounded a pair, and no more often.
+    """
     a, b, c = product.a, product.b, product.c
     m, k = (a.cols, a.rows) if step.transpose_a else (a.rows, a.cols)
     k2, n = (b.cols, b.rows) if step.transpose_b else (b.rows, b.cols)
@@ -208,9 +215,9 @@ def _product(step: Step, product: Product, c_dtype: str) -> Iterator[tuple[str, 
     for region in product.add:
         if region.cols != n or region.rows not in (1, m):
             yield f"{region} cannot be added to {c}", "add equal boxes, or a single row"
-    if product.accumulate and c_dtype != "float32":
+    if product.accumulate and not adds:
         yield (
-            f"it adds to {c}, which is {c_dtype}, so sums would be rounded more than once",
+            f"it adds a part of k to {c}, so sums would be rounded more than once",
             "accumulate in a float32 workspace and round once by a reduce step",
         )
 

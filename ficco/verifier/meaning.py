@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ficco.plan import Buffer
-from ficco.problem import Problem, offsets
+from ficco.problem import Pair, Problem, offsets
 from ficco.verifier.contents import Box, Content, Source, combined, dot, row_of
 
 __all__ = ["Expected", "expected", "required_buffers"]
@@ -28,17 +28,20 @@ def required_buffers(problem: Problem, rank: int) -> list[Buffer]:
     p, dtype = problem, problem.dtype
     if p.op == "embedding_all_to_all":
         return _embedding_buffers(p, rank)
-    depth = p.depths[rank] if p.depths else p.k
+    pairs = p.pairs_of(rank) if p.depths else [Pair("x", p.outputs[0].operand, p.k)]
     height = p.m if p.depths else p.rows[rank]
-    buffers = {"x": Buffer("x", "input", height, depth, dtype)}
+    buffers = {pair.x: Buffer(pair.x, "input", height, pair.depth, dtype) for pair in pairs}
     for i, output in enumerate(p.outputs):
         columns = output.columns[rank]
         buffers[f"y{i}"] = Buffer(f"y{i}", "output", *p.result_shapes(rank)[i], dtype)
         if output.axis == "gathered":
             continue
-        inner = p.m if output.axis == "contraction" else depth
-        shape = (columns, inner) if output.operand_transposed else (inner, columns)
-        buffers[output.operand] = Buffer(output.operand, "weight", *shape, dtype)
+        weights = [(pair.w, pair.depth) for pair in pairs]
+        if not p.depths:
+            weights = [(output.operand, p.m if output.axis == "contraction" else p.k)]
+        for name, inner in weights:
+            shape = (columns, inner) if output.operand_transposed else (inner, columns)
+            buffers[name] = Buffer(name, "weight", *shape, dtype)
         if output.bias:
             buffers[f"bias{i}"] = Buffer(f"bias{i}", "weight", 1, columns, dtype)
     return list(buffers.values())
@@ -103,11 +106,15 @@ def _boxes(p: Problem, rank: int, i: int) -> Iterator[tuple[int, Box, list[Conte
         terms = [term(s, rank, True, 0, first[s], p.rows[s]) for s in sources]
         yield rank, Box(0, p.k, 0, columns), terms
     elif p.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
-        sources = [s for s in range(p.world) if p.depths[s]]
         scattered = p.op == "matmul_reduce_scatter"
         for owner in (rank,) if scattered else range(p.world):
             at = 0 if scattered else first[owner]
-            terms = [term(s, s, False, first[owner] - at, 0, p.depths[s]) for s in sources]
+            terms = [
+                dot((s, x), False, first[owner] - at, (s, w), turned, 0, 0, (0, depth))
+                for s in range(p.world)
+                for x, w, depth in p.pairs_of(s)
+                if depth
+            ]
             yield owner, Box(at, at + p.rows[owner], 0, columns), terms
     else:
         arrived = offsets([p.splits[s][rank] for s in range(p.world)])

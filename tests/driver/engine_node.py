@@ -119,6 +119,8 @@ def refused(problem: Problem, name: str) -> bool:
     """Whether a named schedule cannot be had for a problem, for a reason that README states."""
     if name == "gated_sums_1d" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         return True
+    if problem.pairs and Schedule.named(name).transport == "sm":
+        return True
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_1d":
@@ -170,6 +172,10 @@ def problems(world: int, dtype: str, rng: random.Random, most: int = 60) -> Iter
     yield Problem("all_gather_matmul", world, uneven(11), k, few, dtype)
     many, depths = (Output((n,) * world, bias=True),), chunk_sizes(k, world)
     yield Problem("matmul_all_reduce", world, uneven(64 + m), k, many, dtype, depths=depths)
+    for op, rows in (("matmul_reduce_scatter", uneven(m)), ("matmul_all_reduce", even)):
+        depths = uneven(k)
+        pairs = tuple((depth - depth // 3, depth // 3) for depth in depths)
+        yield Problem(op, world, rows, k, many, dtype, depths=depths, pairs=pairs)
 
 
 @contextmanager

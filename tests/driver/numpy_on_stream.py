@@ -45,6 +45,7 @@ class _Prepared(NamedTuple):
     parts: tuple[GatedPart, ...]
     timeout_s: float
     stop_word: int
+    begun: bool
 
     def run(self, numpy: NumpyCompute, operands: GatedOperands) -> None:
         """Multiply part after part, each when its word has come; raise words of parts."""
@@ -62,7 +63,7 @@ class _Prepared(NamedTuple):
             elif target.size:
                 add = [landing[t.row : t.row + part.rows, columns] for t in terms]
                 add += [] if bias is None or part.target != "c" else [bias[:, columns]]
-                numpy.gemm(a, b[:, columns], target, False, add)
+                numpy.gemm(a, b[:, columns], target, self.begun, add)
             if part.signal >= 0:
                 words[0, part.signal] = 1
 
@@ -90,8 +91,9 @@ class _Kernels:
         dtype: str,
         timeout_s: float,
         stop_word: Callable[[], int],
+        begun: bool = False,
     ) -> _Prepared:
-        return _Prepared(tuple(parts), timeout_s, stop_word())
+        return _Prepared(tuple(parts), timeout_s, stop_word(), begun)
 
     def place(self, b: Any) -> tuple[int, int, bool]:
         return b.ctypes.data, max(b.strides), b.strides[0] == b.itemsize != b.strides[1]

@@ -120,6 +120,10 @@ def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
     )  # fmt: skip
     few = (several[1], Output((n,) * world, "w0"), *(Output((7,) * world, "w1", bias=True),) * 2)
     yield Problem("all_gather_matmul", world, uneven(11), k, few, dtype)
+    for op, rows in (("matmul_reduce_scatter", uneven(m)), ("matmul_all_reduce", even)):
+        depths, many = uneven(3 * k), (Output((n,) * world, bias=True),)
+        pairs = tuple((depth // 3, depth - depth // 3) for depth in depths)
+        yield Problem(op, world, rows, 3 * k, many, dtype, depths=depths, pairs=pairs)
 
 
 def refused(problem: Problem, name: str) -> bool:
@@ -127,6 +131,8 @@ def refused(problem: Problem, name: str) -> bool:
     if name == "gated_1d":
         sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"
+    if name in ("one_shot_sm", "two_shot_sm") and problem.pairs:
+        return True
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_sums_1d":

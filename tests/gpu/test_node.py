@@ -73,6 +73,9 @@ def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
     for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         output = Output((n,) * world, bias=rng.random() < 0.5)
         yield Problem(op, world, uneven(m), k, (output,), dtype, depths=uneven(k))
+        depths = uneven(k)
+        pairs = tuple((depth // 3, depth - depth // 3) for depth in depths)
+        yield Problem(op, world, even, k, (output,), dtype, depths=depths, pairs=pairs)
     splits = tuple(uneven(rng.randrange(1, 200)) for _ in range(world))
     rows = tuple(sum(row) for row in splits)
     for op in ("all_to_all_matmul", "matmul_all_to_all"):

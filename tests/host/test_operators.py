@@ -233,6 +233,31 @@ class TestArguments:
                 assert ys[1].shape == (0, 5)
                 np.testing.assert_allclose(ys[2], total[2:] + bias[2], rtol=1e-4, atol=1e-5)
 
+    def test_sums_of_several_pairs(self) -> None:
+        """Ranks may differ in how many they have; with 0 columns they add nothing."""
+        xs = [[self.draw(9, 3), self.draw(9, 2), self.draw(9, 5)], self.draw(9, 4),
+              [self.draw(9, 0), self.draw(9, 4)]]  # fmt: skip
+        ws = [[self.draw(3, 5), self.draw(2, 5), self.draw(5, 5)], self.draw(4, 5),
+              [self.draw(0, 5), self.draw(4, 5)]]  # fmt: skip
+        bias = [self.draw(5)] * 3
+        pairs = zip([*xs[0], xs[1], *xs[2]], [*ws[0], ws[1], *ws[2]], strict=True)
+        total = sum(x @ w for x, w in pairs) + bias[0]
+        with ficco.Node(3) as node:
+            for name in (*NAMED, "gated_sums_1d", "ring_1d"):
+                rows = [2, 0, 7]
+                ys = node.matmul_reduce_scatter(xs, ws, rows=rows, bias=bias, schedule=name)
+                np.testing.assert_allclose(np.concatenate(ys), total, rtol=1e-4, atol=1e-5)
+                if name == "gated_sums_1d":
+                    continue
+                for y in node.matmul_all_reduce(xs, ws, bias=bias, schedule=name):
+                    np.testing.assert_allclose(y, total, rtol=1e-4, atol=1e-5)
+            with pytest.raises(ScheduleError, match="one pair of x and w a rank; 3 found"):
+                node.matmul_all_reduce(xs, ws, bias=bias, schedule="two_shot_sm")
+            with pytest.raises(ficco.InputError, match=r"3 matrices, ws\[0\] has 2: give"):
+                node.matmul_all_reduce(xs, [ws[0][:2], *ws[1:]])
+            with pytest.raises(ficco.InputError, match=r"xs\[0\]\[1\] has 8 rows"):
+                node.matmul_all_reduce([[xs[0][0], xs[0][1][:8], xs[0][2]], *xs[1:]], ws)
+
     def test_matmul_all_reduce(self) -> None:
         xs, ws = [self.draw(1, 6) for _ in range(4)], [self.draw(6, 3) for _ in range(4)]
         bias = [self.draw(3)] * 4

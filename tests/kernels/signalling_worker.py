@@ -57,7 +57,7 @@ class Case:
     def __init__(
         self, parts: list[GatedPart], n: int, k: int, dtype: torch.dtype, pad: Pad = (0, 0),
         layout: str = "deep", bias: bool = False, tile: Tile = SMALL,
-        c_dtype: torch.dtype | None = None,
+        c_dtype: torch.dtype | None = None, begun: bool = False,
     ) -> None:  # fmt: skip
         height = max(p.a_row + p.rows for p in parts) + 1
         self.parts, self.n = parts, n
@@ -70,7 +70,9 @@ class Case:
         self.rows = max(p.c_row + p.rows for p in parts)
         self.c = torch.full((self.rows + 2, n + 16), torch.nan, dtype=c_dtype or dtype)
         self.partial = torch.full((self.rows + 2, n + 32), torch.nan, dtype=dtype)
-        self.table = prepare(parts, n, k, dtype, CPU, tile)
+        self.table = prepare(parts, n, k, dtype, CPU, tile, begun)
+        self.begun = matrix(self.rows, n, dtype, pad) if begun else None
+        self.begin()
         self.words, self.signals = words(*[0] * 16), words(*[0] * 16)
         self.stop, self.status = words(0), words(0)
 
@@ -88,6 +90,13 @@ class Case:
 
     def target(self, part: GatedPart) -> torch.Tensor:
         return (self.c if part.target == "c" else self.partial)[self.box(part)]
+
+    def begin(self) -> None:
+        """Put NaN into both targets, or in the places of parts what is begun of them."""
+        self.c.fill_(torch.nan)
+        self.partial.fill_(torch.nan)
+        for part in self.parts if self.begun is not None else ():
+            self.target(part).copy_(self.begun[self.box(part)])
 
     def land(self, term: Landed, rows: int) -> None:
         """Let a term come, and then its word."""
@@ -109,6 +118,8 @@ class Case:
         _, cols = self.box(part)
         a = self.own if part.source == "own" else self.window
         total = a[part.a_row : part.a_row + part.rows].double() @ self.b[:, cols].double()
+        if self.begun is not None:
+            total = total + self.begun[self.box(part)].double()
         for term in part.terms:
             if term:
                 total = total + self.rows_of_landing[term.row : term.row + part.rows, cols].double()
@@ -174,25 +185,24 @@ def shapes() -> Iterator[tuple[str, list[GatedPart], int, int]]:
 
 
 def products() -> None:
-    biases = cycle((False, True, True))
+    biases, begins = cycle((False, True, True)), cycle((False, False, True, True, False))
     layouts = cycle(("deep", "cols", "neither", "deep"))
     for dtype, pad in zip(DTYPES, (ODD_PITCH, ALIGNED[1], ODD_BASE), strict=True):
         for (name, parts, n, k), layout in zip(shapes(), layouts, strict=False):
-            bias = next(biases)
+            bias, begun = next(biases), next(begins)
             c_dtype = torch.float32 if bias else None
-            case = Case(parts, n, k, dtype, pad, layout, bias, QUICK, c_dtype)
+            case = Case(parts, n, k, dtype, pad, layout, bias, QUICK, c_dtype, begun)
             case.arrive()
             for launch in ("first", "second")[: 2 if dtype is torch.float16 else 1]:  # a replay
                 gated_matmul(*case.arguments())
-                case.hold(f"{name}, {n=} {k=}, {dtype} {pad=} {layout} {bias=}, {launch} launch")
+                case.hold(f"{name}, {n=} {k=}, {dtype} {pad=} {layout} {bias=} {begun=}, {launch}")
                 assert not case.status.item()
                 case.signals.zero_()
-                case.c.fill_(torch.nan)
-                case.partial.fill_(torch.nan)
+                case.begin()
     parts = [away(0, 129, 0, cols=150), own(150, 70, terms=terms(0, None))]
     for dtype in DTYPES[1:]:
         for tile in TILES[dtype.itemsize][:3]:  # as they are shipped
-            case = Case(parts, 300, 70, dtype, (0, 10), tile=tile)
+            case = Case(parts, 300, 70, dtype, (0, 10), tile=tile, begun=tile == TILES[2][0])
             case.arrive()
             gated_matmul(*case.arguments())
             case.hold(f"{dtype} {tile}")

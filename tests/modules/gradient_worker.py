@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import ficco
+from ficco.modules import gradients
 from ficco.problem import chunk_sizes, offsets
 from ficco.schedule import Schedule
 
@@ -230,6 +231,63 @@ def columns(rank: int, world: int, schedules: Sequence[str] = ("auto", "ring_1d"
          given, reference, frozen=(1, 2))  # fmt: skip
 
 
+def pairs(rank: int, world: int, schedules: Sequence[str] = ("auto", "gated_1d")) -> None:
+    """Sums of several products: gradients of them, and those that gradients of gathers become."""
+    given = [
+        [draw(r, 4 * world, 2 + r), draw(50 + r, 2 + r, 5), draw(60 + r, 4 * world, 3),
+         draw(70 + r, 3, 5), draw(80 + r, 5)]
+        for r in range(world)
+    ]  # fmt: skip
+
+    def scattered(ranks: Sequence[Tensors]) -> list[Any]:
+        total = sum(x @ w + u @ v for x, w, u, v, _ in ranks)
+        return [total[4 * r : 4 * r + 4] + ranks[r][4] for r in range(world)]
+
+    for frozen in ((), (0, 3), (1, 2, 4)):
+        hold("scatter, pairs", rank,
+             lambda x, w, u, v, b: ficco.matmul_reduce_scatter([x, u], [w, v], bias=b),
+             given, scattered, frozen=frozen)  # fmt: skip
+    same = [[*mine[:4], given[0][4]] for mine in given]
+    hold("reduce, pairs", rank,
+         lambda x, w, u, v, b: ficco.matmul_all_reduce([x, u], (w, v), bias=b), same,
+         lambda ranks: [sum(x @ w + u @ v for x, w, u, v, _ in ranks) + ranks[rank][4]] * world,
+         once=True)  # fmt: skip
+
+    # Of many rows and weights that are deep, gradients are such sums; else they lie side by side.
+    found, perform = [], gradients.perform
+
+    def watched(name: str, args: Sequence[Any]) -> Any:
+        if name in ("matmul_reduce_scatter", "matmul_all_reduce"):
+            found.append((name, len(args[0])))
+        return perform(name, args)
+
+    gradients.perform = watched
+    try:
+        for m in (4, 300):
+            given = [
+                [draw(r, m, 6), draw(10 + r, 6, 9), draw(20 + r, 6, 4), draw(30 + r, 6, 7)]
+                for r in range(world)
+            ]
+            for name in schedules:
+                hold(
+                    f"sums of {m} rows, {name}", rank,
+                    lambda x, *ws: ficco.all_gather_matmul(x, ws, schedule=name),  # noqa: B023
+                    given, lambda ranks: [
+                        tuple(torch.cat([mine[0] for mine in ranks]) @ w for w in ws)
+                        for _, *ws in ranks
+                    ],
+                )  # fmt: skip
+        x = draw(1, 700, 6)
+        hold("columns of 700 rows", rank, lambda x, *ws: ficco.column_matmul(x, ws),
+             [[x, *mine[1:]] for mine in given],
+             lambda ranks: [tuple(ranks[rank][0] @ w for w in ws) for _, *ws in ranks])  # fmt: skip
+    finally:
+        gradients.perform = perform
+    scatter, many = "matmul_reduce_scatter", 3 if 300 * world > 512 else 1
+    wanted = [(scatter, 1)] * len(schedules) + [(scatter, many)] * len(schedules)
+    assert found == [*wanted, ("matmul_all_reduce", 3)], found
+
+
 def exchanging(
     rank: int,
     world: int,
@@ -430,8 +488,10 @@ def main(store: str, rank: int, world: int) -> None:
         alone()
     join(store, rank, world)
     if world < 4:
-        checks = [gathering, shapes, reducing, columns, exchanging, pooling, narrow, disabled,
-                  changed_in_place]  # fmt: skip
+        checks = [
+            gathering, shapes, reducing, pairs, columns, exchanging, pooling, narrow, disabled,
+            changed_in_place,
+        ]  # fmt: skip
     else:
         checks = [groups, pooling]
     if DEVICE.type == "cuda":

@@ -209,8 +209,10 @@ def operators(rank: int, world: int) -> None:
             leaf(4, 6), [leaf(6, 5), leaf(4 * world, 2)], [leaf(2)], [False, True],
             ["rows", "contraction"], None, False, *call,
         ),
-        "matmul_reduce_scatter": (leaf(4 * world, 6), leaf(6, 5), leaf(5), None, *call),
-        "matmul_all_reduce": (leaf(4, 6), leaf(6, 5), leaf(5), *call),
+        "matmul_reduce_scatter": (
+            [leaf(4 * world, 6), leaf(4 * world, 2)], [leaf(6, 5), leaf(2, 5)], leaf(5), None, *call
+        ),
+        "matmul_all_reduce": ([leaf(4, 6)], [leaf(6, 5)], leaf(5), *call),
         "column_matmul": (leaf(4, 6), [leaf(6, 5)], [], [False], *call),
         "all_to_all_matmul": (leaf(mine, 6), leaf(6, 5), splits, *call),
         "matmul_all_to_all": (leaf(mine, 6), leaf(6, 5), splits, *call),

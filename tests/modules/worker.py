@@ -92,6 +92,12 @@ def reducing(rank: int, world: int) -> None:
             close(y, total[first[rank] : first[rank + 1]], f"uneven scatter {name} {dtype}")
             y = ficco.matmul_all_reduce(xs[rank], ws[rank], bias=bias, schedule=name)
             close(y, total, f"reduce {name} {dtype}")
+            if Schedule.named(name).transport != "sm":
+                pair = [xs[rank][..., 1:], xs[rank][..., :1]], [ws[rank][1:], ws[rank][:1]]
+                y = ficco.matmul_reduce_scatter(*pair, rows=rows, bias=bias, schedule=name)
+                close(y, total[first[rank] : first[rank + 1]], f"scatter pairs {name} {dtype}")
+                y = ficco.matmul_all_reduce(*pair, bias=bias, schedule=name)
+                close(y, total, f"reduce pairs {name} {dtype}")
 
 
 def exchanging(rank: int, world: int) -> None:

@@ -41,6 +41,13 @@ def sizes(draw: st.DrawFn, count: int, most: int) -> tuple[int, ...]:
     return tuple(found) if sum(found) else (*found[:-1], 1)
 
 
+def split(draw: st.DrawFn, depth: int) -> tuple[int, ...]:
+    """Depths of one to three pairs that add up to this one, some of them 0."""
+    first, second = (draw(st.integers(0, depth)) for _ in range(2))
+    low, high = min(first, second), max(first, second)
+    return draw(st.sampled_from([(depth,), (low, depth - low), (low, high - low, depth - high)]))
+
+
 @st.composite
 def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Problem:
     op = draw(st.sampled_from(OPERATORS)) if op is None else op
@@ -55,7 +62,8 @@ def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Prob
             n = draw(st.sampled_from((n, n, n, 35)))
         depths, rows = sizes(draw, world, 4), sizes(draw, world, 6)
         output = Output((n,) * world, operand_transposed=turned, bias=draw(st.booleans()))
-        return Problem(op, world, rows, sum(depths), (output,), dtype, depths=depths)
+        pairs = tuple(split(draw, depth) for depth in depths) if draw(st.booleans()) else ()
+        return Problem(op, world, rows, sum(depths), (output,), dtype, depths=depths, pairs=pairs)
     if op == "embedding_all_to_all":
         tables = tuple(tuple(draw(st.lists(st.integers(1, 4), max_size=3))) for _ in range(world))
         tables = tables if any(tables) else ((2,), *tables[1:])
@@ -105,6 +113,8 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
     """Any legal point of the design space, named or not; gated ones alone, where there are any."""
     machine = draw(st.sampled_from((MESH, SWITCH)))
     direct = DIRECT.get(problem.op, ())
+    if max(map(len, problem.pairs), default=1) > 1:
+        direct = ()  # it multiplies one pair
     if problem.op == "all_gather_matmul" and not is_direct(problem):
         direct = ()
     if not gated and direct and draw(st.integers(0, 2)) == 0:

@@ -36,11 +36,13 @@ def solve(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, 
         begins[...] = np.sort(rng.integers(low, index.size + 1, begins.shape))
         sums.append(bags(table, index, begins))
     depths = problem.get("depths") or [problem["k"] for _ in ranks]
+    pairs = problem.get("pairs") or [[depth] for depth in depths]
     for r, i, out in [(s, i, out) for s in ranks for i, out in enumerate(problem["outputs"])]:
         splits = problem.get("splits") or [rows for _ in ranks]
         cuts = [slice(sum(split[:r]), sum(split[: r + 1])) for split in splits]
-        w = [known.get((s, out.get("operand", "w")), sums[0]) for s in ranks]
-        w = [v.T for v in w] if out.get("operand_transposed") else w
+        operand, turn = out.get("operand", "w"), bool(out.get("operand_transposed"))
+        w = [known.get((s, operand), sums[0]) for s in ranks]
+        w = [v.T for v in w] if turn else w
         if op == "all_gather_matmul":
             x = same(np.concatenate([known[s, "x"] for s in ranks]), (sum(rows), problem["k"]))
             if out.get("axis") == "gathered":
@@ -53,7 +55,11 @@ def solve(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, 
         else:
             cuts = [slice(None) for _ in ranks] if op == "matmul_all_reduce" else cuts
             w = [w[r if op == "all_to_all_matmul" else s] for s in ranks]
-            y = [same(known[s, "x"], (sum(splits[s]), depths[s]))[cuts[s]] @ w[s] for s in ranks]
+            y = [same(known[s, "x"], (sum(splits[s]), pairs[s][0]))[cuts[s]] @ w[s] for s in ranks]
+            for number, j in [(s, j) for s in ranks for j in range(1, len(pairs[s]))]:
+                more = known[number, f"{operand}{j}"]
+                more = known[number, f"x{j}"][cuts[number]] @ (more.T if turn else more)
+                y[number] = y[number] + more
             known[r, "y0"] = np.concatenate(y) if "to_all" in op else np.sum(y, axis=0)
         if out.get("bias"):  # in an all-reduce every row takes its owner's
             own = [(r, len(known[r, f"y{i}"]))]

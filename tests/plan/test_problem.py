@@ -56,6 +56,7 @@ class TestProblem:
             ({"outputs": (Output((1, 1)), Output((2, 2)))}, "name of its own"),
             ({"scales": "tensor"}, "no scaled dtype"),
             ({"depths": (2, 2)}, "belong to"),
+            ({"pairs": ((2,), (2,))}, "belong to"),
             ({"splits": ((1, 1), (1, 1))}, "belong to"),
         ],
     )
