@@ -73,7 +73,7 @@ class Run:
                 "cuDNN's plans every new length",
                 "errors": "relative, 2-norms, against the variant 'torch'; the worst rank",
                 "memory_bytes": "of a rank: weights, the most that a step allocates beside them, "
-                "and windows, which stay as large as any cell before needed them",
+                "and windows, as large as this cell needs them",
                 "norms": "on each rank's rows; weights' gradients are added up in one all-reduce",
             },
             "group": {}, "cells": [], "failed": [], "left_out": [],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import random
@@ -28,9 +27,6 @@ STUCK_S = {False: 35.0, True: 150.0}  # a step that lasts longer ends its proces
 NEEDED_S = {False: 8.0, True: 40.0}  # to make a variant ready and time the cell
 LEAST_ROUNDS = 5
 OF_GRAPH = {cells.TORCH_GRAPH: cells.TORCH, cells.FICCO_GRAPH: cells.FICCO}
-# Schedules of large windows: what auto takes in a capture may need more than what it took before.
-LARGEST = ("uniform_fused_1d",)
-LARGEST_OF_FEW = (*LARGEST, "one_shot_sm", "two_shot_sm")
 Begun = Callable[[str, str], None]
 
 
@@ -57,7 +53,14 @@ class Place:
         self.gpu = self.device == "cuda"
         self.dtype = torch.bfloat16 if self.gpu else torch.float32
         self._models: dict[Any, Blocks] = {}
-        self._sized: dict[Any, int] = {}
+        self._sized: set[tuple[Any, str]] = set()
+
+    def open(self, timeout_s: float) -> None:
+        """Open the group anew for a cell: its windows are then as large as the cell needs them."""
+        if self.gpu:
+            ficco.close(self.mesh)
+            ficco.prepare(self.mesh, machine="cuda", timeout_s=timeout_s)
+            self._sized.clear()
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -76,21 +79,12 @@ class Place:
             self._models[key] = model
         return self._models[key]
 
-    def size_windows(self, cell: Cell) -> None:
-        """Make windows as large as any schedule of the cell needs; they cannot grow in captures."""
-        if cell.mode == "serving":  # as who serves does before the first request
-            ficco.size_windows(self.model(cell, cells.FICCO), cell.tokens, backward=False)
-        key = (cell.model, cell.split, cell.mode in ("training", "decode"))
-        if self._sized.get(key, 0) >= cell.tokens:
-            return
-        self._sized[key] = cell.tokens
-        for schedule in LARGEST_OF_FEW if cell.mode == "decode" else LARGEST:
-            model = made(SIZES[cell.model], self.mesh, cell.split, self.dtype)
-            share_weights(model, self.model(cell, cells.TORCH))
-            names: Any = {"*.wo": schedule, "*.down": schedule} if not cell.split else schedule
-            ficco.overlap(model, self.mesh, schedule=names)
-            with contextlib.suppress(ficco.InputError):  # more rows than it serves
-                ficco.size_windows(model, cell.tokens, backward=cell.mode == "training")
+    def size_windows(self, cell: Cell, variant: str) -> None:
+        """Make windows as large as the cell needs them, as who captures graphs or serves does."""
+        if (cell.model, variant) not in self._sized:
+            self._sized.add((cell.model, variant))
+            model = self.model(cell, variant)
+            ficco.size_windows(model, cell.tokens, backward=cell.mode == "training")
 
 
 class Measuring:
@@ -182,7 +176,7 @@ class Measuring:
         if variant in (cells.FICCO, cells.FICCO_COMPILED):
             if self.place.gpu and (why := ficco.fallback_reason(self.place.mesh)):
                 raise Refused(f"ficco would run plain torch.distributed: {why}")
-            self.place.size_windows(self.cell)
+            self.place.size_windows(self.cell, variant)
         if variant in cells.COMPILED:
             self._compile(variant, model)
         warm = 3 if variant in cells.COMPILED or self.place.gpu else 1

@@ -69,8 +69,9 @@ def run(folder: Path) -> int:
     place = Place(rank, world, mesh, Meeting(folder, rank, world, WAIT_S))
     said = Said(folder, rank)
     found: dict[str, Any] = {"ficco_fallback": None}
+    timeout_s = FICCO_WAIT_S[todo["part"] == "compiled"]
+    place.open(timeout_s)
     if place.gpu:
-        ficco.prepare(mesh, machine="cuda", timeout_s=FICCO_WAIT_S[todo["part"] == "compiled"])
         found = {"nccl": list(torch.cuda.nccl.version())}
         found["ficco_fallback"] = ficco.fallback_reason(mesh)
     said("group", found)
@@ -83,6 +84,7 @@ def run(folder: Path) -> int:
             said("left_out", cell.id)
             continue
         begin = time.time()
+        place.open(timeout_s)
         result = measure(
             cell, place, lambda *where: said("begin", where), todo["skipped"].get(cell.id, {}),
             todo["rounds"], todo["limit_s"], todo["end"],
