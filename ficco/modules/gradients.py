@@ -26,7 +26,6 @@ from ficco.modules.auto import AUTO
 from ficco.modules.routes import perform
 from ficco.problem import chunk_sizes
 from ficco.schedule import Schedule
-from ficco.selector.candidates import few_rows
 
 __all__ = ["FORMULAS", "Formula", "Kept", "Recorded"]
 
@@ -162,8 +161,8 @@ class _Gather(Formula):
                 for dy, w, axis in zip(given, ws, axes, strict=True)
                 if dy is not None
             ]
-            xs, others = _as_pairs(pairs, schedule)
-            dx = _mirror("matmul_reduce_scatter", (xs, others, None, rows, group, schedule, grain))
+            args = (*_apart(pairs), None, rows, group, schedule, grain)
+            dx = _mirror("matmul_reduce_scatter", args)
             grads[0] = dx.reshape(shape)
         wanted = [i for i in range(several) if given[i] is not None and kept.needs[1 + i]]
         if wanted:
@@ -194,8 +193,8 @@ class _Column(_Gather):
         if kept.needs[0]:
             pairs = [(dy, w.t()) for dy, w in zip(given, ws, strict=True) if dy is not None]
             if torch.distributed.is_initialized():
-                xs, others = _as_pairs(pairs, schedule)
-                dx = _mirror("matmul_all_reduce", (xs, others, None, group, schedule, grain))
+                args = (*_apart(pairs), None, group, schedule, grain)
+                dx = _mirror("matmul_all_reduce", args)
             else:
                 dx = reduce(torch.add, (a @ b for a, b in pairs))
             grads[0] = dx.reshape(kept.shapes[0])
@@ -453,28 +452,9 @@ def _accumulating(schedule: str | Schedule) -> Schedule:
     return replace(asked, compute="per_chunk", name="custom")
 
 
-def _as_pairs(
-    pairs: Sequence[tuple[Tensor, Tensor]], schedule: str | Schedule
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what is multiplied and added up: pairs as they are, or side by side as one.
-
-    Copies that put them side by side take as long as they are large; a pair more, as the product.
-    Kernels that multiply few rows and store at peers take one pair.
-    """
-    if len(pairs) == 1:
-        return [pairs[0][0]], [pairs[0][1]]
-    (m, _), n = pairs[0][0].shape, pairs[0][1].shape[1]
-    copied = (m + n) * sum(a.shape[1] for a, _ in pairs)
-    few = m <= few_rows("matmul_all_reduce") or _stores(schedule)
-    if few or copied <= (len(pairs) - 1) * m * n:
-        return [torch.cat([a for a, _ in pairs], dim=1)], [torch.cat([b for _, b in pairs])]
+def _apart(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the first and the second of every pair."""
     return [a for a, _ in pairs], [b for _, b in pairs]
-
-
-@lru_cache(maxsize=64)
-def _stores(schedule: str | Schedule) -> bool:
-    """Whether a kernel that multiplies is to store at peers."""
-    return schedule != AUTO and Schedule.read(schedule).transport == "sm"
 
 
 def _transposed(splits: Sequence[int]) -> list[int]:

@@ -7,7 +7,9 @@ Schedule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,9 +17,11 @@ import torch
 from ficco.errors import InputError
 from ficco.modules import plain
 from ficco.modules.again import key_of, known, matrix_of, readable, row_of
+from ficco.modules.auto import AUTO
 from ficco.modules.calling import Call
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
+from ficco.selector.candidates import few_rows
 
 __all__ = [
     "all_gather_matmul",
@@ -108,6 +112,7 @@ def matmul_reduce_scatter(
     grain: int | None,
 ) -> Tensor:
     """Return this rank's rows of the sum of all ranks' products, of several pairs each."""
+    x, w = _as_pairs(x, w, schedule)
     key = key_of("scatter", group, x[0], (*x[1:], *w, bias), schedule, rows, grain)
     if (before := known(key)) is not None:
         return before.run(_in_pairs(x, w, bias))[0]
@@ -131,12 +136,48 @@ def matmul_all_reduce(
     grain: int | None,
 ) -> Tensor:
     """Return the sum of all ranks' products, of several pairs each."""
+    x, w = _as_pairs(x, w, schedule)
     key = key_of("reduce", group, x[0], (*x[1:], *w, bias), schedule, grain)
     if (before := known(key)) is not None:
         return before.run(_in_pairs(x, w, bias))[0]
     call = Call(group, x[0], "x", key)
     sizes = chunk_sizes(call.matrix.shape[0], call.world)
     return _reduce("matmul_all_reduce", call, x, w, sizes, bias, schedule, grain)
+
+
+def _as_pairs(
+    x: Sequence[Tensor], w: Sequence[Tensor], schedule: str | Schedule
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return pairs whose products are added up: as they are, or side by side as one.
+
+    Copies that put them side by side take as long as they are large; a pair more, as the product.
+    Kernels that multiply few rows and store at peers take one pair.
+    """
+    if len(x) == 1 or len(x) != len(w):
+        return x, w
+    if any(_odd(a, b, x[0], w[0]) for a, b in zip(x, w, strict=True)):
+        return x, w  # which is checked later
+    m, n = math.prod(x[0].shape[:-1]), w[0].shape[1]
+    few = schedule == AUTO and m <= few_rows("matmul_all_reduce")
+    copied = (m + n) * sum(b.shape[0] for b in w)
+    if few or _stores(schedule) or copied <= (len(x) - 1) * m * n:
+        return [torch.cat(list(x), dim=-1)], [torch.cat(list(w))]
+    return x, w
+
+
+def _odd(x: Any, w: Any, other_x: Tensor, other_w: Tensor) -> bool:
+    """Whether two matrices are no pair that could stand beside another one."""
+    if not (isinstance(x, Tensor) and isinstance(w, Tensor) and w.dim() == 2 and x.dim() > 1):
+        return True
+    fits = x.shape[:-1] == other_x.shape[:-1] and w.shape[1:] == other_w.shape[1:]
+    alike = x.dtype == other_x.dtype == w.dtype and x.device == other_x.device == w.device
+    return not (fits and alike and x.shape[-1] == w.shape[0])
+
+
+@lru_cache(maxsize=64)
+def _stores(schedule: str | Schedule) -> bool:
+    """Whether a kernel that multiplies is to store at peers."""
+    return schedule != AUTO and Schedule.read(schedule).transport == "sm"
 
 
 def _in_pairs(x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.modules import gradients
+from ficco.modules import operators
 from ficco.problem import chunk_sizes, offsets
 from ficco.schedule import Schedule
 
@@ -254,14 +254,13 @@ def pairs(rank: int, world: int, schedules: Sequence[str] = ("auto", "gated_1d")
          once=True)  # fmt: skip
 
     # Of many rows and weights that are deep, gradients are such sums; else they lie side by side.
-    found, perform = [], gradients.perform
+    found, kept = [], operators._reduce
 
-    def watched(name: str, args: Sequence[Any]) -> Any:
-        if name in ("matmul_reduce_scatter", "matmul_all_reduce"):
-            found.append((name, len(args[0])))
-        return perform(name, args)
+    def watched(op: str, call: Any, x: Sequence[torch.Tensor], *rest: Any) -> torch.Tensor:
+        found.append((op, len(x)))
+        return kept(op, call, x, *rest)
 
-    gradients.perform = watched
+    operators._reduce = watched
     try:
         for m in (4, 300):
             given = [
@@ -282,9 +281,12 @@ def pairs(rank: int, world: int, schedules: Sequence[str] = ("auto", "gated_1d")
              [[x, *mine[1:]] for mine in given],
              lambda ranks: [tuple(ranks[rank][0] @ w for w in ws) for _, *ws in ranks])  # fmt: skip
     finally:
-        gradients.perform = perform
-    scatter, many = "matmul_reduce_scatter", 3 if 300 * world > 512 else 1
-    wanted = [(scatter, 1)] * len(schedules) + [(scatter, many)] * len(schedules)
+        operators._reduce = kept
+    wanted = [
+        ("matmul_reduce_scatter", 1 if name == "auto" and m * world <= 512 else 3)
+        for m in (4, 300)
+        for name in schedules
+    ]
     assert found == [*wanted, ("matmul_all_reduce", 3)], found
 
 
