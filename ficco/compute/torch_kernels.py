@@ -238,5 +238,5 @@ def _places(
         pitches += [("landing_stride", c if landing is None else landing, landed.element_size())]
     along = "b_deep_stride" if operands.b.stride(1) == 1 else "b_col_stride"
     pitches.append((along, b, item))
-    found |= {name: Pitch(slot.slot, size) for name, slot, size in pitches if arguments[name]}
-    return found
+    found |= {name: Pitch(slot.slot, size) for name, slot, size in pitches if arguments.get(name)}
+    return {name: place for name, place in found.items() if name in arguments}

@@ -19,6 +19,7 @@ A word that does not come spoils its part, with NaN, and is told in a status wor
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ficco.errors import InputError
 from ficco.kernels.gated_kernel import UNSPECIALIZED, gated_gemm
 from ficco.kernels.parts import GatedPart, Landed
+from ficco.kernels.pushing_kernel import pushing_gemm
 from ficco.kernels.signalling_kernel import signalling_gemm
 from ficco.kernels.specializing import aligned, for_any_size
 from ficco.kernels.tables import Signalling, Table, prepare
@@ -38,7 +40,14 @@ _BULK_ALIGN = 16  # bytes
 _KERNELS = (
     (gated_gemm, for_any_size(gated_gemm)),
     (signalling_gemm, for_any_size(signalling_gemm)),
+    (pushing_gemm, for_any_size(pushing_gemm)),
 )
+_PUSHING = (
+    "own", "b", "bias", "c", "partial", "places", "counters", "signals", "tiles", "k", "own_stride",
+    "b_deep_stride", "b_col_stride", "bias_stride", "c_stride", "partial_stride", "ROWS", "COLS",
+    "DEEP", "OWN_BULK", "B_BULK", "B_TURNED", "HAS_BIAS", "HAS_PARTIAL", "BEGUN", "COL_STEP",
+    "ON_GPU",
+)  # fmt: skip
 
 
 class Matrices(NamedTuple):
@@ -132,9 +141,12 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
     Raises:
         InputError: matrices that the table was not prepared for.
     """
-    tile = table.tile
-    arguments = _arguments(table, matrices, gate)
-    even, odd = _KERNELS[table.signalling is not None]
+    tile, signalling = table.tile, table.signalling
+    arguments, number = _arguments(table, matrices, gate), int(signalling is not None)
+    if signalling is not None and _pushes(signalling, matrices):
+        arguments |= {"places": signalling.places, "COL_STEP": _col_step(table)}
+        arguments, number = {name: arguments[name] for name in _PUSHING}, 2
+    even, odd = _KERNELS[number]
     kernel = even if aligned(arguments, UNSPECIALIZED) else odd
     return Launch(kernel, arguments, table.programs, tile.warps, tile.stages)
 
@@ -152,8 +164,9 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
     if not table.tiles:
         return
     launch = launch_of(table, matrices, gate)
-    launch.arguments.update(own_tiles=0, tiles=0)
-    even = launch.kernel in (gated_gemm, signalling_gemm)
+    counts = {"own_tiles", "tiles"} & set(launch.arguments)
+    launch.arguments.update(dict.fromkeys(counts, 0))
+    even = launch.kernel in [each for each, _ in _KERNELS]
     classes = (_class_of(*item, even) for item in launch.arguments.items())
     kernel = (matrices.c.device, launch.kernel, table.tile, *classes)
     if kernel not in _loaded:
@@ -271,6 +284,19 @@ def _further(
         "COUNTED": signalling.counted,
         "BEGUN": signalling.begun,
     }
+
+
+def _pushes(signalling: Signalling, matrices: Matrices) -> bool:
+    """Whether parts wait for nothing, and go to targets of one dtype."""
+    partial = matrices.partial
+    alike = not signalling.partial_rows or partial is None or partial.dtype == matrices.c.dtype
+    return signalling.places is not None and alike
+
+
+def _col_step(table: Table) -> int:
+    """Return what divides where columns of tiles begin and of parts end."""
+    assert table.signalling is not None
+    return table.signalling.col_step or math.gcd(table.n, _BULK_ALIGN)
 
 
 def _has_descriptor(matrix: torch.Tensor) -> bool:

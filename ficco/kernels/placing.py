@@ -21,8 +21,8 @@ def _stream(device: torch.device) -> Any:
 
 
 def on_device(numbers: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return numbers (a nested list) as a tensor that is there when this returns."""
-    host = torch.tensor(numbers, dtype=dtype)
+    """Return numbers (a nested list, an array) as a tensor that is there when this returns."""
+    host = torch.as_tensor(numbers, dtype=dtype)
     if device.type != "cuda":
         return host
     with torch.cuda.stream(_stream(device)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["count_tile"]
+__all__ = ["count_tile", "count_tiles"]
 
 # $0 = nothing of use, $1 = the count, $2 = what it is when this tile is the last, $3 = the word.
 # Threads' stores -> barrier -> one thread's count at device scope, which hands on what others have
@@ -57,5 +57,57 @@ def count_tile(
     else:
         seen = tl.atomic_add(count, 1, sem="acq_rel", scope="gpu")
         if seen == most:
+            tl.atomic_xchg(count, 0, sem="relaxed", scope="gpu")
+            tl.atomic_xchg(word, 1, sem="release", scope="sys")
+
+
+# The same of several tiles, or of none: $1 = the count, $2 = how many to count, $3 = how many a
+# part has, $4 = the word. Without a branch that the compiler sees, so that it may merge loops.
+_SEVERAL = tl.constexpr("""{
+    .reg .pred other;
+    .reg .b32 thread, seen;
+    mov.u32 $0, 0;
+    setp.eq.u32 other, $2, 0;
+    @other bra counted;
+    bar.sync 0;
+    mov.u32 thread, %tid.x;
+    setp.ne.u32 other, thread, 0;
+    @other bra counted;
+    atom.add.acq_rel.gpu.global.u32 seen, [$1], $2;
+    add.u32 seen, seen, $2;
+    setp.ne.u32 other, seen, $3;
+    @other bra counted;
+    st.relaxed.gpu.global.u32 [$1], 0;
+    st.release.sys.global.u32 [$4], 1;
+counted:
+}""")
+
+
+@triton.jit
+def count_tiles(
+    count,
+    stored,
+    tiles,
+    word,
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Count tiles of a part that this program has stored; with the last one raise the word.
+
+    Args:
+        count: pointer to int32, 0 before the first tile.
+        stored: int32, how many; 0: nothing is done.
+        tiles: int32, of the part.
+        word: pointer to int32.
+        ON_GPU: False in the interpreter, which knows no inline assembly.
+    """
+    if ON_GPU:
+        asm: tl.constexpr = _SEVERAL
+        tl.inline_asm_elementwise(
+            asm, "=r,l,r,r,l,~{memory}", [count, stored, tiles, word],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    elif stored > 0:
+        seen = tl.atomic_add(count, stored, sem="acq_rel", scope="gpu")
+        if seen + stored == tiles:
             tl.atomic_xchg(count, 0, sem="relaxed", scope="gpu")
             tl.atomic_xchg(word, 1, sem="release", scope="sys")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ficco.errors import InputError
@@ -37,6 +38,7 @@ class Signalling(NamedTuple):
         counted: whether programs take tiles from a shared counter.
         partial_rows, landing_rows: rows that partial and landing have at least; 0 if not used.
         begun: whether parts are added to what their targets hold.
+        places: int32 [tiles + 1, 9], see `pushing_kernel`; None where a part waits.
     """
 
     extras: torch.Tensor
@@ -49,6 +51,7 @@ class Signalling(NamedTuple):
     partial_rows: int
     landing_rows: int
     begun: bool
+    places: torch.Tensor | None
 
 
 class Table(NamedTuple):
@@ -144,11 +147,13 @@ def prepare(
             max((part.a_row + part.rows for part in window), default=0),
             max((part.c_row + part.rows for part in order if part.target == "c"), default=0),
         ),
-        signalling=_signalling(order, n, device, begun) if further else None,
+        signalling=_signalling(order, n, device, begun, tile) if further else None,
     )
 
 
-def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: bool) -> Signalling:
+def _signalling(
+    order: list[GatedPart], n: int, device: torch.device, begun: bool, tile: Tile
+) -> Signalling:
     """Return the tables of parts that do more than wait.
 
     Raises:
@@ -174,7 +179,9 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: boo
         (p.signal, p.col, _cols(p, n), int(p.target == "partial"), int(bool(p.terms)))
         for p in order
     ]
-    table = on_device(extras, torch.int32, device)
+    table, found = on_device(extras, torch.int32, device), None
+    if not (summed or window):
+        found = on_device(_places(order, n, tile), torch.int32, device)
     return Signalling(
         extras=table,
         terms=on_device(terms, torch.int32, device) if summed else table,
@@ -188,7 +195,29 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: boo
             (term.row + part.rows for part in summed for term in part.terms if term), default=0
         ),
         begun=begun,
+        places=found,
     )
+
+
+def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return where every tile of parts that wait for nothing lies; see `pushing_kernel`.
+
+    Tiles of a part are visited by `tile.group` rows of them, column by column.
+    """
+    found = []
+    for number, part in enumerate(order):
+        down, across = -(-part.rows // tile.rows), -(-_cols(part, n) // tile.cols)
+        at = np.arange(down * across)
+        top = at // (tile.group * across) * tile.group
+        height = np.minimum(down - top, tile.group)
+        row = (top + (at - top * across) % height) * tile.rows
+        col = (at - top * across) // height * tile.cols
+        end = part.col + _cols(part, n)
+        rest = (end, number, part.signal, len(at), part.target == "partial")
+        columns = (part.a_row + row, part.c_row + row, part.rows - row, part.col + col, *rest)
+        found.append(np.stack([np.broadcast_to(column, at.shape) for column in columns], axis=1))
+    found.append(np.array([[0, 0, 0, 0, 0, len(order), -1, 0, 0]]))
+    return np.concatenate(found).astype(np.int32)
 
 
 def _does_more(part: GatedPart, n: int) -> bool:

@@ -276,8 +276,8 @@ def refused(call: Any, words_of_it: str) -> None:
 # ---- what is compiled, without a GPU
 
 
-def compiled(case: Case, capability: int) -> str:
-    """Return the PTX of what a GPU would run for these arguments; ptxas takes it, too."""
+def compiled(case: Case, capability: int, form: str = "ptx") -> str:
+    """Return what a GPU would run for these arguments, in PTX; ptxas takes it, too."""
     launch = gated.launch_of(*case.arguments())
     kernel, arguments = launch.kernel, launch.arguments | {"ON_GPU": True}
     types: dict[str, str] = {}
@@ -298,7 +298,7 @@ def compiled(case: Case, capability: int) -> str:
     source = triton.compiler.ASTSource(kernel, types, constants, attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     target = GPUTarget("cuda", capability, 32)
-    return str(triton.compile(source, target=target, options=options).asm["ptx"])
+    return str(triton.compile(source, target=target, options=options).asm[form])
 
 
 BULK_LOAD = r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global"

@@ -349,11 +349,12 @@ def assembly() -> None:
     signals = [wide(0, target="partial", signal=1), wide(256, signal=2)]
     slices = [wide(0, target="partial", signal=1, cols=256), wide(256, terms=peers)]
     window = [wide(0, signal=1), GatedPart("window", 0, 256, 256, 2, signal=2)]
-    for parts, loops in ((signals, 1), (slices, 1), (window, 2)):
+    # What waits for nothing stands there twice: once for a product without depth.
+    for parts, loops in ((signals, 2), (slices, 1), (window, 2)):
         case = Case(parts, 512, 512, torch.bfloat16, tile=tile)
         text = compiled(case, 90)
         stores, counts, releases = (places(what, text) for what in (STORE, COUNT, RELEASE))
-        assert len(counts) == len(releases) == loops, "one count for a tile of each source"
+        assert len(counts) == len(releases) == loops, "one count in each loop"
         begin = 0
         for counted, released in zip(counts, releases, strict=True):
             mine = [store for store in stores if begin < store < counted]
@@ -363,6 +364,10 @@ def assembly() -> None:
         assert max(stores) < max(releases), "rows that no word tells of"
         bulk = places(r"cp\.async\.bulk", text)
         assert len(bulk) == len(places(BULK_LOAD, text)), "bulk stores are not ordered"
+
+    for begun in (False, True):
+        case = Case(signals, 512, 512, torch.bfloat16, tile=tile, begun=begun)
+        assert compiled(case, 90, "ttgir").count("scf.for ") == 1, "a loop within a loop"
 
     text = compiled(Case(window, 512, 512, torch.bfloat16, tile=tile), 90)
     (acquired,), (met,), (fenced,) = (places(what, text) for what in (ACQUIRE, MET, FENCE))
