@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["await_word"]
+__all__ = ["await_if", "await_word"]
 
 # One statement, so that nothing but the hardware sees a single thread spin: the barrier brings the
 # threads together again and tells all of them whether the first one gave up. $0 = 1 if the word
@@ -80,4 +80,71 @@ def await_word(
             stopped = tl.load(stop)
             seen = tl.load(word)
         came = (seen == value).to(tl.int32)
+    return came
+
+
+# The same where it is asked for: $5 != 0. $6 = the word that tells who gave up, $7 = the number to
+# raise it to; once that word is not 0, nobody has patience. Without a branch that the compiler
+# sees, and without anything that the next wait needs of this one, so that it may merge loops.
+_SPIN_IF = (
+    _SPIN.replace(
+        "{\n",
+        """{
+    .reg .pred idle, first;
+    .reg .b32 told;
+    mov.u32 $0, 1;
+    setp.eq.u32 idle, $5, 0;
+    @idle bra through;
+""",
+        1,
+    )
+    .replace(
+        "[$2];\n",
+        """[$2];
+    ld.relaxed.sys.global.u32 told, [$6];
+    or.b32 stopped, stopped, told;
+""",
+    )
+    .replace(
+        "    selp.u32 $0, 0, 1, gave_up;\n",
+        """    selp.u32 $0, 0, 1, gave_up;
+    setp.eq.and.u32 first, thread, 0, gave_up;
+    @first red.relaxed.sys.global.max.s32 [$6], $7;
+""",
+    )
+)
+_IF_ASM = tl.constexpr(_SPIN_IF[:-1] + "through:\n}")
+_FENCED_IF_ASM = tl.constexpr(_SPIN_IF[:-1] + "    fence.proxy.async.global;\nthrough:\n}")
+
+
+@triton.jit
+def await_if(  # noqa: PLR0913 - a wait has as many facts
+    asked,
+    word,
+    value,
+    stop,
+    patience_ns,
+    status,
+    number,
+    FENCED: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Do what `await_word` does, if it is asked for, and else return 1 at once.
+
+    Where the word was given up, the word `status` becomes `number`, or stays larger than that; from
+    then on every wait that knows it looks at its word once.
+    """
+    if ON_GPU:
+        asm: tl.constexpr = _FENCED_IF_ASM if FENCED else _IF_ASM
+        came = tl.inline_asm_elementwise(
+            asm, "=r,l,l,r,l,r,l,r,~{memory}",
+            [word, stop, value, patience_ns, asked.to(tl.int32), status, number],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        came = 1
+        if asked:
+            came = await_word(word, value, stop, patience_ns, FENCED, ON_GPU)
+            if came == 0:
+                tl.atomic_max(status, number, sem="relaxed", scope="sys")
     return came

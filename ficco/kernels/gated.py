@@ -19,7 +19,6 @@ A word that does not come spoils its part, with NaN, and is told in a status wor
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -42,12 +41,6 @@ _KERNELS = (
     (signalling_gemm, for_any_size(signalling_gemm)),
     (pushing_gemm, for_any_size(pushing_gemm)),
 )
-_PUSHING = (
-    "own", "b", "bias", "c", "partial", "places", "counters", "signals", "tiles", "k", "own_stride",
-    "b_deep_stride", "b_col_stride", "bias_stride", "c_stride", "partial_stride", "ROWS", "COLS",
-    "DEEP", "OWN_BULK", "B_BULK", "B_TURNED", "HAS_BIAS", "HAS_PARTIAL", "BEGUN", "COL_STEP",
-    "ON_GPU",
-)  # fmt: skip
 
 
 class Matrices(NamedTuple):
@@ -141,13 +134,14 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
     Raises:
         InputError: matrices that the table was not prepared for.
     """
-    tile, signalling = table.tile, table.signalling
-    arguments, number = _arguments(table, matrices, gate), int(signalling is not None)
-    if signalling is not None and _pushes(signalling, matrices):
-        arguments |= {"places": signalling.places, "COL_STEP": _col_step(table)}
-        arguments, number = {name: arguments[name] for name in _PUSHING}, 2
+    tile, given = table.tile, _arguments(table, matrices, gate)
+    number = 0 if table.signalling is None else 2 if _pushes(table, matrices) else 1
     even, odd = _KERNELS[number]
-    kernel = even if aligned(arguments, UNSPECIALIZED) else odd
+    arguments = {name: given[name] for name in even.arg_names}
+    kernel = even
+    if not aligned(arguments, UNSPECIALIZED):
+        kernel = odd
+        arguments |= {"COL_STEP": 1} if "COL_STEP" in arguments else {}  # odd sizes share a kernel
     return Launch(kernel, arguments, table.programs, tile.warps, tile.stages)
 
 
@@ -218,6 +212,7 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "bias": c if bias is None else bias,
         "c": c,
         "table": table.entries,
+        "places": table.places,
         "words": gate.words,
         "stop": gate.stop,
         "status": gate.status,
@@ -243,6 +238,7 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "B_TURNED": turned,
         "HAS_BIAS": bias is not None,
         "ON_GPU": c.is_cuda,
+        "COL_STEP": _col_step(table),
     } | (_further(table, table.signalling, matrices, gate) if table.signalling else {})
 
 
@@ -278,7 +274,7 @@ def _further(
         "HAS_OWN": table.own_tiles > 0,
         "HAS_WINDOW": table.own_tiles < table.tiles,
         "HAS_PARTIAL": signalling.partial_rows > 0,
-        "COL_STEP": signalling.col_step,
+        "SLICE_STEP": signalling.col_step,
         "TERMS": signalling.term_count,
         "OWN_AT": signalling.own_at,
         "COUNTED": signalling.counted,
@@ -286,17 +282,19 @@ def _further(
     }
 
 
-def _pushes(signalling: Signalling, matrices: Matrices) -> bool:
+def _pushes(table: Table, matrices: Matrices) -> bool:
     """Whether parts wait for nothing, and go to targets of one dtype."""
-    partial = matrices.partial
-    alike = not signalling.partial_rows or partial is None or partial.dtype == matrices.c.dtype
-    return signalling.places is not None and alike
+    assert table.signalling is not None
+    partial, c = matrices.partial, matrices.c
+    alike = not table.signalling.partial_rows or partial is None or partial.dtype == c.dtype
+    return table.places is not None and alike
 
 
 def _col_step(table: Table) -> int:
     """Return what divides where columns of tiles begin and of parts end."""
-    assert table.signalling is not None
-    return table.signalling.col_step or math.gcd(table.n, _BULK_ALIGN)
+    if table.signalling is not None and table.signalling.col_step:
+        return table.signalling.col_step
+    return _BULK_ALIGN if table.n % _BULK_ALIGN == 0 else 1
 
 
 def _has_descriptor(matrix: torch.Tensor) -> bool:

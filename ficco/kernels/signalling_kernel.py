@@ -28,8 +28,8 @@ from ficco.kernels.tile_product import (
     WORD,
     entry_of,
     find_part,
-    multiplied,
     place_in,
+    product,
     store,
 )
 
@@ -72,7 +72,7 @@ def _place(  # noqa: PLR0913 - a kernel's arguments are its interface
     part,
     tile,
     n,
-    COL_STEP: tl.constexpr,  # noqa: N803
+    SLICE_STEP: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
@@ -80,10 +80,10 @@ def _place(  # noqa: PLR0913 - a kernel's arguments are its interface
     """Return a tile's part, its row there, its rows, its column, and the end of the columns."""
     part = find_part(table, part, tile)
     entry = entry_of(table, part)
-    if COL_STEP:
+    if SLICE_STEP:
         extra = extras + part * _FIELDS
-        left = tl.multiple_of(tl.load(extra + _COL), COL_STEP)
-        width = tl.multiple_of(tl.load(extra + _COLS), COL_STEP)
+        left = tl.multiple_of(tl.load(extra + _COL), SLICE_STEP)
+        width = tl.multiple_of(tl.load(extra + _COLS), SLICE_STEP)
     else:
         left = 0
         width = n
@@ -239,7 +239,7 @@ def signalling_gemm(  # noqa: PLR0913
     HAS_OWN: tl.constexpr,  # noqa: N803
     HAS_WINDOW: tl.constexpr,  # noqa: N803
     HAS_PARTIAL: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
+    SLICE_STEP: tl.constexpr,  # noqa: N803
     TERMS: tl.constexpr,  # noqa: N803
     OWN_AT: tl.constexpr,  # noqa: N803
     COUNTED: tl.constexpr,  # noqa: N803
@@ -258,7 +258,7 @@ def signalling_gemm(  # noqa: PLR0913
     again when the launch ends.
     signals: pointer to int32.
     HAS_OWN, HAS_WINDOW, HAS_PARTIAL: whether there are parts of that source, or that target.
-    COL_STEP: 0 if parts have all columns, else what divides their first columns and widths.
+    SLICE_STEP: 0 if parts have all columns, else what divides their first columns and widths.
     TERMS, OWN_AT: how many terms are added to a summed part, and how many of them before the own.
     COUNTED: whether tiles are taken from the shared counter.
     BEGUN: whether parts are added to what their targets hold.
@@ -277,11 +277,11 @@ def signalling_gemm(  # noqa: PLR0913
             # Taken early, so that the counter's answer arrives during the product.
             following = _next_tile(taken, tile, tiles, COUNTED)
             part, row, rows, col, end = _place(
-                table, extras, part, tile, n, COL_STEP, ROWS, COLS, GROUP
+                table, extras, part, tile, n, SLICE_STEP, ROWS, COLS, GROUP
             )  # fmt: skip
             entry = entry_of(table, part)
             extra = extras + part * _FIELDS
-            total = multiplied(
+            total = product(
                 own, tl.load(entry + A_ROW) + row, rows, own_stride,
                 b, col, n, b_deep_stride, b_col_stride, k,
                 ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,
@@ -317,7 +317,7 @@ def signalling_gemm(  # noqa: PLR0913
         while tile < tiles:
             following = _next_tile(taken, tile, tiles, COUNTED)
             part, row, rows, col, end = _place(
-                table, extras, part, tile, n, COL_STEP, ROWS, COLS, GROUP
+                table, extras, part, tile, n, SLICE_STEP, ROWS, COLS, GROUP
             )  # fmt: skip
             entry = entry_of(table, part)
             extra = extras + part * _FIELDS
@@ -327,7 +327,7 @@ def signalling_gemm(  # noqa: PLR0913
                     tl.load(entry + WORD), words, value, stop, status, part, patience_ns,
                     WINDOW_BULK, ON_GPU,
                 )  # fmt: skip
-            total = multiplied(
+            total = product(
                 window, tl.load(entry + A_ROW) + row, rows, window_stride,
                 b, col, n, b_deep_stride, b_col_stride, k,
                 ROWS, COLS, DEEP, WINDOW_BULK, B_BULK, B_TURNED, ON_GPU,

@@ -38,7 +38,6 @@ class Signalling(NamedTuple):
         counted: whether programs take tiles from a shared counter.
         partial_rows, landing_rows: rows that partial and landing have at least; 0 if not used.
         begun: whether parts are added to what their targets hold.
-        places: int32 [tiles + 1, 9], see `pushing_kernel`; None where a part waits.
     """
 
     extras: torch.Tensor
@@ -51,7 +50,6 @@ class Signalling(NamedTuple):
     partial_rows: int
     landing_rows: int
     begun: bool
-    places: torch.Tensor | None
 
 
 class Table(NamedTuple):
@@ -61,7 +59,9 @@ class Table(NamedTuple):
         parts: those with elements, in the order in which their tiles are taken.
         n, k, dtype: columns of c, depth, and what the operands hold.
         tile: how the GEMM is cut.
-        entries: what the kernel reads of the parts, on the device.
+        entries: what a kernel reads of the parts, on the device; see `tile_product`.
+        places: what a kernel reads of the tiles, on the device; None where parts are summed, or
+            some wait and some signal.
         own_tiles, tiles: tiles of own parts, and of all.
         programs: of a launch.
         bulk: whether the GPU has bulk (TMA) loads.
@@ -81,6 +81,7 @@ class Table(NamedTuple):
     bulk: bool
     heights: tuple[int, int, int]
     signalling: Signalling | None = None
+    places: torch.Tensor | None = None
 
 
 def prepare(
@@ -131,6 +132,7 @@ def prepare(
     own = [part for part in order if part.source == "own"]
     further = begun or any(_does_more(part, n) for part in order)
     window = [part for part in order if part.source == "window"]
+    in_turn = not (further and (window or any(part.terms for part in order)))
     return Table(
         parts=tuple(order),
         n=n,
@@ -147,13 +149,12 @@ def prepare(
             max((part.a_row + part.rows for part in window), default=0),
             max((part.c_row + part.rows for part in order if part.target == "c"), default=0),
         ),
-        signalling=_signalling(order, n, device, begun, tile) if further else None,
+        signalling=_signalling(order, n, device, begun) if further else None,
+        places=on_device(_places(order, n, tile), torch.int32, device) if in_turn else None,
     )
 
 
-def _signalling(
-    order: list[GatedPart], n: int, device: torch.device, begun: bool, tile: Tile
-) -> Signalling:
+def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: bool) -> Signalling:
     """Return the tables of parts that do more than wait.
 
     Raises:
@@ -179,9 +180,7 @@ def _signalling(
         (p.signal, p.col, _cols(p, n), int(p.target == "partial"), int(bool(p.terms)))
         for p in order
     ]
-    table, found = on_device(extras, torch.int32, device), None
-    if not (summed or window):
-        found = on_device(_places(order, n, tile), torch.int32, device)
+    table = on_device(extras, torch.int32, device)
     return Signalling(
         extras=table,
         terms=on_device(terms, torch.int32, device) if summed else table,
@@ -195,12 +194,11 @@ def _signalling(
             (term.row + part.rows for part in summed for term in part.terms if term), default=0
         ),
         begun=begun,
-        places=found,
     )
 
 
 def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return where every tile of parts that wait for nothing lies; see `pushing_kernel`.
+    """Return where every tile lies; see `tile_product`.
 
     Tiles of a part are visited by `tile.group` rows of them, column by column.
     """
@@ -213,10 +211,10 @@ def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dt
         row = (top + (at - top * across) % height) * tile.rows
         col = (at - top * across) // height * tile.cols
         end = part.col + _cols(part, n)
-        rest = (end, number, part.signal, len(at), part.target == "partial")
+        rest = (end, number, part.word, part.signal, len(at), part.target == "partial")
         columns = (part.a_row + row, part.c_row + row, part.rows - row, part.col + col, *rest)
         found.append(np.stack([np.broadcast_to(column, at.shape) for column in columns], axis=1))
-    found.append(np.array([[0, 0, 0, 0, 0, len(order), -1, 0, 0]]))
+    found.append(np.array([[0, 0, 0, 0, 0, len(order), -1, -1, 0, 0]]))
     return np.concatenate(found).astype(np.int32)
 
 

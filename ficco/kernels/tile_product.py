@@ -1,8 +1,13 @@
 """What the gated kernels do with one tile: find its place, multiply, store. Device code only.
 
-Parts are rows of a table, int32 [parts + 1, 5]: the first row of a part in its source, and in c,
-its rows, the index of the word that it waits for or -1, and its first tile. The last row ends the
-tiles.
+Where tiles lie is said by a table, int32 [tiles + 1, 10]. A row holds a tile's first row in its
+source and in its target, its rows and those of its part behind it, its first column, where columns
+of its part end, its part, the indices of the words that the part waits for and raises, or -1, how
+many tiles the part has, and 1 where its target is `partial`. The last row has a part of its own.
+
+A kernel whose parts wait for several words finds its tiles by a table of parts, int32 [parts + 1,
+5]: the first row of a part in its source, and in c, its rows, the index of the word that it waits
+for or -1, and its first tile. The last row ends the tiles.
 """
 
 from __future__ import annotations
@@ -10,10 +15,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["A_ROW", "C_ROW", "FIRST", "PART_ROWS", "WORD", "entry_of", "find_part", "multiplied",
-           "place_in", "store"]  # fmt: skip
+__all__ = ["AWAITED", "A_ROW", "COUNT", "C_ROW", "FIRST", "PART", "PART_ROWS", "PLACE_FIELDS",
+           "RAISED", "WORD", "entry_of", "find_part", "goes_away", "multiplied", "place_in",
+           "product", "store", "store_tile"]  # fmt: skip
 
-# Fields of the table's rows.
+# Fields of the rows of a table of tiles.
+_HERE = tl.constexpr(0)
+_THERE = tl.constexpr(1)
+_HEIGHT = tl.constexpr(2)
+_COL = tl.constexpr(3)
+_END = tl.constexpr(4)
+PART = tl.constexpr(5)
+AWAITED = tl.constexpr(6)
+RAISED = tl.constexpr(7)
+COUNT = tl.constexpr(8)
+_AWAY = tl.constexpr(9)
+PLACE_FIELDS = tl.constexpr(10)
+
+# Fields of the rows of a table of parts.
 A_ROW = tl.constexpr(0)
 C_ROW = tl.constexpr(1)
 PART_ROWS = tl.constexpr(2)
@@ -56,6 +75,31 @@ def place_in(
 
 @triton.jit
 def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
+    a,
+    place,
+    a_stride,
+    b,
+    b_deep_stride,
+    b_col_stride,
+    k,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    DEEP: tl.constexpr,  # noqa: N803
+    A_BULK: tl.constexpr,  # noqa: N803
+    B_BULK: tl.constexpr,  # noqa: N803
+    B_TURNED: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Return the float32 product of a tile of the table of tiles."""
+    return product(
+        a, tl.load(place + _HERE), tl.load(place + _HEIGHT), a_stride,
+        b, tl.load(place + _COL), tl.load(place + _END), b_deep_stride, b_col_stride, k,
+        ROWS, COLS, DEEP, A_BULK, B_BULK, B_TURNED, ON_GPU,
+    )  # fmt: skip
+
+
+@triton.jit
+def product(  # noqa: PLR0913
     a,
     a_row,
     rows,
@@ -130,3 +174,73 @@ def store(  # noqa: PLR0913
     at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
     inside = (row < rows)[:, None] & (c_col < n)[None, :]
     tl.store(at, total.to(c.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def goes_away(place):
+    """Whether a tile of the table of tiles goes to `partial`."""
+    return tl.load(place + _AWAY) != 0
+
+
+@triton.jit
+def store_tile(  # noqa: PLR0913
+    total,
+    c,
+    place,
+    c_stride,
+    bias,
+    bias_stride,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    COL_STEP: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
+):
+    """Store a tile of the table of tiles (+ what is there, if BEGUN) (+ bias).
+
+    By halves, which take half the room when threads exchange what they hold. COL_STEP divides where
+    columns of tiles begin and of parts end; bias_stride < 0: no bias is added.
+    """
+    # The compiler forgets hints on what one loop hands to the other; this it sees by itself.
+    col = tl.load(place + _COL) // COL_STEP * COL_STEP
+    end = tl.load(place + _END) // COL_STEP * COL_STEP
+    c_row = tl.load(place + _THERE)
+    rows = tl.load(place + _HEIGHT)
+    HALF: tl.constexpr = COLS // 2  # noqa: N806
+    left, right = tl.split(tl.permute(tl.reshape(total, (ROWS, 2, HALF)), (0, 2, 1)))
+    _store_half(
+        left, c, c_row, rows, c_stride, col, end, bias, bias_stride, ROWS, HALF, HAS_BIAS, BEGUN
+    )
+    _store_half(
+        right, c, c_row, rows, c_stride, col + HALF, end, bias, bias_stride,
+        ROWS, HALF, HAS_BIAS, BEGUN,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_half(  # noqa: PLR0913
+    half,
+    c,
+    c_row,
+    rows,
+    c_stride,
+    col,
+    end,
+    bias,
+    bias_stride,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
+):
+    row = tl.arange(0, ROWS)
+    c_col = col + tl.arange(0, COLS)
+    at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
+    inside = (row < rows)[:, None] & (c_col < end)[None, :]
+    if BEGUN:
+        half += tl.load(at, mask=inside, other=0).to(tl.float32)
+    if HAS_BIAS:
+        wanted = (c_col < end) & (bias_stride >= 0)
+        term = tl.load(bias + c_col.to(tl.int64) * bias_stride, mask=wanted, other=0)
+        half += term.to(tl.float32)[None, :]
+    tl.store(at, half.to(c.dtype.element_ty), mask=inside)

@@ -328,20 +328,20 @@ def refusals() -> None:
     for name, place, pattern in (
         ("nothing", Slot(0), "no argument 'nothing'"),
         ("c", Pitch(0, 2), "'c' is a pointer"),
-        ("n", Slot(0), "'n' is an i32"),
+        ("k", Slot(0), "'k' is an i32"),
         ("own", Word(), "'own' is a descriptor"),
         ("ROWS", Slot(0), "compiled for 64"),
     ):
         refused(InputError, pattern, made, arguments, places | {name: place})
     refused(InputError, "give it a slot", made, arguments, {"words": Word()})
     for name, value, pattern in (
-        ("n", 1 << 31, "'n' is 2147483648"),
-        ("n", 193, "16 divides"),
-        ("n", 1.5, "'n' is an i32, not 1.5"),
+        ("k", 1 << 31, "'k' is 2147483648"),
+        ("k", 193, "16 divides"),
+        ("k", 1.5, "'k' is an i32, not 1.5"),
     ):
         refused(InputError, pattern, made, arguments | {name: value}, places)
-    less = {name: value for name, value in arguments.items() if name != "table"}
-    refused(InputError, "'table', which has no value", made, less, places)
+    less = {name: value for name, value in arguments.items() if name != "places"}
+    refused(InputError, "'places', which has no value", made, less, places)
 
     other = compiled(real, {"a": torch.zeros(8), "factor": 0.5}, num_warps=1)
     other.function = 9
