@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 from compiling import compiled
 
 # Columns of the kernel's table.
-A_ROW, C_ROW, ROWS, WORD, FIRST, FIELDS = range(6)
+FIELDS = 10  # of a row of the table of tiles
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _LOOK_S = 50e-6
@@ -118,7 +118,7 @@ def _by_name(made: Any, parameters: list[int]) -> dict[str, Any]:
 
 def multiply(given: Mapping[str, Any]) -> None:
     """Do what the kernel does."""
-    n, k = given["n"], given["k"]
+    k = given["k"]
 
     def matrix(name: str, strides: tuple[int, int]) -> Matrix:
         found = given[name]
@@ -130,28 +130,28 @@ def multiply(given: Mapping[str, Any]) -> None:
     window = matrix("window", (given["window_stride"], 1))
     b = matrix("b", (given["b_deep_stride"], given["b_col_stride"]))
     turned = given["B_TURNED"] and given["B_BULK"]
-    factor = b.part(0, 0, n, k).T if turned else b.part(0, 0, k, n)
     c = Matrix(given["c"], (given["c_stride"], 1), given["c dtype"])
     patience_s = given["timeout_ns"] * 1e-9
-    part, first = 0, _words(given["table"], FIELDS)[FIRST]
-    while first < given["tiles"]:
-        row = _words(given["table"] + 4 * FIELDS * part, FIELDS)
-        a, came = own, True
-        if first >= given["own_tiles"]:
-            a = window
-            came = row[WORD] < 0 or _await(given, row[WORD], patience_s)
-        product = a.part(row[A_ROW], 0, row[ROWS], k).double() @ factor.double()
+    acquired, came = -1, True
+    for tile in range(given["tiles"]):
+        row = _words(given["places"] + 4 * FIELDS * tile, FIELDS)
+        a_row, c_row, left, col, end, part, word = row[:7]
+        rows, cols = min(left, given["ROWS"]), min(end - col, given["COLS"])
+        a = own if tile < given["own_tiles"] else window
+        if part != acquired:
+            acquired = part
+            came = a is own or word < 0 or _await(given, word, patience_s)
+        factor = b.part(col, 0, cols, k).T if turned else b.part(0, col, k, cols)
+        product = a.part(a_row, 0, rows, k).double() @ factor.double()
         if given["HAS_BIAS"]:
             bias = Matrix(given["bias"], (0, given["bias_stride"]), given["bias dtype"])
-            product += bias.part(0, 0, 1, n).double()
+            product += bias.part(0, col, 1, cols).double()
         if not came:
             status = ctypes.c_int32.from_address(given["status"])
             status.value = max(status.value, part + 1)
             product.fill_(torch.nan)
             patience_s = 0.0
-        c.part(row[C_ROW], 0, row[ROWS], n).copy_(product)
-        part += 1
-        first = _words(given["table"] + 4 * FIELDS * part, FIELDS)[FIRST]
+        c.part(c_row, col, rows, cols).copy_(product)
 
 
 def _words(address: int, count: int) -> list[int]:
