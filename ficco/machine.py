@@ -107,6 +107,7 @@ class Costs:
         direct_us: how much longer a gather by stores lasts than its launch, product and stores, for
             ranks hear of each other by words; where they do by mailboxes, nothing.
         gated_gemm: how much longer a gated GEMM lasts than the library's, alone.
+        direct_gemm: the same of a launch that gathers by stores.
         gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
         copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.
         gemm_beside_collective, collective_beside_gemm: the same, for torch.distributed; for the
@@ -130,6 +131,7 @@ class Costs:
     store_us: float = 0.0
     direct_us: float = 0.0
     gated_gemm: float = 1.0
+    direct_gemm: float = 1.0
     gemm_beside_copies: float = 1.0
     copies_beside_gemm: float = 1.0
     gemm_beside_collective: float = 1.0

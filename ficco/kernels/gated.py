@@ -75,7 +75,8 @@ class Gate(NamedTuple):
         stop: one word, or what has its address as `data_ptr()`; while it is not 0, every wait is
             given up.
         status: one word, which becomes 1 + the number (in `Table.parts`) of a part that was given
-            up, the last of them; a launch never lowers it.
+            up, the last of them; a launch never lowers it. While it is not 0, a word is looked at
+            once and not waited for.
         timeout_ns: how long a program waits before it gives up by itself. It looks at every later
             word once, so a launch waits no longer than this in all.
         value: what words are awaited to be.

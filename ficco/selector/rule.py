@@ -198,7 +198,7 @@ def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) ->
     moved = machine.stream_us((world + 1) * rows * (1 / world if twice else 1))
     if facts.gathers:
         sent, moved = facts.sent_bytes, 0.0
-        whole *= costs.gated_gemm  # taken to be no less than that of ficco's other kernels
+        whole *= costs.direct_gemm
     links = world - 1 if machine.link.per == "pair" else 1
     send = sent / (links * machine.link.peak_gbps * 1e3)
     if _is_made_before(facts, schedule):  # by a launch of its own

@@ -55,9 +55,8 @@ class Calls:
     def use_as_one(self, steps: Sequence[Step], gathers: bool, twice: bool) -> None:
         """Take the GEMMs of the rank for parts of one launch, whose products have the same rows.
 
-        They are slices of columns, or whole outputs, in one or in several pieces of rows. The
-        kernel that gathers is taken to multiply as a gated GEMM does. More rows are multiplied
-        before the launch, which moves them then: see `is_made_before`.
+        They are slices of columns, or whole outputs, in one or in several pieces of rows. More rows
+        are multiplied before the launch, which moves them then: see `is_made_before`.
         """
         products = [product for step in steps if step.kind == "gemm" for product in step.products]
         if products:
@@ -65,7 +64,7 @@ class Calls:
             rows = min(rows, max([p.c.row1 for p in products]))  # outputs may share a weight
             area = sum([product.c.area for product in products])
             whole = self.machine.gemm_us(rows, area // rows, products[0].a.cols, self.dtype)
-            whole *= self.machine.costs.gated_gemm if gathers else 1.0
+            whole *= self.machine.costs.direct_gemm if gathers else 1.0
             self._ns_an_element = 1e3 * whole / area
             if not gathers and is_made_before(rows, twice):  # then the launch moves the product
                 self.before_ns = 1e3 * whole

@@ -68,7 +68,7 @@ def test_one_launch_is_what_its_work_and_stores_take(name: str) -> None:
 def test_a_gather_multiplies_no_faster_than_a_gated_launch() -> None:
     """Several weights read one gather; what keeps x besides copies it once more."""
     schedule, problem = Schedule.named("gather_sm"), PROBLEM_OF["gather_sm"]
-    slower = replace(GPUS, costs=replace(COSTS, gated_gemm=1.5))
+    slower = replace(GPUS, costs=replace(COSTS, direct_gemm=1.5))
     product = 2.0 * M * N * K / WORLD / 500e3
     for us in (
         1e3 * (predict_ms(problem, schedule, slower) - predict_ms(problem, schedule, GPUS)),
