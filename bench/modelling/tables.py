@@ -66,7 +66,7 @@ def model_table(document: dict[str, Any]) -> list[str]:
         what = f"up to {what}" if mode == "serving" else what
         lines.append(f"| {NAMES.get(mode, mode)} {model}, {what} | " + " | ".join(figures) + " |")
     if "any cell before" in document["how"]["memory_bytes"]:
-        lines += ["", "Memory counts windows here that are as large as an earlier step needed them."]
+        lines += ["", "Its memory counts windows that are as large as an earlier step needed them."]
     reasons = missing(document)
     if reasons:
         lines += ["", "Without figures: " + "; ".join(reasons) + "."]
