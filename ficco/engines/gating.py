@@ -118,6 +118,8 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         for role, region in ((source, product.a), (target, product.c), ("b", product.b)):
             if used.setdefault(role, region).buffer != region.buffer:
                 raise _refusal(step, f"it uses {region.buffer!r} beside {used[role].buffer!r}")
+        if product.a.cols != plan.buffer(product.a.buffer).cols:
+            raise _refusal(step, f"it multiplies {product.a}, a part of the depth")
         begin, past = _columns(product, step.transpose_b)
         if begin != product.c.col0:
             raise EngineError(f"step {step.id!r}: {product.c} takes columns from {begin} on")

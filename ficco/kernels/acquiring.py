@@ -70,7 +70,7 @@ def await_word(
     if ON_GPU:
         asm: tl.constexpr = _FENCED_ASM if FENCED else _ASM
         came = tl.inline_asm_elementwise(
-            asm, "=r,l,l,r,l,~{memory}", [word, stop, value, patience_ns],
+            asm, "=&r,l,l,r,l,~{memory}", [word, stop, value, patience_ns],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     else:
@@ -137,7 +137,7 @@ def await_if(  # noqa: PLR0913 - a wait has as many facts
     if ON_GPU:
         asm: tl.constexpr = _FENCED_IF_ASM if FENCED else _IF_ASM
         came = tl.inline_asm_elementwise(
-            asm, "=r,l,l,r,l,r,l,r,~{memory}",
+            asm, "=&r,l,l,r,l,r,l,r,~{memory}",
             [word, stop, value, patience_ns, asked.to(tl.int32), status, number],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip

@@ -3,8 +3,8 @@
     parts for peers, in the order in which they are pushed | own parts, which no peer waits for
 
 Tiles are numbered through all parts; a table says of each where it lies, so that nothing has to be
-looked for, and the loop over tiles and the one over k can be made one: what the next tile reads is
-on its way while this one is stored. That would be wrong where a tile waits for its rows.
+looked for, and the loop over tiles is merged with the one over k: what the next tile reads is on
+its way while this one is stored.
 
 A program counts the tiles that it has stored of a part when its next one is of another part: each
 count has to wait until all stores before it are done.

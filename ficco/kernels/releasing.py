@@ -51,7 +51,7 @@ def count_tile(
     if ON_GPU:
         asm: tl.constexpr = _ASM
         tl.inline_asm_elementwise(
-            asm, "=r,l,r,l,~{memory}", [count, most, word],
+            asm, "=&r,l,r,l,~{memory}", [count, most, word],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     else:
@@ -103,7 +103,7 @@ def count_tiles(
     if ON_GPU:
         asm: tl.constexpr = _SEVERAL
         tl.inline_asm_elementwise(
-            asm, "=r,l,r,r,l,~{memory}", [count, stored, tiles, word],
+            asm, "=&r,l,r,r,l,~{memory}", [count, stored, tiles, word],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     elif stored > 0:

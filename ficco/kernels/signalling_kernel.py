@@ -7,8 +7,9 @@ targets, and may be summed with what peers have made of it before it is rounded:
     tiles are stored and counted, the last raises a word  | words awaited after the product
 
 Where parts wait for words, programs take tiles from a shared counter: a program that waits then
-holds back no tile that peers wait for, even if other programs have not started. Loops must be
-neither flattened nor spread over specialized warps, see `gated_kernel`.
+holds back no tile that peers wait for, even if other programs have not started. So
+loops over tiles have no range, and are not merged with those over k; nor may they be spread over
+specialized warps, which do not meet at the barrier of a wait.
 """
 
 from __future__ import annotations

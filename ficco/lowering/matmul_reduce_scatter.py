@@ -3,8 +3,8 @@
 Partial sums are rounded to the input's dtype, also the owner's own (where ranks have several pairs
 of x and w, a pair); it adds them in float32, in rank order, and rounds again: in a pass of its own,
 or (sums="within") in the launch that makes the own part, which then comes first in the sum,
-unrounded. Or (sums="along") they go round a ring, where each rank adds its part and rounds: see
-`ring`.
+unrounded but for pairs before the last. Or (sums="along") they go round a ring, where each rank
+adds its part and rounds: see `ring`.
 """
 
 from __future__ import annotations

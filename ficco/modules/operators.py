@@ -169,6 +169,8 @@ def _odd(x: Any, w: Any, other_x: Tensor, other_w: Tensor) -> bool:
     """Whether two matrices are no pair that could stand beside another one."""
     if not (isinstance(x, Tensor) and isinstance(w, Tensor) and w.dim() == 2 and x.dim() > 1):
         return True
+    if not x.layout == w.layout == torch.strided:
+        return True
     fits = x.shape[:-1] == other_x.shape[:-1] and w.shape[1:] == other_w.shape[1:]
     alike = x.dtype == other_x.dtype == w.dtype and x.device == other_x.device == w.device
     return not (fits and alike and x.shape[-1] == w.shape[0])

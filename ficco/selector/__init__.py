@@ -20,7 +20,7 @@ from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector.book import Book, Point, given, known
-from ficco.selector.candidates import candidates, plainness, serial
+from ficco.selector.candidates import are_few, candidates, plainness, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
 from ficco.selector.rule import MARGIN, estimate_us, reasons
@@ -215,7 +215,7 @@ def _by_book(
             passed.append(f"book {found.name!r} was passed over: {reason}")
             continue
         point = found.nearest(facts, regime)
-        if point is not None and (facts.storing or point.schedule.transport != "sm"):
+        if point is not None and (are_few(facts) or point.schedule.transport != "sm"):
             return _of_book(found, point, facts, machine), ""
     return None, "; ".join(passed)
 

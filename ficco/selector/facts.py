@@ -89,7 +89,8 @@ def facts_of(problem: Problem) -> Facts:
 def _storing(problem: Problem) -> bool:
     if problem.op == "all_gather_matmul":
         return is_direct(problem)
-    return problem.op == "matmul_all_reduce"
+    one = max(map(len, problem.pairs), default=1) == 1
+    return problem.op == "matmul_all_reduce" and one
 
 
 def _rounded(size: int) -> int:

@@ -191,8 +191,9 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
         elif step.kind == "gemm" and (reads or writes):
             yield "a gemm reads and writes by its products", "leave reads and writes out"
     for product in _products(step):
-        a = product.a
-        deep = not step.transpose_a and a.cols == buffers[a.rank, a.buffer].cols
+        operand = buffers[product.a.rank, product.a.buffer]
+        whole = operand.role == "input" and product.a.cols == operand.cols
+        deep = whole and not step.transpose_a
         yield from _product(step, product, deep or dtype(product.c) == "float32")
     if step.kind in ("signal", "wait", "clear") and not step.words:
         yield f"a {step.kind} of no words", "name its words, or leave the step out"

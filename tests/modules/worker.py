@@ -152,6 +152,16 @@ def arguments(rank: int, world: int) -> None:
     refused(lambda: gather(x.detach(), w, schedule="fast"), "unknown schedule")
     refused(lambda: gather("x", w), "str found")
     refused(lambda: ficco.matmul_all_reduce(x.detach(), w[:2]), "x has 3 columns")
+    z = x.detach()
+    for pair, said in (
+        (([z, z], [w]), "2 inputs, 1 weights"),
+        (([z, z[:1]], [w, w]), "x[1] is [1, 3]"),
+        (([z, z], [w, w[:, :2]]), "w[1] is [3, 2]"),
+        (([z, z[:, :2]], [w, w]), "x[1] has 2 columns"),
+        (([z, z.half()], [w, w]), "give one dtype"),
+        (([z, z.to_sparse()], [w, w]), "x1 is sparse"),
+    ):
+        refused(lambda p=pair: ficco.matmul_all_reduce(*p), said)
     if world > 1:
         odd = torch.zeros(world + 1, 3)
         refused(lambda: ficco.matmul_reduce_scatter(odd, w), "pass rows=")

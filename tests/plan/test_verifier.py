@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from handmade import (
 
 import ficco.verifier
 from ficco.lowering import lower
-from ficco.plan import Buffer, Plan, RankPlan, Region, Step, Word
+from ficco.plan import Buffer, Plan, Product, RankPlan, Region, Step, Word, digest_of
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.verifier import Violation, verify
@@ -131,6 +132,32 @@ class TestOrderOfSteps:
 
 class TestValues:
     plan = plan_of("hetero_unfused_1d", 3, 12, 6, 8)
+
+    def test_slices_of_k_add_up_in_float32_and_pairs_in_the_dtype(self) -> None:
+        """Whether they lie where they are multiplied, or come into a workspace of their width."""
+        problem = Problem.chunked("matmul_reduce_scatter", 1, 3, 4, 6, "bfloat16")
+        y, halves = Region(0, "y0", 0, 3, 0, 4), [(0, 2), (2, 6)]
+        w = [Region(0, "w", *half, 0, 4) for half in halves]
+        x = [Region(0, "x", 0, 3, *half) for half in halves]
+        apart = [Region(0, f"half{i}", 0, 3, 0, b - a) for i, (a, b) in enumerate(halves)]
+        buffers = [
+            Buffer("x", "input", 3, 6, "bfloat16"), Buffer("w", "weight", 6, 4, "bfloat16"),
+            Buffer("y0", "output", 3, 4, "bfloat16"),
+            *(Buffer(r.buffer, "workspace", 3, r.cols, "bfloat16") for r in apart),
+        ]  # fmt: skip
+        copies = Step("bring", "sm", "local_copy", "sm", tuple(x), tuple(apart))
+        for sources, before in ((x, []), (apart, [copies])):
+            gemms = [
+                Step(f"g{i}", "sm", "gemm", "sm", products=(Product(sources[i], w[i], y, i > 0),))
+                for i in range(2)
+            ]
+            entry = RankPlan(0, tuple(buffers), (*before, *gemms))
+            plan = Plan(problem, Schedule(), digest_of(problem, Schedule()), (entry,))
+            found = verify(plan)
+            assert [(v.step, v.rule) for v in found] == [("g1", "form")]
+            assert "rounded more than once" in found[0].message
+        paired = replace(problem, pairs=((2, 4),))
+        assert not verify(lower(paired, Schedule(grain=1, route="rotation")))
 
     def test_a_source_shifted_by_a_row(self) -> None:
         step = self.plan.ranks[1].steps[find(self.plan, 1, "push.0to2")]

@@ -213,6 +213,17 @@ def test_every_candidate_has_a_plan(op: str, axis: str) -> None:
         assert lower_rank(problem, schedule, 0).steps
 
 
+@pytest.mark.parametrize("by", ["rule", "simulator", None])
+@pytest.mark.parametrize("m", [16, 300, 512])
+def test_a_launch_that_stores_at_peers_is_for_one_pair(m: int, by: str | None) -> None:
+    h200 = Machine.named("h200x4")
+    problem = Problem.chunked("matmul_all_reduce", 4, m, 8192, 8192, "bfloat16")
+    assert selector.choose(problem, h200, by=by).schedule.transport == "sm" or m == 512
+    paired = replace(problem, pairs=((1024, 1024),) * 4)
+    found = selector.choose(paired, h200, by=by).schedule
+    assert found.transport != "sm", found.name
+
+
 def test_rings_are_for_reduce_scatters_over_a_switch() -> None:
     def grains(op: str, machine: Machine) -> list[int]:
         return [s.chunks for s in points(op, 4, machine) if s.sums == "along"]
