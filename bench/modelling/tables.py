@@ -65,7 +65,7 @@ def model_table(document: dict[str, Any]) -> list[str]:
         what = f"{tokens} {'sequences' if mode == 'decode' else 'tokens'}"
         what = f"up to {what}" if mode == "serving" else what
         lines.append(f"| {NAMES.get(mode, mode)} {model}, {what} | " + " | ".join(figures) + " |")
-    if "any cell before" in document["how"]["memory_bytes"]:
+    if "any cell before" in document.get("how", {}).get("memory_bytes", ""):
         lines += ["", "Its memory counts windows that are as large as an earlier step needed them."]
     reasons = missing(document)
     if reasons:
