@@ -10,15 +10,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from gradients_of_pairs import check_pairs
 
 import ficco
 from ficco.problem import chunk_sizes, offsets
 from ficco.schedule import Schedule
+
+sys.path.append(str(Path(__file__).parent))
+from gradients_of_pairs import check_pairs
 
 DEVICE = torch.device(sys.argv[1])
 # No engine for GPUs runs gated plans.
