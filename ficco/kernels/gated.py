@@ -30,6 +30,7 @@ from ficco.kernels.parts import GatedPart, Landed
 from ficco.kernels.pushing_kernel import pushing_gemm
 from ficco.kernels.signalling_kernel import signalling_gemm
 from ficco.kernels.specializing import aligned, for_any_size
+from ficco.kernels.summing_kernel import summing_gemm
 from ficco.kernels.tables import Signalling, Table, prepare
 
 __all__ = ["Gate", "GatedPart", "Landed", "Launch", "Matrices", "Table", "gated_matmul",
@@ -40,6 +41,7 @@ _KERNELS = (
     (gated_gemm, for_any_size(gated_gemm)),
     (signalling_gemm, for_any_size(signalling_gemm)),
     (pushing_gemm, for_any_size(pushing_gemm)),
+    (summing_gemm, for_any_size(summing_gemm)),
 )
 
 
@@ -136,8 +138,7 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
         InputError: matrices that the table was not prepared for.
     """
     tile, given = table.tile, _arguments(table, matrices, gate)
-    number = 0 if table.signalling is None else 2 if _pushes(table, matrices) else 1
-    even, odd = _KERNELS[number]
+    even, odd = _KERNELS[_kernel(table, matrices)]
     arguments = {name: given[name] for name in even.arg_names}
     kernel = even
     if not aligned(arguments, UNSPECIALIZED):
@@ -283,12 +284,20 @@ def _further(
     }
 
 
-def _pushes(table: Table, matrices: Matrices) -> bool:
-    """Whether parts wait for nothing, and go to targets of one dtype."""
-    assert table.signalling is not None
-    partial, c = matrices.partial, matrices.c
-    alike = not table.signalling.partial_rows or partial is None or partial.dtype == c.dtype
-    return table.places is not None and alike
+def _kernel(table: Table, matrices: Matrices) -> int:
+    """Return which kernel: that of parts that wait, signal or are summed, or do several of these.
+
+    The last one serves targets of two dtypes, too.
+    """
+    signalling, partial = table.signalling, matrices.partial
+    if signalling is None:
+        return 0
+    if table.places is None:
+        return 1
+    if signalling.term_count:
+        return 3
+    alike = partial is None or partial.dtype == matrices.c.dtype
+    return 2 if alike or not signalling.partial_rows else 1
 
 
 def _col_step(table: Table) -> int:

@@ -60,8 +60,8 @@ class Table(NamedTuple):
         n, k, dtype: columns of c, depth, and what the operands hold.
         tile: how the GEMM is cut.
         entries: what a kernel reads of the parts, on the device; see `tile_product`.
-        places: what a kernel reads of the tiles, on the device; None where parts are summed, or
-            some wait and some signal.
+        places: what a kernel reads of the tiles, on the device; None where parts do several of
+            these: wait for their rows, signal, and are summed.
         own_tiles, tiles: tiles of own parts, and of all.
         programs: of a launch.
         bulk: whether the GPU has bulk (TMA) loads.
@@ -132,7 +132,10 @@ def prepare(
     own = [part for part in order if part.source == "own"]
     further = begun or any(_does_more(part, n) for part in order)
     window = [part for part in order if part.source == "window"]
-    in_turn = not (further and (window or any(part.terms for part in order)))
+    summed = [bool(part.terms) for part in order]
+    # All of one kind: they wait for their rows, or raise words, or are summed.
+    adds = all(summed) and all(part.signal < 0 for part in order)
+    in_turn = not further or not (window or any(summed)) or adds
     return Table(
         parts=tuple(order),
         n=n,
@@ -211,10 +214,11 @@ def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dt
         row = (top + (at - top * across) % height) * tile.rows
         col = (at - top * across) // height * tile.cols
         end = part.col + _cols(part, n)
-        rest = (end, number, part.word, part.signal, len(at), part.target == "partial")
+        away = part.target == "partial"
+        rest = (end, number, part.word, part.signal, len(at), away, row)
         columns = (part.a_row + row, part.c_row + row, part.rows - row, part.col + col, *rest)
         found.append(np.stack([np.broadcast_to(column, at.shape) for column in columns], axis=1))
-    found.append(np.array([[0, 0, 0, 0, 0, len(order), -1, -1, 0, 0]]))
+    found.append(np.array([[0, 0, 0, 0, 0, len(order), -1, -1, 0, 0, 0]]))
     return np.concatenate(found).astype(np.int32)
 
 

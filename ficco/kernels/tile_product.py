@@ -1,9 +1,10 @@
 """What the gated kernels do with one tile: find its place, multiply, store. Device code only.
 
-Where tiles lie is said by a table, int32 [tiles + 1, 10]. A row holds a tile's first row in its
+Where tiles lie is said by a table, int32 [tiles + 1, 11]. A row holds a tile's first row in its
 source and in its target, its rows and those of its part behind it, its first column, where columns
 of its part end, its part, the indices of the words that the part waits for and raises, or -1, how
-many tiles the part has, and 1 where its target is `partial`. The last row has a part of its own.
+many tiles the part has, 1 where its target is `partial`, and its first row in the part. The last
+row has a part of its own.
 
 A kernel whose parts wait for several words finds its tiles by a table of parts, int32 [parts + 1,
 5]: the first row of a part in its source, and in c, its rows, the index of the word that it waits
@@ -15,9 +16,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ficco.kernels.landed_sum import store_sum
+
 __all__ = ["AWAITED", "A_ROW", "COUNT", "C_ROW", "FIRST", "PART", "PART_ROWS", "PLACE_FIELDS",
            "RAISED", "WORD", "entry_of", "find_part", "goes_away", "multiplied", "place_in",
-           "product", "store", "store_tile"]  # fmt: skip
+           "product", "store", "store_summed", "store_tile"]  # fmt: skip
 
 # Fields of the rows of a table of tiles.
 _HERE = tl.constexpr(0)
@@ -30,7 +33,8 @@ AWAITED = tl.constexpr(6)
 RAISED = tl.constexpr(7)
 COUNT = tl.constexpr(8)
 _AWAY = tl.constexpr(9)
-PLACE_FIELDS = tl.constexpr(10)
+_ROW = tl.constexpr(10)
+PLACE_FIELDS = tl.constexpr(11)
 
 # Fields of the rows of a table of parts.
 A_ROW = tl.constexpr(0)
@@ -214,6 +218,35 @@ def store_tile(  # noqa: PLR0913
     _store_half(
         right, c, c_row, rows, c_stride, col + HALF, end, bias, bias_stride,
         ROWS, HALF, HAS_BIAS, BEGUN,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_summed(  # noqa: PLR0913
+    total,
+    landing,
+    terms,
+    landing_stride,
+    c,
+    place,
+    c_stride,
+    bias,
+    bias_stride,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    TERMS: tl.constexpr,  # noqa: N803
+    OWN_AT: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
+    COL_STEP: tl.constexpr,  # noqa: N803
+):
+    """Store a tile of the table of tiles, summed with its part's terms; see `landed_sum`."""
+    col = tl.load(place + _COL) // COL_STEP * COL_STEP
+    end = tl.load(place + _END) // COL_STEP * COL_STEP
+    store_sum(
+        total, landing, terms, tl.load(place + _ROW), landing_stride, c, tl.load(place + _THERE),
+        tl.load(place + _HEIGHT), c_stride, col, end, bias, bias_stride,
+        ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN,
     )  # fmt: skip
 
 

@@ -50,8 +50,8 @@ class Producer(Protocol):
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """Return the steps that make some pieces; the last one ends when all are made."""
 
-    def gated(self, groups: Sequence[Gated]) -> list[Step]:
-        """Return one launch with a part per group."""
+    def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
+        """Return one launch with a part per group; nothing where there is no group."""
 
     def operands(self) -> list[Buffer]:
         """Return the buffers that it reads."""
@@ -110,16 +110,20 @@ class Products:
             pieces = [piece._replace(add=()) for piece in pieces]
         return [*sums, self._step(f"gemm.{name}", [self._last(piece) for piece in pieces])]
 
-    def gated(self, groups: Sequence[Gated]) -> list[Step]:
+    def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
         """See `Producer.gated`. Without a contraction the parts are waits, steps and signals."""
+        if not groups:
+            return []
         if not self.depth:
             steps: list[Step] = []
             for number, (pieces, waits, signals) in enumerate(groups):
                 if waits:
-                    steps.append(Step(f"wait.{number}", COMPUTE, "wait", "none", words=waits))
-                steps += self.steps(str(number), pieces)
+                    wait = Step(f"wait.{name}.{number}", COMPUTE, "wait", "none", words=waits)
+                    steps.append(wait)
+                steps += self.steps(f"{name}.{number}", pieces)
                 if signals:
-                    steps.append(Step(f"ready.{number}", COMPUTE, "signal", "none", words=signals))
+                    ready = Step(f"ready.{number}", COMPUTE, "signal", "none", words=signals)
+                    steps.append(ready)
             return steps
         parts = tuple(
             Part(waits, tuple([self._last(piece) for piece in pieces]), signals=signals)
@@ -128,7 +132,7 @@ class Products:
         # What it waits for, peers' kernels make.
         spins = any(group.waits for group in groups)
         turned = self.output.operand_transposed
-        step = Step("gemm", COMPUTE, "gemm", "sm", parts=parts, transpose_b=turned)
+        step = Step(name, COMPUTE, "gemm", "sm", parts=parts, transpose_b=turned)
         return [step._replace(concurrent=spins)]
 
     def operands(self) -> list[Buffer]:
@@ -180,13 +184,13 @@ class Bags:
         reads, writes = self._threes(pieces)
         return [Step(f"bag.{name}", COMPUTE, "bag", "sm", reads, writes)]
 
-    def gated(self, groups: Sequence[Gated]) -> list[Step]:
+    def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
         """See `Producer.gated`."""
         parts = []
         for pieces, waits, signals in groups:
             reads, writes = self._threes(pieces)
             parts.append(Part(waits, reads=reads, writes=writes, signals=signals))
-        return [Step("bag", COMPUTE, "bag", "sm", parts=tuple(parts))]
+        return [Step(name, COMPUTE, "bag", "sm", parts=tuple(parts))] if parts else []
 
     def operands(self) -> list[Buffer]:
         """See `Producer.operands`."""

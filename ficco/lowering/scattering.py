@@ -273,28 +273,26 @@ def _by_chunk(cut: Cut) -> dict[int, list[Chunk]]:
 def _gated(
     cut: Cut, producer: Producer, made: Made, order: list[tuple[int, int]], own: list[Chunk]
 ) -> None:
-    """One launch whose parts say when they are done; every push waits for its part.
+    """A launch whose parts say when they are done; every push waits for its part.
 
-    With sums="within" the own parts, a chunk each, come last and wait for what peers push.
+    With sums="within" the own parts, a chunk each, are a launch behind it, and wait for what peers
+    push: then nothing that a peer waits for is behind a wait, whichever programs run.
     """
     rank = cut.rank
     groups = [
         Gated((cut.piece(peer, cut.sent(peer, j)),), signals=(Word(rank, "ready", peer, j),))
         for peer, j in order
     ]
-    if cut.schedule.sums == "within":
-        groups += [_summed(cut, j, chunk) for j, (chunk,) in _by_chunk(cut).items()]
-        made.steps.append(await_entered(rank, list(made.lanes), COMPUTE))
-    else:
+    within = cut.schedule.sums == "within"
+    if not within:
         groups += [Gated((cut.piece(rank, chunk),)) for chunk in own]
-    steps = producer.gated(groups) if groups else []
-    # Where they are steps of their own, those that wait for peers follow on what peers wait for:
-    # a host may stand still for what it has enqueued.
-    waits = next((i for i, step in enumerate(steps) if step.kind == "wait"), len(steps))
-    made.steps += steps[:waits]
+    made.steps += producer.gated("gemm", groups)
     for peer, j in order:
         made.steps += _push(cut, made.lanes, peer, j, ready=Word(rank, "ready", peer, j))
-    made.steps += steps[waits:]
+    if within:
+        made.steps.append(await_entered(rank, list(made.lanes), COMPUTE))
+        summed = [_summed(cut, j, chunk) for j, (chunk,) in _by_chunk(cut).items()]
+        made.steps += producer.gated("sum", summed)
 
 
 def _summed(cut: Cut, index: int, chunk: Chunk) -> Gated:

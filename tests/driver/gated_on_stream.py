@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 from compiling import compiled
 
 # Columns of the kernel's table.
-FIELDS = 10  # of a row of the table of tiles
+FIELDS = 11  # of a row of the table of tiles
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _LOOK_S = 50e-6

@@ -1,0 +1,89 @@
+"""The summing GEMM's device code: parts that are added to what peers have made of them.
+
+    own parts, a chunk each: product | all its words awaited | terms added, bias, rounded, stored
+
+Nothing that a peer waits for is made here: that has been done by launches before. Loops over tiles
+are merged with those over k, as those of `gated_kernel`; a part's words are awaited behind the
+first product of it, as peers have had that time, while the next tile is under way.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ficco.kernels.acquiring import await_if
+from ficco.kernels.gated_kernel import UNSPECIALIZED
+from ficco.kernels.landed_sum import TERM_FIELDS, TERM_WORD
+from ficco.kernels.tile_product import PART, PLACE_FIELDS, multiplied, store_summed
+
+__all__ = ["summing_gemm"]
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
+    own,
+    b,
+    bias,
+    c,
+    landing,
+    places,
+    terms,
+    words,
+    stop,
+    status,
+    value: tl.int32,
+    tiles: tl.int32,
+    k,
+    own_stride: tl.int64,
+    b_deep_stride,
+    b_col_stride,
+    bias_stride,
+    c_stride: tl.int64,
+    landing_stride: tl.int64,
+    timeout_ns: tl.int64,
+    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    COLS: tl.constexpr,  # noqa: N803
+    DEEP: tl.constexpr,  # noqa: N803
+    OWN_BULK: tl.constexpr,  # noqa: N803
+    B_BULK: tl.constexpr,  # noqa: N803
+    B_TURNED: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    TERMS: tl.constexpr,  # noqa: N803
+    OWN_AT: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
+    COL_STEP: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Store every part's rows and columns of own.b (+ bias), summed with its terms, in c.
+
+    The arguments of `pushing_gemm` and `gated_gemm`, and:
+
+    landing: pointer to rows that peers have made, with its stride in elements.
+    terms: int32 [parts, TERMS, 2]: a term's first row in landing, and its word or -1.
+    TERMS, OWN_AT: how many terms are added to a part, and how many of them before the own product.
+    """
+    acquired = -1
+    came = 1
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        place = places + tile * PLACE_FIELDS
+        total = multiplied(
+            own, place, own_stride, b, b_deep_stride, b_col_stride, k,
+            ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,
+        )  # fmt: skip
+        part = tl.load(place + PART)
+        at_terms = terms + part * (TERMS * TERM_FIELDS)
+        asked = part != acquired
+        came = tl.where(asked, 1, came)
+        acquired = part
+        for i in tl.static_range(TERMS):
+            word = tl.load(at_terms + i * TERM_FIELDS + TERM_WORD)
+            here = await_if(
+                asked & (word >= 0), words + word, value, stop, timeout_ns, status, part + 1,
+                False, ON_GPU,
+            )  # fmt: skip
+            came = came & here
+        store_summed(
+            tl.where(came != 0, total, float("nan")), landing, at_terms, landing_stride, c, place,
+            c_stride, bias, bias_stride, ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN, COL_STEP,
+        )  # fmt: skip
