@@ -28,7 +28,6 @@ from ficco.errors import InputError
 from ficco.kernels.gated_kernel import UNSPECIALIZED, gated_gemm
 from ficco.kernels.parts import GatedPart, Landed
 from ficco.kernels.pushing_kernel import pushing_gemm
-from ficco.kernels.signalling_kernel import signalling_gemm
 from ficco.kernels.specializing import aligned, for_any_size
 from ficco.kernels.summing_kernel import summing_gemm
 from ficco.kernels.tables import Signalling, Table, prepare
@@ -39,7 +38,6 @@ __all__ = ["Gate", "GatedPart", "Landed", "Launch", "Matrices", "Table", "gated_
 _BULK_ALIGN = 16  # bytes
 _KERNELS = (
     (gated_gemm, for_any_size(gated_gemm)),
-    (signalling_gemm, for_any_size(signalling_gemm)),
     (pushing_gemm, for_any_size(pushing_gemm)),
     (summing_gemm, for_any_size(summing_gemm)),
 )
@@ -138,7 +136,7 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
         InputError: matrices that the table was not prepared for.
     """
     tile, given = table.tile, _arguments(table, matrices, gate)
-    even, odd = _KERNELS[_kernel(table, matrices)]
+    even, odd = _KERNELS[_kernel(table)]
     arguments = {name: given[name] for name in even.arg_names}
     kernel = even
     if not aligned(arguments, UNSPECIALIZED):
@@ -213,7 +211,6 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "b": _descriptor(b_read, b_block) if b_bulk else b,
         "bias": c if bias is None else bias,
         "c": c,
-        "table": table.entries,
         "places": table.places,
         "words": gate.words,
         "stop": gate.stop,
@@ -221,7 +218,6 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "value": gate.value,
         "own_tiles": table.own_tiles,
         "tiles": table.tiles,
-        "n": table.n,
         "k": table.k,
         "own_stride": 0 if own_bulk else own.stride(0),
         "window_stride": 0 if window_bulk else window.stride(0),
@@ -233,7 +229,6 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "DEEP": tile.deep,
-        "GROUP": tile.group,
         "OWN_BULK": own_bulk,
         "WINDOW_BULK": window_bulk,
         "B_BULK": b_bulk,
@@ -247,7 +242,7 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
 def _further(
     table: Table, signalling: Signalling, matrices: Matrices, gate: Gate
 ) -> dict[str, Any]:
-    """Return what the signalling kernel has beside; matrices that are not used are c.
+    """Return what kernels have beside whose parts signal or are summed; what is not used is c.
 
     Raises:
         InputError: matrices that the table was not prepared for.
@@ -264,40 +259,28 @@ def _further(
             _check_matrix(name, matrix, rows, table.n)
     partial = c if partial is None else partial
     landing = c if landing is None else landing
+    if signalling.partial_rows and partial.dtype != c.dtype:
+        raise InputError(f"partial holds {partial.dtype}, c holds {c.dtype}; give them one dtype")
     return {
         "partial": partial,
         "landing": landing,
-        "extras": signalling.extras,
         "terms": signalling.terms,
         "counters": signalling.counters,
         "signals": gate.words if gate.signals is None else gate.signals,
         "partial_stride": partial.stride(0),
         "landing_stride": landing.stride(0),
-        "HAS_OWN": table.own_tiles > 0,
-        "HAS_WINDOW": table.own_tiles < table.tiles,
         "HAS_PARTIAL": signalling.partial_rows > 0,
-        "SLICE_STEP": signalling.col_step,
         "TERMS": signalling.term_count,
         "OWN_AT": signalling.own_at,
-        "COUNTED": signalling.counted,
         "BEGUN": signalling.begun,
     }
 
 
-def _kernel(table: Table, matrices: Matrices) -> int:
-    """Return which kernel: that of parts that wait, signal or are summed, or do several of these.
-
-    The last one serves targets of two dtypes, too.
-    """
-    signalling, partial = table.signalling, matrices.partial
-    if signalling is None:
+def _kernel(table: Table) -> int:
+    """Return which kernel: that of parts that wait, that signal, or that are summed."""
+    if table.signalling is None:
         return 0
-    if table.places is None:
-        return 1
-    if signalling.term_count:
-        return 3
-    alike = partial is None or partial.dtype == matrices.c.dtype
-    return 2 if alike or not signalling.partial_rows else 1
+    return 2 if table.signalling.term_count else 1
 
 
 def _col_step(table: Table) -> int:

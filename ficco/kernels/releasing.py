@@ -1,6 +1,6 @@
 """Telling a stream of this GPU, from inside a kernel, that rows of a product are stored.
 
-A part of the product is made by many programs. Each counts its tile when that is stored; the one
+A part of the product is made by many programs. Each counts its tiles when they are stored; the one
 that completes the count raises a word, which a copy engine's stream waits for. Tiles have to be
 stored by ordinary stores: bulk (TMA) stores are not ordered before what is raised here.
 """
@@ -10,60 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["count_tile", "count_tiles"]
+__all__ = ["count_tiles"]
 
-# $0 = nothing of use, $1 = the count, $2 = what it is when this tile is the last, $3 = the word.
+# $0 = nothing of use, $1 = the count, $2 = how many to count, $3 = how many in all, $4 = the word.
 # Threads' stores -> barrier -> one thread's count at device scope, which hands on what others have
 # counted -> the word at system scope. The count is 0 again when the word is seen, so that a graph
-# replays the launch as it is.
+# replays the launch as it is. Without a branch that the compiler sees, so that it may merge loops.
 _ASM = tl.constexpr("""{
-    .reg .pred other;
-    .reg .b32 thread, seen;
-    mov.u32 $0, 0;
-    bar.sync 0;
-    mov.u32 thread, %tid.x;
-    setp.ne.u32 other, thread, 0;
-    @other bra counted;
-    atom.add.acq_rel.gpu.global.u32 seen, [$1], 1;
-    setp.ne.u32 other, seen, $2;
-    @other bra counted;
-    st.relaxed.gpu.global.u32 [$1], 0;
-    st.release.sys.global.u32 [$3], 1;
-counted:
-}""")
-
-
-@triton.jit
-def count_tile(
-    count,
-    most,
-    word,
-    ON_GPU: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-):
-    """Count a stored tile of this program; with the last one set the count to 0, the word to 1.
-
-    Args:
-        count: pointer to int32, 0 before the first tile.
-        most: int32, tiles less 1.
-        word: pointer to int32.
-        ON_GPU: False in the interpreter, which knows no inline assembly.
-    """
-    if ON_GPU:
-        asm: tl.constexpr = _ASM
-        tl.inline_asm_elementwise(
-            asm, "=&r,l,r,l,~{memory}", [count, most, word],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        seen = tl.atomic_add(count, 1, sem="acq_rel", scope="gpu")
-        if seen == most:
-            tl.atomic_xchg(count, 0, sem="relaxed", scope="gpu")
-            tl.atomic_xchg(word, 1, sem="release", scope="sys")
-
-
-# The same of several tiles, or of none: $1 = the count, $2 = how many to count, $3 = how many a
-# part has, $4 = the word. Without a branch that the compiler sees, so that it may merge loops.
-_SEVERAL = tl.constexpr("""{
     .reg .pred other;
     .reg .b32 thread, seen;
     mov.u32 $0, 0;
@@ -101,7 +54,7 @@ def count_tiles(
         ON_GPU: False in the interpreter, which knows no inline assembly.
     """
     if ON_GPU:
-        asm: tl.constexpr = _SEVERAL
+        asm: tl.constexpr = _ASM
         tl.inline_asm_elementwise(
             asm, "=&r,l,r,r,l,~{memory}", [count, stored, tiles, word],
             dtype=tl.int32, is_pure=False, pack=1,

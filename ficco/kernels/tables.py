@@ -1,7 +1,8 @@
 """Tables of parts: what the gated GEMM's kernels read, made once per plan.
 
-Tiles never straddle parts and are taken in the order of parts: own ones, those of the window, and
-last those that are summed with what peers push, because they wait for peers' work.
+Tiles never straddle parts and are taken in the order of parts. Parts of a table are of one kind:
+own ones, and then those of the window, which wait for their rows; or such that raise words; or such
+that are summed with what peers push.
 """
 
 from __future__ import annotations
@@ -29,24 +30,20 @@ class Signalling(NamedTuple):
     """What the kernel reads of parts that do more than wait.
 
     Attributes:
-        extras: int32 [parts, 5], see `signalling_kernel`.
-        terms: int32 [parts, terms, 2], likewise; where no part is summed it is not read.
-        counters: int32 [1 + parts], all 0 between launches. Launches of one table must not overlap.
+        terms: int32 [parts, terms, 2], see `summing_kernel`; not read where no part is summed.
+        counters: int32 [parts], all 0 between launches. Launches of one table must not overlap.
         term_count: terms of a summed part; 0 if no part is summed.
         own_at: how many of them come before the own product.
         col_step: 0 if all parts have all columns, else what divides columns' bounds, 1 to 16.
-        counted: whether programs take tiles from a shared counter.
         partial_rows, landing_rows: rows that partial and landing have at least; 0 if not used.
         begun: whether parts are added to what their targets hold.
     """
 
-    extras: torch.Tensor
     terms: torch.Tensor
     counters: torch.Tensor
     term_count: int
     own_at: int
     col_step: int
-    counted: bool
     partial_rows: int
     landing_rows: int
     begun: bool
@@ -59,9 +56,7 @@ class Table(NamedTuple):
         parts: those with elements, in the order in which their tiles are taken.
         n, k, dtype: columns of c, depth, and what the operands hold.
         tile: how the GEMM is cut.
-        entries: what a kernel reads of the parts, on the device; see `tile_product`.
-        places: what a kernel reads of the tiles, on the device; None where parts do several of
-            these: wait for their rows, signal, and are summed.
+        places: what a kernel reads of the tiles, on the device; see `tile_product`.
         own_tiles, tiles: tiles of own parts, and of all.
         programs: of a launch.
         bulk: whether the GPU has bulk (TMA) loads.
@@ -74,14 +69,13 @@ class Table(NamedTuple):
     k: int
     dtype: torch.dtype
     tile: Tile
-    entries: torch.Tensor
+    places: torch.Tensor
     own_tiles: int
     tiles: int
     programs: int
     bulk: bool
     heights: tuple[int, int, int]
     signalling: Signalling | None = None
-    places: torch.Tensor | None = None
 
 
 def prepare(
@@ -98,7 +92,7 @@ def prepare(
     Copies to the device, so not while a stream waits or is captured.
 
     Args:
-        parts: own ones are taken first, summed ones last, else tiles are taken in this order.
+        parts: own ones are taken first, else tiles are taken in this order.
         n: columns of c.
         k: depth.
         dtype: of own, window and b: float32, float16 or bfloat16.
@@ -124,25 +118,17 @@ def prepare(
         tile = choose_tile(rows, cols, dtype.itemsize, processors, aligned, pushed, k)
     firsts = [0, *accumulate(count_tiles(rows, cols, tile))]
     tiles = firsts[-1]
-    entries = [
-        (part.a_row, part.c_row, part.rows, part.word, first)
-        for part, first in zip(order, firsts[:-1], strict=True)
-    ]
-    entries.append((0, 0, 0, -1, tiles))
     own = [part for part in order if part.source == "own"]
     further = begun or any(_does_more(part, n) for part in order)
     window = [part for part in order if part.source == "window"]
-    summed = [bool(part.terms) for part in order]
-    # All of one kind: they wait for their rows, or raise words, or are summed.
-    adds = all(summed) and all(part.signal < 0 for part in order)
-    in_turn = not further or not (window or any(summed)) or adds
+    _check_kind(order, bool(window), further)
     return Table(
         parts=tuple(order),
         n=n,
         k=k,
         dtype=dtype,
         tile=tile,
-        entries=on_device(entries, torch.int32, device),
+        places=on_device(_places(order, n, tile), torch.int32, device),
         own_tiles=firsts[len(own)],
         tiles=tiles,
         programs=min(tiles, processors * tile.per_sm),
@@ -153,7 +139,6 @@ def prepare(
             max((part.c_row + part.rows for part in order if part.target == "c"), default=0),
         ),
         signalling=_signalling(order, n, device, begun) if further else None,
-        places=on_device(_places(order, n, tile), torch.int32, device) if in_turn else None,
     )
 
 
@@ -170,28 +155,16 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: boo
             "summed parts of one launch have as many terms, and None in the same place; found "
             f"(terms, place) {sorted(places)}"
         )
-    window = any(part.source == "window" for part in order)
-    if summed and window:
-        raise InputError(
-            "parts of the window and summed parts in one launch: each would wait behind the other "
-            "on another rank; make two tables of them"
-        )
     ranks, own_at = places.pop() if places else (1, 0)
     landed = [[term for term in part.terms if term is not None] for part in order]
     terms = [found or [Landed(0)] * (ranks - 1) for found in landed]
-    extras = [
-        (p.signal, p.col, _cols(p, n), int(p.target == "partial"), int(bool(p.terms)))
-        for p in order
-    ]
-    table = on_device(extras, torch.int32, device)
+    counters = torch.zeros(len(order), dtype=torch.int32, device=device)
     return Signalling(
-        extras=table,
-        terms=on_device(terms, torch.int32, device) if summed else table,
-        counters=torch.zeros(1 + len(order), dtype=torch.int32, device=device),
+        terms=on_device(terms, torch.int32, device) if summed else counters,
+        counters=counters,
         term_count=ranks - 1,
         own_at=own_at,
         col_step=_col_step(order, n),
-        counted=bool(summed) or window,
         partial_rows=max((p.c_row + p.rows for p in order if p.target == "partial"), default=0),
         landing_rows=max(
             (term.row + part.rows for part in summed for term in part.terms if term), default=0
@@ -222,15 +195,26 @@ def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dt
     return np.concatenate(found).astype(np.int32)
 
 
+def _check_kind(order: list[GatedPart], window: bool, further: bool) -> None:
+    """Refuse parts of which no kernel does all."""
+    summed = [part for part in order if part.terms]
+    signals = any(part.signal >= 0 for part in order)
+    if (window and further) or (summed and (signals or len(summed) < len(order))):
+        raise InputError(
+            "parts of one launch wait for their rows, or raise words, or are summed with what "
+            "peers push; make a table of each kind"
+        )
+
+
 def _does_more(part: GatedPart, n: int) -> bool:
     """Return whether a part does more than wait and be multiplied."""
     whole = part.col == 0 and part.cols == n
     return part.signal >= 0 or part.target != "c" or not whole or bool(part.terms)
 
 
-def _turn(part: GatedPart) -> tuple[bool, bool]:
+def _turn(part: GatedPart) -> bool:
     """Return what parts are sorted by."""
-    return part.source != "own", bool(part.terms)
+    return part.source != "own"
 
 
 def _cols(part: GatedPart, n: int) -> int:

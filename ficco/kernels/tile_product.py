@@ -5,10 +5,6 @@ source and in its target, its rows and those of its part behind it, its first co
 of its part end, its part, the indices of the words that the part waits for and raises, or -1, how
 many tiles the part has, 1 where its target is `partial`, and its first row in the part. The last
 row has a part of its own.
-
-A kernel whose parts wait for several words finds its tiles by a table of parts, int32 [parts + 1,
-5]: the first row of a part in its source, and in c, its rows, the index of the word that it waits
-for or -1, and its first tile. The last row ends the tiles.
 """
 
 from __future__ import annotations
@@ -18,9 +14,8 @@ import triton.language as tl
 
 from ficco.kernels.landed_sum import store_sum
 
-__all__ = ["AWAITED", "A_ROW", "COUNT", "C_ROW", "FIRST", "PART", "PART_ROWS", "PLACE_FIELDS",
-           "RAISED", "WORD", "entry_of", "find_part", "goes_away", "multiplied", "place_in",
-           "product", "store", "store_summed", "store_tile"]  # fmt: skip
+__all__ = ["AWAITED", "COUNT", "PART", "PLACE_FIELDS", "RAISED", "goes_away", "multiplied",
+           "store_summed", "store_tile"]  # fmt: skip
 
 # Fields of the rows of a table of tiles.
 _HERE = tl.constexpr(0)
@@ -35,46 +30,6 @@ COUNT = tl.constexpr(8)
 _AWAY = tl.constexpr(9)
 _ROW = tl.constexpr(10)
 PLACE_FIELDS = tl.constexpr(11)
-
-# Fields of the rows of a table of parts.
-A_ROW = tl.constexpr(0)
-C_ROW = tl.constexpr(1)
-PART_ROWS = tl.constexpr(2)
-WORD = tl.constexpr(3)
-FIRST = tl.constexpr(4)
-_FIELDS = tl.constexpr(5)
-
-
-@triton.jit
-def entry_of(table, part):
-    """Return the pointer to a part's row."""
-    return table + part * _FIELDS
-
-
-@triton.jit
-def find_part(table, part, tile):
-    """Return the part that a tile belongs to: `part`, or one behind it."""
-    while tile >= tl.load(entry_of(table, part + 1) + FIRST):
-        part += 1
-    return part
-
-
-@triton.jit
-def place_in(
-    entry,
-    tile,
-    n,
-    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    COLS: tl.constexpr,  # noqa: N803
-    GROUP: tl.constexpr,  # noqa: N803
-):
-    """Return the first row and column of a tile in its part of n columns."""
-    number = tile - tl.load(entry + FIRST)
-    columns = tl.cdiv(n, COLS)
-    top = number // (GROUP * columns) * GROUP
-    height = tl.minimum(tl.cdiv(tl.load(entry + PART_ROWS), ROWS) - top, GROUP)
-    number %= GROUP * columns
-    return (top + number % height) * ROWS, number // height * COLS
 
 
 @triton.jit
@@ -94,38 +49,11 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
     B_TURNED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Return the float32 product of a tile of the table of tiles."""
-    return product(
-        a, tl.load(place + _HERE), tl.load(place + _HEIGHT), a_stride,
-        b, tl.load(place + _COL), tl.load(place + _END), b_deep_stride, b_col_stride, k,
-        ROWS, COLS, DEEP, A_BULK, B_BULK, B_TURNED, ON_GPU,
-    )  # fmt: skip
-
-
-@triton.jit
-def product(  # noqa: PLR0913
-    a,
-    a_row,
-    rows,
-    a_stride,
-    b,
-    col,
-    n,
-    b_deep_stride,
-    b_col_stride,
-    k,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    A_BULK: tl.constexpr,  # noqa: N803
-    B_BULK: tl.constexpr,  # noqa: N803
-    B_TURNED: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
-):
-    """Return the float32 product of `rows` rows of a, from a_row on, and b's columns from col on.
-
-    Rows beyond these are anything.
-    """
+    """Return the float32 product of a tile. Rows beyond its own are anything."""
+    a_row = tl.load(place + _HERE)
+    rows = tl.load(place + _HEIGHT)
+    col = tl.load(place + _COL)
+    n = tl.load(place + _END)
     total = tl.zeros((ROWS, COLS), tl.float32)
     deep = tl.arange(0, DEEP)
     if not A_BULK:
@@ -152,32 +80,6 @@ def product(  # noqa: PLR0913
             b_tile = b_tile.to(tl.float32)
         total = tl.dot(a_tile, b_tile, total, input_precision="ieee")
     return total
-
-
-@triton.jit
-def store(  # noqa: PLR0913
-    total,
-    c,
-    c_row,
-    rows,
-    c_stride,
-    col,
-    n,
-    bias,
-    bias_stride,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-):
-    """Store `rows` rows of a tile (+ bias): masked, so what lies behind them is not written."""
-    row = tl.arange(0, ROWS)
-    c_col = col + tl.arange(0, COLS)
-    if HAS_BIAS:
-        term = tl.load(bias + c_col.to(tl.int64) * bias_stride, mask=c_col < n, other=0)
-        total += term.to(tl.float32)[None, :]
-    at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
-    inside = (row < rows)[:, None] & (c_col < n)[None, :]
-    tl.store(at, total.to(c.dtype.element_ty), mask=inside)
 
 
 @triton.jit

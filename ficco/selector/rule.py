@@ -112,10 +112,11 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     cut, steps, calls = _steps(facts, schedule)
     fused = steps == (1 if schedule.compute == "whole" else grain)
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
+    between = costs.raise_us + costs.launch_us
     piece = _piece(facts, machine, schedule, m * cut / world / steps, calls)
-    if schedule.compute == "gated":
-        piece = costs.gated_gemm * whole * cut / world / steps
-    piece = piece * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
+    if schedule.compute == "gated":  # parts of one launch
+        piece, between = costs.gated_gemm * whole * cut / world / steps, 0.0
+    piece = piece * costs.gemm_beside_copies + between
     own = 0.0 if schedule.start == "together" else _own_us(facts, machine, schedule)
     block = m * facts.n / world * facts.item
     late = steps * piece / arrivals  # what of the work goes with one arrival

@@ -1,4 +1,4 @@
-"""Runs the GEMM with parts that signal, on small shapes, or reads what it compiles to.
+"""Runs GEMMs with parts that signal or are summed, on small shapes, or reads what they compile to.
 
 TRITON_INTERPRET=1 python signalling_worker.py products|early|sums|late_terms|giving_up|refusals ...
 python signalling_worker.py assembly
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from gated_worker import (
     BULK_LOAD,
     CPU,
     DTYPES,
-    FENCE,
     MET,
     ODD_BASE,
     ODD_PITCH,
@@ -70,7 +69,7 @@ class Case:
         self.landing = torch.full_like(self.rows_of_landing, torch.nan)
         self.rows = max(p.c_row + p.rows for p in parts)
         self.c = torch.full((self.rows + 2, n + 16), torch.nan, dtype=c_dtype or dtype)
-        self.partial = torch.full((self.rows + 2, n + 32), torch.nan, dtype=dtype)
+        self.partial = torch.full((self.rows + 2, n + 32), torch.nan, dtype=c_dtype or dtype)
         self.table = prepare(parts, n, k, dtype, CPU, tile, begun)
         self.begun = matrix(self.rows, n, dtype, pad) if begun else None
         self.begin()
@@ -168,21 +167,16 @@ def shapes() -> Iterator[tuple[str, list[GatedPart], int, int]]:
          own(0, 35, col=34, signal=0)], 47, 19,
     )  # fmt: skip
     yield (
-        "a window, and signals",
-        [GatedPart("window", 3, 30, 20, 6, signal=6), own(0, 30, signal=2),
-         GatedPart("window", 23, 50, 9, signal=1, target="partial")], 35, 64,
-    )  # fmt: skip
-    yield (
         "sums, the own product between",
-        [own(0, 18, signal=1, terms=terms(0, 41, None, 20)), away(18, 20, 8), away(38, 7, 9),
+        [own(0, 18, terms=terms(0, 41, None, 20)), own(30, 0, terms=terms(0, 0, None, 0)),
          own(45, 3, terms=terms(70, 80, None, 90, word=4))], 45, 37,
     )  # fmt: skip
     yield (
         "sums by columns, the own product last",
-        [away(0, 10, 0), own(10, 20, cols=17, terms=terms(0, 20, None)),
+        [own(10, 20, cols=17, terms=terms(0, 20, None)),
          own(10, 20, col=17, terms=terms(0, 20, None, word=4))], 40, 16,
     )  # fmt: skip
-    yield "a sum without depth", [own(0, 4, signal=0, terms=terms(None, 0))], 5, 0
+    yield "a sum without depth", [own(0, 4, terms=terms(None, 0))], 5, 0
 
 
 def products() -> None:
@@ -200,8 +194,10 @@ def products() -> None:
                 assert not case.status.item()
                 case.signals.zero_()
                 case.begin()
-    parts = [away(0, 129, 0, cols=150), own(150, 70, terms=terms(0, None))]
-    for dtype in DTYPES[1:]:
+    for parts, dtype in product(
+        ([away(0, 129, 0, cols=150), own(150, 70)], [own(150, 70, terms=terms(0, None))]),
+        DTYPES[1:],
+    ):
         for tile in TILES[dtype.itemsize][:3]:  # as they are shipped
             case = Case(parts, 300, 70, dtype, (0, 10), tile=tile, begun=tile == TILES[2][0])
             case.arrive()
@@ -254,19 +250,16 @@ def sums() -> None:
         assert table.signalling.term_count == 3
 
 
-PARTS = [away(30, 20, 1), own(0, 13, signal=2, terms=terms(0, None, 30)),
-         own(13, 17, signal=3, terms=terms(13, None, 43, word=4))]  # fmt: skip
+PARTS = [own(0, 13, terms=terms(0, None, 30)), own(13, 17, terms=terms(13, None, 43, word=4))]
 
 
 def late_terms() -> None:
-    """Peers sum first what this rank made for them; their sums come one by one, NaN before."""
+    """Peers' sums come one by one, NaN before."""
     case = Case(PARTS, 50, 40, torch.float32)
     case.table = case.table._replace(programs=1)  # one waits for all
 
     def deliver() -> None:
-        while not case.signals[1].item():
-            time.sleep(0.01)
-        for part in PARTS[1:]:
+        for part in PARTS:
             for term in part.terms:
                 if term:
                     time.sleep(0.1)
@@ -283,24 +276,20 @@ def late_terms() -> None:
 
 
 def giving_up() -> None:
-    for missing in (0, 4, 6):  # terms without words are not used, even if they are there
+    for missing in (0, 2, 4, 6):
         case = Case(PARTS, 50, 40, torch.bfloat16, bias=True)
         case.stop[0] = 1
         case.arrive()
         case.words[missing] = 0
-        number = 1 if missing < 4 else 2
+        number = 0 if missing < 4 else 1
         gated_matmul(*case.arguments())
         case.hold(f"without word {missing}", (PARTS[number],))
         assert case.status.item() == number + 1
 
-    parts = [own(0, 9, signal=1), GatedPart("window", 0, 9, 8, 3, signal=2, target="partial")]
-    case = Case(parts, 33, 20, torch.float16)
-    case.stop[0] = 1
-    gated_matmul(*case.arguments())
-    case.hold("a window that did not come", (parts[1],))
-    assert case.status.item() == 2
-
     case = Case(PARTS, 50, 40, torch.float16)
+    warm(*case.arguments())
+    assert case.c.isnan().all() and case.partial.isnan().all(), "a tile was computed"
+    case = Case([away(30, 20, 1), own(0, 13, signal=2)], 50, 40, torch.float16)
     warm(*case.arguments())
     assert case.c.isnan().all() and case.partial.isnan().all(), "a tile was computed"
     assert not case.signals.any() and not case.table.signalling.counters.any()
@@ -314,23 +303,29 @@ def refusals() -> None:
         GatedPart("window", 0, 0, 1, 3, terms=(None, Landed(0))),
     ):  # fmt: skip
         refused(lambda part=part: prepare([part], 4, 4, torch.float32, CPU), "GatedPart")
+    summed, window = own(0, 1, terms=terms(None, 0)), GatedPart("window", 0, 1, 1, 1)
     for pair, said in (
-        ([own(0, 1, terms=terms(None, 0)), own(1, 1, terms=terms(0, None))], "in the same place"),
-        ([own(0, 1, terms=terms(None, 0)), GatedPart("window", 0, 1, 1, 1)], "two tables"),
+        ([summed, own(1, 1, terms=terms(0, None))], "in the same place"),
+        ([summed, window], "a table of each kind"),
+        ([summed, own(1, 1)], "a table of each kind"),
+        ([own(0, 1, signal=1), window], "a table of each kind"),
+        ([own(0, 1, signal=2, terms=terms(None, 0))], "a table of each kind"),
     ):
         refused(lambda pair=pair: prepare(pair, 4, 4, torch.float32, CPU), said)
-    case = Case(PARTS, 50, 40, torch.float32)
-    table, matrices, gate = case.arguments()
-    for name, wrong, said in (
-        ("partial", None, "partial is None"),
-        ("partial", matrices.partial[:49], "partial is"),
-        ("landing", None, "landing is None"),
-        ("landing", matrices.landing[:, :49], "landing is"),
-        ("landing", matrices.landing.t().contiguous().t(), "landing has strides"),
+    pushing = Case([away(0, 50, 1), own(50, 9)], 50, 40, torch.float32)
+    summing = Case(PARTS, 50, 40, torch.float32)
+    for case, name, wrong, said in (
+        (pushing, "partial", None, "partial is None"),
+        (pushing, "partial", torch.zeros(49, 50), "partial is"),
+        (pushing, "partial", torch.zeros(59, 50, dtype=torch.float16), "give them one dtype"),
+        (summing, "landing", None, "landing is None"),
+        (summing, "landing", torch.zeros(60, 49), "landing is"),
+        (summing, "landing", torch.zeros(50, 60).t(), "landing has strides"),
     ):
+        table, matrices, gate = case.arguments()
         changed = matrices._replace(**{name: wrong})
         for call in (gated_matmul, warm):
-            refused(lambda c=changed, call=call: call(table, c, gate), said)
+            refused(lambda t=table, c=changed, g=gate, call=call: call(t, c, g), said)
 
 
 # ---- what is compiled, without a GPU
@@ -346,16 +341,14 @@ def wide(c_row: int, **more: Any) -> GatedPart:
 
 def assembly() -> None:
     tile = TILES[2][0]
-    peers = terms(0, None, 256, 512)
     signals = [wide(0, target="partial", signal=1), wide(256, signal=2)]
-    slices = [wide(0, target="partial", signal=1, cols=256), wide(256, terms=peers)]
-    window = [wide(0, signal=1), GatedPart("window", 0, 256, 256, 2, signal=2)]
-    # What waits for nothing stands there twice: once for a product without depth.
-    for parts, loops in ((signals, 2), (slices, 1), (window, 2)):
-        case = Case(parts, 512, 512, torch.bfloat16, tile=tile)
+    slices = [wide(0, signal=1, cols=256), wide(0, signal=2, col=256, cols=256)]
+    for parts, begun in ((signals, False), (slices, False), (signals, True)):
+        case = Case(parts, 512, 512, torch.bfloat16, tile=tile, begun=begun)
         text = compiled(case, 90)
         stores, counts, releases = (places(what, text) for what in (STORE, COUNT, RELEASE))
-        assert len(counts) == len(releases) == loops, "one count in each loop"
+        # All stands there twice: once for a product without depth.
+        assert len(counts) == len(releases) == 2, "one count in each loop"
         begin = 0
         for counted, released in zip(counts, releases, strict=True):
             mine = [store for store in stores if begin < store < counted]
@@ -365,29 +358,25 @@ def assembly() -> None:
         assert max(stores) < max(releases), "rows that no word tells of"
         bulk = places(r"cp\.async\.bulk", text)
         assert len(bulk) == len(places(BULK_LOAD, text)), "bulk stores are not ordered"
-
-    for begun in (False, True):
-        case = Case(signals, 512, 512, torch.bfloat16, tile=tile, begun=begun)
         assert merged(compiled(case, 90, "ttgir")), "a loop within a loop"
 
-    text = compiled(Case(window, 512, 512, torch.bfloat16, tile=tile), 90)
-    (acquired,), (met,), (fenced,) = (places(what, text) for what in (ACQUIRE, MET, FENCE))
-    behind = [load for load in places(BULK_LOAD, text) if load > acquired]
-    assert acquired < met < fenced < behind[0], "bulk loads of a part before its fence"
-
-    text = compiled(Case(slices, 512, 512, torch.bfloat16, tile=tile), 90)
-    acquired, met = places(ACQUIRE, text), places(MET, text)
-    landed = places(r"ld\.global\.v4", text)
-    assert landed and max(acquired) < max(met) < min(landed), "terms are read before their word"
-    assert not places(r"ld\.global\S*\.nc", text), "terms are read past the acquire"
-    (first, second) = places(r"atom\.global\.gpu\.relaxed\.add", text)
-    multiplied = places(r"wgmma\.mma_async", text)
-    assert first < second < min(multiplied), "the next tile is taken before the product"
+    for begun in (False, True):
+        sums = [wide(0, terms=terms(0, None, 256, 512))]
+        case = Case(sums, 512, 512, torch.bfloat16, tile=tile, begun=begun)
+        text = compiled(case, 90)
+        acquired, met = places(ACQUIRE, text), places(MET, text)
+        assert len(acquired) == len(met) == 2 * 3, "a wait for each term"
+        for i in (0, 3):  # of the product without depth, and of the other
+            stored = next(at for at in places(STORE, text) if at > met[i + 2])
+            landed = [at for at in places(r"ld\.global\.v4", text) if acquired[i] < at < stored]
+            assert landed and max(met[i : i + 3]) < min(landed), "terms are read before their word"
+        assert not places(r"ld\.global\S*\.nc", text), "terms are read past the acquire"
+        assert merged(compiled(case, 90, "ttgir")), "a loop within a loop"
 
     case = Case(slices, 512, 70, torch.float32, ODD_BASE, tile=TILES[4][-1])
     text = compiled(case, 80)  # as before Hopper
-    (counted,), (released,) = places(COUNT, text), places(RELEASE, text)
-    assert max(places(r"st\.global", text)) < counted < released
+    counted, released = places(COUNT, text), places(RELEASE, text)
+    assert max(places(r"st\.global", text)) < counted[-1] < released[-1]
 
 
 SUBJECTS = {
