@@ -97,14 +97,14 @@ class Rank:
             GatedPart("window", 0, (1 - rank) * ROWS, ROWS, DATA),
         ]
         table = prepare(parts, ranks.n, ranks.k, ranks.dtype, CPU, TILE)
-        entries = self.matrix(1, table.entries.numel(), 0, torch.int32)
-        entries.copy_(table.entries.reshape(1, -1))
+        entries = self.matrix(1, table.places.numel(), 0, torch.int32)
+        entries.copy_(table.places.reshape(1, -1))
         own = self.window.own(0)
         memory = (ctypes.c_uint8 * (ROWS * self.window_pitch)).from_address(own)
         landed = torch.frombuffer(memory, dtype=ranks.dtype).reshape(ROWS, -1)[:, : ranks.k]
         matrices = Matrices(self.x, landed, self.b, self.bias, self.c)
         gate = Gate(self.words, self.words[:, 1:], self.words[:, 2:], int(ranks.patience_s * 1e9))
-        arguments = gated._arguments(table._replace(entries=entries), matrices, gate)
+        arguments = gated._arguments(table._replace(places=entries), matrices, gate)
         item = ranks.dtype.itemsize
         places: dict[str, Place] = {
             "own": Slot(X), "window": Slot(WINDOW), "b": Slot(B), "c": Slot(C), "words": Word(),

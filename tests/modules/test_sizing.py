@@ -29,6 +29,7 @@ def _layer(schedule: str, device: str) -> Layer:
 
 def test_kernels_that_a_few_rows_more_need_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine.named("h200x4")
+    machine = replace(machine, costs=replace(machine.costs, gated_gemm=1.25))  # which is not chosen
     problem = Problem.chunked("matmul_reduce_scatter", 4, 2048, 8192, 16384, "bfloat16")
     found = selector.choose(problem, machine, "captured", by="rule")
     assert found.schedule.compute != "gated" and found.predicted_ms is not None
