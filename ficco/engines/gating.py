@@ -2,8 +2,9 @@
 
     gathering    own rows | rows of a peer's chunk, behind its word | ...     into the output
     scattering   rows for a peer, which raise a word | ... | own rows         into two buffers
-                 (own rows may be summed with what peers have pushed, behind its words;
-                 all may be added to what their targets hold)
+    summing      own rows, added to what peers have pushed, behind its words  into the output
+
+What scatters or is summed may be added to what its target holds.
 
 Parts stand in the plan's order. What a launch waits for it awaits itself, and what its parts raise
 they raise, so the engine enqueues nothing between them.

@@ -6,9 +6,8 @@ in device memory, which is written behind its rows. Tiles never straddle parts a
 order of parts, so what has arrived is multiplied while the rest is under way.
 
 The mirror of it: a part may raise a word when all of it is stored, for a stream that pushes it
-while the rest is made, and what peers have pushed may be added to a part before it is rounded.
-Tables with such parts, slices of columns, or two targets launch a kernel of their own, and others
-do not pay for it.
+while the rest is made; or what peers have pushed may be added to it before it is rounded. Parts of
+a table are of one kind, and each kind has a kernel of its own.
 
 A word that does not come spoils its part, with NaN, and is told in a status word; the launch ends.
 
