@@ -66,10 +66,10 @@ class Schedule:
         shots: of matmul_all_reduce: "two" (every rank adds up its block and passes the sums on), or
             "one" (every rank gets all products and adds up all of them).
         sums: of matmul_reduce_scatter: "apart" (a pass of its own adds up what peers made),
-            "within" (with compute="gated": a launch behind that of peers' parts adds it to the own
-            tiles before it stores them), or, of matmul_all_reduce as well, "along" (they go round a ring of ranks, each of
-            which adds its product and passes them on; of matmul_all_reduce two chunks at a time, if
-            "by_step").
+            "within" (with compute="gated": a launch behind that of peers' parts adds it to its own
+            tiles before it stores them), or, of matmul_all_reduce as well, "along" (they go round a
+            ring of ranks, each of which adds its product and passes them on; of matmul_all_reduce
+            two chunks at a time, if "by_step").
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
         name: a label; carries no meaning.
     """

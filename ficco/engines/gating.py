@@ -111,7 +111,9 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         target = _RESULT if product.c.buffer == result.c.buffer else _PARTIAL
         if product.accumulate != first.accumulate:
             raise _refusal(step, "all parts are added to what is there, or none")
-        if added != (bias if target == _RESULT else ()):
+        begin, past = _columns(product, step.transpose_b)
+        there = [row._replace(col0=begin, col1=past) for row in bias if target == _RESULT]
+        if list(added) != there:
             raise _refusal(step, "all rows of a result get the same bias, and what is pushed none")
         for term in terms:
             if used.setdefault(_LANDING, term).buffer != term.buffer or term.col0 != product.c.col0:
@@ -121,7 +123,6 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
                 raise _refusal(step, f"it uses {region.buffer!r} beside {used[role].buffer!r}")
         if product.a.cols != plan.buffer(product.a.buffer).cols:
             raise _refusal(step, f"it multiplies {product.a}, a part of the depth")
-        begin, past = _columns(product, step.transpose_b)
         if begin != product.c.col0:
             raise EngineError(f"step {step.id!r}: {product.c} takes columns from {begin} on")
         parts.append(
@@ -138,6 +139,11 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
                 _summed(terms, part) if terms else (),
             )
         )
+    summed = [bool(part.terms) for part in parts]
+    if any(summed) and not (all(summed) and all(part.signal < 0 for part in parts)):
+        raise _refusal(step, "parts that are summed are a launch of their own, and tell nobody")
+    if _WINDOW in used and (_PARTIAL in used or any(part.signal >= 0 for part in parts)):
+        raise _refusal(step, "parts that wait for their rows are results, and tell nobody")
     whole = {role: _whole(plan, region) for role, region in used.items()}
     b = whole["b"]
     return Launch(

@@ -52,7 +52,7 @@ class Matrices(NamedTuple):
         bias: [1, n], any stride, or None. It is added to parts of c alone: what goes to `partial`
             is a term of a sum, to which its owner adds the bias.
         c: [rows, n], unit stride along rows; float32, float16 or bfloat16.
-        partial: likewise, of any of these dtypes; None where it is no part's target.
+        partial: likewise, of c's dtype; None where it is no part's target.
         landing: [rows, n], unit stride along rows, any of these dtypes: what peers push, to be
             added; None where no part is summed.
     """
