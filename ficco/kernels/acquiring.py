@@ -10,12 +10,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["await_if", "await_word"]
+__all__ = ["await_if"]
 
 # One statement, so that nothing but the hardware sees a single thread spin: the barrier brings the
 # threads together again and tells all of them whether the first one gave up. $0 = 1 if the word
-# came, $1 = the word, $2 = the word that says stop, $3 = the value, $4 = patience in ns.
+# came or nothing was asked, $1 = the word, $2 = the word that says stop, $3 = the value, $4 =
+# patience in ns, $5 = whether it is asked, $6 = the word that tells who gave up, $7 = the number to
+# raise it to; once that word is not 0, nobody has patience. Without a branch that the compiler
+# sees, and without anything that the next wait needs of this one, so that it may merge loops.
 _SPIN = """{
+    .reg .pred idle, first;
+    .reg .b32 told;
+    mov.u32 $0, 1;
+    setp.eq.u32 idle, $5, 0;
+    @idle bra through;
     .reg .pred other, came, gave_up;
     .reg .b32 thread, seen, stopped;
     .reg .b64 begin, now;
@@ -26,6 +34,8 @@ _SPIN = """{
     mov.u64 begin, %globaltimer;
 again:
     ld.relaxed.sys.global.u32 stopped, [$2];
+    ld.relaxed.sys.global.u32 told, [$6];
+    or.b32 stopped, stopped, told;
     ld.acquire.sys.global.u32 seen, [$1];
     setp.eq.u32 came, seen, $3;
     @came bra together;
@@ -37,84 +47,13 @@ again:
 together:
     barrier.red.or.pred gave_up, 0, gave_up;
     selp.u32 $0, 0, 1, gave_up;
-}"""
-
-# Bulk loads go through a proxy of their own, which does not see the acquire without the fence.
-_ASM = tl.constexpr(_SPIN)
-_FENCED_ASM = tl.constexpr(_SPIN[:-1] + "    fence.proxy.async.global;\n}")
-
-
-@triton.jit
-def await_word(
-    word,
-    value,
-    stop,
-    patience_ns,
-    FENCED: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    ON_GPU: tl.constexpr,  # noqa: N803
-):
-    """Return 1 once the word has the value, or 0 if it was given up.
-
-    One thread spins; the others wait at a barrier. It gives up when the word `stop` is not 0 or
-    the patience is over, and looks at the word once in any case. The interpreter has no clock: it
-    gives up by `stop` alone.
-
-    Args:
-        word: pointer to int32.
-        value: int32.
-        stop: pointer to int32.
-        patience_ns: int64.
-        FENCED: whether bulk loads follow.
-        ON_GPU: False in the interpreter, which knows no inline assembly.
-    """
-    if ON_GPU:
-        asm: tl.constexpr = _FENCED_ASM if FENCED else _ASM
-        came = tl.inline_asm_elementwise(
-            asm, "=&r,l,l,r,l,~{memory}", [word, stop, value, patience_ns],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        stopped = tl.load(stop)
-        seen = tl.load(word)
-        while (seen != value) & (stopped == 0):
-            stopped = tl.load(stop)
-            seen = tl.load(word)
-        came = (seen == value).to(tl.int32)
-    return came
-
-
-# The same where it is asked for: $5 != 0. $6 = the word that tells who gave up, $7 = the number to
-# raise it to; once that word is not 0, nobody has patience. Without a branch that the compiler
-# sees, and without anything that the next wait needs of this one, so that it may merge loops.
-_SPIN_IF = (
-    _SPIN.replace(
-        "{\n",
-        """{
-    .reg .pred idle, first;
-    .reg .b32 told;
-    mov.u32 $0, 1;
-    setp.eq.u32 idle, $5, 0;
-    @idle bra through;
-""",
-        1,
-    )
-    .replace(
-        "[$2];\n",
-        """[$2];
-    ld.relaxed.sys.global.u32 told, [$6];
-    or.b32 stopped, stopped, told;
-""",
-    )
-    .replace(
-        "    selp.u32 $0, 0, 1, gave_up;\n",
-        """    selp.u32 $0, 0, 1, gave_up;
     setp.eq.and.u32 first, thread, 0, gave_up;
     @first red.relaxed.sys.global.max.s32 [$6], $7;
-""",
-    )
-)
-_IF_ASM = tl.constexpr(_SPIN_IF[:-1] + "through:\n}")
-_FENCED_IF_ASM = tl.constexpr(_SPIN_IF[:-1] + "    fence.proxy.async.global;\nthrough:\n}")
+"""
+
+# Bulk loads go through a proxy of their own, which does not see the acquire without the fence.
+_ASM = tl.constexpr(_SPIN + "through:\n}")
+_FENCED_ASM = tl.constexpr(_SPIN + "    fence.proxy.async.global;\nthrough:\n}")
 
 
 @triton.jit
@@ -126,16 +65,29 @@ def await_if(  # noqa: PLR0913 - a wait has as many facts
     patience_ns,
     status,
     number,
-    FENCED: tl.constexpr,  # noqa: N803
+    FENCED: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Do what `await_word` does, if it is asked for, and else return 1 at once.
+    """Return 1 once the word has the value, or 0 if it was given up; 1 at once if it is not asked.
 
-    Where the word was given up, the word `status` becomes `number`, or stays larger than that; from
-    then on every wait that knows it looks at its word once.
+    One thread spins; the others wait at a barrier. It gives up when the word `stop` is not 0 or
+    the patience is over, and looks at the word once in any case. Then the word `status` becomes
+    `number`, or stays larger than that, and every later wait looks at its word once. The
+    interpreter has no clock: it gives up by `stop` alone.
+
+    Args:
+        asked: whether to wait at all, the same in all threads.
+        word: pointer to int32.
+        value: int32.
+        stop: pointer to int32.
+        patience_ns: int64.
+        status: pointer to int32.
+        number: int32, more than 0.
+        FENCED: whether bulk loads follow.
+        ON_GPU: False in the interpreter, which knows no inline assembly.
     """
     if ON_GPU:
-        asm: tl.constexpr = _FENCED_IF_ASM if FENCED else _IF_ASM
+        asm: tl.constexpr = _FENCED_ASM if FENCED else _ASM
         came = tl.inline_asm_elementwise(
             asm, "=&r,l,l,r,l,r,l,r,~{memory}",
             [word, stop, value, patience_ns, asked.to(tl.int32), status, number],
@@ -144,7 +96,12 @@ def await_if(  # noqa: PLR0913 - a wait has as many facts
     else:
         came = 1
         if asked:
-            came = await_word(word, value, stop, patience_ns, FENCED, ON_GPU)
+            stopped = tl.load(stop)
+            seen = tl.load(word)
+            while (seen != value) & (stopped == 0):
+                stopped = tl.load(stop)
+                seen = tl.load(word)
+            came = (seen == value).to(tl.int32)
             if came == 0:
                 tl.atomic_max(status, number, sem="relaxed", scope="sys")
     return came

@@ -1,9 +1,8 @@
 """The sum of a tile with what peers have made of it, and its store. Device code only.
 
 The order of sums is that of `summing`: from zero, terms in the order of ranks, the own product in
-its rank's place (and what is begun of it, right behind), the bias last; all in float32, rounded
-once. A quarter of the columns at a time,
-so that the running sum fits into registers beside the product.
+its rank's place (with what is begun of it), the bias last; all in float32, rounded once. A quarter
+of the columns at a time, so that the running sum fits into registers beside the product.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["TERM_FIELDS", "TERM_ROW", "TERM_WORD", "store_sum"]
+__all__ = ["TERM_FIELDS", "TERM_ROW", "TERM_WORD", "halves", "store_columns", "store_sum"]
 
 # Fields of a term in the table of terms.
 TERM_ROW = tl.constexpr(0)
@@ -20,7 +19,7 @@ TERM_FIELDS = tl.constexpr(2)
 
 
 @triton.jit
-def _halves(
+def halves(
     tile,
     ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     COLS: tl.constexpr,  # noqa: N803
@@ -30,7 +29,7 @@ def _halves(
 
 
 @triton.jit
-def _store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
+def store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     own,
     landing,
     terms,
@@ -51,22 +50,24 @@ def _store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     OWN_AT: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
 ):
+    """Do what `store_sum` does for some columns. With bias_stride < 0 no bias is added."""
     row = tl.arange(0, ROWS)
     c_col = col + tl.arange(0, COLS)
-    inside = (row < rows)[:, None] & (c_col < end)[None, :]
     c_at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
-    total = tl.zeros((ROWS, COLS), tl.float32)
-    for i in tl.static_range(TERMS + 1):
-        if i == OWN_AT:
-            total += own
-            if BEGUN:
-                total += tl.load(c_at, mask=inside, other=0).to(tl.float32)
-        if i < TERMS:
-            first = tl.load(terms + i * TERM_FIELDS + TERM_ROW) + row_in_part
-            at = landing + (first + row).to(tl.int64)[:, None] * landing_stride + c_col[None, :]
-            total += tl.load(at, mask=inside, other=0).to(tl.float32)
+    inside = (row < rows)[:, None] & (c_col < end)[None, :]
+    product = own
+    if BEGUN:
+        product += tl.load(c_at, mask=inside, other=0).to(tl.float32)
+    total = product if OWN_AT == 0 else tl.zeros((ROWS, COLS), tl.float32)
+    for i in tl.static_range(TERMS):
+        first = tl.load(terms + i * TERM_FIELDS + TERM_ROW) + row_in_part
+        at = landing + (first + row).to(tl.int64)[:, None] * landing_stride + c_col[None, :]
+        total += tl.load(at, mask=inside, other=0).to(tl.float32)
+        if i + 1 == OWN_AT:
+            total += product
     if HAS_BIAS:
-        term = tl.load(bias + c_col.to(tl.int64) * bias_stride, mask=c_col < end, other=0)
+        wanted = (c_col < end) & (bias_stride >= 0)
+        term = tl.load(bias + c_col.to(tl.int64) * bias_stride, mask=wanted, other=0)
         total += term.to(tl.float32)[None, :]
     tl.store(c_at, total.to(c.dtype.element_ty), mask=inside)
 
@@ -101,9 +102,9 @@ def store_sum(  # noqa: PLR0913
     holds what is begun of the product.
     """
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
-    left, right = _halves(own, ROWS, COLS)
-    first, second = _halves(left, ROWS, COLS // 2)
-    third, fourth = _halves(right, ROWS, COLS // 2)
+    left, right = halves(own, ROWS, COLS)
+    first, second = halves(left, ROWS, COLS // 2)
+    third, fourth = halves(right, ROWS, COLS // 2)
     for i in tl.static_range(4):
         if i == 0:
             quarter = first
@@ -113,7 +114,7 @@ def store_sum(  # noqa: PLR0913
             quarter = third
         else:
             quarter = fourth
-        _store_columns(
+        store_columns(
             quarter, landing, terms, row_in_part, landing_stride, c, c_row, rows, c_stride,
             col + i * WIDTH, end, bias, bias_stride,
             ROWS, WIDTH, HAS_BIAS, TERMS, OWN_AT, BEGUN,

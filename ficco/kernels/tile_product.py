@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.landed_sum import store_sum
+from ficco.kernels.landed_sum import halves, store_columns, store_sum
 
 __all__ = ["AWAITED", "COUNT", "PART", "PLACE_FIELDS", "RAISED", "goes_away", "multiplied",
            "store_summed", "store_tile"]  # fmt: skip
@@ -113,13 +113,14 @@ def store_tile(  # noqa: PLR0913
     c_row = tl.load(place + _THERE)
     rows = tl.load(place + _HEIGHT)
     HALF: tl.constexpr = COLS // 2  # noqa: N806
-    left, right = tl.split(tl.permute(tl.reshape(total, (ROWS, 2, HALF)), (0, 2, 1)))
-    _store_half(
-        left, c, c_row, rows, c_stride, col, end, bias, bias_stride, ROWS, HALF, HAS_BIAS, BEGUN
-    )
-    _store_half(
-        right, c, c_row, rows, c_stride, col + HALF, end, bias, bias_stride,
-        ROWS, HALF, HAS_BIAS, BEGUN,
+    left, right = halves(total, ROWS, COLS)
+    store_columns(
+        left, c, c, 0, c_stride, c, c_row, rows, c_stride, col, end, bias, bias_stride,
+        ROWS, HALF, HAS_BIAS, 0, 0, BEGUN,
+    )  # fmt: skip
+    store_columns(
+        right, c, c, 0, c_stride, c, c_row, rows, c_stride, col + HALF, end, bias, bias_stride,
+        ROWS, HALF, HAS_BIAS, 0, 0, BEGUN,
     )  # fmt: skip
 
 
@@ -150,32 +151,3 @@ def store_summed(  # noqa: PLR0913
         tl.load(place + _HEIGHT), c_stride, col, end, bias, bias_stride,
         ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN,
     )  # fmt: skip
-
-
-@triton.jit
-def _store_half(  # noqa: PLR0913
-    half,
-    c,
-    c_row,
-    rows,
-    c_stride,
-    col,
-    end,
-    bias,
-    bias_stride,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
-):
-    row = tl.arange(0, ROWS)
-    c_col = col + tl.arange(0, COLS)
-    at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
-    inside = (row < rows)[:, None] & (c_col < end)[None, :]
-    if BEGUN:
-        half += tl.load(at, mask=inside, other=0).to(tl.float32)
-    if HAS_BIAS:
-        wanted = (c_col < end) & (bias_stride >= 0)
-        term = tl.load(bias + c_col.to(tl.int64) * bias_stride, mask=wanted, other=0)
-        half += term.to(tl.float32)[None, :]
-    tl.store(at, half.to(c.dtype.element_ty), mask=inside)
