@@ -51,7 +51,7 @@ class Producer(Protocol):
         """Return the steps that make some pieces; the last one ends when all are made."""
 
     def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
-        """Return one launch with a part per group; nothing where there is no group."""
+        """Return one launch with a part per group, GEMMs by this name; nothing without a group."""
 
     def operands(self) -> list[Buffer]:
         """Return the buffers that it reads."""
@@ -190,7 +190,7 @@ class Bags:
         for pieces, waits, signals in groups:
             reads, writes = self._threes(pieces)
             parts.append(Part(waits, reads=reads, writes=writes, signals=signals))
-        return [Step(name, COMPUTE, "bag", "sm", parts=tuple(parts))] if parts else []
+        return [Step("bag", COMPUTE, "bag", "sm", parts=tuple(parts))] if parts else []
 
     def operands(self) -> list[Buffer]:
         """See `Producer.operands`."""
