@@ -61,9 +61,11 @@ class TorchKernels:
     ) -> _Prepared:
         """See `DeviceKernels.prepare`."""
         device = _device()
-        table = gated.prepare(parts, n, k, _DTYPES[dtype], device, begun=begun)
+        # Of a group, which has a word of its own, one call follows another.
+        stop = stop_word()
+        table = gated.prepare(parts, n, k, _DTYPES[dtype], device, begun=begun, turn_of=stop)
         status = torch.zeros(1, dtype=torch.int32, device=device)
-        return _Prepared(table, one_launch.Address(stop_word()), status, round(1e9 * timeout_s))
+        return _Prepared(table, one_launch.Address(stop), status, round(1e9 * timeout_s))
 
     def place(self, b: torch.Tensor) -> tuple[int, int, bool]:
         """See `DeviceKernels.place`."""

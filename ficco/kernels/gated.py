@@ -157,7 +157,7 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
     if not table.tiles:
         return
     launch = launch_of(table, matrices, gate)
-    counts = {"own_tiles", "tiles"} & set(launch.arguments)
+    counts = {"own_tiles", "whole", "shared"} & set(launch.arguments)
     launch.arguments.update(dict.fromkeys(counts, 0))
     even = launch.kernel in [each for each, _ in _KERNELS]
     classes = (_class_of(*item, even) for item in launch.arguments.items())
@@ -211,12 +211,16 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "bias": c if bias is None else bias,
         "c": c,
         "places": table.places,
+        "scratch": table.shared.scratch,
+        "shares": table.shared.counts,
         "words": gate.words,
         "stop": gate.stop,
         "status": gate.status,
         "value": gate.value,
         "own_tiles": table.own_tiles,
-        "tiles": table.tiles,
+        "whole": table.tiles - table.shared.tiles,
+        "shared": table.shared.tiles,
+        "among": table.shared.among,
         "k": table.k,
         "own_stride": 0 if own_bulk else own.stride(0),
         "window_stride": 0 if window_bulk else window.stride(0),

@@ -7,6 +7,7 @@ A tile belongs to one part; tiles of own parts come first. Programs of a launch 
 A loop for each source, so that the loop over k knows it when it is compiled. Each is merged with
 its loop over k: what the next tile reads is on its way while this one is multiplied and stored. So
 a tile's word is awaited before the last steps of the tile before it, in front of its first loads.
+The last tiles may be shared; see `sharing`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.acquiring import await_if
+from ficco.kernels.sharing import share_tiles
 from ficco.kernels.tile_product import AWAITED, PART, PLACE_FIELDS, multiplied, store_tile
 
 __all__ = ["UNSPECIALIZED", "gated_gemm"]
 
 # The compiler learns nothing about these, so they never make another kernel.
-UNSPECIALIZED = ("words", "stop", "status", "value", "own_tiles", "tiles", "timeout_ns")
+UNSPECIALIZED = (
+    "words",
+    "stop",
+    "status",
+    "value",
+    "own_tiles",
+    "whole",
+    "shared",
+    "among",
+    "timeout_ns",
+)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -31,12 +43,16 @@ def gated_gemm(  # noqa: PLR0913
     bias,
     c,
     places,
+    scratch,
+    shares,
     words,
     stop,
     status,
     value: tl.int32,
     own_tiles: tl.int32,
-    tiles: tl.int32,
+    whole: tl.int32,
+    shared: tl.int32,
+    among: tl.int32,
     k,
     own_stride: tl.int64,
     window_stride: tl.int64,
@@ -63,16 +79,18 @@ def gated_gemm(  # noqa: PLR0913
     places: of tiles, see `tile_product`.
     words, stop, status: pointers to int32; value: what words are awaited to be; timeout_ns: how
     long a program waits before it gives up.
-    own_tiles, tiles: tiles of own parts, and of all; k: depth.
+    own_tiles, whole: tiles of own parts, and all that no programs share; k: depth.
+    scratch, shares, shared, among: of shared tiles of the window, see `sharing`.
     COL_STEP: what divides where columns of tiles begin and of parts end.
     ON_GPU: False in Triton's interpreter.
     """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
+    steps = tl.cdiv(k, DEEP)
     for tile in tl.range(program, own_tiles, programs, flatten=True):
         place = places + tile * PLACE_FIELDS
         total = multiplied(
-            own, place, own_stride, b, b_deep_stride, b_col_stride, k,
+            own, place, own_stride, b, b_deep_stride, b_col_stride, 0, steps, k,
             ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,
         )  # fmt: skip
         store_tile(
@@ -85,7 +103,7 @@ def gated_gemm(  # noqa: PLR0913
     begin = program + tl.cdiv(tl.maximum(own_tiles - program, 0), programs) * programs
     acquired = -1
     came = 1
-    for tile in tl.range(begin, tiles, programs, flatten=True):
+    for tile in tl.range(begin, whole, programs, flatten=True):
         place = places + tile * PLACE_FIELDS
         part = tl.load(place + PART)
         word = tl.load(place + AWAITED)
@@ -97,10 +115,17 @@ def gated_gemm(  # noqa: PLR0913
         )
         came = tl.where(asked, here, came)
         total = multiplied(
-            window, place, window_stride, b, b_deep_stride, b_col_stride, k,
+            window, place, window_stride, b, b_deep_stride, b_col_stride, 0, steps, k,
             ROWS, COLS, DEEP, WINDOW_BULK, B_BULK, B_TURNED, ON_GPU,
         )  # fmt: skip
         store_tile(
             tl.where(came != 0, total, float("nan")), c, place, c_stride, bias, bias_stride,
             ROWS, COLS, HAS_BIAS, COL_STEP, False,
         )  # fmt: skip
+    share_tiles(
+        window, b, bias, c, c, places, scratch, shares, words, words, words, stop, status, value,
+        shared, among, whole, k, window_stride, b_deep_stride, b_col_stride, bias_stride, c_stride,
+        c_stride, timeout_ns,
+        ROWS, COLS, DEEP, WINDOW_BULK, B_BULK, B_TURNED, HAS_BIAS, False, False, COL_STEP, True,
+        ON_GPU,
+    )  # fmt: skip

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["TERM_FIELDS", "TERM_ROW", "TERM_WORD", "halves", "store_columns", "store_sum"]
+__all__ = ["TERM_FIELDS", "TERM_ROW", "TERM_WORD", "halves", "quarter", "store_columns",
+           "store_sum"]  # fmt: skip
 
 # Fields of a term in the table of terms.
 TERM_ROW = tl.constexpr(0)
@@ -26,6 +27,19 @@ def halves(
 ):
     """Return the left and the right half of a tile."""
     return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLS // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def quarter(
+    tile,
+    i: tl.constexpr,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+):
+    """Return the i-th quarter of a tile's columns."""
+    left, right = halves(tile, ROWS, COLS)
+    first, second = halves(left if i < 2 else right, ROWS, COLS // 2)
+    return first if i % 2 == 0 else second
 
 
 @triton.jit
@@ -102,20 +116,9 @@ def store_sum(  # noqa: PLR0913
     holds what is begun of the product.
     """
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
-    left, right = halves(own, ROWS, COLS)
-    first, second = halves(left, ROWS, COLS // 2)
-    third, fourth = halves(right, ROWS, COLS // 2)
     for i in tl.static_range(4):
-        if i == 0:
-            quarter = first
-        elif i == 1:
-            quarter = second
-        elif i == 2:
-            quarter = third
-        else:
-            quarter = fourth
         store_columns(
-            quarter, landing, terms, row_in_part, landing_stride, c, c_row, rows, c_stride,
-            col + i * WIDTH, end, bias, bias_stride,
+            quarter(own, i, ROWS, COLS), landing, terms, row_in_part, landing_stride, c, c_row,
+            rows, c_stride, col + i * WIDTH, end, bias, bias_stride,
             ROWS, WIDTH, HAS_BIAS, TERMS, OWN_AT, BEGUN,
         )  # fmt: skip

@@ -7,7 +7,7 @@ looked for, and the loop over tiles is merged with the one over k: what the next
 its way while this one is stored.
 
 A program counts the tiles that it has stored of a part when its next one is of another part: each
-count has to wait until all stores before it are done.
+count has to wait until all stores before it are done. The last tiles may be shared; see `sharing`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import triton.language as tl
 
 from ficco.kernels.gated_kernel import UNSPECIALIZED
 from ficco.kernels.releasing import count_tiles
+from ficco.kernels.sharing import share_tiles
 from ficco.kernels.tile_product import (
     COUNT,
     PART,
@@ -38,9 +39,15 @@ def pushing_gemm(  # noqa: PLR0913
     c,
     partial,
     places,
+    scratch,
+    shares,
     counters,
     signals,
-    tiles: tl.int32,
+    stop,
+    status,
+    whole: tl.int32,
+    shared: tl.int32,
+    among: tl.int32,
     k,
     own_stride: tl.int64,
     b_deep_stride,
@@ -48,6 +55,7 @@ def pushing_gemm(  # noqa: PLR0913
     bias_stride,
     c_stride: tl.int64,
     partial_stride: tl.int64,
+    timeout_ns: tl.int64,
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
     DEEP: tl.constexpr,  # noqa: N803
@@ -67,16 +75,19 @@ def pushing_gemm(  # noqa: PLR0913
     places: of tiles, see `tile_product`.
     counters: int32, one a part, all 0; they are 0 again when the launch ends.
     signals: pointer to int32.
-    tiles: how many; k: depth.
+    whole: how many tiles no programs share; k: depth.
+    scratch, shares, shared, among: of shared tiles, see `sharing`, and for them:
+    stop, status, timeout_ns: as those of `gated_gemm`.
     COL_STEP: what divides where columns of tiles begin and of parts end.
     BEGUN: whether parts are added to what their targets hold.
     """
     programs = tl.num_programs(0)
+    steps = tl.cdiv(k, DEEP)
     stored = 0
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=True):
+    for tile in tl.range(tl.program_id(0), whole, programs, flatten=True):
         place = places + tile * PLACE_FIELDS
         total = multiplied(
-            own, place, own_stride, b, b_deep_stride, b_col_stride, k,
+            own, place, own_stride, b, b_deep_stride, b_col_stride, 0, steps, k,
             ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,
         )  # fmt: skip
         target = c
@@ -90,9 +101,16 @@ def pushing_gemm(  # noqa: PLR0913
         store_tile(total, target, place, stride, bias, step, ROWS, COLS, HAS_BIAS, COL_STEP, BEGUN)
         part = tl.load(place + PART)
         word = tl.load(place + RAISED)
-        following = places + tl.minimum(tile + programs, tiles) * PLACE_FIELDS
+        following = places + tl.minimum(tile + programs, whole) * PLACE_FIELDS
         stored += 1
-        leaves = tl.load(following + PART) != part
+        leaves = (tile + programs >= whole) | (tl.load(following + PART) != part)
         told = tl.where(leaves & (word >= 0), stored, 0)
         count_tiles(counters + part, told, tl.load(place + COUNT), signals + word, ON_GPU)
         stored = tl.where(leaves, 0, stored)
+    share_tiles(
+        own, b, bias, c, partial, places, scratch, shares, signals, counters, signals, stop, status,
+        0, shared, among, whole, k, own_stride, b_deep_stride, b_col_stride, bias_stride, c_stride,
+        partial_stride, timeout_ns,
+        ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, HAS_BIAS, HAS_PARTIAL, BEGUN, COL_STEP, False,
+        ON_GPU,
+    )  # fmt: skip

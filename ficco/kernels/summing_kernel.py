@@ -33,7 +33,7 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     stop,
     status,
     value: tl.int32,
-    tiles: tl.int32,
+    whole: tl.int32,
     k,
     own_stride: tl.int64,
     b_deep_stride,
@@ -63,12 +63,13 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     terms: int32 [parts, TERMS, 2]: a term's first row in landing, and its word or -1.
     TERMS, OWN_AT: how many terms are added to a part, and how many of them before the own product.
     """
+    steps = tl.cdiv(k, DEEP)
     acquired = -1
     came = 1
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+    for tile in tl.range(tl.program_id(0), whole, tl.num_programs(0), flatten=True):
         place = places + tile * PLACE_FIELDS
         total = multiplied(
-            own, place, own_stride, b, b_deep_stride, b_col_stride, k,
+            own, place, own_stride, b, b_deep_stride, b_col_stride, 0, steps, k,
             ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,
         )  # fmt: skip
         part = tl.load(place + PART)

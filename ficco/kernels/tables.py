@@ -7,9 +7,10 @@ that are summed with what peers push.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -17,9 +18,9 @@ import torch
 from ficco.errors import InputError
 from ficco.kernels.parts import GatedPart, Landed
 from ficco.kernels.placing import on_device
-from ficco.kernels.tiling import Tile, choose_tile, count_tiles
+from ficco.kernels.tiling import UNSHARED, Shares, Tile, choose_tile, count_tiles, shared_tiles
 
-__all__ = ["Signalling", "Table", "prepare"]
+__all__ = ["Shared", "Signalling", "Table", "prepare"]
 
 _INTERPRETED_PROCESSORS = 4  # where there is no GPU to ask
 _BULK_CAPABILITY = 9  # Hopper
@@ -49,6 +50,22 @@ class Signalling(NamedTuple):
     begun: bool
 
 
+class Shared(NamedTuple):
+    """The last tiles, which several programs make together; see `sharing`.
+
+    Attributes:
+        tiles: how many.
+        among: programs that share each, 2 or more; 1 where no tile is shared.
+        scratch: float32 [tiles * among, elements of a tile], on the device.
+        counts: int32 [tiles], all 0 between launches.
+    """
+
+    tiles: int
+    among: int
+    scratch: torch.Tensor
+    counts: torch.Tensor
+
+
 class Table(NamedTuple):
     """Parts, prepared for launches; made by `prepare`.
 
@@ -61,6 +78,7 @@ class Table(NamedTuple):
         programs: of a launch.
         bulk: whether the GPU has bulk (TMA) loads.
         heights: rows that own, window and c have at least.
+        shared: the last tiles.
         signalling: what else the kernel reads, or None where parts do nothing but wait.
     """
 
@@ -75,6 +93,7 @@ class Table(NamedTuple):
     programs: int
     bulk: bool
     heights: tuple[int, int, int]
+    shared: Shared
     signalling: Signalling | None = None
 
 
@@ -86,6 +105,7 @@ def prepare(
     device: torch.device,
     tile: Tile | None = None,
     begun: bool = False,
+    turn_of: Hashable = None,
 ) -> Table:
     """Return the table of parts. It must outlive the launches, and graphs of them.
 
@@ -99,6 +119,8 @@ def prepare(
         device: the GPU; or the CPU, for Triton's interpreter.
         tile: how to cut the GEMM; by default `choose_tile` says.
         begun: whether parts are added to what their targets hold.
+        turn_of: whose launches never overlap, so that one scratch will do for them; None: this
+            table has its own.
 
     Raises:
         InputError: a part that cannot be.
@@ -122,6 +144,10 @@ def prepare(
     further = begun or any(_does_more(part, n) for part in order)
     window = [part for part in order if part.source == "window"]
     _check_kind(order, bool(window), further)
+    own_tiles, at_once = firsts[len(own)], processors * tile.per_sm
+    shares = shared_tiles(tiles, at_once, tile, k)
+    if any(part.terms for part in order) or (window and shares.tiles > tiles - own_tiles):
+        shares = UNSHARED  # they are of one source, and not summed
     return Table(
         parts=tuple(order),
         n=n,
@@ -129,15 +155,16 @@ def prepare(
         dtype=dtype,
         tile=tile,
         places=on_device(_places(order, n, tile), torch.int32, device),
-        own_tiles=firsts[len(own)],
+        own_tiles=own_tiles,
         tiles=tiles,
-        programs=min(tiles, processors * tile.per_sm),
+        programs=max(min(tiles - shares.tiles, at_once), shares.tiles * shares.among),
         bulk=bulk,
         heights=(
             max((part.a_row + part.rows for part in own), default=0),
             max((part.a_row + part.rows for part in window), default=0),
             max((part.c_row + part.rows for part in order if part.target == "c"), default=0),
         ),
+        shared=_shared(shares, tile.rows * tile.cols, device, turn_of),
         signalling=_signalling(order, n, device, begun) if further else None,
     )
 
@@ -171,6 +198,29 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: boo
         ),
         begun=begun,
     )
+
+
+def _shared(shares: Shares, elements: int, device: torch.device, turn_of: Hashable) -> Shared:
+    """Return what programs need that share tiles of so many elements."""
+    counts = torch.zeros(max(shares.tiles, 1), dtype=torch.int32, device=device)
+    scratch = counts
+    if shares.tiles:
+        scratch = _scratch(shares.tiles * shares.among * elements, device, turn_of)
+    return Shared(*shares, scratch, counts)
+
+
+def _scratch(elements: int, device: torch.device, turn_of: Hashable) -> torch.Tensor:
+    """Return float32 elements, of which launches in turn share the largest."""
+    key = (device, turn_of)
+    found = None if turn_of is None else _scratches.get(key)
+    if found is None or found.numel() < elements:
+        found = torch.empty(elements, dtype=torch.float32, device=device)
+        if turn_of is not None:
+            _scratches[key] = found
+    return found
+
+
+_scratches: WeakValueDictionary[Hashable, torch.Tensor] = WeakValueDictionary()
 
 
 def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -14,15 +14,15 @@ import triton.language as tl
 
 from ficco.kernels.landed_sum import halves, store_columns, store_sum
 
-__all__ = ["AWAITED", "COUNT", "PART", "PLACE_FIELDS", "RAISED", "goes_away", "multiplied",
-           "store_summed", "store_tile"]  # fmt: skip
+__all__ = ["AWAITED", "COLUMN", "COLUMNS_END", "COUNT", "HEIGHT", "PART", "PLACE_FIELDS", "RAISED",
+           "TARGET_ROW", "goes_away", "multiplied", "store_summed", "store_tile"]  # fmt: skip
 
 # Fields of the rows of a table of tiles.
-_HERE = tl.constexpr(0)
-_THERE = tl.constexpr(1)
-_HEIGHT = tl.constexpr(2)
-_COL = tl.constexpr(3)
-_END = tl.constexpr(4)
+_SOURCE_ROW = tl.constexpr(0)
+TARGET_ROW = tl.constexpr(1)
+HEIGHT = tl.constexpr(2)
+COLUMN = tl.constexpr(3)
+COLUMNS_END = tl.constexpr(4)
 PART = tl.constexpr(5)
 AWAITED = tl.constexpr(6)
 RAISED = tl.constexpr(7)
@@ -40,6 +40,8 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
     b,
     b_deep_stride,
     b_col_stride,
+    first,
+    past,
     k,
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
@@ -49,11 +51,14 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
     B_TURNED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Return the float32 product of a tile. Rows beyond its own are anything."""
-    a_row = tl.load(place + _HERE)
-    rows = tl.load(place + _HEIGHT)
-    col = tl.load(place + _COL)
-    n = tl.load(place + _END)
+    """Return the float32 product of a tile, of steps first to past of the depth.
+
+    Rows beyond its own are anything.
+    """
+    a_row = tl.load(place + _SOURCE_ROW)
+    rows = tl.load(place + HEIGHT)
+    col = tl.load(place + COLUMN)
+    n = tl.load(place + COLUMNS_END)
     total = tl.zeros((ROWS, COLS), tl.float32)
     deep = tl.arange(0, DEEP)
     if not A_BULK:
@@ -64,7 +69,7 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
         b_col = col + tl.arange(0, COLS)
         b_at = b + b_col.to(tl.int64)[None, :] * b_col_stride
         in_b = (b_col < n)[None, :]
-    for step in tl.range(0, tl.cdiv(k, DEEP)):
+    for step in tl.range(first, past):
         at = step * DEEP
         if A_BULK:
             a_tile = a.load([a_row, at])
@@ -108,10 +113,10 @@ def store_tile(  # noqa: PLR0913
     columns of tiles begin and of parts end; bias_stride < 0: no bias is added.
     """
     # The compiler forgets hints on what one loop hands to the other; this it sees by itself.
-    col = tl.load(place + _COL) // COL_STEP * COL_STEP
-    end = tl.load(place + _END) // COL_STEP * COL_STEP
-    c_row = tl.load(place + _THERE)
-    rows = tl.load(place + _HEIGHT)
+    col = tl.load(place + COLUMN) // COL_STEP * COL_STEP
+    end = tl.load(place + COLUMNS_END) // COL_STEP * COL_STEP
+    c_row = tl.load(place + TARGET_ROW)
+    rows = tl.load(place + HEIGHT)
     HALF: tl.constexpr = COLS // 2  # noqa: N806
     left, right = halves(total, ROWS, COLS)
     store_columns(
@@ -144,10 +149,10 @@ def store_summed(  # noqa: PLR0913
     COL_STEP: tl.constexpr,  # noqa: N803
 ):
     """Store a tile of the table of tiles, summed with its part's terms; see `landed_sum`."""
-    col = tl.load(place + _COL) // COL_STEP * COL_STEP
-    end = tl.load(place + _END) // COL_STEP * COL_STEP
+    col = tl.load(place + COLUMN) // COL_STEP * COL_STEP
+    end = tl.load(place + COLUMNS_END) // COL_STEP * COL_STEP
     store_sum(
-        total, landing, terms, tl.load(place + _ROW), landing_stride, c, tl.load(place + _THERE),
-        tl.load(place + _HEIGHT), c_stride, col, end, bias, bias_stride,
+        total, landing, terms, tl.load(place + _ROW), landing_stride, c,
+        tl.load(place + TARGET_ROW), tl.load(place + HEIGHT), c_stride, col, end, bias, bias_stride,
         ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN,
     )  # fmt: skip

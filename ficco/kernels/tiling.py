@@ -2,7 +2,8 @@
 
 Numbers only: neither torch nor Triton is needed here. A persistent GEMM lasts as many rounds as
 its tiles take over the multiprocessors, times what a tile of the kind costs; ragged last tiles of
-parts and of columns cost as much as whole ones.
+parts and of columns cost as much as whole ones. Tiles of a round that is not full are shared where
+that gains: then it lasts as long as it is full.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-__all__ = ["TILES", "Tile", "choose_tile", "count_tiles"]
+__all__ = ["TILES", "UNSHARED", "Shares", "Tile", "choose_tile", "count_tiles", "shared_tiles"]
 
 
 class Tile(NamedTuple):
@@ -37,17 +38,17 @@ class Tile(NamedTuple):
 
 
 # Of several tiles the one that is estimated fastest is taken; the first where they are equal.
-# Speeds of the first three of 2 bytes are against cuBLAS over 5 shapes in 1, 4 and 8 parts (H200,
-# 2026-11-21: 0.97 to 1.02, 0.93 to 0.98, 0.89 to 0.93); the others are estimates. With bulk loads
-# those of 2 bytes spill no registers, and so many programs fit.
+# Speeds of the first three of 2 bytes are against the first over 13 gathers and 10 pushes (H200,
+# 2026-11-22: 0.80 to 0.83 and 0.81 to 0.92; 0.86 to 0.93 and 0.79 to 0.88); the others are
+# estimates. With bulk loads those of 2 bytes spill no registers, and so many programs fit.
 TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
     2: (
         # The most multiplications for a byte that is read. Groups of 8 rows cost 3 %.
         Tile(128, 256, 64, 8, 3, 16, 1, 1.00),
         # Where the former leaves much of the last round empty.
-        Tile(128, 128, 64, 8, 4, 8, 1, 0.965),
+        Tile(128, 128, 64, 8, 4, 8, 1, 0.85),
         # Parts of up to 64 rows.
-        Tile(64, 256, 64, 4, 4, 8, 1, 0.91),
+        Tile(64, 256, 64, 4, 4, 8, 1, 0.87),
         # Few rows and columns: rows beyond a part would be multiplied in vain.
         Tile(64, 128, 64, 4, 4, 8, 2, 0.75),
         # Too few tiles for all multiprocessors.
@@ -66,6 +67,42 @@ TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
 # The depth at which a multiplication of elements lasts as long as their push to a peer, at 2 bytes:
 # 790 TFLOP/s and 390 GB/s (H200 and its NVLink switch). It only weighs ends of a launch.
 _PUSH_DEPTH = 2000
+
+
+class Shares(NamedTuple):
+    """The last tiles of a launch, where several programs make each of them.
+
+    Attributes:
+        tiles: how many.
+        among: programs that share each; 1: no tile is shared.
+    """
+
+    tiles: int
+    among: int
+
+
+UNSHARED = Shares(0, 1)
+
+# What sharing costs, as depth that is multiplied meanwhile (H200, 2026-11-22, four shapes), and how
+# many share a tile at most, as one of them adds up what all have made.
+_SHARE_DEPTH = 1200
+_MOST_SHARES = 4
+_LEAST_STEPS = 16  # of the depth; an end has some more than other slices
+
+
+def shared_tiles(tiles: int, at_once: int, tile: Tile, k: int) -> Shares:
+    """Return which tiles of a last round that is half empty programs had better share.
+
+    Args:
+        tiles: of a launch.
+        at_once: programs that run at a time.
+        tile: how the GEMM is cut.
+        k: depth.
+    """
+    rest = tiles % at_once
+    among = min(at_once // max(rest, 1), _MOST_SHARES)
+    gains = k - k / among > _SHARE_DEPTH and k >= _LEAST_STEPS * tile.deep
+    return Shares(rest, among) if rest and gains else UNSHARED
 
 
 def count_tiles(rows: Sequence[int], cols: Sequence[int], tile: Tile) -> list[int]:
@@ -96,16 +133,19 @@ def choose_tile(
         aligned: whether rows of a begin at multiples of 16 bytes. Elements are loaded one by one
             where they do not, and then larger tiles than the last of the class spill registers.
         pushed: whether each part is pushed when it is made; by default none is.
-        k: depth. It matters only where parts are pushed.
+        k: depth. It matters only where parts are pushed, or tiles are shared.
     """
 
     def cost(tile: Tile) -> float:
         """Return the end, in what an element's multiplication takes one multiprocessor."""
         at_once = processors * tile.per_sm
         round_cost = tile.per_sm * tile.rows * tile.cols / tile.speed
-        made = [
-            -(-done // at_once) * round_cost for done in accumulate(count_tiles(rows, cols, tile))
-        ]
+        done = list(accumulate(count_tiles(rows, cols, tile)))
+        made = [-(-each // at_once) * round_cost for each in done]
+        last = shared_tiles(done[-1] if done else 0, at_once, tile, k)
+        if last.tiles:
+            rounds = done[-1] // at_once + 1 / last.among + _SHARE_DEPTH / k
+            made[-1] = rounds * round_cost
         push_end = 0.0
         for i in range(len(pushed)):
             if pushed[i]:

@@ -133,7 +133,7 @@ def multiply(given: Mapping[str, Any]) -> None:
     c = Matrix(given["c"], (given["c_stride"], 1), given["c dtype"])
     patience_s = given["timeout_ns"] * 1e-9
     acquired, came = -1, True
-    for tile in range(given["tiles"]):
+    for tile in range(given["whole"] + given["shared"]):
         row = _words(given["places"] + 4 * FIELDS * tile, FIELDS)
         a_row, c_row, left, col, end, part, word = row[:7]
         rows, cols = min(left, given["ROWS"]), min(end - col, given["COLS"])

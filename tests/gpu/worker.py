@@ -79,6 +79,17 @@ def cases(world: int) -> list[Problem]:
     ]  # fmt: skip
 
 
+def shared_tiles(world: int) -> list[Problem]:
+    """Such whose launches share their last tiles among programs, on 132 multiprocessors."""
+    rows, depths, output = chunk_sizes(4090, world), (4104,) * world, (Output((1272,) * world),)
+    return [
+        Problem("all_gather_matmul", world, rows, 4104, output, "bfloat16"),
+        Problem(
+            "matmul_reduce_scatter", world, rows, sum(depths), output, "bfloat16", depths=depths
+        ),
+    ]
+
+
 SETS = 4  # inputs of each case that calls draw from
 
 
@@ -118,7 +129,7 @@ class Case:
 def fuzz(me: Rank, calls: int) -> None:
     """Calls in random order, with new inputs in the same tensors, delays, and NaN in windows."""
     shared, own = random.Random(1), random.Random(1000 + me.rank)
-    found = [Case(me, problem) for problem in cases(me.world)]
+    found = [Case(me, problem) for problem in (*cases(me.world), *shared_tiles(me.world))]
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for call in range(calls):
         case = shared.choice(found)

@@ -21,7 +21,7 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend, GPUTarget
 
 from ficco.errors import InputError
-from ficco.kernels import gated
+from ficco.kernels import gated, tiling
 from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
 from ficco.kernels.gated_kernel import UNSPECIALIZED
 from ficco.kernels.tiling import TILES, Tile
@@ -239,6 +239,38 @@ def warming() -> None:
     assert len(launched) == 4, "no tiles, but a launch"
 
 
+def shared() -> None:
+    """Tiles that several programs make: of all rests, depths, dtypes and operands."""
+    tiling._SHARE_DEPTH = 0
+    found, biases = set[int](), cycle((False, True, True))
+    pads = cycle((*ALIGNED, ODD_PITCH, ODD_BASE))
+    for (k, n), rows in product(((256, 30), (270, 90), (300, 50)), (17, 33, 65, 100, 129)):
+        for dtype in DTYPES:
+            pad, bias = next(pads), next(biases)
+            parts = [GatedPart("own", 0, rows, 20), GatedPart("window", 3, 0, rows - 9, 5),
+                     GatedPart("window", 140, rows - 9, 9, 2)]  # fmt: skip
+            for of in (parts, parts[:1]):
+                case = Case(of, n, k, dtype, pad, bias=bias)
+                found.add(case.table.shared.tiles)
+                for part in of[1:]:
+                    case.arrive(part)
+                for _ in range(2):  # counts are 0 again
+                    case.whole.fill_(torch.nan)
+                    gated_matmul(*case.arguments())
+                    case.hold(f"{k=} {n=} {rows=} {dtype} {pad} {bias=} {case.table.shared}")
+                assert not case.table.shared.counts.any() and not case.status.item()
+    assert {1, 2} <= found, found
+
+    case = Case(parts, 50, 300, torch.bfloat16)
+    case.arrive(parts[1])
+    case.stop[0] = 1  # the last part never comes
+    want = case.wanted()
+    want[rows - 9 : rows] = torch.nan
+    gated_matmul(*case.arguments())
+    assert case.table.shared.tiles and case.status.item() == 3
+    case.hold("a shared tile that did not come", want)
+
+
 def refusals() -> None:
     for part in (GatedPart("x", 0, 0, 1), GatedPart("own", 0, 0, 1, 3),
                  GatedPart("window", 0, -1, 1, 3), GatedPart("window", 0, 0, 1, -2)):  # fmt: skip
@@ -301,7 +333,7 @@ def compiled(case: Case, capability: int, form: str = "ptx") -> str:
     return str(triton.compile(source, target=target, options=options).asm[form])
 
 
-def merged(text: str) -> bool:
+def merged(text: str) -> list[bool]:
     """Whether tiles are stored in the very loops that multiply, so that loads run on meanwhile."""
     lines = text.splitlines()
     depth = [len(line) - len(line.lstrip()) for line in lines]
@@ -311,7 +343,7 @@ def merged(text: str) -> bool:
         loop = max(i for i in range(dot) if "scf.for " in lines[i] and depth[i] < depth[dot])
         end = next(i for i in range(dot, len(lines)) if depth[i] <= depth[loop])
         found.append(any("tt.store" in line for line in lines[dot:end]))
-    return bool(found) and all(found)
+    return found
 
 
 BULK_LOAD = r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global"
@@ -332,11 +364,12 @@ def assembly() -> None:
         loads, acquired = places(BULK_LOAD, text), places(ACQUIRE, text)
         met, fenced = places(MET, text), places(FENCE, text)
         behind = [load for load in loads if load > acquired[0]]
-        assert len(behind) == len(loads) // 2 > 0, "own tiles before the wait, others behind it"
+        own = len(loads) - len(behind)
+        assert len(behind) > own > 0, "own tiles before the wait, others behind it"
         for load in behind:
             last = [max(at for at in each if at < load) for each in (acquired, met, fenced)]
             assert last == sorted(last), "bulk loads of a part before its fence"
-        assert merged(compiled(case, 90, "ttgir")), "a loop within a loop"
+        assert merged(compiled(case, 90, "ttgir")) == [True, True, False], "a loop within a loop"
         bulk = places(r"cp\.async\.bulk", text)
         assert len(bulk) == len(loads), "bulk stores are not ordered before what follows"
         assert bias or places(r"st\.global\.v4", text)  # the bias is no row whose elements adjoin
@@ -360,6 +393,7 @@ def assembly() -> None:
 
 SUBJECTS = {
     "products": products, "giving_up": giving_up, "late": late, "warming": warming,
+    "shared": shared,
     "refusals": refusals, "assembly": assembly,
 }  # fmt: skip
 

@@ -35,6 +35,7 @@ from gated_worker import (
 )
 from interpreting import make_ready
 
+from ficco.kernels import tiling
 from ficco.kernels.gated import Gate, GatedPart, Landed, Matrices, gated_matmul, prepare, warm
 from ficco.kernels.summing import sum_partials
 from ficco.kernels.tiling import TILES, Tile
@@ -295,6 +296,23 @@ def giving_up() -> None:
     assert not case.signals.any() and not case.table.signalling.counters.any()
 
 
+def shared() -> None:
+    """Tiles that several programs make, of parts that raise words, or are added to others."""
+    tiling._SHARE_DEPTH = 0
+    found, layouts = set[int](), cycle(("deep", "cols", "neither"))
+    for rows, dtype, begun in product((16, 17, 40), DTYPES, (False, True)):
+        parts = [away(0, 20, 1), own(20, rows, signal=2), own(20 + rows, 30)]
+        case = Case(parts, 14 + rows, 270, dtype, layout=next(layouts), bias=not begun, begun=begun)
+        found.add(case.table.shared.tiles)
+        for _ in range(2):
+            case.begin()
+            case.signals.zero_()
+            gated_matmul(*case.arguments())
+            case.hold(f"{rows=} {dtype} {begun=} {case.table.shared}")
+        assert not case.table.shared.counts.any()
+    assert {1, 2} <= found, found
+
+
 def refusals() -> None:
     for part in (
         own(0, 1, target="d"), own(0, 1, signal=-2), own(0, 1, col=-1), own(0, 1, col=2, cols=3),
@@ -348,7 +366,8 @@ def assembly() -> None:
         text = compiled(case, 90)
         stores, counts, releases = (places(what, text) for what in (STORE, COUNT, RELEASE))
         # All stands there twice: once for a product without depth.
-        assert len(counts) == len(releases) == 2, "one count in each loop"
+        # And where tiles are shared: of slices, and of the part.
+        assert len(counts) == len(releases) == 4, "one count in each loop"
         begin = 0
         for counted, released in zip(counts, releases, strict=True):
             mine = [store for store in stores if begin < store < counted]
@@ -358,7 +377,7 @@ def assembly() -> None:
         assert max(stores) < max(releases), "rows that no word tells of"
         bulk = places(r"cp\.async\.bulk", text)
         assert len(bulk) == len(places(BULK_LOAD, text)), "bulk stores are not ordered"
-        assert merged(compiled(case, 90, "ttgir")), "a loop within a loop"
+        assert merged(compiled(case, 90, "ttgir")) == [True, False], "a loop within a loop"
 
     for begun in (False, True):
         sums = [wide(0, terms=terms(0, None, 256, 512))]
@@ -371,7 +390,7 @@ def assembly() -> None:
             landed = [at for at in places(r"ld\.global\.v4", text) if acquired[i] < at < stored]
             assert landed and max(met[i : i + 3]) < min(landed), "terms are read before their word"
         assert not places(r"ld\.global\S*\.nc", text), "terms are read past the acquire"
-        assert merged(compiled(case, 90, "ttgir")), "a loop within a loop"
+        assert merged(compiled(case, 90, "ttgir")) == [True], "a loop within a loop"
 
     case = Case(slices, 512, 70, torch.float32, ODD_BASE, tile=TILES[4][-1])
     text = compiled(case, 80)  # as before Hopper
@@ -381,7 +400,7 @@ def assembly() -> None:
 
 SUBJECTS = {
     "products": products, "early": early, "sums": sums, "late_terms": late_terms,
-    "giving_up": giving_up, "refusals": refusals, "assembly": assembly,
+    "giving_up": giving_up, "refusals": refusals, "assembly": assembly, "shared": shared,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forking import run_forked
 
-from ficco.kernels.tiling import TILES, choose_tile, count_tiles
+from ficco.kernels.tiling import TILES, UNSHARED, Shares, choose_tile, count_tiles, shared_tiles
 
 FOLDER = Path(__file__).parent
 
@@ -22,14 +22,16 @@ def run_worker(subject: str, folder: Path, interpret: str, worker: str = "gated"
 
 
 @pytest.mark.parametrize(
-    "subjects", ["products", "giving_up late refusals warming"], ids=["products", "others"]
+    "subjects", ["products", "giving_up late refusals warming shared"], ids=["products", "others"]
 )
 def test_it_is_right(subjects: str, tmp_path: Path, torch: object) -> None:
     run_worker(subjects, tmp_path, "1")
 
 
 @pytest.mark.parametrize(
-    "subjects", ["products", "early sums late_terms giving_up refusals"], ids=["products", "others"]
+    "subjects",
+    ["products", "early sums late_terms giving_up refusals shared"],
+    ids=["products", "others"],
 )
 def test_parts_that_signal_are_right(subjects: str, tmp_path: Path, torch: object) -> None:
     run_worker(subjects, tmp_path, "1", "signalling")
@@ -67,6 +69,18 @@ def test_a_tile_is_chosen_by_rows_and_rounds(element_bytes: int) -> None:
 def test_tiles_do_not_straddle_parts() -> None:
     tile = TILES[2][0]._replace(rows=128, cols=256)
     assert count_tiles([1, 128, 129, 0], [257, 257, 257, 257], tile) == [2, 2, 4, 0]
+
+
+def test_the_last_tiles_are_shared_where_half_of_the_programs_would_be_idle() -> None:
+    tile = TILES[2][0]
+    for tiles, k, found in (
+        (320, 8192, Shares(56, 2)), (960, 8192, Shares(36, 3)), (40, 8192, Shares(40, 3)),
+        (133, 8192, Shares(1, 4)), (264, 8192, UNSHARED), (331, 8192, UNSHARED),
+        (320, 1024, UNSHARED), (0, 8192, UNSHARED),
+    ):  # fmt: skip
+        assert shared_tiles(tiles, 132, tile, k) == found, (tiles, k)
+    # Then tiles of the first kind take less time than smaller ones, which fill more of the round.
+    assert choose_tile([1024] * 8, [1280] * 8, 2, 132, k=8192) == tile
 
 
 def test_pushed_parts_are_made_early_where_pushes_take_longer() -> None:

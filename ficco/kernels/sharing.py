@@ -1,0 +1,197 @@
+"""Tiles that several programs multiply, each a slice of the depth. Device code only.
+
+The last tiles of a launch rarely fill a round over all programs. Where half of them or more would
+be idle, tiles are shared among `among` programs:
+
+    program   0                            1                            2             ...
+    tile 0    front -> scratch, counted    end, + scratch, stored
+    tile 1                                                              front -> ...
+
+Who has a tile's end waits for what the programs before it have made of it. These have smaller
+numbers, and so have begun before it, and wait for nobody: a launch ends however few of its programs
+run at a time. The end is a little longer than other slices, which have to be stored meanwhile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ficco.kernels.acquiring import await_if
+from ficco.kernels.landed_sum import quarter, store_columns
+from ficco.kernels.releasing import count_tiles
+from ficco.kernels.tile_product import (
+    AWAITED,
+    COLUMN,
+    COLUMNS_END,
+    COUNT,
+    HEIGHT,
+    PART,
+    PLACE_FIELDS,
+    RAISED,
+    TARGET_ROW,
+    goes_away,
+    multiplied,
+)
+
+__all__ = ["share_tiles"]
+
+# Steps of the depth that an end is longer: the time in which other slices are stored.
+_LEAD = tl.constexpr(10)
+
+
+@triton.jit
+def _kept(
+    scratch,
+    program,
+    i: tl.constexpr,
+    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    COLS: tl.constexpr,  # noqa: N803
+):
+    """Return where a program keeps a quarter of what it has made of a tile."""
+    WIDTH: tl.constexpr = COLS // 4  # noqa: N806
+    at = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    return scratch + (program * 4 + i) * (ROWS * WIDTH) + at
+
+
+@triton.jit
+def _keep(
+    total,
+    scratch,
+    program,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+):
+    """Store a slice's product, a quarter at a time, which takes less room when exchanged."""
+    for i in tl.static_range(4):
+        tl.store(_kept(scratch, program, i, ROWS, COLS), quarter(total, i, ROWS, COLS))
+
+
+@triton.jit
+def _finish(  # noqa: PLR0913 - a kernel's arguments are its interface
+    total,
+    scratch,
+    begin,
+    past,
+    c,
+    place,
+    c_stride,
+    bias,
+    bias_stride,
+    ROWS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
+    COL_STEP: tl.constexpr,  # noqa: N803
+):
+    """Store a tile: an end's product and what programs begin to past keep of it, in that order."""
+    WIDTH: tl.constexpr = COLS // 4  # noqa: N806
+    col = tl.load(place + COLUMN) // COL_STEP * COL_STEP
+    end = tl.load(place + COLUMNS_END) // COL_STEP * COL_STEP
+    c_row = tl.load(place + TARGET_ROW)
+    rows = tl.load(place + HEIGHT)
+    for i in tl.static_range(4):
+        part = quarter(total, i, ROWS, COLS)
+        for program in tl.range(begin, past):
+            part += tl.load(_kept(scratch, program, i, ROWS, COLS))
+        store_columns(
+            part, c, c, 0, c_stride, c, c_row, rows, c_stride, col + i * WIDTH, end, bias,
+            bias_stride, ROWS, WIDTH, HAS_BIAS, 0, 0, BEGUN,
+        )  # fmt: skip
+
+
+@triton.jit
+def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
+    a,
+    b,
+    bias,
+    c,
+    partial,
+    places,
+    scratch,
+    shares,
+    words,
+    counters,
+    signals,
+    stop,
+    status,
+    value,
+    tiles,
+    among,
+    whole,
+    k,
+    a_stride,
+    b_deep_stride,
+    b_col_stride,
+    bias_stride,
+    c_stride,
+    partial_stride,
+    timeout_ns,
+    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    COLS: tl.constexpr,  # noqa: N803
+    DEEP: tl.constexpr,  # noqa: N803
+    A_BULK: tl.constexpr,  # noqa: N803
+    B_BULK: tl.constexpr,  # noqa: N803
+    B_TURNED: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_PARTIAL: tl.constexpr,  # noqa: N803
+    BEGUN: tl.constexpr,  # noqa: N803
+    COL_STEP: tl.constexpr,  # noqa: N803
+    AWAITS: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Multiply this program's slices of shared tiles, and store the tiles whose ends it has.
+
+    The arguments are those of the kernels: of `gated_gemm`, which AWAITS words, or of
+    `pushing_gemm`, which raises them; and:
+
+    tiles, among: how many are shared, each among how many programs; whole: the first of them.
+    scratch: float32 [programs, ROWS * COLS].
+    shares: int32, one a shared tile, all 0; they are 0 again when the launch ends.
+    """
+    program = tl.program_id(0)
+    number = program // among
+    turn = program % among
+    ends = turn == among - 1
+    if number < tiles:
+        place = places + (whole + number) * PLACE_FIELDS
+        share = shares + number
+        part = tl.load(place + PART)
+        steps = tl.cdiv(k, DEEP)
+        first = (steps - _LEAD) * turn // among
+        past = tl.where(ends, steps, (steps - _LEAD) * (turn + 1) // among)
+        came = 1
+        if AWAITS:
+            word = tl.load(place + AWAITED)
+            came = await_if(
+                word >= 0, words + word, value, stop, timeout_ns, status, part + 1, A_BULK, ON_GPU
+            )
+        total = multiplied(
+            a, place, a_stride, b, b_deep_stride, b_col_stride, first, past, k,
+            ROWS, COLS, DEEP, A_BULK, B_BULK, B_TURNED, ON_GPU,
+        )  # fmt: skip
+        came = came & await_if(
+            ends, share, among - 1, stop, timeout_ns, status, part + 1, False, ON_GPU
+        )
+        total = tl.where(came != 0, total, float("nan"))
+        if not ends:
+            _keep(total, scratch, program, ROWS, COLS)
+            count_tiles(share, 1, among, share, ON_GPU)  # never all of them
+        else:
+            target = c
+            stride = c_stride
+            step = bias_stride
+            if HAS_PARTIAL:
+                away = goes_away(place)
+                target = tl.where(away, partial, c)
+                stride = tl.where(away, partial_stride, c_stride)
+                step = tl.where(away, -1, bias_stride)
+            _finish(
+                total, scratch, program - turn, program, target, place, stride, bias, step,
+                ROWS, COLS, HAS_BIAS, BEGUN, COL_STEP,
+            )  # fmt: skip
+            tl.store(share, 0)
+            if not AWAITS:
+                word = tl.load(place + RAISED)
+                told = tl.where(word >= 0, 1, 0)
+                count_tiles(counters + part, told, tl.load(place + COUNT), signals + word, ON_GPU)
