@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ficco.problem import EXCHANGING
+from ficco.problem import EXCHANGING, GATHERING
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
 from ficco.sweeping.gpu.layout import Layout
@@ -71,9 +71,10 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
             continue
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))
-    if case.op == "matmul_all_reduce" and case.world > 2:
-        unfused = replace(Schedule.named("hetero_unfused_1d"), route="rotation", pace="in_step")
-        found += [replace(unfused, grain=grain) for grain in numbers]
+    if case.op in (*GATHERING, "matmul_all_reduce") and case.world > 2:
+        for name in ("hetero_unfused_1d", "gated_1d"):
+            in_step = replace(Schedule.named(name), route="rotation", pace="in_step")
+            found += [replace(in_step, grain=grain) for grain in numbers]
     if case.all_points:
         base = Schedule.named("hetero_unfused_1d")  # rotation, by_step where the machine decides
         for grain in numbers:
@@ -81,9 +82,7 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
             if grain > 1:  # one chunk has one order
                 found.append(replace(base, grain=grain, route="rotation", order="by_peer"))
                 found.append(replace(base, grain=grain, route="all_peers", order="by_peer"))
-            if case.op == "all_gather_matmul" and case.world > 2:
-                paced = replace(base, grain=grain, route="rotation", pace="in_step")
-                found.append(paced)
-                if grain > 1:
-                    found.append(replace(paced, order="by_peer"))
+            if case.op == "all_gather_matmul" and case.world > 2 and grain > 1:
+                in_step = replace(base, grain=grain, route="rotation", pace="in_step")
+                found.append(replace(in_step, order="by_peer"))
     return found

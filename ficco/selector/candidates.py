@@ -50,6 +50,11 @@ def _rings(op: str, machine: Machine) -> bool:
     return op == "matmul_reduce_scatter" and machine.best_route == "rotation"
 
 
+def _turns(op: str, machine: Machine) -> bool:
+    """Whether what is pushed is there before, and keeping turns at its receivers may pay."""
+    return op in (*GATHERING, "matmul_all_reduce") and machine.best_route == "rotation"
+
+
 def _stores(machine: Machine, world: int) -> bool:
     """Whether kernels can store at all ranks, and it is known what that takes."""
     near = world <= machine.devices
@@ -80,7 +85,7 @@ def points(
     """Return resolved schedules; the first one is `serial`.
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
-    the rotation in step. What has no plan, or the machine's engine does not run, is left out. So
+    two of them in step, too. What has no plan, or the machine's engine does not run, is left out. So
     are sums within a launch on GPUs, where they won next to nothing (`bench/NOTES.md`). Outputs
     that add up on GPUs have `serial` alone: products that add to float32 sums chunk by chunk, and
     the rounding of these, take longer than the transfer that they would hide.
@@ -116,13 +121,12 @@ def points(
             if name == "uniform_fused_2d" and op == "embedding_all_to_all":
                 continue  # a bag cannot be cut along its sums
             found.append(replace(named, grain=grain).resolve(world, machine))
-        if (
-            op in (*GATHERING, "matmul_all_reduce")
-            and machine.best_route == "rotation"
-            and world > 2
-        ):
-            unfused = replace(Schedule.named("hetero_unfused_1d"), grain=grain, pace="in_step")
-            found.append(unfused.resolve(world, machine))
+        paced = ["hetero_unfused_1d"]
+        if not sums and _gates(op, machine, gates):
+            paced.append("gated_1d")
+        for name in paced if world > 2 and _turns(op, machine) else ():
+            in_step = replace(Schedule.named(name), grain=grain, pace="in_step")
+            found.append(in_step.resolve(world, machine))
     if gates and alone and few and _stores(machine, world):
         own = [Schedule.named(name) for name in Schedule.names(op)]
         found += [

@@ -16,7 +16,7 @@ from numpy_on_stream import NumpyOnStream
 
 from ficco import oracle
 from ficco.errors import EngineError, InputError, ScheduleError
-from ficco.problem import REDUCING, Output, Problem
+from ficco.problem import GATHERING, REDUCING, Output, Problem
 from ficco.runtime.local_cuda import CudaLocalRuntime
 from ficco.schedule import Schedule
 
@@ -37,10 +37,10 @@ def operators(worlds: list[int], seeds: int, dtypes: list[str], calls: int | Non
                     cases += [(problem, name, seed) for name in Schedule.names(problem.op)]
         for problem, name, seed in random.Random(world).sample(cases, calls or len(cases)):
             arrays, exact = node.arrays(problem, seed)
-            for route in routes(name, world):
+            for axes in ways(problem.op, name, world):
                 node.runtime.synchronize()
                 node.poison()
-                point = named(name, world, route=route)
+                point = named(name, world, **axes)
                 try:
                     node.execute(problem, point, arrays)
                 except ScheduleError:
@@ -48,7 +48,7 @@ def operators(worlds: list[int], seeds: int, dtypes: list[str], calls: int | Non
                     continue
                 node.runtime.synchronize()
                 rounded = oracle.roundings(problem, point.sums_travel)
-                node.judge(problem, arrays, exact, f"{name} {route}", rounded)
+                node.judge(problem, arrays, exact, f"{name} {axes}", rounded)
         node.runtime.close()
 
 
@@ -70,11 +70,16 @@ def one_queue() -> None:
     node.runtime.close()
 
 
-def routes(name: str, world: int) -> tuple[str, ...]:
-    """Return the routes to try; stores go to all peers at once."""
+def ways(op: str, name: str, world: int) -> list[dict[str, str]]:
+    """Return the routes to try, and the pace where one is kept; stores go to all peers at once."""
     if Schedule.named(name).transport == "sm":
-        return ("all_peers",)
-    return ("rotation", "all_peers")[: 1 + (world > 2)]
+        return [{"route": "all_peers"}]
+    found = [{"route": "rotation"}]
+    if world > 2:
+        found.append({"route": "all_peers"})
+        if op in (*GATHERING, "matmul_all_reduce") and name in ("gated_1d", "hetero_unfused_1d"):
+            found.append({"route": "rotation", "pace": "in_step"})
+    return found
 
 
 def disturbed(world: int, calls: int) -> None:
@@ -107,8 +112,8 @@ def again_and_again(world: int, calls: int) -> None:
                 for r, mine in enumerate(arrays)
             ]
             mine = [old | new for old, new in zip(arrays, ys, strict=True)]
-            route = routes(name, world)[-1]
-            node.execute(problem, named(name, world, route=route), mine)
+            axes = ways(problem.op, name, world)[-1]
+            node.execute(problem, named(name, world, **axes), mine)
             results.append((number, problem, mine, exact))
         node.runtime.synchronize()
         for number, problem, mine, exact in results:

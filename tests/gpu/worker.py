@@ -23,13 +23,14 @@ from ficco import oracle
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
-from ficco.problem import Output, Problem, chunk_sizes
+from ficco.problem import Problem
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 from ficco.schedule import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from few_rows import few_rows
+from fuzzed import cases, shared_tiles
 from rank import CUDA, DTYPES, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 
@@ -57,37 +58,6 @@ def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> No
                         me.judge(problem, ys, exact, f"{name} {route} {problem}", rounded)
                         count += 1
     print(f"{count} calls right")
-
-
-def cases(world: int) -> list[Problem]:
-    """One odd problem an operator, small enough that host and device race each other."""
-    even, k = chunk_sizes(131, world), 72
-    output = (Output((56,) * world),)
-    depths = chunk_sizes(k, world)
-    splits = tuple(tuple(5 + (3 * s + 7 * r) % 11 for r in range(world)) for s in range(world))
-    rows = tuple(sum(row) for row in splits)
-    return [
-        Problem("all_gather_matmul", world, even, k, output, "bfloat16"),
-        Problem("matmul_reduce_scatter", world, even, k, output, "bfloat16", depths=depths),
-        Problem("matmul_all_reduce", world, even, k, output, "float16", depths=depths),
-        Problem("all_to_all_matmul", world, rows, k, output, "bfloat16", splits=splits),
-        Problem("matmul_all_to_all", world, rows, k, output, "float32", splits=splits),
-        Problem(
-            "embedding_all_to_all", world, even, 1, output, "bfloat16",
-            tables=((40,),) * world, lookups=((300,),) * world,
-        ),
-    ]  # fmt: skip
-
-
-def shared_tiles(world: int) -> list[Problem]:
-    """Such whose launches share their last tiles among programs, on 132 multiprocessors."""
-    rows, depths, output = chunk_sizes(4090, world), (4104,) * world, (Output((1272,) * world),)
-    return [
-        Problem("all_gather_matmul", world, rows, 4104, output, "bfloat16"),
-        Problem(
-            "matmul_reduce_scatter", world, rows, sum(depths), output, "bfloat16", depths=depths
-        ),
-    ]
 
 
 SETS = 4  # inputs of each case that calls draw from
