@@ -36,7 +36,7 @@ AXES: dict[str, tuple[str, ...]] = {
 # Points that few operators have, one_shot_sm and two_shot_sm for few rows.
 _OF_FEW = {
     "all_gather_matmul": ("gather_sm",),  # for few rows
-    "matmul_all_reduce": ("ring_1d", "one_shot_sm", "two_shot_sm"),
+    "matmul_all_reduce": ("ring_1d", "gated_sums_1d", "one_shot_sm", "two_shot_sm"),
     "matmul_reduce_scatter": ("ring_1d", "gated_sums_1d"),
 }
 
@@ -65,11 +65,11 @@ class Schedule:
             drift apart and meet at one receiver; of matmul_all_reduce, the sums).
         shots: of matmul_all_reduce: "two" (every rank adds up its block and passes the sums on), or
             "one" (every rank gets all products and adds up all of them).
-        sums: of matmul_reduce_scatter: "apart" (a pass of its own adds up what peers made),
-            "within" (with compute="gated": a launch behind that of peers' parts adds it to its own
-            tiles before it stores them), or, of matmul_all_reduce as well, "along" (they go round a
-            ring of ranks, each of which adds its product and passes them on; of matmul_all_reduce
-            two chunks at a time, if "by_step").
+        sums: of matmul_reduce_scatter and matmul_all_reduce: "apart" (a pass of its own adds up
+            what peers made), "within" (with compute="gated": a launch behind that of peers' parts
+            adds it to its own tiles before it stores them, and tells of a chunk that is to be sent
+            on), or "along" (they go round a ring of ranks, each of which adds its product and
+            passes them on; of matmul_all_reduce two chunks at a time, if "by_step").
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
         name: a label; carries no meaning.
     """

@@ -72,7 +72,8 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))
     if case.op in (*GATHERING, "matmul_all_reduce") and case.world > 2:
-        for name in ("hetero_unfused_1d", "gated_1d"):
+        paced = ("hetero_unfused_1d", "gated_1d", "gated_sums_1d")
+        for name in paced[: 3 if case.op == "matmul_all_reduce" else 2]:
             in_step = replace(Schedule.named(name), route="rotation", pace="in_step")
             found += [replace(in_step, grain=grain) for grain in numbers]
     if case.all_points:

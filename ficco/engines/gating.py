@@ -2,7 +2,8 @@
 
     gathering    own rows | rows of a peer's chunk, behind its word | ...     into the output
     scattering   rows for a peer, which raise a word | ... | own rows         into two buffers
-    summing      own rows, added to what peers have pushed, behind its words  into the output
+    summing      own rows, added to what peers have pushed, behind its words  into the output;
+                 they may raise a word, too
 
 What scatters or is summed may be added to what its target holds.
 
@@ -140,8 +141,8 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
             )
         )
     summed = [bool(part.terms) for part in parts]
-    if any(summed) and not (all(summed) and all(part.signal < 0 for part in parts)):
-        raise _refusal(step, "parts that are summed are a launch of their own, and tell nobody")
+    if any(summed) and not all(summed):
+        raise _refusal(step, "parts that are summed are a launch of their own")
     if _WINDOW in used and (_PARTIAL in used or any(part.signal >= 0 for part in parts)):
         raise _refusal(step, "parts that wait for their rows are results, and tell nobody")
     whole = {role: _whole(plan, region) for role, region in used.items()}

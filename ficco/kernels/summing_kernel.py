@@ -2,9 +2,11 @@
 
     own parts, a chunk each: product | all its words awaited | terms added, bias, rounded, stored
 
-Nothing that a peer waits for is made here: that has been done by launches before. Loops over tiles
-are merged with those over k, as those of `gated_kernel`; a part's words are awaited behind the
-first product of it, as peers have had that time, while the next tile is under way.
+Nothing that a launch of a peer waits for is made here: that has been done by launches before; but a
+part may raise a word when it is stored, as those of `pushing_kernel`, for a stream that sends it
+on. Loops over tiles are merged with those over k, as those of `gated_kernel`; a part's words are
+awaited behind the first product of it, as peers have had that time, while the next tile is under
+way.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ import triton.language as tl
 from ficco.kernels.acquiring import await_if
 from ficco.kernels.gated_kernel import UNSPECIALIZED
 from ficco.kernels.landed_sum import TERM_FIELDS, TERM_WORD
-from ficco.kernels.tile_product import PART, PLACE_FIELDS, multiplied, store_summed
+from ficco.kernels.releasing import count_tiles
+from ficco.kernels.tile_product import (
+    COUNT,
+    PART,
+    PLACE_FIELDS,
+    RAISED,
+    multiplied,
+    store_summed,
+)
 
 __all__ = ["summing_gemm"]
 
@@ -29,7 +39,9 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     landing,
     places,
     terms,
+    counters,
     words,
+    signals,
     stop,
     status,
     value: tl.int32,
@@ -64,9 +76,11 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     TERMS, OWN_AT: how many terms are added to a part, and how many of them before the own product.
     """
     steps = tl.cdiv(k, DEEP)
+    programs = tl.num_programs(0)
     acquired = -1
     came = 1
-    for tile in tl.range(tl.program_id(0), whole, tl.num_programs(0), flatten=True):
+    stored = 0
+    for tile in tl.range(tl.program_id(0), whole, programs, flatten=True):
         place = places + tile * PLACE_FIELDS
         total = multiplied(
             own, place, own_stride, b, b_deep_stride, b_col_stride, 0, steps, k,
@@ -88,3 +102,10 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
             tl.where(came != 0, total, float("nan")), landing, at_terms, landing_stride, c, place,
             c_stride, bias, bias_stride, ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN, COL_STEP,
         )  # fmt: skip
+        raised = tl.load(place + RAISED)
+        following = places + tl.minimum(tile + programs, whole) * PLACE_FIELDS
+        stored += 1
+        leaves = tl.load(following + PART) != part
+        told = tl.where(leaves & (raised >= 0), stored, 0)
+        count_tiles(counters + part, told, tl.load(place + COUNT), signals + raised, ON_GPU)
+        stored = tl.where(leaves, 0, stored)

@@ -248,11 +248,10 @@ def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dt
 def _check_kind(order: list[GatedPart], window: bool, further: bool) -> None:
     """Refuse parts of which no kernel does all."""
     summed = [part for part in order if part.terms]
-    signals = any(part.signal >= 0 for part in order)
-    if (window and further) or (summed and (signals or len(summed) < len(order))):
+    if (window and further) or (summed and len(summed) < len(order)):
         raise InputError(
-            "parts of one launch wait for their rows, or raise words, or are summed with what "
-            "peers push; make a table of each kind"
+            "parts of one launch wait for their rows, or are summed with what peers push, or "
+            "neither; make a table of each kind"
         )
 
 

@@ -12,7 +12,7 @@ __all__ = ["arrivals", "check_implemented", "chunk_bounds", "departures"]
 
 _SUMMING = {
     "apart": OPERATORS,
-    "within": ("matmul_reduce_scatter",),
+    "within": ("matmul_reduce_scatter", "matmul_all_reduce"),
     "along": ("matmul_reduce_scatter", "matmul_all_reduce"),
 }
 _STORING = ("all_gather_matmul", "matmul_all_reduce")  # by a kernel, at peers

@@ -6,8 +6,9 @@ while later steps are still multiplied; every rank moves what it got from the wi
 With pace="in_step" a sum goes to the next peer when the last turn's sum has come here; for partial
 sums, which are pushed as they are made, there are no turns to keep.
 
-With sums="along" the sums come to their owners round a ring (see `ring`), and are pushed on from a
-lane of their own, "spread", while later chunks go round.
+With sums="within" a launch of the own parts adds up, chunk by chunk, and tells of each, which is
+pushed on meanwhile from a lane of its own, "spread". With sums="along" the sums come to their owners
+round a ring (see `ring`), and are pushed on from that lane while later chunks go round.
 
 With transport="sm" the kernel that multiplies stores at the peers itself: see `direct`.
 """
@@ -65,6 +66,8 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     if schedule.sums == "along":
         return _ring(problem, schedule, rank, products)
     cut = reduction_cut(problem, replace(schedule, pace="free"), rank)
+    if schedule.sums == "within":
+        return _within(problem, schedule, cut, products)
     in_step = schedule.pace == "in_step"
     first = offsets(problem.rows)
     found = batches(cut, per_chunk=False)
@@ -85,6 +88,32 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         for batch in found:
             made.steps += finish(batch, made)
     data = [word for batch in found for word in batch.words]
+    data += _collect(cut, made, first)
+    close(cut, made, data, COLLECT)
+    buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
+    return RankPlan(rank, buffers, tuple(made.steps))
+
+
+def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) -> RankPlan:
+    """Return the plan of one rank whose launch of own parts adds up, and tells of every chunk."""
+    rank, first = cut.rank, offsets(problem.rows)
+    bias = problem.outputs[0].bias
+    cut = replace(cut, own="y0", own_row=first[rank], biased=bias, passed_on=True)
+    made = make_and_push(cut, products)
+    opened = tuple(dict.fromkeys(f"{lane}.wait_free" for lane in made.lanes.values()))
+    lanes = dict.fromkeys(made.lanes, SPREAD)
+    for index in range(schedule.chunks):
+        chunk = cut.sent(rank, index)
+        if chunk.empty:
+            continue
+        ready = (Word(rank, "ready", rank, index),)
+        made.steps += [
+            Step(f"summed.{index}", SPREAD, "wait", "none", words=ready),
+            Step(f"unsummed.{index}", SPREAD, "clear", "none", words=ready),
+        ]
+        own = Own(index, cut.piece(rank, chunk).target, opened)
+        made.steps += _push_on(cut, lanes, own, False, schedule.pace == "in_step")
+    data = [word for batch in batches(cut, per_chunk=False) for word in batch.words]
     data += _collect(cut, made, first)
     close(cut, made, data, COLLECT)
     buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
@@ -152,7 +181,7 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
     """Wait for the peers' sums and move them into the output; return the words that said so."""
     schedule, rank = cut.schedule, cut.rank
     at_once = schedule.compute == "whole" or schedule.order == "by_peer"
-    at_once = at_once and schedule.sums != "along"
+    at_once = at_once and schedule.sums == "apart"
     groups: dict[int, list[tuple[Word, Region, Region]]] = {}
     for turn in range(1, cut.world):
         peer = (rank - turn) % cut.world

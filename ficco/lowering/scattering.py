@@ -59,6 +59,7 @@ class Cut:
         landing_cols: the first column where each rank's work lands.
         own: buffer for the own block; its first row is `own_row`, its first column `own_col`.
         biased: whether a bias is added to the own block, where the launch that makes it adds up.
+        passed_on: whether such a launch tells of own chunks, as they are sent on.
         known: chunks so far, which are asked for again and again.
     """
 
@@ -70,6 +71,7 @@ class Cut:
     own_row: int = 0
     own_col: int = 0
     biased: bool = False
+    passed_on: bool = False
     known: dict[tuple[int, int, int], Chunk] = field(default_factory=dict)
 
     @property
@@ -276,7 +278,8 @@ def _gated(
     """A launch whose parts say when they are done; every push waits for its part.
 
     With sums="within" the own parts, a chunk each, are a launch behind it, and wait for what peers
-    push: then nothing that a peer waits for is behind a wait, whichever programs run.
+    push: then nothing that a peer's launch waits for is behind a wait, whichever programs run. They
+    say when they are done where they are sent on.
     """
     rank = cut.rank
     groups = [
@@ -301,7 +304,8 @@ def _summed(cut: Cut, index: int, chunk: Chunk) -> Gated:
     landed = [cut.landed(peer, chunk) for peer in peers]
     bias = [term._replace(row0=0, row1=1, buffer=BIAS) for term in landed[:1] if cut.biased]
     piece = cut.piece(cut.rank, chunk)._replace(add=(*landed, *bias))
-    return Gated((piece,), tuple([Word(cut.rank, "data", peer, index) for peer in peers]))
+    told = (Word(cut.rank, "ready", cut.rank, index),) if cut.passed_on else ()
+    return Gated((piece,), tuple([Word(cut.rank, "data", peer, index) for peer in peers]), told)
 
 
 def _push(

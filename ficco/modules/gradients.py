@@ -418,8 +418,7 @@ def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
     if asked.transport == "sm" and name != "matmul_all_reduce":
         return AUTO
     known = asked
-    has = {"matmul_reduce_scatter": ("within", "along"), "matmul_all_reduce": ("along",)}
-    if asked.sums not in ("apart", *has.get(name, ())):
+    if asked.sums != "apart" and name not in ("matmul_reduce_scatter", "matmul_all_reduce"):
         known = replace(known, sums="apart", name="custom")
     if name in ("matmul_reduce_scatter", "matmul_all_to_all") and asked.pace != "free":
         known = replace(known, pace="free", name="custom")

@@ -85,8 +85,8 @@ def points(
     """Return resolved schedules; the first one is `serial`.
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
-    two of them in step, too. What has no plan, or the machine's engine does not run, is left out. So
-    are sums within a launch on GPUs, where they won next to nothing (`bench/NOTES.md`). Outputs
+    those in step that keep turns there. What has no plan, or the machine's engine does not run, is
+    left out. So are sums within a launch on GPUs (`bench/NOTES.md`). Outputs
     that add up on GPUs have `serial` alone: products that add to float32 sums chunk by chunk, and
     the rounding of these, take longer than the transfer that they would hide.
 

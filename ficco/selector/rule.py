@@ -17,6 +17,7 @@ No machine is simulated here, and nothing else in ficco uses these formulas.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from ficco.lowering.direct import is_made_before
 from ficco.lowering.scattering import finishes_between
@@ -133,21 +134,51 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         end = max(made + last, sent + last / (1 if schedule.sums == "within" else grain))
         if facts.op == "matmul_all_reduce":
             moved = machine.stream_us(2.0 * block * peers)
-            if finishes_between(schedule):  # sums travel beside products, but for the last step's
-                made += last * (1 - 1 / grain)
-                end = max(
-                    max(made, made - own / grain + send / grain) + (last + send_on) / grain,
-                    # Two chunks of sums and one of products stand behind the last of those.
-                    steps * piece + (send + 2 * send_on + last) / grain,
-                    late + send + send_on + last / grain,
-                )
-                end += moved / grain
-            else:
-                end = max(made, sent) + last / grain + send_on + moved
+            parts = _Sums(steps * piece, own, late, send, send_on, sent, made, last, moved)
+            end = _passed_on(parts, schedule, peers)
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     host += (steps + 2 + peers * grain) * costs.host_words_us + peers * grain * costs.host_copy_us
     return end + words + costs.call_us, host
+
+
+class _Sums(NamedTuple):
+    """What an all-reduce in two shots consists of, in us: times, and the ends of two of them."""
+
+    multiplied: float  # peers' parts
+    own: float
+    late: float  # what of the former goes with one arrival
+    send: float
+    send_on: float
+    sent: float  # when all partial sums have come
+    made: float  # when all parts are multiplied, but for what `last` has of them
+    last: float  # adding up
+    moved: float  # from the window into the output
+
+
+def _passed_on(sums: _Sums, schedule: Schedule, peers: int) -> float:
+    """Return when all sums that owners have pushed on are in the output."""
+    multiplied, own, late, send, send_on, sent, made, last, moved = sums
+    grain = schedule.chunks
+    if schedule.sums == "within":  # sums travel beside products of later own chunks
+        behind = schedule.order == "by_peer"  # the last peer's first chunk
+        first = late + send * (1 - (grain - 1) / grain / peers if behind else 1 / grain)
+        end = max(
+            max(first, multiplied + last) + send_on,
+            sent + send_on,
+            max(made, sent) + last + send_on / grain,
+        )
+        return end + moved / grain
+    if finishes_between(schedule):  # sums travel beside products, but for the last step's
+        made += last * (1 - 1 / grain)
+        end = max(
+            max(made, made - own / grain + send / grain) + (last + send_on) / grain,
+            # Two chunks of sums and one of products stand behind the last of those.
+            multiplied + (send + 2 * send_on + last) / grain,
+            late + send + send_on + last / grain,
+        )
+        return end + moved / grain
+    return max(made, sent) + last / grain + send_on + moved
 
 
 def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:

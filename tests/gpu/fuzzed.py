@@ -1,8 +1,15 @@
-"""Problems whose calls are repeated in random order."""
+"""Calls that are repeated: problems for random order, and launches whose tiles are shared."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
+import torch
+from rank import Arrays, Rank
+
 from ficco.problem import Output, Problem, chunk_sizes
+from ficco.schedule import Schedule
 
 
 def cases(world: int) -> list[Problem]:
@@ -25,12 +32,61 @@ def cases(world: int) -> list[Problem]:
     ]  # fmt: skip
 
 
-def shared_tiles(world: int) -> list[Problem]:
-    """Such whose launches share their last tiles among programs, on 132 multiprocessors."""
-    rows, depths, output = chunk_sizes(4090, world), (4104,) * world, (Output((1272,) * world),)
-    return [
-        Problem("all_gather_matmul", world, rows, 4104, output, "bfloat16"),
-        Problem(
-            "matmul_reduce_scatter", world, rows, sum(depths), output, "bfloat16", depths=depths
-        ),
-    ]
+SHARED = (
+    ("all_gather_matmul", "gated_1d"),
+    ("matmul_reduce_scatter", "gated_1d"),
+    ("matmul_reduce_scatter", "gated_sums_1d"),
+    ("matmul_all_reduce", "gated_1d"),
+    ("matmul_all_reduce", "gated_sums_1d"),
+)
+
+
+def shared_tiles(me: Rank, calls: int) -> None:
+    """Launches whose last tiles are shared among programs, on 132 multiprocessors."""
+    own = random.Random(3000 + me.rank)
+    m, n, k = 4090, 1272, 4104
+    for op, name in SHARED:
+        rows, gathers = chunk_sizes(m, me.world), op == "all_gather_matmul"
+        depths = () if gathers else (k,) * me.world
+        output = Output((n,) * me.world)
+        problem = Problem(
+            op, me.world, rows, sum(depths) or k, (output,), "bfloat16", depths=depths
+        )
+        schedule = replace(Schedule.named(name), grain=2)
+        sets = [_drawn(me, problem, seed) for seed in range(2)]
+        wanted = []
+        for given, exact in sets:
+            (y,) = me.execute(problem, schedule, given).values()
+            error = (y.double() - exact).abs().max() / exact.abs().max()
+            assert float(error) < 2**-8, f"{op} {name}: off by {float(error)}"
+            wanted.append(y)
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        for call in range(calls):
+            if own.random() < 0.1:
+                torch.cuda._sleep(own.randrange(2_000_000))
+            (y,) = me.execute(problem, schedule, sets[call % 2][0]).values()
+            wrong += (y != wanted[call % 2]).any()
+        assert int(wrong) == 0, f"{op} {name}: {int(wrong)} of {calls} calls differ"
+        me.poison()
+    print("right")
+
+
+def _drawn(me: Rank, problem: Problem, seed: int) -> tuple[Arrays, torch.Tensor]:
+    """Return this rank's operands and its exact result."""
+    numbers = torch.Generator("cuda").manual_seed(seed)  # the same on all ranks
+
+    def draw(rows: int, cols: int) -> torch.Tensor:
+        return torch.randn(rows, cols, generator=numbers, device="cuda").bfloat16()
+
+    n, m = problem.outputs[0].columns[0], problem.m
+    first = sum(problem.rows[: me.rank])
+    mine = slice(first, first + problem.rows[me.rank])
+    if problem.op == "all_gather_matmul":
+        x = draw(m, problem.k)
+        w = [draw(n, problem.k).t() for _ in range(me.world)][me.rank]
+        return {"x": x[mine], problem.outputs[0].operand: w}, x.double() @ w.double()
+    pairs = [(draw(m, k), draw(n, k).t()) for k in problem.depths]
+    exact = sum(x.double() @ w.double() for x, w in pairs)
+    x, w = pairs[me.rank]
+    given = {"x": x, problem.outputs[0].operand: w}
+    return given, exact if problem.op == "matmul_all_reduce" else exact[mine]

@@ -32,6 +32,12 @@ def test_calls_again_and_again(gpus: int, tmp_path: Path, request: pytest.Fixtur
     right("fuzz", gpus, tmp_path, calls=request.config.getoption("--calls"))
 
 
+def test_tiles_that_programs_share(
+    gpus: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    right("shared_tiles", gpus, tmp_path, calls=request.config.getoption("--calls"))
+
+
 def test_graphs_again_and_again(gpus: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     right("replay", gpus, tmp_path, replays=request.config.getoption("--calls"))
 

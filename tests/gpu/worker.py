@@ -99,7 +99,7 @@ class Case:
 def fuzz(me: Rank, calls: int) -> None:
     """Calls in random order, with new inputs in the same tensors, delays, and NaN in windows."""
     shared, own = random.Random(1), random.Random(1000 + me.rank)
-    found = [Case(me, problem) for problem in (*cases(me.world), *shared_tiles(me.world))]
+    found = [Case(me, problem) for problem in cases(me.world)]
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for call in range(calls):
         case = shared.choice(found)
@@ -448,6 +448,7 @@ SCENARIOS = {
     "opposite": opposite,
     "operators": operators,
     "fuzz": fuzz,
+    "shared_tiles": shared_tiles,
     "replay": replay,
     "capture_rules": capture_rules,
     "profile": profile,

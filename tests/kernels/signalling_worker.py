@@ -170,12 +170,12 @@ def shapes() -> Iterator[tuple[str, list[GatedPart], int, int]]:
     yield (
         "sums, the own product between",
         [own(0, 18, terms=terms(0, 41, None, 20)), own(30, 0, terms=terms(0, 0, None, 0)),
-         own(45, 3, terms=terms(70, 80, None, 90, word=4))], 45, 37,
+         own(45, 3, terms=terms(70, 80, None, 90, word=4), signal=9)], 45, 37,
     )  # fmt: skip
     yield (
         "sums by columns, the own product last",
-        [own(10, 20, cols=17, terms=terms(0, 20, None)),
-         own(10, 20, col=17, terms=terms(0, 20, None, word=4))], 40, 16,
+        [own(10, 20, cols=17, terms=terms(0, 20, None), signal=2),
+         own(10, 20, col=17, terms=terms(0, 20, None, word=4), signal=0)], 40, 16,
     )  # fmt: skip
     yield "a sum without depth", [own(0, 4, terms=terms(None, 0))], 5, 0
 
@@ -380,7 +380,7 @@ def assembly() -> None:
         assert merged(compiled(case, 90, "ttgir")) == [True, False], "a loop within a loop"
 
     for begun in (False, True):
-        sums = [wide(0, terms=terms(0, None, 256, 512))]
+        sums = [wide(0, terms=terms(0, None, 256, 512), signal=9)]
         case = Case(sums, 512, 512, torch.bfloat16, tile=tile, begun=begun)
         text = compiled(case, 90)
         acquired, met = places(ACQUIRE, text), places(MET, text)
@@ -390,6 +390,8 @@ def assembly() -> None:
             landed = [at for at in places(r"ld\.global\.v4", text) if acquired[i] < at < stored]
             assert landed and max(met[i : i + 3]) < min(landed), "terms are read before their word"
         assert not places(r"ld\.global\S*\.nc", text), "terms are read past the acquire"
+        counted, released = places(COUNT, text), places(RELEASE, text)
+        assert len(counted) == 2 and max(places(STORE, text)) < counted[-1] < released[-1]
         assert merged(compiled(case, 90, "ttgir")) == [True], "a loop within a loop"
 
     case = Case(slices, 512, 70, torch.float32, ODD_BASE, tile=TILES[4][-1])

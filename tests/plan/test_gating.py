@@ -14,12 +14,13 @@ from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 
+@pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
 @pytest.mark.parametrize("cut", ["rows", "columns"])
 @pytest.mark.parametrize("pairs", [(), ((2, 3), (1, 4), (5,))])
 def test_sums_within_are_a_launch_behind_that_of_peers_parts(
-    cut: str, pairs: tuple[tuple[int, ...], ...]
+    op: str, cut: str, pairs: tuple[tuple[int, ...], ...]
 ) -> None:
-    problem = Problem.chunked("matmul_reduce_scatter", 3, 12, 8, 15, "bfloat16", bias=True)
+    problem = Problem.chunked(op, 3, 12, 8, 15, "bfloat16", bias=True)
     schedule = replace(Schedule.named("gated_sums_1d"), grain=2, route="rotation", cut=cut)
     plan = lower_rank(replace(problem, pairs=pairs), replace(schedule, transport="dma"), 1)
     pushing, summing = [launches_of(plan, step) for step in plan.steps if step.parts]
@@ -27,7 +28,9 @@ def test_sums_within_are_a_launch_behind_that_of_peers_parts(
     assert len(pushed.parts) == 4 and all(part.signal >= 0 for part in pushed.parts)
     assert pushed.bias is None and pushed.landing is None and pushed.c.buffer == "partial"
     assert len(summed.parts) == 2 and summed.bias is not None and summed.landing is not None
-    assert all(part.signal < 0 and len(part.terms) == 3 for part in summed.parts)
+    assert all(len(part.terms) == 3 for part in summed.parts)
+    sent_on = op == "matmul_all_reduce"
+    assert all((part.signal >= 0) == sent_on for part in summed.parts)
     assert summed.c.buffer == "y0" and summed.begun == pushed.begun == bool(pairs)
     assert {part.col for part in summed.parts} == ({0} if cut == "rows" else {0, 4})
 

@@ -84,7 +84,7 @@ def test_a_rank_without_a_part_of_k_passes_on_what_came(op: str, depths: tuple[i
     ("op", "axes", "words"),
     [
         ("all_gather_matmul", {}, "sums='apart'"),
-        ("matmul_all_reduce", {"sums": "within"}, "sums='apart' or sums='along'"),
+        ("matmul_all_reduce", {"sums": "within"}, "sums='apart', or compute='gated'"),
         ("matmul_all_reduce", {"transport": "sm"}, "cut='columns'"),
         ("matmul_all_to_all", {}, "matmul_reduce_scatter and matmul_all_reduce"),
         ("matmul_reduce_scatter", {"compute": "per_step"}, "compute='per_chunk'"),
