@@ -7,8 +7,8 @@ With pace="in_step" a sum goes to the next peer when the last turn's sum has com
 sums, which are pushed as they are made, there are no turns to keep.
 
 With sums="within" a launch of the own parts adds up, chunk by chunk, and tells of each, which is
-pushed on meanwhile from a lane of its own, "spread". With sums="along" the sums come to their owners
-round a ring (see `ring`), and are pushed on from that lane while later chunks go round.
+pushed on meanwhile from a lane of its own, "spread". With sums="along" the sums come to their
+owners round a ring (see `ring`), and are pushed on from that lane while later chunks go round.
 
 With transport="sm" the kernel that multiplies stores at the peers itself: see `direct`.
 """
