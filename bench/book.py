@@ -28,7 +28,11 @@ RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
 FULL_RUNS = 20
 # By `auto`, on GPUs: see ficco/selector/candidates.py. Rings were measured in another form than
 # they have now: they added to what came where it came.
-NOT_CHOSEN = ("gated_sums_1d", "ring_1d")
+NOT_CHOSEN = (
+    ("matmul_reduce_scatter", "gated_sums_1d"),
+    ("matmul_reduce_scatter", "ring_1d"),
+    ("matmul_all_reduce", "ring_1d"),
+)
 
 Best = tuple[float, float, Schedule]  # ms, ms of serial, the schedule
 Key = tuple[str, str, int, int, int, str]  # op, dtype, m, n, k, regime
@@ -43,7 +47,11 @@ def compared(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
         for regime, rows in case["regimes"].items():
             full = [row for row in rows if row["ok"] and row["runs"] >= FULL_RUNS]
             serial = next((row["median"] for row in full if row["config"] == "serial"), None)
-            ours = [row for row in full if row.get("schedule") not in (None, *NOT_CHOSEN)]
+            ours = [
+                row
+                for row in full
+                if row.get("schedule") and (op, row["schedule"]) not in NOT_CHOSEN
+            ]
             if serial is None or not ours:
                 continue
             fastest = min(ours, key=lambda row: row["median"])
@@ -73,8 +81,9 @@ def swept(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Bes
     shapes = {line["shape"]: line for line in document["lines"] if line["kind"] == "shape"}
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for line in document["lines"]:
-        chosen = line["kind"] == "point" and line["name"] not in NOT_CHOSEN
-        if chosen and line["ok"] and not line["screened"]:
+        if line["kind"] != "point" or not line["ok"] or line["screened"]:
+            continue
+        if (shapes[line["shape"]]["op"], line["name"]) not in NOT_CHOSEN:
             key = (line["shape"], line["regime"])
             best[key] = min(best.get(key, line), line, key=lambda found: found["ms"])
     for (shape, regime), line in best.items():

@@ -7,8 +7,8 @@ With pace="in_step" a sum goes to the next peer when the last turn's sum has com
 sums, which are pushed as they are made, there are no turns to keep.
 
 With sums="within" a launch of the own parts adds up, chunk by chunk, and tells of each, which is
-pushed on meanwhile from a lane of its own, "spread". With sums="along" the sums come to their
-owners round a ring (see `ring`), and are pushed on from that lane while later chunks go round.
+pushed on meanwhile from lanes of their own, "spread". With sums="along" the sums come to their
+owners round a ring (see `ring`), and are pushed on from there while later chunks go round.
 
 With transport="sm" the kernel that multiplies stores at the peers itself: see `direct`.
 """
@@ -101,7 +101,8 @@ def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) 
     cut = replace(cut, own="y0", own_row=first[rank], biased=bias, passed_on=True)
     made = make_and_push(cut, products)
     opened = tuple(dict.fromkeys(f"{lane}.wait_free" for lane in made.lanes.values()))
-    lanes = dict.fromkeys(made.lanes, SPREAD)
+    several = len(set(made.lanes.values())) > 1
+    lanes = {peer: f"{SPREAD}{peer}" if several else SPREAD for peer in made.lanes}
     for index in range(schedule.chunks):
         chunk = cut.sent(rank, index)
         if chunk.empty:
@@ -111,7 +112,8 @@ def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) 
             Step(f"summed.{index}", SPREAD, "wait", "none", words=ready),
             Step(f"unsummed.{index}", SPREAD, "clear", "none", words=ready),
         ]
-        own = Own(index, cut.piece(rank, chunk).target, opened)
+        after = (*opened, f"summed.{index}") if several else opened
+        own = Own(index, cut.piece(rank, chunk).target, after)
         made.steps += _push_on(cut, lanes, own, False, schedule.pace == "in_step")
     data = [word for batch in batches(cut, per_chunk=False) for word in batch.words]
     data += _collect(cut, made, first)

@@ -180,9 +180,8 @@ def _quick(
     found, passed = _by_book(facts, machine, regime, None, driver, False)
     if found is not None:
         taken = found.schedule
-        waits = taken.transport == "sm"
-        fits = (gates or taken.compute != "gated") and (alone or not waits)
-        if fits and (taken.sums != "within" or machine.engine != "cuda"):
+        waits = taken.transport == "sm" or taken.sums == "within"
+        if (gates or taken.compute != "gated") and (alone or not waits):
             return found
     predicted = _by_rule(facts, machine, regime, gates, alone)
     return decide(predicted, facts, machine, "rule", passed)

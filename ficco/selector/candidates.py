@@ -42,6 +42,11 @@ def _gates(op: str, machine: Machine, gates: bool) -> bool:
     return gates and (machine.engine == "host" or op != "embedding_all_to_all")
 
 
+def _sums(op: str, machine: Machine) -> bool:
+    """Whether sums within a launch may win: on GPUs where they are sent on; measured, see NOTES."""
+    return machine.engine == "host" or op == "matmul_all_reduce"
+
+
 def _rings(op: str, machine: Machine) -> bool:
     """Whether sums on a ring may win: it uses one link of a mesh.
 
@@ -86,7 +91,7 @@ def points(
 
     Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
     those in step that keep turns there. What has no plan, or the machine's engine does not run, is
-    left out. So are sums within a launch on GPUs (`bench/NOTES.md`). Outputs
+    left out. So are sums within a launch of a reduce-scatter on GPUs (`bench/NOTES.md`). Outputs
     that add up on GPUs have `serial` alone: products that add to float32 sums chunk by chunk, and
     the rounding of these, take longer than the transfer that they would hide.
 
@@ -112,7 +117,7 @@ def points(
             named = Schedule.named(name)
             if name == "serial" or (name == "shard_p2p" and grain > 1) or named.transport == "sm":
                 continue
-            if named.sums == "within" and (not alone or machine.engine == "cuda"):
+            if named.sums == "within" and not (alone and _sums(op, machine)):
                 continue
             if named.sums == "along" and (grain == 1 or not _rings(op, machine)):
                 continue  # one chunk alone is made or travels, never both
@@ -124,6 +129,8 @@ def points(
         paced = ["hetero_unfused_1d"]
         if not sums and _gates(op, machine, gates):
             paced.append("gated_1d")
+            if op == "matmul_all_reduce" and alone:
+                paced.append("gated_sums_1d")
         for name in paced if world > 2 and _turns(op, machine) else ():
             in_step = replace(Schedule.named(name), grain=grain, pace="in_step")
             found.append(in_step.resolve(world, machine))

@@ -58,7 +58,7 @@ def shared_tiles(me: Rank, calls: int) -> None:
         for given, exact in sets:
             (y,) = me.execute(problem, schedule, given).values()
             error = (y.double() - exact).abs().max() / exact.abs().max()
-            assert float(error) < 2**-8, f"{op} {name}: off by {float(error)}"
+            assert float(error) < 2**-7, f"{op} {name}: off by {float(error)}"
             wanted.append(y)
         wrong = torch.zeros((), dtype=torch.int64, device="cuda")
         for call in range(calls):
