@@ -184,7 +184,8 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
     schedule, rank = cut.schedule, cut.rank
     at_once = schedule.compute == "whole" or schedule.order == "by_peer"
     at_once = at_once and schedule.sums == "apart"
-    groups: dict[int, list[tuple[Word, Region, Region]]] = {}
+    turns = schedule.route == "rotation"  # peers' sums come one after another
+    groups: dict[tuple[int, int], list[tuple[Word, Region, Region]]] = {}
     for turn in range(1, cut.world):
         peer = (rank - turn) % cut.world
         rows, width = cut.blocks.outgoing[peer].rows, cut.widths[peer]
@@ -196,15 +197,16 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
             box = (top + chunk.row0, top + chunk.row1, chunk.col0, chunk.col1)
             word = Word(rank, "data", peer, _slot(cut, j))
             entry = (word, Region(rank, REDUCED, *box), Region(rank, "y0", *box))
-            groups.setdefault(j, []).append(entry)
+            groups.setdefault((j, turn if turns else 0), []).append(entry)
     words: list[Word] = []
-    for j in sorted(groups):
-        awaited = tuple([word for word, _, _ in groups[j]])
-        reads = tuple([source for _, source, _ in groups[j]])
-        writes = tuple([target for _, _, target in groups[j]])
+    for at in sorted(groups):
+        awaited = tuple([word for word, _, _ in groups[at]])
+        reads = tuple([source for _, source, _ in groups[at]])
+        writes = tuple([target for _, _, target in groups[at]])
+        name = f"sum{at[0]}of{awaited[0].peer}" if turns else f"sum{at[0]}"
         made.steps += [
-            Step(f"wait.sum{j}", COLLECT, "wait", "none", words=awaited),
-            Step(f"move.sum{j}", COLLECT, "local_copy", "dma", reads, writes),
+            Step(f"wait.{name}", COLLECT, "wait", "none", words=awaited),
+            Step(f"move.{name}", COLLECT, "local_copy", "dma", reads, writes),
         ]
         words += awaited
     return words

@@ -133,7 +133,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             made -= last
         end = max(made + last, sent + last / (1 if schedule.sums == "within" else grain))
         if facts.op == "matmul_all_reduce":
-            moved = machine.stream_us(2.0 * block * peers)
+            # What comes in turns is moved in turns, all but the last one meanwhile.
+            moved = machine.stream_us(2.0 * block * (1 if schedule.route == "rotation" else peers))
             parts = _Sums(steps * piece, own, late, send, send_on, sent, made, last, moved)
             end = _passed_on(parts, schedule, peers)
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
