@@ -327,7 +327,7 @@ def refusals() -> None:
         ([summed, window], "a table of each kind"),
         ([summed, own(1, 1)], "a table of each kind"),
         ([own(0, 1, signal=1), window], "a table of each kind"),
-        ([own(0, 1, signal=2, terms=terms(None, 0))], "a table of each kind"),
+        ([own(0, 1, signal=2), summed._replace(signal=1)], "a table of each kind"),
     ):
         refused(lambda pair=pair: prepare(pair, 4, 4, torch.float32, CPU), said)
     pushing = Case([away(0, 50, 1), own(50, 9)], 50, 40, torch.float32)
