@@ -58,6 +58,7 @@ __all__ = [
     "check_runs",
     "device_count",
     "served_version",
+    "shares_one_queue",
 ]
 
 GpuError = _native.GpuError
@@ -74,6 +75,11 @@ def served_version() -> str:
     """
     version = _native.cuda_driver_version()
     return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def shares_one_queue() -> bool:
+    """Whether all streams of the process share one hardware queue, once the driver has started."""
+    return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
 
 class Capabilities(NamedTuple):
@@ -164,7 +170,7 @@ def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
     Raises:
         ScheduleError: it cannot; says what can.
     """
-    if schedule.sums == "within" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+    if schedule.sums == "within" and shares_one_queue():
         raise ScheduleError(
             "sums='within': a launch waits for what peers' kernels make, and with "
             "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would stand behind it in the one hardware "

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from ficco import compute as computes
+from ficco.engines import cuda
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.runtime.process import ProcessRuntime
@@ -188,7 +189,7 @@ def alone() -> bool:
 @lru_cache(maxsize=1)
 def _one_queue() -> bool:
     """Whether all streams share one hardware queue; the driver looks once, when it starts."""
-    return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+    return cuda.shares_one_queue()
 
 
 def serves(found: CudaProcessRuntime) -> bool:
