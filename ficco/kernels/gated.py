@@ -117,7 +117,8 @@ def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
     A summed part is ((term 0 + term 1) + own product) + ... (+ bias), in float32 and in the order
     of `GatedPart.terms`, whatever comes first. These are the bits of a launch that stores the
     product in float32, followed by `summing.sum_partials`. Where another GEMM, or another depth of
-    tiles, makes the product, its float32 sums of k terms differ in their last bits.
+    tiles, makes the product, or programs share a tile of it, its float32 sums of k terms differ in
+    their last bits.
 
     Where the table says so, a part is added to what its target holds, right behind the product.
 
@@ -217,7 +218,7 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "stop": gate.stop,
         "status": gate.status,
         "value": gate.value,
-        "own_tiles": table.own_tiles,
+        "own_tiles": min(table.own_tiles, table.tiles - table.shared.tiles),
         "whole": table.tiles - table.shared.tiles,
         "shared": table.shared.tiles,
         "among": table.shared.among,

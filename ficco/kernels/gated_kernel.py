@@ -79,8 +79,9 @@ def gated_gemm(  # noqa: PLR0913
     places: of tiles, see `tile_product`.
     words, stop, status: pointers to int32; value: what words are awaited to be; timeout_ns: how
     long a program waits before it gives up.
-    own_tiles, whole: tiles of own parts, and all that no programs share; k: depth.
-    scratch, shares, shared, among: of shared tiles of the window, see `sharing`.
+    own_tiles, whole: tiles of own parts, and of all, that no programs share; k: depth.
+    scratch, shares, shared, among: of shared tiles, which are of the window, see `sharing`; where
+    there is none the window is own.
     COL_STEP: what divides where columns of tiles begin and of parts end.
     ON_GPU: False in Triton's interpreter.
     """

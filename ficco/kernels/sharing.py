@@ -8,8 +8,9 @@ be idle, tiles are shared among `among` programs:
     tile 1                                                              front -> ...
 
 Who has a tile's end waits for what the programs before it have made of it. These have smaller
-numbers, and so have begun before it, and wait for nobody: a launch ends however few of its programs
-run at a time. The end is a little longer than other slices, which have to be stored meanwhile.
+numbers, and so have begun before it, and wait for no other program: a launch ends however few of
+its programs run at a time. The end is a little longer than other slices, which have to be stored
+meanwhile.
 """
 
 from __future__ import annotations
@@ -190,7 +191,9 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
                 total, scratch, program - turn, program, target, place, stride, bias, step,
                 ROWS, COLS, HAS_BIAS, BEGUN, COL_STEP,
             )  # fmt: skip
-            tl.store(share, 0)
+            tl.atomic_add(
+                share, 1 - among, sem="relaxed", scope="gpu"
+            )  # 0, though fronts were late
             if not AWAITS:
                 word = tl.load(place + RAISED)
                 told = tl.where(word >= 0, 1, 0)

@@ -18,7 +18,7 @@ import torch
 from ficco.errors import InputError
 from ficco.kernels.parts import GatedPart, Landed
 from ficco.kernels.placing import on_device
-from ficco.kernels.tiling import UNSHARED, Shares, Tile, choose_tile, count_tiles, shared_tiles
+from ficco.kernels.tiling import Shares, Tile, choose_tile, count_tiles, shared_tiles
 
 __all__ = ["Shared", "Signalling", "Table", "prepare"]
 
@@ -56,7 +56,7 @@ class Shared(NamedTuple):
     Attributes:
         tiles: how many.
         among: programs that share each, 2 or more; 1 where no tile is shared.
-        scratch: float32 [tiles * among, elements of a tile], on the device.
+        scratch: float32, on the device: a tile for each of these programs, or more.
         counts: int32 [tiles], all 0 between launches.
     """
 
@@ -133,21 +133,20 @@ def prepare(
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
         processors, bulk = facts.multi_processor_count, facts.major >= _BULK_CAPABILITY
+    own = [part for part in order if part.source == "own"]
+    window = [part for part in order if part.source == "window"]
+    further = begun or any(_does_more(part, n) for part in order)
+    _check_kind(order, bool(window), further)
+    # Tiles that are shared are of one source, and not summed.
+    apart = None if any(part.terms for part in order) else len(own) if window else 0
     rows, cols = [part.rows for part in order], [_cols(part, n) for part in order]
     aligned = k * dtype.itemsize % _ALIGN == 0
     if tile is None:
         pushed = [part.signal >= 0 for part in order]
-        tile = choose_tile(rows, cols, dtype.itemsize, processors, aligned, pushed, k)
+        tile = choose_tile(rows, cols, dtype.itemsize, processors, aligned, pushed, k, apart)
     firsts = [0, *accumulate(count_tiles(rows, cols, tile))]
-    tiles = firsts[-1]
-    own = [part for part in order if part.source == "own"]
-    further = begun or any(_does_more(part, n) for part in order)
-    window = [part for part in order if part.source == "window"]
-    _check_kind(order, bool(window), further)
-    own_tiles, at_once = firsts[len(own)], processors * tile.per_sm
-    shares = shared_tiles(tiles, at_once, tile, k)
-    if any(part.terms for part in order) or (window and shares.tiles > tiles - own_tiles):
-        shares = UNSHARED  # they are of one source, and not summed
+    tiles, at_once = firsts[-1], processors * tile.per_sm
+    shares = shared_tiles(tiles, 0 if apart is None else tiles - firsts[apart], at_once, tile, k)
     return Table(
         parts=tuple(order),
         n=n,
@@ -155,7 +154,7 @@ def prepare(
         dtype=dtype,
         tile=tile,
         places=on_device(_places(order, n, tile), torch.int32, device),
-        own_tiles=own_tiles,
+        own_tiles=firsts[len(own)],
         tiles=tiles,
         programs=max(min(tiles - shares.tiles, at_once), shares.tiles * shares.among),
         bulk=bulk,
@@ -185,7 +184,7 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: boo
     ranks, own_at = places.pop() if places else (1, 0)
     landed = [[term for term in part.terms if term is not None] for part in order]
     terms = [found or [Landed(0)] * (ranks - 1) for found in landed]
-    counters = torch.zeros(len(order), dtype=torch.int32, device=device)
+    counters = on_device([0] * len(order), torch.int32, device)
     return Signalling(
         terms=on_device(terms, torch.int32, device) if summed else counters,
         counters=counters,
@@ -202,10 +201,11 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: boo
 
 def _shared(shares: Shares, elements: int, device: torch.device, turn_of: Hashable) -> Shared:
     """Return what programs need that share tiles of so many elements."""
-    counts = torch.zeros(max(shares.tiles, 1), dtype=torch.int32, device=device)
-    scratch = counts
+    counts = on_device([0] * max(shares.tiles, 1), torch.int32, device)
     if shares.tiles:
         scratch = _scratch(shares.tiles * shares.among * elements, device, turn_of)
+    else:
+        scratch = torch.empty(0, dtype=torch.float32, device=device)
     return Shared(*shares, scratch, counts)
 
 

@@ -90,16 +90,19 @@ _MOST_SHARES = 4
 _LEAST_STEPS = 16  # of the depth; an end has some more than other slices
 
 
-def shared_tiles(tiles: int, at_once: int, tile: Tile, k: int) -> Shares:
+def shared_tiles(tiles: int, most: int, at_once: int, tile: Tile, k: int) -> Shares:
     """Return which tiles of a last round that is half empty programs had better share.
 
     Args:
         tiles: of a launch.
+        most: of them that can be shared, which come last.
         at_once: programs that run at a time.
         tile: how the GEMM is cut.
         k: depth.
     """
     rest = tiles % at_once
+    if rest > most:
+        return UNSHARED
     among = min(at_once // max(rest, 1), _MOST_SHARES)
     gains = k - k / among > _SHARE_DEPTH and k >= _LEAST_STEPS * tile.deep
     return Shares(rest, among) if rest and gains else UNSHARED
@@ -118,6 +121,7 @@ def choose_tile(
     aligned: bool = True,
     pushed: Sequence[bool] = (),
     k: int = 0,
+    apart: int | None = 0,
 ) -> Tile:
     """Return the tile for parts of so many rows and columns.
 
@@ -134,15 +138,17 @@ def choose_tile(
             where they do not, and then larger tiles than the last of the class spill registers.
         pushed: whether each part is pushed when it is made; by default none is.
         k: depth. It matters only where parts are pushed, or tiles are shared.
+        apart: how many parts, the first ones, have tiles that are not shared; None: all.
     """
 
     def cost(tile: Tile) -> float:
         """Return the end, in what an element's multiplication takes one multiprocessor."""
         at_once = processors * tile.per_sm
         round_cost = tile.per_sm * tile.rows * tile.cols / tile.speed
-        done = list(accumulate(count_tiles(rows, cols, tile)))
-        made = [-(-each // at_once) * round_cost for each in done]
-        last = shared_tiles(done[-1] if done else 0, at_once, tile, k)
+        done = list(accumulate(count_tiles(rows, cols, tile), initial=0))
+        made = [-(-each // at_once) * round_cost for each in done[1:]]
+        most = 0 if apart is None else done[-1] - done[apart]
+        last = shared_tiles(done[-1], most, at_once, tile, k)
         if last.tiles:
             rounds = done[-1] // at_once + 1 / last.among + _SHARE_DEPTH / k
             made[-1] = rounds * round_cost

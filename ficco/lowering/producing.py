@@ -122,7 +122,7 @@ class Products:
                     steps.append(wait)
                 steps += self.steps(f"{name}.{number}", pieces)
                 if signals:
-                    ready = Step(f"ready.{number}", COMPUTE, "signal", "none", words=signals)
+                    ready = Step(f"ready.{name}.{number}", COMPUTE, "signal", "none", words=signals)
                     steps.append(ready)
             return steps
         parts = tuple(

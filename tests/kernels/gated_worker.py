@@ -261,6 +261,13 @@ def shared() -> None:
                 assert not case.table.shared.counts.any() and not case.status.item()
     assert {1, 2} <= found, found
 
+    case = Case([GatedPart("own", 0, 0, 17)], 30, 256, torch.float32)  # own ones alone
+    launch = gated.launch_of(*case.arguments())
+    launch.arguments["shared"] = 0
+    gated._launch(launch)
+    missing = case.whole[: case.rows, : case.n].isnan()
+    assert case.table.shared.tiles and missing.any(), "shared tiles are made twice"
+
     case = Case(parts, 50, 300, torch.bfloat16)
     case.arrive(parts[1])
     case.stop[0] = 1  # the last part never comes

@@ -78,9 +78,12 @@ def test_the_last_tiles_are_shared_where_half_of_the_programs_would_be_idle() ->
         (133, 8192, Shares(1, 4)), (264, 8192, UNSHARED), (331, 8192, UNSHARED),
         (320, 1024, UNSHARED), (0, 8192, UNSHARED),
     ):  # fmt: skip
-        assert shared_tiles(tiles, 132, tile, k) == found, (tiles, k)
+        assert shared_tiles(tiles, tiles, 132, tile, k) == found, (tiles, k)
+        assert shared_tiles(tiles, found.tiles - 1, 132, tile, k) == UNSHARED
     # Then tiles of the first kind take less time than smaller ones, which fill more of the round.
     assert choose_tile([1024] * 8, [1280] * 8, 2, 132, k=8192) == tile
+    apart = choose_tile([1024] * 8, [1280] * 8, 2, 132, k=8192, apart=None)
+    assert apart == choose_tile([1024] * 8, [1280] * 8, 2, 132) != tile
 
 
 def test_pushed_parts_are_made_early_where_pushes_take_longer() -> None:

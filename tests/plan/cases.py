@@ -141,7 +141,7 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
     if problem.op == "embedding_all_to_all":
         schedule = replace(schedule, cut="rows")
     schedule = schedule.resolve(problem.world, machine)
-    if problem.op == "matmul_reduce_scatter" and schedule.compute == "gated":
+    if problem.op in REDUCING and schedule.compute == "gated":
         schedule = replace(schedule, sums=draw(st.sampled_from(("apart", "within"))))
     turns = gathers or problem.op == "matmul_all_reduce"
     if not turns or schedule.route != "rotation":
