@@ -16,16 +16,13 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.gated_kernel import UNSPECIALIZED
-from ficco.kernels.releasing import count_tiles
 from ficco.kernels.sharing import share_tiles
 from ficco.kernels.tile_product import (
-    COUNT,
-    PART,
     PLACE_FIELDS,
-    RAISED,
-    goes_away,
+    count_stored,
     multiplied,
     store_tile,
+    target_of,
 )
 
 __all__ = ["pushing_gemm"]
@@ -90,23 +87,11 @@ def pushing_gemm(  # noqa: PLR0913
             own, place, own_stride, b, b_deep_stride, b_col_stride, 0, steps, k,
             ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,
         )  # fmt: skip
-        target = c
-        stride = c_stride
-        step = bias_stride
-        if HAS_PARTIAL:
-            away = goes_away(place)
-            target = tl.where(away, partial, c)
-            stride = tl.where(away, partial_stride, c_stride)
-            step = tl.where(away, -1, bias_stride)
+        target, stride, step = target_of(
+            place, c, c_stride, partial, partial_stride, bias_stride, HAS_PARTIAL
+        )
         store_tile(total, target, place, stride, bias, step, ROWS, COLS, HAS_BIAS, COL_STEP, BEGUN)
-        part = tl.load(place + PART)
-        word = tl.load(place + RAISED)
-        following = places + tl.minimum(tile + programs, whole) * PLACE_FIELDS
-        stored += 1
-        leaves = (tile + programs >= whole) | (tl.load(following + PART) != part)
-        told = tl.where(leaves & (word >= 0), stored, 0)
-        count_tiles(counters + part, told, tl.load(place + COUNT), signals + word, ON_GPU)
-        stored = tl.where(leaves, 0, stored)
+        stored = count_stored(places, tile, whole, stored, counters, signals, ON_GPU)
     share_tiles(
         own, b, bias, c, partial, places, scratch, shares, signals, counters, signals, stop, status,
         0, shared, among, whole, k, own_stride, b_deep_stride, b_col_stride, bias_stride, c_stride,

@@ -31,8 +31,8 @@ from ficco.kernels.tile_product import (
     PLACE_FIELDS,
     RAISED,
     TARGET_ROW,
-    goes_away,
     multiplied,
+    target_of,
 )
 
 __all__ = ["share_tiles"]
@@ -179,21 +179,15 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
             _keep(total, scratch, program, ROWS, COLS)
             count_tiles(share, 1, among, share, ON_GPU)  # never all of them
         else:
-            target = c
-            stride = c_stride
-            step = bias_stride
-            if HAS_PARTIAL:
-                away = goes_away(place)
-                target = tl.where(away, partial, c)
-                stride = tl.where(away, partial_stride, c_stride)
-                step = tl.where(away, -1, bias_stride)
+            target, stride, step = target_of(
+                place, c, c_stride, partial, partial_stride, bias_stride, HAS_PARTIAL
+            )
             _finish(
                 total, scratch, program - turn, program, target, place, stride, bias, step,
                 ROWS, COLS, HAS_BIAS, BEGUN, COL_STEP,
             )  # fmt: skip
-            tl.atomic_add(
-                share, 1 - among, sem="relaxed", scope="gpu"
-            )  # 0, though fronts were late
+            # 0 in the end, though others counted after this one had given up.
+            tl.atomic_add(share, 1 - among, sem="relaxed", scope="gpu")
             if not AWAITS:
                 word = tl.load(place + RAISED)
                 told = tl.where(word >= 0, 1, 0)

@@ -17,12 +17,10 @@ import triton.language as tl
 from ficco.kernels.acquiring import await_if
 from ficco.kernels.gated_kernel import UNSPECIALIZED
 from ficco.kernels.landed_sum import TERM_FIELDS, TERM_WORD
-from ficco.kernels.releasing import count_tiles
 from ficco.kernels.tile_product import (
-    COUNT,
     PART,
     PLACE_FIELDS,
-    RAISED,
+    count_stored,
     multiplied,
     store_summed,
 )
@@ -102,10 +100,4 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
             tl.where(came != 0, total, float("nan")), landing, at_terms, landing_stride, c, place,
             c_stride, bias, bias_stride, ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN, COL_STEP,
         )  # fmt: skip
-        raised = tl.load(place + RAISED)
-        following = places + tl.minimum(tile + programs, whole) * PLACE_FIELDS
-        stored += 1
-        leaves = tl.load(following + PART) != part
-        told = tl.where(leaves & (raised >= 0), stored, 0)
-        count_tiles(counters + part, told, tl.load(place + COUNT), signals + raised, ON_GPU)
-        stored = tl.where(leaves, 0, stored)
+        stored = count_stored(places, tile, whole, stored, counters, signals, ON_GPU)

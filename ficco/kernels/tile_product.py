@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.landed_sum import halves, store_columns, store_sum
+from ficco.kernels.releasing import count_tiles
 
 __all__ = ["AWAITED", "COLUMN", "COLUMNS_END", "COUNT", "HEIGHT", "PART", "PLACE_FIELDS", "RAISED",
-           "TARGET_ROW", "goes_away", "multiplied", "store_summed", "store_tile"]  # fmt: skip
+           "TARGET_ROW", "count_stored", "multiplied", "store_summed", "store_tile",
+           "target_of"]  # fmt: skip
 
 # Fields of the rows of a table of tiles.
 _SOURCE_ROW = tl.constexpr(0)
@@ -88,9 +90,50 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 
 @triton.jit
-def goes_away(place):
-    """Whether a tile of the table of tiles goes to `partial`."""
-    return tl.load(place + _AWAY) != 0
+def target_of(
+    place,
+    c,
+    c_stride,
+    partial,
+    partial_stride,
+    bias_stride,
+    HAS_PARTIAL: tl.constexpr,  # noqa: N803
+):
+    """Return where a tile goes, the stride there, and that of the bias: < 0, none, in `partial`."""
+    target = c
+    stride = c_stride
+    step = bias_stride
+    if HAS_PARTIAL:
+        away = tl.load(place + _AWAY) != 0
+        target = tl.where(away, partial, c)
+        stride = tl.where(away, partial_stride, c_stride)
+        step = tl.where(away, -1, bias_stride)
+    return target, stride, step
+
+
+@triton.jit
+def count_stored(
+    places,
+    tile,
+    whole,
+    stored,
+    counters,
+    signals,
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Return how many tiles of their part this program has stored and not counted, with this one.
+
+    They are counted when its next tile is of another part, or of those that programs share.
+    """
+    place = places + tile * PLACE_FIELDS
+    following = tl.minimum(tile + tl.num_programs(0), whole)
+    part = tl.load(place + PART)
+    word = tl.load(place + RAISED)
+    stored += 1
+    leaves = (following == whole) | (tl.load(places + following * PLACE_FIELDS + PART) != part)
+    told = tl.where(leaves & (word >= 0), stored, 0)
+    count_tiles(counters + part, told, tl.load(place + COUNT), signals + word, ON_GPU)
+    return tl.where(leaves, 0, stored)
 
 
 @triton.jit
