@@ -99,25 +99,28 @@ def _fewer(layer: Layer, weights: list[Tensor], rows: int) -> None:
     fewer = rows
     while fewer := int(fewer * _FEWER):
         called = _call(layer, weights, fewer, backward=False)
-        if (other := _one_launch(called)) is not None:
+        for other in _gated(called):
             options = replace(layer.options, schedule=other)
             _call(replace(layer, options=options), weights, fewer, backward=False)
 
 
-def _one_launch(layer: Layer) -> Schedule | None:
-    """Return the schedule of one launch that a few rows more or less may make the best one.
+def _gated(layer: Layer) -> list[Schedule]:
+    """Return the schedules of gated launches that a few rows more or less may make the best one.
 
-    Its kernel takes a second to compile. None: the layer's call on a GPU was one by itself, or none
-    is near.
+    One of each kind of sums, which have kernels of their own, but for that of the layer's call on a
+    GPU: a kernel takes a second to compile.
     """
     if layer.options.schedule != AUTO or layer.seen is None or layer.seen.device.type != "cuda":
-        return None
+        return []
     found = choice_of(layer)
-    if found is None or found.predicted_ms is None or found.schedule.compute == "gated":
-        return None
-    most = _NEAR * found.predicted_ms
-    near = (s for s, ms in found.alternatives if s.compute == "gated" and ms < most)
-    return next(near, None)
+    if found is None or found.predicted_ms is None:
+        return []
+    taken = found.schedule.sums if found.schedule.compute == "gated" else ""
+    most, near = _NEAR * found.predicted_ms, dict[str, Schedule]()
+    for schedule, ms in found.alternatives:
+        if schedule.compute == "gated" and ms < most and schedule.sums != taken:
+            near.setdefault(schedule.sums, schedule)
+    return list(near.values())
 
 
 def _call(layer: Layer, weights: list[Tensor], rows: int, backward: bool) -> Layer:

@@ -36,18 +36,23 @@ def test_kernels_that_a_few_rows_more_need_are_found(monkeypatch: pytest.MonkeyP
     answers: list[Any] = [found]
     monkeypatch.setattr(sizing, "choice_of", lambda layer: answers[-1])
 
-    other = sizing._one_launch(_layer("auto", "cuda"))
-    assert other is not None and other.compute == "gated"
+    (other,) = sizing._gated(_layer("auto", "cuda"))
+    assert other.compute == "gated"
     least = min(ms for s, ms in found.alternatives if s.compute == "gated")
     assert dict(found.alternatives)[other] == least < sizing._NEAR * found.predicted_ms
 
-    assert sizing._one_launch(_layer("auto", "cpu")) is None
-    assert sizing._one_launch(_layer("hetero_unfused_1d", "cuda")) is None
+    assert sizing._gated(_layer("auto", "cpu")) == []
+    assert sizing._gated(_layer("hetero_unfused_1d", "cuda")) == []
     far = tuple((s, 2 * ms) for s, ms in found.alternatives)
     answers.append(replace(found, alternatives=far))
-    assert sizing._one_launch(_layer("auto", "cuda")) is None
+    assert sizing._gated(_layer("auto", "cuda")) == []
     answers.append(replace(found, schedule=other))
-    assert sizing._one_launch(_layer("auto", "cuda")) is None
+    assert sizing._gated(_layer("auto", "cuda")) == []
+
+    summed = replace(problem, op="matmul_all_reduce")
+    answers.append(selector.choose(summed, Machine.named("h200x4"), "captured", by="rule"))
+    assert answers[-1].schedule.sums == "within"
+    assert [each.sums for each in sizing._gated(_layer("auto", "cuda"))] == ["apart"]
 
 
 def test_what_a_capture_takes_is_made_ready_last(monkeypatch: pytest.MonkeyPatch) -> None:
