@@ -70,6 +70,9 @@ def one_queue() -> None:
     node.runtime.close()
 
 
+IN_STEP = ("gated_1d", "gated_sums_1d", "hetero_unfused_1d")  # by `auto`, too
+
+
 def ways(op: str, name: str, world: int) -> list[dict[str, str]]:
     """Return the routes to try, and the pace where one is kept; stores go to all peers at once."""
     if Schedule.named(name).transport == "sm":
@@ -77,7 +80,7 @@ def ways(op: str, name: str, world: int) -> list[dict[str, str]]:
     found = [{"route": "rotation"}]
     if world > 2:
         found.append({"route": "all_peers"})
-        if op in (*GATHERING, "matmul_all_reduce") and name in ("gated_1d", "hetero_unfused_1d"):
+        if op in (*GATHERING, "matmul_all_reduce") and name in IN_STEP:
             found.append({"route": "rotation", "pace": "in_step"})
     return found
 

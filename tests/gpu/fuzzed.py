@@ -60,6 +60,9 @@ def shared_tiles(me: Rank, calls: int) -> None:
             error = (y.double() - exact).abs().max() / exact.abs().max()
             assert float(error) < 2**-7, f"{op} {name}: off by {float(error)}"
             wanted.append(y)
+        gated = me.runtime._last.bound._launches._gated  # the test's own reach inside
+        shares = [each.table.shared.tiles for launches in gated.values() for _, each in launches]
+        assert any(shares) or name != "gated_1d", f"{op} {name}: no tile is shared"
         wrong = torch.zeros((), dtype=torch.int64, device="cuda")
         for call in range(calls):
             if own.random() < 0.1:

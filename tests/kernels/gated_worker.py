@@ -19,6 +19,7 @@ import triton
 from interpreting import make_ready
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend, GPUTarget
+from triton.runtime import interpreter
 
 from ficco.errors import InputError
 from ficco.kernels import gated, tiling
@@ -278,6 +279,23 @@ def shared() -> None:
     case.hold("a shared tile that did not come", want)
 
 
+def ends_first() -> None:
+    """Ends that give up before the others have counted leave counts that are 0 all the same."""
+    tiling._SHARE_DEPTH = 0
+    case = Case([GatedPart("window", 0, 0, 17, 0)], 30, 256, torch.float32)
+    case.arrive(case.parts[0])
+    case.stop[0] = 1
+    builder, programs = interpreter.interpreter_builder, case.table.programs
+    forwards = builder.set_grid_idx
+    builder.set_grid_idx = lambda x, y, z: forwards(programs - 1 - x, y, z)
+    try:
+        gated_matmul(*case.arguments())
+    finally:
+        builder.set_grid_idx = forwards
+    assert case.status.item() == 1 and case.whole.isnan().all(), "nobody gave up"
+    assert case.table.shared.tiles and not case.table.shared.counts.any(), "a count is left"
+
+
 def refusals() -> None:
     for part in (GatedPart("x", 0, 0, 1), GatedPart("own", 0, 0, 1, 3),
                  GatedPart("window", 0, -1, 1, 3), GatedPart("window", 0, 0, 1, -2)):  # fmt: skip
@@ -400,7 +418,7 @@ def assembly() -> None:
 
 SUBJECTS = {
     "products": products, "giving_up": giving_up, "late": late, "warming": warming,
-    "shared": shared,
+    "shared": shared, "ends_first": ends_first,
     "refusals": refusals, "assembly": assembly,
 }  # fmt: skip
 

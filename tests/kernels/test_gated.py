@@ -22,7 +22,9 @@ def run_worker(subject: str, folder: Path, interpret: str, worker: str = "gated"
 
 
 @pytest.mark.parametrize(
-    "subjects", ["products", "giving_up late refusals warming shared"], ids=["products", "others"]
+    "subjects",
+    ["products", "giving_up late refusals warming shared ends_first"],
+    ids=["products", "others"],
 )
 def test_it_is_right(subjects: str, tmp_path: Path, torch: object) -> None:
     run_worker(subjects, tmp_path, "1")
