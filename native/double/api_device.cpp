@@ -247,16 +247,17 @@ DOUBLE_API Status cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* a
 }
 
 DOUBLE_API Status cuCtxCreate_v2(ContextHandle* context, unsigned, int device) {
-    return call("cuCtxCreate", [&](Driver& driver, Lock&) {
+    return call("cuCtxCreate", [&](Driver& driver, Lock& lock) {
+        driver.await_destroyed(lock);
         out(context) = driver.create(device)->handle;
         Driver::thread_contexts().push_back(*context);
     });
 }
 
 DOUBLE_API Status cuCtxDestroy(ContextHandle context) {
-    return call("cuCtxDestroy", [&](Driver& driver, Lock&) {
+    return call("cuCtxDestroy", [&](Driver& driver, Lock& lock) {
         if (context == nullptr) throw Failure{kInvalidContext};
-        driver.destroy(context);
+        driver.destroy(context, lock);
     });
 }
 DOUBLE_ALIAS(cuCtxDestroy_v2, cuCtxDestroy);

@@ -85,12 +85,27 @@ std::shared_ptr<Context> Driver::create(int ordinal) {
     return context;
 }
 
-void Driver::destroy(ContextHandle handle) {
+void Driver::destroy(ContextHandle handle, std::unique_lock<std::mutex>& lock) {
     const std::shared_ptr<Context> context = contexts.find(handle);
     if (context->primary) throw Failure{kInvalidContext};
     end_context(context);
     std::vector<ContextHandle>& pushed = thread_contexts();
     if (!pushed.empty() && pushed.back() == handle) pushed.pop_back();
+    std::vector<std::shared_ptr<Completion>> stand;
+    for (const auto& other : contexts.select(
+             [&](const Context& each) { return each.device == context->device && !each.over(); })) {
+        for (auto& each : pending(*other)) stand.push_back(std::move(each));
+    }
+    ++being_destroyed_;
+    lock.unlock();
+    for (const auto& each : stand) each->wait();
+    lock.lock();
+    --being_destroyed_;
+    destroyed_.notify_all();
+}
+
+void Driver::await_destroyed(std::unique_lock<std::mutex>& lock) {
+    destroyed_.wait(lock, [&] { return being_destroyed_ == 0; });
 }
 
 void Driver::end_context(const std::shared_ptr<Context>& context) {

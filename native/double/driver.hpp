@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -41,7 +42,10 @@ class Driver {
     // A context that is not primary. Memory that is allocated with it is the device's all the same,
     // and outlives it.
     std::shared_ptr<Context> create(int ordinal);
-    void destroy(ContextHandle handle);
+    // As the real driver, it stands as long as any stream of the device does, and no context is
+    // made meanwhile: `lock` is that of the mutex, which is not held then.
+    void destroy(ContextHandle handle, std::unique_lock<std::mutex>& lock);
+    void await_destroyed(std::unique_lock<std::mutex>& lock);
 
     // The contexts that the calling thread has pushed.
     static std::vector<ContextHandle>& thread_contexts();
@@ -80,6 +84,9 @@ class Driver {
     Driver();
 
     void end_context(const std::shared_ptr<Context>& context);
+    std::condition_variable destroyed_;
+    int being_destroyed_ = 0;
+
     static std::shared_ptr<Queue> queue_for(Context& context, bool& shared);
 
     std::vector<Device> devices_;

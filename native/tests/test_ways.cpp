@@ -98,10 +98,18 @@ TEST(a_way_that_does_not_answer_gets_one_probe_and_nothing_else) {
     CHECK(asked.ask(7));
     CHECK_EQ(asked.all(), "usual 1; usual 7; ");
     CHECK_EQ(asked.said->alive, 1);
-    asked.ways.give_back_unused();  // it was used a moment ago
-    CHECK_EQ(asked.said->alive, 1);
     asked.ways.give_back();
     CHECK_EQ(asked.said->alive, 0);
+}
+
+TEST(a_way_that_is_left_open_is_never_ended) {
+    Asked asked;
+    asked.ways.leave_open();  // there is none
+    asked.said->waits = true;
+    CHECK(asked.ask(5));
+    asked.ways.leave_open();
+    asked.ways.give_back();
+    CHECK_EQ(asked.said->alive, 1);
 }
 
 TEST(a_way_that_is_held_ends_later) {

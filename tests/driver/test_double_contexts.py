@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
 
 import double_control as control
@@ -91,6 +92,28 @@ def test_a_second_context_has_queues_of_its_own(cuda: Cuda) -> None:
     assert cuda.status("cuCtxPushCurrent", cuda.driver.CUcontext(made.value)) == 709
     assert cuda.status("cuStreamQuery", stream) == 400
     assert cuda.read(memory, 1) == [7]  # the device's memory stays
+
+
+@on_double()
+def test_no_context_ends_or_is_made_before_all_waits_have_ended(cuda: Cuda) -> None:
+    library = ctypes.CDLL("libcuda.so.1")
+    words, address = cuda.host_words(1)
+    ended, made = [ctypes.c_void_p() for _ in range(2)], ctypes.c_void_p()
+    for context in ended:
+        assert library.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+        cuda.cuCtxPopCurrent()
+    assert library.cuCtxDestroy_v2(ended[0]) == 0
+    cuda.cuStreamWaitValue32(cuda.stream(), address, 1, _EQ)
+    ending = threading.Thread(target=library.cuCtxDestroy_v2, args=(ended[1],))
+    making = threading.Thread(target=library.cuCtxCreate_v2, args=(ctypes.byref(made), 0, 0))
+    for thread in (ending, making):
+        thread.start()
+        thread.join(0.1)
+    assert ending.is_alive() and making.is_alive()
+    words[0] = 1
+    for thread in (ending, making):
+        thread.join(5)
+    assert made.value and not ending.is_alive()
 
 
 if __name__ == "__main__":

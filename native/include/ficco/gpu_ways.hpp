@@ -2,7 +2,8 @@
 //
 // Streams share hardware queues, and a command that stands in a queue behind a wait is not done
 // before that wait ends. The same device apart has queues of its own. That takes memory of the
-// device, so it is opened when it is needed, and given back.
+// device, so it is opened when it is needed. The driver ends it only when no stream of the device
+// waits any more, and opens no other meanwhile, so it is given back when calls are known to rest.
 #pragma once
 
 #include <cstdint>
@@ -47,10 +48,11 @@ class GpuWays {
     // Why the device could not be opened apart when that was tried last; empty where it could.
     const std::string& refusal() const noexcept { return refusal_; }
 
-    // Ends the device apart if it is open, as soon as nobody else holds that way: at once, or where
-    // nothing was asked of it for a second.
-    void give_back() noexcept;
-    void give_back_unused() noexcept;
+    // Ends the device apart if it is open, as soon as nobody else holds that way. It stands as long
+    // as any stream of the device does.
+    void give_back() noexcept { apart_.reset(); }
+    // Never ends it, for something may wait for ever.
+    void leave_open();
 
   private:
     using Way = std::shared_ptr<const GpuWay>;
@@ -69,7 +71,6 @@ class GpuWays {
     Way apart_;  // null where it is not open
     std::string refusal_;
     std::int64_t next_try_ns_ = 0;  // to open the device apart
-    std::int64_t used_ns_ = 0;      // the device apart
 };
 
 }  // namespace ficco

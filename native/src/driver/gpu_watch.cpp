@@ -53,6 +53,7 @@ GpuWatch::~GpuWatch() {
     stop_.store(1, std::memory_order_release);
     futex_wake_all(stop_);
     thread_->join();
+    if (waits()) ways_->leave_open();
     ways_.reset();
     // Behind a read that stands, streams wait that write to the page when they go on; and who frees
     // may be held up as who reads. The reader's thread has all that it needs.
@@ -98,6 +99,11 @@ void GpuWatch::forget(const GpuWindow& window) {
     std::erase_if(calls_, [&](const auto& entry) { return entry.second.window.get() == &window; });
 }
 
+void GpuWatch::give_back() {
+    const std::lock_guard asking(asking_);
+    if (!waits()) ways_->give_back();
+}
+
 GpuAddress GpuWatch::lane_word(int lane) const noexcept {
     return page_.device + sizeof(std::uint32_t) * static_cast<GpuAddress>(lane + 1);
 }
@@ -137,9 +143,7 @@ void GpuWatch::loop() noexcept {
                     let_go();
                     if (stuck_ && waits()) say_stuck();
                 }
-                ways_->give_back_unused();
             } else {
-                ways_->give_back();
                 stuck_ = said_ = false;
                 stopped_ = 0;
                 look();

@@ -2,7 +2,9 @@
 #include "ficco/gpu_ways.hpp"
 
 #include <array>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "ficco/clock.hpp"
 
@@ -12,7 +14,6 @@ namespace {
 
 constexpr std::int64_t kIdleLookNs = 200'000;
 constexpr std::int64_t kTryAgainNs = 1'000'000'000;
-constexpr std::int64_t kUnusedNs = 1'000'000'000;
 
 }  // namespace
 
@@ -57,15 +58,15 @@ std::shared_ptr<const GpuWay> GpuWays::answering() {
     return first([](const GpuWay&) { return true; });
 }
 
-void GpuWays::give_back() noexcept { apart_.reset(); }
-
-void GpuWays::give_back_unused() noexcept {
-    if (now_ns() > used_ns_ + kUnusedNs) give_back();
+void GpuWays::leave_open() {
+    static std::mutex mutex;
+    static auto* const left = new std::vector<Way>;  // as long as the process lasts
+    const std::lock_guard lock(mutex);
+    if (apart_) left->push_back(std::move(apart_));
 }
 
 // Null where it cannot be opened.
 GpuWays::Way GpuWays::apart() {
-    used_ns_ = now_ns();
     if (apart_) return apart_;
     if (stopped() || now_ns() < next_try_ns_) return nullptr;
     try {
