@@ -43,6 +43,7 @@ _REDUCED = {
     "float16": "allow_fp16_reduced_precision_reduction",
     "bfloat16": "allow_bf16_reduced_precision_reduction",
 }
+_DEVICE = torch.device("cuda")
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -67,7 +68,7 @@ class TorchDeviceCompute:
 
     def stream(self) -> int:
         """See `DeviceCompute.stream`."""
-        return int(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+        return int(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()))
 
     def exact(self, dtype: str) -> AbstractContextManager[None]:
         """See `DeviceCompute.exact`: cuBLAS may add up parts of k in 16 bits by default.
@@ -90,7 +91,7 @@ class TorchDeviceCompute:
 
     def empty(self, rows: int, cols: int, dtype: str) -> torch.Tensor:
         """See `DeviceCompute.empty`."""
-        return torch.empty((rows, cols), dtype=_DTYPES[dtype], device="cuda")
+        return torch.empty(rows, cols, dtype=_DTYPES[dtype], device=_DEVICE)
 
     def at(self, address: int, rows: int, cols: int, dtype: str) -> torch.Tensor:
         """See `DeviceCompute.at`."""
@@ -101,16 +102,15 @@ class TorchDeviceCompute:
 
     def place(self, handle: torch.Tensor) -> tuple[int, int]:
         """See `DeviceCompute.place`."""
-        return handle.data_ptr(), handle.stride(0) * handle.element_size()
+        return handle.data_ptr(), handle.stride()[0] * handle.element_size()
 
     def operand(self, handle: torch.Tensor) -> torch.Tensor:
         """See `DeviceCompute.operand`."""
-        if handle.is_neg() or handle.is_conj():
+        if handle.is_neg():
             handle = handle.resolve_neg()
-        rows, cols = handle.stride()
-        readable = (cols == 1 and rows >= handle.shape[1]) or (
-            rows == 1 and cols >= handle.shape[0]
-        )
+        down, along = handle.stride()
+        rows, cols = handle.shape
+        readable = (along == 1 and down >= cols) or (down == 1 and along >= rows)
         return handle if readable else handle.contiguous()
 
     def gemm(

@@ -164,6 +164,8 @@ class Device:
 
     def settle(self) -> None:
         """Wait until the group knows of what a kernel that has ended has told."""
+        if not self.native.told:
+            return
         limit = time.monotonic() + _SETTLES_WITHIN_S
         while self.native.told and self.group.failure() is None and time.monotonic() < limit:
             time.sleep(1e-3)
@@ -214,9 +216,6 @@ class BoundPlan:
         stores = _is_one_launch(plan)
         lanes = _lanes(plan.steps)
         encoded = encode_whole(plan) if stores else encode(plan, lanes, one_launch=True)
-        self._slots = [
-            (slot, name) for (_, name), slot in encoded.slots.items() if name not in self._places
-        ]
         self._count = len(encoded.slots)
         table, kept = _table_of(plan) if stores else (None, "")
         self._before = _before(plan, table)
@@ -255,6 +254,12 @@ class BoundPlan:
                 timeout_s, stop_word,
             )  # fmt: skip
             window.recent.append(self._launches)
+        placed = set() if self._launches is None else self._launches.placed
+        self._slots = [
+            (slot, name)
+            for (_, name), slot in encoded.slots.items()
+            if name not in self._places and slot not in placed
+        ]
         self._held = False  # whether the window holds the launches
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
         self._weights = [b.name for b in plan.buffers if b.role == "weight"]
@@ -291,37 +296,32 @@ class BoundPlan:
             RuntimeError: the group has failed; nothing was enqueued that waits or is sent.
             GpuError: the driver refuses something; the group has failed then.
         """
-        compute, native = self._compute, self._native
+        compute, native, launches = self._compute, self._native, self._launches
+        local, addresses, pitches = self._placed(arrays)
         by_python = traced and bool(self._before)  # so that its time is taken, too
-        view, addresses, pitches, by_kernels, armed = self._ready(arrays, copy, by_python)
         try:
-            if len(by_kernels) == len(self._works):
-                if self._before:
-                    with compute.exact(self._dtype):
-                        for call in self._before:
-                            call(compute, view)
-                native.call(copy, compute.stream(), traced, addresses, pitches)
+            if launches is None or by_python or not launches.suit(addresses, pitches):
+                self._run_by_steps(local, addresses, pitches, copy, traced, by_python)
             else:
-                native.start(copy, compute.stream(), traced, addresses, pitches)
-                with compute.exact(self._dtype):
-                    self._submit(view, by_kernels, armed, traced)
-                native.finish()
+                if self._before:
+                    self._make_before(self._view(local, copy))
+                native.call(copy, compute.stream(), traced, addresses, pitches)
         except BaseException:
             native.abandon()
             raise
         finally:
-            if not self._held and self._launches is not None and native.captured:
-                self._window.held.append(self._launches)
+            if not self._held and launches is not None and native.captured:
+                self._window.held.append(launches)
                 self._held = True
 
     def load(self, arrays: Mapping[str, Any]) -> None:
         """Load what calls with arrays so laid out launch, which no capture may; enqueue nothing."""
-        self._ready(arrays, 0)
+        local, addresses, pitches = self._placed(arrays)
+        if self._launches is not None:
+            self._launches.ready(self._view(local, 0), 0, addresses, pitches)
 
-    def _ready(
-        self, arrays: Mapping[str, Any], copy: int, by_python: bool = False
-    ) -> tuple[View, list[int], list[int], frozenset[int], dict[int, list[Callable[[], None]]]]:
-        """Return where a call's matrices are, and what of it native code or Python launches."""
+    def _placed(self, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[int], list[int]]:
+        """Return a call's matrices by name, and where they are, by slot."""
         compute = self._compute
         local = dict(arrays)
         for name in self._weights:
@@ -331,13 +331,39 @@ class BoundPlan:
         addresses, pitches = [0] * self._count, [0] * self._count
         for slot, name in self._slots:
             addresses[slot], pitches[slot] = compute.place(local[name])
-        view = self._view(local, copy)
-        if self._launches is None:
-            return view, addresses, pitches, frozenset(), {}
-        self._launches.place(local, addresses, pitches)
-        armed = self._launches.ready(view, copy, addresses, pitches, by_python)
-        by_kernels = frozenset[int]() if by_python else self._launches.native
-        return view, addresses, pitches, by_kernels, armed
+        if self._launches is not None:
+            self._launches.place(local, addresses, pitches)
+        return local, addresses, pitches
+
+    def _run_by_steps(
+        self,
+        local: dict[str, Any],
+        addresses: list[int],
+        pitches: list[int],
+        copy: int,
+        traced: bool,
+        by_python: bool,
+    ) -> None:
+        """Enqueue a call of which native code does not launch all, or has not launched any yet."""
+        compute, native, launches = self._compute, self._native, self._launches
+        view, by_kernels = self._view(local, copy), frozenset[int]()
+        armed: dict[int, list[Callable[[], None]]] = {}
+        if launches is not None:
+            armed = launches.ready(view, copy, addresses, pitches, by_python)
+            by_kernels = by_kernels if by_python else launches.native
+        if len(by_kernels) == len(self._works):
+            self._make_before(view)
+            native.call(copy, compute.stream(), traced, addresses, pitches)
+            return
+        native.start(copy, compute.stream(), traced, addresses, pitches)
+        with compute.exact(self._dtype):
+            self._submit(view, by_kernels, armed, traced)
+        native.finish()
+
+    def _make_before(self, view: View) -> None:
+        with self._compute.exact(self._dtype):
+            for call in self._before:
+                call(self._compute, view)
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return what gives the handle of a region in this call."""

@@ -48,6 +48,7 @@ class Launches:
 
     Attributes:
         native: numbers of the works that native code launches.
+        placed: slots of the operands, which `place` fills in.
 
     Args:
         plan: of one rank.
@@ -106,6 +107,7 @@ class Launches:
         if whole is not None:
             weights = dict.fromkeys((each.w, each.turned) for each in self._outputs)
             self._operands = [(slots[plan.rank, w], w, turned) for w, turned in weights]
+        self.placed = {slot for slot, _, _ in self._operands}
         self._layout: list[bool] | None = None
         self._unknown = False  # whether they cannot be described
         # Launches by work, for every layout so far; graphs may hold earlier ones.
@@ -128,6 +130,11 @@ class Launches:
         if layout != self._layout:
             self.native = frozenset()
         self._layout = layout
+
+    def suit(self, addresses: list[int], pitches: list[int]) -> bool:
+        """Whether native code has launches of the whole call for such matrices; after `place`."""
+        whole = len(self.native) == len(self._works)
+        return whole and bool(self._program.fits(addresses, pitches))
 
     def ready(
         self,

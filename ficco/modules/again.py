@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ __all__ = [
     "remember",
     "row_of",
     "shaped",
+    "taken_as",
 ]
 
 MOST = 256  # calls that are remembered, least recently used out first
@@ -48,7 +49,8 @@ class Known(NamedTuple):
     Attributes:
         runtime: that of its group.
         problem, schedule: what it is; the schedule is resolved.
-        names: of its tensors as buffers, in the order in which they are passed.
+        takes: of its tensors, in the order in which they are passed: the name as a buffer, and what
+            makes that matrix of a tensor.
         shapes: of its results.
         ready: whether nothing is left to be done at the next call.
     """
@@ -56,7 +58,7 @@ class Known(NamedTuple):
     runtime: CudaProcessRuntime
     problem: Problem
     schedule: Schedule
-    names: tuple[str, ...]
+    takes: tuple[tuple[str, Callable[[Tensor], Tensor]], ...]
     shapes: tuple[tuple[int, ...], ...]
     ready: bool = True
 
@@ -65,19 +67,11 @@ class Known(NamedTuple):
         if self.schedule.transport == "collective":
             return self._run_plain(tensors)
         x = tensors[0]
-        arrays: dict[str, Any] = {}
-        for name, tensor in zip(self.names, tensors, strict=True):
-            if name.startswith("bias"):
-                arrays[name] = row_of(tensor)
-            else:
-                flat = matrix_of(tensor)
-                arrays[name] = readable(flat) if is_input(name) else flat
-        results = []
-        for i, shape in enumerate(self.shapes):
-            y = torch.empty(shape, dtype=x.dtype, device=x.device)
-            results.append(y)
+        arrays = self._matrices(tensors)
+        results = [x.new_empty(*shape) for shape in self.shapes]
+        for i, y in enumerate(results):
             arrays[f"y{i}"] = matrix_of(y)
-        if torch.cuda.current_device() == x.device.index:
+        if torch._C._cuda_getDevice() == x.get_device():
             self.runtime.execute(self.problem, self.schedule, arrays)
         else:
             with torch.cuda.device(x.device):
@@ -86,12 +80,14 @@ class Known(NamedTuple):
 
     def _run_plain(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.runtime.check_alive()
-        arrays = {
-            name: row_of(tensor) if name.startswith("bias") else matrix_of(tensor)
-            for name, tensor in zip(self.names, tensors, strict=True)
-        }
+        arrays = self._matrices(tensors)
         ys = plain.run(self.problem, arrays, self.runtime.process_group, self.runtime.rank)
         return shaped(ys, self.shapes)
+
+    def _matrices(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        return {
+            name: take(tensor) for (name, take), tensor in zip(self.takes, tensors, strict=True)
+        }
 
 
 def key_of(
@@ -112,7 +108,7 @@ def key_of(
             facts += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
         else:
             return None
-    facts += (tuple(value) if isinstance(value, (list, torch.Size)) else value for value in rest)
+    facts += [tuple(value) if isinstance(value, (list, torch.Size)) else value for value in rest]
     return tuple(facts)
 
 
@@ -128,8 +124,9 @@ def known(key: Any) -> Known | None:
         if not groups.serves(found.runtime):
             _known.clear()
             return None
-        with contextlib.suppress(KeyError):  # another thread has just forgotten it
-            _known.move_to_end(key)
+        if len(_known) >= MOST:  # else none goes, in whatever order they are
+            with contextlib.suppress(KeyError):  # another thread has just forgotten it
+                _known.move_to_end(key)
     return found if found is not None and found.ready else None
 
 
@@ -164,6 +161,17 @@ def row_of(bias: Tensor) -> Tensor:
     return row if row.numel() <= 1 or row.stride(1) == 1 else row.contiguous()
 
 
+def taken_as(name: str, plainly: bool) -> Callable[[Tensor], Tensor]:
+    """Return what makes a buffer's matrix of a tensor; `plainly`: torch.distributed reads it."""
+    if name.startswith("bias"):
+        return row_of
+    return _readable_matrix if is_input(name) and not plainly else matrix_of
+
+
+def _readable_matrix(x: Tensor) -> Tensor:
+    return readable(matrix_of(x))
+
+
 def is_input(name: str) -> bool:
     """Whether a buffer is x, or one of several: what copy engines and bulk loads read by rows."""
     return name.startswith("x")
@@ -172,5 +180,6 @@ def is_input(name: str) -> bool:
 def readable(x: Tensor) -> Tensor:
     """Return x, or a copy where a copy engine could not read its rows."""
     across, along = x.stride()
-    fits = along == 1 and (across >= x.shape[1] or x.shape[0] <= 1) and not x.is_neg()
+    high, wide = x.shape
+    fits = along == 1 and (across >= wide or high <= 1) and not x.is_neg()
     return x if fits else x.resolve_neg().contiguous()

@@ -22,6 +22,7 @@ from ficco.modules.again import (
     remember,
     row_of,
     shaped,
+    taken_as,
 )
 from ficco.modules.auto import AUTO, automatic, for_a_capture, regime
 from ficco.posing import row_contiguous
@@ -159,8 +160,9 @@ class Call:
         self, problem: Problem, chosen: Schedule, runtime: Any, given: Any, ready: bool
     ) -> None:
         if self.key is not None:
-            shapes = tuple(self._shapes(problem))
-            remember(self.key, Known(runtime, problem, chosen, tuple(given), shapes, ready))
+            shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
+            takes = tuple((name, taken_as(name, plainly)) for name in given)
+            remember(self.key, Known(runtime, problem, chosen, takes, shapes, ready))
 
     def _chosen(
         self, problem: Problem, asked: Schedule | None, runtime: ProcessRuntime

@@ -184,7 +184,10 @@ def _stores(schedule: str | Schedule) -> bool:
 
 def _in_pairs(x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
     """Return the tensors of a sum in the order in which `_reduce` names them."""
-    found = [tensor for pair in zip(x, w, strict=True) for tensor in pair]
+    if len(x) == 1:
+        found = [x[0], w[0]]
+    else:
+        found = [tensor for pair in zip(x, w, strict=True) for tensor in pair]
     return found if bias is None else [*found, bias]
 
 

@@ -34,7 +34,8 @@ class BoundPlans(Generic[Bound]):
             self._plans[key] = bound
             if len(self._plans) > BOUND_PLANS:
                 self._plans.popitem(last=False)
-        self._plans.move_to_end(key)
+        elif len(self._plans) >= BOUND_PLANS:  # else none goes, in whatever order they are
+            self._plans.move_to_end(key)
         return bound
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
