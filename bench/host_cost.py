@@ -107,6 +107,7 @@ def parts_of(call: Callable[[int], Any], meeting: Meeting, bound: Any) -> dict[s
 def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any]:
     """Return all host times of a case on this rank, in us."""
     import torch
+    from comparing.measuring import FUSED, torch_fused
 
     from ficco.machine import Machine
     from ficco.modules import groups
@@ -127,10 +128,8 @@ def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any
     result: dict[str, Any] = {"public": _alone(call, meeting)}
     result |= parts_of(call, meeting, bound)
     result["serial"] = _alone(operands.serial, meeting)
-    try:
-        result["torch_fused"] = _alone(operands.torch_fused, meeting)
-    except (RuntimeError, AttributeError) as error:  # whatever this PyTorch lacks
-        result["torch_fused"] = {"reason": str(error)[:400]}
+    if case.op in FUSED:
+        result["torch_fused"] = _alone(torch_fused(operands), meeting)
     result["native_calls"] = 3 + len(bound._works)
     result["library_calls"] = sum(len(calls) for _, calls in bound._works)
     return result

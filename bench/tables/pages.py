@@ -77,12 +77,6 @@ def results_page(page: Page) -> list[str]:
                 "", "Back to back, and synchronized each call:", "", *eager_table(page, fewer), "",
                 *machines(documents, page), "",
             ]  # fmt: skip
-            for path, document in read([page.results / f"host_cost_x{fewer}.json"]):
-                lines += [
-                    "What a call costs the host, microseconds, medians, one chunk a shard:", "",
-                    *comparison.host_cost_table(document), "",
-                    *machines([(path, document)], page), "",
-                ]  # fmt: skip
         if grains := grain_tables(documents):
             lines += [
                 f"## Time against grain, {fewer} GPUs", "",
@@ -129,12 +123,14 @@ def _models(page: Page) -> list[str]:
 
 def _host_cost(page: Page) -> list[str]:
     lines: list[str] = []
-    for _, document in _first(page, "host_cost"):
-        lines += [
-            "### What a call costs the host", "",
-            f"Microseconds, medians, one chunk a shard on {document['world']} GPUs:", "",
-            *comparison.host_cost_table(document), "",
-        ]  # fmt: skip
+    for i, (path, document) in enumerate(_every(page, "host_cost")):
+        where, table = f"{document['world']} GPUs", comparison.host_cost_table(document)
+        said = f"Microseconds, medians, one chunk a shard on {where} ({document['date']}"
+        if i:
+            said = [f"{said}, {page.link(path)}):", "", *table]
+            lines += [*folded(f"The same on {where}, {document['date']}", said), ""]
+        else:
+            lines += ["### What a call costs the host", "", f"{said}):", "", *table, ""]
     return lines
 
 
