@@ -1,7 +1,11 @@
 """Writes the book of a machine from what sweeps, compare.py and few_rows.py have measured on it.
 
 For every shape and regime the fastest of ficco's points, or serial where none is faster. Only what
-ran in full rounds counts. A shape stands as it was measured last; of one day, as a sweep has it.
+ran in full rounds counts. Calls back to back may wait for the host, or be waited for: of the points
+that were within ALIKE of the fastest in compare.py's screening the one stands there that is best in
+the geometric mean of calls back to back and synchronized ones. A shape stands as it was measured
+last; of one day, captured as a sweep has it, back to back as compare.py, else by the results'
+names, as in README.
 
     python bench/book.py --machine h200x4 --driver 13.0
 """
@@ -26,6 +30,7 @@ from ficco.selector.book import Book, Point
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
 FULL_RUNS = 20
+ALIKE = 1.03
 # By `auto`, on GPUs: see ficco/selector/candidates.py. Rings were measured in another form than
 # they have now: they added to what came where it came.
 NOT_CHOSEN = (
@@ -55,11 +60,29 @@ def compared(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
             if serial is None or not ours:
                 continue
             fastest = min(ours, key=lambda row: row["median"])
-            schedule = schedule_of(fastest["config"], world, machine)
-            yield (
-                (op, case["dtype"], m, n, k, regime),
-                _best(fastest["median"], serial, schedule, world, machine),
-            )
+            config, ms = fastest["config"], fastest["median"]
+            if regime == "eager":
+                config, ms = _of_least_host(case, config, ms)
+            schedule = schedule_of(config, world, machine)
+            best = _best(ms, serial, schedule, world, machine)
+            yield (op, case["dtype"], m, n, k, regime), best
+
+
+def _of_least_host(case: dict[str, Any], fastest: str, ms: float) -> tuple[str, float]:
+    """Return the point to take back to back, which may be host-bound, and a call's time."""
+    screened = {
+        row["config"]: row
+        for row in case["screened"]
+        if "eager" in row
+        and "synchronized" in row
+        and (case["op"], row["config"].split()[0]) not in NOT_CHOSEN
+    }
+    if fastest not in screened:
+        return fastest, ms
+    least = min(row["eager"] for row in screened.values())
+    alike = [row for row in screened.values() if row["eager"] <= ALIKE * least]
+    taken = min(alike, key=lambda row: row["eager"] * row["synchronized"])
+    return taken["config"], ms * taken["eager"] / screened[fastest]["eager"]
 
 
 def few_rows(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:
@@ -107,7 +130,7 @@ def main() -> int:
     args = parser.parse_args()
     machine = Machine.named(args.machine)
     world = machine.devices
-    found: dict[Key, tuple[tuple[str, bool], Best]] = {}  # with its date, and whether it was swept
+    found: dict[Key, tuple[tuple[str, bool, str], Best]] = {}  # with what says which one stands
     sources = [
         (f"compare_x{world}*.json", compared),
         (f"few_rows*_x{world}.json", few_rows),
@@ -117,11 +140,9 @@ def main() -> int:
     for pattern, read in sources:
         for path in sorted(RESULTS.glob(pattern)):
             document = json.loads(path.read_text())
-            when = (document["date"], read is swept)
             for key, best in read(document, machine):
-                then, known = found.get(key, (("", False), best))
-                # Runs differ in how hot the GPUs were.
-                if when > then or (when == then and best[0] / best[1] < known[0] / known[1]):
+                when = (document["date"], (read is swept) == (key[-1] != "eager"), path.name)
+                if key not in found or when > found[key][0]:
                     found[key] = when, best
     if not found:
         print(f"no results of {world} GPUs in {RESULTS}", file=sys.stderr)
@@ -130,7 +151,7 @@ def main() -> int:
         Point.measured(Problem.chunked(op, world, m, n, k, dtype), regime, *best)
         for (op, dtype, m, n, k, regime), (_, best) in sorted(found.items())
     )
-    date = max(date for (date, _), _ in found.values())
+    date = max(date for (date, _, _), _ in found.values())
     book = Book(machine.name, machine.name, __version__, args.driver, date, points)
     BOOKS.mkdir(exist_ok=True)
     text = book.to_toml("Written by bench/book.py from the results in bench/results.")
