@@ -433,12 +433,6 @@ class GpuRank:
         No call on it may be enqueued any more. It takes as long as the device takes to answer.
         """
 
-    def give_back(self) -> None:
-        """End what was opened to let calls go, when all calls of the rank have ended.
-
-        It takes as long as any stream of the device works.
-        """
-
     @property
     def told(self) -> int:
         """What kernels have written to `told_word`; the watch fails the group for it soon."""

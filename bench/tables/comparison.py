@@ -170,17 +170,19 @@ def grain_tables(documents: Documents) -> list[str]:
 def host_cost_table(document: Document) -> list[str]:
     """Return what a call costs the host, and its parts."""
     parts = {
-        "public": "whole call", "native": "of it native", "torch": "torch's calls",
-        "around": "around them", "serial": "serial", "torch_fused": "fused",
+        "public": "whole call", "native": "of it native", "torch": "the engine's Python and torch",
+        "around": "before it", "serial": "serial", "torch_fused": "fused",
     }  # fmt: skip
     rows = []
     for case in document["cases"]:
-        found = dict(case["us"])
-        if (
-            case["op"] == "matmul_all_reduce"
-        ):  # what older results have is the scattering operator's
-            found["torch_fused"] = {}
-        medians = [found.get(part, {}).get("median") for part in parts]
+        cells = [_cell(case, part) for part in parts]
         shape = f"`{case['op']}` {case['m']} x {case['n']} x {case['k']}, `{case['schedule']}`"
-        rows.append([shape, *[f"{value:.0f}" if value else "-" for value in medians]])
+        rows.append([shape, *cells])
     return table(["operator, m x n x k, schedule", *parts.values()], rows)
+
+
+def _cell(case: Case, part: str) -> str:
+    if part == "torch_fused" and case["op"] == "matmul_all_reduce":
+        return "-"  # older results have the scattering operator's
+    found = case["us"].get(part, {})
+    return f"{found['median']:.0f}" if "median" in found else "not measured"

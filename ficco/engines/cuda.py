@@ -151,13 +151,6 @@ class Device:
         """
         self.native.forget(window.native)
 
-    def give_back(self) -> None:
-        """End what the watch has opened to let calls go, once all calls of the rank have ended.
-
-        The driver waits for all streams of the device meanwhile, as it does when memory is freed.
-        """
-        self.native.give_back()
-
     def follow(self, stream: int) -> None:
         """Let a stream of the device go on when this rank's last call has ended."""
         self.native.follow(stream)

@@ -124,7 +124,7 @@ def known(key: Any) -> Known | None:
         if not groups.serves(found.runtime):
             _known.clear()
             return None
-        if len(_known) >= MOST:  # else none goes, in whatever order they are
+        if len(_known) >= MOST // 2:  # else none goes soon, in whatever order they are
             with contextlib.suppress(KeyError):  # another thread has just forgotten it
                 _known.move_to_end(key)
     return found if found is not None and found.ready else None
@@ -158,6 +158,8 @@ def matrix_of(tensor: Tensor) -> Tensor:
 def row_of(bias: Tensor) -> Tensor:
     """Return a bias as [1, n] whose elements lie one behind another, as kernels read it."""
     row = bias.reshape(1, bias.numel())
+    if row.is_neg():
+        row = row.resolve_neg()
     return row if row.numel() <= 1 or row.stride(1) == 1 else row.contiguous()
 
 

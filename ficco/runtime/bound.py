@@ -34,7 +34,7 @@ class BoundPlans(Generic[Bound]):
             self._plans[key] = bound
             if len(self._plans) > BOUND_PLANS:
                 self._plans.popitem(last=False)
-        elif len(self._plans) >= BOUND_PLANS:  # else none goes, in whatever order they are
+        elif len(self._plans) >= BOUND_PLANS // 2:  # else none goes soon, in whatever order
             self._plans.move_to_end(key)
         return bound
 

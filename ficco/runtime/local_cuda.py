@@ -281,7 +281,6 @@ class CudaLocalRuntime:
         with self._lock:
             self._check_open()
             self._rest()
-            self._give_back()
             old = self._place
             self._move_to(
                 self._new_place(new_group(self.world, self.timeout_s), [], old.windows.room)
@@ -295,7 +294,6 @@ class CudaLocalRuntime:
             self._closed = True
             try:
                 self._rest()
-                self._give_back()
                 self._forget()
                 while self._kept:
                     _free(self._kept.pop())
@@ -379,11 +377,6 @@ class CudaLocalRuntime:
                 )
         for future in futures:
             future.result()
-
-    def _give_back(self) -> None:
-        for place in [*self._kept, self._place]:
-            for device in place.devices:
-                device.give_back()
 
     # ---- failure
 

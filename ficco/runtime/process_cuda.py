@@ -279,8 +279,6 @@ class CudaProcessRuntime(ProcessRuntime):
                     "once before the capture"
                 )
             self._drain()  # peers may write to my windows until then
-            for place in self._places:
-                place.device.give_back()
         with torch.cuda.device(self.device):
             super()._meet(what, room, digest)
 
@@ -344,7 +342,6 @@ class CudaProcessRuntime(ProcessRuntime):
                 self._drain()
         try:
             for place in self._places:
-                place.device.give_back()
                 place.device.forget(place.window)
         finally:
             super().close()

@@ -91,15 +91,23 @@ void Driver::destroy(ContextHandle handle, std::unique_lock<std::mutex>& lock) {
     end_context(context);
     std::vector<ContextHandle>& pushed = thread_contexts();
     if (!pushed.empty() && pushed.back() == handle) pushed.pop_back();
-    std::vector<std::shared_ptr<Completion>> stand;
-    for (const auto& other : contexts.select(
-             [&](const Context& each) { return each.device == context->device && !each.over(); })) {
-        for (auto& each : pending(*other)) stand.push_back(std::move(each));
-    }
+    const auto works = [&] {
+        const auto alive = [&](const Context& each) {
+            return each.device == context->device && !each.over();
+        };
+        for (const auto& other : contexts.select(alive)) {
+            for (const auto& each : pending(*other)) {
+                if (!each->done()) return each;
+            }
+        }
+        return std::shared_ptr<Completion>();
+    };
     ++being_destroyed_;
-    lock.unlock();
-    for (const auto& each : stand) each->wait();
-    lock.lock();
+    while (const auto work = works()) {
+        lock.unlock();
+        work->wait();
+        lock.lock();
+    }
     --being_destroyed_;
     destroyed_.notify_all();
 }

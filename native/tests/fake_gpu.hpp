@@ -28,7 +28,7 @@ class FakeGpu : public Gpu {
     std::vector<Launched> launched;
     std::vector<std::string> told;  // "record", "launch", "copy", "words", in order
 
-    std::unique_ptr<Gpu> apart() override { throw GpuError("there is no other way to it"); }
+    std::shared_ptr<Gpu> apart() override { throw GpuError("there is no other way to it"); }
     bool one_queue() const noexcept override { return false; }
     GpuStream new_stream(bool) override { return number(); }
     void delete_stream(GpuStream) noexcept override {}

@@ -24,7 +24,7 @@ struct Said {
     bool one_queue = false;
     int busy = 0;  // looks at a stream before it is done
     int opened = 0;
-    int alive = 0;
+    int streams = 0;  // of devices apart, now
 };
 
 class ToldGpu final : public FakeGpu {
@@ -32,15 +32,18 @@ class ToldGpu final : public FakeGpu {
     explicit ToldGpu(std::shared_ptr<Said> said, bool apart = false)
         : said_(std::move(said)), apart_(apart) {
         said_->opened += apart_;
-        said_->alive += apart_;
     }
-    ~ToldGpu() override { said_->alive -= apart_; }
 
-    std::unique_ptr<Gpu> apart() override {
+    std::shared_ptr<Gpu> apart() override {
         if (said_->refuses) throw GpuError("no memory");
-        return std::make_unique<ToldGpu>(said_, true);
+        return std::make_shared<ToldGpu>(said_, true);
     }
     bool one_queue() const noexcept override { return said_->one_queue; }
+    GpuStream new_stream(bool urgent) override {
+        said_->streams += apart_;
+        return FakeGpu::new_stream(urgent);
+    }
+    void delete_stream(GpuStream) noexcept override { said_->streams -= apart_; }
     void words(std::span<const WordCommand> commands, GpuStream) override {
         const std::string way = apart_ ? "apart " : "usual ";
         said_->commands.push_back(way + std::to_string(commands.front().address));
@@ -97,32 +100,18 @@ TEST(a_way_that_does_not_answer_gets_one_probe_and_nothing_else) {
     asked.said->commands.clear();
     CHECK(asked.ask(7));
     CHECK_EQ(asked.all(), "usual 1; usual 7; ");
-    CHECK_EQ(asked.said->alive, 1);
-    asked.ways.give_back();
-    CHECK_EQ(asked.said->alive, 0);
-}
-
-TEST(a_way_that_is_left_open_is_never_ended) {
-    Asked asked;
-    asked.ways.leave_open();  // there is none
-    asked.said->waits = true;
-    CHECK(asked.ask(5));
-    asked.ways.leave_open();
-    asked.ways.give_back();
-    CHECK_EQ(asked.said->alive, 1);
 }
 
 TEST(a_way_that_is_held_ends_later) {
-    Asked asked;
-    asked.said->waits = true;
-    auto held = asked.ways.answering();
-    CHECK_EQ(asked.all(), "usual 1; apart 1; ");
-    asked.ways.give_back();
-    CHECK_EQ(asked.said->alive, 1);
+    auto asked = std::make_unique<Asked>();
+    const auto said = asked->said;
+    said->waits = true;
+    auto held = asked->ways.answering();
+    CHECK_EQ(asked->all(), "usual 1; apart 1; ");
+    asked.reset();
+    CHECK_EQ(said->streams, 1);
     held.reset();
-    CHECK_EQ(asked.said->alive, 0);
-    asked.said->refuses = true;
-    CHECK(asked.ways.answering() == nullptr);
+    CHECK_EQ(said->streams, 0);
 }
 
 TEST(what_is_asked_by_halves_is_done_when_that_is_told) {
@@ -146,11 +135,10 @@ TEST(one_queue_is_asked_last) {
     asked.said->one_queue = true;
     CHECK(asked.ask(5));
     CHECK_EQ(asked.all(), "apart 1; apart 5; ");
-    asked.ways.give_back();
-    asked.said->refuses = true;
-    asked.said->commands.clear();
-    CHECK(asked.ask(6));
-    CHECK_EQ(asked.all(), "usual 1; usual 6; ");
+    Asked refused;
+    refused.said->one_queue = refused.said->refuses = true;
+    CHECK(refused.ask(6));
+    CHECK_EQ(refused.all(), "usual 1; usual 6; ");
 }
 
 TEST(a_gpu_that_answers_by_no_way_is_told_why) {

@@ -242,6 +242,7 @@ SCENARIOS = {
         faults.refusals, faults.stalled, faults.absent, faults.absent_from_one_launch,
         faults.absent_while_copies_are_held, faults.ended_while_a_read_stands,
         faults.reset_at_once, faults.never_let_go, faults.watch_refused, faults.compute_fails,
+        faults.abandoned,
     )
 }  # fmt: skip
 

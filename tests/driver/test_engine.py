@@ -188,6 +188,10 @@ def test_errors_of_compute_stop_all_ranks(double_folder: Path) -> None:
     run(double_folder, "compute_fails", world=3)
 
 
+def test_the_watch_is_done_with_a_call_that_was_given_up(double_folder: Path) -> None:
+    run(double_folder, "abandoned", world=3)
+
+
 def test_traced_calls_have_a_timeline(double_folder: Path) -> None:
     run(double_folder, "timelines", world=3)
 

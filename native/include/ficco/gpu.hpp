@@ -106,8 +106,9 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     virtual ~Gpu() = default;
 
     // The same device, with hardware queues of its own: what waits here holds up nothing there.
-    // Memory is the same. It takes some of the device's while it lives.
-    virtual std::unique_ptr<Gpu> apart() = 0;
+    // Memory is the same. There is one for all who ask, opened when it is first asked for. It takes
+    // some of the device's memory until the process ends.
+    virtual std::shared_ptr<Gpu> apart() = 0;
     // Whether all streams share one hardware queue.
     virtual bool one_queue() const noexcept = 0;
 

@@ -100,6 +100,7 @@ class GpuProgram {
     void run_copy(const CopyOp& copy, GpuStream stream);
     void fork();
     void join();
+    void tell_watch_of_end();
     void end_call() noexcept;
     GpuStream stream_of(int lane) const;
     GpuEvent made(GpuEvent& event, bool timed = false);

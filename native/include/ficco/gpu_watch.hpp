@@ -73,8 +73,6 @@ class GpuWatch {
     // enqueued any more. It may take as long as the device takes to answer. Throws GpuError where a
     // read of it stands for much longer than that; then it must not be freed.
     void forget(const GpuWindow& window);
-    // Gives back what was opened to let calls go, when all calls of the rank have ended.
-    void give_back();
     GpuAddress lane_word(int lane) const noexcept;
     // Where a kernel writes 1 + the index of a word that did not come.
     GpuAddress told_word() const noexcept;

@@ -1,9 +1,8 @@
 // Having a GPU do something even while its streams wait for ever.
 //
 // Streams share hardware queues, and a command that stands in a queue behind a wait is not done
-// before that wait ends. The same device apart has queues of its own. That takes memory of the
-// device, so it is opened when it is needed. The driver ends it only when no stream of the device
-// waits any more, and opens no other meanwhile, so it is given back when calls are known to rest.
+// before that wait ends. The same device apart has queues of its own. It is opened when it is
+// needed, and stays open.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@
 
 namespace ficco {
 
-// A device and a stream of it, which end, with a device apart, when nobody holds the way any more.
+// A device and a stream of it, which ends when nobody holds the way any more.
 struct GpuWay {
     explicit GpuWay(std::shared_ptr<Gpu> gpu);
     ~GpuWay();
@@ -47,12 +46,6 @@ class GpuWays {
     std::shared_ptr<const GpuWay> answering();
     // Why the device could not be opened apart when that was tried last; empty where it could.
     const std::string& refusal() const noexcept { return refusal_; }
-
-    // Ends the device apart if it is open, as soon as nobody else holds that way. It stands as long
-    // as any stream of the device does.
-    void give_back() noexcept { apart_.reset(); }
-    // Never ends it, for something may wait for ever.
-    void leave_open();
 
   private:
     using Way = std::shared_ptr<const GpuWay>;

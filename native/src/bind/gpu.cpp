@@ -99,8 +99,6 @@ void bind_gpu(nb::module_& module) {
         .def(
             "forget", [](GpuRank& rank, const GpuWindow& window) { rank.watch().forget(window); },
             "window"_a, WithoutGil())
-        .def(
-            "give_back", [](GpuRank& rank) { rank.watch().give_back(); }, WithoutGil())
         .def_prop_ro("told", [](GpuRank& rank) { return rank.watch().told(); })
         .def_prop_ro("told_word", [](GpuRank& rank) { return rank.watch().told_word(); })
         .def(

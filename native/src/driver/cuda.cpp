@@ -8,6 +8,8 @@
 #include <bit>
 #include <cstdlib>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -124,9 +126,7 @@ class CudaGpu final : public Gpu {
         FICCO_CALL(cuCtxGetStreamPriorityRange, &least, &urgent_);
     }
 
-    std::unique_ptr<Gpu> apart() override {
-        return std::make_unique<CudaGpu>(device_, own_context(device_));
-    }
+    std::shared_ptr<Gpu> apart() override;
     bool one_queue() const noexcept override { return one_queue_; }
 
     GpuStream new_stream(bool urgent) override {
@@ -322,6 +322,17 @@ class CudaGpu final : public Gpu {
     const bool one_queue_ = has_one_queue();  // as the driver, which looks once
     int urgent_ = 0;
 };
+
+// Never ended: the driver ends a context only when no stream of the device waits, opens no other
+// meanwhile, and so would hold up whoever has to let streams go.
+std::shared_ptr<Gpu> CudaGpu::apart() {
+    static std::mutex mutex;
+    static auto* const opened = new std::map<Device, std::shared_ptr<Gpu>>;
+    const std::lock_guard lock(mutex);
+    std::shared_ptr<Gpu>& found = (*opened)[device_];
+    if (!found) found = std::make_shared<CudaGpu>(device_, own_context(device_));
+    return found;
+}
 
 }  // namespace
 

@@ -108,7 +108,7 @@ void GpuReader::run(Read& read) noexcept {
     } catch (const GpuError& error) {
         read.refusal = error.what();
     }
-    read.way.reset();  // a device apart may end here, which is over before anybody is told
+    read.way.reset();  // its stream may end here, which is over before anybody is told
     read.ended.store(1, std::memory_order_release);
     futex_wake_all(read.ended);
 }

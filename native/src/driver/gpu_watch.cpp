@@ -53,11 +53,10 @@ GpuWatch::~GpuWatch() {
     stop_.store(1, std::memory_order_release);
     futex_wake_all(stop_);
     thread_->join();
-    if (waits()) ways_->leave_open();
     ways_.reset();
-    // Behind a read that stands, streams wait that write to the page when they go on; and who frees
-    // may be held up as who reads. The reader's thread has all that it needs.
-    if (reader_.stands()) return;
+    // Streams that wait write to the page when they go on, as do those behind a read that stands;
+    // and who frees may be held up as who reads. The reader's thread has all that it needs.
+    if (waits() || reader_.stands()) return;
     try {
         const Gpu::Current current(*gpu_);
         gpu_->delete_host_page(page_);
@@ -97,11 +96,6 @@ void GpuWatch::forget(const GpuWindow& window) {
     }
     const std::lock_guard lock(mutex_);
     std::erase_if(calls_, [&](const auto& entry) { return entry.second.window.get() == &window; });
-}
-
-void GpuWatch::give_back() {
-    const std::lock_guard asking(asking_);
-    if (!waits()) ways_->give_back();
 }
 
 GpuAddress GpuWatch::lane_word(int lane) const noexcept {

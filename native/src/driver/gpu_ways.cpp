@@ -2,9 +2,7 @@
 #include "ficco/gpu_ways.hpp"
 
 #include <array>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 #include "ficco/clock.hpp"
 
@@ -56,13 +54,6 @@ bool GpuWays::ask(const Commands& commands) {
 
 std::shared_ptr<const GpuWay> GpuWays::answering() {
     return first([](const GpuWay&) { return true; });
-}
-
-void GpuWays::leave_open() {
-    static std::mutex mutex;
-    static auto* const left = new std::vector<Way>;  // as long as the process lasts
-    const std::lock_guard lock(mutex);
-    if (apart_) left->push_back(std::move(apart_));
 }
 
 // Null where it cannot be opened.

@@ -248,10 +248,22 @@ void GpuProgram::abandon() noexcept {
     try {
         const Gpu::Current current(rank_->gpu());
         join();  // so that a capture can be ended
+        if (!capturing_) tell_watch_of_end();
     } catch (const GpuError&) {
         // the error that led here says more
     }
     end_call();
+}
+
+// What was submitted may set lanes' words that nothing more takes back.
+void GpuProgram::tell_watch_of_end() {
+    std::vector<WordCommand> ended;
+    const auto add = [&](int lane) {
+        ended.push_back({WordCommand::Kind::write, rank_->watch().lane_word(lane), 0U});
+    };
+    add(kInline);
+    for (const int lane : lanes_) add(lane);
+    rank_->gpu().words(ended, caller_);
 }
 
 void GpuProgram::end_call() noexcept {
