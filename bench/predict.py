@@ -38,6 +38,8 @@ def schedule_of(config: str, world: int, machine: Machine) -> Schedule:
     found = replace(Schedule.named(name), grain=int(grain[1:]), route=axes[0], order=axes[1])
     if "in_step" in axes:
         found = replace(found, pace="in_step")
+    if "edge" in axes:
+        found = replace(found, taper="edge")
     return found.resolve(world, machine)
 
 

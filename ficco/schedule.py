@@ -27,7 +27,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "compute": ("whole", "per_step", "per_chunk", "gated"),
     "transport": ("dma", "sm", "collective", "machine"),
     "network_transport": ("dma", "sm", "collective"),
-    "taper": ("none", "head", "tail", "both"),
+    "taper": ("none", "head", "tail", "both", "edge"),
     "pace": ("free", "in_step"),
     "shots": ("two", "one"),
     "sums": ("apart", "within", "along"),
@@ -70,7 +70,10 @@ class Schedule:
             adds it to its own tiles before it stores them, and tells of a chunk that is to be sent
             on), or "along" (they go round a ring of ranks, each of which adds its product and
             passes them on; of matmul_all_reduce two chunks at a time, if "by_step").
-        taper: "head": the first chunks are a quarter and half of the others; "tail": the last.
+        taper: "head": the first chunks are a quarter and half of the others; "tail": the last;
+            "both". "edge" (with rotation, by peer): one shard alone is cut, that which arrives last
+            (of scattering operators: the block that leaves first), smaller and smaller (larger and
+            larger), for nothing hides what goes with it; all others travel whole.
         name: a label; carries no meaning.
     """
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ficco.lowering.cutting import EDGED
 from ficco.problem import EXCHANGING, GATHERING
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
@@ -76,6 +77,12 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
         for name in paced[: 3 if case.op == "matmul_all_reduce" else 2]:
             in_step = replace(Schedule.named(name), route="rotation", pace="in_step")
             found += [replace(in_step, grain=grain) for grain in numbers]
+    if case.op in EDGED and case.world > 2:
+        edge = replace(
+            Schedule.named("gated_1d"), route="rotation", order="by_peer", taper="edge",
+            pace="in_step" if case.op in GATHERING else "free",
+        )  # fmt: skip
+        found += [replace(edge, grain=grain) for grain in numbers if 1 < grain <= 4]
     if case.all_points:
         base = Schedule.named("hetero_unfused_1d")  # rotation, by_step where the machine decides
         for grain in numbers:

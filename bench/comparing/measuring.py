@@ -54,6 +54,8 @@ def about(schedule: Any, asked: Any) -> dict[str, Any]:
         found["asked_order"] = asked.order
     if asked.pace == "in_step":
         found["asked_pace"] = asked.pace
+    if asked.taper == "edge":
+        found["asked_taper"] = asked.taper
     return found
 
 
@@ -76,6 +78,7 @@ def measure(
         facts = about(schedule, asked)
         name = f"{schedule.name} g{schedule.chunks} {schedule.route} {schedule.order}"
         name += " in_step" if schedule.pace == "in_step" else ""
+        name += " edge" if schedule.taper == "edge" else ""
         ours.append(Config(name, run.operands.ficco(schedule), facts))
     known = {config.name: config.about for config in ours}
     ours = run.ours = [config for config in ours if run.ready(config)]

@@ -12,6 +12,7 @@ from ficco.sweeping.figures import fastest, medians
 
 REGIMES = ("eager", "synchronized", "captured")
 BASELINES = ("serial", "torch_fused")
+ASKED = ("asked_route", "asked_order", "asked_pace", "asked_taper")
 Times = Mapping[tuple[str, str], Sequence[float]]  # (configuration, regime) -> ms, slowest rank
 
 
@@ -108,9 +109,7 @@ def point_text(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "-"
     words = [str(row["schedule"]), str(row["grain"])]
-    words += [
-        str(row[axis]) for axis in ("asked_route", "asked_order", "asked_pace") if row.get(axis)
-    ]
+    words += [str(row[axis]) for axis in ASKED if row.get(axis)]
     return " ".join(words)
 
 

@@ -106,7 +106,8 @@ def figures(case: Case, regime: str) -> tuple[list[str], str, list[str]]:
     ]
     if not best:
         return times, "-", ["-", "-"]
-    axes = [best.get(axis) for axis in ("grain", "asked_route", "asked_order", "asked_pace")]
+    asked = ("asked_route", "asked_order", "asked_pace", "asked_taper")
+    axes = [best.get(axis) for axis in ("grain", *asked)]
     point = " ".join([f"`{best['schedule']}`", *[str(axis) for axis in axes if axis]])
     faster = case["times_faster_than"][regime]
     gains = [

@@ -8,13 +8,15 @@ from ficco.errors import ScheduleError
 from ficco.problem import OPERATORS
 from ficco.schedule import Schedule
 
-__all__ = ["arrivals", "check_implemented", "chunk_bounds", "departures"]
+__all__ = ["EDGED", "arrivals", "check_implemented", "chunk_bounds", "departures", "turn_bounds"]
 
 _SUMMING = {
     "apart": OPERATORS,
     "within": ("matmul_reduce_scatter", "matmul_all_reduce"),
     "along": ("matmul_reduce_scatter", "matmul_all_reduce"),
 }
+# With taper="edge": whose rows arrive in turns, each by itself, and are not summed chunk by chunk.
+EDGED = ("all_gather_matmul", "all_to_all_matmul", "matmul_reduce_scatter", "matmul_all_to_all")
 _STORING = ("all_gather_matmul", "matmul_all_reduce")  # by a kernel, at peers
 # Rows or columns that pieces begin at multiples of. A GEMM whose operands do not begin at multiples
 # of 16 bytes takes several times as long, and one of part of a tile as long as one of a whole tile.
@@ -60,7 +62,24 @@ def check_implemented(op: str, schedule: Schedule) -> None:
             raise ScheduleError(
                 f"{axis}='machine' has no value yet; call Schedule.resolve(world, machine) first"
             )
+    if schedule.taper == "edge":
+        _check_edge(op, schedule)
     schedule.chunks  # noqa: B018 - raises where grain is not resolved
+
+
+def _check_edge(op: str, schedule: Schedule) -> None:
+    if op not in EDGED:
+        raise ScheduleError(
+            f"{op}: taper='edge' is of {', '.join(EDGED)}; what works is taper='none'"
+        )
+    needed = {"route": "rotation", "order": "by_peer", "cut": "rows", "sums": "apart"}
+    for axis, value in needed.items():
+        if getattr(schedule, axis) != value:
+            raise ScheduleError(
+                f"taper='edge' with {axis}={getattr(schedule, axis)!r}: it cuts the one shard that "
+                f"travels first or last; the nearest that works is {axis}={value!r}, or "
+                "taper='none'"
+            )
 
 
 @lru_cache(maxsize=4096)
@@ -85,6 +104,18 @@ def chunk_bounds(size: int, chunks: int, taper: str) -> tuple[int, ...]:
         done += weight
         bounds.append((size * done // total + unit // 2) // unit * unit)
     return (*bounds, size)
+
+
+def turn_bounds(size: int, schedule: Schedule, turn: int, edge: int, taper: str) -> tuple[int, ...]:
+    """Return the same of the shard that travels in a turn; turn 0: which stays.
+
+    With taper="edge" that of turn `edge` has the schedule's chunks, tapered as said, and of others
+    all chunks but the first are empty.
+    """
+    chunks = schedule.chunks
+    if schedule.taper != "edge":
+        return chunk_bounds(size, chunks, schedule.taper)
+    return chunk_bounds(size, chunks, taper) if turn == edge else (0, *(size,) * chunks)
 
 
 def departures(schedule: Schedule, world: int, rank: int) -> list[tuple[int, int]]:

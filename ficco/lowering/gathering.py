@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks
-from ficco.lowering.cutting import arrivals, check_implemented, chunk_bounds, departures
+from ficco.lowering.cutting import arrivals, check_implemented, departures, turn_bounds
 from ficco.lowering.handshake import await_entered, closed, enter_all, push_lanes
 from ficco.lowering.multiplying import COMPUTE, WINDOW, Group, Multiplied, Piece
 from ficco.plan import RankPlan, Region, Step, Word
@@ -94,27 +94,31 @@ class _Cut:
         self.rank, self.world, self.k = blocks.rank, problem.world, problem.k
         self.blocks = blocks
         self.by_rows = schedule.cut == "rows"
-        self.chunks, self.taper = schedule.chunks, schedule.taper
+        self.schedule = schedule
         self.arrivals = [
-            at
-            for at in arrivals(schedule, self.world, self.rank)
-            if not self.empty(blocks.incoming[at[0]].rows, at[1])
+            at for at in arrivals(schedule, self.world, self.rank) if not self.empty(*at)
         ]
 
-    def box(self, rows: int, chunk: int) -> tuple[int, int, int, int]:
-        """Return row0, row1, col0, col1 of a chunk within a block of so many rows."""
-        bounds = chunk_bounds(rows if self.by_rows else self.k, self.chunks, self.taper)
+    def box(self, rows: int, chunk: int, turn: int) -> tuple[int, int, int, int]:
+        """Return row0, row1, col0, col1 of a chunk within a block that travels in a turn."""
+        size = rows if self.by_rows else self.k
+        bounds = turn_bounds(size, self.schedule, turn, self.world - 1, "tail")
         begin, end = bounds[chunk], bounds[chunk + 1]
         return (begin, end, 0, self.k) if self.by_rows else (0, rows, begin, end)
 
-    def empty(self, rows: int, chunk: int) -> bool:
-        row0, row1, col0, col1 = self.box(rows, chunk)
+    def coming(self, shard: int, chunk: int) -> tuple[int, int, int, int]:
+        """Return the same of what comes from a peer, or of the own block."""
+        rows = self.blocks.incoming[shard].rows
+        return self.box(rows, chunk, (self.rank - shard) % self.world)
+
+    def empty(self, shard: int, chunk: int) -> bool:
+        row0, row1, col0, col1 = self.coming(shard, chunk)
         return row0 == row1 or col0 == col1
 
     def piece(self, shard: int, chunk: int, direct: bool = False) -> Piece:
         """Return a chunk as GEMMs see it: in the window, or `direct`ly where x lies."""
-        first, rows = self.blocks.incoming[shard]
-        row0, row1, col0, col1 = self.box(rows, chunk)
+        first = self.blocks.incoming[shard].landing
+        row0, row1, col0, col1 = self.coming(shard, chunk)
         buffer, shift = ("x", self.own_shift()) if direct else (WINDOW, 0)
         return Piece(buffer, shift, first + row0, first + row1, col0, col1)
 
@@ -128,8 +132,7 @@ class _Cut:
         return Piece("x", self.own_shift(), own.landing, own.landing + own.rows, 0, self.k)
 
     def own_chunks(self) -> list[int]:
-        rows = self.blocks.own.rows
-        return [chunk for chunk in range(self.chunks) if not self.empty(rows, chunk)]
+        return [j for j in range(self.schedule.chunks) if not self.empty(self.rank, j)]
 
     def word(self, shard: int, chunk: int) -> Word:
         return Word(self.rank, "data", shard, chunk)
@@ -144,15 +147,18 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
     lanes = push_lanes(schedule, peers)
     steps = enter_all(rank, lanes)
     last = None  # the peer whose turn it was
+    came = None  # the last chunk that came in it
     in_step = schedule.pace == "in_step"
-    coming = dict(enumerate(arrivals(schedule, cut.world, rank)))
+    coming = arrivals(schedule, cut.world, rank)
     for turn, (peer, chunk) in enumerate(departures(schedule, cut.world, rank)):
-        if in_step and last not in (None, peer) and coming[turn - 1] in cut.arrivals:
-            came = (cut.word(*coming[turn - 1]),)
-            steps.append(Step(f"turn{turn}", lanes[peer], "wait", "none", words=came))
-        last = peer
+        if peer != last:
+            if in_step and came is not None:
+                words = (cut.word(*came),)
+                steps.append(Step(f"turn{turn}", lanes[peer], "wait", "none", words=words))
+            last, came = peer, None
+        came = came if cut.empty(*coming[turn]) else coming[turn]
         begin, rows, landing = cut.blocks.outgoing[peer]
-        row0, row1, col0, col1 = cut.box(rows, chunk)
+        row0, row1, col0, col1 = cut.box(rows, chunk, (peer - rank) % cut.world)
         if row0 == row1 or col0 == col1:
             continue
         source = Region(rank, "x", begin + row0, begin + row1, col0, col1)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks
-from ficco.lowering.cutting import arrivals, chunk_bounds, departures
+from ficco.lowering.cutting import arrivals, departures, turn_bounds
 from ficco.lowering.handshake import await_entered, enter_all, push_lanes
 from ficco.lowering.producing import COMPUTE, PARTIAL, Gated, Piece, Producer
 from ficco.plan import Region, Step, Word
@@ -72,7 +72,7 @@ class Cut:
     own_col: int = 0
     biased: bool = False
     passed_on: bool = False
-    known: dict[tuple[int, int, int], Chunk] = field(default_factory=dict)
+    known: dict[tuple[int, int, int, int], Chunk] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -84,27 +84,29 @@ class Cut:
         """Ranks."""
         return len(self.widths)
 
-    def chunk(self, rows: int, width: int, index: int) -> Chunk:
-        """Return a chunk of a block of so many rows and columns."""
-        key = (rows, width, index)
+    def chunk(self, rows: int, width: int, index: int, turn: int = 0) -> Chunk:
+        """Return a chunk of a block of so many rows and columns that travels in a turn."""
+        key = (rows, width, index, turn)
         found = self.known.get(key)
         if found is None:
-            found = self.known[key] = self._chunk(rows, width, index)
+            found = self.known[key] = self._chunk(*key)
         return found
 
-    def _chunk(self, rows: int, width: int, index: int) -> Chunk:
+    def _chunk(self, rows: int, width: int, index: int, turn: int) -> Chunk:
         by_rows = self.schedule.cut == "rows"
-        bounds = chunk_bounds(rows if by_rows else width, self.schedule.chunks, self.schedule.taper)
+        bounds = turn_bounds(rows if by_rows else width, self.schedule, turn, 1, "head")
         begin, end = bounds[index], bounds[index + 1]
         return Chunk(begin, end, 0, width) if by_rows else Chunk(0, rows, begin, end)
 
     def sent(self, peer: int, index: int) -> Chunk:
         """Return a chunk of what this rank makes for a peer, or keeps."""
-        return self.chunk(self.blocks.outgoing[peer].rows, self.widths[self.rank], index)
+        rows, turn = self.blocks.outgoing[peer].rows, (peer - self.rank) % self.world
+        return self.chunk(rows, self.widths[self.rank], index, turn)
 
     def received(self, peer: int, index: int) -> Chunk:
         """Return a chunk of what a peer makes for this rank."""
-        return self.chunk(self.blocks.incoming[peer].rows, self.widths[peer], index)
+        rows, turn = self.blocks.incoming[peer].rows, (self.rank - peer) % self.world
+        return self.chunk(rows, self.widths[peer], index, turn)
 
     def arrivals(self) -> list[tuple[int, int]]:
         """Return (peer, chunk) of all that arrives, in the order in which it does."""

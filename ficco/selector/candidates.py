@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from ficco.lowering.cutting import EDGED
 from ficco.machine import Machine
 from ficco.problem import GATHERING
 from ficco.schedule import Schedule
@@ -58,6 +59,14 @@ def _rings(op: str, machine: Machine) -> bool:
 def _turns(op: str, machine: Machine) -> bool:
     """Whether what is pushed is there before, and keeping turns at its receivers may pay."""
     return op in (*GATHERING, "matmul_all_reduce") and machine.best_route == "rotation"
+
+
+def _edged(op: str, machine: Machine, grain: int) -> list[Schedule]:
+    """Return one launch whose last (first) shard alone is cut, where shards travel in turns."""
+    if op not in EDGED or machine.best_route != "rotation":
+        return []
+    cut = replace(Schedule.named("gated_1d"), grain=grain, taper="edge", order="by_peer")
+    return [replace(cut, pace="in_step") if op in GATHERING else cut]
 
 
 def _stores(machine: Machine, world: int) -> bool:
@@ -134,6 +143,8 @@ def points(
         for name in paced if world > 2 and _turns(op, machine) else ():
             in_step = replace(Schedule.named(name), grain=grain, pace="in_step")
             found.append(in_step.resolve(world, machine))
+        if grain > 1 and world > 2 and not sums and _gates(op, machine, gates):
+            found += [each.resolve(world, machine) for each in _edged(op, machine, grain)]
     if gates and alone and few and _stores(machine, world):
         own = [Schedule.named(name) for name in Schedule.names(op)]
         found += [

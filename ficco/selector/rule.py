@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.direct import is_made_before
 from ficco.lowering.scattering import finishes_between
 from ficco.machine import Link, Machine
@@ -93,6 +94,7 @@ def _work(facts: Facts, machine: Machine, rows: float) -> float:
 def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
     """Return a call's time on the devices, and its host's."""
     costs, world, m = machine.costs, facts.world, facts.m
+    schedule, edge, more = _uncut(facts, schedule)
     whole = _work(facts, machine, m)
     if world == 1:
         return whole, costs.host_launch_us
@@ -110,6 +112,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     send = send_on = _send_us(facts, machine, schedule)
     if facts.op == "matmul_all_reduce":  # partial sums keep no turns
         send = _send_us(facts, machine, replace(schedule, pace="free"))
+    send += more * (costs.signal_us + machine.link.latency_us)
     cut, steps, calls = _steps(facts, schedule)
     fused = steps == (1 if schedule.compute == "whole" else grain)
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
@@ -120,7 +123,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     piece = piece * costs.gemm_beside_copies + between
     own = 0.0 if schedule.start == "together" else _own_us(facts, machine, schedule)
     block = m * facts.n / world * facts.item
-    late = steps * piece / arrivals  # what of the work goes with one arrival
+    late = steps * piece / arrivals * edge  # what of the work goes with one arrival
     made = steps * piece + own
     if facts.gathers:
         stage = machine.stream_us(2.0 * facts.piece_bytes) if cut == world else 0.0
@@ -139,8 +142,21 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             end = _passed_on(parts, schedule, peers)
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
-    host += (steps + 2 + peers * grain) * costs.host_words_us + peers * grain * costs.host_copy_us
+    pushes = peers * grain + more
+    host += (steps + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
     return end + words + costs.call_us, host
+
+
+def _uncut(facts: Facts, schedule: Schedule) -> tuple[Schedule, float, int]:
+    """Return a schedule without taper="edge", and what that adds.
+
+    That is the part of one shard's work that goes with its last (first) chunk, and more pushes.
+    """
+    if schedule.taper != "edge":
+        return schedule, 1.0, 0
+    bounds = chunk_bounds(round(facts.m / facts.world), schedule.chunks, "head")
+    whole = replace(schedule, grain=1, taper="none")
+    return whole, bounds[1] / max(bounds[-1], 1), schedule.chunks - 1
 
 
 class _Sums(NamedTuple):

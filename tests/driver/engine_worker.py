@@ -16,6 +16,7 @@ from numpy_on_stream import NumpyOnStream
 
 from ficco import oracle
 from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.lowering.cutting import EDGED
 from ficco.problem import GATHERING, REDUCING, Output, Problem
 from ficco.runtime.local_cuda import CudaLocalRuntime
 from ficco.schedule import Schedule
@@ -82,6 +83,9 @@ def ways(op: str, name: str, world: int) -> list[dict[str, str]]:
         found.append({"route": "all_peers"})
         if op in (*GATHERING, "matmul_all_reduce") and name in IN_STEP:
             found.append({"route": "rotation", "pace": "in_step"})
+    if op in EDGED and name in ("gated_1d", "hetero_unfused_1d"):
+        edge = {"route": "rotation", "order": "by_peer", "taper": "edge"}
+        found.append(edge | ({"pace": "in_step"} if op in GATHERING else {}))
     return found
 
 

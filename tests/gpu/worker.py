@@ -23,7 +23,8 @@ from ficco import oracle
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
-from ficco.problem import Problem
+from ficco.lowering.cutting import EDGED
+from ficco.problem import GATHERING, Problem
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 from ficco.schedule import Schedule
 
@@ -47,15 +48,20 @@ def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> No
                         continue
                     schedule = WHOLE if name == "whole" else Schedule.named(name)
                     stores = schedule.transport == "sm"
-                    for route in ("all_peers",) if stores else ("rotation", "all_peers"):
-                        point = Schedule.from_json({**schedule.to_json(), "route": route})
+                    ways = [{"route": route} for route in ("rotation", "all_peers")[stores:]]
+                    if problem.op in EDGED and name == "gated_1d":
+                        edge = {"route": "rotation", "order": "by_peer", "taper": "edge"}
+                        paced = {"pace": "in_step"} if problem.op in GATHERING else {}
+                        ways.append({**edge, **paced})
+                    for way in ways:
+                        point = Schedule.from_json({**schedule.to_json(), **way})
                         try:
                             ys = me.execute(problem, point, arrays)
                         except ScheduleError:
                             assert refused(problem, name), f"{name} for {problem}"
                             continue
                         rounded = oracle.roundings(problem, point.sums_travel)
-                        me.judge(problem, ys, exact, f"{name} {route} {problem}", rounded)
+                        me.judge(problem, ys, exact, f"{name} {way} {problem}", rounded)
                         count += 1
     print(f"{count} calls right")
 

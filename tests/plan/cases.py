@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ficco.lowering import lower
+from ficco.lowering.cutting import EDGED
 from ficco.lowering.direct_gather import is_direct
 from ficco.machine import Link, Machine
 from ficco.plan import Plan
@@ -131,7 +132,7 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
             compute="gated"
             if gated
             else draw(st.sampled_from(("whole", "per_step", "per_chunk", "gated"))),
-            taper=draw(st.sampled_from(("none", "head", "tail", "both"))),
+            taper=draw(st.sampled_from(("none", "head", "tail", "both", "edge"))),
             pace=draw(st.sampled_from(("free", "in_step"))),
         )
     summing = all(output.axis == "contraction" for output in problem.products)
@@ -143,10 +144,15 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
     schedule = schedule.resolve(problem.world, machine)
     if problem.op in REDUCING and schedule.compute == "gated":
         schedule = replace(schedule, sums=draw(st.sampled_from(("apart", "within"))))
+    if schedule.taper == "edge":
+        legal = problem.op in EDGED and schedule.cut == "rows" and schedule.sums == "apart"
+        legal_axes = {"route": "rotation", "order": "by_peer"}
+        schedule = replace(schedule, **(legal_axes if legal else {"taper": "none"}))
     turns = gathers or problem.op == "matmul_all_reduce"
     if not turns or schedule.route != "rotation":
         schedule = replace(schedule, pace="free")
     sums_go_round = problem.op in REDUCING and schedule.compute == "per_chunk"
+    sums_go_round = sums_go_round and schedule.taper != "edge"
     if sums_go_round and schedule.start == "local_first" and draw(st.booleans()):
         schedule = replace(schedule, sums="along")
     return schedule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from ficco import data
 from ficco.errors import FiccoError, InputError, MachineError, ScheduleError
-from ficco.lowering import lower_rank
-from ficco.lowering.cutting import arrivals, chunk_bounds, departures
+from ficco.lowering import lower, lower_rank
+from ficco.lowering.cutting import arrivals, chunk_bounds, departures, turn_bounds
 from ficco.machine import Link, Machine
 from ficco.plan import WORDS, WORDS_PER_COPY, Word, word_at, word_place
 from ficco.problem import MAX_WORLD, OPERATORS, Output, Problem, chunk_sizes
@@ -229,6 +230,30 @@ class TestCutting:
         assert sizes("head", 1216) == [64, 128, 256, 256, 256, 256]
         assert sizes("tail", 1216) == [256, 256, 256, 256, 128, 64]
         assert max(sizes("none", 47)) - min(sizes("none", 47)) <= 1
+
+    def test_one_shard_alone_is_cut_at_the_edge(self) -> None:
+        edge = Schedule(3, order="by_peer", taper="edge")
+        assert turn_bounds(896, edge, 3, 3, "tail") == (0, 512, 768, 896)
+        assert turn_bounds(896, edge, 1, 1, "head") == (0, 128, 384, 896)
+        for turn in (0, 1, 2):
+            assert turn_bounds(896, edge, turn, 3, "tail") == (0, 896, 896, 896)
+        assert turn_bounds(896, Schedule(2), 1, 3, "tail") == chunk_bounds(896, 2, "none")
+
+    @pytest.mark.parametrize(
+        ("op", "axes", "said"),
+        [
+            ("matmul_all_reduce", {}, "taper='none'"),
+            ("all_gather_matmul", {"order": "by_step"}, "order='by_peer'"),
+            ("all_gather_matmul", {"route": "all_peers"}, "route='rotation'"),
+            ("all_gather_matmul", {"cut": "columns"}, "cut='rows'"),
+            ("matmul_reduce_scatter", {"compute": "gated", "sums": "within"}, "sums='apart'"),
+        ],
+    )
+    def test_what_has_no_edge(self, op: str, axes: dict[str, str], said: str) -> None:
+        base = Schedule(2, route="rotation", order="by_peer", taper="edge")
+        problem = Problem.chunked(op, 3, 12, 12, 12, "float32")
+        with pytest.raises(ScheduleError, match=said):
+            lower(problem, replace(base, **axes))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(("size", "unit"), [(8192, 64), (2999, 8), (500, 8), (40, 1)])
     def test_pieces_begin_where_gemms_are_fast(self, size: int, unit: int) -> None:
