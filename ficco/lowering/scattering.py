@@ -86,7 +86,7 @@ class Cut:
 
     def chunk(self, rows: int, width: int, index: int, turn: int = 0) -> Chunk:
         """Return a chunk of a block of so many rows and columns that travels in a turn."""
-        key = (rows, width, index, turn)
+        key = (rows, width, index, turn if self.schedule.taper == "edge" else 0)
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = self._chunk(*key)
