@@ -69,11 +69,14 @@ def _table(found: Choice) -> str:
     from ficco.report.tables import drawn
 
     table = Table(box=None, pad_edge=False)
-    for name in ("", "schedule", "grain", "route", "order", "pace", "ms", "by"):
+    for name in ("", "schedule", "grain", "route", "order", "pace", "taper", "ms", "by"):
         table.add_column(name, justify="right" if name in ("grain", "ms") else "left")
     rows = [(found.schedule, found.predicted_ms), *found.alternatives[:_SHOWN]]
     for number, (schedule, ms) in enumerate(rows):
-        axes = (schedule.name, str(schedule.chunks), schedule.route, schedule.order, schedule.pace)
+        axes = (
+            schedule.name, str(schedule.chunks), schedule.route, schedule.order, schedule.pace,
+            schedule.taper,
+        )  # fmt: skip
         cells = ("" if number else "->", *axes, "" if ms is None else f"{ms:.3f}", found.by)
         table.add_row(*(Text(cell, "bold" if not number else "") for cell in cells))
     return drawn(table)

@@ -175,7 +175,8 @@ def _schedule(layer: Layer, reasons: list[str], asked: bool) -> str:
     found = choice_of(layer)
     if found is None:
         return f"schedule: auto, not chosen yet ({shape}){why}"
-    chunks = f" with {found.schedule.chunks} chunks" if found.schedule.chunks > 1 else ""
+    one = "one shard in" if found.schedule.taper == "edge" else "with"
+    chunks = f" {one} {found.schedule.chunks} chunks" if found.schedule.chunks > 1 else ""
     verb = "measured" if found.by == "book" else "expected"
     serial = [ms for s, ms in found.alternatives if s.name == "serial"]
     gain = ""

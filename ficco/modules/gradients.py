@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ficco.errors import InputError
+from ficco.lowering.cutting import EDGED
 from ficco.modules import groups
 from ficco.modules.again import matrix_of
 from ficco.modules.auto import AUTO
@@ -422,6 +423,8 @@ def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
         known = replace(known, sums="apart", name="custom")
     if name in ("matmul_reduce_scatter", "matmul_all_to_all") and asked.pace != "free":
         known = replace(known, pace="free", name="custom")
+    if asked.taper == "edge" and name not in EDGED:
+        known = replace(known, taper="none", name="custom")
     return schedule if known is asked else known
 
 

@@ -276,4 +276,5 @@ def _point(schedule: Schedule) -> dict[str, Any]:
         "route": schedule.route,
         "order": schedule.order,
         "pace": schedule.pace,
+        "taper": schedule.taper,
     }

@@ -27,6 +27,7 @@ DEVICE = torch.device(sys.argv[1])
 # No engine for GPUs runs gated plans.
 NAMED = [n for n in Schedule.names() if DEVICE.type == "cpu" or n != "gated_1d"]
 GATHERING = Schedule.names("all_gather_matmul") if DEVICE.type == "cpu" else NAMED
+EDGE = replace(Schedule.named("gated_1d"), grain=3, route="rotation", order="by_peer", taper="edge")
 ATOL = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-1}
 Tensors = Sequence[Any]
 
@@ -201,10 +202,16 @@ def reducing(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
         hold("ring_1d", rank, lambda x, w, b: ficco.matmul_reduce_scatter(
                  x, w, bias=b, rows=rows, schedule="ring_1d"),
              given, scattered)  # fmt: skip
-        point = replace(Schedule.named("shard_p2p"), route="rotation", pace="in_step")
-        hold("in step", rank, lambda x, w: ficco.all_gather_matmul(x, w, schedule=point),
-             [[draw(r, 4, 6), draw(9 + r, 6, 5)] for r in range(world)],
-             lambda ranks: [torch.cat([x for x, _ in ranks]) @ w for _, w in ranks])  # fmt: skip
+        in_step = replace(Schedule.named("shard_p2p"), route="rotation", pace="in_step")
+        for point in (in_step, EDGE, replace(EDGE, pace="in_step")):
+            hold("in step, edge", rank,
+                 lambda x, w: ficco.all_gather_matmul(x, w, schedule=point),  # noqa: B023
+                 [[draw(r, 4, 6), draw(9 + r, 6, 5)] for r in range(world)],
+                 lambda ranks: [torch.cat([x for x, _ in ranks]) @ w for _, w in ranks],
+            )  # fmt: skip
+        hold("edge, scattered", rank, lambda x, w, b: ficco.matmul_reduce_scatter(
+                 x, w, bias=b, rows=rows, schedule=EDGE),
+             given, scattered)  # fmt: skip
     for frozen in ((0,), (1,), (0, 1), (2,)):
         hold("scatter, frozen", rank,
              lambda x, w, b: ficco.matmul_reduce_scatter(x, w, bias=b, rows=rows),
@@ -213,7 +220,9 @@ def reducing(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
              same, reduced, once=True, frozen=frozen)  # fmt: skip
 
 
-def columns(rank: int, world: int, schedules: Sequence[str] = ("auto", "ring_1d")) -> None:
+def columns(
+    rank: int, world: int, schedules: Sequence[str | Schedule] = ("auto", "ring_1d", EDGE)
+) -> None:
     given = [
         [draw(1, 5, 3, 6), draw(40 + r, 4 + r, 6).t(), draw(50 + r, 6, 3), draw(60 + r, 3)]
         for r in range(world)

@@ -276,7 +276,7 @@ class TestChoice:
     def test_json(self) -> None:
         document = selector.choose(gather(1024, 256, 512), MESH).to_json()
         assert set(document) == {"choice", "predicted_ms", "by", "reasons", "alternatives"}
-        axes = {"schedule", "grain", "route", "order", "pace"}
+        axes = {"schedule", "grain", "route", "order", "pace", "taper"}
         assert set(document["choice"]) == axes
         assert all(set(entry) == axes | {"predicted_ms"} for entry in document["alternatives"])
         assert document["reasons"]
