@@ -1,11 +1,12 @@
 """Writes the book of a machine from what sweeps, compare.py and few_rows.py have measured on it.
 
 For every shape and regime the fastest of ficco's points, or serial where none is faster. Only what
-ran in full rounds counts. Calls back to back may wait for the host, or be waited for: of the points
-that were within ALIKE of the fastest in compare.py's screening the one stands there that is best in
-the geometric mean of calls back to back and synchronized ones. A shape stands as it was measured
-last; of one day, captured as a sweep has it, back to back as compare.py, else by the results'
-names, as in README.
+ran in full rounds counts, but for this: calls back to back may wait for the host, or be waited for,
+so of the points that were within ALIKE of the fastest in compare.py's screening the one stands
+there that is best in the geometric mean of calls back to back and synchronized ones, with its time
+of the screening where it has no other, and never less than the fastest's. A shape stands as it was
+measured last; of one day, captured as a sweep has it, back to back as compare.py, else by the
+results' names, as in README.
 
     python bench/book.py --machine h200x4 --driver 13.0
 """
@@ -70,11 +71,13 @@ def compared(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
 
 def _of_least_host(case: dict[str, Any], fastest: str, ms: float) -> tuple[str, float]:
     """Return the point to take back to back, which may be host-bound, and a call's time."""
+    failed = {row["config"] for rows in case["regimes"].values() for row in rows if not row["ok"]}
     screened = {
         row["config"]: row
         for row in case["screened"]
         if "eager" in row
         and "synchronized" in row
+        and row["config"] not in failed
         and (case["op"], row["config"].split()[0]) not in NOT_CHOSEN
     }
     if fastest not in screened:
@@ -82,7 +85,10 @@ def _of_least_host(case: dict[str, Any], fastest: str, ms: float) -> tuple[str, 
     least = min(row["eager"] for row in screened.values())
     alike = [row for row in screened.values() if row["eager"] <= ALIKE * least]
     taken = min(alike, key=lambda row: row["eager"] * row["synchronized"])
-    return taken["config"], ms * taken["eager"] / screened[fastest]["eager"]
+    full = {row["config"]: row["median"] for row in case["regimes"]["eager"] if row["ok"]}
+    took = max(ms, full.get(taken["config"], taken["eager"]))
+    serial = full.get("serial")
+    return (fastest, ms) if serial is not None and took >= serial else (taken["config"], took)
 
 
 def few_rows(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:

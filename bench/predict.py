@@ -43,6 +43,13 @@ def schedule_of(config: str, world: int, machine: Machine) -> Schedule:
     return found.resolve(world, machine)
 
 
+def _config(schedule: Schedule) -> str:
+    """Return what names a point in the result."""
+    edge = " edge" if schedule.taper == "edge" else ""
+    axes = f"{schedule.route} {schedule.order} {schedule.pace}"
+    return f"{schedule.name} g{schedule.chunks} {axes}{edge}"
+
+
 def measured(
     case: dict[str, Any], machine: Machine, regime: str
 ) -> tuple[Measured, dict[Schedule, float]]:
@@ -102,7 +109,7 @@ def judged(case: dict[str, Any], machine: Machine, regime: str = "captured") -> 
     times = dict(found)
     best, serial = min(times.values()), times[schedules[0]]
     rows = [
-        {"config": f"{s.name} g{s.chunks} {s.route} {s.order} {s.pace}", "ms": ms,
+        {"config": _config(s), "ms": ms,
          **{method: round(dict(predicted)[s], 4) for method, predicted in by.items()}}
         for s, ms in found
     ]  # fmt: skip
@@ -116,7 +123,7 @@ def judged(case: dict[str, Any], machine: Machine, regime: str = "captured") -> 
         fastest = min(times, key=times.__getitem__)
         iqr = max(ranges.get(each, 0.0) for each in (chosen, fastest))
         result[method] = {
-            "choice": f"{chosen.name} g{chosen.chunks} {chosen.route} {chosen.order} {chosen.pace}",
+            "choice": _config(chosen),
             "ms": took,
             "of_best": round(took / best, 4),
             "within_3_percent": took <= best * NEAR,

@@ -144,7 +144,8 @@ def rule(problem: Problem, machine: Machine) -> dict[str, Any]:
 
 def named(schedule: Schedule) -> str:
     """Return a schedule's name and grain."""
-    return f"{schedule.name} g{schedule.chunks}"
+    edge = " edge" if schedule.taper == "edge" else ""
+    return f"{schedule.name} g{schedule.chunks}{edge}"
 
 
 def summarized(reading: str, variant: str, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -185,6 +185,11 @@ class Schedule:
         return self.grain
 
     @property
+    def grain_text(self) -> str:
+        """How shards are cut, in words: "4", or "4 of one shard" where the others travel whole."""
+        return f"{self.chunks} of one shard" if self.taper == "edge" else str(self.chunks)
+
+    @property
     def sums_travel(self) -> bool:
         """Whether sums are added to, and rounded, on their way, instead of where they end."""
         return self.transport == "collective" or self.sums == "along"

@@ -174,7 +174,7 @@ def _automatic(
         raise InputError(f"--grain {args.grain} with --schedule auto, which chooses it")
     profile, driver = profile_of(machine, problem.world), driver_of(machine)
     found = choose(problem, profile, regime, driver=driver)
-    name = f"{found.schedule.name}, grain {found.schedule.chunks}"
+    name = f"{found.schedule.name}, grain {found.schedule.grain_text}"
     return found.schedule, f"auto: {name}, by the {found.by}: {'; '.join(found.reasons)}"
 
 

@@ -72,6 +72,11 @@ def _check_edge(op: str, schedule: Schedule) -> None:
         raise ScheduleError(
             f"{op}: taper='edge' is of {', '.join(EDGED)}; what works is taper='none'"
         )
+    if schedule.transport == "sm":
+        raise ScheduleError(
+            "taper='edge' with transport='sm', whose kernels store tile by tile; what works is "
+            "taper='none'"
+        )
     needed = {"route": "rotation", "order": "by_peer", "cut": "rows", "sums": "apart"}
     for axis, value in needed.items():
         if getattr(schedule, axis) != value:

@@ -47,12 +47,12 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
         found = choice(problem, runtime, device, "eager")
         if _lacks(runtime, problem, found.schedule):  # there was no such call
             found = choice(problem, runtime, device, kernels=False)
-    said = (problem.op, found.schedule.name, str(found.schedule.chunks), found.by)
+    said = (problem.op, found.schedule.name, found.schedule.grain_text, found.by)
     if said not in _told:
         _told.add(said)
         level = log.warning if found.predicted_ms is None and on_gpu else log.info
         level("%s: %s, grain %s, by the %s: %s", problem.op, found.schedule.name,
-              found.schedule.chunks, found.by, "; ".join(found.reasons))  # fmt: skip
+              found.schedule.grain_text, found.by, "; ".join(found.reasons))  # fmt: skip
     return found.schedule
 
 

@@ -127,7 +127,7 @@ def _facts(layer: Layer, why: str | None) -> tuple[str, str, tuple[Any, ...]]:
     size = f"k={seen.k}" if seen.operator == "all_gather_matmul" else f"n={seen.widths[0]}"
     alike = (
         f"called as {seen.operator} with {seen.whole} x {seen.inner} rows, {size}, {seen.dtype} on "
-        f"{seen.device.type}, {schedule.name} with {schedule.chunks} chunks, "
+        f"{seen.device.type}, {schedule.name} with grain {schedule.grain_text}, "
         f"{'with' if seen.recorded else 'without'} gradients"
     )
     return layer.name, alike, (seen.k, seen.widths)

@@ -112,7 +112,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     send = send_on = _send_us(facts, machine, schedule)
     if facts.op == "matmul_all_reduce":  # partial sums keep no turns
         send = _send_us(facts, machine, replace(schedule, pace="free"))
-    send += more * (costs.signal_us + machine.link.latency_us)
+    send += more * (costs.signal_us + machine.link.latency_us * costs.copies_beside_gemm)
     cut, steps, calls = _steps(facts, schedule)
     fused = steps == (1 if schedule.compute == "whole" else grain)
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
@@ -134,7 +134,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         if schedule.sums == "within":  # beside the product of the own tiles, the last behind all
             last = own / grain * costs.gated_gemm
             made -= last
-        end = max(made + last, sent + last / (1 if schedule.sums == "within" else grain))
+        at_once = facts.op == "matmul_reduce_scatter" and schedule.order == "by_peer"
+        end = max(made + last, sent + last / (1 if schedule.sums == "within" or at_once else grain))
         if facts.op == "matmul_all_reduce":
             # What comes in turns is moved in turns, all but the last one meanwhile.
             moved = machine.stream_us(2.0 * block * (1 if schedule.route == "rotation" else peers))
@@ -143,7 +144,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     words = (2 * peers + 2) * costs.signal_us + costs.raise_us
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     pushes = peers * grain + more
-    host += (steps + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
+    host += (steps + more + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
     return end + words + costs.call_us, host
 
 
@@ -310,9 +311,10 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
     times = machine.gemm_times(facts.dtype)
     if times is not None and facts.flops:
         rows = facts.m / facts.world
+        whole, shard = times.rounds(facts.m, facts.n), times.rounds(rows, facts.n)
+        chunk = times.rounds(rows / chosen.chunks, facts.n)
         said.append(
-            f"the whole GEMM is {times.rounds(facts.m, facts.n):.1f} rounds of tiles, that of a "
-            f"shard {times.rounds(rows, facts.n):.1f}, of a chunk at grain {chosen.chunks} "
-            f"{times.rounds(rows / chosen.chunks, facts.n):.1f}"
+            f"the whole GEMM is {whole:.1f} rounds of tiles, that of a shard {shard:.1f}, of a "
+            f"chunk at grain {chosen.grain_text} {chunk:.1f}"
         )
     return said

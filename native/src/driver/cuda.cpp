@@ -326,12 +326,19 @@ class CudaGpu final : public Gpu {
 // Never ended: the driver ends a context only when no stream of the device waits, opens no other
 // meanwhile, and so would hold up whoever has to let streams go.
 std::shared_ptr<Gpu> CudaGpu::apart() {
+    struct Apart {
+        std::mutex mutex;  // opening one device holds up nobody who wants another
+        std::shared_ptr<Gpu> gpu;
+    };
     static std::mutex mutex;
-    static auto* const opened = new std::map<Device, std::shared_ptr<Gpu>>;
-    const std::lock_guard lock(mutex);
-    std::shared_ptr<Gpu>& found = (*opened)[device_];
-    if (!found) found = std::make_shared<CudaGpu>(device_, own_context(device_));
-    return found;
+    static auto* const opened = new std::map<Device, Apart>;
+    Apart& apart = [&]() -> Apart& {
+        const std::lock_guard lock(mutex);
+        return (*opened)[device_];
+    }();
+    const std::lock_guard lock(apart.mutex);
+    if (!apart.gpu) apart.gpu = std::make_shared<CudaGpu>(device_, own_context(device_));
+    return apart.gpu;
 }
 
 }  // namespace

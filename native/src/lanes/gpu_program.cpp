@@ -1,8 +1,10 @@
 // Calling a program on a GPU. What is worked out once is in gpu_binding.cpp.
 #include "ficco/gpu_program.hpp"
 
+#include <exception>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "ficco/clock.hpp"
 
@@ -248,8 +250,11 @@ void GpuProgram::abandon() noexcept {
     try {
         const Gpu::Current current(rank_->gpu());
         join();  // so that a capture can be ended
-        if (!capturing_) tell_watch_of_end();
-    } catch (const GpuError&) {
+        if (!capturing_) {
+            tell_watch_of_end();
+            rank_->ended(caller_);
+        }
+    } catch (const std::exception&) {
         // the error that led here says more
     }
     end_call();
