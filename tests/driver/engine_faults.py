@@ -11,7 +11,7 @@ from functools import partial
 
 import double_control as control
 import numpy as np
-from engine_node import Node, captured, expected, named
+from engine_node import Arrays, Node, captured, expected, named
 
 from ficco.engines.cuda import Device, GpuError, Window
 from ficco.engines.cuda_layout import Layout
@@ -19,6 +19,7 @@ from ficco.engines.cuda_windows import PeerWindows
 from ficco.errors import EngineError, InputError, ScheduleError, TimeoutExceeded
 from ficco.problem import Problem
 from ficco.runtime import local_cuda
+from ficco.schedule import Schedule
 
 
 class Refusals:
@@ -360,18 +361,13 @@ def watch_refused(functions: list[str], world: int) -> None:
         node.runtime.close()
 
 
-def abandoned(world: int) -> None:
-    """Once a call that was given up in its middle has ended, the watch lets nothing go any more."""
-    node = Node(world, timeout_s=2)
-    problem = Problem.chunked("all_gather_matmul", world, 60, 5, 9, "float32")
-    schedule = named("shard_p2p", world)
-    node.right(problem, schedule)
-    arrays, _ = node.arrays(problem, 2)
+def fail_in(node: Node, problem: Problem, schedule: Schedule, arrays: Arrays, at: int) -> None:
+    """Make a call in which the library's call number `at`, of all ranks, fails."""
     seen: list[str] = []
 
     def refuse(name: str) -> None:
         seen.append(name)
-        if len(seen) == 2:
+        if len(seen) == at:
             raise MemoryError("none left")
 
     node.compute.on_call = refuse
@@ -380,6 +376,16 @@ def abandoned(world: int) -> None:
     node.compute.on_call = lambda name: None
     with expected(EngineError):
         node.runtime.synchronize()
+
+
+def abandoned(world: int) -> None:
+    """Once a call that was given up in its middle has ended, the watch lets nothing go any more."""
+    node = Node(world, timeout_s=2)
+    problem = Problem.chunked("all_gather_matmul", world, 60, 5, 9, "float32")
+    schedule = named("shard_p2p", world)
+    node.right(problem, schedule)
+    arrays, _ = node.arrays(problem, 2)
+    fail_in(node, problem, schedule, arrays, 2)
     time.sleep(0.2)  # the watch may yet be letting go
     windows = node.runtime._place.windows
     data = [base + Layout(windows.room).data for base in windows.bases]
@@ -400,19 +406,7 @@ def compute_fails(world: int) -> None:
     schedule = named("hetero_fused_1d", world)
     node.right(problem, schedule)
     arrays, exact = node.arrays(problem, 2)
-    seen: list[str] = []
-
-    def refuse(name: str) -> None:
-        seen.append(name)
-        if len(seen) == 4:
-            raise MemoryError("none left")
-
-    node.compute.on_call = refuse
-    with expected(EngineError, r"rank \d failed: MemoryError\('none left'\); call reset"):
-        node.execute(problem, schedule, arrays)
-    node.compute.on_call = lambda name: None
-    with expected(EngineError):
-        node.runtime.synchronize()
+    fail_in(node, problem, schedule, arrays, 4)
     for mine in arrays:
         assert np.isnan(mine["y0"]).all()
     node.runtime.reset()
