@@ -412,7 +412,8 @@ class GpuRank:
     submits and in those that a graph replays. It fails the group, and once the group has failed,
     whoever found out, it fills the rank's windows with NaN and lets all waits of the device go.
     Where its commands stand behind those waits, it opens the device a second time, with hardware
-    queues apart and for as long as they are needed; where that fails, stderr is told.
+    queues apart, for all who watch over it and until the process ends; where that fails, stderr is
+    told.
     """
 
     def __init__(self, gpu: Gpu, group: Group, rank: int) -> None:
