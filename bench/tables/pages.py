@@ -124,13 +124,16 @@ def _models(page: Page) -> list[str]:
 def _host_cost(page: Page) -> list[str]:
     lines: list[str] = []
     for i, (path, document) in enumerate(_every(page, "host_cost")):
-        where, table = f"{document['world']} GPUs", comparison.host_cost_table(document)
-        said = f"Microseconds, medians, one chunk a shard on {where} ({document['date']}"
+        where, day = f"{document['world']} GPUs", document["date"]
+        table = [
+            f"Microseconds, medians, one chunk a shard on {where} ({day}):", "",
+            *comparison.host_cost_table(document), "",
+        ]  # fmt: skip
         if i:
-            said = [f"{said}, {page.link(path)}):", "", *table]
-            lines += [*folded(f"The same on {where}, {document['date']}", said), ""]
+            table += machines([(path, document)], page)
+            lines += [*folded(f"The same on {where}, {day}", table), ""]
         else:
-            lines += ["### What a call costs the host", "", f"{said}):", "", *table, ""]
+            lines += ["### What a call costs the host", "", *table]
     return lines
 
 
