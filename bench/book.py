@@ -4,9 +4,10 @@ For every shape and regime the fastest of ficco's points, or serial where none i
 ran in full rounds counts, but for this: calls back to back may wait for the host, or be waited for,
 so of the points that were within ALIKE of the fastest in compare.py's screening the one stands
 there that is best in the geometric mean of calls back to back and synchronized ones, with its time
-of the screening where it has no other, and never less than the fastest's. A shape stands as it was
-measured last; of one day, captured as a sweep has it, back to back as compare.py, else by the
-results' names, as in README.
+of the screening where it has no other, and never less than the fastest's. If that one is slower
+than serial where calls are synchronized, the best of those stands that are not, and are within
+EITHER. A shape stands as it was measured last; of one day, captured as a sweep has it, back to back
+as compare.py, else by the results' names, as in README.
 
     python bench/book.py --machine h200x4 --driver 13.0
 """
@@ -31,7 +32,7 @@ from ficco.selector.book import Book, Point
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
 FULL_RUNS = 20
-ALIKE = 1.03
+ALIKE, EITHER = 1.03, 1.05
 # By `auto`, on GPUs: see ficco/selector/candidates.py. Rings were measured in another form than
 # they have now: they added to what came where it came.
 NOT_CHOSEN = (
@@ -83,12 +84,22 @@ def _of_least_host(case: dict[str, Any], fastest: str, ms: float) -> tuple[str, 
     if fastest not in screened:
         return fastest, ms
     least = min(row["eager"] for row in screened.values())
-    alike = [row for row in screened.values() if row["eager"] <= ALIKE * least]
-    taken = min(alike, key=lambda row: row["eager"] * row["synchronized"])
+    alone = {row["config"]: row["median"] for row in case["regimes"]["synchronized"] if row["ok"]}
+    near = [row for row in screened.values() if row["eager"] <= EITHER * least]
+    alike = [row for row in near if row["eager"] <= ALIKE * least]
+    faster = [row for row in near if row["synchronized"] < alone.get("serial", 0.0)]
+    taken = min(alike, key=_in_both)
+    if taken not in faster:
+        taken = min(faster, key=_in_both, default=taken)
     full = {row["config"]: row["median"] for row in case["regimes"]["eager"] if row["ok"]}
     took = max(ms, full.get(taken["config"], taken["eager"]))
     serial = full.get("serial")
     return (fastest, ms) if serial is not None and took >= serial else (taken["config"], took)
+
+
+def _in_both(row: dict[str, Any]) -> float:
+    """Return what is least for the geometric mean's best, of calls back to back and alone."""
+    return float(row["eager"] * row["synchronized"])
 
 
 def few_rows(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:
