@@ -1,6 +1,8 @@
 """How long the host is busy with a call: ficco's native part, its torch part, the whole call.
 
-Calls are enqueued ten at a time; the device is waited for between these, outside the clock.
+Calls are enqueued ten at a time; the device is waited for between these, outside the clock. Apart
+stands what the same call takes where it is the first after such a wait, as a custom operator (which
+compiled code calls), where the gradient of x is recorded, and that gradient.
 
     python bench/host_cost.py --gpus 2 --out bench/results
 """
@@ -14,16 +16,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comparing.cases import Case, host_cost_cases
 from record import spread, surroundings
 
 from ficco.sweeping.gpu.launching import NO_MULTICAST, Meeting, run_ranks
 
-CALLS, QUEUED, WARM = 200, 10, 20
+if TYPE_CHECKING:  # they need torch
+    import torch
+
+    from ficco.schedule import Schedule
+    from ficco.sweeping.gpu.operands import Operands, Run
+
+CALLS, QUEUED, WARM = 200, 10, 20  # WARM: as many queues as it holds
 NATIVE = ("start", "submit", "launch", "finish", "call", "fits")
 SCHEDULES = ("shard_p2p", "gated_1d")  # a call of a library per shard; one launch
 
@@ -129,12 +137,17 @@ def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any
     if runtime is None or runtime._last is None:
         raise RuntimeError(f"ficco runs plain torch.distributed: {groups.fallback_reason()}")
     bound = runtime._last.bound
-    result: dict[str, Any] = {"public": _alone(call, meeting)}
+    result: dict[str, Any] = {}
+    result["public"], result["after_a_wait"] = _alone(call, meeting)
     result |= parts_of(call, meeting, bound)
-    result["serial"] = _alone(operands.serial, meeting)
+    result["custom_op"], _ = _alone(as_custom_operator(operands, schedule), meeting)
+    forward, backward = recorded(operands, schedule)
+    result["recorded"], _ = _alone(forward, meeting)
+    result["backward"], _ = _alone(backward, meeting)
+    result["serial"], result["serial_after_a_wait"] = _alone(operands.serial, meeting)
     if case.op in FUSED:
         try:
-            result["torch_fused"] = _alone(torch_fused(operands), meeting)
+            result["torch_fused"], _ = _alone(torch_fused(operands), meeting)
         except RuntimeError as error:
             result["torch_fused"] = {"reason": str(error)[:400]}
     result["native_calls"] = 3 + len(bound._works)
@@ -142,10 +155,58 @@ def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any
     return result
 
 
-def _alone(call: Callable[[int], Any], meeting: Meeting) -> dict[str, float]:
+def as_custom_operator(operands: Operands, schedule: Schedule) -> Run:
+    """Return the call as a compiler makes it: groups by name, schedules as text."""
+    import torch
+
+    axes = {name: value for name, value in asdict(schedule).items() if name != "name"}
+    named = (torch.distributed.group.WORLD.group_name, json.dumps(axes), None)
+    op = getattr(torch.ops.ficco, operands.layout.op)
+    rest: dict[str, tuple[Any, ...]] = {
+        "all_gather_matmul": ([], [False], None, None, False),
+        "matmul_reduce_scatter": (None, None),
+        "matmul_all_reduce": (None,),
+    }
+
+    def run(i: int) -> Any:
+        x, w = operands.x[i % operands.sets], operands.w[i % operands.sets]
+        given = x if operands.layout.op == "all_gather_matmul" else [x]
+        return op(given, [w], *rest[operands.layout.op], *named)
+
+    return run
+
+
+def recorded(operands: Operands, schedule: Schedule) -> tuple[Run, Run]:
+    """Return the call that records the gradient of x, and that gradient, of a result that is kept.
+
+    Its schedule is the call's as far as the operator of the gradient has it.
+    """
+    import torch
+
+    import ficco
+
+    function = getattr(ficco, operands.layout.op)
+    xs = [x.detach().requires_grad_() for x in operands.x]
+
+    def forward(i: int) -> torch.Tensor:
+        y: torch.Tensor = function(xs[i % len(xs)], operands.w[i % len(xs)], schedule=schedule)
+        return y
+
+    ys = [forward(i) for i in range(len(xs))]
+    dys = [torch.ones_like(y) for y in ys]
+
+    def backward(i: int) -> Any:
+        i %= len(xs)
+        return torch.autograd.grad(ys[i], xs[i], dys[i], retain_graph=True)
+
+    return forward, backward
+
+
+def _alone(call: Run, meeting: Meeting) -> tuple[dict[str, float], dict[str, float]]:
+    """Return how long a call takes, and one that is the first after a wait."""
     found: list[float] = []
     timed(call, meeting, found.append)
-    return spread(found)
+    return spread(found), spread(found[::QUEUED])
 
 
 def rank_main(folder: Path) -> int:

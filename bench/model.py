@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -35,7 +36,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=280.0, metavar="S", help="for all of it")
     parser.add_argument("--out", default=".", metavar="FOLDER", help="of model_xN.json")
     parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
-    parser.add_argument("--only", default="", metavar="WORD", help="cells whose name holds it")
+    parser.add_argument("--label", default="", metavar="WORD", help="model_xN_WORD.json instead")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cells, as --list says them")
     parser.add_argument("--rounds", type=int, default=20, help="of turns; default: %(default)s")
     parser.add_argument("--cell-seconds", type=float, default=6.0, metavar="S",
                         help="for a cell's rounds, 5 at least; default: %(default)s")  # fmt: skip
@@ -50,7 +52,8 @@ class Run:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.path = Path(args.out, f"model_x{args.gpus}.json")
+        label = f"_{args.label}" if args.label else ""
+        self.path = Path(args.out, f"model_x{args.gpus}{label}.json")
         self.begin = time.time()
         found, about = surroundings(), {"gpus": []} if args.tiny else gpus()
         found["versions"] |= about.pop("more", {})
@@ -126,7 +129,7 @@ class Run:
         """Measure part after part; a variant that ends the processes is left out of cells alike."""
         for part in self.args.parts.split(","):
             deadline = self.begin + PARTS[part] * self.args.seconds
-            names = [c.id for c in cells(part, self.args.tiny) if self.args.only in c.id]
+            names = [c.id for c in cells(part, self.args.tiny) if re.search(self.args.only, c.id)]
             for _ in range(STARTS):
                 done = {entry["cell"] for entry in self.document["cells"]}
                 todo = [name for name in names if name not in done]

@@ -21,7 +21,7 @@ Rows = dict[str, dict[str, Any]]
 
 
 def merged(document: dict[str, Any]) -> dict[Key, Rows]:
-    """Return variants by (mode, model, tokens); eager ones as the first part has them."""
+    """Return variants by (mode, model, tokens); of several the first that there is."""
     found: dict[Key, Rows] = {}
     for cell in document["cells"]:
         rows = found.setdefault((cell["mode"], cell["model"], cell["tokens"]), {})
@@ -74,18 +74,32 @@ def model_table(document: dict[str, Any]) -> list[str]:
 
 
 def missing(document: dict[str, Any]) -> list[str]:
-    """Return which variants failed where; their reasons stand in the result."""
+    """Return which variants have no figure where; their reasons stand in the result."""
     found: dict[str, list[str]] = {}
+    there = merged(document)
     for cell in document["cells"]:
+        key = (cell["mode"], cell["model"], cell["tokens"])
         for variant in cell["refused"]:
-            found.setdefault(variant, []).append(f"{cell['mode']} {cell['model']} {cell['tokens']}")
+            if variant not in there[key]:
+                found.setdefault(variant, []).append("{} {} {}".format(*key))
     return [f"{COLUMNS[name]} ({', '.join(where)})" for name, where in found.items()]
 
 
-def results_of(results: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the results of whole models there are, of the most GPUs first."""
-    paths = [results / f"model_x{world}.json" for world in (8, 4, 2)]
-    return [(path, json.loads(path.read_text())) for path in paths if path.exists()]
+def results_of(results: Path) -> list[tuple[list[Path], dict[str, Any]]]:
+    """Return the results of whole models there are, of the most GPUs first.
+
+    Several of as many GPUs are joined: a cell stands as the latest has it, by date, then name.
+    """
+    found = []
+    for world in (8, 4, 2):
+        paths = results.glob(f"model_x{world}*.json")
+        pairs = [(path, json.loads(path.read_text())) for path in paths]
+        pairs.sort(key=lambda pair: (pair[1]["date"], pair[0].name), reverse=True)
+        if pairs:
+            cells_of_all = [cell for _, document in pairs for cell in document["cells"]]
+            joined = {**pairs[0][1], "cells": cells_of_all}
+            found.append(([path for path, _ in pairs], joined))
+    return found
 
 
 METHOD = (
@@ -98,11 +112,11 @@ METHOD = (
 )
 
 
-def model_sections(results: Path) -> list[tuple[Path, str, list[str]]]:
-    """Return a file, on what, and a table for each result of whole models; most GPUs first."""
+def model_sections(results: Path) -> list[tuple[list[Path], str, list[str]]]:
+    """Return files, on what, and a table for each number of GPUs, the most first."""
     return [
-        (path, f"{document['world']} GPUs", model_table(document))
-        for path, document in results_of(results)
+        (paths, f"{document['world']} GPUs", model_table(document))
+        for paths, document in results_of(results)
     ]
 
 

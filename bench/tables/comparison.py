@@ -174,6 +174,21 @@ def host_cost_table(document: Document) -> list[str]:
         "public": "whole call", "native": "of it native", "torch": "the engine's Python and torch",
         "around": "before it", "serial": "serial", "torch_fused": "fused",
     }  # fmt: skip
+    return _host_costs(document, parts)
+
+
+def host_cost_apart(document: Document) -> list[str]:
+    """Return what else a call costs the host, or nothing: older results do not tell."""
+    parts = {
+        "public": "whole call", "after_a_wait": "first after a wait",
+        "custom_op": "as a custom operator", "recorded": "recording the gradient of x",
+        "backward": "that gradient", "serial_after_a_wait": "serial, first after a wait",
+    }  # fmt: skip
+    known = all("custom_op" in case["us"] for case in document["cases"])
+    return _host_costs(document, parts) if known else []
+
+
+def _host_costs(document: Document, parts: dict[str, str]) -> list[str]:
     rows = []
     for case in document["cases"]:
         cells = [_cell(case, part) for part in parts]

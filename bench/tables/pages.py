@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from comparing.few import few_rows_gains, few_rows_table
-from modelling.tables import METHOD, model_sections
+from modelling.tables import METHOD, model_sections, results_of
 from modelling.tables import headline as models_headline
 
 from tables import comparison
@@ -92,11 +92,15 @@ def most_gpus(page: Page) -> int:
 
 
 def _on_gpus(page: Page, world: int) -> Documents:
-    names = [
-        f"{name}_x{world}.json"
-        for name in ("model", "host_cost", *FEW_ROWS, "sweep", "sweep_all_reduce")
+    models = [
+        path
+        for paths, document in results_of(page.results)
+        if document["world"] == world
+        for path in paths
     ]
-    return [*compared(page, world), *read(page.results / name for name in names)]
+    names = ("host_cost", *FEW_ROWS, "sweep", "sweep_all_reduce")
+    others = [page.results / f"{name}_x{world}.json" for name in names]
+    return [*compared(page, world), *read([*models, *others])]
 
 
 def _every(page: Page, name: str) -> Documents:
@@ -112,9 +116,10 @@ def _first(page: Page, name: str) -> Documents:
 def _models(page: Page) -> list[str]:
     """Return tables of whole models: that of the most GPUs, the others on demand."""
     lines: list[str] = []
-    for i, (path, where, table) in enumerate(model_sections(page.results)):
+    for i, (paths, where, table) in enumerate(model_sections(page.results)):
         if i:
-            said = [f"Milliseconds a layer ({page.link(path)}).", "", *table]
+            links = ", ".join(page.link(path) for path in paths)
+            said = [*wrapped([f"Milliseconds a layer ({links})."]), "", *table]
             lines += [*folded(f"The same on {where}", said), ""]
         else:
             lines += [f"Milliseconds a layer on {where}. {METHOD}", "", *table, ""]
@@ -129,6 +134,12 @@ def _host_cost(page: Page) -> list[str]:
             f"Microseconds, medians, one chunk a shard on {where} ({day}):", "",
             *comparison.host_cost_table(document), "",
         ]  # fmt: skip
+        if apart := comparison.host_cost_apart(document):
+            table += [
+                "Apart: the first of ten calls after a wait for the GPU, the custom operator that "
+                "compiled code calls, a call whose gradient autograd records, and that gradient:",
+                "", *apart, "",
+            ]  # fmt: skip
         if i:
             table += machines([(path, document)], page)
             lines += [*folded(f"The same on {where}, {day}", table), ""]

@@ -40,7 +40,7 @@ def test_a_tiny_model_is_measured(tmp_path: Path, torch: Any) -> None:
 
 
 def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
-    """Without results they are silent."""
+    """Without results they are silent; of several the latest stands."""
 
     def row(ms: float) -> dict[str, Any]:
         return {
@@ -49,9 +49,12 @@ def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
         }
 
     cell = {"mode": "training", "model": "70B", "tokens": 8192, "refused": {"torch_graph": "no"}}
-    first = cell | {"variants": {"torch": row(4.0), "ficco": row(3.2)}}
+    first = cell | {"variants": {"torch": row(4.0), "ficco": row(9.0)}}
     later = cell | {"variants": {"torch": row(9.0), "torch_async": row(3.0)}, "refused": {}}
-    (tmp_path / "model_x4.json").write_text(json.dumps({"world": 4, "cells": [first, later]}))
+    again = cell | {"variants": {"ficco": row(3.2)}, "refused": {}}
+    for name, found in (("model_x4", [first, later]), ("model_x4_more", [again])):
+        document = {"world": 4, "date": "2026-11-22", "cells": found}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
     code = (
         "import sys; from pathlib import Path; from modelling.tables import *\n"
         "for folder in map(Path, sys.argv[1:]):\n"
