@@ -2,7 +2,8 @@
 
 Calls are enqueued ten at a time; the device is waited for between these, outside the clock. Apart
 stands what the same call takes where it is the first after such a wait, as a custom operator (which
-compiled code calls), where the gradient of x is recorded, and that gradient.
+compiled code calls), where the gradient of x is recorded, and a backward pass of that call alone,
+which autograd hands to another thread and back.
 
     python bench/host_cost.py --gpus 2 --out bench/results
 """

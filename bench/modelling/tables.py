@@ -75,26 +75,27 @@ def model_table(document: dict[str, Any]) -> list[str]:
 
 def missing(document: dict[str, Any]) -> list[str]:
     """Return which variants have no figure where; their reasons stand in the result."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     there = merged(document)
     for cell in document["cells"]:
         key = (cell["mode"], cell["model"], cell["tokens"])
         for variant in cell["refused"]:
             if variant not in there[key]:
-                found.setdefault(variant, []).append("{} {} {}".format(*key))
+                found.setdefault(variant, {})["{} {} {}".format(*key)] = None
     return [f"{COLUMNS[name]} ({', '.join(where)})" for name, where in found.items()]
 
 
 def results_of(results: Path) -> list[tuple[list[Path], dict[str, Any]]]:
     """Return the results of whole models there are, of the most GPUs first.
 
-    Several of as many GPUs are joined: a cell stands as the latest has it, by date, then name.
+    Several of as many GPUs are joined: a variant of a cell stands as the latest has it that has it;
+    of one day, as the first by name.
     """
     found = []
     for world in (8, 4, 2):
-        paths = results.glob(f"model_x{world}*.json")
+        paths = sorted(results.glob(f"model_x{world}*.json"), key=lambda path: path.stem)
         pairs = [(path, json.loads(path.read_text())) for path in paths]
-        pairs.sort(key=lambda pair: (pair[1]["date"], pair[0].name), reverse=True)
+        pairs.sort(key=lambda pair: pair[1]["date"], reverse=True)  # days apart; else as they are
         if pairs:
             cells_of_all = [cell for _, document in pairs for cell in document["cells"]]
             joined = {**pairs[0][1], "cells": cells_of_all}

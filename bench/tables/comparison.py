@@ -182,7 +182,7 @@ def host_cost_apart(document: Document) -> list[str]:
     parts = {
         "public": "whole call", "after_a_wait": "first after a wait",
         "custom_op": "as a custom operator", "recorded": "recording the gradient of x",
-        "backward": "that gradient", "serial_after_a_wait": "serial, first after a wait",
+        "backward": "its backward pass", "serial_after_a_wait": "serial, first after a wait",
     }  # fmt: skip
     known = all("custom_op" in case["us"] for case in document["cases"])
     return _host_costs(document, parts) if known else []

@@ -137,7 +137,8 @@ def _host_cost(page: Page) -> list[str]:
         if apart := comparison.host_cost_apart(document):
             table += [
                 "Apart: the first of ten calls after a wait for the GPU, the custom operator that "
-                "compiled code calls, a call whose gradient autograd records, and that gradient:",
+                "compiled code calls, a call whose gradient autograd records, and a backward pass "
+                "of that call alone, which autograd hands to another thread and back:",
                 "", *apart, "",
             ]  # fmt: skip
         if i:

@@ -50,10 +50,14 @@ def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
 
     cell = {"mode": "training", "model": "70B", "tokens": 8192, "refused": {"torch_graph": "no"}}
     first = cell | {"variants": {"torch": row(4.0), "ficco": row(9.0)}}
-    later = cell | {"variants": {"torch": row(9.0), "torch_async": row(3.0)}, "refused": {}}
-    again = cell | {"variants": {"ficco": row(3.2)}, "refused": {}}
-    for name, found in (("model_x4", [first, later]), ("model_x4_more", [again])):
-        document = {"world": 4, "date": "2026-11-22", "cells": found}
+    later = cell | {"variants": {"torch": row(9.0), "torch_async": row(9.0)}, "refused": {}}
+    again = cell | {"variants": {"ficco": row(3.2)}}
+    more = cell | {"variants": {"ficco": row(9.0), "torch_async": row(3.0)}, "refused": {}}
+    for name, day, found in (
+        ("model_x4", 21, [first, later]), ("model_x4_again", 22, [again]),
+        ("model_x4_more", 22, [more]),
+    ):  # fmt: skip
+        document = {"world": 4, "date": f"2026-11-{day}", "cells": found}
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
     code = (
         "import sys; from pathlib import Path; from modelling.tables import *\n"
