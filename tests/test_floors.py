@@ -38,6 +38,7 @@ FLOORS = {
     "node": 8,
     "profiling": 8,
     "sweeping": 9,
+    "__main__": 11,
     "cli": 10,
     "report": 10,
 }

@@ -48,7 +48,7 @@ def _start(rank: int, world: int, store: Path) -> subprocess.Popen[bytes]:
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    command = [sys.executable, "-P", "-m", "ficco.cli.main", *sys.argv[1:]]
+    command = [sys.executable, "-P", "-m", "ficco", *sys.argv[1:]]
     stdout = None if rank == 0 else subprocess.DEVNULL
     return subprocess.Popen(command, env=environment, stdout=stdout)
 

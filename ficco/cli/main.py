@@ -55,7 +55,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         # whoever read us has gone; keep Python from complaining when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -110,7 +110,7 @@ def test_a_run_on_gpus_that_do_not_reach_each_other(double_folder: Path) -> None
         ({"devices": 0}, 2, "no"),
     ):
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "ficco.cli.main", "run", "--engine", "cuda"],
+            [sys.executable, "-P", "-m", "ficco", "run", "--engine", "cuda"],
             env=control.environment(double_folder, **more), capture_output=True, text=True,
             timeout=120, check=False,
         )  # fmt: skip

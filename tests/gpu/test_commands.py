@@ -13,7 +13,7 @@ import pytest
 from ficco.schedule import Schedule
 
 ODD = ["--m", "1003", "--n", "517", "--k", "1031", "--iters", "2"]
-COMMAND = [sys.executable, "-P", "-m", "ficco.cli.main"]
+COMMAND = [sys.executable, "-P", "-m", "ficco"]
 
 
 def call(
@@ -121,7 +121,7 @@ def test_under_torchrun(gpus: int, tmp_path: Path) -> None:
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     sizes = [word.upper() if word in ("--m", "--n", "--k") else word for word in ODD]
     done = call(
-        tmp_path, "-m", "ficco.cli.main", "run", *sizes, "--json", command=launcher,
+        tmp_path, "-m", "ficco", "run", *sizes, "--json", command=launcher,
         OMP_NUM_THREADS="1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import pytest
 
 from ficco.machine import COLLECTIVES, Machine
 
-COMMAND = [sys.executable, "-P", "-m", "ficco.cli.main"]
+COMMAND = [sys.executable, "-P", "-m", "ficco"]
 LIMIT_S = 150  # two minutes are promised
 
 

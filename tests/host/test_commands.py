@@ -379,13 +379,13 @@ class TestAsAProgram:
 
     def test_stdout_holds_one_document(self) -> None:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "ficco.cli.main", "run", *SMALL, *HOST, "--json"],
+            [sys.executable, "-P", "-m", "ficco", "run", *SMALL, *HOST, "--json"],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         assert json.loads(done.stdout)["ranks"] == 4
 
     def test_plans_pass_through_a_pipe(self) -> None:
-        command = f"{sys.executable} -P -m ficco.cli.main"
+        command = f"{sys.executable} -P -m ficco"
         line = f"{command} plan --ranks 2 --json | {command} plan --check -"
         done = subprocess.run(
             line, check=False, shell=True, capture_output=True, text=True, timeout=120
@@ -393,7 +393,7 @@ class TestAsAProgram:
         assert done.returncode == 0 and done.stdout.startswith("right:"), done.stderr
 
     def test_a_reader_that_leaves_is_no_traceback(self) -> None:
-        line = f"{sys.executable} -P -m ficco.cli.main plan --ranks 8 --json | head -c 10"
+        line = f"{sys.executable} -P -m ficco plan --ranks 8 --json | head -c 10"
         done = subprocess.run(
             line, check=False, shell=True, capture_output=True, text=True, timeout=120
         )
@@ -414,7 +414,7 @@ class TestProcesses:
 
     def run(self, *args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-m", "ficco.cli.main", "run", *HOST, *args],
+            [sys.executable, "-P", "-m", "ficco", "run", *HOST, *args],
             capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
 
@@ -466,7 +466,7 @@ class TestProcesses:
     def test_under_torchrun(self, torch: Any, tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2",
-             "-m", "ficco.cli.main", "run", *HOST, *[a.upper() for a in SMALL[:6]], "--json"],
+             "-m", "ficco", "run", *HOST, *[a.upper() for a in SMALL[:6]], "--json"],
             capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

@@ -56,7 +56,7 @@ def write(folder: Path, text: str, name: str = "grid.toml") -> Path:
 
 def start(*args: str | Path, report: bool = False) -> subprocess.Popen[str]:
     """Start `ficco sweep` as a process of its own."""
-    command = [sys.executable, "-m", "ficco.cli.main", "sweep", *map(str, args)]
+    command = [sys.executable, "-m", "ficco", "sweep", *map(str, args)]
     command += [] if report else ["--no-report"]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
