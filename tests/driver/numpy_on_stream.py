@@ -39,7 +39,7 @@ from ficco.kernels.parts import GatedPart
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """A gated GEMM: its parts in order, and how long it waits for a word."""
 
     parts: tuple[GatedPart, ...]
@@ -77,7 +77,7 @@ class _Prepared(NamedTuple):
         return True
 
 
-class _Kernels:
+class Kernels:
     """See `ficco.compute.DeviceKernels`."""
 
     def __init__(self, compute: NumpyOnStream) -> None:
@@ -92,17 +92,17 @@ class _Kernels:
         timeout_s: float,
         stop_word: Callable[[], int],
         begun: bool = False,
-    ) -> _Prepared:
-        return _Prepared(tuple(parts), timeout_s, stop_word(), begun)
+    ) -> Prepared:
+        return Prepared(tuple(parts), timeout_s, stop_word(), begun)
 
     def place(self, b: Any) -> tuple[int, int, bool]:
         return b.ctypes.data, max(b.strides), b.strides[0] == b.itemsize != b.strides[1]
 
-    def arm(self, prepared: _Prepared, operands: GatedOperands) -> Callable[[], None]:
+    def arm(self, prepared: Prepared, operands: GatedOperands) -> Callable[[], None]:
         return lambda: self._compute.gated_gemm(prepared, operands)
 
     def described(
-        self, prepared: _Prepared, operands: GatedOperands, places: GatedOperands
+        self, prepared: Prepared, operands: GatedOperands, places: GatedOperands
     ) -> LaunchSpec | None:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 
@@ -160,7 +160,7 @@ class NumpyOnStream:
         self._numbers = count(1)
         self._thread = threading.local()
         self._lock = threading.Lock()
-        self.kernels: DeviceKernels | None = _Kernels(self)
+        self.kernels: DeviceKernels | None = Kernels(self)
         self._free: dict[tuple[int, int, int], list[int]] = {}  # by device, stream and bytes
 
     # ---- devices and streams
@@ -239,7 +239,7 @@ class NumpyOnStream:
 
         self._enqueue("gemms", run)
 
-    def gated_gemm(self, prepared: _Prepared, operands: GatedOperands) -> None:
+    def gated_gemm(self, prepared: Prepared, operands: GatedOperands) -> None:
         self._enqueue("gated", lambda: prepared.run(self._numpy, operands))
 
     def reduce(self, sources: list[Any], target: Any) -> None:

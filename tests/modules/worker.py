@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def exchanging(rank: int, world: int) -> None:
         close(y, torch.cat(made), f"combine {name}")
 
 
-def pooling(rank: int, world: int) -> None:
+def pooling(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
     counts, batch, dim = [(r + 1) % 3 for r in range(world - 1)] + [2], 6, 3
     tables, indices, offs, whole = [], [], [], []
     for r, count in enumerate(counts):
@@ -127,7 +127,7 @@ def pooling(rank: int, world: int) -> None:
             whole.append(pooled)
     everything = torch.cat(whole, dim=1)
     first = offsets(chunk_sizes(batch, world))
-    for name in NAMED:
+    for name in schedules:
         if name == "uniform_fused_2d":
             continue
         y = ficco.embedding_all_to_all(

@@ -1,0 +1,120 @@
+"""NumPy's kernels, launched by native code: of a call they know addresses and pitches alone.
+
+Shapes and dtypes are those for which the launch was described, as tiles of a kernel are; and as a
+kernel's, a launch is for addresses that 16 divides where it was described for such. For processes
+that have the double as their driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import traceback
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import double_control as control
+import numpy as np
+from numpy_on_stream import Kernels, Prepared
+
+from ficco.compute import GatedOperands, SumOperands
+from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot, described
+
+__all__ = ["LaunchedKernels"]
+
+_DIVISOR = 16
+
+
+class _Like(NamedTuple):
+    """What is known of a matrix before the call; `turned`: its columns lie behind one another."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    turned: bool
+
+    def at(self, address: int, pitch: int) -> Any:
+        rows, cols = self.shape[::-1] if self.turned else self.shape
+        if not rows or not cols:
+            return np.empty(self.shape, self.dtype)
+        item = self.dtype.itemsize
+        size = (rows - 1) * pitch + cols * item
+        memory = (ctypes.c_uint8 * size).from_address(address)
+        found: Any = np.ndarray((rows, cols), self.dtype, memory, strides=(pitch, item))
+        return found.T if self.turned else found
+
+
+class LaunchedKernels(Kernels):
+    """See `ficco.compute.DeviceKernels`; but for whole calls, which Python still launches."""
+
+    def described(
+        self, prepared: Prepared, operands: GatedOperands, places: GatedOperands
+    ) -> LaunchSpec | None:
+        def run(found: Mapping[str, Any]) -> None:
+            given = {name: found.get(name) for name in GatedOperands._fields}
+            prepared.run(self._compute._numpy, GatedOperands(**given))
+
+        return self._spec("gated", operands._asdict(), places._asdict(), run)
+
+    def described_sum(
+        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
+    ) -> LaunchSpec | None:
+        if not operands.target.size:
+            return None
+        rows, cols = operands.slots.shape
+        past = rows + distance * (count - 1)
+
+        def run(found: Mapping[str, Any]) -> None:
+            terms = [found["slots"][i * distance : i * distance + rows] for i in range(count)]
+            terms.insert(own_at, found["own"])
+            terms += [found["bias"]] if "bias" in found else []
+            self._compute._numpy.reduce(terms, found["target"])
+
+        return self._spec("sum", operands._asdict(), places._asdict(), run, slots=(past, cols))
+
+    def _spec(
+        self,
+        name: str,
+        operands: Mapping[str, Any],
+        places: Mapping[str, Any],
+        run: Callable[[Mapping[str, Any]], None],
+        **shapes: tuple[int, int],
+    ) -> LaunchSpec:
+        """Return the launch of what runs on matrices by name; None are left out.
+
+        shapes: of matrices of which more is read than the operand has.
+        """
+        likes = {
+            each: _Like(shapes.get(each, matrix.shape), matrix.dtype, self.place(matrix)[2])
+            for each, matrix in operands.items()
+            if matrix is not None
+        }
+        where: dict[str, Place] = {each: places[each] for each in likes}
+        pitches = {f"{each}_pitch": Pitch(at.slot, 1) for each, at in where.items()
+                   if isinstance(at, Slot)}  # fmt: skip
+        kinds = {**dict.fromkeys(where, "*u8"), **dict.fromkeys(pitches, "i64")}
+
+        def launched(parameters: list[int], shape: tuple[int, ...]) -> None:
+            try:
+                assert shape[:3] == (1, 1, 1), shape
+                values = [ctypes.c_uint64.from_address(each).value for each in parameters]
+                given = dict(zip(kinds, values, strict=False))
+                run({
+                    each: like.at(given[each], given.get(f"{each}_pitch", 0))
+                    for each, like in likes.items()
+                })  # fmt: skip
+            except Exception:
+                self._compute.errors.append(traceback.format_exc())
+
+        scratch = 2  # addresses that Triton passes behind all others
+        handle = control.kernel([8] * (len(kinds) + scratch), launched)
+        metadata = SimpleNamespace(
+            name=name, triton_version="3.6", target=SimpleNamespace(backend="cuda"), num_ctas=1,
+            launch_cooperative_grid=False, launch_pdl=False, global_scratch_size=0,
+            profile_scratch_size=0, num_warps=1, shared=0, tensordesc_meta=[],
+        )  # fmt: skip
+        even = [each for each, matrix in operands.items()
+                if matrix is not None and self.place(matrix)[0] % _DIVISOR == 0]  # fmt: skip
+        attributes = {(list(kinds).index(each),): [("tt.divisibility", _DIVISOR)] for each in even}
+        source = SimpleNamespace(signature=kinds, constants={}, attrs=attributes)
+        compiled = SimpleNamespace(function=handle, metadata=metadata, src=source)
+        return described(compiled, (1,), {}, {**where, **pitches})

@@ -1,0 +1,52 @@
+"""ficco's functions on GPUs' tensors, in processes, on the test double of the driver.
+
+Tensors of the CPU pass for a GPU's (torch_on_double.py), and NumPy multiplies in stream order; all
+else is what runs on GPUs: calls that are known, launches by native code, windows, captures,
+failures. What each rank holds true is in torch_worker.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from double_control import environment
+
+WORKER = Path(__file__).with_name("torch_worker.py")
+DEADLINE_S = 120
+
+
+def run(double: Path, folder: Path, world: int, *checks: str) -> None:
+    """Run checks on every rank of a world; each must end well."""
+    pytest.importorskip("torch")
+    given = environment(double, devices=world) | {
+        "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
+    logs = [folder / f"rank{rank}.txt" for rank in range(world)]
+    ranks = []
+    try:
+        for rank, log in enumerate(logs):
+            command = [sys.executable, "-X", "faulthandler", str(WORKER), str(folder / "store"),
+                       str(rank), str(world), *checks]  # fmt: skip
+            with log.open("w") as file:
+                ranks.append(subprocess.Popen(command, stdout=file, stderr=file, env=given))
+        codes = [rank.wait(DEADLINE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    said = "".join(f"---- rank {i}\n{log.read_text()[-3000:]}" for i, log in enumerate(logs))
+    assert codes == [0] * world, said
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_functions_and_gradients_are_right(double_folder: Path, tmp_path: Path, world: int) -> None:
+    """Also again, with tensors that are laid out otherwise, and after a change of mind."""
+    run(double_folder, tmp_path, world, "functions", "gradients", "calls_again")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_captures_and_failures(double_folder: Path, tmp_path: Path, world: int) -> None:
+    """Graphs of calls, beside calls and larger windows; and a rank that does not come."""
+    run(double_folder, tmp_path, world, "captures", "failures")

@@ -1,0 +1,233 @@
+"""Tensors of the CPU that pass for those of a GPU of the driver's test double, a process per rank.
+
+So ficco's functions run on any machine what they run on GPUs: calls that were made before, windows
+in PyTorch's symmetric memory, captures, failures; below them the CUDA engine. `dress` makes the
+process such a rank. Windows are files that all ranks map. Kernels are NumPy's, in stream order;
+what plain torch does happens at once, so every call is waited for behind it, but in captures.
+
+For processes that have the double as their driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from double_control import Cuda
+from launched_on_stream import LaunchedKernels
+from numpy_on_stream import NumpyOnStream
+
+__all__ = ["Rank", "dress"]
+
+Tensor = torch.Tensor
+_HERE = "cuda"
+
+
+class _Kernels(LaunchedKernels):
+    def place(self, b: Any) -> tuple[int, int, bool]:
+        return super().place(_array(b))
+
+
+class _Compute(NumpyOnStream):
+    """NumPy on one stream; what it is given may be tensors, whose memory the device learns of."""
+
+    name = "torch"
+
+    def __init__(self, device: int, stream: int, cuda: Cuda) -> None:
+        super().__init__({device: stream})
+        self._cuda, self._known = cuda, dict[int, Any]()
+        self._thread: Any = SimpleNamespace(device=device, stream=stream)  # of every thread
+        self.kernels = _Kernels(self)
+
+    def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
+        return super().part(_array(handle), row0, row1, col0, col1)
+
+    def place(self, handle: Any) -> tuple[int, int]:
+        if isinstance(handle, Tensor) and handle.numel():
+            storage = handle.untyped_storage()
+            if storage.data_ptr() not in self._known:
+                self._cuda.cuMemHostRegister(storage.data_ptr(), storage.nbytes(), 0)
+                self._known[storage.data_ptr()] = storage
+        return super().place(_array(handle))
+
+    def forget(self) -> None:
+        """Let the memory of tensors go, of which no call that was made knows any more."""
+        for address in self._known:
+            self._cuda.cuMemHostUnregister(address)
+        self._known.clear()
+
+    def operand(self, handle: Any) -> Any:
+        return _array(handle)
+
+    def spoil(self, handle: Any) -> None:
+        super().spoil(_array(handle))
+
+
+def _array(handle: Any) -> Any:
+    from ficco.modules.calling import _array as array_of
+
+    return array_of(handle) if isinstance(handle, Tensor) else handle
+
+
+class Rank:
+    """This process as a rank on the device of its number.
+
+    Attributes:
+        cuda: the driver, with the device's context current.
+        stream: the current stream.
+        waits: whether every call is waited for.
+    """
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        self.rank, self.waits = rank, True
+        self.cuda = Cuda()
+        self.cuda.use(rank)
+        self.stream = int(self.cuda.stream())
+        self.compute = _Compute(rank, self.stream, self.cuda)
+        self._folder, self._files = folder, 0
+        self._mapped: list[Any] = []  # for ever, as graphs may hold them
+
+    # ---- the current stream
+
+    def synchronize(self, device: Any = None) -> None:
+        self.cuda.cuStreamSynchronize(self.stream)
+        assert not self.compute.errors, self.compute.errors[0]
+
+    def capturing(self) -> bool:
+        return int(self.cuda.cuStreamIsCapturing(self.stream)) != 0
+
+    def capture(self, calls: Callable[[], Any]) -> Any:
+        """Return an executable graph of what is enqueued; tensors must live as long."""
+        self.cuda.capture(self.stream, mode=2)  # the device learns of tensors meanwhile
+        try:
+            calls()
+        finally:
+            graph = self.cuda.cuStreamEndCapture(self.stream)
+        return self.cuda.cuGraphInstantiate(graph, 0)
+
+    def replay(self, graph: Any) -> None:
+        """Launch a graph and wait for it."""
+        self.cuda.cuGraphLaunch(graph, self.stream)
+        self.synchronize()
+
+    # ---- symmetric memory
+
+    def empty(self, size: int, dtype: Any, device: Any) -> Tensor:
+        """Allocate what all ranks can map."""
+        self._files += 1
+        path = self._folder / f"symmetric{self.rank}.{self._files}"
+        path.write_bytes(bytes(size))
+        memory = self._map(path)
+        found = torch.frombuffer(memory, dtype=torch.uint8)
+        found.path = path  # type: ignore[attr-defined]
+        return found
+
+    def rendezvous(self, memory: Any, group: Any) -> Any:
+        """Return where every rank's memory is to this one."""
+        paths: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(paths, str(memory.path), group=group)
+        mine = dist.get_rank(group)
+        return SimpleNamespace(
+            buffer_ptrs=[
+                memory.data_ptr() if rank == mine else _address(self._map(Path(path)))
+                for rank, path in enumerate(paths)
+            ]
+        )
+
+    def _map(self, path: Path) -> mmap.mmap:
+        with path.open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+        self._mapped.append(memory)
+        self.cuda.cuMemHostRegister(_address(memory), len(memory), 0)
+        return memory
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_uint8.from_buffer(memory))
+
+
+class _Event:
+    """What of torch.cuda.Event is used: whether a stream has come to it."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank, self._event = rank, rank.cuda.cuEventCreate(2)
+
+    def record(self, stream: Any) -> None:
+        self._rank.cuda.cuEventRecord(self._event, stream.cuda_stream)
+
+    def query(self) -> bool:
+        return self._rank.cuda.status("cuEventQuery", self._event) == 0
+
+
+def dress(rank: int, world: int, folder: Path) -> Rank:
+    """Let this process's tensors be those of its GPU; `folder` is for windows, equal on all ranks.
+
+    Ranks meet by gloo, which takes NCCL's place.
+    """
+    import torch.distributed._symmetric_memory as symmetric
+
+    from ficco.runtime import process_cuda
+
+    here = Rank(rank, folder)
+    place = torch.device(_HERE, rank)
+    anything: Any = Tensor
+    anything.is_cuda, anything.device = property(lambda _: True), property(lambda _: place)
+    anything.get_device = lambda _: rank
+    for name in ("empty", "zeros", "ones", "full", "arange", "tensor", "as_tensor", "randn"):
+        setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+    anything.to = _to_the_cpu(Tensor.to)
+    core, gpus = torch._C, torch.cuda
+    core._cuda_getDevice = lambda: rank
+    core._cuda_getCurrentRawStream = lambda device: here.stream
+    given = {
+        "is_initialized": lambda: True, "current_device": lambda: rank,
+        "device_count": lambda: world, "device": _nothing, "synchronize": here.synchronize,
+        "is_current_stream_capturing": here.capturing, "Event": lambda: _Event(here),
+        "current_stream": lambda device=None: SimpleNamespace(cuda_stream=here.stream),
+        "get_device_name": lambda device=None: "NVIDIA H200",
+    }  # fmt: skip
+    for name, value in given.items():
+        setattr(gpus, name, value)
+    symmetric.empty, symmetric.rendezvous = here.empty, here.rendezvous  # type: ignore[assignment]
+    runtime: Any = process_cuda.CudaProcessRuntime
+    runtime.backend = "gloo"
+    process_cuda.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]
+    run = runtime._run
+
+    def run_and_wait(self: Any, call: Any, arrays: Any) -> None:
+        run(self, call, arrays)
+        if here.waits and not here.capturing():
+            here.synchronize()
+            here.compute.forget()
+
+    runtime._run = run_and_wait
+    return here
+
+
+def _nothing(device: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _on_the_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*args: Any, **words: Any) -> Tensor:
+        if torch.device(words.get("device") or _HERE).type == _HERE:
+            words.pop("device", None)
+        return make(*args, **words)
+
+    return made
+
+
+def _to_the_cpu(move: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def moved(self: Tensor, *args: Any, **words: Any) -> Tensor:
+        words.pop("device", None)
+        rest = [a for a in args if not isinstance(a, torch.device) and a != _HERE]
+        return move(self, *rest, **words) if rest or words else self
+
+    return moved

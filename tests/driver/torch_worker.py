@@ -1,0 +1,229 @@
+"""A rank that calls ficco's functions on what passes for tensors of a GPU.
+
+python torch_worker.py STORE RANK WORLD CHECK...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import double_control as control
+import torch
+import torch.distributed as dist
+from torch_on_double import Rank, dress
+
+import ficco
+from ficco.modules import again, operators
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
+sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
+import gradient_worker  # noqa: E402
+import worker  # noqa: E402
+from worker import close, draw, refused  # noqa: E402
+
+Tensor = torch.Tensor
+TIMEOUT_S = 20.0
+
+
+def functions(here: Rank, world: int) -> None:
+    """Every function by every schedule that engines for GPUs have."""
+    for check in (worker.gathering, worker.reducing, worker.exchanging):
+        check(here.rank, world)
+    worker.pooling(here.rank, world, [name for name in worker.NAMED if name != "gated_1d"])
+
+
+def gradients(here: Rank, world: int) -> None:
+    for check in (
+        gradient_worker.gathering, gradient_worker.shapes, gradient_worker.reducing,
+        gradient_worker.pairs, gradient_worker.columns, gradient_worker.exchanging,
+        gradient_worker.pooling, gradient_worker.narrow, gradient_worker.changed_in_place,
+    ):  # fmt: skip
+        check(here.rank, world)
+
+
+class _Hits:
+    """Counts the calls that are made as ones that were made before."""
+
+    def __init__(self) -> None:
+        self.found: list[bool] = []
+        known = again.known
+
+        def counted(key: Any) -> Any:
+            call = known(key)
+            self.found.append(call is not None)
+            return call
+
+        operators.known = counted  # type: ignore[attr-defined]
+
+    def last(self) -> bool:
+        return self.found[-1]
+
+
+def calls_again(here: Rank, world: int) -> None:
+    """The same call with other tensors, laid out in every way, is right, and known."""
+    hits, rank = _Hits(), here.rank
+
+    def gather(turn: int, schedule: Any, w: Tensor, bias: Tensor | None, turned: bool) -> None:
+        shards = [draw(1000 * turn + r, 6, 5) for r in range(world)]
+        x = shards[rank].t().contiguous().t() if turned else shards[rank]
+        if turn % 5 == 4:  # at an odd address, and with rows that are further apart
+            x = torch.zeros(6, 8)[:, 1:6].copy_(x)
+        y = ficco.all_gather_matmul(x, w, bias=bias, schedule=schedule)
+        want = torch.cat(shards).double() @ w.double()
+        want += 0 if bias is None else bias.double()
+        close(y, want, f"turn {turn} {schedule} {bias is None} {turned}")
+
+    for schedule in ("hetero_unfused_1d", "gated_1d", "gather_sm", "serial", "auto"):
+        bias = draw(7 + rank, 4)
+        for turn in range(9):
+            w = draw(50 + rank, 5, 4) if turn % 2 else draw(50 + rank, 4, 5).t()
+            offset = (None, bias, torch._neg_view(bias))[turn % 3]
+            gather(turn, schedule, w, offset, turned=turn % 4 > 1)
+            if turn >= (6 if schedule == "auto" else 3):
+                assert hits.last(), f"{schedule}, turn {turn}: looked at anew"
+        gather(9, schedule, draw(50 + rank, 5, 4).requires_grad_(), None, turned=False)
+        gather(10, schedule, draw(50 + rank, 5, 3), None, turned=False)
+    # Of as many numbers, but not the same call.
+    flat, cube = draw(rank, 6, 4), draw(rank, 3, 2, 4)
+    w = draw(9, 4, 3)
+    for x in (flat, cube, flat, cube):
+        y = ficco.all_gather_matmul(x, w, schedule="shard_p2p")
+        assert y.shape == (x.shape[0] * world, *x.shape[1:-1], 3)
+
+    # Ways that a call changes its mind between two that are alike.
+    def reduce() -> Tensor:
+        return ficco.matmul_all_reduce(flat, w, schedule="shard_p2p")
+
+    want = sum(draw(r, 6, 4).double() @ w.double() for r in range(world))
+    for change, back in ((_disable, _enable), (ficco.close, _nothing), (ficco.reset, _nothing)):
+        for _ in range(2):
+            close(reduce(), want, change.__name__)
+        assert hits.last()
+        change()
+        close(reduce(), want, change.__name__)
+        assert change is ficco.reset or not hits.last(), change.__name__
+        back()
+    refused(lambda: ficco.matmul_all_reduce(flat, w[:2]), "x has 4 columns")
+
+
+def _disable() -> None:
+    os.environ["FICCO_DISABLE"] = "1"
+
+
+def _enable() -> None:
+    del os.environ["FICCO_DISABLE"]
+
+
+def _nothing() -> None:
+    pass
+
+
+def captures(here: Rank, world: int) -> None:
+    """What was captured is right with new inputs, beside calls and while windows grow."""
+    rank = here.rank
+    refused(lambda: here.capture(lambda: _reduce(rank, "auto")), "cannot be captured")
+    ficco.prepare(machine="cuda", timeout_s=TIMEOUT_S)
+    for schedule in ("hetero_unfused_1d", "gated_1d", "auto", "one_shot_sm"):
+        x, w = torch.zeros(6, 3), draw(80 + rank, 3, 4)
+
+        def call() -> Tensor:
+            return ficco.matmul_all_reduce(x, w, schedule=schedule)  # noqa: B023
+
+        for _ in range(2):  # what `auto` takes in a capture is made ready by the second
+            call()
+        found: list[Tensor] = []
+        graph = here.capture(lambda: found.extend([call(), call()]))  # noqa: B023
+        for turn in range(5):
+            xs = [draw(10 * turn + r, 6, 3) for r in range(world)]
+            want = sum(
+                (a.double() @ draw(80 + r, 3, 4).double() for r, a in enumerate(xs)),
+                torch.zeros(6, 4),
+            )
+            x.copy_(xs[rank])
+            here.replay(graph)
+            for y in found:
+                close(y, want, f"replay {turn} of {schedule}")
+                y.fill_(torch.nan)
+            close(call(), want, f"a call beside replay {turn} of {schedule}")
+            if turn == 2 and schedule == "gated_1d":  # what a graph holds stays
+                refused(lambda: here.capture(lambda: _larger(world)), "windows cannot grow")
+                y = _larger(world)
+                close(y, torch.full(y.shape, 5.0 * world).double(), "larger windows")
+
+
+def _larger(world: int) -> Tensor:
+    """Make a call that needs larger windows than there are."""
+    rows = ficco.window_bytes() // (4 * 5 * 2 * world) + 1
+    tall, w = torch.ones(rows, 5), torch.ones(5, 5)
+    return ficco.matmul_all_reduce(tall, w, schedule="shard_p2p")
+
+
+def _reduce(rank: int, schedule: str) -> Tensor:
+    return ficco.matmul_all_reduce(draw(rank, 5, 2), draw(rank, 2, 7), schedule=schedule)
+
+
+def failures(here: Rank, world: int) -> None:
+    """A rank that does not come is named, results are NaN, and all goes on after a reset."""
+    rank = here.rank
+    ficco.prepare(machine="cuda", timeout_s=1.0)
+    for schedule in ("hetero_unfused_1d", "gated_1d", "one_shot_sm"):
+        want = _reduce(rank, "serial")
+        for _ in range(2):
+            close(_reduce(rank, schedule), want.double(), schedule)
+        here.waits = False
+        if rank > 0:
+            y = _reduce(rank, schedule)
+            _fails(ficco.synchronize, "Rank 0 should have raised it")
+            assert bool(torch.isnan(y).any()), schedule
+            _fails(lambda: _reduce(rank, schedule), "reset")  # noqa: B023
+        else:
+            end = time.monotonic() + 10 * TIMEOUT_S
+            while time.monotonic() < end:
+                try:
+                    ficco.synchronize()
+                except ficco.EngineError:
+                    break
+                time.sleep(0.01)
+            _fails(lambda: _reduce(rank, schedule), "reset")  # noqa: B023
+        ficco.reset()
+        here.waits = True
+        close(_reduce(rank, schedule), want.double(), f"{schedule} after a reset")
+
+
+def _fails(call: Callable[[], Any], words: str) -> None:
+    try:
+        call()
+    except ficco.EngineError as error:
+        assert words in str(error), f"{words!r} is not in {error}"
+    else:
+        raise AssertionError(f"nothing failed; {words!r} was expected")
+
+
+CHECKS = {each.__name__: each for each in (functions, gradients, calls_again, captures, failures)}
+
+
+def main(store: str, rank: int, world: int, checks: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    here = dress(rank, world, Path(store).parent)
+    for check in checks:
+        CHECKS[check](here, world)
+        if world > 1:
+            assert control.count("memcpy") and control.count("kernel"), "no GPU was used"
+        ficco.close()
+        print(check, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
+    print("right")
