@@ -155,9 +155,9 @@ class Gather(Case):
     def ways(self) -> dict[str, Call]:
         """See `Case.ways`."""
         import torch
-        import torch.distributed as dist
 
         import ficco
+        from ficco.runtime import collectives
 
         operators: Any = torch.ops.symm_mem
         name = self.group.group_name
@@ -166,7 +166,7 @@ class Gather(Case):
             return torch.mm(self.all_x, self.weight(i), out=self.y)
 
         def nccl(i: int) -> Any:
-            dist.all_gather_into_tensor(self.all_x, self.x)
+            collectives.all_gather(self.all_x, self.x)
             return alone(i)
 
         def low_contention(i: int) -> Any:
@@ -188,10 +188,11 @@ class Gather(Case):
     def whole(self, i: int) -> Any:
         """See `Case.whole`."""
         import torch
-        import torch.distributed as dist
+
+        from ficco.runtime import collectives
 
         every = torch.empty_like(self.all_x)
-        dist.all_gather_into_tensor(every, self.x)
+        collectives.all_gather(every, self.x)
         return every.float() @ self.weight(i).float()
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - as PyTorch names it
 
 from ficco.problem import Problem, offsets
+from ficco.runtime import collectives
 
 __all__ = ["exchange", "gathered", "products", "run"]
 
@@ -63,7 +64,7 @@ def gathered(mine: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tenso
     if not mine.is_cuda or len(set(rows)) > 1:
         return torch.cat(_gather(mine, rows, group))
     whole = mine.new_empty((sum(rows), mine.shape[1]))
-    dist.all_gather_into_tensor(whole, mine.contiguous(), group=group)
+    collectives.all_gather(whole, mine.contiguous(), group=group)
     return whole
 
 
@@ -80,7 +81,7 @@ def _reduced(problem: Problem, given: Named, group: Any, rank: int) -> torch.Ten
             pieces = torch.split(whole, list(rows))
             whole = torch.cat([F.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
         mine = whole.new_empty((most, whole.shape[1]))
-        dist.reduce_scatter_tensor(mine, whole, group=group)
+        collectives.reduce_scatter(mine, whole, group=group)
         mine = mine[: rows[rank]]
     return mine + given["bias0"] if "bias0" in given else mine
 

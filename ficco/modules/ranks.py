@@ -23,6 +23,7 @@ from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.modules import plain
 from ficco.problem import REDUCING, Problem, offsets
+from ficco.runtime import collectives
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
@@ -313,7 +314,7 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
         shard, target = x.new_zeros((longest, problem.k)), x.new_empty((world * longest, problem.k))
         return (
             _multiplying(problem, whole, mine),
-            lambda: dist.all_gather_into_tensor(target, shard),
+            lambda: collectives.all_gather(target, shard),
         )
     if problem.op == "matmul_all_reduce":
         product = x.new_zeros((problem.m, problem.n))
@@ -323,7 +324,7 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
         own = x.new_empty((longest, problem.n))
         return (
             _multiplying(problem, x, mine),
-            lambda: dist.reduce_scatter_tensor(own, product),
+            lambda: collectives.reduce_scatter(own, product),
         )
     taken = [row[rank] for row in problem.splits]
     if problem.op == "all_to_all_matmul":

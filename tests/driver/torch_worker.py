@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -210,6 +211,7 @@ CHECKS = {each.__name__: each for each in (functions, gradients, calls_again, ca
 
 def main(store: str, rank: int, world: int, checks: list[str]) -> None:
     torch.set_num_threads(1)
+    warnings.simplefilter("error", FutureWarning)  # of what PyTorch is about to drop
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from ficco.profiling.figures import slower
 from ficco.profiling.gpu import driver
@@ -14,6 +13,7 @@ from ficco.profiling.gpu.landing import MIB, Landing
 from ficco.profiling.gpu.operands import Pool
 from ficco.profiling.gpu.ranks import Ranks, captured
 from ficco.profiling.grids import Shape
+from ficco.runtime import collectives
 
 __all__ = ["measure", "worst"]
 
@@ -58,7 +58,7 @@ def measure(ranks: Ranks, landing: Landing, shape: Shape = _SHAPE) -> list[dict[
         found.append({"chunk_bytes": float(size), **_losses(ranks, gemm, copies)})
     piece = torch.zeros(_PIECE_BYTES // 2, dtype=torch.bfloat16, device=ranks.device)
     whole = piece.new_zeros(ranks.world * piece.numel())
-    gathering = _work(ranks, lambda _: dist.all_gather_into_tensor(whole, piece))
+    gathering = _work(ranks, lambda _: collectives.all_gather(whole, piece))
     found.append({"chunk_bytes": 0.0, **_losses(ranks, gemm, gathering)})
     return found
 

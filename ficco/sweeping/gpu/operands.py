@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric  # it registers the fused operators
 
 from ficco import oracle
+from ficco.runtime import collectives
 from ficco.schedule import Schedule
 from ficco.sweeping.gpu.layout import Layout
 
@@ -155,9 +156,9 @@ class Operands:
         """Move a rank's part by the operator's collective; return the target."""
         op = self.layout.op
         if op == "all_gather_matmul":
-            dist.all_gather_into_tensor(target, source)
+            collectives.all_gather(target, source)
         elif op == "matmul_reduce_scatter":
-            dist.reduce_scatter_tensor(target, source)
+            collectives.reduce_scatter(target, source)
         elif op == "matmul_all_reduce":
             dist.all_reduce(target)
         else:
@@ -226,5 +227,5 @@ class Operands:
             dist.all_reduce(total)
             return total.to(self.dtype)
         mine = torch.empty(layout.y, dtype=torch.float32, device="cuda")
-        dist.reduce_scatter_tensor(mine, total)
+        collectives.reduce_scatter(mine, total)
         return mine.to(self.dtype)
