@@ -42,7 +42,8 @@ class _Compute(NumpyOnStream):
 
     def __init__(self, device: int, stream: int, cuda: Cuda) -> None:
         super().__init__({device: stream})
-        self._cuda, self._known = cuda, dict[int, Any]()
+        self._cuda, self._known, self._made = cuda, dict[int, Any](), list[Any]()
+        self._kept: dict[int, Any] = {}  # for ever
         self._thread: Any = SimpleNamespace(device=device, stream=stream)  # of every thread
         self.kernels = _Kernels(self)
 
@@ -52,19 +53,27 @@ class _Compute(NumpyOnStream):
     def place(self, handle: Any) -> tuple[int, int]:
         if isinstance(handle, Tensor) and handle.numel():
             storage = handle.untyped_storage()
-            if storage.data_ptr() not in self._known:
+            if storage.data_ptr() not in self._known | self._kept:
                 self._cuda.cuMemHostRegister(storage.data_ptr(), storage.nbytes(), 0)
                 self._known[storage.data_ptr()] = storage
         return super().place(_array(handle))
+
+    def keep(self) -> None:
+        """Keep what calls know that a graph makes again."""
+        self._kept |= self._known | {id(made): made for made in self._made}
+        self._known.clear()
+        self._made.clear()
 
     def forget(self) -> None:
         """Let the memory of tensors go, of which no call that was made knows any more."""
         for address in self._known:
             self._cuda.cuMemHostUnregister(address)
         self._known.clear()
+        self._made.clear()
 
     def operand(self, handle: Any) -> Any:
-        return _array(handle)
+        self._made.append(_array(handle))  # PyTorch's own memory is given again in stream order
+        return self._made[-1]
 
     def spoil(self, handle: Any) -> None:
         super().spoil(_array(handle))
@@ -203,7 +212,9 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
 
     def run_and_wait(self: Any, call: Any, arrays: Any) -> None:
         run(self, call, arrays)
-        if here.waits and not here.capturing():
+        if here.capturing():
+            here.compute.keep()
+        elif here.waits:
             here.synchronize()
             here.compute.forget()
 
