@@ -24,9 +24,7 @@ sys.path.append(str(Path(__file__).parent))
 from gradients_of_pairs import check_pairs
 
 DEVICE = torch.device(sys.argv[1])
-# No engine for GPUs runs gated plans.
-NAMED = [n for n in Schedule.names() if DEVICE.type == "cpu" or n != "gated_1d"]
-GATHERING = Schedule.names("all_gather_matmul") if DEVICE.type == "cpu" else NAMED
+NAMED, GATHERING = Schedule.names(), Schedule.names("all_gather_matmul")
 EDGE = replace(Schedule.named("gated_1d"), grain=3, route="rotation", order="by_peer", taper="edge")
 ATOL = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-1}
 Tensors = Sequence[Any]
@@ -194,24 +192,24 @@ def reducing(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
             lambda x, w, b: ficco.matmul_all_reduce(x, w, bias=b, schedule=name),  # noqa: B023
             same, reduced, once=True,
         )  # fmt: skip
-    if DEVICE.type == "cpu":  # schedules that backward's operator does not have
-        hold("gated_sums_1d", rank,
-             lambda x, w, b: ficco.matmul_reduce_scatter(
-                 x, w, bias=b, rows=rows, schedule="gated_sums_1d"),
-             given, scattered)  # fmt: skip
-        hold("ring_1d", rank, lambda x, w, b: ficco.matmul_reduce_scatter(
-                 x, w, bias=b, rows=rows, schedule="ring_1d"),
-             given, scattered)  # fmt: skip
-        in_step = replace(Schedule.named("shard_p2p"), route="rotation", pace="in_step")
-        for point in (in_step, EDGE, replace(EDGE, pace="in_step")):
-            hold("in step, edge", rank,
-                 lambda x, w: ficco.all_gather_matmul(x, w, schedule=point),  # noqa: B023
-                 [[draw(r, 4, 6), draw(9 + r, 6, 5)] for r in range(world)],
-                 lambda ranks: [torch.cat([x for x, _ in ranks]) @ w for _, w in ranks],
-            )  # fmt: skip
-        hold("edge, scattered", rank, lambda x, w, b: ficco.matmul_reduce_scatter(
-                 x, w, bias=b, rows=rows, schedule=EDGE),
-             given, scattered)  # fmt: skip
+    # Schedules that backward's operator does not have.
+    hold("gated_sums_1d", rank,
+         lambda x, w, b: ficco.matmul_reduce_scatter(
+             x, w, bias=b, rows=rows, schedule="gated_sums_1d"),
+         given, scattered)  # fmt: skip
+    hold("ring_1d", rank, lambda x, w, b: ficco.matmul_reduce_scatter(
+             x, w, bias=b, rows=rows, schedule="ring_1d"),
+         given, scattered)  # fmt: skip
+    in_step = replace(Schedule.named("shard_p2p"), route="rotation", pace="in_step")
+    for point in (in_step, EDGE, replace(EDGE, pace="in_step")):
+        hold("in step, edge", rank,
+             lambda x, w: ficco.all_gather_matmul(x, w, schedule=point),  # noqa: B023
+             [[draw(r, 4, 6), draw(9 + r, 6, 5)] for r in range(world)],
+             lambda ranks: [torch.cat([x for x, _ in ranks]) @ w for _, w in ranks],
+        )  # fmt: skip
+    hold("edge, scattered", rank, lambda x, w, b: ficco.matmul_reduce_scatter(
+             x, w, bias=b, rows=rows, schedule=EDGE),
+         given, scattered)  # fmt: skip
     for frozen in ((0,), (1,), (0, 1), (2,)):
         hold("scatter, frozen", rank,
              lambda x, w, b: ficco.matmul_reduce_scatter(x, w, bias=b, rows=rows),
