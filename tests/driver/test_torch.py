@@ -42,8 +42,8 @@ def run(double: Path, folder: Path, world: int, *checks: str) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_functions_and_gradients_are_right(double_folder: Path, tmp_path: Path, world: int) -> None:
-    """Also again, with tensors that are laid out otherwise, and after a change of mind."""
-    run(double_folder, tmp_path, world, "functions", "gradients", "calls_again")
+    """Also again, with tensors that are laid out otherwise, after a change of mind; and models."""
+    run(double_folder, tmp_path, world, "functions", "gradients", "calls_again", "models")
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -125,6 +125,79 @@ def _nothing() -> None:
     pass
 
 
+class _Block(torch.nn.Module):
+    """A rank's part of two layers and a gate, and what it computes with plain collectives."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__()
+        self.up, self.gate = torch.nn.Linear(12, 8), torch.nn.Linear(12, 8, bias=False)
+        self.down = torch.nn.Linear(8, 12)
+        for seed, parameter in enumerate(self.parameters()):
+            parameter.data = draw(10 * seed + rank, *parameter.shape) / 4
+        self.down.bias.data = draw(500, 12)  # equal on all ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down(torch.relu(self.up(x)) * self.gate(x))
+        return found
+
+    def plainly(self, x: Tensor) -> Tensor:
+        x = _Same.apply(x)  # type: ignore[no-untyped-call]
+        hidden = torch.relu(self.up(x)) * self.gate(x)
+        total: Tensor = _Total.apply(hidden @ self.down.weight.t())  # type: ignore[no-untyped-call]
+        return total + self.down.bias
+
+
+class _Total(torch.autograd.Function):
+    """The sum over ranks, of which every rank computes the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        dist.all_reduce(x := x.clone())
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
+        return dx
+
+
+class _Same(torch.autograd.Function):
+    """What is equal on all ranks, whose gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    backward = staticmethod(lambda ctx, dx: _Total.forward(ctx, dx))  # type: ignore[assignment]
+
+
+def models(here: Rank, world: int) -> None:
+    """A model trains as by plain collectives, and answers from a graph of its forward."""
+    for schedule in ("auto", "gated_1d"):
+        model, plain = (_Block(here.rank, world) for _ in range(2))
+        plan = {"up": "colwise", "gate": "colwise", "down": "rowwise"}
+        ficco.overlap(model, plan=plan, schedule=schedule)
+        for step in range(4):
+            x = draw(step, 3 + step % 2, 2, 12)
+            y, want = model(x), plain.plainly(x)
+            close(y.detach(), want.detach().double(), f"step {step} of {schedule}")
+            for each in (y, want):
+                each.square().sum().backward()
+        for mine, right in zip(model.parameters(), plain.parameters(), strict=True):
+            assert mine.grad is not None and right.grad is not None
+            torch.testing.assert_close(mine.grad, right.grad, rtol=1e-4, atol=1e-4)
+        said = str(ficco.explain(model))
+        assert "overlaps 3 of 3" in said, said
+        with torch.no_grad():
+            ficco.size_windows(model, 40)
+            x, found = draw(9, 5, 12), list[Tensor]()
+            model(x), model(x)
+            if schedule != "auto":  # serial is no work of the stream here
+                graph = here.capture(lambda: found.append(model(x)))  # noqa: B023
+                here.replay(graph)
+                close(found[0], plain.plainly(x).double(), f"a graph of {schedule}")
+        ficco.restore(model)
+
+
 def captures(here: Rank, world: int) -> None:
     """What was captured is right with new inputs, beside calls and while windows grow."""
     rank = here.rank
@@ -206,7 +279,10 @@ def _fails(call: Callable[[], Any], words: str) -> None:
         raise AssertionError(f"nothing failed; {words!r} was expected")
 
 
-CHECKS = {each.__name__: each for each in (functions, gradients, calls_again, captures, failures)}
+CHECKS = {
+    each.__name__: each
+    for each in (functions, gradients, calls_again, models, captures, failures)
+}
 
 
 def main(store: str, rank: int, world: int, checks: list[str]) -> None:
