@@ -30,7 +30,7 @@ RECORD = "_ficco_overlapped"  # under which an overlapped model carries its reco
 
 _OWN, _HOOKS = "__dict__", "_forward_pre_hooks"
 _AFTER, _ALWAYS = "_forward_hooks", "_forward_hooks_always_called"
-_SETTLE, _CLEAR = "ficco settle ", "ficco clear "  # hooks' keys, with a number behind
+_BEGIN, _SETTLE, _CLEAR = "ficco begin ", "ficco settle ", "ficco clear "  # hooks, and a number
 
 Module = torch.nn.Module
 Schedules = str | Schedule | Mapping[str, str | Schedule | None]
@@ -73,6 +73,7 @@ def overlap(
     plan: Mapping[str, str] | None = None,
     schedule: Schedules = AUTO,
     strict: bool = False,
+    share: bool = True,
     save_gathered: bool = True,
     contiguous: bool = True,
 ) -> Module:
@@ -92,6 +93,9 @@ def overlap(
         schedule: a schedule, its name or "auto"; or a mapping of patterns of names to those, where
             None leaves a layer as it is, and a layer that no pattern matches takes "auto".
         strict: refuse a model of which some linear layer cannot be overlapped.
+        share: let layers of one parent that read the same tensor (q, k, v; gate, up) share one
+            gather. False: for a model that writes it between them in a way that PyTorch does not
+            count, through `.data` or by a collective in place.
         save_gathered: keep gathered inputs for the weights' gradients, as PyTorch does. False: keep
             this rank's part alone, 1/p of that, and gather once more in backward, which takes
             longer.
@@ -128,7 +132,8 @@ def overlap(
             _wrap(each, place, options, record)
         for parent, gathering in gathers:
             record.replace(parent, _HOOKS, gathering.key, gathering.hook)
-        _share(named, found, record)
+        if share:
+            _share(named, found, record)
         record.replace(module, _OWN, RECORD, record)
     except BaseException:
         record.undo()
@@ -296,7 +301,7 @@ def _share(named: Mapping[str, Module], found: Sequence[Found], record: Overlapp
 
 
 def _hook(sharing: Sharing, parent: Module, record: Overlapped) -> None:
-    """Let a forward of the parent end what its layers share.
+    """Let a forward of the parent begin and end what its layers share.
 
     As register_forward_hook does, but under keys that are alike in all blocks of a model: by a
     number that no other hook has, torch.compile would tell them apart and compile each by itself.
@@ -304,6 +309,7 @@ def _hook(sharing: Sharing, parent: Module, record: Overlapped) -> None:
     hooks: Any = parent._forward_hooks
     number = sum(str(key).startswith(_SETTLE) for key in hooks)
     settle, clear = f"{_SETTLE}{number}", f"{_CLEAR}{number}"
+    record.replace(parent, _HOOKS, f"{_BEGIN}{number}", sharing.begin)
     record.replace(parent, _AFTER, settle, sharing.settle)
     record.replace(parent, _AFTER, clear, sharing.clear)
     record.replace(parent, _ALWAYS, clear, True)

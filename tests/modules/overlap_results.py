@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    RowwiseParallel,
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
@@ -215,6 +216,69 @@ def sharing(mesh: DeviceMesh) -> None:
     assert "torch.inference_mode" not in ficco.explain(net)
 
 
+class Cache(torch.nn.Module):
+    """Layers that read alike, called by forward or by other methods; forward may write between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.k, self.v, self.o = (torch.nn.Linear(a, b) for a, b in ((6, 8), (6, 8), (8, 6)))
+        self.write: Any = lambda x: None
+
+    def keys(self, x: Any) -> Any:
+        return self.o(self.k(x))
+
+    def values(self, x: Any) -> Any:
+        return self.o(self.v(x))
+
+    def forward(self, x: Any) -> Any:
+        k = self.k(x)
+        self.write(x)
+        return self.o(k * self.v(x))
+
+
+def apart(mesh: DeviceMesh) -> None:
+    """Nothing waits outside of the parent's forward, and nothing stale is taken within."""
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    styles = {"k": ColwiseParallel(), "v": ColwiseParallel(), "o": RowwiseParallel()}
+    plainly = parallelize_module(Cache(), mesh, dict(styles))
+    net = ficco.overlap(parallelize_module(Cache(), mesh, dict(styles)))
+    for _ in range(2):
+        with Counted() as calls:
+            close(net(x), plainly(x), "keys and values in one forward")
+        assert calls["column_matmul"] == 1, calls
+        with Counted() as calls:
+            for part in ("keys", "values"):
+                y, wanted = getattr(net, part)(x), getattr(plainly, part)(x)
+                close(y, wanted, part)
+                y.sum().backward()
+        assert calls["column_matmul"] == 2, calls
+    waiting = net.k.__dict__["_ficco_layer"].sharing
+    assert waiting._x is None, "a result waits outside of forward"
+    again = functools.partial(checkpoint, net.forward, use_reentrant=False)
+    for _ in range(2):  # its forward without the parent's hooks, and once more in backward
+        again(x.requires_grad_()).sum().backward()
+    x = x.detach()
+
+    def write(x: Any) -> None:  # a DTensor's own version stays
+        x.to_local().mul_(2)
+
+    def reduce(x: Any) -> None:  # of which PyTorch counts nothing
+        torch.distributed.all_reduce(x)
+
+    for how, many in ((write, 2), (reduce, 2)):
+        net = parallelize_module(Cache(), mesh, dict(styles))
+        net = ficco.overlap(net, share=how is write)
+        net.write = plainly.write = how
+        for _ in range(2):
+            given = [x.clone(), x.clone()]
+            if how is write:
+                given = [distribute_tensor(each, mesh, [Replicate()]) for each in given]
+            with torch.no_grad(), Counted() as calls:
+                close(net(given[0]), plainly(given[1]), f"written by {how.__name__}")
+            assert calls["column_matmul"] == many, (how, calls)
+
+
 def checkpoints(mesh: DeviceMesh) -> None:
     words = tokens(2)
     wanted = gradients(sequence(model(), mesh), words)
@@ -260,6 +324,7 @@ def training(mesh: DeviceMesh) -> None:
 
 
 CHECKS = {
-    "forms": forms, "guesses": guesses, "sharing": sharing, "checkpoints": checkpoints,
+    "forms": forms, "guesses": guesses, "sharing": sharing, "apart": apart,
+    "checkpoints": checkpoints,
     "training": training,
 }  # fmt: skip

@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
 
 def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
     """Many checks in one set of processes: to start them takes longer than most."""
-    results = ("forms", "guesses", "sharing", "checkpoints", "training")
+    results = ("forms", "guesses", "sharing", "apart", "checkpoints", "training")
     limits = (
         "options",
         "identity",

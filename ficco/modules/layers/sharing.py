@@ -3,10 +3,11 @@
 The first of them that is called computes for all; the others take theirs if they get the very same
 tensor, unchanged, in the same modes and with unchanged weights. One that does not is computed
 alone, and leaves the others from the next forward on. Results wait at most until the parent's
-forward ends.
+forward ends; of layers that are called otherwise, by another method of the parent, each computes
+alone. What is written and PyTorch does not count, through `.data` or by a collective, is not seen.
 
 A checkpoint's second run of a forward must do what the first did. So who shares changes only
-outside of backward, where such runs happen.
+outside of backward, where such runs happen, and they share as the last forward there did.
 
 torch.compile cannot compare how often a tensor was written. What it traces shares where a forward
 that was not compiled has shown that all layers take theirs; the code that is traced is the same.
@@ -55,19 +56,24 @@ class Sharing:
         self.proven = self.uncounted = False
         self._leaving: list[str | None] = [None for _ in layers]
         self._changes = False  # whether someone is leaving
+        self._inside = False  # whether a forward of the parent runs
+        self._shared = False  # whether it ran at the last call outside of backward
         self._kept: list[_Kept | None] = [None for _ in layers]
         self._x: Any = None  # of which results wait
         self._facts: tuple[Any, ...] = ()
 
     def result(self, place: int, x: Any, compute: Compute) -> Any:
         """Return the result of one layer; `compute` makes those of several from x."""
-        if self._changes and not _within_backward():
-            self.alone = [old or new for old, new in zip(self.alone, self._leaving, strict=True)]
-            self._leaving, self._changes = [None for _ in self.layers], False
+        if not _within_backward():
+            self._shared = self._inside
+            if self._changes:
+                pairs = zip(self.alone, self._leaving, strict=True)
+                self.alone = [old or new for old, new in pairs]
+                self._leaving, self._changes = [None for _ in self.layers], False
         mine, modes = self.layers[place], _modes(x)
         unknown = torch.compiler.is_compiling() and not self.proven
         self.uncounted = modes is None
-        if self.alone[place] is not None or modes is None or unknown:
+        if self.alone[place] is not None or not self._shared or modes is None or unknown:
             return compute([mine], x)[0]
         if self._x is x and self._facts == modes:
             kept = self._kept[place]
@@ -94,6 +100,10 @@ class Sharing:
                 self._x, self._facts = x, modes
         return own
 
+    def begin(self, parent: Module, inputs: Any) -> None:
+        """Begin a forward of the parent."""
+        self._inside = True
+
     def settle(self, parent: Module, inputs: Any, output: Any) -> None:
         """End a forward of the parent: a layer whose result still waits is not like the others."""
         for i, kept in enumerate(self._kept):
@@ -103,6 +113,7 @@ class Sharing:
 
     def clear(self, parent: Module, inputs: Any, output: Any) -> None:
         """Forget what waits; also where the parent's forward has raised."""
+        self._inside = False
         self._drop()
 
     def _drop(self) -> None:
@@ -125,7 +136,8 @@ def _modes(x: Tensor) -> tuple[Any, ...] | None:
         return None, torch.is_grad_enabled(), cast
     if x.is_inference():
         return None
-    return x._version, torch.is_grad_enabled(), cast
+    local = getattr(x, "_local_tensor", x)  # of a DTensor, whose own version stays
+    return x._version, local._version, torch.is_grad_enabled(), cast
 
 
 def _weights(layer: Module) -> tuple[Any, ...]:
