@@ -9,7 +9,9 @@ from statistics import median
 
 from ficco.errors import MachineError
 
-__all__ = ["Curve", "GemmTimes"]
+__all__ = ["LEAST", "MOST", "Curve", "GemmTimes"]
+
+LEAST, MOST = 1e-6, 1e12  # of rates and times: GB/s, GFLOP/s, us
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,8 @@ class Curve:
         sizes = [size for size, _ in self.points]
         if sizes != sorted(set(sizes)) or any(size <= 0 for size in sizes):
             raise MachineError(f"sizes {sizes} must be positive and rise")
-        if any(not (math.isfinite(value) and value > 0) for _, value in self.points):
-            raise MachineError("every value of a curve is a positive number")
+        if any(not LEAST <= value <= MOST for _, value in self.points):
+            raise MachineError(f"every value of a curve is a number from {LEAST:g} to {MOST:g}")
 
     def __bool__(self) -> bool:
         return bool(self.points)
@@ -86,8 +88,10 @@ class GemmTimes:
     def __post_init__(self) -> None:
         if not self.points:
             raise MachineError("gemm points: at least one [m, n, k, us] is needed")
-        if any(not all(math.isfinite(v) and v > 0 for v in point) for point in self.points):
-            raise MachineError("gemm points: all of [m, n, k, us] are positive numbers")
+        if any(not all(LEAST <= v <= MOST for v in point) for point in self.points):
+            raise MachineError(
+                f"gemm points: all of [m, n, k, us] are numbers from {LEAST:g} to {MOST:g}"
+            )
         if self.units < 1:
             raise MachineError("gemm points need `units`, the number of multiprocessors, too")
         object.__setattr__(self, "_known", {})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ficco import data
-from ficco.curves import Curve, GemmTimes
+from ficco.curves import LEAST, MOST, Curve, GemmTimes
 from ficco.errors import MachineError
 
 __all__ = ["COLLECTIVES", "Costs", "Link", "Machine"]
@@ -60,8 +60,8 @@ class Link:
             Curve(self.gbps)
         except MachineError as wrong:
             raise MachineError(f"link gbps: {wrong}") from None
-        if not (math.isfinite(self.latency_us) and self.latency_us >= 0):
-            raise MachineError(f"link latency_us={self.latency_us}: it is 0 or more")
+        if not 0 <= self.latency_us <= MOST:
+            raise MachineError(f"link latency_us={self.latency_us}: it is from 0 to {MOST:g}")
 
     @property
     def paced(self) -> bool:
@@ -219,9 +219,10 @@ class Machine:
         if self.nodes > 1 and "network" not in scopes:
             raise MachineError(f"machine {self.name!r}: several nodes need a link 'network'")
         for dtype, rate in self.gemm_gflops:
-            if not (math.isfinite(rate) and rate > 0):
+            if not LEAST <= rate <= MOST:
                 raise MachineError(
-                    f"machine {self.name!r}: gemm_gflops.{dtype}={rate}: it is a positive number"
+                    f"machine {self.name!r}: gemm_gflops.{dtype}={rate}: it is a number from "
+                    f"{LEAST:g} to {MOST:g}"
                 )
 
     def __hash__(self) -> int:
@@ -386,7 +387,7 @@ class Machine:
             shapes = dict.fromkeys(COLLECTIVES, Curve)
             _check_fields(collectives, shapes, f"machine {name!r}, collectives")
             pieces = tuple(_pieces(entry, f"machine {name!r}") for entry in table.get("pieces", []))
-        except (TypeError, ValueError) as wrong:
+        except (TypeError, ValueError, OverflowError) as wrong:
             raise MachineError(f"machine {name!r}: {wrong}") from None
         return cls(
             name=table["name"],

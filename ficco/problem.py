@@ -29,6 +29,7 @@ _RESERVED = re.compile(
     r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|landing|reduced"
 )
 
+MOST = 2**31 - 1  # of m, n and k each
 MAX_WORLD = 64  # ranks in one group; places of signals in a window are computed from it
 
 DTYPES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of an element
@@ -210,8 +211,8 @@ class Problem:
                 f"unknown operator {op!r}{closest(op, OPERATORS)}. Known: {', '.join(OPERATORS)}"
             )
         for name, value in (("m", m), ("n", n), ("k", k)):
-            if value < 1:
-                raise InputError(f"{name}={value}: sizes are 1 or more")
+            if not 1 <= value <= MOST:
+                raise InputError(f"{name}={value}: sizes are from 1 to {MOST}")
         _check_world(world)
         row_sizes = tuple(rows) if rows is not None else chunk_sizes(m, world)
         if sum(row_sizes) != m:
@@ -287,7 +288,11 @@ class Problem:
         for name in data:
             if name not in known:
                 raise InputError(f"problem: unknown field {name!r}{closest(name, known)}")
+        columns = {field.name for field in fields(Output)}
         try:
+            for name in {name for output in data["outputs"] for name in output} - columns:
+                said = closest(name, columns)
+                raise InputError(f"problem: unknown field {name!r} of an output{said}")
             outputs = tuple(
                 Output(
                     columns=tuple(_int(c) for c in output["columns"]),
@@ -305,11 +310,11 @@ class Problem:
                 k=_int(data["k"]),
                 outputs=outputs,
                 dtype=str(data["dtype"]),
-                depths=tuple(_int(d) for d in data.get("depths", ())),
-                pairs=tuple(tuple(_int(v) for v in row) for row in data.get("pairs", ())),
-                splits=tuple(tuple(_int(v) for v in row) for row in data.get("splits", ())),
-                tables=tuple(tuple(_int(v) for v in row) for row in data.get("tables", ())),
-                lookups=tuple(tuple(_int(v) for v in row) for row in data.get("lookups", ())),
+                depths=tuple(_int(d) for d in _list(data.get("depths", []))),
+                pairs=_table(data.get("pairs", [])),
+                splits=_table(data.get("splits", [])),
+                tables=_table(data.get("tables", [])),
+                lookups=_table(data.get("lookups", [])),
                 scales=str(data.get("scales", "none")),
             )
         except KeyError as missing:
@@ -322,6 +327,16 @@ def _int(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is not a whole number")
     return value
+
+
+def _list(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{value!r} is not a list")
+    return value
+
+
+def _table(value: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(_int(v) for v in _list(row)) for row in _list(value))
 
 
 def _flag(value: Any) -> bool:
@@ -350,8 +365,8 @@ def _check(problem: Problem) -> None:
         )
     if p.scales != "none":
         raise InputError(f"scales={p.scales!r}: no scaled dtype is implemented; use 'none'")
-    if p.k < 1 or p.m < 1:
-        raise InputError(f"m={p.m}, k={p.k}: sizes are 1 or more")
+    if not (1 <= p.k <= MOST and 1 <= p.m <= MOST):
+        raise InputError(f"m={p.m}, k={p.k}: sizes are from 1 to {MOST}")
     _check_per_rank("rows", p.rows, p.world)
     if not p.outputs:
         raise InputError("outputs: a problem has at least one")
@@ -400,8 +415,10 @@ def _check_pairs(p: Problem) -> None:
 def _check_outputs(p: Problem) -> None:
     for index, output in enumerate(p.outputs):
         _check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
-        if sum(output.columns) < 1:
-            raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
+        if not 1 <= sum(output.columns) <= MOST:
+            raise InputError(
+                f"outputs[{index}].columns: n is {sum(output.columns)}; it is from 1 to {MOST}"
+            )
         if output.axis not in AXES:
             raise InputError(
                 f"outputs[{index}].axis={output.axis!r}{closest(output.axis, AXES)}: it is one of "

@@ -143,13 +143,15 @@ def problem_from(
     if not 1 <= args.ranks <= MAX_WORLD:
         raise InputError(f"--ranks {args.ranks}: ficco runs 1 to {MAX_WORLD} ranks")
     machine = Machine.named(args.machine or ("cuda" if engine == "cuda" else fitting(args.ranks)))
+    rows = None if args.rows is None else _numbers(args.rows, "--rows", args.ranks)
+    if rows is not None and args.m is None:
+        args.m = sum(rows)
     _fill_in(args, machine.engine)
     if args.ranks > machine.ranks:
         raise InputError(
             f"--ranks {args.ranks}: machine {machine.name!r} has {machine.ranks}; "
             "choose a larger one, 'host' for example"
         )
-    rows = None if args.rows is None else _numbers(args.rows, "--rows", args.ranks)
     splits = None
     if args.splits is not None:
         if args.op not in EXCHANGING or rows is not None:

@@ -120,12 +120,19 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
 
 
 def driver_of(machine: Machine) -> str | None:
-    """Return the CUDA version that the driver here serves, where a machine is these GPUs."""
+    """Return the CUDA version that the driver here serves, where a machine is these GPUs.
+
+    Raises:
+        MachineError: there is no driver, or it is too old.
+    """
     if machine.engine != "cuda" or machine.rated:
         return None
     from ficco.engines import cuda
 
-    return cuda.served_version()
+    try:
+        return cuda.served_version()
+    except cuda.GpuError as error:
+        raise _no_gpus(machine, error) from None
 
 
 def profile_of(machine: Machine, ranks: int) -> Machine:
@@ -140,7 +147,10 @@ def profile_of(machine: Machine, ranks: int) -> Machine:
     if machine.engine == "cuda" and not machine.rated:
         from ficco.engines import cuda
 
-        device = cuda.capabilities(0).name
+        try:
+            device = cuda.capabilities(0).name
+        except cuda.GpuError as error:
+            raise _no_gpus(machine, error) from None
     found = profile_for(machine, device, ranks)
     if found is None:
         if not device:
@@ -150,3 +160,10 @@ def profile_of(machine: Machine, ranks: int) -> Machine:
             "by `ficco doctor --profile FILE`, and name it by --machine FILE"
         )
     return found
+
+
+def _no_gpus(machine: Machine, error: Exception) -> MachineError:
+    return MachineError(
+        f"machine {machine.name!r} is the GPUs of this node: {told(error)}; `ficco doctor` tells "
+        "more, --machine h200x8 and the like need none"
+    )

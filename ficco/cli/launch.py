@@ -56,14 +56,12 @@ def _start(rank: int, world: int, store: Path) -> subprocess.Popen[bytes]:
 def _ended(ranks: list[subprocess.Popen[bytes]]) -> int:
     """Wait for all ranks; once one has failed, for GRACE_S only."""
     deadline: float | None = None
-    while any(rank.poll() is None for rank in ranks):
-        failed = any(rank.returncode for rank in ranks if rank.returncode is not None)
-        if failed and deadline is None:
+    while None in (codes := [rank.poll() for rank in ranks]):
+        if any(codes) and deadline is None:
             deadline = time.monotonic() + GRACE_S
         if deadline is not None and time.monotonic() > deadline:
             break
         time.sleep(0.02)
-    codes = [rank.poll() for rank in ranks]
     for number, code in enumerate(codes):
         if code is not None and code < 0:
             print(f"ficco run: rank {number} was ended by signal {-code}", file=sys.stderr)

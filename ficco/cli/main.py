@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from ficco import __version__
 from ficco.cli import doctor, explain, plan, run, sweep
@@ -32,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        code: int = args.main(args)
-        sys.stdout.flush()
+        with _ending():
+            code: int = args.main(args)
+            sys.stdout.flush()
         return code
     except InputError as error:
         print(f"ficco {args.command}: {error}", file=sys.stderr)
@@ -55,3 +60,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         # whoever read us has gone; keep Python from complaining when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"ficco {args.command}: {error}", file=sys.stderr)
+        return 1
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Let SIGTERM, as from `timeout`, end a command as an error does: with the ranks it started."""
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

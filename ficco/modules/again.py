@@ -39,7 +39,7 @@ MOST = 256  # calls that are remembered, least recently used out first
 
 Tensor = torch.Tensor
 # No view: autograd would not let the caller change it in place.
-_unsafe_view: Any = torch.ops.aten._unsafe_view
+unsafe_view: Any = torch.ops.aten._unsafe_view
 _known: OrderedDict[Any, Known] = OrderedDict()
 
 
@@ -143,7 +143,7 @@ def remember(key: Any, call: Known) -> None:
 def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Return results with the dimensions that they are to have, as no views."""
     return [
-        y if y.shape == shape and not y._is_view() else _unsafe_view(y, shape)
+        y if y.shape == shape and not y._is_view() else unsafe_view(y, shape)
         for y, shape in zip(ys, shapes, strict=True)
     ]
 

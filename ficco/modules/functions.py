@@ -92,6 +92,7 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
     several = not isinstance(w, Tensor)
     weights, biases, biased = _listed(w, bias)
     kept = save_gathered and torch.is_grad_enabled() and any(map(_needs, weights))
+    axes, rows = _held(axes), _held(rows)
     rest = (biased, axes, rows, kept, group, schedule, grain)
     found = _call("all_gather_matmul", (x, weights, biases, *rest), (x, *weights, *biases))
     return tuple(found[: len(weights)]) if several else found[0]
@@ -159,7 +160,7 @@ def matmul_reduce_scatter(
     Raises: as `all_gather_matmul`.
     """
     xs, ws = _pairs(x, w)
-    args = (xs, ws, bias, rows, group, schedule, grain)
+    args = (xs, ws, bias, _held(rows), group, schedule, grain)
     return _call("matmul_reduce_scatter", args, (*xs, *ws, bias))  # type: ignore[no-any-return]
 
 
@@ -285,8 +286,8 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         like = _needing(like)
     tensors = (*tables, *indices, *offsets, like)
     args = (
-        list(tables), list(indices), list(offsets), like, list(tables_per_rank), batch, rows, group,
-        schedule, grain,
+        list(tables), list(indices), list(offsets), like, list(tables_per_rank), batch,
+        _held(rows), group, schedule, grain,
     )  # fmt: skip
     return _call("embedding_all_to_all", args, tensors)  # type: ignore[no-any-return]
 
@@ -316,6 +317,11 @@ def _call(name: str, args: tuple[Any, ...], tensors: Sequence[Any]) -> Any:
 def _recorded(name: str, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
     found = gradients.Recorded.apply(name, rest, *flat)  # type: ignore[no-untyped-call]
     return found if name in SEVERAL else found[0]
+
+
+def _held(values: Sequence[Any] | None) -> list[Any] | None:
+    """Return a list of this call's own: backward reads it, too."""
+    return None if values is None else list(values)
 
 
 def _needing(like: Tensor) -> Tensor:

@@ -119,6 +119,7 @@ def prepare(
         EngineError: the ranks cannot share memory, or did not all come.
     """
     pg = process_group(group)
+    _close_destroyed()
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     if profile.engine == "cuda":
         if pg in _gpu_runtimes or pg in _fallbacks:
@@ -239,9 +240,19 @@ def window_bytes(group: Any = None) -> int:
 
 def close(group: Any = None) -> None:
     """End a group's threads and free its windows. The next operator opens it again."""
-    pg = process_group(group)
+    known = any(group is pg for kind in (_runtimes, _gpu_runtimes, _fallbacks) for pg in kind)
+    pg = group if known else process_group(group)  # it may have been destroyed
     _fallbacks.pop(pg, None)
     for kind in (_runtimes, _gpu_runtimes):
         found = kind.pop(pg, None)
         if found is not None:
             found.close()
+
+
+def _close_destroyed() -> None:
+    """Close what is open for process groups that torch.distributed knows no more."""
+    for pg in {*_runtimes, *_gpu_runtimes, *_fallbacks}:
+        try:
+            dist.get_process_group_ranks(pg)
+        except (KeyError, ValueError):
+            close(pg)

@@ -16,7 +16,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import plain
-from ficco.modules.again import key_of, known, matrix_of, readable, row_of
+from ficco.modules.again import key_of, known, matrix_of, readable, row_of, unsafe_view
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import Call
 from ficco.problem import Output, Problem, chunk_sizes
@@ -84,8 +84,32 @@ def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to g
             given[f"bias{i}"] = call.row(next(offsets), weight.shape[1], f"bias[{i}]")
     if gathered:
         outputs.append(Output((k,) * call.world, "", "gathered"))
+    alone = call.world == 1 and not all(output.columns[0] for output in outputs)
+    if not m or not k or alone:
+        high = sum(rows) if rows is not None else call.first * call.world
+        whole = call.matrix if alone else call.matrix.new_zeros((m, k))
+        return _multiplied(call, outputs, given, whole, high)
     problem = Problem("all_gather_matmul", call.world, sizes, k, tuple(outputs), call.dtype)
     return call.run(problem, given, schedule, grain)
+
+
+def _multiplied(
+    call: Call, outputs: Sequence[Output], given: dict[str, Tensor], whole: Tensor, high: int
+) -> list[Tensor]:
+    """Return the products of a gathered x for which nobody is asked: it has no element, say.
+
+    `high` is the first dimension that it has for the user.
+    """
+    found = []
+    for i, output in enumerate(outputs):
+        if output.axis == "gathered":
+            found.append(whole.clone())
+            continue
+        y = (whole.t() if output.axis == "contraction" else whole) @ given[output.operand]
+        y = y + given[f"bias{i}"] if output.bias else y
+        shape = (high, *call.inner, y.shape[1])
+        found.append(y if output.axis == "contraction" else unsafe_view(y, shape))
+    return found
 
 
 def _interleaved(
@@ -123,8 +147,10 @@ def matmul_reduce_scatter(
             "rows=, how many each rank gets"
         )
     even = (high // call.world,) * call.world
-    sizes = call.rows_of(rows if rows is not None else even, total=high)
-    return _reduce("matmul_reduce_scatter", call, x, w, sizes, bias, schedule, grain)
+    each = rows if rows is not None else even
+    sizes = call.rows_of(each, total=high)
+    mine = int(each[call.rank])
+    return _reduce("matmul_reduce_scatter", call, x, w, sizes, bias, schedule, grain, mine)
 
 
 def matmul_all_reduce(
@@ -142,7 +168,7 @@ def matmul_all_reduce(
         return before.run(_in_pairs(x, w, bias))[0]
     call = Call(group, x[0], "x", key)
     sizes = chunk_sizes(call.matrix.shape[0], call.world)
-    return _reduce("matmul_all_reduce", call, x, w, sizes, bias, schedule, grain)
+    return _reduce("matmul_all_reduce", call, x, w, sizes, bias, schedule, grain, call.first)
 
 
 def _as_pairs(
@@ -191,7 +217,7 @@ def _in_pairs(x: Sequence[Tensor], w: Sequence[Tensor], bias: Tensor | None) -> 
     return found if bias is None else [*found, bias]
 
 
-def _reduce(
+def _reduce(  # noqa: PLR0913 - a call has as many facts
     op: str,
     call: Call,
     x: Sequence[Tensor],
@@ -200,7 +226,9 @@ def _reduce(
     bias: Tensor | None,
     schedule: str | Schedule,
     grain: int | None,
+    high: int,
 ) -> Tensor:
+    """Return the sum, or this rank's rows of it; `high` is the result's first dimension."""
     if len(x) != len(w):
         raise InputError(f"{len(x)} inputs, {len(w)} weights: give pairs of x and w")
     n, each, given = w[0].shape[-1] if isinstance(w[0], Tensor) else 0, [], dict[str, Tensor]()
@@ -221,14 +249,18 @@ def _reduce(
         each.append(b.shape[0])
         given |= {f"x{i or ''}": matrix_of(a), f"w{i or ''}": b}
     depths = _for_me(sum(each), call)
+    offset = None if bias is None else call.row(bias, n, "bias")
+    if not sum(sizes) or not n or not sum(depths):  # of nothing; nobody is asked
+        y = x[0].new_zeros((high, *call.inner, n))
+        return y if offset is None else y + offset[0]
     pairs = tuple([tuple(each) if r == call.rank else (k,) for r, k in enumerate(depths)])
     output = Output((n,) * call.world, bias=bias is not None)
     problem = Problem(
         op, call.world, sizes, sum(depths), (output,), call.dtype, depths=depths,
         pairs=pairs if len(each) > 1 else (),
     )  # fmt: skip
-    if bias is not None:
-        given["bias0"] = call.row(bias, n, "bias")
+    if offset is not None:
+        given["bias0"] = offset
     return call.run(problem, given, schedule, grain)[0]
 
 
@@ -320,6 +352,8 @@ def _exchange(
         raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
     table = _table(flat, call)
     rows = tuple(sum(row) for row in table)
+    if not sum(rows) or not x.shape[1] or not w.shape[1]:  # of nothing; nobody is asked
+        return x.new_zeros((sum(row[call.rank] for row in table), w.shape[1]))
     output = Output((w.shape[1],) * call.world)
     problem = Problem(op, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
     return call.run(problem, {"x": x, "w": w}, schedule, grain)[0]
@@ -387,6 +421,8 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         given[f"table{i}"] = readable(table) if table.is_cuda else table
         given[f"indices{i}"] = row_of(indices[i])
         given[f"offsets{i}"] = row_of(starts[i])
+    if not sum(sizes) or not dimension or not sum(counts):  # of nothing; nobody is asked
+        return like.new_zeros((sizes[call.rank], dimension * sum(counts)))
     heights = [tuple([1] * count) for count in counts]
     lookups = [tuple([0] * count) for count in counts]
     heights[call.rank] = tuple(table.shape[0] for table in tables)

@@ -6,6 +6,7 @@ look at what a user passes; that is `node`'s part.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -67,6 +68,7 @@ class LocalRuntime:
         self._lock = threading.Lock()
         self._calls = 0
         self._closed = False
+        self._process = os.getpid()
 
     @property
     def timeout_s(self) -> float:
@@ -90,6 +92,7 @@ class LocalRuntime:
             TimeoutExceeded: a wait outlasted `timeout_s`; the runtime needs `reset` then.
             EngineError: the runtime is closed or has failed before.
         """
+        self._check_process()
 
         def bind() -> _Bound:
             plan = lower(problem, schedule)
@@ -104,6 +107,7 @@ class LocalRuntime:
 
         Raises: as `execute`.
         """
+        self._check_process()
         with self._lock:
             self._run(self._bind(plan), plan.digest, arrays)
 
@@ -116,6 +120,14 @@ class LocalRuntime:
             host.BoundPlan(entry, self._group, self.machine, self._compute, self._in_order)
             for entry in plan.ranks
         ]
+
+    def _check_process(self) -> None:
+        """Refuse a process that has none of the node's threads; some may have held its locks."""
+        if os.getpid() != self._process:
+            raise EngineError(
+                "this process was forked from the one that made the node, whose threads are not "
+                "here; make a node of its own"
+            )
 
     def _check_alive(self) -> None:
         if self._closed:
@@ -161,15 +173,20 @@ class LocalRuntime:
 
     def timeline(self) -> Timeline:
         """Return what the last call ran; time 0 is the first step's start."""
+        if self._closed:
+            raise EngineError("this node is closed; ask for its timeline before that")
         return timeline_of([span for entry in self._last for span in entry.spans()], self.machine)
 
     def reset(self) -> None:
         """Bring all signals to their first state, after a failure."""
+        self._check_process()
         with self._lock:
             self._group.reset()
 
     def close(self) -> None:
         """End all threads. Calls after this raise EngineError."""
+        if os.getpid() != self._process:
+            return  # they are another process's
         with self._lock:
             self._closed = True
             self._threads.shutdown()

@@ -34,7 +34,7 @@ TIMEOUT_S = 20.0
 
 def functions(here: Rank, world: int) -> None:
     """Every function by every schedule that engines for GPUs have."""
-    for check in (worker.gathering, worker.reducing, worker.exchanging):
+    for check in (worker.gathering, worker.reducing, worker.exchanging, worker.nothing):
         check(here.rank, world)
     worker.pooling(here.rank, world, [name for name in worker.NAMED if name != "gated_1d"])
 

@@ -157,7 +157,7 @@ class TestRun:
         (["run", "--seed", "-1"], "--seed -1"),
         (["run", "--timeout", "-1"], "--timeout -1"),
         (["run", "--rows", "1,2"], "4 numbers"),
-        (["run", "--rows", "1,2,3,4"], "add up to 10"),
+        (["run", "--rows", "1,2,3,4", "--m", "11"], "add up to 10"),
         (["run", "--splits", "1,2;3,4"], "--splits is for"),
         (["run", "all_to_all_matmul", "--splits", "1,2;3,4"], "4 ranks"),
         (["run", "all_to_all_matmul", "--splits", "1;2", "--ranks", "2"], "2 numbers"),

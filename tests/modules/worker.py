@@ -180,6 +180,51 @@ def disabled(rank: int, world: int) -> None:
     del os.environ["FICCO_DISABLE"]
 
 
+def nothing(rank: int, world: int) -> None:
+    """What has no element needs no peer, forward and backward; lists of rows may change later."""
+    for disable in ("", "1"):
+        os.environ["FICCO_DISABLE"] = disable
+        for rows, k, n, inner in ((0, 4, 3, ()), (3, 0, 5, (2,)), (0, 4, 3, (2,)), (2, 4, 0, ())):
+            x = torch.randn(rows, *inner, k, requires_grad=True)
+            w, bias = torch.randn(k, n, requires_grad=True), torch.ones(n)
+            tall = torch.randn(rows * world, *inner, k, requires_grad=True)
+            found = [ficco.column_matmul(x, w, bias=bias)]
+            if n:  # which concerns this rank alone
+                found.append(ficco.all_gather_matmul(x, w, bias=bias))
+            found.append(ficco.matmul_reduce_scatter(tall, w, bias=bias))
+            found.append(ficco.matmul_all_reduce(tall, w, bias=bias))
+            if not inner:
+                splits = [[rows // world if rows % world == 0 else 0] * world] * world
+                y = torch.randn(sum(splits[rank]), k, requires_grad=True)
+                found.append(ficco.all_to_all_matmul(y, w, splits))
+                found.append(ficco.matmul_all_to_all(y, w, splits))
+            for y in found:
+                assert y.shape[1:] == (*inner[: y.dim() - 2], n), (rows, k, n, y.shape)
+                want = bias.expand(y.shape) if y.numel() and not k else y.detach()
+                assert torch.equal(y.detach(), want), (rows, k, n)
+                y.sum().backward()
+            assert x.grad is not None and x.grad.shape == x.shape
+    del os.environ["FICCO_DISABLE"]
+    rows = [2 + r for r in range(world)]
+    x = draw(rank, rows[rank], 4).requires_grad_()
+    y = ficco.all_gather_matmul(x, torch.eye(4), rows=rows)
+    rows.reverse()
+    y.sum().backward()
+    assert x.grad is not None and bool((x.grad == world).all())
+    ficco.close()
+
+
+def forgotten(rank: int, world: int) -> None:
+    """What is open for a process group that was destroyed is closed with the next one's opening."""
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(4):
+        group = dist.new_group(list(range(world)))
+        ficco.all_gather_matmul(draw(rank, 2, 2), draw(rank, 2, 2), group=group)
+        dist.destroy_process_group(group)
+    assert len(os.listdir("/proc/self/task")) < before + 3 * (world + 6), "threads of groups stay"
+    ficco.close(group)
+
+
 def reduced(rank: int, world: int) -> None:
     """What GPUs run as `serial`, by collectives of the dtype, where ranks share rows unevenly."""
     rows = [(3 * r) % 5 for r in range(world - 1)] + [2]
@@ -287,7 +332,10 @@ def main(store: str, rank: int, world: int) -> None:
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     automatic(rank, world, Path(store).parent)
-    checks = (gathering, reducing, exchanging, pooling, arguments, disabled, reduced, groups)
+    checks = (
+        gathering, reducing, exchanging, pooling, arguments, disabled, nothing, reduced, groups,
+        forgotten,
+    )  # fmt: skip
     for check in checks:
         check(rank, world)
     assert ficco.window_bytes() == 0

@@ -25,6 +25,11 @@ class TestLinks:
         steps = [(0, copy(name, 0, 1, 10)) for name in "ab"]
         assert ends(plan(2, *steps), machine(latency_us=2)) == {"a": 12, "b": 24}
 
+    def test_times_that_doubles_hardly_tell_apart_end(self) -> None:
+        on = machine(gbps=((1000, 1e-6),), latency_us=1e12)
+        found = ends(plan(2, *[(rank, copy(f"{rank}", rank, 1 - rank, 7)) for rank in (0, 1)]), on)
+        assert found["0"] == found["1"] == pytest.approx(1e12 + 7e6, rel=1e-6)
+
     def test_regions_of_a_step_do_so_too(self) -> None:
         one, other = copy("a", 0, 1, 10), copy("b", 0, 2, 20)
         both = one._replace(reads=one.reads + other.reads, writes=one.writes + other.writes)

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -38,11 +39,15 @@ class Lane {
   private:
     void loop();
 
-    std::mutex mutex_;
-    std::condition_variable work_;
-    std::deque<Job> jobs_;
-    bool stop_ = false;
-    Thread thread_;  // last, as it uses all above
+    struct Queue {
+        std::mutex mutex;
+        std::condition_variable work;
+        std::deque<Job> jobs;
+        bool stop = false;
+    };
+
+    std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();
+    Thread thread_;  // last, as it uses the queue
 };
 
 }  // namespace ficco

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <functional>
 #include <string>
@@ -18,6 +19,10 @@ class Thread {
 
     void join() noexcept;  // may be called again
 
+    // Whether this process was forked from the thread's own: the thread is not here, and what it
+    // waits on may not be destroyed.
+    bool elsewhere() const noexcept { return getpid() != process_; }
+
     // For what may never end: nobody joins it, so `body` must hold all that it uses.
     static void start_detached(const std::string& name, std::function<void()> body);
 
@@ -25,6 +30,7 @@ class Thread {
     static void* enter(void* thread);
 
     std::function<void()> body_;
+    pid_t process_ = getpid();
     pthread_t thread_{};
     bool joined_ = false;
 };

@@ -8,30 +8,35 @@ namespace ficco {
 Lane::Lane(const std::string& name) : thread_(name, [this] { loop(); }) {}
 
 Lane::~Lane() {
-    {
-        const std::lock_guard lock(mutex_);
-        stop_ = true;
+    if (thread_.elsewhere()) {  // it seems to wait in this process, too, and so would its end
+        static_cast<void>(queue_.release());
+        return;
     }
-    work_.notify_one();
+    {
+        const std::lock_guard lock(queue_->mutex);
+        queue_->stop = true;
+    }
+    queue_->work.notify_one();
     thread_.join();
 }
 
 void Lane::push(const Job& job) {
     {
-        const std::lock_guard lock(mutex_);
-        jobs_.push_back(job);
+        const std::lock_guard lock(queue_->mutex);
+        queue_->jobs.push_back(job);
     }
-    work_.notify_one();  // not under the lock, which the lane wants as soon as it wakes
+    queue_->work.notify_one();  // not under the lock, which the lane wants as soon as it wakes
 }
 
 void Lane::loop() {
     const PreciseSleep precise;
-    std::unique_lock lock(mutex_);
+    Queue& queue = *queue_;
+    std::unique_lock lock(queue.mutex);
     for (;;) {
-        work_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
-        if (jobs_.empty()) return;
-        const Job job = jobs_.front();
-        jobs_.pop_front();
+        queue.work.wait(lock, [&] { return queue.stop || !queue.jobs.empty(); });
+        if (queue.jobs.empty()) return;
+        const Job job = queue.jobs.front();
+        queue.jobs.pop_front();
         lock.unlock();
         job.runner->run_range(job.first, job.last);
         lock.lock();

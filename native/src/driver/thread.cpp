@@ -54,7 +54,7 @@ void Thread::start_detached(const std::string& name, std::function<void()> body)
 }
 
 void Thread::join() noexcept {
-    if (!joined_) pthread_join(thread_, nullptr);
+    if (!joined_ && !elsewhere()) pthread_join(thread_, nullptr);
     joined_ = true;
 }
 

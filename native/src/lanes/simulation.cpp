@@ -15,8 +15,12 @@ namespace ficco {
 
 namespace {
 
-// Times that differ by less are equal; they are sums of the same costs in different orders.
+// Times that differ by less are equal; they are sums of the same costs in different orders. Where a
+// double cannot tell such times apart any more, by as much as it can.
 constexpr double kEqualNs = 1e-3;
+constexpr double kEqual = 1e-15;
+
+double equal_ns(double now_ns) { return std::max(kEqualNs, now_ns * kEqual); }
 
 [[noreturn]] void refuse(const char* what, std::size_t at, double found) {
     throw std::invalid_argument(std::string(what) + " " + std::to_string(at) + ": " +
@@ -176,11 +180,11 @@ void Simulation::run() {
         for (const Rank& rank : ranks_) next_ns = std::min(next_ns, rank.next_ns);
         if (next_ns == fluid::kNever) return;
         now_ns_ = std::max(now_ns_, next_ns);
-        if (flows_next_ns_ <= now_ns_ + kEqualNs) end_flows();
+        if (flows_next_ns_ <= now_ns_ + equal_ns(now_ns_)) end_flows();
         for (Rank& rank : ranks_) {
-            if (rank.next_ns <= now_ns_ + kEqualNs) end_work(rank);
+            if (rank.next_ns <= now_ns_ + equal_ns(now_ns_)) end_work(rank);
         }
-        while (!timers_.empty() && timers_.top().ns <= now_ns_ + kEqualNs) {
+        while (!timers_.empty() && timers_.top().ns <= now_ns_ + equal_ns(now_ns_)) {
             const Timer timer = timers_.top();
             timers_.pop();
             if (timer.due == Due::lane) ready_.push_back(timer.index);
@@ -230,7 +234,7 @@ bool Simulation::may_begin(std::int32_t number) {
             return false;
         }
     }
-    if (row.release_ns > now_ns_ + kEqualNs) {
+    if (row.release_ns > now_ns_ + equal_ns(now_ns_)) {
         set_timer(row.release_ns, Due::lane, number);
         return false;
     }
@@ -431,7 +435,7 @@ void Simulation::start_work(std::int32_t number, double ns) {
 void Simulation::end_work(Rank& rank) {
     settle_work(rank);
     std::erase_if(rank.tasks, [this](const Task& task) {
-        if (task.left_ns > kEqualNs) return false;
+        if (task.left_ns > equal_ns(now_ns_)) return false;
         ready_.push_back(task.lane);
         return true;
     });

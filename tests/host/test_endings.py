@@ -1,0 +1,135 @@
+"""How commands end from outside: a rank that dies, SIGTERM, full disks, no driver; and forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ficco
+
+COMMAND = [sys.executable, "-P", "-m", "ficco"]
+SMALL = ["--m", "67", "--n", "29", "--k", "31", "--engine", "host"]
+RANKS = 3
+
+
+def ranks_of(parent: int) -> list[int]:
+    """Return a process's children."""
+    path = Path(f"/proc/{parent}/task/{parent}/children")
+    return [int(number) for number in path.read_text().split()]
+
+
+def until(true: Callable[[], Any], seconds: float) -> Any:
+    """Return the first result that is true, or the last one."""
+    end = time.monotonic() + seconds
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+class TestRanks:
+    """`--processes`, whose ranks run for long."""
+
+    def start(self, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+        """Start it; return its ranks, too."""
+        run = subprocess.Popen(
+            [*COMMAND, "run", *SMALL, "--ranks", str(RANKS), "--iters", "100000", "--processes"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )  # fmt: skip
+        ranks = until(lambda: found if len(found := ranks_of(run.pid)) == RANKS else [], 60)
+        assert len(ranks) == RANKS
+        return run, ranks
+
+    @pytest.mark.parametrize("victim", [0, RANKS - 1])
+    def test_a_rank_that_dies_as_it_starts_ends_the_others(
+        self, torch: Any, tmp_path: Path, victim: int
+    ) -> None:
+        run, ranks = self.start(tmp_path)
+        os.kill(ranks[victim], signal.SIGKILL)
+        try:
+            _, told = run.communicate(timeout=60)
+        finally:
+            os.killpg(run.pid, signal.SIGKILL) if run.poll() is None else None
+        assert run.returncode == 1 and f"rank {victim} was ended by signal 9" in told, told
+        assert not list(tmp_path.iterdir())
+
+    def test_sigterm_ends_them(self, torch: Any, tmp_path: Path) -> None:
+        run, ranks = self.start(tmp_path)
+        run.send_signal(signal.SIGTERM)
+        try:
+            run.communicate(timeout=60)
+        finally:
+            os.killpg(run.pid, signal.SIGKILL) if run.poll() is None else None
+        assert run.returncode == 128 + signal.SIGTERM
+        left = until(lambda: not [r for r in ranks if Path(f"/proc/{r}").exists()], 5)
+        assert left and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["run", *SMALL, "--iters", "1", "--trace", "/dev/full"], 1, "No space left"),
+        (["explain", "--machine", "cuda"], 2, "libcuda.so.1"),
+        (["plan", "--schedule", "auto", "--machine", "cuda"], 2, "libcuda.so.1"),
+        (["run", "--machine", "host", "--m", f"{10**24}"], 2, "from 1 to 2147483647"),
+    ],
+)
+def test_one_line_says_what_was_wrong(args: list[str], code: int, words: str) -> None:
+    if "cuda" in args and not _no_driver():
+        pytest.skip("there is a driver")
+    done = subprocess.run(
+        [*COMMAND, *args], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    assert words in done.stderr, done.stderr
+
+
+def _no_driver() -> bool:
+    from ficco.engines import cuda
+
+    try:
+        cuda.served_version()
+    except cuda.GpuError:
+        return True
+    return False
+
+
+def test_a_forked_process_ends_and_makes_a_node_of_its_own() -> None:
+    code = (
+        "import os, signal, sys, numpy as np, ficco\n"
+        "xs = [np.ones((4, 4), np.float32)] * 2\n"
+        "node = ficco.Node(2)\n"
+        "node.all_gather_matmul(xs, xs)\n"
+        "if os.fork() == 0:\n"
+        "    signal.alarm(20)\n"
+        "    try:\n"
+        "        node.all_gather_matmul(xs, xs)\n"
+        "    except ficco.EngineError as error:\n"
+        "        assert 'was forked' in str(error), error\n"
+        "    node.close()\n"
+        "    with ficco.Node(2) as other:\n"
+        "        other.all_gather_matmul(xs, xs)\n"
+        "    del node\n"
+        "    sys.exit(7)\n"
+        "_, status = os.wait()\n"
+        "assert os.waitstatus_to_exitcode(status) == 7, status\n"
+        "node.all_gather_matmul(xs, xs)\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
+
+
+def test_a_closed_node_has_no_timeline() -> None:
+    with ficco.Node(2) as node:
+        node.all_gather_matmul([np.ones((2, 2), np.float32)] * 2, [np.eye(2, dtype="f4")] * 2)
+        assert node.timeline().spans
+    with pytest.raises(ficco.EngineError, match="closed"):
+        node.timeline()
