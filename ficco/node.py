@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +79,10 @@ class Node:
         compute: str | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        if isinstance(world, bool) or not isinstance(world, int) or not 1 <= world <= MAX_WORLD:
+        whole = isinstance(world, Integral) and not isinstance(world, bool)
+        if not whole or not 1 <= world <= MAX_WORLD:
             raise InputError(f"world={world!r}: a node has 1 to {MAX_WORLD} ranks")
+        world = int(world)
         _check_timeout(timeout_s)
         if schedule != "auto" and not isinstance(schedule, Schedule):
             schedule = Schedule.named(schedule)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral
 from typing import Any
 
 from ficco import data
@@ -102,8 +103,12 @@ class Schedule:
                     f"{axis} is one of {', '.join(values)}"
                 )
         grain = self.grain
+        if isinstance(grain, Integral) and not isinstance(grain, bool):
+            object.__setattr__(self, "grain", int(grain))  # NumPy's, too
         if grain != "world" and (
-            isinstance(grain, bool) or not isinstance(grain, int) or not 1 <= grain <= MAX_CHUNKS
+            isinstance(grain, bool)
+            or not isinstance(grain, Integral)
+            or not 1 <= int(grain) <= MAX_CHUNKS
         ):
             raise ScheduleError(
                 f"schedule {self.name!r}: grain={grain!r}; it is a whole number from 1 to "

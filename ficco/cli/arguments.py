@@ -72,7 +72,8 @@ def schedule_help(default: str) -> str:
     """Return the help text of --schedule."""
     return (
         "name, several by comma, a .toml file, all, or auto (what is predicted to be fastest): "
-        f"{', '.join(Schedule.names('matmul_all_reduce'))} ({default})"
+        f"{', '.join(dict.fromkeys(name for op in OPERATORS for name in Schedule.names(op)))} "
+        f"({default})"
     )
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,6 +132,8 @@ def _write_trace(
     from ficco.report.trace import chrome_trace
 
     empty = Timeline((), asked.machine.engine, asked.machine.name)
+    if stat.S_ISREG(os.fstat(trace.fileno()).st_mode):
+        trace.truncate(0)  # an earlier one, which stays where a run fails
     trace.write(chrome_trace(timeline or empty, f"{asked.problem.op} {best.row.schedule}"))
 
 
@@ -169,7 +172,7 @@ def _opened(path: str | None) -> IO[str] | None:
     if path is None:
         return None
     try:
-        return open(path, "w", encoding="utf-8")
+        return open(path, "a", encoding="utf-8")
     except OSError as error:
         raise InputError(f"--trace {path}: {error.strerror}") from None
 

@@ -44,7 +44,7 @@ class TestProblem:
             ({"world": 0}, "1 to 64"),
             ({"world": 65}, "1 to 64"),
             ({"dtype": "float64"}, "float32"),
-            ({"k": 0}, "1 or more"),
+            ({"k": 0}, "from 1 to"),
             ({"rows": (1, 2, 3)}, "world is 2"),
             ({"rows": (-1, 2)}, "0 or more"),
             ({"outputs": ()}, "at least one"),
@@ -193,7 +193,7 @@ class TestMachine:
             (
                 'name="m"\nengine="host"\ndevices=2\n[[links]]\nscope="node"\nper="pair"\n'
                 "gbps=[[1, -2.0]]",
-                "positive",
+                "a number from",
             ),
             ('name="m"\nengine="host"\ndevices=2\n[gemm_gflops]\nany="x"\n[[links]]', "scope"),
         ],
