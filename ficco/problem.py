@@ -415,9 +415,11 @@ def _check_pairs(p: Problem) -> None:
 def _check_outputs(p: Problem) -> None:
     for index, output in enumerate(p.outputs):
         _check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
-        if not 1 <= sum(output.columns) <= MOST:
+        if not sum(output.columns):
+            raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
+        if max(output.columns) > MOST:
             raise InputError(
-                f"outputs[{index}].columns: n is {sum(output.columns)}; it is from 1 to {MOST}"
+                f"outputs[{index}].columns={list(output.columns)}: {MOST} is the most of a rank"
             )
         if output.axis not in AXES:
             raise InputError(

@@ -65,12 +65,17 @@ def model_table(document: dict[str, Any]) -> list[str]:
         what = f"{tokens} {'sequences' if mode == 'decode' else 'tokens'}"
         what = f"up to {what}" if mode == "serving" else what
         lines.append(f"| {NAMES.get(mode, mode)} {model}, {what} | " + " | ".join(figures) + " |")
-    if "any cell before" in document.get("how", {}).get("memory_bytes", ""):
+    if _counts_earlier(document):
         lines += ["", "Its memory counts windows that are as large as an earlier step needed them."]
     reasons = missing(document)
     if reasons:
         lines += ["", "Without figures: " + "; ".join(reasons) + "."]
     return lines
+
+
+def _counts_earlier(document: dict[str, Any]) -> bool:
+    """Whether memory counts windows that earlier steps needed; so it does in older results."""
+    return "any cell before" in document.get("how", {}).get("memory_bytes", "")
 
 
 def missing(document: dict[str, Any]) -> list[str]:
@@ -98,7 +103,8 @@ def results_of(results: Path) -> list[tuple[list[Path], dict[str, Any]]]:
         pairs.sort(key=lambda pair: pair[1]["date"], reverse=True)  # days apart; else as they are
         if pairs:
             cells_of_all = [cell for _, document in pairs for cell in document["cells"]]
-            joined = {**pairs[0][1], "cells": cells_of_all}
+            older = [document for _, document in pairs if _counts_earlier(document)]
+            joined = {**(older or [pairs[0][1]])[0], "cells": cells_of_all}
             found.append(([path for path, _ in pairs], joined))
     return found
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ficco.errors import InputError
@@ -29,14 +33,36 @@ def launch(world: int) -> int:
             "--processes needs PyTorch for the ranks to meet; pip install 'ficco[torch]'"
         )
     with tempfile.TemporaryDirectory(prefix="ficco-run-") as folder:
-        ranks = [_start(rank, world, Path(folder) / "store") for rank in range(world)]
+        ranks: list[subprocess.Popen[bytes]] = []
         try:
+            with _uninterrupted():  # or one may be started that nobody knows of
+                for rank in range(world):
+                    ranks.append(_start(rank, world, Path(folder) / "store"))
             return _ended(ranks)
         finally:
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
-                rank.wait()
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+            for process in ranks:
+                process.wait()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back SIGTERM and SIGINT; what came is sent again behind this."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(each, lambda number, _: came.append(number)) for each in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        for each in came[:1]:
+            os.kill(os.getpid(), each)
 
 
 def _start(rank: int, world: int, store: Path) -> subprocess.Popen[bytes]:

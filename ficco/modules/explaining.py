@@ -152,6 +152,8 @@ def _layer(layer: Layer, reasons: list[str], asked: bool) -> Iterator[str]:
             "computed one by one in torch.inference_mode, where nothing says whether a tensor was "
             "written; use torch.no_grad"
         )
+    elif sharing is not None and sharing.outside:
+        yield f"computed one by one where no forward of {sharing.parent!r} runs, as it was last"
     yield from layer.notes
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,17 +26,22 @@ def run(double: Path, folder: Path, world: int, *checks: str) -> None:
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
     logs = [folder / f"rank{rank}.txt" for rank in range(world)]
-    ranks = []
+    ranks: list[subprocess.Popen[bytes]] = []
+    codes: list[int | None] = []
     try:
         for rank, log in enumerate(logs):
             command = [sys.executable, "-X", "faulthandler", str(WORKER), str(folder / "store"),
                        str(rank), str(world), *checks]  # fmt: skip
             with log.open("w") as file:
                 ranks.append(subprocess.Popen(command, stdout=file, stderr=file, env=given))
-        codes = [rank.wait(DEADLINE_S) for rank in ranks]
+        end = time.monotonic() + DEADLINE_S
+        while None in (codes := [rank.poll() for rank in ranks]) and time.monotonic() < end:
+            time.sleep(0.1)
     finally:
         for rank in ranks:
             rank.kill()
+        for rank in ranks:
+            rank.wait()
     said = "".join(f"---- rank {i}\n{log.read_text()[-3000:]}" for i, log in enumerate(logs))
     assert codes == [0] * world, said
 

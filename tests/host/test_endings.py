@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,6 +28,17 @@ def ranks_of(parent: int) -> list[int]:
     return [int(number) for number in path.read_text().split()]
 
 
+def left_of(session: int) -> list[str]:
+    """Return processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(") ")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(path.parent.name)
+    return found
+
+
 def until(true: Callable[[], Any], seconds: float) -> Any:
     """Return the first result that is true, or the last one."""
     end = time.monotonic() + seconds
@@ -38,15 +50,15 @@ def until(true: Callable[[], Any], seconds: float) -> Any:
 class TestRanks:
     """`--processes`, whose ranks run for long."""
 
-    def start(self, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
-        """Start it; return its ranks, too."""
+    def start(self, folder: Path, started: int = RANKS) -> tuple[subprocess.Popen[str], list[int]]:
+        """Start it; return its ranks, too, once there are so many."""
         run = subprocess.Popen(
             [*COMMAND, "run", *SMALL, "--ranks", str(RANKS), "--iters", "100000", "--processes"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "TMPDIR": str(folder)},
         )  # fmt: skip
-        ranks = until(lambda: found if len(found := ranks_of(run.pid)) == RANKS else [], 60)
-        assert len(ranks) == RANKS
+        ranks = until(lambda: found if len(found := ranks_of(run.pid)) >= started else [], 60)
+        assert len(ranks) >= started
         return run, ranks
 
     @pytest.mark.parametrize("victim", [0, RANKS - 1])
@@ -62,16 +74,19 @@ class TestRanks:
         assert run.returncode == 1 and f"rank {victim} was ended by signal 9" in told, told
         assert not list(tmp_path.iterdir())
 
-    def test_sigterm_ends_them(self, torch: Any, tmp_path: Path) -> None:
-        run, ranks = self.start(tmp_path)
+    @pytest.mark.parametrize("started", [1, RANKS])
+    def test_sigterm_ends_them(self, torch: Any, tmp_path: Path, started: int) -> None:
+        """Also while they are started."""
+        run, ranks = self.start(tmp_path, started)
         run.send_signal(signal.SIGTERM)
         try:
             run.communicate(timeout=60)
         finally:
             os.killpg(run.pid, signal.SIGKILL) if run.poll() is None else None
         assert run.returncode == 128 + signal.SIGTERM
-        left = until(lambda: not [r for r in ranks if Path(f"/proc/{r}").exists()], 5)
-        assert left and not list(tmp_path.iterdir())
+        assert until(lambda: not left_of(run.pid), 5), left_of(run.pid)
+        assert not [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

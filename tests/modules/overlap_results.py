@@ -214,6 +214,13 @@ def sharing(mesh: DeviceMesh) -> None:
     assert "torch.inference_mode" in ficco.explain(net)
     close(y, net(words), "inference mode")
     assert "torch.inference_mode" not in ficco.explain(net)
+    with torch.inference_mode():
+        given = distribute_tensor(torch.randn(4, 6), mesh, [Replicate()])
+    styles = {"k": ColwiseParallel(), "v": ColwiseParallel(), "o": RowwiseParallel()}
+    with torch.no_grad():
+        wanted = parallelize_module(Cache(), mesh, dict(styles))(given)
+        net = ficco.overlap(parallelize_module(Cache(), mesh, dict(styles)))
+        close(net(given), wanted, "a DTensor of an inference tensor")
 
 
 class Cache(torch.nn.Module):
@@ -253,11 +260,16 @@ def apart(mesh: DeviceMesh) -> None:
                 close(y, wanted, part)
                 y.sum().backward()
         assert calls["column_matmul"] == 2, calls
+    assert "where no forward of" in ficco.explain(net)
     waiting = net.k.__dict__["_ficco_layer"].sharing
     assert waiting._x is None, "a result waits outside of forward"
+    y = checkpoint(net, x.requires_grad_(), use_reentrant=False)
+    net.keys(x)  # before the second run of that forward
+    y.sum().backward()
+    assert "where no forward of" not in ficco.explain(net)
     again = functools.partial(checkpoint, net.forward, use_reentrant=False)
     for _ in range(2):  # its forward without the parent's hooks, and once more in backward
-        again(x.requires_grad_()).sum().backward()
+        again(x).sum().backward()
     x = x.detach()
 
     def write(x: Any) -> None:  # a DTensor's own version stays

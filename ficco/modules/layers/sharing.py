@@ -7,7 +7,8 @@ forward ends; of layers that are called otherwise, by another method of the pare
 alone. What is written and PyTorch does not count, through `.data` or by a collective, is not seen.
 
 A checkpoint's second run of a forward must do what the first did. So who shares changes only
-outside of backward, where such runs happen, and they share as the last forward there did.
+outside of backward, where such runs happen. They share if the last forward there did, also where
+the parent's hooks do not run with them, and if they do.
 
 torch.compile cannot compare how often a tensor was written. What it traces shares where a forward
 that was not compiled has shown that all layers take theirs; the code that is traced is the same.
@@ -46,6 +47,7 @@ class Sharing:
         layers: its layers.
         alone: by place: why a layer was found not to share; None: it shares.
         uncounted: the last call was on an inference tensor, for which nothing is shared.
+        outside: the last call came from no forward of the parent, and nothing was shared.
         proven: in a forward that was not compiled, all that share took the same tensor, unchanged.
     """
 
@@ -53,7 +55,7 @@ class Sharing:
         self.parent = parent
         self.layers = list(layers)
         self.alone: list[str | None] = [None for _ in layers]
-        self.proven = self.uncounted = False
+        self.proven = self.uncounted = self.outside = False
         self._leaving: list[str | None] = [None for _ in layers]
         self._changes = False  # whether someone is leaving
         self._inside = False  # whether a forward of the parent runs
@@ -73,7 +75,8 @@ class Sharing:
         mine, modes = self.layers[place], _modes(x)
         unknown = torch.compiler.is_compiling() and not self.proven
         self.uncounted = modes is None
-        if self.alone[place] is not None or not self._shared or modes is None or unknown:
+        self.outside = not (self._inside or self._shared)
+        if self.alone[place] is not None or self.outside or modes is None or unknown:
             return compute([mine], x)[0]
         if self._x is x and self._facts == modes:
             kept = self._kept[place]
@@ -134,9 +137,9 @@ def _modes(x: Tensor) -> tuple[Any, ...] | None:
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     if torch.compiler.is_compiling():
         return None, torch.is_grad_enabled(), cast
-    if x.is_inference():
-        return None
     local = getattr(x, "_local_tensor", x)  # of a DTensor, whose own version stays
+    if x.is_inference() or local.is_inference():
+        return None
     return x._version, local._version, torch.is_grad_enabled(), cast
 
 
