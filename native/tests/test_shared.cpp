@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,6 +51,8 @@ class Child {
     template <class Body>
     explicit Child(Body body) : pid_(fork()) {
         if (pid_ != 0) return;
+        prctl(PR_SET_PDEATHSIG,
+              SIGKILL);  // a test that gives up leaves nobody who holds its output
         body();
         for (;;) pause();
     }
