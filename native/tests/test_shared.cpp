@@ -51,8 +51,8 @@ class Child {
     template <class Body>
     explicit Child(Body body) : pid_(fork()) {
         if (pid_ != 0) return;
-        prctl(PR_SET_PDEATHSIG,
-              SIGKILL);  // a test that gives up leaves nobody who holds its output
+        // A test that gives up leaves nobody behind who holds its output.
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         body();
         for (;;) pause();
     }
