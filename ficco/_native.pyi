@@ -29,6 +29,9 @@ MAX_LANES: int
 WORDS_PER_COPY: int
 """Words in one copy of a window; their places are those of `ficco.plan.word_place`."""
 
+def is_set(name: str) -> bool:
+    """Return whether an environment variable is neither empty nor 0, nor missing."""
+
 def now_ns() -> int:
     """Return CLOCK_MONOTONIC in nanoseconds: the clock of `Program.times`."""
 
@@ -530,6 +533,15 @@ class GpuProgram:
             ValueError: a number out of its range, other parameters than the driver's, a window
                 whose addresses the kernel was not compiled for.
             GpuError: the driver refuses, or cannot say what parameters a kernel has.
+        """
+
+    def call_again(self, copy: int, stream: int, addresses: list[int], pitches: list[int]) -> bool:
+        """Make a call as `call`, not traced, where nothing needs a second look.
+
+        False, and nothing was enqueued: a segment has no launches, or they are not for such
+        matrices; the group has failed, or a kernel has told so; the stream is captured.
+
+        Raises: as `start`.
         """
 
     def fits(self, addresses: list[int], pitches: list[int]) -> bool:

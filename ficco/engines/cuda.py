@@ -23,6 +23,7 @@ from ficco.compute import DeviceCompute
 from ficco.engines.cuda_layout import COPIES, Window
 from ficco.engines.launches import Launches, Whole
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
+from ficco.engines.standing import Standing
 from ficco.engines.work import Call, View, calls_of, whole_product
 from ficco.errors import EngineError, ScheduleError
 from ficco.kernels import direct_gather_table, direct_table
@@ -247,6 +248,8 @@ class BoundPlan:
                 timeout_s, stop_word,
             )  # fmt: skip
             window.recent.append(self._launches)
+        own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == plan.rank]
+        self._numbers = {name: slot for name, slot in own if name not in self._places}
         placed = set() if self._launches is None else self._launches.placed
         self._slots = [
             (slot, name)
@@ -306,6 +309,30 @@ class BoundPlan:
             if not self._held and launches is not None and native.captured:
                 self._window.held.append(launches)
                 self._held = True
+
+    def standing(self, arrays: Mapping[str, Any]) -> Standing | None:
+        """Return the next calls of matrices that lie as these, which `run` has had; or None.
+
+        They are told the addresses in the order of these. None: not all is launched by native code.
+        """
+        launches = self._launches
+        if self._before or launches is None or not launches.native:
+            return None
+        local, addresses, pitches = self._placed(arrays)
+        place = self._compute.place
+        if any(place(local[name]) != place(arrays[name]) for name in self._weights):
+            return None  # it is a copy that is read
+        if not launches.suit(addresses, pitches):
+            return None
+        slots = [self._numbers.get(name, -1) for name in arrays]
+        workspaces = [
+            (buffer, self._numbers[buffer.name])
+            for buffer in self._workspaces
+            if buffer.name in self._numbers
+        ]
+        return Standing(
+            self._native, launches, self._compute, slots, pitches, workspaces, self._window
+        )
 
     def load(self, arrays: Mapping[str, Any]) -> None:
         """Load what calls with arrays so laid out launch, which no capture may; enqueue nothing."""

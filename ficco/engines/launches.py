@@ -49,6 +49,7 @@ class Launches:
     Attributes:
         native: numbers of the works that native code launches.
         placed: slots of the operands, which `place` fills in.
+        state: the same object as long as native code launches the same kernels.
 
     Args:
         plan: of one rank.
@@ -110,6 +111,7 @@ class Launches:
         self.placed = {slot for slot, _, _ in self._operands}
         self._layout: list[bool] | None = None
         self._unknown = False  # whether they cannot be described
+        self.state = object()  # another one as soon as other kernels are to be launched
         # Launches by work, for every layout so far; graphs may hold earlier ones.
         self._specs: dict[Any, dict[int, list[LaunchSpec]]] = {}
         self.native: frozenset[int] = frozenset()
@@ -128,7 +130,7 @@ class Launches:
             addresses[slot], pitches[slot], columns = self._kernels.place(b)
             layout.append(columns)
         if layout != self._layout:
-            self.native = frozenset()
+            self._use(frozenset())
         self._layout = layout
 
     def suit(self, addresses: list[int], pitches: list[int]) -> bool:
@@ -178,13 +180,16 @@ class Launches:
                 self._program.set_launches(
                     number, work.row, work.mark, [spec.native for spec in specs]
                 )
-            self.native = frozenset(found)
+            self._use(frozenset(found))
         except InputError:
             raise
         except (EngineError, ValueError, _native.GpuError) as reason:
             self._unknown = True
-            self.native = frozenset()
+            self._use(frozenset())
             _log.warning("kernels are launched by Python, which takes longer: %s", reason)
+
+    def _use(self, native: frozenset[int]) -> None:
+        self.native, self.state = native, object()
 
     def _described(self, view: View, copy: int) -> dict[int, list[LaunchSpec]]:
         found: dict[int, list[LaunchSpec]] = {}

@@ -1,25 +1,29 @@
 """Calls on GPUs that were made before: what their checks found, so that it is not looked for again.
 
-A call with tensors of the same shapes, dtypes and device, and equal other arguments, is the same
-problem. On a host that is slower than the GPU this is half of what a call costs.
+A call with tensors of the same shapes, strides, dtypes and device, and equal other arguments, is
+the same problem, and its matrices lie alike. What native code launches whole is told where they
+begin, and no more is done by Python: on a host that is slower than the GPU this is most of what a
+call costs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ficco.modules import groups, plain
-from ficco.modules.auto import AUTO, regime
+from ficco.modules.auto import AUTO
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 if TYPE_CHECKING:
+    from ficco.engines.standing import Standing
     from ficco.runtime.process_cuda import CudaProcessRuntime
 
 __all__ = [
@@ -36,57 +40,109 @@ __all__ = [
 ]
 
 MOST = 256  # calls that are remembered, least recently used out first
+_ASKED = 8  # times that a call asks in vain how it is made again
 
 Tensor = torch.Tensor
+_STRIDED = torch.strided
 # No view: autograd would not let the caller change it in place.
 unsafe_view: Any = torch.ops.aten._unsafe_view
 _known: OrderedDict[Any, Known] = OrderedDict()
 
 
-class Known(NamedTuple):
+def _current_device() -> int:
+    return torch._C._cuda_getDevice()
+
+
+def _current_stream(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def _nothing() -> None:
+    return None
+
+
+class Known:
     """A call that was checked and bound.
 
-    Attributes:
+    Args:
         runtime: that of its group.
         problem, schedule: what it is; the schedule is resolved.
         takes: of its tensors, in the order in which they are passed: the name as a buffer, and what
             makes that matrix of a tensor.
         shapes: of its results.
         ready: whether nothing is left to be done at the next call.
+
+    Attributes:
+        ready: as above.
+        changes: of groups, so far.
     """
 
-    runtime: CudaProcessRuntime
-    problem: Problem
-    schedule: Schedule
-    takes: tuple[tuple[str, Callable[[Tensor], Tensor]], ...]
-    shapes: tuple[tuple[int, ...], ...]
-    ready: bool = True
+    __slots__ = ("_device", "_more", "_plain", "_problem", "_runtime", "_schedule", "_shapes",
+                 "_standing", "_takes", "changes", "ready")  # fmt: skip
+
+    def __init__(
+        self,
+        runtime: CudaProcessRuntime,
+        problem: Problem,
+        schedule: Schedule,
+        takes: Sequence[tuple[str, Callable[[Tensor], Tensor]]],
+        shapes: Sequence[tuple[int, ...]],
+        ready: bool,
+    ) -> None:
+        self._runtime, self._problem, self._schedule = runtime, problem, schedule
+        self._takes, self._shapes, self.ready = takes, shapes, ready
+        self.changes = groups.changes()
+        self._plain = schedule.transport == "collective"
+        self._device: int = runtime.device.index
+        # What makes it again, for as long as its plan is bound; how often it may ask in vain yet.
+        self._standing: Callable[[], Standing | None] = _nothing
+        self._more = _ASKED
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""
-        if self.schedule.transport == "collective":
+        if self._plain:
             return self._run_plain(tensors)
         x = tensors[0]
+        ys = [x.new_empty(*shape) for shape in self._shapes]
+        here, standing = _current_device() == self._device, self._standing()
+        if here and standing is not None:
+            addresses = [tensor.data_ptr() for tensor in tensors]
+            addresses += [y.data_ptr() for y in ys]
+            if self._runtime.again(standing, addresses, _current_stream(self._device), ys):
+                return ys
         arrays = self._matrices(tensors)
-        results = [x.new_empty(*shape) for shape in self.shapes]
-        for i, y in enumerate(results):
+        for i, y in enumerate(ys):
             arrays[f"y{i}"] = matrix_of(y)
-        if torch._C._cuda_getDevice() == x.get_device():
-            self.runtime.execute(self.problem, self.schedule, arrays)
+        if here:
+            self._runtime.execute(self._problem, self._schedule, arrays)
         else:
-            with torch.cuda.device(x.device):
-                self.runtime.execute(self.problem, self.schedule, arrays)
-        return results
+            with torch.cuda.device(self._device):
+                self._runtime.execute(self._problem, self._schedule, arrays)
+        if self._more and (standing is None or standing.stale):
+            found = self._ask(tensors, arrays)
+            if found is not None:
+                self._standing = weakref.ref(found)
+            if found is None or standing is not None:  # for nothing, or in turns with another one
+                self._more -= 1
+        return ys
+
+    def _ask(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> Standing | None:
+        """Return what makes the call again, if its matrices are the tensors' own memory."""
+        for tensor, matrix in zip(tensors, arrays.values(), strict=False):  # results follow
+            if tensor.data_ptr() != matrix.data_ptr():
+                return None
+        return self._runtime.standing(self._problem, self._schedule, arrays)
 
     def _run_plain(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        self.runtime.check_alive()
+        runtime = self._runtime
+        runtime.check_alive()
         arrays = self._matrices(tensors)
-        ys = plain.run(self.problem, arrays, self.runtime.process_group, self.runtime.rank)
-        return shaped(ys, self.shapes)
+        ys = plain.run(self._problem, arrays, runtime.process_group, runtime.rank)
+        return shaped(ys, self._shapes)
 
     def _matrices(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         return {
-            name: take(tensor) for (name, take), tensor in zip(self.takes, tensors, strict=True)
+            name: take(tensor) for (name, take), tensor in zip(self._takes, tensors, strict=True)
         }
 
 
@@ -94,21 +150,22 @@ def key_of(
     op: str, group: Any, x: Any, others: Sequence[Any], schedule: str | Schedule, *rest: Any
 ) -> Any:
     """Return what makes a call equal to another one; None: nothing does, look at it anew."""
-    if not isinstance(x, Tensor) or not x.is_cuda or groups.disabled():
+    if not isinstance(x, Tensor) or not x.is_cuda or x.layout != _STRIDED or groups.disabled():
         return None
-    when = regime() if schedule == AUTO else None  # another one may want another schedule
+    # In another regime another schedule may be wanted.
+    when = torch.cuda.is_current_stream_capturing() if schedule == AUTO else None
     facts: list[Any] = [
-        op, groups.process_group(group), groups.alone(), schedule, when,
-        x.shape, x.dtype, x.device, x.layout,
+        op, groups.process_group(group), schedule, when,
+        x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg(),
     ]  # fmt: skip
-    for tensor in others:
-        if tensor is None:
+    for t in others:
+        if t is None:
             facts.append(None)
-        elif isinstance(tensor, Tensor):
-            facts += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
+        elif isinstance(t, Tensor) and t.layout == _STRIDED:
+            facts += (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
         else:
             return None
-    facts += [tuple(value) if isinstance(value, (list, torch.Size)) else value for value in rest]
+    facts += [tuple(value) if isinstance(value, list) else value for value in rest]
     return tuple(facts)
 
 
@@ -121,7 +178,7 @@ def known(key: Any) -> Known | None:
     except TypeError:  # some argument has no hash
         return None
     if found is not None:
-        if not groups.serves(found.runtime):
+        if found.changes != groups.changes():
             _known.clear()
             return None
         if len(_known) >= MOST // 2:  # else none goes soon, in whatever order they are

@@ -89,13 +89,13 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
         InputError: tensors that do not fit; ScheduleError: a schedule that nothing implements;
         TimeoutExceeded, EngineError: the call failed on some rank, and the group needs `reset`.
     """
-    several = not isinstance(w, Tensor)
     weights, biases, biased = _listed(w, bias)
-    kept = save_gathered and torch.is_grad_enabled() and any(map(_needs, weights))
     axes, rows = _held(axes), _held(rows)
+    way = survey((x, *weights, *biases))
+    kept = way != DIRECT and save_gathered and torch.is_grad_enabled() and any(map(_needs, weights))
     rest = (biased, axes, rows, kept, group, schedule, grain)
-    found = _call("all_gather_matmul", (x, weights, biases, *rest), (x, *weights, *biases))
-    return tuple(found[: len(weights)]) if several else found[0]
+    found = _call("all_gather_matmul", (x, weights, biases, *rest), way)
+    return found[0] if isinstance(w, Tensor) else tuple(found[: len(weights)])
 
 
 def column_matmul(
@@ -126,11 +126,10 @@ def column_matmul(
 
     Raises: as `all_gather_matmul`.
     """
-    several = not isinstance(w, Tensor)
     weights, biases, biased = _listed(w, bias)
-    rest = (biased, group, schedule, grain)
-    found = _call("column_matmul", (x, weights, biases, *rest), (x, *weights, *biases))
-    return tuple(found) if several else found[0]
+    args = (x, weights, biases, biased, group, schedule, grain)
+    found = _call("column_matmul", args, survey((x, *weights, *biases)))
+    return found[0] if isinstance(w, Tensor) else tuple(found)
 
 
 def matmul_reduce_scatter(
@@ -161,7 +160,8 @@ def matmul_reduce_scatter(
     """
     xs, ws = _pairs(x, w)
     args = (xs, ws, bias, _held(rows), group, schedule, grain)
-    return _call("matmul_reduce_scatter", args, (*xs, *ws, bias))  # type: ignore[no-any-return]
+    way = survey((*xs, *ws, bias))
+    return _call("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
 
 
 def matmul_all_reduce(
@@ -182,7 +182,7 @@ def matmul_all_reduce(
     """
     xs, ws = _pairs(x, w)
     args = (xs, ws, bias, group, schedule, grain)
-    return _call("matmul_all_reduce", args, (*xs, *ws, bias))  # type: ignore[no-any-return]
+    return _call("matmul_all_reduce", args, survey((*xs, *ws, bias)))  # type: ignore[no-any-return]
 
 
 def all_to_all_matmul(
@@ -238,7 +238,8 @@ def _exchange(
     grain: int | None,
 ) -> Tensor:
     table = [int(size) for row in splits for size in row]
-    return _call(op, (x, w, table, group, schedule, grain), (x, w))  # type: ignore[no-any-return]
+    args = (x, w, table, group, schedule, grain)
+    return _call(op, args, survey((x, w)))  # type: ignore[no-any-return]
 
 
 def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must share
@@ -289,12 +290,11 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         list(tables), list(indices), list(offsets), like, list(tables_per_rank), batch,
         _held(rows), group, schedule, grain,
     )  # fmt: skip
-    return _call("embedding_all_to_all", args, tensors)  # type: ignore[no-any-return]
+    return _call("embedding_all_to_all", args, survey(tensors))  # type: ignore[no-any-return]
 
 
-def _call(name: str, args: tuple[Any, ...], tensors: Sequence[Any]) -> Any:
-    """Make a call with these tensors among its arguments, on the way that they ask for."""
-    way = survey(tensors)
+def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
+    """Make a call on the way that its tensors ask for."""
     if way == DIRECT:
         return getattr(operators, name)(*args)
     flat, rest = gradients.FORMULAS[name].flat(args)

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ficco import compute as computes
 from ficco.engines import cuda
+from ficco.engines.environment import is_set
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.runtime.process import ProcessRuntime
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "alone",
+    "changes",
     "close",
     "disabled",
     "fallback_reason",
@@ -37,7 +39,6 @@ __all__ = [
     "process_group",
     "reset",
     "runtime",
-    "serves",
     "synchronize",
     "window_bytes",
 ]
@@ -53,11 +54,12 @@ if os.environ.get("FICCO_LOG"):
 _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
 _fallbacks: dict[Any, str] = {}  # groups whose GPUs run plain torch.distributed, and why
+_changes = [0]  # how often a group was opened or closed for GPUs
 
 
 def disabled() -> bool:
     """Whether FICCO_DISABLE=1 turns every operator into plain torch.distributed."""
-    return os.environ.get("FICCO_DISABLE", "") not in ("", "0")
+    return is_set("FICCO_DISABLE")
 
 
 def process_group(group: Any) -> Any:
@@ -67,13 +69,13 @@ def process_group(group: Any) -> Any:
         InputError: torch.distributed is not initialized, the mesh has several dimensions, or no
             group has the name.
     """
+    if group is None and (everyone := dist.group.WORLD) is not None:
+        return everyone
     if not dist.is_initialized():
         raise InputError(
             "torch.distributed is not initialized; call torch.distributed.init_process_group "
             "on every rank first, with the gloo backend for CPU tensors"
         )
-    if group is None:
-        return dist.group.WORLD
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise InputError(
@@ -144,6 +146,7 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     runtime = CudaProcessRuntime(pg, profile, timeout_s)
     runtime.most_window_bytes = most_window_bytes
     _gpu_runtimes[pg] = runtime
+    _changed()
     log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)
 
 
@@ -193,9 +196,13 @@ def _one_queue() -> bool:
     return cuda.shares_one_queue()
 
 
-def serves(found: CudaProcessRuntime) -> bool:
-    """Whether a runtime is still that of its group."""
-    return _gpu_runtimes.get(found.process_group) is found
+def changes() -> int:
+    """Return a number that is another one once a group was opened or closed for GPUs."""
+    return _changes[0]
+
+
+def _changed() -> None:
+    _changes[0] += 1
 
 
 def fallback_reason(group: Any = None) -> str | None:
@@ -246,6 +253,7 @@ def close(group: Any = None) -> None:
     for kind in (_runtimes, _gpu_runtimes):
         found = kind.pop(pg, None)
         if found is not None:
+            _changed()
             found.close()
 
 

@@ -38,6 +38,15 @@ class BoundPlans(Generic[Bound]):
             self._plans.move_to_end(key)
         return bound
 
+    def find(self, problem: Problem, schedule: Schedule) -> Bound | None:
+        """Return the plan if it is kept."""
+        return self._plans.get((problem, schedule))
+
+    def used(self, problem: Problem, schedule: Schedule) -> None:
+        """Count a plan that is kept as used now, as `get` does."""
+        if len(self._plans) >= BOUND_PLANS // 2 and (problem, schedule) in self._plans:
+            self._plans.move_to_end((problem, schedule))
+
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
         """Whether the plan is kept."""
         return (problem, schedule) in self._plans

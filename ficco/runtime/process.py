@@ -11,9 +11,11 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ficco.engines import host, shared
 from ficco.engines.rows import trace_rows
@@ -35,16 +37,25 @@ __all__ = ["RESET", "Call", "ProcessRuntime", "room_in"]
 # A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
 _STALLED_S = 0.5
 _BEATS_S = 0.1
+_LAYOUTS = 8  # of a call's matrices, in which it can be made again
 RESET = "reset() on every rank"
 
 
-class Call(NamedTuple):
-    """The last call of this rank."""
+@dataclass(eq=False)
+class Call:
+    """A call that this rank can make.
+
+    Attributes:
+        problem, schedule, digest: what it is.
+        bound: an engine's BoundPlan.
+        standing: what makes it again, where it was asked for; the last is the latest.
+    """
 
     problem: Problem
     schedule: Schedule
     digest: int
-    bound: Any  # an engine's BoundPlan
+    bound: Any
+    standing: deque[Any] = field(default_factory=lambda: deque(maxlen=_LAYOUTS))
 
 
 class ProcessRuntime:

@@ -12,7 +12,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import cuda, shared
 from ficco.engines.cuda_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
+from ficco.engines.standing import Standing
 from ficco.errors import EngineError, InputError
 from ficco.kernels.direct_table import VACANT
 from ficco.machine import Machine
@@ -180,17 +182,70 @@ class CudaProcessRuntime(ProcessRuntime):
         except InputError:
             raise  # of all ranks, and before anything was enqueued
         except BaseException as error:
-            self._group.fail(self.rank)  # the first failure stays
-            with contextlib.suppress(Exception):  # the device may be lost
-                call.bound.spoil(arrays)
+            self._spoil(call, arrays)
             if not isinstance(error, Exception):
                 raise  # an interrupt
-            first = self._group.failure()
-            if first is not None and (first[0] != self.rank or first[4] != "stopped"):
-                self._check_alive()
-            raise EngineError(
-                f"rank {self.rank} failed: {error!r}; call {RESET} to go on"
-            ) from error
+            raise self._told(error) from error
+
+    def _spoil(self, call: Call, arrays: Mapping[str, Any]) -> None:
+        """Fail the group, for a call was begun and not made."""
+        self._group.fail(self.rank)  # the first failure stays
+        with contextlib.suppress(Exception):  # the device may be lost
+            call.bound.spoil(arrays)
+
+    def _told(self, error: Exception) -> EngineError:
+        """Return what the caller of a call that was begun and not made is told."""
+        first = self._group.failure()
+        if first is not None and (first[0] != self.rank or first[4] != "stopped"):
+            self._check_alive()
+        return EngineError(f"rank {self.rank} failed: {error!r}; call {RESET} to go on")
+
+    def standing(
+        self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]
+    ) -> Standing | None:
+        """Return what makes an earlier call again, with matrices that lie as these; or None.
+
+        To be held weakly. None: not all of it is launched by native code.
+        """
+        with self._lock:
+            call = self._bound.find(problem, schedule)
+            found = None if call is None else call.bound.standing(arrays)
+            if call is not None and found is not None:
+                found.call = weakref.ref(call)
+                call.standing.append(found)
+            return found
+
+    def again(
+        self, standing: Standing, addresses: Sequence[int], stream: int, ys: Sequence[Any]
+    ) -> bool:
+        """Make a call again; False: it was not made, `execute` is to.
+
+        Args:
+            standing: what makes it, of this runtime.
+            addresses: of its matrices, in the order in which they were given to `standing`.
+            stream: the current one of this rank's device, which is the current device.
+            ys: its results, to be spoiled if it fails.
+
+        Raises: as `execute`.
+        """
+        with self._lock:
+            places, call = self._places, standing.call()
+            alone = len(places) == 1 and standing.window is places[0].window
+            if not alone or call is None or self.traced:
+                return False
+            try:
+                if not standing.run(addresses, self._calls % 2, stream):
+                    return False
+                self._calls += 1
+                self._last = call
+            except BaseException as error:
+                self._last = call
+                self._spoil(call, {f"y{i}": y for i, y in enumerate(ys)})
+                if not isinstance(error, Exception):
+                    raise
+                raise self._told(error) from error
+            self._bound.used(call.problem, call.schedule)
+            return True
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
         """Whether a plan is bound, so that its call may be captured into a graph."""

@@ -45,10 +45,10 @@ struct Bench {
     explicit Bench(int segments = 2, Rows of = Rows().on(0, 0).step(0).copy({0}, {1}, 2, 8))
         : rows(std::move(of)) {
         const std::vector<GpuAddress> words{0x1000, 0x9000}, data{0x100000, 0x200000};
-        program = std::make_unique<GpuProgram>(
-            std::make_shared<GpuRank>(gpu, std::make_shared<Group>(1, 5.0, nullptr), 0),
-            std::make_shared<GpuWindow>(words, data, kDataBytes),
-            Binding{0, rows.fields(), windows, segments, 3, 3}, 7);
+        program =
+            std::make_unique<GpuProgram>(std::make_shared<GpuRank>(gpu, group, 0),
+                                         std::make_shared<GpuWindow>(words, data, kDataBytes),
+                                         Binding{0, rows.fields(), windows, segments, 3, 3}, 7);
     }
 
     void set(const std::vector<Row>& parameters, int segment = 0, int mark = -1,
@@ -62,6 +62,7 @@ struct Bench {
     }
 
     std::shared_ptr<FakeGpu> gpu = std::make_shared<FakeGpu>();
+    std::shared_ptr<Group> group = std::make_shared<Group>(1, 5.0, nullptr);
     Rows rows;
     std::vector<std::int64_t> windows{1, 0, 512, kWindowPitch};
     std::unique_ptr<GpuProgram> program;
@@ -180,6 +181,38 @@ TEST(what_marks_the_end_of_a_kernel_that_waits_stands_behind_other_lanes_rows) {
     CHECK(told.end() - launch > 2);
     CHECK(*(launch + 1) == "record" && *(launch + 2) == "copy");  // it begins
     CHECK(bench.program->times()[0].end_ns != 0);
+}
+
+TEST(a_call_is_made_again_where_nothing_needs_a_second_look) {
+    Bench bench;
+    FakeGpu& gpu = *bench.gpu;
+    const auto again = [&] {
+        return bench.program->call_again(1, kStream, bench.addresses, bench.pitches);
+    };
+    CHECK(!again());  // there are no launches yet
+    gpu.kernels[kKernel] = {8};
+    bench.set({address(0, 3, 0, 16)});
+    bench.call(0);
+    const std::vector<std::string> wanted = gpu.told;
+    gpu.told.clear();
+    bench.addresses[0] += 16;
+    CHECK(again());
+    CHECK(gpu.told == wanted);  // what any call tells the device
+    CHECK_EQ(gpu.last<GpuAddress>(0), GpuAddress{0x40010 + 3 * 96});
+    gpu.told.clear();
+    bench.addresses[0] += 8;
+    CHECK(!again());  // the kernel is compiled for another address
+    bench.addresses[0] -= 8;
+    gpu.graph = true;
+    CHECK(!again());  // a graph's windows are kept, which is the caller's to do
+    gpu.graph = false;
+    CHECK(again());
+    gpu.told.clear();
+    bench.group->fail(0);
+    CHECK(!again());
+    CHECK(gpu.told.empty());
+    bench.addresses.pop_back();
+    CHECK(!again());
 }
 
 TEST(a_step_without_launches_is_one) {

@@ -182,6 +182,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     """
     import torch.distributed._symmetric_memory as symmetric
 
+    from ficco.modules.again import Known
     from ficco.runtime import process_cuda
 
     here = Rank(rank, folder)
@@ -208,17 +209,35 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     runtime: Any = process_cuda.CudaProcessRuntime
     runtime.backend = "gloo"
     process_cuda.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]
-    run = runtime._run
+    run, again, run_known = runtime._run, runtime.again, Known.run
 
-    def run_and_wait(self: Any, call: Any, arrays: Any) -> None:
-        run(self, call, arrays)
+    def settle() -> None:
         if here.capturing():
             here.compute.keep()
         elif here.waits:
             here.synchronize()
             here.compute.forget()
 
-    runtime._run = run_and_wait
+    def run_and_wait(self: Any, call: Any, arrays: Any) -> None:
+        run(self, call, arrays)
+        settle()
+
+    # Of these calls the engine sees no tensors.
+    def again_and_wait(self: Any, standing: Any, addresses: Any, stream: int, ys: Any) -> bool:
+        for y in ys:
+            here.compute.place(y)
+        made: bool = again(self, standing, addresses, stream, ys)
+        if made:
+            settle()
+        return made
+
+    def run_known_tensors(self: Any, tensors: Any) -> Any:
+        for tensor in tensors:
+            here.compute.place(tensor)
+        return run_known(self, tensors)
+
+    runtime._run, runtime.again = run_and_wait, again_and_wait
+    Known.run = run_known_tensors  # type: ignore[method-assign]
     return here
 
 

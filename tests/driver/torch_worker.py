@@ -21,6 +21,7 @@ from torch_on_double import Rank, dress
 
 import ficco
 from ficco.modules import again, operators
+from ficco.runtime import process_cuda
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
@@ -66,14 +67,35 @@ class _Hits:
         return self.found[-1]
 
 
+class _Shortly:
+    """Counts calls of which nothing but addresses was looked at."""
+
+    def __enter__(self) -> _Shortly:
+        self.made = 0
+        self._again = again = process_cuda.CudaProcessRuntime.again
+
+        def counted(*args: Any) -> bool:
+            made = again(*args)
+            self.made += made
+            return made
+
+        process_cuda.CudaProcessRuntime.again = counted  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process_cuda.CudaProcessRuntime.again = self._again  # type: ignore[method-assign]
+
+
 def calls_again(here: Rank, world: int) -> None:
     """The same call with other tensors, laid out in every way, is right, and known."""
     hits, rank = _Hits(), here.rank
 
-    def gather(turn: int, schedule: Any, w: Tensor, bias: Tensor | None, turned: bool) -> None:
+    def gather(
+        turn: int, way: int, schedule: Any, w: Tensor, bias: Tensor | None, turned: bool
+    ) -> None:
         shards = [draw(1000 * turn + r, 6, 5) for r in range(world)]
         x = shards[rank].t().contiguous().t() if turned else shards[rank]
-        if turn % 5 == 4:  # at an odd address, and with rows that are further apart
+        if way % 5 == 4:  # at an odd address, and with rows that are further apart
             x = torch.zeros(6, 8)[:, 1:6].copy_(x)
         y = ficco.all_gather_matmul(x, w, bias=bias, schedule=schedule)
         want = torch.cat(shards).double() @ w.double()
@@ -81,15 +103,22 @@ def calls_again(here: Rank, world: int) -> None:
         close(y, want, f"turn {turn} {schedule} {bias is None} {turned}")
 
     for schedule in ("hetero_unfused_1d", "gated_1d", "gather_sm", "serial", "auto"):
-        bias = draw(7 + rank, 4)
-        for turn in range(9):
-            w = draw(50 + rank, 5, 4) if turn % 2 else draw(50 + rank, 4, 5).t()
-            offset = (None, bias, torch._neg_view(bias))[turn % 3]
-            gather(turn, schedule, w, offset, turned=turn % 4 > 1)
-            if turn >= (6 if schedule == "auto" else 3):
+        bias, shortly = draw(7 + rank, 4), 0
+        ways = [*(way for way in range(9) for _ in range(4)), *range(9)]  # to lie
+        for turn, way in enumerate(ways):
+            w = draw(turn + rank, 5, 4) if way % 2 else draw(turn + rank, 4, 5).t()
+            offset = (None, bias, torch._neg_view(bias))[way % 3]
+            with _Shortly() as way_taken:
+                gather(turn, way, schedule, w, offset, turned=way % 4 > 1)
+            if turn % 4 == 3 or turn >= 36:
                 assert hits.last(), f"{schedule}, turn {turn}: looked at anew"
-        gather(9, schedule, draw(50 + rank, 5, 4).requires_grad_(), None, turned=False)
-        gather(10, schedule, draw(50 + rank, 5, 3), None, turned=False)
+            shortly += way_taken.made
+        kernels = schedule == "gated_1d" and world > 1  # those that native code launches here
+        copied = {2, 3, 6, 7} | {5, 8}  # an x that is turned, a bias that is negated
+        wanted = 2 * len({*ways} - copied) if kernels else 0  # of four
+        assert shortly == wanted or schedule == "auto", f"{schedule}: {shortly}"
+        gather(9, 0, schedule, draw(50 + rank, 5, 4).requires_grad_(), None, turned=False)
+        gather(10, 0, schedule, draw(50 + rank, 5, 3), None, turned=False)
     # Of as many numbers, but not the same call.
     flat, cube = draw(rank, 6, 4), draw(rank, 3, 2, 4)
     w = draw(9, 4, 3)
@@ -248,7 +277,7 @@ def failures(here: Rank, world: int) -> None:
     ficco.prepare(machine="cuda", timeout_s=1.0)
     for schedule in ("hetero_unfused_1d", "gated_1d", "one_shot_sm"):
         want = _reduce(rank, "serial")
-        for _ in range(2):
+        for _ in range(4):
             close(_reduce(rank, schedule), want.double(), schedule)
         here.waits = False
         if rank > 0:
@@ -268,6 +297,23 @@ def failures(here: Rank, world: int) -> None:
         ficco.reset()
         here.waits = True
         close(_reduce(rank, schedule), want.double(), f"{schedule} after a reset")
+    # The driver refuses something of a call of which nothing but addresses is looked at.
+    calls = ("cuLaunchKernel", "cuStreamBatchMemOp", "cuStreamIsCapturing", "cuMemcpyAsync")
+    for function in calls:
+        with _Shortly() as shortly:
+            for _ in range(4):
+                close(_reduce(rank, "gated_1d"), want.double(), "before")
+        assert shortly.made >= 2
+        here.waits = False
+        if rank == 0:
+            control.fail_call(function, 999)
+            _fails(lambda: _reduce(rank, "gated_1d"), f"{function} answers")
+        else:
+            _fails(lambda: (_reduce(rank, "gated_1d"), ficco.synchronize()), "rank 0")
+        _fails(lambda: _reduce(rank, "gated_1d"), "reset")
+        ficco.reset()
+        here.waits = True
+        close(_reduce(rank, "gated_1d"), want.double(), f"after {function} and a reset")
 
 
 def _fails(call: Callable[[], Any], words: str) -> None:

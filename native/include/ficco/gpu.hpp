@@ -91,16 +91,25 @@ struct HostPage {
 // has nothing to do with Python, whose object it may have been.
 class Gpu : public std::enable_shared_from_this<Gpu> {
   public:
-    // Makes the device the thread's while it lives.
+    // Makes the device the thread's while it lives. Within another one of the same device it has
+    // nothing to do: no code but ours runs meanwhile.
     class Current {
       public:
-        explicit Current(Gpu& gpu) : gpu_(gpu) { gpu_.push_current(); }
-        ~Current() { gpu_.pop_current(); }
+        explicit Current(Gpu& gpu) : gpu_(gpu), before_(of_thread_) {
+            if (before_ != &gpu_) gpu_.push_current();
+            of_thread_ = &gpu_;
+        }
+        ~Current() {
+            of_thread_ = before_;
+            if (before_ != &gpu_) gpu_.pop_current();
+        }
         Current(const Current&) = delete;
         Current& operator=(const Current&) = delete;
 
       private:
+        static inline thread_local Gpu* of_thread_ = nullptr;
         Gpu& gpu_;
+        Gpu* const before_;
     };
 
     virtual ~Gpu() = default;

@@ -63,6 +63,11 @@ class GpuProgram {
     // Start, all segments with their launches, and finish. After an error: abandon.
     void call(int copy, GpuStream stream, bool traced, std::span<const std::uint64_t> addresses,
               std::span<const std::int64_t> pitches);
+    // The same without times, where nothing needs a second look. False, and nothing is enqueued: a
+    // segment has no launches, or they are not for such matrices; the group has failed, or a kernel
+    // has told the watch so; the stream is captured.
+    bool call_again(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+                    std::span<const std::int64_t> pitches);
 
     // Begins a call on the caller's stream. A traced call takes times of every row, unless it is
     // captured into a graph. Addresses and pitches are given per slot; those of windows are not
@@ -92,6 +97,10 @@ class GpuProgram {
                      std::span<const std::int64_t> pitches) const;
     void check_launch(const GpuLaunch& launch) const;
     LaunchPlaces places(int copy) const;
+    bool has_all_launches() const;
+    void begin(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+               std::span<const std::int64_t> pitches);
+    void submit_all();
     bool expects() const;  // whether the kernel behind the last segment does
     void record_step(int step);
     void record_time(int step, bool ended);

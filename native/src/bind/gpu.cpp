@@ -134,6 +134,14 @@ void bind_gpu(nb::module_& module) {
             },
             "copy"_a, "stream"_a, "traced"_a, "addresses"_a, "pitches"_a, WithoutGil())
         .def(
+            "call_again",
+            [](GpuProgram& program, int copy, std::uintptr_t stream,
+               const std::vector<std::uint64_t>& addresses,
+               const std::vector<std::int64_t>& pitches) {
+                return program.call_again(copy, stream_at(stream), addresses, pitches);
+            },
+            "copy"_a, "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
+        .def(
             "start",
             [](GpuProgram& program, int copy, std::uintptr_t stream, bool traced,
                const std::vector<std::uint64_t>& addresses,

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <span>
@@ -67,6 +68,12 @@ Times times_of(const Program& program) {
                             [](void* data) noexcept { delete static_cast<decltype(times)>(data); });
     program.times(*times);
     return Times(times->data(), {times->size(), 2}, owner);
+}
+
+// As the C library has it, to which Python's os.environ writes.
+bool is_set(const char* name) {
+    const char* found = std::getenv(name);
+    return found != nullptr && *found != '\0' && std::string_view(found) != "0";
 }
 
 void bind_fabric(nb::module_& module) {
@@ -169,6 +176,7 @@ NB_MODULE(_native, module) {
     module.attr("MAX_CHUNKS") = ficco::kMaxChunks;
     module.attr("MAX_LANES") = ficco::kMaxLanes;
     module.attr("WORDS_PER_COPY") = ficco::kWordsPerCopy;
+    module.def("is_set", &is_set, "name"_a);
     module.def("now_ns", &ficco::now_ns);
     module.def("sleep_until_ns", &ficco::sleep_until_ns, "t"_a, WithoutGil());
     bind_fabric(module);

@@ -1,6 +1,7 @@
 // Calling a program on a GPU. What is worked out once is in gpu_binding.cpp.
 #include "ficco/gpu_program.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -44,8 +45,34 @@ void GpuProgram::call(int copy, GpuStream stream, bool traced,
         throw std::invalid_argument(
             "the launches are not for matrices of these addresses and pitches; set others");
     }
-    start(copy, stream, traced, addresses, pitches);
     const Gpu::Current current(rank_->gpu());
+    start(copy, stream, traced, addresses, pitches);
+    submit_all();
+}
+
+bool GpuProgram::call_again(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+                            std::span<const std::int64_t> pitches) {
+    if (rank_->group().failed() || rank_->watch().told() != 0 || !has_all_launches() ||
+        !fits(addresses, pitches)) {
+        return false;
+    }
+    Gpu& gpu = rank_->gpu();
+    const Gpu::Current current(gpu);
+    if (gpu.capturing(stream)) return false;
+    begin(copy, stream, addresses, pitches);
+    capturing_ = traced_ = false;
+    rank_->after_last_call(stream);
+    fork();
+    submit_all();
+    return true;
+}
+
+bool GpuProgram::has_all_launches() const {
+    return std::all_of(works_.begin(), works_.end() - 1,
+                       [](const auto& work) { return work.has_value(); });
+}
+
+void GpuProgram::submit_all() {
     const int last = static_cast<int>(works_.size()) - 1;
     for (int segment = 0; segment < last; ++segment) {
         submit(segment);
@@ -55,8 +82,7 @@ void GpuProgram::call(int copy, GpuStream stream, bool traced,
     finish();
 }
 
-void GpuProgram::start(int copy, GpuStream stream, bool traced,
-                       std::span<const std::uint64_t> addresses,
+void GpuProgram::begin(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                        std::span<const std::int64_t> pitches) {
     rank_->group().check_copy(copy);
     if (running_) throw std::runtime_error("the program runs already; finish it first");
@@ -83,7 +109,12 @@ void GpuProgram::start(int copy, GpuStream stream, bool traced,
     submitted_ = {};
     unmarked_.reset();
     unstamped_.reset();
+}
 
+void GpuProgram::start(int copy, GpuStream stream, bool traced,
+                       std::span<const std::uint64_t> addresses,
+                       std::span<const std::int64_t> pitches) {
+    begin(copy, stream, addresses, pitches);
     Gpu& gpu = rank_->gpu();
     const Gpu::Current current(gpu);
     capturing_ = gpu.capturing(stream);

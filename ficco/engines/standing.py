@@ -1,0 +1,90 @@
+"""Calls of matrices that lie as those of an earlier call did: nothing but addresses is looked at.
+
+What a call of few microseconds costs the host is Python's for the larger part; this is the shorter
+way, for calls that native code launches whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ficco.compute import DeviceCompute
+from ficco.engines.launches import Launches
+from ficco.plan import Buffer
+
+__all__ = ["Standing"]
+
+
+class Standing:
+    """A call of a bound plan, to be made again with other matrices, laid out as its own were.
+
+    To be held weakly by whoever does not hold the plan, whose window it keeps.
+
+    Args:
+        program: the plan's native program.
+        launches: the plan's, which suit the layout.
+        compute: the library whose matrices they are.
+        slots: per matrix that `run` is told of: its slot, or -1 where the plan needs none.
+        pitches: of all slots, of windows as of all others.
+        workspaces: what is allocated for every call, with its slot.
+        window: the plan's.
+
+    Attributes:
+        window: the plan's.
+        call: for the runtime, which keeps there whose call it is.
+    """
+
+    __slots__ = (
+        "__weakref__", "_compute", "_launches", "_pitches", "_program", "_slots", "_state",
+        "_workspaces", "call", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        program: Any,
+        launches: Launches,
+        compute: DeviceCompute,
+        slots: Sequence[int],
+        pitches: list[int],
+        workspaces: Sequence[tuple[Buffer, int]],
+        window: Any,
+    ) -> None:
+        self._program, self._launches, self._compute = program, launches, compute
+        self._state = launches.state
+        self._slots, self._pitches, self._workspaces = slots, pitches, workspaces
+        self.window = window
+        self.call: Any = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the plan launches kernels for matrices that lie otherwise now."""
+        return self._launches.state is not self._state
+
+    def run(self, addresses: Sequence[int], copy: int, stream: int) -> bool:
+        """Enqueue a call on a stream of the current device; False: nothing is, it needs a look.
+
+        Args:
+            addresses: of the matrices, in the order of the slots.
+            copy: the window copy of this call.
+            stream: the library's current one, as the driver knows it.
+
+        Raises:
+            RuntimeError: the group has failed; nothing was enqueued that waits or is sent.
+            GpuError: the driver refuses something; the group has failed then.
+        """
+        if self._launches.state is not self._state:
+            return False
+        given = [0] * len(self._pitches)
+        for slot, address in zip(self._slots, addresses, strict=True):
+            if slot >= 0:
+                given[slot] = address
+        made = []  # in stream order it is used until the call has ended
+        for buffer, slot in self._workspaces:
+            made.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
+            given[slot] = self._compute.place(made[-1])[0]
+        try:
+            return bool(self._program.call_again(copy, stream, given, self._pitches))
+        except BaseException:
+            self._program.abandon()
+            raise
