@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # they need torch
     from ficco.sweeping.gpu.operands import Operands, Run
 
 CALLS, QUEUED, WARM = 200, 10, 20  # WARM: as many queues as it holds
-NATIVE = ("start", "submit", "launch", "finish", "call", "fits")
+NATIVE = ("start", "submit", "launch", "finish", "call", "call_again", "fits")
 SCHEDULES = ("shard_p2p", "gated_1d")  # a call of a library per shard; one launch
 
 
@@ -78,18 +78,29 @@ def timed(call: Callable[[int], Any], meeting: Meeting, after: Callable[[float],
     torch.cuda.synchronize()
 
 
-def parts_of(call: Callable[[int], Any], meeting: Meeting, bound: Any) -> dict[str, Any]:
-    """Return medians of the native calls, of the rest of the bound plan's run, and around it."""
+def parts_of(call: Callable[[int], Any], meeting: Meeting, made: Any) -> dict[str, Any]:
+    """Return medians of the native calls, of the rest of the engine's part, and around it.
+
+    `made`: what the runtime keeps of the call.
+    """
+    from ficco.engines.standing import Standing
+
+    bound = made.bound
     native, run, launches = bound._native, bound.run, bound._launches
+    again: Any = Standing.run
     watched, inside = TimedNative(native), [0.0]
     found: dict[str, list[float]] = {
         name: [] for name in (*NATIVE, "native", "torch", "around", "public_with_clocks")
     }
 
-    def timed_run(*args: Any, **words: Any) -> None:
-        begin = time.perf_counter()
-        run(*args, **words)
-        inside[0] = 1e6 * (time.perf_counter() - begin)
+    def timed_part(part: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_run(*args: Any, **words: Any) -> Any:
+            begin = time.perf_counter()
+            done = part(*args, **words)
+            inside[0] = 1e6 * (time.perf_counter() - begin)
+            return done
+
+        return timed_run
 
     def once(i: int) -> None:
         watched.us.update(dict.fromkeys(NATIVE, 0.0))
@@ -104,13 +115,19 @@ def parts_of(call: Callable[[int], Any], meeting: Meeting, bound: Any) -> dict[s
         found["around"].append(public - inside[0])
         found["public_with_clocks"].append(public)
 
-    bound._native, bound.run = watched, timed_run
+    bound._native, bound.run = watched, timed_part(run)
+    Standing.run = timed_part(again)  # type: ignore[method-assign]
+    for standing in made.standing:
+        standing._program = watched
     if launches is not None:
         launches._program = watched  # which it asks what fits
     try:
         timed(once, meeting, after)
     finally:
         bound._native = native
+        Standing.run = again  # type: ignore[method-assign]
+        for standing in made.standing:
+            standing._program = native
         if launches is not None:
             launches._program = native
         del bound.run
@@ -137,10 +154,11 @@ def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any
     runtime = groups.gpu_runtime(None, torch.device("cuda", rank))
     if runtime is None or runtime._last is None:
         raise RuntimeError(f"ficco runs plain torch.distributed: {groups.fallback_reason()}")
-    bound = runtime._last.bound
+    made = runtime._last
+    bound = made.bound
     result: dict[str, Any] = {}
     result["public"], result["after_a_wait"] = _alone(call, meeting)
-    result |= parts_of(call, meeting, bound)
+    result |= parts_of(call, meeting, made)
     result["custom_op"], _ = _alone(as_custom_operator(operands, schedule), meeting)
     forward, backward = recorded(operands, schedule)
     result["recorded"], _ = _alone(forward, meeting)
