@@ -72,8 +72,11 @@ class _Compute(NumpyOnStream):
         self._made.clear()
 
     def operand(self, handle: Any) -> Any:
-        self._made.append(_array(handle))  # PyTorch's own memory is given again in stream order
-        return self._made[-1]
+        found = _array(handle)
+        if found.itemsize not in found.strides:  # as on GPUs, where kernels read rows or columns
+            found = found.copy()
+        self._made.append(found)  # PyTorch's own memory is given again in stream order
+        return found
 
     def spoil(self, handle: Any) -> None:
         super().spoil(_array(handle))

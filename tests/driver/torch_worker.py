@@ -20,17 +20,20 @@ import torch.distributed as dist
 from torch_on_double import Rank, dress
 
 import ficco
-from ficco.modules import again, operators
+from ficco.modules import again, groups, operators
 from ficco.runtime import process_cuda
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
 import gradient_worker  # noqa: E402
 import worker  # noqa: E402
+from random_calls import random_calls  # noqa: E402
 from worker import close, draw, refused  # noqa: E402
 
 Tensor = torch.Tensor
 TIMEOUT_S = 20.0
+RANDOM_CALLS = int(os.environ.get("FICCO_TEST_RANDOM_CALLS", "100"))  # more, to look for long
+RANDOM_SEED = int(os.environ.get("FICCO_TEST_RANDOM_SEED", "1"))
 
 
 def functions(here: Rank, world: int) -> None:
@@ -140,6 +143,14 @@ def calls_again(here: Rank, world: int) -> None:
         assert change is ficco.reset or not hits.last(), change.__name__
         back()
     refused(lambda: ficco.matmul_all_reduce(flat, w[:2]), "x has 4 columns")
+
+    runtime = groups.gpu_runtime(None, flat.device)
+    assert runtime is not None
+    for runtime.traced in (False, True):
+        for _ in range(4):
+            close(ficco.matmul_all_reduce(flat, w, schedule="gated_1d"), want, "traced")
+    assert runtime.timeline().spans or world == 1
+    runtime.traced = False
 
 
 def _disable() -> None:
@@ -325,8 +336,13 @@ def _fails(call: Callable[[], Any], words: str) -> None:
         raise AssertionError(f"nothing failed; {words!r} was expected")
 
 
+def at_random(here: Rank, world: int) -> None:
+    random_calls(here.rank, world, RANDOM_SEED + world, RANDOM_CALLS, lambda tensor: tensor, here)
+
+
 CHECKS = {
-    each.__name__: each for each in (functions, gradients, calls_again, models, captures, failures)
+    each.__name__: each
+    for each in (functions, gradients, calls_again, models, captures, failures, at_random)
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 from gpus import right
 
 WORLDS = (1, 2, 3, 4, 8)
+AT_RANDOM = Path(__file__).with_name("random_worker.py")
 GRADIENTS = Path(__file__).parents[1] / "modules" / "gradient_worker.py"
 
 
@@ -90,6 +91,12 @@ def test_public_functions(gpus: int, tmp_path: Path) -> None:
 
 def test_every_gradient_is_right(world: int, tmp_path: Path) -> None:
     right("cuda", world, tmp_path, worker=GRADIENTS)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_calls_are_right(seed: int, gpus: int, tmp_path: Path) -> None:
+    """By every schedule, laid out in every way, between replays, resets and larger windows."""
+    right("random", gpus, tmp_path, worker=AT_RANDOM, seed=seed, calls=200)
 
 
 def test_public_functions_where_launches_block(gpus: int, tmp_path: Path) -> None:
