@@ -158,9 +158,8 @@ class _Player:
             found.append([each.to(dtype) for each in mine])
         return found
 
-    def laid(self, tensor: Tensor) -> Tensor:
-        """Return an equal tensor that lies in some way."""
-        way = self.own.choice(WAYS)
+    def laid(self, tensor: Tensor, way: str) -> Tensor:
+        """Return an equal tensor that lies in a way."""
         if way == "negated":
             return torch._neg_view(self.place(-tensor))
         if tensor.dim() == 1 or way == "plain":
@@ -175,6 +174,13 @@ class _Player:
         room = self.place(torch.zeros(high, wide + more, dtype=tensor.dtype))
         return room[:, more // 3 : more // 3 + wide].copy_(tensor)
 
+    def ways(self, case: Case) -> list[str]:
+        """Return in which way each of this rank's tensors is to lie."""
+        count = len(case.sizes[self.rank]) + len(case.biases)
+        if self.own.random() < 0.5:  # as most tensors do
+            return ["plain"] * count
+        return [self.own.choice(WAYS) for _ in range(count)]
+
     def hold(self, found: Sequence[Tensor], wanted: Sequence[Tensor], more: str = "") -> None:
         """Hold results against the exact ones."""
         for i, (y, want) in enumerate(zip(found, wanted, strict=True)):
@@ -185,13 +191,16 @@ class _Player:
         case = self.fate.choice(self.cases)
         schedule = self.fate.choice(SCHEDULES[case.op])
         dtype = self.fate.choice((torch.float32, torch.float32, torch.bfloat16))
-        drawn = self.drawn(case, dtype)
         about = self.about
         self.about += f", call {number}: {case.op} {case.sizes[self.rank]} {schedule} {dtype}"
-        exact = [[t.double().requires_grad_() for t in mine] for mine in drawn]
-        wanted = case.exact(exact)
-        for again in range(self.fate.choice((1, 1, 3, 5))):
-            mine = [self.laid(t) for t in drawn[self.rank]]
+        ways = self.ways(case)
+        for again in range(self.fate.choice((1, 1, 4, 6))):
+            drawn = self.drawn(case, dtype)
+            exact = [[t.double().requires_grad_() for t in mine] for mine in drawn]
+            wanted = case.exact(exact)
+            if self.own.random() < 0.1:
+                ways = self.ways(case)
+            mine = [self.laid(t, way) for t, way in zip(drawn[self.rank], ways, strict=True)]
             if again == 0 and self.fate.random() < 0.3:
                 self.differentiate(case, schedule, mine, exact, wanted)
                 continue
