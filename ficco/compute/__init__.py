@@ -289,6 +289,9 @@ class DeviceCompute(Protocol):
     def place(self, handle: Any) -> tuple[int, int]:
         """Return a matrix's address and the bytes from one row to the next."""
 
+    def reads(self, handle: Any) -> bool:
+        """Return whether GEMMs read a weight as it is."""
+
     def operand(self, handle: Any) -> Any:
         """Return a weight in a form that GEMMs read as it is; a copy where there is none."""
 

@@ -143,9 +143,13 @@ class CupyCompute:
         """See `DeviceCompute.place`."""
         return int(handle.data.ptr), int(handle.strides[0])
 
+    def reads(self, handle: Array) -> bool:
+        """See `DeviceCompute.reads`."""
+        return _layout(handle) is not None
+
     def operand(self, handle: Array) -> Array:
         """See `DeviceCompute.operand`."""
-        return handle if _layout(handle) is not None else self.contiguous(handle)
+        return handle if self.reads(handle) else self.contiguous(handle)
 
     # ---- what posing asks
 

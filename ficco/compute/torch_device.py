@@ -104,14 +104,18 @@ class TorchDeviceCompute:
         """See `DeviceCompute.place`."""
         return handle.data_ptr(), handle.stride()[0] * handle.element_size()
 
+    def reads(self, handle: torch.Tensor) -> bool:
+        """See `DeviceCompute.reads`."""
+        down, along = handle.stride()
+        rows, cols = handle.shape
+        beside = (along == 1 and down >= cols) or (down == 1 and along >= rows)
+        return beside and not handle.is_neg()
+
     def operand(self, handle: torch.Tensor) -> torch.Tensor:
         """See `DeviceCompute.operand`."""
         if handle.is_neg():
             handle = handle.resolve_neg()
-        down, along = handle.stride()
-        rows, cols = handle.shape
-        readable = (along == 1 and down >= cols) or (down == 1 and along >= rows)
-        return handle if readable else handle.contiguous()
+        return handle if self.reads(handle) else handle.contiguous()
 
     def gemm(
         self,

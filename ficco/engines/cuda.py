@@ -248,6 +248,7 @@ class BoundPlan:
                 timeout_s, stop_word,
             )  # fmt: skip
             window.recent.append(self._launches)
+        # Slots of what is given or allocated for a call.
         own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == plan.rank]
         self._numbers = {name: slot for name, slot in own if name not in self._places}
         placed = set() if self._launches is None else self._launches.placed
@@ -314,25 +315,16 @@ class BoundPlan:
         """Return the next calls of matrices that lie as these, which `run` has had; or None.
 
         They are told the addresses in the order of these. None: not all is launched by native code.
+        Nothing is enqueued or allocated.
         """
         launches = self._launches
-        if self._before or launches is None or not launches.native:
+        if self._before or launches is None or len(launches.native) < len(self._works):
             return None
-        local, addresses, pitches = self._placed(arrays)
-        place = self._compute.place
-        if any(place(local[name]) != place(arrays[name]) for name in self._weights):
+        if not all(self._compute.reads(arrays[name]) for name in self._weights):
             return None  # it is a copy that is read
-        if not launches.suit(addresses, pitches):
-            return None
-        slots = [self._numbers.get(name, -1) for name in arrays]
-        workspaces = [
-            (buffer, self._numbers[buffer.name])
-            for buffer in self._workspaces
-            if buffer.name in self._numbers
-        ]
-        return Standing(
-            self._native, launches, self._compute, slots, pitches, workspaces, self._window
-        )
+        state, parts = launches.state, (self._native, launches, self._compute)
+        found = Standing(*parts, arrays, self._numbers, self._count, self._workspaces, self._window)
+        return found if launches.state is state else None  # another thread has had other matrices
 
     def load(self, arrays: Mapping[str, Any]) -> None:
         """Load what calls with arrays so laid out launch, which no capture may; enqueue nothing."""

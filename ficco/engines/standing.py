@@ -1,17 +1,18 @@
 """Calls of matrices that lie as those of an earlier call did: nothing but addresses is looked at.
 
-What a call of few microseconds costs the host is Python's for the larger part; this is the shorter
-way, for calls that native code launches whole.
+What a call costs the host is Python's for the larger part; this is the shorter way, for calls that
+native code launches whole. A front end remembers a call, and weakly its Standing; the runtime keeps
+that beside the bound plan, so that it goes with the plan, when windows grow, say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ficco.compute import DeviceCompute
 from ficco.engines.launches import Launches
-from ficco.plan import Buffer
+from ficco.plan import ELEMENT_BYTES, Buffer
 
 __all__ = ["Standing"]
 
@@ -23,11 +24,12 @@ class Standing:
 
     Args:
         program: the plan's native program.
-        launches: the plan's, which suit the layout.
+        launches: the plan's.
         compute: the library whose matrices they are.
-        slots: per matrix that `run` is told of: its slot, or -1 where the plan needs none.
-        pitches: of all slots, of windows as of all others.
-        workspaces: what is allocated for every call, with its slot.
+        arrays: matrices by name, in the order in which `run` is told where others begin.
+        numbers: slots of what is given or allocated for a call, by name; not all has one.
+        count: how many slots there are, with those of windows.
+        workspaces: what may be allocated for a call.
         window: the plan's.
 
     Attributes:
@@ -45,14 +47,23 @@ class Standing:
         program: Any,
         launches: Launches,
         compute: DeviceCompute,
-        slots: Sequence[int],
-        pitches: list[int],
-        workspaces: Sequence[tuple[Buffer, int]],
+        arrays: Mapping[str, Any],
+        numbers: Mapping[str, int],
+        count: int,
+        workspaces: Sequence[Buffer],
         window: Any,
     ) -> None:
         self._program, self._launches, self._compute = program, launches, compute
+        self._slots = [numbers.get(name, -1) for name in arrays]
+        self._workspaces = [(b, numbers[b.name]) for b in workspaces if b.name in numbers]
+        addresses, self._pitches = [0] * count, [0] * count  # bytes; windows' are not looked at
+        for buffer, slot in self._workspaces:
+            self._pitches[slot] = buffer.cols * ELEMENT_BYTES[buffer.dtype]
+        for name, slot in zip(arrays, self._slots, strict=True):
+            if slot >= 0:
+                addresses[slot], self._pitches[slot] = compute.place(arrays[name])
+        launches.place(arrays, addresses, self._pitches)
         self._state = launches.state
-        self._slots, self._pitches, self._workspaces = slots, pitches, workspaces
         self.window = window
         self.call: Any = None
 

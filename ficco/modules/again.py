@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MOST = 256  # calls that are remembered, least recently used out first
-_ASKED = 8  # times that a call asks in vain how it is made again
+_ASKED = 8  # times that a call asks how it is made again, between two that were so made
 
 Tensor = torch.Tensor
 _STRIDED = torch.strided
@@ -71,10 +71,10 @@ class Known:
             makes that matrix of a tensor.
         shapes: of its results.
         ready: whether nothing is left to be done at the next call.
+        changes: `groups.changes()` before it was chosen; it is void as soon as there is another.
 
     Attributes:
-        ready: as above.
-        changes: of groups, so far.
+        ready, changes: as above.
     """
 
     __slots__ = ("_device", "_more", "_plain", "_problem", "_runtime", "_schedule", "_shapes",
@@ -88,13 +88,15 @@ class Known:
         takes: Sequence[tuple[str, Callable[[Tensor], Tensor]]],
         shapes: Sequence[tuple[int, ...]],
         ready: bool,
+        changes: int,
     ) -> None:
         self._runtime, self._problem, self._schedule = runtime, problem, schedule
-        self._takes, self._shapes, self.ready = takes, shapes, ready
-        self.changes = groups.changes()
+        self._takes, self._shapes = takes, shapes
+        self.ready, self.changes = ready, changes
         self._plain = schedule.transport == "collective"
         self._device: int = runtime.device.index
-        # What makes it again, for as long as its plan is bound; how often it may ask in vain yet.
+        # What makes it again, for as long as its plan is bound; how often it may still ask for it
+        # before one is so made. After its plan was bound anew it may ask in any case.
         self._standing: Callable[[], Standing | None] = _nothing
         self._more = _ASKED
 
@@ -109,6 +111,7 @@ class Known:
             addresses = [tensor.data_ptr() for tensor in tensors]
             addresses += [y.data_ptr() for y in ys]
             if self._runtime.again(standing, addresses, _current_stream(self._device), ys):
+                self._more = _ASKED
                 return ys
         arrays = self._matrices(tensors)
         for i, y in enumerate(ys):

@@ -128,6 +128,7 @@ class Call:
     ) -> list[Tensor]:
         """Enqueue the problem on the current stream."""
         runtime = groups.gpu_runtime(self.group, self.device)
+        changes = groups.changes()  # what is chosen stands until there is another one
         if runtime is None:  # for a reason that was logged when the group was opened
             return self._run_plain(problem, given)
         chosen = self._chosen(problem, asked, runtime)
@@ -138,7 +139,7 @@ class Call:
         if chosen.transport == "collective" and later is None:
             runtime.check_alive()
             ys = self._run_plain(problem, given)
-            self._remember(problem, chosen, runtime, given, ready)
+            self._remember(problem, chosen, runtime, given, ready, changes)
             return ys
         ys = self._outputs(problem)
         arrays = {name: tensor for name, tensor in given.items() if name != "like"}
@@ -153,16 +154,23 @@ class Call:
         if chosen.transport == "collective":
             return self._run_plain(problem, given)
         runtime.execute(problem, chosen, arrays)
-        self._remember(problem, chosen, runtime, given, ready)
+        self._remember(problem, chosen, runtime, given, ready, changes)
         return ys
 
     def _remember(
-        self, problem: Problem, chosen: Schedule, runtime: Any, given: Any, ready: bool
+        self,
+        problem: Problem,
+        chosen: Schedule,
+        runtime: Any,
+        given: Any,
+        ready: bool,
+        changes: int,
     ) -> None:
         if self.key is not None:
             shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
             takes = tuple((name, taken_as(name, plainly)) for name in given)
-            remember(self.key, Known(runtime, problem, chosen, takes, shapes, ready))
+            call = Known(runtime, problem, chosen, takes, shapes, ready, changes)
+            remember(self.key, call)
 
     def _chosen(
         self, problem: Problem, asked: Schedule | None, runtime: ProcessRuntime

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +36,6 @@ __all__ = ["RESET", "Call", "ProcessRuntime", "room_in"]
 # A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
 _STALLED_S = 0.5
 _BEATS_S = 0.1
-_LAYOUTS = 8  # of a call's matrices, in which it can be made again
 RESET = "reset() on every rank"
 
 
@@ -48,14 +46,14 @@ class Call:
     Attributes:
         problem, schedule, digest: what it is.
         bound: an engine's BoundPlan.
-        standing: what makes it again, where it was asked for; the last is the latest.
+        standing: what makes it again, by how its matrices lie.
     """
 
     problem: Problem
     schedule: Schedule
     digest: int
     bound: Any
-    standing: deque[Any] = field(default_factory=lambda: deque(maxlen=_LAYOUTS))
+    standing: list[Any] = field(default_factory=list)
 
 
 class ProcessRuntime:

@@ -38,6 +38,7 @@ from ficco.timeline import Timeline
 __all__ = ["CudaProcessRuntime", "why_not"]
 
 
+_MOST_LAYOUTS = 256  # of a call's matrices, in which it can be made again
 _MOST_MET = 4096  # problems that are remembered to have been met
 _LET_GO_S = 10.0  # the watch lets a stream go, once the group has failed, in a few seconds
 
@@ -212,7 +213,8 @@ class CudaProcessRuntime(ProcessRuntime):
             found = None if call is None else call.bound.standing(arrays)
             if call is not None and found is not None:
                 found.call = weakref.ref(call)
-                call.standing.append(found)
+                kept = [each for each in call.standing if not each.stale]
+                call.standing = [*kept[1 - _MOST_LAYOUTS :], found]
             return found
 
     def again(
@@ -230,9 +232,12 @@ class CudaProcessRuntime(ProcessRuntime):
         """
         with self._lock:
             places, call = self._places, standing.call()
-            alone = len(places) == 1 and standing.window is places[0].window
-            if not alone or call is None or self.traced:
+            if not places or standing.window is not places[-1].window:
                 return False
+            if call is None or self.traced:
+                return False
+            if len(places) > 1:  # native code knows of failures in the last one alone
+                self._check_alive()
             try:
                 if not standing.run(addresses, self._calls % 2, stream):
                     return False

@@ -301,8 +301,8 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
         balance = facts.flops / whole / (facts.sent_bytes / moved)
         side = "compute-bound" if facts.intensity > balance else "link-bound"
         said.append(
-            f"{facts.intensity:.0f} operations a byte sent; the machine's balance is "
-            f"{balance:.0f}: {side}"
+            f"{facts.intensity:.3g} operations a byte sent; the machine's balance is "
+            f"{balance:.3g} at this size: {side}"
         )
     if machine.collectives and facts.world != machine.devices:
         said.append(
@@ -314,7 +314,7 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
         whole, shard = times.rounds(facts.m, facts.n), times.rounds(rows, facts.n)
         chunk = times.rounds(rows / chosen.chunks, facts.n)
         said.append(
-            f"the whole GEMM is {whole:.1f} rounds of tiles, that of a shard {shard:.1f}, of a "
-            f"chunk at grain {chosen.grain_text} {chunk:.1f}"
+            f"the whole GEMM is {whole:.2g} rounds of tiles, that of a shard {shard:.2g}, of a "
+            f"chunk at grain {chosen.grain_text} {chunk:.2g}"
         )
     return said

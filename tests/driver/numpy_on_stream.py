@@ -222,6 +222,9 @@ class NumpyOnStream:
     def place(self, handle: Any) -> tuple[int, int]:
         return handle.ctypes.data, handle.strides[0]
 
+    def reads(self, handle: Any) -> bool:
+        return True
+
     def operand(self, handle: Any) -> Any:
         return handle
 

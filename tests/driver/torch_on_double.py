@@ -71,9 +71,15 @@ class _Compute(NumpyOnStream):
         self._known.clear()
         self._made.clear()
 
+    def reads(self, handle: Any) -> bool:
+        found = _array(handle)  # as on GPUs, where kernels read rows or columns
+        return found.itemsize in found.strides and not (
+            isinstance(handle, Tensor) and handle.is_neg()
+        )
+
     def operand(self, handle: Any) -> Any:
         found = _array(handle)
-        if found.itemsize not in found.strides:  # as on GPUs, where kernels read rows or columns
+        if not self.reads(found):
             found = found.copy()
         self._made.append(found)  # PyTorch's own memory is given again in stream order
         return found

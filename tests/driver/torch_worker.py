@@ -144,6 +144,7 @@ def calls_again(here: Rank, world: int) -> None:
         back()
     refused(lambda: ficco.matmul_all_reduce(flat, w[:2]), "x has 4 columns")
 
+    _lying_in_turns(flat, w, want)
     runtime = groups.gpu_runtime(None, flat.device)
     assert runtime is not None
     for runtime.traced in (False, True):
@@ -151,6 +152,26 @@ def calls_again(here: Rank, world: int) -> None:
             close(ficco.matmul_all_reduce(flat, w, schedule="gated_1d"), want, "traced")
     assert runtime.timeline().spans or world == 1
     runtime.traced = False
+
+
+def _lying_in_turns(x: Tensor, w: Tensor, want: Tensor) -> None:
+    """More ways to lie than are usual, and ways in turns: the short way is found again."""
+
+    def call(x: Tensor, w: Tensor) -> None:
+        close(ficco.matmul_all_reduce(x, w, schedule="gated_1d"), want, "in turns")
+
+    wide = [torch.zeros(6, 8 + more)[:, :4].copy_(x) for more in range(12)]
+    for _ in range(4):
+        with _Shortly() as shortly:
+            for other in wide:
+                call(other, w)
+    assert shortly.made == 12 or dist.get_world_size() == 1, shortly.made
+    for turn in range(12 * 4):
+        call(x, w if turn // 4 % 2 else w.t().contiguous().t())
+    with _Shortly() as shortly:
+        for _ in range(4):
+            call(x, w)
+    assert shortly.made >= 2 or dist.get_world_size() == 1, shortly.made
 
 
 def _disable() -> None:

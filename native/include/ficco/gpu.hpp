@@ -91,7 +91,7 @@ struct HostPage {
 // has nothing to do with Python, whose object it may have been.
 class Gpu : public std::enable_shared_from_this<Gpu> {
   public:
-    // Makes the device the thread's while it lives. Within another one of the same device it has
+    // Makes the device the thread's while it lives. Within another one of the same Gpu it has
     // nothing to do: no code but ours runs meanwhile.
     class Current {
       public:
