@@ -21,6 +21,7 @@ from torch_on_double import Rank, dress
 
 import ficco
 from ficco.modules import again, groups, operators
+from ficco.modules.calling import Call
 from ficco.runtime import process_cuda
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
@@ -144,6 +145,7 @@ def calls_again(here: Rank, world: int) -> None:
         back()
     refused(lambda: ficco.matmul_all_reduce(flat, w[:2]), "x has 4 columns")
 
+    _opened_meanwhile(hits)
     _lying_in_turns(flat, w, want)
     runtime = groups.gpu_runtime(None, flat.device)
     assert runtime is not None
@@ -152,6 +154,21 @@ def calls_again(here: Rank, world: int) -> None:
             close(ficco.matmul_all_reduce(flat, w, schedule="gated_1d"), want, "traced")
     assert runtime.timeline().spans or world == 1
     runtime.traced = False
+
+
+def _opened_meanwhile(hits: _Hits) -> None:
+    """What is chosen while another group is opened is chosen anew: kernels may not wait now."""
+    chosen = Call._chosen
+
+    def chosen_meanwhile(*args: Any) -> Any:
+        found = chosen(*args)
+        groups._changed()  # as another thread does that opens a group
+        return found
+
+    for way, known in ((chosen_meanwhile, False), (chosen, False), (chosen, True)):
+        Call._chosen = way  # type: ignore[method-assign]
+        ficco.matmul_all_reduce(torch.ones(11, 2), torch.ones(2, 3), schedule="gated_1d")
+        assert hits.last() == known
 
 
 def _lying_in_turns(x: Tensor, w: Tensor, want: Tensor) -> None:
