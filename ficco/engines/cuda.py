@@ -252,11 +252,7 @@ class BoundPlan:
         own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == plan.rank]
         self._numbers = {name: slot for name, slot in own if name not in self._places}
         placed = set() if self._launches is None else self._launches.placed
-        self._slots = [
-            (slot, name)
-            for (_, name), slot in encoded.slots.items()
-            if name not in self._places and slot not in placed
-        ]
+        self._slots = [(slot, name) for name, slot in self._numbers.items() if slot not in placed]
         self._held = False  # whether the window holds the launches
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
         self._weights = [b.name for b in plan.buffers if b.role == "weight"]
