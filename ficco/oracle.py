@@ -48,7 +48,8 @@ class Exact(NamedTuple):
     Attributes:
         value: float64, of the output's shape.
         magnitude: the same sum over absolute values.
-        partial: an upper bound of the absolute rounding of partial sums that travelled.
+        partial: an upper bound of the absolute rounding of partial sums that travelled; [1, 1]
+            where none did.
         terms: how many terms a sum has.
     """
 
@@ -205,12 +206,16 @@ def _wide(array: Array) -> Array:
     return array.double()
 
 
+def _none(value: Array) -> Array:
+    """Return a zero that goes with every element of a matrix, which takes no memory."""
+    return _library(value).zeros_like(value[:1, :1])
+
+
 def _exact(x: Array, w: Array, bias: Array | None = None) -> Exact:
     value, magnitude = x @ w, abs(x) @ abs(w)
     if bias is not None:
         value, magnitude = value + bias, magnitude + abs(bias)
-    zero = _library(value).zeros_like(value)
-    return Exact(value, magnitude, zero, x.shape[1] + (bias is not None))
+    return Exact(value, magnitude, _none(value), x.shape[1] + (bias is not None))
 
 
 def _weight(problem: Problem, mine: Named, i: int) -> Array:
@@ -229,7 +234,7 @@ def _gathered(problem: Problem, given: Sequence[Named], ranks: Sequence[int]) ->
         row = []
         for i, output in enumerate(problem.outputs):
             if output.axis == "gathered":
-                row.append(Exact(x, abs(x), _library(x).zeros_like(x), 0))
+                row.append(Exact(x, abs(x), _none(x), 0))
                 continue
             a = x.T if output.axis == "contraction" else x
             row.append(_exact(a, _weight(problem, mine, i), _bias(problem, mine, i)))
@@ -278,7 +283,7 @@ def _exchanged(problem: Problem, given: Sequence[Named], rank: int) -> list[Exac
     library = _library(blocks[0].value)
     value = library.concatenate([block.value for block in blocks]) + extra
     magnitude = library.concatenate([block.magnitude for block in blocks]) + abs(extra)
-    return [Exact(value, magnitude, library.zeros_like(value), problem.k + 1)]
+    return [Exact(value, magnitude, _none(value), problem.k + 1)]
 
 
 def _pooled(problem: Problem, given: Sequence[Named], rank: int) -> list[Exact]:
@@ -296,7 +301,7 @@ def _pooled(problem: Problem, given: Sequence[Named], rank: int) -> list[Exact]:
     library = _library(values[0])
     value = library.concatenate(values, axis=1)
     magnitude = library.concatenate(magnitudes, axis=1)
-    return [Exact(value, magnitude, library.zeros_like(value), longest)]
+    return [Exact(value, magnitude, _none(value), longest)]
 
 
 def _bags(table: Array, indices: Array, edges: Sequence[int]) -> Array:

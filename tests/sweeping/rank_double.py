@@ -90,7 +90,10 @@ def operator(run: Any) -> Any:
             if schedule.name == os.environ.get("DOUBLE_DIES") and dist.get_rank() == 1:
                 os._exit(3)
             found = call(i)
-            return found + 1 if schedule.name == os.environ.get("DOUBLE_WRONG") else found
+            if schedule.name == os.environ.get("DOUBLE_WRONG"):
+                found = found.clone()
+                found[-1, -1] += 0.01  # which is next to nothing of the whole
+            return found
 
         return made
 
@@ -119,6 +122,7 @@ def main(folder: Path) -> None:
     cuda.Event = Event
     timing.Timer.capture = capture
     operands.plain = plain
+    operands._CHECKED_AT_ONCE = 100  # some columns at a time
     operands.Operands.__init__.__defaults__ = (plain,)
     operands.Operands.ficco = operator(operands.Operands.ficco)
     torch.empty, torch.tensor = on_host(torch.empty), on_host(torch.tensor)

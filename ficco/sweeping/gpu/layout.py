@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ficco.problem import DTYPES, EXCHANGING, Problem
 
@@ -42,6 +42,10 @@ class Layout:
         """The problem over all ranks."""
         m = self.m * self.world if self.op in EXCHANGING else self.m
         return Problem.chunked(self.op, self.world, m, self.n, self.k, self.dtype)
+
+    def of_columns(self, count: int) -> Layout:
+        """Return the layout of so many columns of every rank's output."""
+        return replace(self, n=count * self.world if self.op == "all_gather_matmul" else count)
 
     @property
     def unfit(self) -> str:

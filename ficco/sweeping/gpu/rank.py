@@ -167,9 +167,6 @@ class _Swept:
         for point in way.points.values():
             self._said("record", {"id": point.id, "error": error})
 
-    def _verdict(self, way: _Way) -> oracle.Verdict:
-        return self._run.operands.verdict(way.config.call(0), way.sums_travel)
-
     def _release(self, points: Sequence[Point]) -> None:
         """Free the graphs of schedules that run no more."""
         names = {_name(point) for point in points}

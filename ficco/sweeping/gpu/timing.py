@@ -40,7 +40,7 @@ class Config:
     call: Callable[[int], torch.Tensor]
     about: dict[str, Any] = field(default_factory=dict)
     graph: Any = None
-    last: Any = None  # result of the graph's last call
+    last: Any = None  # where its last call's result lies; graphs of one pool share that memory
     number: int = 0
 
     def step(self) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Timer:
         with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
             for i in range(self.calls):
                 last = config.call(i)
-        config.graph, config.last = graph, last
+        config.graph, config.last = graph, _lying_where(last)
         graph.replay()
         torch.cuda.synchronize()
 
@@ -102,6 +102,27 @@ class Timer:
         if failed:
             raise failed
         return found
+
+
+def _lying_where(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor over the same memory that does not own it.
+
+    So what a graph gives is free for the next capture into its pool, which the graph keeps mapped;
+    else the results of all schedules of a large shape fill a GPU.
+    """
+    whole = torch.as_tensor(_Memory(tensor), device=tensor.device)
+    return whole.view(tensor.dtype).view(tensor.shape)
+
+
+class _Memory:
+    """The bytes of a contiguous tensor, as other libraries describe memory of a GPU."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        assert tensor.is_contiguous(), tuple(tensor.stride())
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.numel() * tensor.element_size(),), "typestr": "|u1",
+            "data": (tensor.data_ptr(), False), "version": 3,
+        }  # fmt: skip
 
 
 def calls_for(call_ms: float) -> int:
