@@ -146,13 +146,12 @@ def main() -> int:
     parser.add_argument("--driver", required=True, help="CUDA version that the driver served")
     args = parser.parse_args()
     machine = Machine.named(args.machine)
-    world = machine.devices
     found: dict[Key, tuple[tuple[str, bool, str], Best]] = {}  # with what says which one stands
     sources = [
-        (f"compare_x{world}*.json", compared),
-        (f"few_rows*_x{world}.json", few_rows),
-        (f"sweep_x{world}.json", swept),
-        (f"sweep_all_reduce_x{world}.json", swept),
+        (f"compare_{machine.name}*.json", compared),
+        (f"few_rows*_{machine.name}.json", few_rows),
+        (f"sweep_{machine.name}.json", swept),
+        (f"sweep_all_reduce_{machine.name}.json", swept),
     ]
     for pattern, read in sources:
         for path in sorted(RESULTS.glob(pattern)):
@@ -162,10 +161,10 @@ def main() -> int:
                 if key not in found or when > found[key][0]:
                     found[key] = when, best
     if not found:
-        print(f"no results of {world} GPUs in {RESULTS}", file=sys.stderr)
+        print(f"no results of {machine.name} in {RESULTS}", file=sys.stderr)
         return 1
     points = tuple(
-        Point.measured(Problem.chunked(op, world, m, n, k, dtype), regime, *best)
+        Point.measured(Problem.chunked(op, machine.devices, m, n, k, dtype), regime, *best)
         for (op, dtype, m, n, k, regime), (_, best) in sorted(found.items())
     )
     date = max(date for (date, _, _), _ in found.values())

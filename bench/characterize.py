@@ -4,7 +4,7 @@ DIL: time of all pieces alone / time of the whole - 1, by rows and by k. CIL: ti
 / time alone - 1, of a GEMM beside copies of several sizes and beside NCCL, and of these beside it.
 
     python bench/characterize.py --gpus 4 --out bench/results      measures, and draws
-    python bench/characterize.py --draw bench/results/characterize_x4.json
+    python bench/characterize.py --draw bench/results/characterize_h200x4.json
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, metavar="N")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of characterize_xN.json")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of characterize_MACHINE.json")
     parser.add_argument("--draw", metavar="JSON", help="draw this result, beside it, as SVG")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -125,13 +125,14 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 1
         found = json.loads((folder / "found.json").read_text())
+    from naming import machine_name
     from record import gpus
 
     about, more = surroundings(), gpus()
     about["versions"] |= more.pop("more")
     document = {"bench": "characterize", **about, **more, "world": args.gpus,
                 "environment": NO_MULTICAST, **found}  # fmt: skip
-    path = Path(args.out, f"characterize_x{args.gpus}.json")
+    path = Path(args.out, f"characterize_{machine_name(document)}.json")
     path.write_text(json.dumps(document, indent=1) + "\n")
     for entry in document["dil"]:
         print(f"DIL by {entry['cut']:7} {label(entry):20} {entry['ratio']}")

@@ -20,6 +20,7 @@ from typing import Any
 
 from comparing.cases import BY_COPY_ENGINES, read
 from comparing.summary import table
+from naming import machine_name
 from record import gpus, surroundings
 
 from ficco.problem import EXCHANGING
@@ -33,8 +34,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
     parser.add_argument("--only", default="", metavar="REGEX", help="cases, as 'OP MxNxK'")
     parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for all of it")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of compare_xN.json")
-    parser.add_argument("--label", default="", metavar="WORD", help="compare_xN_WORD.json instead")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of compare_MACHINE.json")
+    parser.add_argument(
+        "--label", default="", metavar="WORD", help="compare_MACHINE_WORD.json instead"
+    )
     parser.add_argument("--grains", default="1,2,4,world", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=20, help="full rounds, 20 or more for README")
     parser.add_argument("--keep", type=int, default=2, metavar="K", help="points a case and regime")
@@ -51,7 +54,6 @@ class Run:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         label = f"_{args.label}" if args.label else ""
-        self.path = Path(args.out, f"compare_x{args.gpus}{label}.json")
         self.deadline = time.time() + args.seconds
         cases = [case for case in read(args.gpus) if re.search(args.only, case.id)]
         self.todo = [case.id for case in cases if not case.unfit]
@@ -79,6 +81,7 @@ class Run:
         for case in cases:
             if case.unfit:
                 self.document["failed"].append({"case": case.id, "reason": case.unfit})
+        self.path = Path(args.out, f"compare_{machine_name(self.document)}{label}.json")
         self._read = 0
         self._begun = ""
 

@@ -139,6 +139,7 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 1
         measured = json.loads((folder / "found.json").read_text())
+    from naming import machine_name
     from record import gpus
 
     found, about = surroundings(), gpus()
@@ -151,7 +152,7 @@ def main() -> int:
         **measured,
     }  # fmt: skip
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    Path(args.out, f"{NAMES[args.op]}_x{args.gpus}.json").write_text(
+    Path(args.out, f"{NAMES[args.op]}_{machine_name(document)}.json").write_text(
         json.dumps(document, indent=1) + "\n"
     )
     for case in measured["cases"]:

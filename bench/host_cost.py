@@ -251,7 +251,7 @@ def rank_main(folder: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of host_cost_xN.json")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of host_cost_MACHINE.json")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_of:
@@ -264,6 +264,7 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 1
         cases = json.loads((folder / "found.json").read_text())
+    from naming import machine_name
     from record import gpus
 
     found, about = surroundings(), gpus()
@@ -274,7 +275,8 @@ def main() -> int:
         "cases": cases,
     }  # fmt: skip
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    Path(args.out, f"host_cost_x{args.gpus}.json").write_text(json.dumps(document, indent=1) + "\n")
+    path = Path(args.out, f"host_cost_{machine_name(document)}.json")
+    path.write_text(json.dumps(document, indent=1) + "\n")
     for case in cases:
         print(
             case["case"],

@@ -2,10 +2,9 @@
 
     ficco sweep h200 --out DIR && python bench/keep_sweep.py DIR
 
-Writes sweep_xN.json (all lines but timelines, with the head), sweep_xN_gains.svg and
-sweep_xN_map.svg; of another grid than h200 sweep_GRID_xN. book.py makes the shipped book of
-sweep_xN.json and sweep_all_reduce_xN.json. A sweep that is simulated, paced or unfinished is
-refused.
+Writes sweep_MACHINE.json (all lines but timelines, with the head), sweep_MACHINE_gains.svg and
+sweep_MACHINE_map.svg; of another grid than h200 sweep_GRID_MACHINE. book.py makes the shipped book
+of these. A sweep that is simulated, paced or unfinished is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from naming import machine_name
 
 from ficco.report.sweep import figures
 from ficco.report.sweep.reading import read
@@ -44,7 +44,7 @@ def main() -> int:
     lines = [json.loads(line) for line in (args.folder / "results.jsonl").open()]
     kept = [line for line in lines if line["kind"] != "timeline"]
     grid = "" if head["grid"] == "h200" else f"{head['grid']}_"
-    name = f"sweep_{grid}x{head['world']}"
+    name = f"sweep_{grid}{machine_name(head)}"
     text = json.dumps({"bench": "sweep", **head, "lines": "LINES"}, indent=1)
     rows = ",\n  ".join(json.dumps(line) for line in kept)
     (args.out / f"{name}.json").write_text(text.replace('"LINES"', f"[\n  {rows}\n ]") + "\n")

@@ -22,6 +22,7 @@ from typing import Any
 
 from modelling.cells import PARTS, VARIANTS, cells
 from modelling.tables import model_table
+from naming import machine_name
 from record import gpus, surroundings
 
 from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
@@ -34,9 +35,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
     parser.add_argument("--seconds", type=float, default=280.0, metavar="S", help="for all of it")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of model_xN.json")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of model_MACHINE.json")
     parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
-    parser.add_argument("--label", default="", metavar="WORD", help="model_xN_WORD.json instead")
+    parser.add_argument(
+        "--label", default="", metavar="WORD", help="model_MACHINE_WORD.json instead"
+    )
     parser.add_argument("--only", default="", metavar="REGEX", help="cells, as --list says them")
     parser.add_argument("--rounds", type=int, default=20, help="of turns; default: %(default)s")
     parser.add_argument("--cell-seconds", type=float, default=6.0, metavar="S",
@@ -53,7 +56,6 @@ class Run:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         label = f"_{args.label}" if args.label else ""
-        self.path = Path(args.out, f"model_x{args.gpus}{label}.json")
         self.begin = time.time()
         found, about = surroundings(), {"gpus": []} if args.tiny else gpus()
         found["versions"] |= about.pop("more", {})
@@ -81,6 +83,7 @@ class Run:
             },
             "group": {}, "cells": [], "failed": [], "left_out": [],
         }  # fmt: skip
+        self.path = Path(args.out, f"model_{machine_name(self.document)}{label}.json")
         self._read = 0
         self._begun: tuple[str, str] | None = None
         self._skipped: dict[str, dict[str, str]] = {}

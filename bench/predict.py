@@ -1,7 +1,7 @@
 """Holds what the simulator and the rule predict against what compare.py measured on GPUs.
 
-Every schedule of every case in bench/results/compare_xN*.json; GEMMs of the profiles have other m,
-so no shape that judges is in one. `--profiles` may name others than the shipped ones.
+Every schedule of every case in bench/results/compare_MACHINE*.json; GEMMs of the profiles have
+other m, so no shape that judges is in one. `--profiles` may name others than the shipped ones.
 
     python bench/predict.py --out bench/results
 """
@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from naming import MACHINES
 from record import surroundings
 
 from ficco import simulator
@@ -86,10 +87,10 @@ def plan_of(schedule: Schedule) -> Schedule:
     return same if schedule.transport != "collective" else schedule
 
 
-def cases(world: int) -> Iterator[dict[str, Any]]:
-    """Yield the cases of all results with so many GPUs, each once, as the last result has it."""
+def cases(machine: str) -> Iterator[dict[str, Any]]:
+    """Yield the cases of all results of a machine, each once, as the last result has it."""
     found = {}
-    for path in sorted(RESULTS.glob(f"compare_x{world}*.json")):
+    for path in sorted(RESULTS.glob(f"compare_{machine}*.json")):
         for case in json.loads(path.read_text())["cases"]:
             found[case["case"]] = case
     yield from found.values()
@@ -166,30 +167,31 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--profiles", default="h200x{}", help="names or files (%(default)s)")
+    parser.add_argument(
+        "--profiles", default=",".join(name for name in reversed(MACHINES) if [*cases(name)]),
+        help="names or files, each for the results of the machine that it is of (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", help="write predict.json into this folder")
     args = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {regime: [] for regime in REGIMES}
     sources = {}
-    for world in (2, 4, 8):
-        of_world = list(cases(world))
-        if of_world:
-            machine = Machine.named(args.profiles.format(world))
-            sources[machine.name] = machine.source
-            for regime, several in found.items():
-                several += [judged(case, machine, regime) for case in of_world]
+    by_machine: dict[str, Any] = {}
+    for name in args.profiles.split(","):
+        machine = Machine.named(name)
+        sources[machine.name] = machine.source
+        for regime, so_far in found.items():
+            of_it = [judged(case, machine, regime) for case in cases(machine.name)]
+            so_far.extend(of_it)
+            if regime == "captured":
+                by_machine[machine.name] = summary(of_it)
     captured = found["captured"]
-    worlds = sorted({case["world"] for case in captured})
     document = {
         "bench": "predict", **surroundings(), "profiles": sources,
         "how": "medians of compare.py's screening against predictions; a choice is right "
         f"within {NEAR - 1:.0%} of the best measured schedule, or within the larger interquartile "
         "range of these two; shapes that judge are in no profile",
         "all": summary(captured),
-        "by_world": {
-            str(world): summary([case for case in captured if case["world"] == world])
-            for world in worlds
-        },
+        "by_machine": by_machine,
         "by_regime": {regime: summary(several) for regime, several in found.items()},
         "cases": captured,
     }  # fmt: skip
@@ -201,7 +203,7 @@ def main() -> int:
               f"simulator {chosen['of_best']:.3f} {'' if chosen['right'] else 'WRONG'} "
               f"{chosen['choice']}  rule {case['rule']['of_best']:.3f} "
               f"{'' if case['rule']['right'] else 'WRONG'}")  # fmt: skip
-    for name, part in {**document["by_regime"], **document["by_world"]}.items():
+    for name, part in {**document["by_regime"], **document["by_machine"]}.items():
         for method in ("simulator", "rule"):
             said = part[method]
             right, near = said["choices_right"], said["choices_within_3_percent"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from naming import where
+
 WAYS = {
     "nccl": "mm, NCCL", "one_shot": "mm, one-shot", "two_shot": "mm, two-shot",
     "one_shot_sm": "`one_shot_sm`", "two_shot_sm": "`two_shot_sm`",
@@ -14,11 +16,11 @@ GATHERING_WAYS = {
 }  # fmt: skip
 
 METHOD = (
-    "`matmul_all_reduce` on {world} GPUs, captured, weights rotated beyond four times the L2. "
+    "`matmul_all_reduce` on {where}, captured, weights rotated beyond four times the L2. "
     "The others are `torch.mm`, then the all-reduce of NCCL or one of PyTorch's `symm_mem`"
 )
 GATHERING_METHOD = (
-    "`all_gather_matmul` on {world} GPUs, captured, weights rotated beyond four times the L2. "
+    "`all_gather_matmul` on {where}, captured, weights rotated beyond four times the L2. "
     "The others are the all-gather of NCCL or of PyTorch's `symm_mem` (by copy engines), then "
     "`torch.mm`, and PyTorch's fused operator"
 )
@@ -30,7 +32,7 @@ def _gathers(document: dict[str, Any]) -> bool:
 
 def _method(document: dict[str, Any]) -> str:
     method = GATHERING_METHOD if _gathers(document) else METHOD
-    return method.format(world=document["world"])
+    return method.format(where=where(document))
 
 
 def few_rows_gains(document: dict[str, Any]) -> list[str]:

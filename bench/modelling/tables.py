@@ -1,10 +1,12 @@
-"""The tables of model_xN.json, and what its best figures say in one line. Needs no torch."""
+"""The tables of model_MACHINE.json, and what its best figures say in one line. Needs no torch."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from naming import MACHINES, where
 
 from modelling import cells
 
@@ -93,12 +95,12 @@ def missing(document: dict[str, Any]) -> list[str]:
 def results_of(results: Path) -> list[tuple[list[Path], dict[str, Any]]]:
     """Return the results of whole models there are, of the most GPUs first.
 
-    Several of as many GPUs are joined: a variant of a cell stands as the latest has it that has it;
+    Several of one machine are joined: a variant of a cell stands as the latest has it that has it;
     of one day, as the first by name.
     """
     found = []
-    for world in (8, 4, 2):
-        paths = sorted(results.glob(f"model_x{world}*.json"), key=lambda path: path.stem)
+    for machine in MACHINES:
+        paths = sorted(results.glob(f"model_{machine}*.json"), key=lambda path: path.stem)
         pairs = [(path, json.loads(path.read_text())) for path in paths]
         pairs.sort(key=lambda pair: pair[1]["date"], reverse=True)  # days apart; else as they are
         if pairs:
@@ -120,10 +122,9 @@ METHOD = (
 
 
 def model_sections(results: Path) -> list[tuple[list[Path], str, list[str]]]:
-    """Return files, on what, and a table for each number of GPUs, the most first."""
+    """Return files, on what, and a table for each machine, that of the most GPUs first."""
     return [
-        (paths, f"{document['world']} GPUs", model_table(document))
-        for paths, document in results_of(results)
+        (paths, where(document), model_table(document)) for paths, document in results_of(results)
     ]
 
 
@@ -146,6 +147,6 @@ def headline(results: Path) -> str:
     if not parts:
         return ""
     return (
-        f"Llama-3-70B's blocks at 8192 tokens, eager, on {document['world']} GPUs, over PyTorch's "
+        f"Llama-3-70B's blocks at 8192 tokens, eager, on {where(document)}, over PyTorch's "
         f"TP + SP: {', '.join(parts)}."
     )

@@ -1,11 +1,13 @@
-"""ficco beside serial calls and PyTorch's fused operators, from compare_x*.json."""
+"""ficco beside serial calls and PyTorch's fused operators, from compare_*.json."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from tables.sources import Document, Documents, Page, gpus_of, read, table
+from naming import MACHINES, where
+
+from tables.sources import Document, Documents, Page, read, table
 
 REGIMES = {
     "captured": "captured", "eager": "back to back", "synchronized": "synchronized each call",
@@ -13,9 +15,9 @@ REGIMES = {
 Case = dict[str, Any]
 
 
-def compared(page: Page, world: int) -> Documents:
-    """Return the results of a number of GPUs, the oldest first."""
-    found = read(sorted(page.results.glob(f"compare_x{world}*.json")))
+def compared(page: Page, machine: str) -> Documents:
+    """Return the results of a machine, the oldest first."""
+    found = read(sorted(page.results.glob(f"compare_{machine}*.json")))
     return sorted(found, key=lambda one: str(one[1]["date"]))  # of one day by name
 
 
@@ -25,10 +27,10 @@ def cases_of(documents: Documents) -> list[Case]:
     return sorted(cases.values(), key=lambda case: str(case["op"]))
 
 
-def summary(page: Page, world: int) -> list[str]:
+def summary(page: Page, machine: str) -> list[str]:
     """Return a row for each operator: how much faster than others by geometric mean."""
     by_operator: dict[str, list[Case]] = {}
-    for case in cases_of(compared(page, world)):
+    for case in cases_of(compared(page, machine)):
         by_operator.setdefault(case["op"], []).append(case)
     rows = []
     for op, cases in by_operator.items():
@@ -49,8 +51,8 @@ def mean_gain(cases: list[Case], regime: str, name: str) -> float | None:
 
 def headline(page: Page) -> str:
     """Return one sentence on the operators; an empty one where nothing was measured."""
-    for world in (8, 4, 2):
-        documents = compared(page, world)
+    for machine in MACHINES:
+        documents = compared(page, machine)
         cases = cases_of(documents)
         gains = [mean_gain(cases, "captured", name) for name in ("serial", "torch_fused")]
         if not all(gains):
@@ -58,7 +60,7 @@ def headline(page: Page) -> str:
         fused = [case for case in cases if "torch_fused" in case["times_faster_than"]["captured"]]
         lost = sum(case["times_faster_than"]["captured"]["torch_fused"] < 1 for case in fused)
         return (
-            f"Measured on {gpus_of(documents, world)}: calls in a CUDA graph are {gains[0]:.2f}x "
+            f"Measured on {where(documents[0][1])}: calls in a CUDA graph are {gains[0]:.2f}x "
             f"as fast as NCCL and GEMM one after the other ({len(cases)} shapes, geometric mean, "
             f"the best schedule of each), and {gains[1]:.2f}x as fast as PyTorch's fused "
             f"operators, which win {lost} of {len(fused)}."
@@ -66,10 +68,10 @@ def headline(page: Page) -> str:
     return ""
 
 
-def captured_table(page: Page, world: int) -> list[str]:
+def captured_table(page: Page, machine: str) -> list[str]:
     """Return ideal, serial, fused and the best of ficco's, of calls in a CUDA graph."""
     rows = []
-    for case in cases_of(compared(page, world)):
+    for case in cases_of(compared(page, machine)):
         times, point, gains = figures(case, "captured")
         ideal = f"{case['ideal_ms']:.3f}" if case["ideal_ms"] else "-"
         rows.append([shape_of(case), ideal, *times, point, *gains])
@@ -78,10 +80,10 @@ def captured_table(page: Page, world: int) -> list[str]:
     return table(head, rows)
 
 
-def eager_table(page: Page, world: int) -> list[str]:
+def eager_table(page: Page, machine: str) -> list[str]:
     """Return serial, fused and ficco back to back, and synchronized each call."""
     rows = []
-    for case in cases_of(compared(page, world)):
+    for case in cases_of(compared(page, machine)):
         cells = [shape_of(case)]
         for regime in ("eager", "synchronized"):
             times, point, gains = figures(case, regime)

@@ -7,7 +7,7 @@ from tables.sources import Document, table
 
 def prediction_table(document: Document) -> list[str]:
     """Return errors and choices, by kind of call and by who predicts."""
-    parts = {f"captured, {world} GPUs": part for world, part in document["by_world"].items()}
+    parts = {f"captured, `{name}`": part for name, part in document["by_machine"].items()}
     parts |= {
         {"eager": "back to back", "synchronized": "synchronized each"}[regime]: part
         for regime, part in document["by_regime"].items()

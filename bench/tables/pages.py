@@ -5,13 +5,14 @@ from __future__ import annotations
 from comparing.few import few_rows_gains, few_rows_table
 from modelling.tables import METHOD, model_sections, results_of
 from modelling.tables import headline as models_headline
+from naming import MACHINES, machine_name, where
 
 from tables import comparison
 from tables.comparison import captured_table, compared, eager_table, grain_tables, not_measured
 from tables.foresight import prediction_table
 from tables.on_cpus import machinery_table, paced_table, posed_in
 from tables.scenarios import scenario_section, scenario_summary
-from tables.sources import Documents, Page, folded, gpus_of, machine_of, machines, read, wrapped
+from tables.sources import Documents, Page, folded, machine_of, machines, read, wrapped
 from tables.swept import swept_lines
 
 HOW = (
@@ -22,6 +23,7 @@ HOW = (
     "without NVLink multicast here**, as all else does."
 )
 FEW_ROWS = ("few_rows", "few_rows_gather")  # results of few_rows.py
+PLOTS = ("gains", "map")  # of keep_sweep.py
 POINT = (
     "Of ficco's points the best of the shape stands here, with its grain, and its route, order and "
     "pace where they are not the machine's own."
@@ -36,24 +38,24 @@ def headline(page: Page) -> str:
 
 def readme_part(page: Page) -> list[str]:
     """Return the lines between README's marks."""
-    world = most_gpus(page)
+    machine = most_gpus(page)
     lines = ["## Measured", ""]
-    if world:
-        documents = compared(page, world)
+    if machine:
+        documents = compared(page, machine)
         lines += [
-            f"On {gpus_of(documents, world)}. {HOW.format(runs=comparison.runs_of(documents))}", "",
+            f"On {where(documents[0][1])}. {HOW.format(runs=comparison.runs_of(documents))}", "",
             "Geometric means over the shapes of each operator, over `serial` and over *fused*:", "",
-            *comparison.summary(page, world), "",
+            *comparison.summary(page, machine), "",
             f"Captured, in a CUDA graph. {POINT}", "",
-            *captured_table(page, world), *not_measured(documents), "",
-            *folded("Back to back, and synchronized each call", eager_table(page, world)), "",
+            *captured_table(page, machine), *not_measured(documents), "",
+            *folded("Back to back, and synchronized each call", eager_table(page, machine)), "",
         ]  # fmt: skip
     lines += [*_models(page), *_host_cost(page), *_few_rows_gains(page), *_swept(page)]
-    if world:
-        lines += ["All of these on:", "", *machines(_on_gpus(page, world), page), ""]
+    if machine:
+        lines += ["All of these on:", "", *machines(_on_gpus(page, machine), page), ""]
     lines += [*_paced(page), *_simulated(page)]
     lines += [
-        "[`bench/RESULTS.md`](bench/RESULTS.md) has the rest: fewer GPUs, time against grain, few "
+        "[`bench/RESULTS.md`](bench/RESULTS.md) has the rest: other GPUs, time against grain, few "
         "rows layer by layer, what the machinery costs on a CPU, how good predictions are, each "
         "simulated scenario, and what cutting a GEMM loses.",
     ]
@@ -62,50 +64,51 @@ def readme_part(page: Page) -> list[str]:
 
 def results_page(page: Page) -> list[str]:
     """Return all lines of bench/RESULTS.md."""
-    world = most_gpus(page)
+    most = most_gpus(page)
     lines = [
         "# Results", "",
         "What README does not show of [`bench/results`](results). Written by `bench/readme.py`; a "
         "script of [`bench`](.) made each result.", "",
     ]  # fmt: skip
-    for fewer in (8, 4, 2):
-        documents = compared(page, fewer)
-        if documents and fewer != world:
+    for machine in MACHINES:
+        documents = compared(page, machine)
+        if documents and machine != most:
+            how = HOW.format(runs=comparison.runs_of(documents))
             lines += [
-                f"## {fewer} GPUs", "", HOW.format(runs=comparison.runs_of(documents)), "",
-                f"Captured. {POINT}", "", *captured_table(page, fewer), *not_measured(documents),
-                "", "Back to back, and synchronized each call:", "", *eager_table(page, fewer), "",
+                f"## {where(documents[0][1])}", "", how, "", f"Captured. {POINT}", "",
+                *captured_table(page, machine), *not_measured(documents), "",
+                "Back to back, and synchronized each call:", "", *eager_table(page, machine), "",
                 *machines(documents, page), "",
             ]  # fmt: skip
         if grains := grain_tables(documents):
             lines += [
-                f"## Time against grain, {fewer} GPUs", "",
+                f"## Time against grain, {where(documents[0][1])}", "",
                 "`hetero_unfused_1d`, captured, in milliseconds. These are the medians of a few "
                 f"screening runs, good to some per cent ({page.links(documents)}).", *grains, "",
             ]  # fmt: skip
     return wrapped([*lines, *_few_rows(page), *_machinery(page), *_foresight(page)][:-1])
 
 
-def most_gpus(page: Page) -> int:
-    """Return the largest number of GPUs that operators were compared on; 0 without any."""
-    return next((world for world in (8, 4, 2) if compared(page, world)), 0)
+def most_gpus(page: Page) -> str:
+    """Return the machine with the most GPUs that operators were compared on; "" without any."""
+    return next((machine for machine in MACHINES if compared(page, machine)), "")
 
 
-def _on_gpus(page: Page, world: int) -> Documents:
+def _on_gpus(page: Page, machine: str) -> Documents:
     models = [
         path
         for paths, document in results_of(page.results)
-        if document["world"] == world
+        if machine_name(document) == machine
         for path in paths
     ]
     names = ("host_cost", *FEW_ROWS, "sweep", "sweep_all_reduce")
-    others = [page.results / f"{name}_x{world}.json" for name in names]
-    return [*compared(page, world), *read([*models, *others])]
+    others = [page.results / f"{name}_{machine}.json" for name in names]
+    return [*compared(page, machine), *read([*models, *others])]
 
 
 def _every(page: Page, name: str) -> Documents:
     """Return the results of this name, that of the most GPUs first."""
-    return read(page.results / f"{name}_x{world}.json" for world in (8, 4, 2))
+    return read(page.results / f"{name}_{machine}.json" for machine in MACHINES)
 
 
 def _first(page: Page, name: str) -> Documents:
@@ -116,22 +119,22 @@ def _first(page: Page, name: str) -> Documents:
 def _models(page: Page) -> list[str]:
     """Return tables of whole models: that of the most GPUs, the others on demand."""
     lines: list[str] = []
-    for i, (paths, where, table) in enumerate(model_sections(page.results)):
+    for i, (paths, machine, table) in enumerate(model_sections(page.results)):
         if i:
             links = ", ".join(page.link(path) for path in paths)
             said = [*wrapped([f"Milliseconds a layer ({links})."]), "", *table]
-            lines += [*folded(f"The same on {where}", said), ""]
+            lines += [*folded(f"The same on {machine}", said), ""]
         else:
-            lines += [f"Milliseconds a layer on {where}. {METHOD}", "", *table, ""]
+            lines += [f"Milliseconds a layer on {machine}. {METHOD}", "", *table, ""]
     return ["### Blocks of Llama 3", "", *lines] if lines else []
 
 
 def _host_cost(page: Page) -> list[str]:
     lines: list[str] = []
     for i, (path, document) in enumerate(_every(page, "host_cost")):
-        where, day = f"{document['world']} GPUs", document["date"]
+        machine, day = where(document), document["date"]
         table = [
-            f"Microseconds, medians, one chunk a shard on {where} ({day}):", "",
+            f"Microseconds, medians, one chunk a shard on {machine} ({day}):", "",
             *comparison.host_cost_table(document), "",
         ]  # fmt: skip
         if apart := comparison.host_cost_apart(document):
@@ -143,7 +146,7 @@ def _host_cost(page: Page) -> list[str]:
             ]  # fmt: skip
         if i:
             table += machines([(path, document)], page)
-            lines += [*folded(f"The same on {where}, {day}", table), ""]
+            lines += [*folded(f"The same on {machine}, {day}", table), ""]
         else:
             lines += ["### What a call costs the host", "", *table]
     return lines
@@ -196,19 +199,18 @@ def _swept(page: Page) -> list[str]:
 
     Layers without sequence parallelism have a grid of their own.
     """
-    names = [f"sweep_{grid}x{world}.json" for grid in ("", "all_reduce_") for world in (8, 4, 2)]
+    names = [f"sweep_{grid}{machine}.json" for grid in ("", "all_reduce_") for machine in MACHINES]
     found = read(page.results / name for name in names)
     lines: list[str] = ["### Swept", ""] if found else []
     for i, (path, document) in enumerate(found):
-        where = f"{document['world']} {document['gpus'][0]['name']}s"
+        machine, (gains, winners) = where(document), (f"{path.stem}_{p}.svg" for p in PLOTS)
         said = [
             *swept_lines(document, page.link(path)), "",
-            page.picture(f"Speed-up over serial of every shape, {where}", f"{path.stem}_gains.svg"),
-            "",
-            page.picture(f"Which schedule wins where, {where}", f"{path.stem}_map.svg"),
+            page.picture(f"Speed-up over serial of every shape, {machine}", gains), "",
+            page.picture(f"Which schedule wins where, {machine}", winners),
         ]  # fmt: skip
         what = "All-reduce" if document["grid"] == "all_reduce" else "The same"
-        lines += [*(folded(f"{what} on {where}", said) if i else said), ""]
+        lines += [*(folded(f"{what} on {machine}", said) if i else said), ""]
     return lines
 
 
@@ -244,7 +246,7 @@ def _foresight(page: Page) -> list[str]:
             lines += [
                 "## What cutting a GEMM loses", "",
                 "DIL, and what GEMM and transfer lose side by side, CIL, on "
-                f"{document['world']} GPUs ({page.link(path)}; {machine_of(document)}):", "",
+                f"{where(document)} ({page.link(path)}; {machine_of(document)}):", "",
                 page.picture("DIL and CIL on H200", f"{path.stem}.svg"), "",
             ]  # fmt: skip
     return lines

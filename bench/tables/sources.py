@@ -55,12 +55,6 @@ def machine_of(document: Document) -> str:
     return "; ".join(parts)
 
 
-def gpus_of(documents: Documents, world: int) -> str:
-    """Return how many GPUs of which kind the results are of."""
-    names = {document["gpus"][0]["name"] for _, document in documents if document["gpus"]}
-    return f"{world} {' or '.join(sorted(names)) or 'GPU'}s"
-
-
 def machines(documents: Documents, page: Page) -> list[str]:
     """Return a line for each machine, with the results that were made on it."""
     by_machine: dict[str, Documents] = {}

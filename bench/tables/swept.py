@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from naming import where
+
 from ficco.report.sweep.judging import geomean
 from ficco.sweeping.results import auto_behind
 from tables.sources import Document
@@ -29,7 +31,7 @@ def swept_lines(document: Document, link: str) -> list[str]:
     mean = geomean(gains)
     assert mean is not None
     return [
-        f"`ficco sweep {document['grid']}` on {document['world']} {document['gpus'][0]['name']}: "
+        f"`ficco sweep {document['grid']}` on {where(document)}: "
         f"{document['points']} points on {len(shapes)} shapes, captured and back to back ({link}). "
         f"The best of ficco's points is faster than `serial` on "
         f"{sum(gain > 1 for gain in gains)} of {len(gains)}, {mean:.2f}x by geometric mean. "

@@ -22,7 +22,7 @@ def test_a_tiny_model_is_measured(tmp_path: Path, torch: Any) -> None:
         folder=tmp_path, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=200,
     )  # fmt: skip
     assert code == 0, said
-    result = json.loads((tmp_path / "model_x2.json").read_text())
+    result = json.loads((tmp_path / "model_hostx2.json").read_text())
     assert [cell["mode"] for cell in result["cells"]] == [
         "training", "prefill", "prefill_tp", "decode", "serving",
     ]  # fmt: skip
@@ -54,10 +54,15 @@ def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
     again = cell | {"variants": {"ficco": row(3.2)}}
     more = cell | {"variants": {"ficco": row(9.0), "torch_async": row(3.0)}, "refused": {}}
     for name, day, found in (
-        ("model_x4", 21, [first, later]), ("model_x4_again", 22, [again]),
-        ("model_x4_more", 22, [more]),
+        ("model_h200x4", 21, [first, later]), ("model_h200x4_again", 22, [again]),
+        ("model_h200x4_more", 22, [more]),
     ):  # fmt: skip
-        document = {"world": 4, "date": f"2026-11-{day}", "cells": found}
+        document = {
+            "gpus": [{"name": "NVIDIA H200"}],
+            "world": 4,
+            "date": f"2026-11-{day}",
+            "cells": found,
+        }
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
     code = (
         "import sys; from pathlib import Path; from modelling.tables import *\n"

@@ -30,6 +30,7 @@ def kept(tmp_path: Path, monkeypatch: Any) -> Any:
         points = sum(line["kind"] in ("point", "bad") for line in lines)
         path = folder / "sweep.json"
         about = {**json.loads(path.read_text()), "world": 4, "points": points, **head}
+        monkeypatch.syspath_prepend(SCRIPT.parent)
         path.write_text(json.dumps(about))
         spec = util.spec_from_file_location("keep_sweep", SCRIPT)
         assert spec is not None and spec.loader is not None
@@ -41,9 +42,22 @@ def kept(tmp_path: Path, monkeypatch: Any) -> Any:
     return called
 
 
-@pytest.mark.parametrize(("grid", "name"), [("h200", "sweep_x4"), ("other", "sweep_other_x4")])
-def test_files_are_named_by_grid_and_ranks(kept: Any, grid: str, name: str) -> None:
-    assert kept(grid=grid) == (0, [f"{name}.json", f"{name}_gains.svg", f"{name}_map.svg"])
+@pytest.mark.parametrize(
+    ("grid", "gpus", "name"),
+    [
+        ("h200", ["NVIDIA H200"], "sweep_h200x4"),
+        ("other", ["NVIDIA H100 80GB HBM3"], "sweep_other_h100x4"),
+        ("other", [], "sweep_other_hostx4"),
+    ],
+)
+def test_files_are_named_by_grid_and_machine(
+    kept: Any, grid: str, gpus: list[str], name: str
+) -> None:
+    about = [{"name": gpu} for gpu in gpus]
+    assert kept(grid=grid, gpus=about) == (
+        0,
+        [f"{name}.json", f"{name}_gains.svg", f"{name}_map.svg"],
+    )
 
 
 def test_an_unfinished_sweep_is_refused(kept: Any, capsys: Any) -> None:

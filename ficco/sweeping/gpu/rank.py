@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco import oracle
 from ficco.modules import groups
 from ficco.schedule import Schedule
 from ficco.sweeping.figures import medians
