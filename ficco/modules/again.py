@@ -77,8 +77,8 @@ class Known:
         ready, changes: as above.
     """
 
-    __slots__ = ("_device", "_more", "_plain", "_problem", "_runtime", "_schedule", "_shapes",
-                 "_standing", "_takes", "changes", "ready")  # fmt: skip
+    __slots__ = ("_device", "_flat", "_more", "_plain", "_problem", "_runtime", "_schedule",
+                 "_shapes", "_short", "_standing", "_takes", "changes", "ready")  # fmt: skip
 
     def __init__(
         self,
@@ -94,6 +94,8 @@ class Known:
         self._takes, self._shapes = takes, shapes
         self.ready, self.changes = ready, changes
         self._plain = schedule.transport == "collective"
+        self._short = plain.short(problem, runtime.process_group) if self._plain else None
+        self._flat = all(len(shape) == 2 for shape in shapes)  # then the tensors are the matrices
         self._device: int = runtime.device.index
         # What makes it again, for as long as its plan is bound; how often it may still ask for it
         # before one is so made. After its plan was bound anew it may ask in any case.
@@ -137,9 +139,13 @@ class Known:
         return self._runtime.standing(self._problem, self._schedule, arrays)
 
     def _run_plain(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        runtime = self._runtime
+        runtime, short = self._runtime, self._short
         runtime.check_alive()
+        if short is not None and self._flat:
+            return short(tensors)
         arrays = self._matrices(tensors)
+        if short is not None:
+            return shaped(short(list(arrays.values())), self._shapes)
         ys = plain.run(self._problem, arrays, runtime.process_group, runtime.rank)
         return shaped(ys, self._shapes)
 

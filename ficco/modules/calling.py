@@ -136,24 +136,23 @@ class Call:
         ready = asked is not None or regime() == "captured" or runtime.repeats(problem)
         if asked is None and ready:
             later = for_a_capture(problem, chosen, runtime, self.device)
-        if chosen.transport == "collective" and later is None:
-            runtime.check_alive()
-            ys = self._run_plain(problem, given)
-            self._remember(problem, chosen, runtime, given, ready, changes)
-            return ys
-        ys = self._outputs(problem)
-        arrays = {name: tensor for name, tensor in given.items() if name != "like"}
-        for name in filter(is_input, arrays):
-            arrays[name] = readable(arrays[name])
-        arrays |= {f"y{i}": matrix_of(y) for i, y in enumerate(ys)}
+        plainly, arrays = chosen.transport == "collective", dict[str, Tensor]()
+        if not plainly or later is not None:
+            ys = self._outputs(problem)
+            arrays = {name: tensor for name, tensor in given.items() if name != "like"}
+            for name in filter(is_input, arrays):
+                arrays[name] = readable(arrays[name])
+            arrays |= {f"y{i}": matrix_of(y) for i, y in enumerate(ys)}
         if later is not None:
             try:
                 runtime.load(problem, later, arrays)
             except (InputError, MemoryError) as error:  # equal on all ranks
                 groups.log.info("%s is not made ready for captures: %s", later.name, error)
-        if chosen.transport == "collective":
-            return self._run_plain(problem, given)
-        runtime.execute(problem, chosen, arrays)
+        if plainly:
+            runtime.check_alive()
+            ys = self._run_plain(problem, given)
+        else:
+            runtime.execute(problem, chosen, arrays)
         self._remember(problem, chosen, runtime, given, ready, changes)
         return ys
 

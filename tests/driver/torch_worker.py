@@ -130,6 +130,8 @@ def calls_again(here: Rank, world: int) -> None:
         y = ficco.all_gather_matmul(x, w, schedule="shard_p2p")
         assert y.shape == (x.shape[0] * world, *x.shape[1:-1], 3)
 
+    _plain_calls_again(hits, rank, world)
+
     # Ways that a call changes its mind between two that are alike.
     def reduce() -> Tensor:
         return ficco.matmul_all_reduce(flat, w, schedule="shard_p2p")
@@ -276,6 +278,23 @@ def models(here: Rank, world: int) -> None:
         ficco.restore(model)
 
 
+def _plain_calls_again(hits: _Hits, rank: int, world: int) -> None:
+    """Plain calls, of which the second looks at nothing, give the same bits and dimensions."""
+    flat, cube = draw(rank, 2 * world, 4), draw(rank, world, 3, 4)
+    for x in (flat, cube, torch._neg_view(flat), flat[:, ::2].repeat(1, 2)[:, 1:], cube[:, 1:]):
+        w = draw(20 + rank, x.shape[-1], 5)
+        for call in (
+            lambda: ficco.all_gather_matmul(x, [w, w[:, :2]], schedule="serial"),  # noqa: B023
+            lambda: [ficco.matmul_reduce_scatter(x, w, schedule="serial")],  # noqa: B023
+            lambda: [ficco.matmul_all_reduce(x, w, schedule="serial")],  # noqa: B023
+        ):
+            first, second = call(), call()
+            assert hits.last()
+            for y, other in zip(first, second, strict=True):
+                assert torch.equal(y, other) and y.stride() == other.stride(), y.shape
+                assert not other._is_view(), "autograd would refuse to change it in place"
+
+
 def captures(here: Rank, world: int) -> None:
     """What was captured is right with new inputs, beside calls and while windows grow."""
     rank = here.rank
@@ -334,6 +353,7 @@ def failures(here: Rank, world: int) -> None:
             _fails(ficco.synchronize, "Rank 0 should have raised it")
             assert bool(torch.isnan(y).any()), schedule
             _fails(lambda: _reduce(rank, schedule), "reset")  # noqa: B023
+            _fails(lambda: _reduce(rank, "serial"), "reset")  # which was made before
         else:
             end = time.monotonic() + 10 * TIMEOUT_S
             while time.monotonic() < end:
