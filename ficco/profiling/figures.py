@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -21,12 +23,30 @@ __all__ = [
     "rounded",
     "slower",
     "slug",
+    "steady",
 ]
 
 Points = list[tuple[int, float]]
 
+_STEADY, _TRIES = 1.1, 4  # a median is trusted up to so many times the least
 _NOISE = 0.1  # a rate is trusted where the latency is no more than this part of the time
 _MESH = 0.7  # of n times one peer's rate, from which on pairs have links of their own
+
+
+def steady(measure: Callable[[], Sequence[float]]) -> float:
+    """Return the median of times that lie together.
+
+    A host that stalls while a GPU waits for it only lengthens what is timed. Where the median is
+    far above the least, all times are taken anew, some times; the least median stands.
+    """
+    found = math.inf
+    for _ in range(_TRIES):
+        times = measure()
+        middle = statistics.median(times)
+        found = min(found, middle)
+        if middle <= _STEADY * min(times):
+            break
+    return found
 
 
 def gbps(size: float, us: float) -> float:

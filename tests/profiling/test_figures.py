@@ -23,12 +23,29 @@ from ficco.profiling.figures import (
     rounded,
     slower,
     slug,
+    steady,
 )
 from ficco.profiling.grids import HOST_GEMMS, gemm_shapes, wide_shapes
 from ficco.profiling.tallies import submission_costs, tally
 from ficco.schedule import Schedule
 
 SIZES = [4096 << shift for shift in range(0, 18, 2)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "want", "taken"),
+    [
+        ([[10.0, 10.2, 10.4, 90.0, 91.0]], 10.4, 1),  # a median bears two that are spoiled
+        ([[10.0, 60.0, 61.0, 62.0, 63.0], [10.1, 10.2, 10.3]], 10.2, 2),
+        ([[10.0, 60.0, 61.0], [10.0, 31.0, 32.0], [10.0, 20.0, 21.0], [9.0, 40.0, 41.0]], 20.0, 4),
+    ],
+)
+def test_times_that_a_stall_has_spoiled_are_taken_anew(
+    turns: list[list[float]], want: float, taken: int
+) -> None:
+    left = list(turns)
+    assert steady(lambda: left.pop(0)) == want
+    assert len(turns) - len(left) == taken
 
 
 @given(st.floats(0.1, 50), st.floats(1, 2000))

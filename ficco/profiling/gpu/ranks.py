@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ficco.errors import EngineError
+from ficco.profiling.figures import steady
 from ficco.runtime.process_cuda import why_not
 
 __all__ = ["Ranks", "captured", "new_stream"]
@@ -151,9 +152,13 @@ class Ranks:
 
     def replayed(self, graph: Any, calls: int = 1, together: bool = True) -> float:
         """Return the median of some replays of a graph. See `timed`."""
+        if not together:
+            return steady(lambda: self._replays(graph, together)) / calls
+        self.meet()
+        return statistics.median(self._replays(graph, together)) / calls
+
+    def _replays(self, graph: Any, together: bool) -> list[float]:
         spans = []
-        if together:
-            self.meet()
         for _ in range(TURNS):
             self.heat()
             if together:
@@ -164,7 +169,7 @@ class Ranks:
                 graph.replay()
             end.record()
             spans.append((begin, end))
-        return _median_us(spans) / calls
+        return _us(spans)
 
     def beside(self, first: Any, copies: int, second: Any) -> float:
         """Return how long a graph lasts while another one runs, which covers it, in us.
@@ -194,7 +199,7 @@ class Ranks:
             for stream in streams:
                 main.wait_stream(stream)
             spans.append((begin, end))
-        return _median_us(spans)
+        return statistics.median(_us(spans))
 
     def close(self) -> None:
         """Leave the group, when all ranks are done."""
@@ -205,10 +210,10 @@ class Ranks:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _median_us(spans: Sequence[tuple[Any, Any]]) -> float:
-    """Wait for the GPU; return the median time between two events."""
+def _us(spans: Sequence[tuple[Any, Any]]) -> list[float]:
+    """Wait for the GPU; return the times between two events each."""
     torch.cuda.synchronize()
-    return 1e3 * float(statistics.median(begin.elapsed_time(end) for begin, end in spans))
+    return [1e3 * float(begin.elapsed_time(end)) for begin, end in spans]
 
 
 def _events() -> tuple[Any, Any]:
