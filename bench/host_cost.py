@@ -3,7 +3,7 @@
 Calls are enqueued ten at a time; the device is waited for between these, outside the clock. Apart
 stands what the same call takes where it is the first after such a wait, as a custom operator (which
 compiled code calls), where the gradient of x is recorded, and a backward pass of that call alone,
-which autograd hands to another thread and back.
+which autograd hands to another thread and back; and what `serial` takes, as ficco's own call.
 
     python bench/host_cost.py --gpus 2 --out bench/results
 """
@@ -164,6 +164,8 @@ def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any
     result["recorded"], _ = _alone(forward, meeting)
     result["backward"], _ = _alone(backward, meeting)
     result["serial"], result["serial_after_a_wait"] = _alone(operands.serial, meeting)
+    plainly = Schedule.named("serial").resolve(case.world, Machine.named("cuda"))
+    result["serial_by_ficco"], _ = _alone(operands.ficco(plainly), meeting)
     if case.op in FUSED:
         try:
             result["torch_fused"], _ = _alone(torch_fused(operands), meeting)

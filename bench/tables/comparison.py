@@ -185,6 +185,7 @@ def host_cost_apart(document: Document) -> list[str]:
         "public": "whole call", "after_a_wait": "first after a wait",
         "custom_op": "as a custom operator", "recorded": "recording the gradient of x",
         "backward": "its backward pass", "serial_after_a_wait": "serial, first after a wait",
+        "serial_by_ficco": "serial, as ficco's call",
     }  # fmt: skip
     known = all("custom_op" in case["us"] for case in document["cases"])
     return _host_costs(document, parts) if known else []
