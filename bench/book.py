@@ -127,6 +127,8 @@ def swept(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Bes
             key = (line["shape"], line["regime"])
             best[key] = min(best.get(key, line), line, key=lambda found: found["ms"])
     for (shape, regime), line in best.items():
+        if line["speedup"] is None:  # serial failed
+            continue
         op, dtype, m, n, k = (shapes[shape][name] for name in ("op", "dtype", "m", "n", "k"))
         schedule = Schedule.from_toml(line["schedule"], line["name"])
         serial_ms = line["ms"] * line["speedup"]

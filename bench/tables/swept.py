@@ -36,8 +36,19 @@ def swept_lines(document: Document, link: str) -> list[str]:
         f"The best of ficco's points is faster than `serial` on "
         f"{sum(gain > 1 for gain in gains)} of {len(gains)}, {mean:.2f}x by geometric mean. "
         f"`auto`, {by}, came within 3% of the best on {near} of {len(behind)}, and at "
-        f"worst took {max(behind.values()):.2f} times as long.",
+        f"worst took {max(behind.values()):.2f} times as long.{_failed(document)}",
     ]
+
+
+def _failed(document: Document) -> str:
+    """Return a sentence on points that have no figures."""
+    found: dict[tuple[str, str], int] = {}
+    for line in document["lines"]:
+        if line["kind"] == "bad":
+            key = (line["shape"], line["reason"].split(":")[0])
+            found[key] = found.get(key, 0) + 1
+    parts = [f"{count} of {shape} ({reason})" for (shape, reason), count in found.items()]
+    return f" Points without figures: {', '.join(parts)}." if parts else ""
 
 
 def _rank(point: dict[str, Any]) -> tuple[bool, float]:

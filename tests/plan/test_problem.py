@@ -156,7 +156,9 @@ class TestSchedule:
 class TestMachine:
     def test_the_shipped_ones(self) -> None:
         engines = dict.fromkeys(("host", "mesh4", "mesh8", "switch4", "switch8"), "host")
-        engines |= dict.fromkeys(("cuda", "h200x2", "h200x4", "h200x8"), "cuda")
+        engines |= dict.fromkeys(
+            ("cuda", "h100x2", "h100x4", "h100x8", "h200x2", "h200x4", "h200x8"), "cuda"
+        )
         engines |= {"mi300x8": "hip"}
         assert set(data.names("machines")) == set(engines)
         for name, engine in engines.items():
