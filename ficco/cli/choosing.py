@@ -157,7 +157,8 @@ def profile_of(machine: Machine, ranks: int) -> Machine:
             machine.check_rated()  # says what to do
         raise MachineError(
             f"no profile of {device} with {ranks} devices or more is shipped; measure this machine "
-            "by `ficco doctor --profile FILE`, and name it by --machine FILE"
+            "by `ficco doctor --profile FILE`, and name it by --machine FILE, or by "
+            "FICCO_MACHINE=FILE for all calls"
         )
     return found
 

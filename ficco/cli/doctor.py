@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ficco.cli.arguments import HOST_RANKS
-from ficco.cli.choosing import strangers, told
-from ficco.errors import EngineError, InputError
+from ficco.cli.choosing import MOST_GPUS, profile_of, strangers, told
+from ficco.errors import EngineError, InputError, MachineError
+from ficco.machine import Machine
 
 if TYPE_CHECKING:
     from ficco.engines.cuda import Capabilities
@@ -157,7 +158,7 @@ def _cuda() -> list[Finding]:
         findings.append(Finding(f"GPU {device}", True, _described(here), "a rank"))
         peers.append(here.peers)
     if count > 1 and len(peers) == count:
-        findings.append(_peers(peers))
+        findings += [_peers(peers), _profile(count, version)]
     if count:
         findings.append(_settings())
     return [*findings, *_torch_on_gpus()]
@@ -190,6 +191,29 @@ def _peers(peers: Sequence[Sequence[bool]]) -> Finding:
             "torch.distributed",
         )  # fmt: skip
     return Finding("peer access", True, "between all pairs", serves)
+
+
+def _profile(count: int, version: str) -> Finding:
+    """Look for the profile and the book that `auto` chooses by on these GPUs."""
+    from ficco import __version__
+    from ficco.selector.book import known
+
+    serves = "schedule='auto', which is `serial` without one"
+    try:
+        profile = profile_of(Machine.named("cuda"), min(count, MOST_GPUS))
+        books = known(profile.name)
+    except MachineError as error:
+        found, _, do = str(error).partition("; ")
+        return Finding("profile", False, found, serves, do)
+    except InputError as error:
+        return Finding("profile", False, str(error), serves, "FICCO_BOOK names another, or none")
+    said, do = [f"{profile.name}, {profile.source or profile.about}"], ""
+    for book in books:
+        unfit = book.unfit(profile, __version__, version)
+        said.append(f"book {book.name}: {unfit or f'{len(book.points)} shapes and regimes'}")
+    if all(book.unfit(profile, __version__, version) for book in books):
+        do = "`ficco sweep` measures a book; predictions serve until then"
+    return Finding("profile", True, "; ".join(said), serves, do)
 
 
 def _settings() -> Finding:

@@ -40,7 +40,10 @@ def profile_for(machine: Machine, device: str, world: int) -> Machine | None:
             "by `ficco doctor --profile FILE`"
         )
     if given.ranks < world:
-        raise MachineError(f"{asked}: it has {given.ranks} devices, the group has {world}")
+        raise MachineError(
+            f"{asked}: it has {given.ranks} devices, the group has {world}; name one of as many, "
+            "or measure these by `ficco doctor --profile FILE`"
+        )
     given.check_rated()
     return given
 

@@ -12,6 +12,7 @@ import double_control as control
 
 Findings = dict[str, dict[str, Any]]
 
+ROOT = Path(__file__).resolve().parents[2]
 DOCTOR = "import sys; from ficco.cli.main import main; sys.exit(main(['doctor', '--json']))"
 NO_TORCH = "import sys; sys.modules['torch'] = None; "  # to import it takes longer than the rest
 
@@ -63,6 +64,28 @@ def test_pairs_without_peer_access_are_listed(double_folder: Path) -> None:
     assert not found["peer access"]["ok"]
     assert found["peer access"]["found"] == "not between 0-1, 0-2, 1-2"
     assert "torch.distributed" in found["peer access"]["do"]
+
+
+def test_what_auto_chooses_by_is_told(double_folder: Path, tmp_path: Path) -> None:
+    found = doctor(double_folder, devices=2)["profile"]
+    assert not found["ok"] and "ficco test double with 2 devices" in found["found"]
+    assert "ficco doctor --profile" in found["do"] and "FICCO_MACHINE" in found["do"]
+    mine = (ROOT / "schedules" / "machines" / "h200x2.toml").read_text()
+    path = tmp_path / "mine.toml"
+    path.write_text(mine.replace('"NVIDIA H200"', '"ficco test double"'))
+    given = {"FICCO_MACHINE": str(path)}
+    found = doctor(double_folder, given, devices=2, version=13000)["profile"]
+    assert found["ok"] and "h200x2, measured 2026" in found["found"] and not found["do"]
+    assert "book h200x2: " in found["found"] and "shapes and regimes" in found["found"]
+    found = doctor(double_folder, given, devices=2, version=12090)["profile"]
+    assert found["ok"] and "measured with driver 13.0, this is 12.9" in found["found"]
+    assert "ficco sweep" in found["do"]
+    found = doctor(double_folder, given, devices=4)["profile"]
+    assert not found["ok"] and "it has 2 devices, the group has 4" in found["found"]
+    assert "ficco doctor --profile" in found["do"]
+    found = doctor(double_folder, given | {"FICCO_BOOK": "none"}, devices=2)["profile"]
+    assert not found["ok"] and "none" in found["found"] and "FICCO_BOOK" in found["do"]
+    assert "profile" not in doctor(double_folder, devices=1)
 
 
 def test_a_driver_that_is_too_old_is_told(double_folder: Path) -> None:
