@@ -158,6 +158,9 @@ def main() -> int:
     for pattern, read in sources:
         for path in sorted(RESULTS.glob(pattern)):
             document = json.loads(path.read_text())
+            if document["gpus"][0]["name"] != machine.device:
+                print(f"{path} is not of {machine.device}", file=sys.stderr)
+                return 1
             for key, best in read(document, machine):
                 when = (document["date"], (read is swept) == (key[-1] != "eager"), path.name)
                 if key not in found or when > found[key][0]:

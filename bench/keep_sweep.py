@@ -4,7 +4,7 @@
 
 Writes sweep_MACHINE.json (all lines but timelines, with the head), sweep_MACHINE_gains.svg and
 sweep_MACHINE_map.svg; of another grid than h200 sweep_GRID_MACHINE. book.py makes the shipped book
-of these. A sweep that is simulated, paced or unfinished is refused.
+of the grids h200 and all_reduce. A sweep that is simulated, paced or unfinished is refused.
 """
 
 from __future__ import annotations

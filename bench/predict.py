@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,8 +116,8 @@ def judged(case: dict[str, Any], machine: Machine, regime: str = "captured") -> 
         for s, ms in found
     ]  # fmt: skip
     result: dict[str, Any] = {
-        "case": case["case"], "world": world, "best_ms": best, "serial_ms": serial,
-        "rows": rows,
+        "case": case["case"], "machine": machine.name, "world": world,
+        "best_ms": best, "serial_ms": serial, "rows": rows,
     }  # fmt: skip
     for method, predicted in by.items():
         chosen = decide(predicted, facts, machine, method).schedule
@@ -178,6 +179,9 @@ def main() -> int:
     by_machine: dict[str, Any] = {}
     for name in args.profiles.split(","):
         machine = Machine.named(name)
+        if not [*cases(machine.name)]:
+            print(f"no results of {machine.name} in {RESULTS}", file=sys.stderr)
+            return 1
         sources[machine.name] = machine.source
         for regime, so_far in found.items():
             of_it = [judged(case, machine, regime) for case in cases(machine.name)]
@@ -199,7 +203,7 @@ def main() -> int:
         Path(args.out, "predict.json").write_text(json.dumps(document, indent=1) + "\n")
     for case in captured:
         chosen = case["simulator"]
-        print(f"{case['world']} {case['case']:42} best {case['best_ms']:7.3f}  "
+        print(f"{case['machine']} {case['case']:42} best {case['best_ms']:7.3f}  "
               f"simulator {chosen['of_best']:.3f} {'' if chosen['right'] else 'WRONG'} "
               f"{chosen['choice']}  rule {case['rule']['of_best']:.3f} "
               f"{'' if case['rule']['right'] else 'WRONG'}")  # fmt: skip

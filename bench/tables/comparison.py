@@ -187,8 +187,9 @@ def host_cost_apart(document: Document) -> list[str]:
         "backward": "its backward pass", "serial_after_a_wait": "serial, first after a wait",
         "serial_by_ficco": "serial, as ficco's call",
     }  # fmt: skip
-    known = all("custom_op" in case["us"] for case in document["cases"])
-    return _host_costs(document, parts) if known else []
+    known = {part for case in document["cases"] for part in case["us"]}
+    parts = {part: title for part, title in parts.items() if part in known}
+    return _host_costs(document, parts) if "custom_op" in known else []
 
 
 def _host_costs(document: Document, parts: dict[str, str]) -> list[str]:

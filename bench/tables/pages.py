@@ -38,7 +38,7 @@ def headline(page: Page) -> str:
 
 def readme_part(page: Page) -> list[str]:
     """Return the lines between README's marks."""
-    machine = most_gpus(page)
+    machine = first_machine(page)
     lines = ["## Measured", ""]
     if machine:
         documents = compared(page, machine)
@@ -64,7 +64,7 @@ def readme_part(page: Page) -> list[str]:
 
 def results_page(page: Page) -> list[str]:
     """Return all lines of bench/RESULTS.md."""
-    most = most_gpus(page)
+    most = first_machine(page)
     lines = [
         "# Results", "",
         "What README does not show of [`bench/results`](results). Written by `bench/readme.py`; a "
@@ -89,7 +89,7 @@ def results_page(page: Page) -> list[str]:
     return wrapped([*lines, *_few_rows(page), *_machinery(page), *_foresight(page)][:-1])
 
 
-def most_gpus(page: Page) -> str:
+def first_machine(page: Page) -> str:
     """Return the machine with the most GPUs that operators were compared on; "" without any."""
     return next((machine for machine in MACHINES if compared(page, machine)), "")
 

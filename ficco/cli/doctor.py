@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 def add_to(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "doctor", help="what this machine offers, and what is missing for what",
+        "doctor", help="what this machine offers, what is missing for what, what auto chooses by",
         description="Look at this machine. Exit 0 when ficco can run here at all, else 1.",
     )  # fmt: skip
     output = parser.add_mutually_exclusive_group()
@@ -158,7 +158,8 @@ def _cuda() -> list[Finding]:
         findings.append(Finding(f"GPU {device}", True, _described(here), "a rank"))
         peers.append(here.peers)
     if count > 1 and len(peers) == count:
-        findings += [_peers(peers), _profile(count, version)]
+        sizes = sorted({2, 4, min(count, MOST_GPUS)} - {*range(count + 1, 5)})
+        findings += [_peers(peers), *(_profile(size, version) for size in sizes)]
     if count:
         findings.append(_settings())
     return [*findings, *_torch_on_gpus()]
@@ -193,27 +194,27 @@ def _peers(peers: Sequence[Sequence[bool]]) -> Finding:
     return Finding("peer access", True, "between all pairs", serves)
 
 
-def _profile(count: int, version: str) -> Finding:
-    """Look for the profile and the book that `auto` chooses by on these GPUs."""
+def _profile(ranks: int, version: str) -> Finding:
+    """Look for the profile and the book that `auto` chooses by in groups of so many GPUs."""
     from ficco import __version__
     from ficco.selector.book import known
 
-    serves = "schedule='auto', which is `serial` without one"
+    name, serves = f"profile, {ranks} GPUs", "schedule='auto', which is `serial` without one"
     try:
-        profile = profile_of(Machine.named("cuda"), min(count, MOST_GPUS))
+        profile = profile_of(Machine.named("cuda"), ranks)
         books = known(profile.name)
     except MachineError as error:
         found, _, do = str(error).partition("; ")
-        return Finding("profile", False, found, serves, do)
+        return Finding(name, False, found, serves, do)
     except InputError as error:
-        return Finding("profile", False, str(error), serves, "FICCO_BOOK names another, or none")
+        return Finding(name, False, str(error), serves, "FICCO_BOOK names another, or none")
     said, do = [f"{profile.name}, {profile.source or profile.about}"], ""
     for book in books:
         unfit = book.unfit(profile, __version__, version)
         said.append(f"book {book.name}: {unfit or f'{len(book.points)} shapes and regimes'}")
     if all(book.unfit(profile, __version__, version) for book in books):
         do = "`ficco sweep` measures a book; predictions serve until then"
-    return Finding("profile", True, "; ".join(said), serves, do)
+    return Finding(name, True, "; ".join(said), serves, do)
 
 
 def _settings() -> Finding:

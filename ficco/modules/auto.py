@@ -62,13 +62,15 @@ def for_a_capture(
     """Return what `automatic` would take in a capture, if it has to be made ready before that.
 
     Windows grow and kernels are loaded outside captures alone. None where this call needs no
-    windows, and that one would need large ones.
+    windows, and that one would need large ones, or ones for which there was no room.
     """
     if regime() == "captured":
         return None
     wanted = choice(problem, runtime, device, "captured").schedule
     large = chosen.transport == "collective" and wanted.transport != "sm"
-    return wanted if not large and _lacks(runtime, problem, wanted) else None
+    if large or not _lacks(runtime, problem, wanted) or runtime.refuses(problem, wanted):
+        return None
+    return wanted
 
 
 def choice(

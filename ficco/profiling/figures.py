@@ -19,6 +19,7 @@ __all__ = [
     "latency_and_rates",
     "least_squares",
     "links_per",
+    "model",
     "net_rates",
     "rounded",
     "slower",
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 Points = list[tuple[int, float]]
+
+_MEMORY = re.compile(r"\d+GB|HBM\w*", re.IGNORECASE)
 
 _STEADY, _TRIES = 1.1, 4  # a median is trusted up to so many times the least
 _NOISE = 0.1  # a rate is trusted where the latency is no more than this part of the time
@@ -131,13 +134,18 @@ def rounded(value: Any) -> Any:
     return value
 
 
+def model(device: str) -> str:
+    """Return a device's name without its memory: "NVIDIA H100 80GB HBM3" is "NVIDIA H100"."""
+    return " ".join(word for word in device.split() if not _MEMORY.fullmatch(word))
+
+
 def slug(device: str) -> str:
-    """Return a device's name as a machine's: "NVIDIA H200" is "h200".
+    """Return a device's name as a machine's: "NVIDIA H100 80GB HBM3" is "h100".
 
     Raises:
         InputError: nothing is left of it.
     """
-    found = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
+    found = re.sub(r"[^a-z0-9]+", "-", model(device).lower()).strip("-").removeprefix("nvidia-")
     if not found:
         raise InputError(f"device {device!r}: no name can be made of it")
     return found

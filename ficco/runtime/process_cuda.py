@@ -133,6 +133,7 @@ class CudaProcessRuntime(ProcessRuntime):
         self._held = False  # whether a graph uses the place in use
         self.traced = False
         self._met: dict[str, None] = {}  # what `repeats` was asked about, oldest first
+        self._refused: set[tuple[str, Schedule]] = set()  # what `load` was, for want of room
         super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
 
     @property
@@ -263,7 +264,11 @@ class CudaProcessRuntime(ProcessRuntime):
         """
         with self._lock:
             self._check_alive()
-            call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
+            try:
+                call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
+            except (InputError, MemoryError):
+                self._refused.add((json.dumps(problem.agreed()), schedule))
+                raise
             try:
                 call.bound.load(arrays)
             except InputError:
@@ -271,6 +276,10 @@ class CudaProcessRuntime(ProcessRuntime):
             except BaseException:
                 self._group.fail(self.rank)  # peers go on, and would wait for this rank
                 raise
+
+    def refuses(self, problem: Problem, schedule: Schedule) -> bool:
+        """Whether there was no room for `load`, on all ranks, since windows last grew."""
+        return (json.dumps(problem.agreed()), schedule) in self._refused
 
     def _check_alive(self) -> None:
         for place in self._places:  # a kernel that gave up tells before the watch looks
@@ -370,6 +379,7 @@ class CudaProcessRuntime(ProcessRuntime):
         self._places[len(self._places) - len(old) :] = [place]
         self._held = False
         self._bound.clear()
+        self._refused.clear()
         self._calls, self._last = 0, None
         # What has failed is told no more after a reset, though graphs may still hold its windows.
         kept = [each.group for each in reversed(self._places) if each.group.failure() is None]

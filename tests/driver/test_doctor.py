@@ -67,25 +67,29 @@ def test_pairs_without_peer_access_are_listed(double_folder: Path) -> None:
 
 
 def test_what_auto_chooses_by_is_told(double_folder: Path, tmp_path: Path) -> None:
-    found = doctor(double_folder, devices=2)["profile"]
+    found = doctor(double_folder, devices=2)["profile, 2 GPUs"]
     assert not found["ok"] and "ficco test double with 2 devices" in found["found"]
     assert "ficco doctor --profile" in found["do"] and "FICCO_MACHINE" in found["do"]
     mine = (ROOT / "schedules" / "machines" / "h200x2.toml").read_text()
     path = tmp_path / "mine.toml"
     path.write_text(mine.replace('"NVIDIA H200"', '"ficco test double"'))
     given = {"FICCO_MACHINE": str(path)}
-    found = doctor(double_folder, given, devices=2, version=13000)["profile"]
+    found = doctor(double_folder, given, devices=2, version=13000)["profile, 2 GPUs"]
     assert found["ok"] and "h200x2, measured 2026" in found["found"] and not found["do"]
     assert "book h200x2: " in found["found"] and "shapes and regimes" in found["found"]
-    found = doctor(double_folder, given, devices=2, version=12090)["profile"]
+    found = doctor(double_folder, given, devices=2, version=12090)["profile, 2 GPUs"]
     assert found["ok"] and "measured with driver 13.0, this is 12.9" in found["found"]
     assert "ficco sweep" in found["do"]
-    found = doctor(double_folder, given, devices=4)["profile"]
+    both = doctor(double_folder, given, devices=4)
+    assert both["profile, 2 GPUs"]["ok"]
+    found = both["profile, 4 GPUs"]
     assert not found["ok"] and "it has 2 devices, the group has 4" in found["found"]
     assert "ficco doctor --profile" in found["do"]
-    found = doctor(double_folder, given | {"FICCO_BOOK": "none"}, devices=2)["profile"]
+    found = doctor(double_folder, given | {"FICCO_BOOK": "none"}, devices=2)["profile, 2 GPUs"]
     assert not found["ok"] and "none" in found["found"] and "FICCO_BOOK" in found["do"]
-    assert "profile" not in doctor(double_folder, devices=1)
+    for devices, sizes in ((1, []), (3, [2, 3]), (8, [2, 4, 8]), (9, [2, 4, 8])):
+        names = [name for name in doctor(double_folder, devices=devices) if "profile" in name]
+        assert names == [f"profile, {size} GPUs" for size in sizes]
 
 
 def test_a_driver_that_is_too_old_is_told(double_folder: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ import torch.distributed as dist
 from torch_on_double import Rank, dress
 
 import ficco
-from ficco.modules import again, groups, operators
+from ficco.modules import again, auto, groups, operators
 from ficco.modules.calling import Call
 from ficco.runtime import process_cuda
+from ficco.schedule import Schedule
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
@@ -281,12 +283,24 @@ def models(here: Rank, world: int) -> None:
 def _plain_calls_again(hits: _Hits, rank: int, world: int) -> None:
     """Plain calls, of which the second looks at nothing, give the same bits and dimensions."""
     flat, cube = draw(rank, 2 * world, 4), draw(rank, world, 3, 4)
+    uneven = [r + 1 for r in range(world)]
     for x in (flat, cube, torch._neg_view(flat), flat[:, ::2].repeat(1, 2)[:, 1:], cube[:, 1:]):
-        w = draw(20 + rank, x.shape[-1], 5)
+        w, bias = draw(20 + rank, x.shape[-1], 5), draw(30 + rank, 5)
+        odd, few = draw(rank, rank + 1, *x.shape[1:]), draw(rank, sum(uneven), *x.shape[1:])
+        high = draw(40 + rank, world * x.shape[:-1].numel(), 3)
+        # To lay them side by side would take longer than to multiply one after the other.
+        deep = [draw(60 + i, 4, 64) for i in range(2)], [draw(70 + i, 64, 4) for i in range(2)]
+        gather, scatter = ficco.all_gather_matmul, ficco.matmul_reduce_scatter
         for call in (
-            lambda: ficco.all_gather_matmul(x, [w, w[:, :2]], schedule="serial"),  # noqa: B023
-            lambda: [ficco.matmul_reduce_scatter(x, w, schedule="serial")],  # noqa: B023
+            lambda: gather(x, [w, w[:, :2]], schedule="serial"),  # noqa: B023
+            lambda: gather(x, [w, w], bias=[bias, None], schedule="serial"),  # noqa: B023
+            lambda: gather(odd, [w], rows=uneven, schedule="serial"),  # noqa: B023
+            lambda: gather(x, [high], axes=["contraction"], schedule="serial"),  # noqa: B023
+            lambda: [scatter(x, w, schedule="serial")],  # noqa: B023
+            lambda: [scatter(few, w, rows=uneven, schedule="serial")],  # noqa: B023
             lambda: [ficco.matmul_all_reduce(x, w, schedule="serial")],  # noqa: B023
+            lambda: [ficco.matmul_all_reduce(x, w, bias=bias, schedule="serial")],  # noqa: B023
+            lambda: [ficco.matmul_all_reduce(*deep, schedule="serial")],  # noqa: B023
         ):
             first, second = call(), call()
             assert hits.last()
@@ -326,6 +340,53 @@ def captures(here: Rank, world: int) -> None:
                 refused(lambda: here.capture(lambda: _larger(world)), "windows cannot grow")
                 y = _larger(world)
                 close(y, torch.full(y.shape, 5.0 * world).double(), "larger windows")
+
+
+def made_ready(here: Rank, world: int) -> None:
+    """What a capture would take is made ready beside serial calls; where there is no room, once."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    taken, make, loads = auto.choice, symmetric.empty, list[str]()
+    load = process_cuda.CudaProcessRuntime.load
+
+    def counted(self: Any, problem: Any, schedule: Any, arrays: Any) -> None:
+        loads.append(schedule.name)
+        load(self, problem, schedule, arrays)
+
+    def choice(problem: Any, runtime: Any, device: Any, when: Any = None, *rest: Any) -> Any:
+        name = "one_shot_sm" if (when or auto.regime()) == "captured" else "serial"
+        schedule = Schedule.named(name).resolve(runtime.world, runtime.machine)
+        return replace(taken(problem, runtime, device, when, *rest), schedule=schedule)
+
+    def full(*args: Any, **words: Any) -> Any:
+        raise torch.OutOfMemoryError("full")
+
+    def call(turned: bool = False) -> Tensor:
+        x, w = draw(here.rank, 4, 6), draw(50 + here.rank, 6, 8)
+        return ficco.matmul_all_reduce(x.t().contiguous().t() if turned else x, w)
+
+    want = sum(
+        (draw(r, 4, 6).double() @ draw(50 + r, 6, 8).double() for r in range(world)),
+        torch.zeros(4, 8),
+    )
+    auto.choice, process_cuda.CudaProcessRuntime.load = choice, counted  # type: ignore[assignment]
+    try:
+        for room in (True, False):
+            ficco.prepare(machine="cuda", timeout_s=3.0)
+            symmetric.empty = make if room else full
+            loads.clear()
+            for turn in range(6):  # later one rank's x lies otherwise, which no other knows of
+                close(call(here.rank == 1 and turn > 3), want, f"turn {turn}, room: {room}")
+            assert loads == ["one_shot_sm"], loads
+            if room:
+                found: list[Tensor] = []
+                graph = here.capture(lambda: found.append(call()))  # noqa: B023
+                here.replay(graph)
+                close(found[0], want, "what was made ready")
+            ficco.close()
+    finally:
+        auto.choice, symmetric.empty = taken, make
+        process_cuda.CudaProcessRuntime.load = load  # type: ignore[method-assign]
 
 
 def _larger(world: int) -> Tensor:
@@ -401,10 +462,8 @@ def at_random(here: Rank, world: int) -> None:
     print(f"{shortly.made} calls were told addresses alone")
 
 
-CHECKS = {
-    each.__name__: each
-    for each in (functions, gradients, calls_again, models, captures, failures, at_random)
-}
+_ALL = (functions, gradients, calls_again, models, captures, made_ready, failures, at_random)
+CHECKS = {each.__name__: each for each in _ALL}
 
 
 def main(store: str, rank: int, world: int, checks: list[str]) -> None:

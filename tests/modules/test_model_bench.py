@@ -71,7 +71,8 @@ def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
         "    print(headline(folder), *lines, 'end', sep='\\n')"
     )
     command = [sys.executable, "-P", "-c", code, str(tmp_path), str(tmp_path / "none")]
-    environment = os.environ | {"PYTHONPATH": str(BENCH)}
+    paths = [str(BENCH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=60, env=environment
     )

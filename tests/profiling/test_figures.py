@@ -165,7 +165,9 @@ def test_rounding_keeps_four_digits_at_any_depth() -> None:
     ("device", "name"),
     [
         ("NVIDIA H200", "h200"),
-        ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
         ("Tesla V100-SXM2-16GB", "tesla-v100-sxm2-16gb"),
     ],
 )

@@ -151,7 +151,7 @@ class Ranks:
         return self.replayed(graph, calls, together)
 
     def replayed(self, graph: Any, calls: int = 1, together: bool = True) -> float:
-        """Return the median of some replays of a graph. See `timed`."""
+        """Return the median of some replays of a graph, or of steady ones. See `timed`."""
         if not together:
             return steady(lambda: self._replays(graph, together)) / calls
         self.meet()

@@ -202,7 +202,7 @@ class Operands:
     def _worked_out(self) -> list[_Columns]:
         """Return what the first set's result is in float64, some columns at a time.
 
-        Made at once, the steps to it take ten times the memory of a large result.
+        Made at once, the steps to it would take several times what it does itself.
         """
         given: list[Any] = [{} for _ in range(self.layout.world)]
         given[self.rank]["w"] = self.w[0]
