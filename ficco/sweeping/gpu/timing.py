@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.sweeping.gpu.launching import Meeting
 
 __all__ = ["STUCK_S", "Config", "Timer", "beat", "calls_for"]
@@ -104,25 +105,16 @@ class Timer:
         return found
 
 
-def _lying_where(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory that does not own it.
+def _lying_where(result: torch.Tensor) -> torch.Tensor:
+    """Return a matrix over the same memory that does not own it.
 
     So what a graph gives is free for the next capture into its pool, which the graph keeps mapped;
     else the results of all schedules of a large shape fill a GPU.
     """
-    whole = torch.as_tensor(_Memory(tensor), device=tensor.device)
-    return whole.view(tensor.dtype).view(tensor.shape)
-
-
-class _Memory:
-    """The bytes of a contiguous tensor, as other libraries describe memory of a GPU."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        assert tensor.is_contiguous(), tuple(tensor.stride())
-        self.__cuda_array_interface__ = {
-            "shape": (tensor.numel() * tensor.element_size(),), "typestr": "|u1",
-            "data": (tensor.data_ptr(), False), "version": 3,
-        }  # fmt: skip
+    assert result.is_contiguous(), tuple(result.stride())
+    rows, cols = result.shape
+    dtype = str(result.dtype).removeprefix("torch.")
+    return TorchDeviceCompute().at(result.data_ptr(), rows, cols, dtype)
 
 
 def calls_for(call_ms: float) -> int:
