@@ -21,7 +21,7 @@ from ficco.schedule import Schedule
 
 __all__ = ["measure"]
 
-_CALLS, _QUEUED, _WARM = 60, 10, 10
+_CALLS, _QUEUED, _WARM, _TURNS = 60, 10, 10, 3
 _ROWS, _COLUMNS, _DEPTH = 64, 128, 256  # of a rank's part: little for the device to do
 _OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
 _WHOLE = {"all_gather_matmul": "serial", "matmul_all_reduce": "one_shot_sm"}
@@ -33,22 +33,22 @@ _POINTS = {"shard_p2p": (1,), "hetero_unfused_1d": (1, 4, 8), "hetero_fused_1d":
 def measure(ranks: Ranks) -> dict[str, float]:
     """Return what calls, launches, kernels, copies and words cost the host.
 
-    Medians of the slowest rank, by the host's clock, of calls that are queued ten at a time. Of
-    calls that are left to torch.distributed and of those that are one launch it is the whole call;
-    the others are what least squares finds in ficco's own calls. A launch costs at least what
-    torch.mm does. ficco must be open for the GPUs.
+    Medians of the slowest rank, by the host's clock, of calls that are queued ten at a time; the
+    least of some turns, for others may use the host for a while. Of calls that are left to
+    torch.distributed and of those that are one launch it is the whole call; the others are what
+    least squares finds in ficco's own calls. A launch costs at least what torch.mm does. ficco must
+    be open for the GPUs.
     """
     a, b, c = (_matrix(ranks, 64, 64) for _ in range(3))
-    launch = _host_us(ranks, lambda: torch.mm(a, b, out=c))
-    serial_us, direct_us = (
-        _host_us(ranks, _call(ranks, op, Schedule.named(name))) for op, name in _WHOLE.items()
+    points = list(product(_OPERATORS, _schedules()))
+    whole = [_call(ranks, op, Schedule.named(name)) for op, name in _WHOLE.items()]
+    calls = [lambda: torch.mm(a, b, out=c), *whole, *(_call(ranks, *point) for point in points)]
+    turns = [[_host_us(ranks, call) for call in calls] for _ in range(_TURNS)]
+    launch, serial_us, direct_us, *times = (
+        ranks.slowest(min(each)) for each in zip(*turns, strict=True)
     )
-    tallies, times = [], []
-    for op, schedule in product(_OPERATORS, _schedules()):
-        tallies.append(_tally(ranks, op, schedule))
-        times.append(_host_us(ranks, _call(ranks, op, schedule)))
     found = {"host_serial_us": serial_us, "host_direct_us": direct_us}
-    return found | submission_costs(tallies, times, launch)
+    return found | submission_costs([_tally(ranks, *point) for point in points], times, launch)
 
 
 def _schedules() -> list[Schedule]:
@@ -79,7 +79,7 @@ def _call(ranks: Ranks, op: str, schedule: Schedule) -> Callable[[], object]:
 
 
 def _host_us(ranks: Ranks, call: Callable[[], object]) -> float:
-    """Return the median time that the host spends on a call, of the slowest rank."""
+    """Return the median time that this rank's host spends on a call."""
     times: list[float] = []
     for number in range(_WARM + _CALLS):
         if number % _QUEUED == 0:
@@ -90,4 +90,4 @@ def _host_us(ranks: Ranks, call: Callable[[], object]) -> float:
         if number >= _WARM:
             times.append(1e6 * elapsed)
     ranks.meet()
-    return ranks.slowest(statistics.median(times))
+    return statistics.median(times)
