@@ -133,6 +133,10 @@ class Schedule:
         """
         if isinstance(schedule, Schedule):
             return schedule
+        if not isinstance(schedule, str):
+            raise ScheduleError(
+                f"schedule={schedule!r:.80}: a Schedule, its name or its JSON text is needed"
+            )
         if schedule.startswith("{"):
             return cls.from_json(json.loads(schedule))
         return cls.named(schedule)

@@ -21,6 +21,7 @@ HOST_RANKS, HOST_DTYPE = 4, "float32"
 # On GPUs transfers and GEMMs of this job last some tenths of a millisecond each.
 GPU_SIZES = {"m": 8192, "n": 8192, "k": 8192}
 GPU_DTYPE = "bfloat16"
+_OF_A_MACHINE = 8  # as many ranks as a machine that is named has, if it has no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,10 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
             type=int,
             help=f"{what}, over all ranks ({HOST_SIZES[name]}; on GPUs {GPU_SIZES[name]})",
         )
-    parser.add_argument("--ranks", type=int, help=f"ranks ({HOST_RANKS}; on GPUs as many as these)")
+    parser.add_argument(
+        "--ranks", type=int, help="ranks (as many as the machine has that is named; else "
+        f"{HOST_RANKS}, on GPUs as many as these)"
+    )  # fmt: skip
     parser.add_argument("--rows", help="rows per rank, comma-separated, where they are uneven")
     parser.add_argument(
         "--splits",
@@ -139,19 +143,23 @@ def problem_from(
             f"unknown operator {args.op!r}{closest(args.op, OPERATORS)}. "
             f"Known: {', '.join(OPERATORS)}"
         )
+    if args.ranks is None and args.machine is not None:
+        named = Machine.named(args.machine).ranks
+        args.ranks = named if named <= _OF_A_MACHINE else ranks
     if args.ranks is None:
         args.ranks = ranks
     if not 1 <= args.ranks <= MAX_WORLD:
         raise InputError(f"--ranks {args.ranks}: ficco runs 1 to {MAX_WORLD} ranks")
     machine = Machine.named(args.machine or ("cuda" if engine == "cuda" else fitting(args.ranks)))
     rows = None if args.rows is None else _numbers(args.rows, "--rows", args.ranks)
+    given = args.m
     if rows is not None and args.m is None:
         args.m = sum(rows)
     _fill_in(args, machine.engine)
     if args.ranks > machine.ranks:
         raise InputError(
-            f"--ranks {args.ranks}: machine {machine.name!r} has {machine.ranks}; "
-            "choose a larger one, 'host' for example"
+            f"--ranks {args.ranks}: machine {machine.name!r} has {machine.ranks}; ask for fewer, "
+            "or choose a larger one"
         )
     splits = None
     if args.splits is not None:
@@ -159,6 +167,8 @@ def problem_from(
             raise InputError(f"--splits is for {' and '.join(EXCHANGING)}, instead of --rows")
         splits = _splits(args.splits, args.ranks)
         rows = tuple(sum(row) for row in splits)
+        if given is not None and given != sum(rows):
+            raise InputError(f"--m {given}, but --splits add up to {sum(rows)} rows; leave --m out")
         args.m = sum(rows)
     problem = Problem.chunked(args.op, args.ranks, args.m, args.n, args.k, args.dtype, rows=rows)
     if splits is not None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from ficco.cli.arguments import HOST_RANKS, add_problem, problem_from
 from ficco.cli.choosing import MOST_GPUS, driver_of, gpus, profile_of
-from ficco.machine import Machine
 from ficco.selector import METHODS, Book, Choice, choose
 from ficco.timeline import REGIMES
 
@@ -40,8 +39,6 @@ def _main(args: argparse.Namespace) -> int:
         here = gpus(args.ranks or MOST_GPUS)
         if here.devices > 1:
             engine, ranks = "cuda", min(here.devices, MOST_GPUS)
-    elif args.ranks is None:
-        ranks = min(Machine.named(args.machine).ranks, MOST_GPUS)
     problem, machine = problem_from(args, engine, ranks)
     profile = profile_of(machine, problem.world)
     book = None if args.book is None else Book.named(args.book)

@@ -53,8 +53,8 @@ def add_to(commands: Any) -> None:
         help="predict instead of running, for a machine that has rates (--machine)",
     )  # fmt: skip
     parser.add_argument(
-        "--regime", choices=REGIMES, default="captured",
-        help="with --simulate: how calls are made (%(default)s)",
+        "--regime", choices=REGIMES,
+        help="with --simulate: how calls are made (captured)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
     parser.set_defaults(main=_main)
@@ -62,7 +62,11 @@ def add_to(commands: Any) -> None:
 
 def _main(args: argparse.Namespace) -> int:
     if args.simulate:
-        return _simulated(args)
+        return _simulated(args, args.regime or "captured")
+    if args.regime is not None:
+        raise InputError(
+            f"--regime {args.regime} without --simulate: a run synchronizes each call; leave it out"
+        )
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun and args.ranks is None:
         args.ranks = int(os.environ["WORLD_SIZE"])
@@ -104,18 +108,18 @@ def _main(args: argparse.Namespace) -> int:
     return 0 if all(point.row.ok for point in points) else 1
 
 
-def _simulated(args: argparse.Namespace) -> int:
+def _simulated(args: argparse.Namespace, regime: str) -> int:
     from ficco.cli.simulate import check_alone, simulated
 
     check_alone(
         engine=args.engine != "auto", processes=args.processes, compute=args.compute is not None
     )
-    asked = asked_from(args, regime=args.regime, simulated=True)
+    asked = asked_from(args, regime=regime, simulated=True)
     trace = _opened(args.trace)
     try:
-        points = simulated(asked, args.regime)
+        points = simulated(asked, regime)
         best = min(points, key=lambda point: point.row.overlap_ms)
-        _print(args, asked, points, f"simulated, {args.regime}")
+        _print(args, asked, points, f"simulated, {regime}")
         _picture(args, best, best.best)
         _write_trace(trace, asked, best, best.best)
     finally:

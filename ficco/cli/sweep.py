@@ -172,7 +172,9 @@ def _say(args: argparse.Namespace, asked: Asked, outcome: Outcome) -> None:
         )
     if outcome.book:
         book = asked.folder / "book.toml"
-        print(f"book: {book}; `ficco explain --book {book}` chooses by it")
+        regimes = {point.regime for point in Book.named(str(book)).points}
+        how = "" if "captured" in regimes else f" --regime {min(regimes)}"
+        print(f"book: {book}; `ficco explain --book {book}{how}` chooses by it")
     elif outcome.no_book:
         print(outcome.no_book)
     if outcome.unended:

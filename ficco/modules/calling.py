@@ -63,7 +63,9 @@ class Call:
         """Refuse what is no tensor of the call's device and dtype (or of `dims` dimensions)."""
         if not isinstance(tensor, Tensor):
             raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
-        if tensor.device != self.device or tensor.device.type not in ("cpu", "cuda"):
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise InputError(f"{name} is on {tensor.device}; it is to be on the CPU or on a GPU")
+        if tensor.device != self.device:
             where = "the CPU or one GPU" if self.device.type == "cpu" else str(self.device)
             raise InputError(f"{name} is on {tensor.device}; all tensors are on {where}")
         if tensor.dtype not in _DTYPES:

@@ -23,6 +23,7 @@ Where they do not, name a schedule.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
         TimeoutExceeded, EngineError: the call failed on some rank, and the group needs `reset`.
     """
     weights, biases, biased = _listed(w, bias)
-    axes, rows = _held(axes), _held(rows)
+    axes, rows = _held(axes), _sizes("rows", rows)
     way = survey((x, *weights, *biases))
     kept = way != DIRECT and save_gathered and torch.is_grad_enabled() and any(map(_needs, weights))
     rest = (biased, axes, rows, kept, group, schedule, grain)
@@ -159,7 +160,7 @@ def matmul_reduce_scatter(
     Raises: as `all_gather_matmul`.
     """
     xs, ws = _pairs(x, w)
-    args = (xs, ws, bias, _held(rows), group, schedule, grain)
+    args = (xs, ws, bias, _sizes("rows", rows), group, schedule, grain)
     way = survey((*xs, *ws, bias))
     return _call("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
 
@@ -237,7 +238,13 @@ def _exchange(
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    table = [int(size) for row in splits for size in row]
+    try:
+        table = [size for row in splits for size in _sizes("splits", row)]
+    except TypeError:
+        raise InputError(
+            f"splits={splits!r:.80}: a list of lists is needed, in which splits[s][r] rows go from "
+            "rank s to rank r"
+        ) from None
     args = (x, w, table, group, schedule, grain)
     return _call(op, args, survey((x, w)))  # type: ignore[no-any-return]
 
@@ -288,7 +295,7 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
     tensors = (*tables, *indices, *offsets, like)
     args = (
         list(tables), list(indices), list(offsets), like, list(tables_per_rank), batch,
-        _held(rows), group, schedule, grain,
+        _sizes("rows", rows), group, schedule, grain,
     )  # fmt: skip
     return _call("embedding_all_to_all", args, survey(tensors))  # type: ignore[no-any-return]
 
@@ -317,6 +324,20 @@ def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
 def _recorded(name: str, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
     found = gradients.Recorded.apply(name, rest, *flat)  # type: ignore[no-untyped-call]
     return found if name in SEVERAL else found[0]
+
+
+def _sizes(name: str, values: Any) -> Any:
+    """Return sizes as a list of this call's own: backward reads it, too.
+
+    Raises:
+        InputError: they are no sequence of whole numbers.
+    """
+    if values is None or torch.compiler.is_dynamo_compiling():
+        return _held(values)
+    try:
+        return [s if isinstance(s, torch.SymInt) else operator.index(s) for s in values]
+    except TypeError:
+        raise InputError(f"{name}={values!r:.80}: whole numbers, one a rank, are needed") from None
 
 
 def _held(values: Sequence[Any] | None) -> list[Any] | None:

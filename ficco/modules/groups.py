@@ -90,7 +90,12 @@ def process_group(group: Any) -> Any:
                 f"group={group!r}: no process group has this name; pass the ProcessGroup itself or "
                 "a DeviceMesh of one dimension"
             ) from error
-    return group
+    if isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return group
+    raise InputError(
+        f"group={group!r:.80}: a ProcessGroup, its name, a DeviceMesh of one dimension or None "
+        "(all ranks) is needed"
+    )
 
 
 def prepare(

@@ -18,6 +18,7 @@ from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
 from ficco.modules.layers import dtensor, megatron
+from ficco.modules.layers.choosing import check_schedule
 from ficco.modules.layers.finding import Found
 from ficco.modules.layers.layer import ATTRIBUTE, Layer, Left, Options, Ranks, layer_of, ranks_of
 from ficco.modules.layers.plans import Plan, check_patterns, matching, plan_of
@@ -28,6 +29,7 @@ __all__ = ["RECORD", "Overlapped", "overlap", "restore"]
 
 RECORD = "_ficco_overlapped"  # under which an overlapped model carries its record
 
+_UNWANTED = "schedule= says so"
 _OWN, _HOOKS = "__dict__", "_forward_pre_hooks"
 _AFTER, _ALWAYS = "_forward_hooks", "_forward_hooks_always_called"
 _BEGIN, _SETTLE, _CLEAR = "ficco begin ", "ficco settle ", "ficco clear "  # hooks, and a number
@@ -108,7 +110,8 @@ def overlap(
 
     Raises:
         InputError: nothing in it is tensor-parallel, it is overlapped already, an argument does not
-            fit, or `strict` has a reason; nothing has changed then.
+            fit, or `strict` has a reason; ScheduleError: a layer's operator has no such schedule.
+            Nothing has changed then.
     """
     if not isinstance(module, Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
@@ -130,6 +133,7 @@ def overlap(
             asked = chosen(each.name) or AUTO
             options = Options(asked, save_gathered and each.gathers, contiguous)
             _wrap(each, place, options, record)
+            check_schedule(layer_of(each.module))
         for parent, gathering in gathers:
             record.replace(parent, _HOOKS, gathering.key, gathering.hook)
         if share:
@@ -190,7 +194,7 @@ def _settle(
     """Leave what the user wants to leave, and what a parent that keeps its gather feeds."""
     for each in found:
         if chosen(each.name) is None:
-            left.append(Left(each.name, each.style, "schedule= says so", False))
+            left.append(Left(each.name, each.style, _UNWANTED, False))
     found = [each for each in found if chosen(each.name) is not None]
     gathers = {name: g for name, m in named.items() if (g := dtensor.gathering_of(m)) is not None}
     fed: dict[str, list[Found]] = {}
@@ -233,6 +237,12 @@ def _check(
     Raises:
         InputError: see `overlap`.
     """
+    unwanted = sum(each.why == _UNWANTED for each in left)
+    if not found and unwanted == len(left) > 0:
+        raise InputError(
+            f"schedule: it leaves all {unwanted} tensor-parallel layers that were found as they "
+            "are, so there is nothing to overlap; name a schedule for some"
+        )
     if not found and not any(each.overlappable for each in left):
         raise InputError(
             "module: no tensor-parallel layer to overlap was found in it; parallelize it first "

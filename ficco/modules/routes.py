@@ -27,6 +27,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _functions = torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
+_forward = torch.autograd.forward_ad
 _autocast = torch._C._is_any_autocast_enabled
 _recording = torch.is_grad_enabled
 
@@ -34,6 +35,8 @@ _recording = torch.is_grad_enabled
 def survey(tensors: Iterable[Any]) -> int:
     """Return DIRECT, RECORDED (a gradient is, by eager autograd alone), or WATCHED."""
     if _compiling() or _modes() or _functions() or _autocast() or _transforms() is not None:
+        return WATCHED
+    if _forward._current_level >= 0:
         return WATCHED
     recording = _recording()
     found = DIRECT
@@ -51,7 +54,7 @@ def is_custom(tensors: Sequence[Any]) -> bool:
     """Whether a call that is watched is one of the custom operator.
 
     Raises:
-        InputError: a DTensor, or a transform of torch.func, which nothing here serves.
+        InputError: a DTensor, a transform of torch.func or a tangent, which nothing here serves.
     """
     if _compiling():
         _refuse_distributed(tensors)
@@ -60,6 +63,11 @@ def is_custom(tensors: Sequence[Any]) -> bool:
         raise InputError(
             "a transform of torch.func (vmap, grad, jvp, ...) is active, and ficco's operators "
             "have no rule for it; call them outside of it, and backward() for gradients"
+        )
+    if _forward._current_level >= 0 and any(map(_has_tangent, tensors)):
+        raise InputError(
+            "a tensor with a tangent was given (torch.autograd.forward_ad), and ficco's operators "
+            "have no rule for it; use backward() for gradients"
         )
     plain = all(type(t) in (Tensor, _Parameter) or not isinstance(t, Tensor) for t in tensors)
     if not plain:
@@ -116,6 +124,11 @@ def autocast(tensors: list[Any]) -> list[Any]:
         else t
         for t in tensors
     ]
+
+
+def _has_tangent(tensor: Any) -> bool:
+    unpack: Any = _forward.unpack_dual
+    return isinstance(tensor, Tensor) and unpack(tensor).tangent is not None
 
 
 def _refuse_distributed(tensors: Iterable[Any]) -> None:

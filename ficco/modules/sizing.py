@@ -50,8 +50,8 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     found = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
     if not found:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
-    if rows < 1:
-        raise InputError(f"rows={rows}: it is batch x sequence, 1 or more")
+    if not isinstance(rows, int) or rows < 1:
+        raise InputError(f"rows={rows!r}: it is batch x sequence, a whole number of 1 or more")
     calls = list(_kinds(found, backward))
     for layer, weights, wanted in calls:
         _call(layer, weights, rows, wanted)  # windows grow, which lets go what was made ready

@@ -40,7 +40,7 @@ def error_of(
     notes = f" {notes}" if notes else ""
     if kind != "timeout":
         return EngineError(f"rank {rank} stopped.{notes} Call {remedy} to go on.")
-    remedy = f"Raise timeout_s if the machine is slow; call {remedy} to go on."
+    reset, remedy = remedy, f"Raise timeout_s if the machine is slow; call {remedy} to go on."
     step = step_name(rank, row) if row >= 0 else "not known any more"
     word = awaited_word(failure)
     if word is None and place < 0:
@@ -53,4 +53,8 @@ def error_of(
     hint = f"Rank {raiser_of(word)} should have raised it"
     if found != 0:
         hint += f", and raised {found} where {wanted} was expected: it runs another call"
+        remedy = (
+            "Ranks must call alike: the same operator, rows (pass rows= where shards are uneven), "
+            f"k or n, dtype and schedule; call {reset} to go on."
+        )
     return TimeoutExceeded(rank, step, f"signal {word}", seconds, f"{hint}.{notes} {remedy}")

@@ -319,8 +319,18 @@ class ProcessRuntime:
                     f"{here.calls}."
                 )
             elif there.digest != here.digest:
-                notes[raiser] = f"Rank {raiser} runs another call than rank {waiter}."
+                notes[raiser] = f"Rank {raiser} runs another call than rank {waiter}.{self._mine()}"
         return " ".join(note for note in notes.values() if note)
+
+    def _mine(self) -> str:
+        """Return a sentence on this rank's last call, or nothing."""
+        if self._last is None:
+            return ""
+        p, schedule = self._last.problem, self._last.schedule
+        return (
+            f" Rank {self.rank} runs {p.op} of {p.m}x{p.n}x{p.k}, rows {list(p.rows)}, {p.dtype}, "
+            f"by {schedule.name}, grain {schedule.grain_text}."
+        )
 
     def _absence(self, rank: int) -> str:
         """Return a sentence on a rank that does not come to a meeting, or nothing."""

@@ -216,15 +216,25 @@ def _by_book(
         point = found.nearest(facts, regime)
         if point is not None and (are_few(facts) or point.schedule.transport != "sm"):
             return _of_book(found, point, facts, machine), ""
+        if book is not None:
+            regimes = ", ".join(sorted({point.regime for point in found.points})) or "nothing"
+            passed.append(
+                f"book {found.name!r} has no {regime} call of about this size ({regimes})"
+            )
     return None, "; ".join(passed)
 
 
 def _of_book(found: Book, point: Point, facts: Facts, machine: Machine) -> Choice:
     measured = f"{point.m}x{point.n}x{point.k} took {point.ms:.3f} ms, serial {point.serial_ms:.3f}"
-    reasons = (f"measured {found.date} on {found.machine} (driver {found.driver}): {measured}",)
+    reasons = [f"measured {found.date} on {found.machine} (driver {found.driver}): {measured}"]
+    if point.distance(facts) > 1:
+        reasons.append(
+            "that is the nearest shape that was measured, of one rank's GEMM; here it is "
+            f"{facts.m}x{facts.n}x{facts.k}, and takes another time"
+        )
     plain = serial(facts.world, machine)
     others = () if point.schedule == plain else ((plain, point.serial_ms),)
-    return Choice(point.schedule, point.ms, "book", reasons, others)
+    return Choice(point.schedule, point.ms, "book", tuple(reasons), others)
 
 
 def decide(

@@ -28,7 +28,10 @@ def profile_for(machine: Machine, device: str, world: int) -> Machine | None:
         MachineError: the profile that was given is of other devices, of too few, or has no rates.
     """
     name = "" if machine.rated else os.environ.get("FICCO_MACHINE", "")
-    given = _named(name) if name else machine
+    try:
+        given = _named(name) if name else machine
+    except MachineError as error:
+        raise MachineError(f"FICCO_MACHINE: {error}") from None
     if given.engine != machine.engine:  # a job may have groups of both
         name, given = "", machine
     if not given.rated and not name:

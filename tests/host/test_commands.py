@@ -160,6 +160,12 @@ class TestRun:
         (["run", "--rows", "1,2,3,4", "--m", "11"], "add up to 10"),
         (["run", "--splits", "1,2;3,4"], "--splits is for"),
         (["run", "all_to_all_matmul", "--splits", "1,2;3,4"], "4 ranks"),
+        (
+            ["run", "all_to_all_matmul", "--splits", "1,2;3,4", "--ranks", "2", "--m", "9"],
+            "--m 9, but --splits add up to 10",
+        ),
+        (["run", "--regime", "eager"], "--regime eager without --simulate"),
+        (["run", "--machine", "h100x2", "--ranks", "4", "--simulate"], "has 2; ask for fewer"),
         (["run", "all_to_all_matmul", "--splits", "1;2", "--ranks", "2"], "2 numbers"),
         (["run", "--trace", "/no/such/folder/trace"], "--trace"),
         (["run", "--engine", "cuda"], "--engine cuda: libcuda.so.1 not found"),

@@ -158,10 +158,15 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.overlap(net, plan={"output": "colwize"}), "did you mean 'colwise'")
     refused(lambda: ficco.overlap("net"), "str found")  # type: ignore[arg-type]
     refused(lambda: ficco.overlap(model()), "no tensor-parallel layer to overlap")
+    for schedule in (None, {"*": None}):
+        refused(lambda: ficco.overlap(net, schedule=schedule), "leaves all")  # noqa: B023
+    refused(lambda: ficco.overlap(net, schedule={3: "serial"}), "a pattern of names is a text")
+    refused(lambda: ficco.explain(3), "pass a torch.nn.Module")
     refused(lambda: ficco.restore(net), "is not overlapped")
     refused(lambda: ficco.explain(net), "is not overlapped")
     refused(lambda: ficco.size_windows(net, 8), "is not overlapped")
     if world > 1:
+        refused(lambda: ficco.overlap(net, schedule="ring_1d"), "which has no schedule 'ring_1d'")
         groups_of_one = [dist.new_group([rank]) for rank in range(world)]
         here = groups_of_one[dist.get_rank()]
         refused(lambda: ficco.overlap(net, here), "is split over ranks")
@@ -180,6 +185,7 @@ def refusals(mesh: DeviceMesh) -> None:
     assert all("forward" not in m.__dict__ for m in net.modules())
     net = ficco.overlap(plain(model(), mesh))
     refused(lambda: ficco.overlap(net), "overlapped already")
+    refused(lambda: ficco.size_windows(net, "8"), "a whole number of 1 or more")
     refused(lambda: ficco.overlap(net.layers[0]), "overlapped already")
     refused(lambda: ficco.restore(net.layers[0]), "part of an overlapped model")
     x = torch.randn(2, 24)

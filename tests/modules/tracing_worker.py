@@ -185,10 +185,32 @@ def looking_on(rank: int, world: int) -> None:
     assert type(y.grad_fn).__name__ == "RecordedBackward"
     once = y.sum()
     refused(lambda: torch.autograd.grad(once, p, create_graph=True), "create_graph")
+
+
+def refusals(rank: int, world: int) -> None:
+    x, w = draw(rank, 4, 6), draw(10 + rank, 6, 5)
     refused(lambda: torch.func.grad(lambda t: ficco.all_gather_matmul(t, w).sum())(x), "torch.func")
     refused(lambda: torch.func.vmap(lambda t: ficco.all_gather_matmul(t, w))(draw(1, 2, 4, 6)),
             "torch.func")  # fmt: skip
+    with torch.autograd.forward_ad.dual_level():
+        untracked = ficco.all_gather_matmul(x, w)
+        for given in (x, x.clone().requires_grad_()):
+            dual = torch.autograd.forward_ad.make_dual(given, torch.ones_like(x))
+            refused(lambda: ficco.all_gather_matmul(dual, w), "forward_ad")  # noqa: B023
+            refused(lambda: ficco.matmul_all_reduce(dual, w), "forward_ad")  # noqa: B023
+    assert torch.equal(untracked, ficco.all_gather_matmul(x, w))
     refused(lambda: ficco.all_gather_matmul(x, w, group="tp"), "no process group")
+    call: Any = ficco.all_gather_matmul
+    for group in (0, [0, 1]):
+        refused(lambda: call(x, w, group=group), "a ProcessGroup, its name")  # noqa: B023
+    for rows in (4, "44", [4.0] * world, [None] * world):
+        refused(lambda: call(x, w, rows=rows), "whole numbers")  # noqa: B023
+    for schedule in (None, 3):
+        refused(lambda: call(x, w, schedule=schedule), "a Schedule, its name")  # noqa: B023
+    swap: Any = ficco.all_to_all_matmul
+    for splits in (None, [4, 0], 7, [[1.9, 2.1]] * world):
+        refused(lambda: swap(x, w, splits), "splits=")  # noqa: B023
+    refused(lambda: ficco.matmul_all_reduce(x.to("meta"), w), "on meta; it is to be on the CPU")
     refused(lambda: ficco.column_matmul(x, w.t()), "w[0] is [5, 6]")
     refused(lambda: ficco.column_matmul(x, w, bias=torch.zeros(6)), "bias[0] is [6]")
     refused(lambda: ficco.column_matmul(x, w.double()), "one dtype")
@@ -234,7 +256,7 @@ def main() -> None:
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    for check in (compiling, recomputing, looking_on, operators):
+    for check in (compiling, recomputing, looking_on, refusals, operators):
         check(rank, world)
     ficco.close()
     dist.destroy_process_group()

@@ -131,6 +131,9 @@ def test_a_rank_that_makes_another_call_is_named(three: Ranks, other: str) -> No
             assert any(words in answer["text"] for words in known), answer
         else:
             assert "runs another call" in answer["text"], answer
+            if answer["error"] == "TimeoutExceeded":
+                assert "pass rows= where shards are uneven" in answer["text"], answer
+                assert "Raise timeout_s" not in answer["text"], answer
     refused(three, range(3), "0-1-2")
     healed(three, range(3), "0-1-2")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ficco.cli import choosing, explain
 from ficco.cli.main import main
 from ficco.problem import OPERATORS
 from ficco.schedule import Schedule
+from ficco.selector import Book
 
 SIZES = ["--m", "1024", "--n", "256", "--k", "1024"]
 
@@ -53,6 +55,20 @@ class TestExplain:
         code, out, _ = call(capsys, "explain", *SIZES, "--machine", "mesh4")
         assert code == 0
         assert "->" in out and "of serial" in out and "leave a rank" in out
+
+    def test_a_book_of_another_shape_or_regime_says_so(self, capsys: Any, tmp_path: Path) -> None:
+        near = ("--m", "8192", "--n", "9216", "--k", "8192", "--machine", "h200x2")
+        _, out, _ = call(capsys, "explain", *near)
+        assert "nearest shape that was measured" in out and "8192x4608x8192" in out
+        exact = ("--m", "8192", "--n", "28672", "--k", "4096", "--machine", "h200x2")
+        _, out, _ = call(capsys, "explain", *exact)
+        assert "measured 20" in out and "nearest shape" not in out
+        path = tmp_path / "book.toml"
+        shipped = Book.named("h200x2")
+        some = tuple(point for point in shipped.points if point.regime == "eager")
+        path.write_text(replace(shipped, points=some).to_toml("eager ones"))
+        _, out, _ = call(capsys, "explain", *exact, "--book", str(path))
+        assert "has no captured call of about this size; has eager" in out and "simulator" in out
 
     def test_by_the_rule_alone(self, capsys: Any) -> None:
         code, out, _ = call(
@@ -116,6 +132,16 @@ class TestSimulate:
             chosen["choice"]["schedule"], chosen["choice"]["grain"],
         )  # fmt: skip
         assert row["overlap_ms"] == pytest.approx(chosen["predicted_ms"], rel=1e-3)
+
+    @pytest.mark.parametrize(("machine", "ranks"), [("h100x2", 2), ("h200x8", 8), ("mesh4", 4)])
+    def test_a_machine_that_is_named_says_how_many_ranks(
+        self, capsys: Any, machine: str, ranks: int
+    ) -> None:
+        for command in (["run", "--simulate", "--schedule", "serial"], ["explain"]):
+            code, out, err = call(capsys, *command, "--machine", machine, "--json")
+            assert code == 0 and json.loads(out)["ranks"] == ranks, err
+        code, out, _ = call(capsys, "plan", "--machine", machine, "--json")
+        assert code == 0 and len(json.loads(out)["ranks"]) == ranks
 
     def test_regimes_differ(self, capsys: Any) -> None:
         times = {}

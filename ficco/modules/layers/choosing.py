@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+from ficco.errors import ScheduleError
+from ficco.lowering import lower_rank
+from ficco.machine import Machine
 from ficco.modules import groups
 from ficco.modules.auto import AUTO, choice
 from ficco.modules.layers.finding import DTYPES
 from ficco.modules.layers.layer import Layer
+from ficco.modules.layers.trial import operator_of
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
 from ficco.selector import Choice
 
-__all__ = ["choice_of", "problem_of", "runtime_of", "schedule_of"]
+__all__ = ["check_schedule", "choice_of", "problem_of", "runtime_of", "schedule_of"]
+
+_PART = (
+    64  # rows, columns and depth of a rank, where it is tried whether an operator has a schedule
+)
+
+
+def check_schedule(layer: Layer) -> None:
+    """Refuse a schedule that a layer's operator does not have, of whatever size its calls are.
+
+    Raises:
+        ScheduleError: it does not; which layer, which operator, and what works.
+    """
+    asked, operator = layer.options.schedule, operator_of(layer)
+    if asked == AUTO:
+        return
+    schedule = Schedule.read(asked)
+    try:
+        runs = "matmul_all_reduce" if operator == "column_matmul" else operator  # in backward
+        _lowered(runs, schedule, layer.ranks.world)
+    except ScheduleError as error:
+        raise ScheduleError(
+            f"{layer.name or 'the layer'} ({layer.style}) runs {operator}, which has no schedule "
+            f"{schedule.name!r}; name one for it by a mapping, schedule={{pattern: name}}: {error}"
+        ) from None
+
+
+@lru_cache(maxsize=64)
+def _lowered(op: str, schedule: Schedule, world: int) -> None:
+    problem = Problem.chunked(op, world, *(_PART * world,) * 3, "float32")
+    lower_rank(problem, schedule.resolve(world, Machine.named("host")), 0)
 
 
 def problem_of(layer: Layer) -> Problem | None:

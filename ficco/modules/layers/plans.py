@@ -152,6 +152,8 @@ def check_patterns(argument: str, patterns: Mapping[str, Any], names: Sequence[s
         InputError: one does not.
     """
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InputError(f"{argument}: {pattern!r:.80} found, a pattern of names is a text")
         if not any(fnmatchcase(name, pattern) for name in names):
             general = sorted({re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name) for name in names})
             raise InputError(
