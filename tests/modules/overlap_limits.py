@@ -166,7 +166,7 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.explain(net), "is not overlapped")
     refused(lambda: ficco.size_windows(net, 8), "is not overlapped")
     if world > 1:
-        refused(lambda: ficco.overlap(net, schedule="ring_1d"), "which has no schedule 'ring_1d'")
+        refused(lambda: ficco.overlap(net, schedule="gather_sm"), "has no schedule 'gather_sm'")
         groups_of_one = [dist.new_group([rank]) for rank in range(world)]
         here = groups_of_one[dist.get_rank()]
         refused(lambda: ficco.overlap(net, here), "is split over ranks")
