@@ -147,6 +147,21 @@ class Own(nn.Linear):
         return 2 * super().forward(input)
 
 
+def _schedules_of_others(mesh: DeviceMesh) -> None:
+    """What a layer's operator does not have is refused, and nothing is half wrapped."""
+    split = {
+        "one": ColwiseParallel(input_layouts=Shard(0)),
+        "other": RowwiseParallel(output_layouts=Shard(0)),
+    }
+    chain = parallelize_module(Chain(2 * mesh.size(), 6), mesh, split)
+    refused(
+        lambda: ficco.overlap(chain, schedule="ring_1d"),
+        "one (ColwiseParallel) runs all_gather_matmul, which has no schedule 'ring_1d'",
+    )
+    assert not any("forward" in m.__dict__ for m in chain.modules())
+    ficco.overlap(chain, schedule={"other": "ring_1d"})
+
+
 def refusals(mesh: DeviceMesh) -> None:
     world = mesh.size()
     net = plain(model(), mesh)
@@ -166,7 +181,7 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.explain(net), "is not overlapped")
     refused(lambda: ficco.size_windows(net, 8), "is not overlapped")
     if world > 1:
-        refused(lambda: ficco.overlap(net, schedule="gather_sm"), "has no schedule 'gather_sm'")
+        _schedules_of_others(mesh)
         groups_of_one = [dist.new_group([rank]) for rank in range(world)]
         here = groups_of_one[dist.get_rank()]
         refused(lambda: ficco.overlap(net, here), "is split over ranks")
