@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from numbers import Integral
 
 import torch
 
@@ -50,7 +51,7 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     found = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
     if not found:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
-    if not isinstance(rows, int) or rows < 1:
+    if not isinstance(rows, Integral) or rows < 1:
         raise InputError(f"rows={rows!r}: it is batch x sequence, a whole number of 1 or more")
     calls = list(_kinds(found, backward))
     for layer, weights, wanted in calls:

@@ -217,9 +217,9 @@ def _by_book(
         if point is not None and (are_few(facts) or point.schedule.transport != "sm"):
             return _of_book(found, point, facts, machine), ""
         if book is not None:
-            regimes = ", ".join(sorted({point.regime for point in found.points})) or "nothing"
+            held = ", ".join(sorted({point.regime for point in found.points})) or "no"
             passed.append(
-                f"book {found.name!r} has no {regime} call of about this size ({regimes})"
+                f"book {found.name!r} has no {regime} call of about this size; it holds {held} calls"
             )
     return None, "; ".join(passed)
 

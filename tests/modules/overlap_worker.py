@@ -21,11 +21,12 @@ from overlap_compiled import CHECKS as COMPILED
 from overlap_limits import CHECKS as LIMITS
 from overlap_measures import CHECKS as MEASURES
 from overlap_results import CHECKS as RESULTS
+from overlap_schedules import CHECKS as SCHEDULES
 
 
 def main() -> None:
     """Be a rank: argv has the store, the rank, the world and the names of checks."""
-    checks = RESULTS | LIMITS | MEASURES | COMPILED
+    checks = RESULTS | LIMITS | MEASURES | COMPILED | SCHEDULES
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group(

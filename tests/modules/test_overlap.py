@@ -25,6 +25,7 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "deep",
         "megatron",
         "refusals",
+        "schedules",
         "half_way",
         "keeps_gather",
         "uneven",

@@ -68,7 +68,10 @@ class TestExplain:
         some = tuple(point for point in shipped.points if point.regime == "eager")
         path.write_text(replace(shipped, points=some).to_toml("eager ones"))
         _, out, _ = call(capsys, "explain", *exact, "--book", str(path))
-        assert "has no captured call of about this size; has eager" in out and "simulator" in out
+        assert (
+            "has no captured call of about this size; it holds eager calls" in out
+            and "simulator" in out
+        )
 
     def test_by_the_rule_alone(self, capsys: Any) -> None:
         code, out, _ = call(

@@ -19,9 +19,7 @@ from ficco.selector import Choice
 
 __all__ = ["check_schedule", "choice_of", "problem_of", "runtime_of", "schedule_of"]
 
-_PART = (
-    64  # rows, columns and depth of a rank, where it is tried whether an operator has a schedule
-)
+_PART = 64  # rows, columns and depth of a rank, where a schedule is tried
 
 
 def check_schedule(layer: Layer) -> None:
