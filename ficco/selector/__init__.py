@@ -219,7 +219,7 @@ def _by_book(
         if book is not None:
             held = ", ".join(sorted({point.regime for point in found.points})) or "no"
             passed.append(
-                f"book {found.name!r} has no {regime} call of about this size; it holds {held} calls"
+                f"book {found.name!r} has no {regime} call of about this size, but {held} calls"
             )
     return None, "; ".join(passed)
 

@@ -69,8 +69,7 @@ class TestExplain:
         path.write_text(replace(shipped, points=some).to_toml("eager ones"))
         _, out, _ = call(capsys, "explain", *exact, "--book", str(path))
         assert (
-            "has no captured call of about this size; it holds eager calls" in out
-            and "simulator" in out
+            "has no captured call of about this size, but eager calls" in out and "simulator" in out
         )
 
     def test_by_the_rule_alone(self, capsys: Any) -> None:
