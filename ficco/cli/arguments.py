@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
+from ficco.cli.choosing import MOST_GPUS, driver_of, profile_of
 from ficco.engines.gating import check_served
 from ficco.errors import InputError, ScheduleError, closest
 from ficco.machine import Machine
@@ -21,7 +22,6 @@ HOST_RANKS, HOST_DTYPE = 4, "float32"
 # On GPUs transfers and GEMMs of this job last some tenths of a millisecond each.
 GPU_SIZES = {"m": 8192, "n": 8192, "k": 8192}
 GPU_DTYPE = "bfloat16"
-_OF_A_MACHINE = 8  # as many ranks as a machine that is named has, if it has no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def problem_from(
         )
     if args.ranks is None and args.machine is not None:
         named = Machine.named(args.machine).ranks
-        args.ranks = named if named <= _OF_A_MACHINE else ranks
+        args.ranks = named if named <= MOST_GPUS else ranks  # "host" and "cuda" have any number
     if args.ranks is None:
         args.ranks = ranks
     if not 1 <= args.ranks <= MAX_WORLD:
@@ -180,7 +180,6 @@ def _automatic(
     args: argparse.Namespace, problem: Problem, machine: Machine, regime: str
 ) -> tuple[Schedule, str]:
     """Return what the selector takes, and its reasons."""
-    from ficco.cli.choosing import driver_of, profile_of
     from ficco.selector import choose
 
     if args.grain is not None:

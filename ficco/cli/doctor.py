@@ -208,12 +208,11 @@ def _profile(ranks: int, version: str) -> Finding:
         return Finding(name, False, found, serves, do)
     except InputError as error:
         return Finding(name, False, str(error), serves, "FICCO_BOOK names another, or none")
-    said, do = [f"{profile.name}, {profile.source or profile.about}"], ""
-    for book in books:
-        unfit = book.unfit(profile, __version__, version)
-        said.append(f"book {book.name}: {unfit or f'{len(book.points)} shapes and regimes'}")
-    if all(book.unfit(profile, __version__, version) for book in books):
-        do = "`ficco sweep` measures a book; predictions serve until then"
+    unfit = [book.unfit(profile, __version__, version) for book in books]
+    said = [f"{profile.name}, {profile.source or profile.about}"]
+    for book, why in zip(books, unfit, strict=True):
+        said.append(f"book {book.name}: {why or f'{len(book.points)} shapes and regimes'}")
+    do = "`ficco sweep` measures a book; predictions serve until then" if all(unfit) else ""
     return Finding(name, True, "; ".join(said), serves, do)
 
 
