@@ -6,6 +6,10 @@ compiled code calls), where the gradient of x is recorded, and a backward pass o
 which autograd hands to another thread and back; and what `serial` takes, as ficco's own call.
 
     python bench/host_cost.py --gpus 2 --out bench/results
+
+With `--ranks 8` on fewer GPUs, ranks share them. What runs there takes turns, so that the device's
+times mean nothing; the host does the work of a call of 8 ranks. What NCCL and PyTorch do in such a
+call is left out, for they refuse it.
 """
 
 from __future__ import annotations
@@ -134,8 +138,10 @@ def parts_of(call: Callable[[int], Any], meeting: Meeting, made: Any) -> dict[st
     return {name: spread(values) for name, values in found.items()}
 
 
-def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any]:
-    """Return all host times of a case on this rank, in us."""
+def measure(
+    case: Case, name: str, rank: int, meeting: Meeting, sharing: bool = False
+) -> dict[str, Any]:
+    """Return all host times of a case on this rank, in us; ficco's own alone, if ranks share."""
     import torch
     from comparing.measuring import FUSED, torch_fused
 
@@ -151,7 +157,7 @@ def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any
         error = operands.error(call(i), i)
         if not error < TOLERANCE:
             raise RuntimeError(f"{case.id}: wrong result, relative error {error:.3g}")
-    runtime = groups.gpu_runtime(None, torch.device("cuda", rank))
+    runtime = groups.gpu_runtime(None, torch.device("cuda", torch.cuda.current_device()))
     if runtime is None or runtime._last is None:
         raise RuntimeError(f"ficco runs plain torch.distributed: {groups.fallback_reason()}")
     made = runtime._last
@@ -163,6 +169,10 @@ def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any
     forward, backward = recorded(operands, schedule)
     result["recorded"], _ = _alone(forward, meeting)
     result["backward"], _ = _alone(backward, meeting)
+    result["native_calls"] = 3 + len(bound._works)
+    result["library_calls"] = sum(len(calls) for _, calls in bound._works)
+    if sharing:
+        return result
     result["serial"], result["serial_after_a_wait"] = _alone(operands.serial, meeting)
     plainly = Schedule.named("serial").resolve(case.world, Machine.named("cuda"))
     result["serial_by_ficco"], _ = _alone(operands.ficco(plainly), meeting)
@@ -171,8 +181,6 @@ def measure(case: Case, name: str, rank: int, meeting: Meeting) -> dict[str, Any
             result["torch_fused"], _ = _alone(torch_fused(operands), meeting)
         except RuntimeError as error:
             result["torch_fused"] = {"reason": str(error)[:400]}
-    result["native_calls"] = 3 + len(bound._works)
-    result["library_calls"] = sum(len(calls) for _, calls in bound._works)
     return result
 
 
@@ -230,18 +238,18 @@ def _alone(call: Run, meeting: Meeting) -> tuple[dict[str, float], dict[str, flo
     return spread(found), spread(found[::QUEUED])
 
 
-def rank_main(folder: Path) -> int:
+def rank_main(folder: Path, sharing: bool) -> int:
     """Measure on one rank; rank 0's figures are written."""
     import ficco
     from ficco.sweeping.gpu.joining import WAIT_S, open_group
 
-    rank, world = open_group(folder)
+    rank, world = open_group(folder, sharing=sharing)
     meeting = Meeting(folder, rank, world, WAIT_S)
     ficco.prepare(machine="cuda", timeout_s=20.0)
     cases = []
     for case in host_cost_cases(world):
         for name in SCHEDULES:
-            us = measure(case, name, rank, meeting)
+            us = measure(case, name, rank, meeting, sharing)
             cases.append({**case.facts(), "schedule": name, "grain": 1, "us": us})
             meeting.gather()
     if rank == 0:
@@ -253,15 +261,17 @@ def rank_main(folder: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
+    parser.add_argument("--ranks", type=int, metavar="P", help="more than GPUs; they share them")
     parser.add_argument("--out", default=".", metavar="FOLDER", help="of host_cost_MACHINE.json")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_of:
-        return rank_main(Path(args.rank_of))
+        return rank_main(Path(args.rank_of), args.ranks > args.gpus)
+    ranks = args.ranks or args.gpus
     with tempfile.TemporaryDirectory(prefix="host_cost") as name:
         folder = Path(name)
-        command = [__file__, "--gpus", str(args.gpus), "--rank-of", name]
-        reason = run_ranks(command, args.gpus, folder, 240.0, lambda: None)
+        command = [__file__, "--gpus", str(args.gpus), "--ranks", str(ranks), "--rank-of", name]
+        reason = run_ranks(command, ranks, folder, 240.0, lambda: None)
         if not (folder / "found.json").exists():
             print(reason, file=sys.stderr)
             return 1
@@ -272,10 +282,12 @@ def main() -> int:
     found, about = surroundings(), gpus()
     found["versions"] |= about.pop("more")
     document = {
-        "bench": "host_cost", **found, **about, "world": args.gpus, "environment": NO_MULTICAST,
+        "bench": "host_cost", **found, **about, "world": ranks, "environment": NO_MULTICAST,
         "how": f"host microseconds a call on rank 0, {CALLS} calls, {QUEUED} between two waits",
         "cases": cases,
     }  # fmt: skip
+    if ranks > args.gpus:
+        document["shared_gpus"] = args.gpus
     Path(args.out).mkdir(parents=True, exist_ok=True)
     path = Path(args.out, f"host_cost_{machine_name(document)}.json")
     path.write_text(json.dumps(document, indent=1) + "\n")

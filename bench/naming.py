@@ -7,25 +7,33 @@ from typing import Any
 
 from ficco.profiling.figures import model, slug
 
-__all__ = ["MACHINES", "machine_name", "where"]
+__all__ = ["MACHINES", "SHARED", "machine_name", "where"]
 
 # Whose results README shows: the most GPUs first.
 MACHINES = ("h200x8", "h100x8", "h200x4", "h100x4", "h200x2", "h100x2")
+SHARED = ("h200x2_by_8", "h100x2_by_8")  # ranks that share GPUs
 
 
 def machine_name(document: Mapping[str, Any]) -> str:
     """Return by which name results are kept, which is that of a profile: "h100x4".
 
     Args:
-        document: a result, with its `gpus` and its `world`.
+        document: a result, with its `gpus`, its `world` and, where ranks share GPUs, how many of
+            these in `shared_gpus`: "h100x2_by_8".
     """
-    device = _device(document)
-    return f"{slug(device) if device else 'host'}x{document['world']}"
+    device, world = _device(document), document["world"]
+    name = slug(device) if device else "host"
+    if shared := document.get("shared_gpus"):
+        return f"{name}x{shared}_by_{world}"
+    return f"{name}x{world}"
 
 
 def where(document: Mapping[str, Any]) -> str:
     """Return the same in words: "4 NVIDIA H100s"."""
-    return f"{document['world']} {model(_device(document)) or 'rank'}s"
+    devices = f"{model(_device(document)) or 'rank'}s"
+    if shared := document.get("shared_gpus"):
+        return f"{document['world']} ranks that share {shared} {devices}"
+    return f"{document['world']} {devices}"
 
 
 def _device(document: Mapping[str, Any]) -> str:

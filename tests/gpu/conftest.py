@@ -24,3 +24,13 @@ def gpus(request: pytest.FixtureRequest) -> int:
         assert not required, f"{count} GPUs found, 2 or more are required"
         pytest.skip(f"{count} GPUs found, 2 or more are needed")
     return count
+
+
+@pytest.fixture(params=["a rank a GPU", "8 ranks"])
+def ranks(request: pytest.FixtureRequest, gpus: int) -> int:
+    """Number of ranks: one on each GPU, or 8, which share the GPUs where these are fewer."""
+    if request.param == "a rank a GPU":
+        return gpus
+    if gpus >= 8:
+        pytest.skip(f"{gpus} GPUs found: ranks need not share them")
+    return 8

@@ -22,7 +22,10 @@ def run(
     environment: dict[str, str] | None = None,
     **words: Any,
 ) -> list[str]:
-    """Run a worker's scenario on GPUs 0 to world-1; return what each rank said, with its status."""
+    """Run a worker's scenario; return what each rank said, with its status.
+
+    Rank r is on GPU r or, where these are fewer, shares one: see `ficco.sweeping.gpu.joining`.
+    """
     given = os.environ | {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     given |= environment or {}
     store = folder / "store"

@@ -9,7 +9,6 @@ import json
 import random
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 import ficco
 from ficco.runtime.process_cuda import CudaProcessRuntime
+from ficco.sweeping.gpu.joining import join
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 from random_calls import random_calls
@@ -63,11 +63,7 @@ def main(rank: int, world: int, seed: int, calls: int) -> None:
 
 if __name__ == "__main__":
     store, mine, all_of_them = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    torch.cuda.set_device(mine)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{store}", rank=mine, world_size=all_of_them,
-        timeout=timedelta(seconds=60), device_id=torch.device("cuda", mine),
-    )  # fmt: skip
+    join(store, mine, all_of_them, sharing=all_of_them > torch.cuda.device_count())
     main(mine, all_of_them, **json.loads(sys.argv[5]))
     ficco.close()
     dist.destroy_process_group()

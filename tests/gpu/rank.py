@@ -42,7 +42,7 @@ class Rank:
     """This rank's runtime, and running problems on it."""
 
     def __init__(self, rank: int, world: int, timeout_s: float = 30.0) -> None:
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.timeout_s = rank, world, timeout_s
         self.runtime = CudaProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
 
     def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -27,6 +26,7 @@ from ficco.lowering.cutting import EDGED
 from ficco.problem import GATHERING, Problem
 from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 from ficco.schedule import Schedule
+from ficco.sweeping.gpu.joining import join
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -247,7 +247,7 @@ def first_call(me: Rank, kernel: Callable[..., object]) -> Callable[[], None]:
     given, out = torch.full((2, 5), 0.5, device="cuda")
 
     def call() -> None:
-        torch.cuda.set_device(me.rank)
+        torch.cuda.set_device(me.runtime.device)
         kernel(given, out=out)
 
     return threading.Thread(target=call, daemon=True).start
@@ -312,7 +312,7 @@ def faults(
         me.meet()
         begin = time.monotonic()
         if me.rank == last and kind == "absent":
-            time.sleep(4.0)
+            time.sleep(me.timeout_s + 1.0)
             while loads and not has_failed(me):  # it takes the peers longer to find out
                 time.sleep(0.1)
         else:
@@ -464,11 +464,7 @@ SCENARIOS = {
 
 def main() -> None:
     scenario, store, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{store}", rank=rank, world_size=world,
-        timeout=timedelta(seconds=60), device_id=torch.device("cuda", rank),
-    )  # fmt: skip
+    join(store, rank, world, sharing=world > torch.cuda.device_count())
     words = json.loads(sys.argv[5])
     if scenario == "functions":
         functions(rank, world, **words)

@@ -429,13 +429,14 @@ def captured(rank: int, world: int) -> None:
 
 
 def join(store: str, rank: int, world: int) -> None:
-    options: dict[str, Any] = {}
     if DEVICE.type == "cuda":
-        torch.cuda.set_device(rank)
-        options["device_id"] = torch.device("cuda", rank)
+        from ficco.sweeping.gpu import joining
+
+        joining.join(store, rank, world, sharing=world > torch.cuda.device_count())
+        return
     dist.init_process_group(
-        "gloo" if DEVICE.type == "cpu" else "nccl", store=dist.FileStore(store, world), rank=rank,
-        world_size=world, timeout=timedelta(seconds=60), **options,
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
     )  # fmt: skip
 
 

@@ -17,32 +17,59 @@ from ficco.sweeping.gpu.layout import Layout
 from ficco.sweeping.gpu.operands import Operands
 from ficco.sweeping.gpu.timing import beat
 
-__all__ = ["WAIT_S", "Said", "grow_windows", "leave", "open_group"]
+__all__ = ["WAIT_S", "Said", "grow_windows", "join", "leave", "open_group"]
 
 WAIT_S = 60.0  # of ranks for one another
+_STAGED = "gloo_for_nccl"  # a backend's name; it serves the tensors that NCCL would
 
 
-def open_group(folder: Path, options: Any = None) -> tuple[int, int]:
-    """Join the NCCL group of all ranks, on a stream that is not the default one.
+def join(store: Path | str, rank: int, world: int, sharing: bool = False, **words: Any) -> None:
+    """Make the group of all ranks, and this rank's GPU the current one.
+
+    Args:
+        store: a file that is not there yet, through which ranks find each other.
+        rank: this one.
+        world: how many there are.
+        sharing: whether ranks take GPUs in turns, where GPUs are fewer. A GPU then runs its ranks'
+            processes by slices of time, kernels that wait like others: results are right, and no
+            time on the device means anything. NCCL refuses such ranks, so gloo does its part,
+            through the host's memory; no graph can capture that.
+        words: of `init_process_group`.
+    """
+    device = torch.device("cuda", rank % torch.cuda.device_count() if sharing else rank)
+    torch.cuda.set_device(device)
+    backend = "nccl"
+    if sharing:
+        backend = f"cpu:gloo,cuda:{_STAGED}"
+        dist.Backend.register_backend(_STAGED, _staged, devices=["cuda"])
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=world,
+        timeout=timedelta(seconds=WAIT_S), device_id=None if sharing else device, **words,
+    )  # fmt: skip
+
+
+def _staged(store: Any, rank: int, world: int, timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, rank, world, timeout=timeout)
+
+
+def open_group(folder: Path, options: Any = None, sharing: bool = False) -> tuple[int, int]:
+    """Join the group of all ranks, on a stream that is not the default one.
 
     Args:
         folder: fresh, where ranks find each other.
         options: of the group, PyTorch's own.
+        sharing: see `join`.
 
     Returns:
         This rank, and how many there are.
     """
     beat()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world,
-        timeout=timedelta(seconds=WAIT_S), device_id=device, pg_options=options,
-    )  # fmt: skip
+    join(folder / "store", rank, world, sharing, pg_options=options)
     stream: Any = torch.cuda.Stream
     torch.cuda.set_stream(stream())
-    dist.all_reduce(torch.ones(1, device=device))
+    dist.all_reduce(torch.ones(1, device="cuda"))
     torch.cuda.synchronize()
     return rank, world
 
