@@ -257,7 +257,8 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
     tables_per_rank: Sequence[int],
     dimension: int,
     batch: int,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
     group: Any = None,
     rows: Sequence[int] | None = None,
     schedule: str | Schedule = DEFAULT,
@@ -275,7 +276,9 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         tables_per_rank: how many each rank has, equal on all.
         dimension: columns of all tables.
         batch: bags of the whole batch.
-        dtype: of all tables.
+        dtype: of all tables; None: as this rank's tables are, float32 where it has none.
+        device: of all tables; None: as this rank's tables are. Where it has none: what the group is
+            open for, else the current GPU if the group serves GPUs (nccl), else the CPU.
         group: as for `all_gather_matmul`.
         rows: batch slice of every rank; None: torch.chunk's rule.
         schedule: a schedule or its name; "auto": see above.
@@ -286,10 +289,7 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 
     Raises: as `all_gather_matmul`.
     """
-    if tables:
-        like = tables[0].new_empty((0, dimension))
-    else:
-        like = torch.empty((0, dimension), dtype=dtype, device=_device(group))
+    like = _like(tables, dimension, dtype, device, group)
     if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(_needs, tables)):
         like = _needing(like)
     tensors = (*tables, *indices, *offsets, like)
@@ -380,9 +380,28 @@ def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
     )
 
 
+def _like(
+    tables: Sequence[Tensor],
+    dimension: int,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    group: Any,
+) -> Tensor:
+    """Return an empty tensor of the dtype and device of all tables."""
+    if not tables:
+        where = _device(group) if device is None else device
+        return torch.empty((0, dimension), dtype=dtype or torch.float32, device=where)
+    like = tables[0].new_empty((0, dimension))
+    if dtype is not None and dtype != like.dtype:
+        raise InputError(f"dtype={dtype}, and tables[0] is {like.dtype}; leave one of them out")
+    if device is not None and torch.empty(0, device=device).device != like.device:
+        raise InputError(f"device={device}, and tables[0] is on {like.device}; give one device")
+    return like
+
+
 def _device(group: Any) -> torch.device:
     """Return where a rank without tables works: where its group is open, or can be."""
     if groups.opened(group):
         return torch.device(groups.opened(group)[0].device)
     backends = str(torch.distributed.get_backend_config(groups.process_group(group)))
-    return torch.device("cpu" if "gloo" in backends else "cuda")
+    return torch.device("cuda" if "nccl" in backends and torch.cuda.is_available() else "cpu")

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 from ficco.errors import EngineError, InputError, TimeoutExceeded
 
-__all__ = ["LEADER", "MESSAGE_BYTES", "Members", "connected", "members_of", "ready"]
+__all__ = [
+    "LEADER", "MESSAGE_BYTES", "Members", "check_kinds", "connected", "members_of", "ready",
+]  # fmt: skip
 
 LEADER = 0  # the rank that all others connect to
 MESSAGE_BYTES = 1 << 16
@@ -213,7 +215,19 @@ def _host() -> list[str]:
     return [socket.gethostname(), boot]
 
 
+def check_kinds(kinds: list[str]) -> None:
+    """Refuse (EngineError) ranks that open the same group for different kinds of devices."""
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise EngineError(
+                f"rank 0 opens the group for {kinds[0]} and rank {rank} for {kind}; pass tensors "
+                "of one kind of device on all ranks (embedding_all_to_all on a rank without "
+                "tables: device=)"
+            )
+
+
 def _check_alike(found: list[Facts]) -> None:
+    check_kinds([entry.get("kind", "the CPU") for entry in found])
     for rank, entry in enumerate(found):
         if entry["host"] != found[0]["host"]:
             raise EngineError(

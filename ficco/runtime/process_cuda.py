@@ -29,6 +29,7 @@ from ficco.machine import Machine
 from ficco.plan import RankPlan, Room, Word, room_of, word_place
 from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
+from ficco.runtime.connecting import check_kinds
 from ficco.runtime.failures import error_of
 from ficco.runtime.meeting import Facts
 from ficco.runtime.process import RESET, Call, ProcessRuntime, room_in
@@ -58,6 +59,7 @@ def why_not(group: Any) -> str | None:
     """
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, _facts(), group=group)
+    check_kinds([str(facts.get("kind", "the CPU")) for facts in found])
     devices = {facts["device"] for facts in found}
     for rank, facts in enumerate(found):
         if facts["reason"] is not None:
@@ -73,7 +75,9 @@ def _facts() -> dict[str, Any]:
 
     Devices are named by their number, so ranks are taken to see the same devices, or one each.
     """
-    facts: dict[str, Any] = {"device": _ordinal(), "unreached": [], "reason": None}
+    facts: dict[str, Any] = {
+        "kind": "GPUs", "device": _ordinal(), "unreached": [], "reason": None,
+    }  # fmt: skip
     try:
         peers = cuda.capabilities(_ordinal()).peers
         facts["unreached"] = [i for i, reached in enumerate(peers) if not reached]

@@ -1,7 +1,7 @@
 """Every operator on GPUs: right, again and again, in graphs, and with nothing else on the SMs.
 
-Ranks share GPUs where there are fewer of these: the same runs as on GPUs of their own, but in turns,
-so that `a rank a GPU` finds races that `8 ranks` cannot.
+Ranks share GPUs where there are fewer of these: the same runs as on GPUs of their own, but in
+turns, so that `a rank a GPU` finds races that `8 ranks` cannot.
 """
 
 from __future__ import annotations

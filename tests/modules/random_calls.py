@@ -184,7 +184,7 @@ class _Player:
     def hold(self, found: Sequence[Tensor], wanted: Sequence[Tensor], more: str = "") -> None:
         """Hold results against the exact ones."""
         for i, (y, want) in enumerate(zip(found, wanted, strict=True)):
-            close(y.detach().cpu(), want.detach(), f"{self.about}{more}, {i}")
+            close(y.detach().cpu(), want.detach(), f"{self.about}{more}, {i}", self.world)
 
     def step(self, number: int) -> None:
         """Make one call, once or several times; then perhaps something happens to the group."""

@@ -20,16 +20,18 @@ import ficco
 from ficco.modules import groups as open_groups
 from ficco.modules import plain
 from ficco.problem import Output, Problem, chunk_sizes, offsets
+from ficco.runtime import process_cuda
 from ficco.schedule import Schedule
 
 NAMED = Schedule.names()
 ATOL = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor, about: str) -> None:
+def close(found: torch.Tensor, wanted: torch.Tensor, about: str, world: int = 1) -> None:
+    """Hold a result against the exact one; every rank's part of a sum may have been rounded."""
     assert found.shape == wanted.shape, f"{about}: {list(found.shape)}, not {list(wanted.shape)}"
     gap = (found.double() - wanted).abs().max().item() if found.numel() else 0.0
-    assert gap <= ATOL[found.dtype], f"{about}: off by {gap}"
+    assert gap <= ATOL[found.dtype] * max(1.0, world / 2), f"{about}: off by {gap}"
 
 
 def refused(call: Callable[[], Any], words: str) -> None:
@@ -168,8 +170,31 @@ def arguments(rank: int, world: int) -> None:
         refused(lambda: ficco.matmul_reduce_scatter(odd, w), "pass rows=")
     refused(lambda: ficco.all_to_all_matmul(x.detach(), w, [[1]]), "splits")
     refused(ficco.prepare, "open already")
+    none: dict[str, Any] = {"tables_per_rank": [1] * world, "dimension": 3, "batch": 2 * world}
+    bags = ([z], [torch.zeros(0, dtype=torch.int64)], [torch.zeros(2 * world, dtype=torch.int64)])
+    for word, other in (("dtype", torch.float16), ("device", "meta")):
+        refused(
+            lambda: ficco.embedding_all_to_all(*bags, **none, **{word: other}),  # noqa: B023
+            f"{word}={other}, and tables[0] is",
+        )
     with torch.no_grad():
         assert not gather(x, w).requires_grad
+
+
+def kinds(rank: int, world: int) -> None:
+    """Ranks that open a group for different kinds of devices are told, all of them."""
+    if world == 1:
+        return
+    found = process_cuda._facts
+    process_cuda._facts = lambda: {"kind": "GPUs", "device": 0, "unreached": [], "reason": "none"}
+    try:
+        process_cuda.why_not(dist.group.WORLD) if rank else ficco.prepare()
+    except ficco.EngineError as error:
+        assert "rank 0 opens the group for the CPU and rank 1 for GPUs" in str(error), error
+    else:
+        raise AssertionError("a group was opened for the CPU and for GPUs at once")
+    finally:
+        process_cuda._facts = found
 
 
 def disabled(rank: int, world: int) -> None:
@@ -336,7 +361,7 @@ def main(store: str, rank: int, world: int) -> None:
     automatic(rank, world, Path(store).parent)
     checks = (
         gathering, reducing, exchanging, pooling, arguments, disabled, nothing, reduced, groups,
-        forgotten,
+        forgotten, kinds,
     )  # fmt: skip
     for check in checks:
         check(rank, world)
