@@ -1,9 +1,10 @@
 """How long the host is busy with a call: ficco's native part, its torch part, the whole call.
 
-Calls are enqueued ten at a time; the device is waited for between these, outside the clock. Apart
-stands what the same call takes where it is the first after such a wait, as a custom operator (which
-compiled code calls), where the gradient of x is recorded, and a backward pass of that call alone,
-which autograd hands to another thread and back; and what `serial` takes, as ficco's own call.
+Calls are enqueued ten at a time, or `--queued N`; the device is waited for between these, outside
+the clock. Apart stands what the same call takes where it is the first after such a wait, as a
+custom operator (which compiled code calls), where the gradient of x is recorded, and a backward
+pass of that call alone, which autograd hands to another thread and back; and what `serial` takes,
+as ficco's own call.
 
     python bench/host_cost.py --gpus 2 --out bench/results
 
@@ -23,7 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comparing.cases import Case, host_cost_cases
 from record import spread, surroundings
@@ -36,7 +37,7 @@ if TYPE_CHECKING:  # they need torch
     from ficco.schedule import Schedule
     from ficco.sweeping.gpu.operands import Operands, Run
 
-CALLS, QUEUED, WARM = 200, 10, 20  # WARM: as many queues as it holds
+CALLS, WARM = 200, 2  # WARM: queues
 NATIVE = ("start", "submit", "launch", "finish", "call", "call_again", "fits")
 SCHEDULES = ("shard_p2p", "gated_1d")  # a call of a library per shard; one launch
 
@@ -63,26 +64,34 @@ class TimedNative:
         return getattr(self._native, name)
 
 
-def timed(call: Callable[[int], Any], meeting: Meeting, after: Callable[[float], None]) -> None:
-    """Make CALLS calls, ten between two waits for the device; `after` gets each one's time, us."""
+class Clock(NamedTuple):
+    """How calls are timed: so many between two waits for the device, and how ranks meet."""
+
+    queued: int
+    meeting: Meeting
+
+
+def timed(call: Callable[[int], Any], clock: Clock, after: Callable[[float], None]) -> None:
+    """Make CALLS calls; `after` gets each one's time, us."""
     import torch
 
     from ficco.sweeping.gpu.timing import beat
 
-    for i in range(WARM + CALLS):
-        if i % QUEUED == 0:
+    warm = WARM * clock.queued
+    for i in range(warm + CALLS):
+        if i % clock.queued == 0:
             beat()
             torch.cuda.synchronize()
-            meeting.gather()
+            clock.meeting.gather()
         begin = time.perf_counter()
         call(i)
         elapsed = 1e6 * (time.perf_counter() - begin)
-        if i >= WARM:
+        if i >= warm:
             after(elapsed)
     torch.cuda.synchronize()
 
 
-def parts_of(call: Callable[[int], Any], meeting: Meeting, made: Any) -> dict[str, Any]:
+def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, Any]:
     """Return medians of the native calls, of the rest of the engine's part, and around it.
 
     `made`: what the runtime keeps of the call.
@@ -126,7 +135,7 @@ def parts_of(call: Callable[[int], Any], meeting: Meeting, made: Any) -> dict[st
     if launches is not None:
         launches._program = watched  # which it asks what fits
     try:
-        timed(once, meeting, after)
+        timed(once, clock, after)
     finally:
         bound._native = native
         Standing.run = again  # type: ignore[method-assign]
@@ -139,7 +148,7 @@ def parts_of(call: Callable[[int], Any], meeting: Meeting, made: Any) -> dict[st
 
 
 def measure(
-    case: Case, name: str, rank: int, meeting: Meeting, sharing: bool = False
+    case: Case, name: str, rank: int, clock: Clock, sharing: bool = False
 ) -> dict[str, Any]:
     """Return all host times of a case on this rank, in us; ficco's own alone, if ranks share."""
     import torch
@@ -163,22 +172,22 @@ def measure(
     made = runtime._last
     bound = made.bound
     result: dict[str, Any] = {}
-    result["public"], result["after_a_wait"] = _alone(call, meeting)
-    result |= parts_of(call, meeting, made)
-    result["custom_op"], _ = _alone(as_custom_operator(operands, schedule), meeting)
+    result["public"], result["after_a_wait"] = _alone(call, clock)
+    result |= parts_of(call, clock, made)
+    result["custom_op"], _ = _alone(as_custom_operator(operands, schedule), clock)
     forward, backward = recorded(operands, schedule)
-    result["recorded"], _ = _alone(forward, meeting)
-    result["backward"], _ = _alone(backward, meeting)
+    result["recorded"], _ = _alone(forward, clock)
+    result["backward"], _ = _alone(backward, clock)
     result["native_calls"] = 3 + len(bound._works)
     result["library_calls"] = sum(len(calls) for _, calls in bound._works)
     if sharing:
         return result
-    result["serial"], result["serial_after_a_wait"] = _alone(operands.serial, meeting)
+    result["serial"], result["serial_after_a_wait"] = _alone(operands.serial, clock)
     plainly = Schedule.named("serial").resolve(case.world, Machine.named("cuda"))
-    result["serial_by_ficco"], _ = _alone(operands.ficco(plainly), meeting)
+    result["serial_by_ficco"], _ = _alone(operands.ficco(plainly), clock)
     if case.op in FUSED:
         try:
-            result["torch_fused"], _ = _alone(torch_fused(operands), meeting)
+            result["torch_fused"], _ = _alone(torch_fused(operands), clock)
         except RuntimeError as error:
             result["torch_fused"] = {"reason": str(error)[:400]}
     return result
@@ -231,14 +240,14 @@ def recorded(operands: Operands, schedule: Schedule) -> tuple[Run, Run]:
     return forward, backward
 
 
-def _alone(call: Run, meeting: Meeting) -> tuple[dict[str, float], dict[str, float]]:
+def _alone(call: Run, clock: Clock) -> tuple[dict[str, float], dict[str, float]]:
     """Return how long a call takes, and one that is the first after a wait."""
     found: list[float] = []
-    timed(call, meeting, found.append)
-    return spread(found), spread(found[::QUEUED])
+    timed(call, clock, found.append)
+    return spread(found), spread(found[:: clock.queued])
 
 
-def rank_main(folder: Path, sharing: bool) -> int:
+def rank_main(folder: Path, queued: int, sharing: bool) -> int:
     """Measure on one rank; rank 0's figures are written."""
     import ficco
     from ficco.sweeping.gpu.joining import WAIT_S, open_group
@@ -249,7 +258,7 @@ def rank_main(folder: Path, sharing: bool) -> int:
     cases = []
     for case in host_cost_cases(world):
         for name in SCHEDULES:
-            us = measure(case, name, rank, meeting, sharing)
+            us = measure(case, name, rank, Clock(queued, meeting), sharing)
             cases.append({**case.facts(), "schedule": name, "grain": 1, "us": us})
             meeting.gather()
     if rank == 0:
@@ -262,15 +271,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
     parser.add_argument("--ranks", type=int, metavar="P", help="more than GPUs; they share them")
+    parser.add_argument("--queued", type=int, default=10, metavar="N", help="calls between waits")
     parser.add_argument("--out", default=".", metavar="FOLDER", help="of host_cost_MACHINE.json")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_of:
-        return rank_main(Path(args.rank_of), args.ranks > args.gpus)
+        return rank_main(Path(args.rank_of), args.queued, args.ranks > args.gpus)
     ranks = args.ranks or args.gpus
     with tempfile.TemporaryDirectory(prefix="host_cost") as name:
         folder = Path(name)
-        command = [__file__, "--gpus", str(args.gpus), "--ranks", str(ranks), "--rank-of", name]
+        numbers = {"--gpus": args.gpus, "--ranks": ranks, "--queued": args.queued}
+        words = [word for option, number in numbers.items() for word in (option, str(number))]
+        command = [__file__, *words, "--rank-of", name]
         reason = run_ranks(command, ranks, folder, 240.0, lambda: None)
         if not (folder / "found.json").exists():
             print(reason, file=sys.stderr)
@@ -283,7 +295,7 @@ def main() -> int:
     found["versions"] |= about.pop("more")
     document = {
         "bench": "host_cost", **found, **about, "world": ranks, "environment": NO_MULTICAST,
-        "how": f"host microseconds a call on rank 0, {CALLS} calls, {QUEUED} between two waits",
+        "how": f"host us a call on rank 0, {CALLS} calls, {args.queued} between two waits",
         "cases": cases,
     }  # fmt: skip
     if ranks > args.gpus:

@@ -176,7 +176,7 @@ def host_cost_table(document: Document) -> list[str]:
         "public": "whole call", "native": "of it native", "torch": "the engine's Python and torch",
         "around": "before it", "serial": "serial", "torch_fused": "fused",
     }  # fmt: skip
-    return _host_costs(document, parts)
+    return _host_costs(document, _known(document, parts))
 
 
 def host_cost_apart(document: Document) -> list[str]:
@@ -187,9 +187,13 @@ def host_cost_apart(document: Document) -> list[str]:
         "backward": "its backward pass", "serial_after_a_wait": "serial, first after a wait",
         "serial_by_ficco": "serial, as ficco's call",
     }  # fmt: skip
+    parts = _known(document, parts)
+    return _host_costs(document, parts) if "custom_op" in parts else []
+
+
+def _known(document: Document, parts: dict[str, str]) -> dict[str, str]:
     known = {part for case in document["cases"] for part in case["us"]}
-    parts = {part: title for part, title in parts.items() if part in known}
-    return _host_costs(document, parts) if "custom_op" in known else []
+    return {part: title for part, title in parts.items() if part in known}
 
 
 def _host_costs(document: Document, parts: dict[str, str]) -> list[str]:

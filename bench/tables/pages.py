@@ -5,7 +5,7 @@ from __future__ import annotations
 from comparing.few import few_rows_gains, few_rows_table
 from modelling.tables import METHOD, model_sections, results_of
 from modelling.tables import headline as models_headline
-from naming import MACHINES, machine_name, where
+from naming import MACHINES, SHARED, machine_name, where
 
 from tables import comparison
 from tables.comparison import captured_table, compared, eager_table, grain_tables, not_measured
@@ -24,6 +24,11 @@ HOW = (
 )
 FEW_ROWS = ("few_rows", "few_rows_gather")  # results of few_rows.py
 PLOTS = ("gains", "map")  # of keep_sweep.py
+SHARING = (
+    "A GPU runs the processes of its ranks in turns here, so that its own times mean nothing. The "
+    "host enqueues what a call of so many ranks has; more processes at once slow it down, "
+    "too, as the part in Python shows, which is the same for any number of ranks."
+)
 POINT = (
     "Of ficco's points the best of the shape stands here, with its grain, and its route, order and "
     "pace where they are not the machine's own."
@@ -131,7 +136,8 @@ def _models(page: Page) -> list[str]:
 
 def _host_cost(page: Page) -> list[str]:
     lines: list[str] = []
-    for i, (path, document) in enumerate(_every(page, "host_cost")):
+    shared = [page.results / f"host_cost_{machine}.json" for machine in SHARED]
+    for i, (path, document) in enumerate([*_every(page, "host_cost"), *read(shared)]):
         machine, day = where(document), document["date"]
         table = [
             f"Microseconds, medians, one chunk a shard on {machine} ({day}):", "",
@@ -144,6 +150,8 @@ def _host_cost(page: Page) -> list[str]:
                 "of that call alone, which autograd hands to another thread and back:",
                 "", *apart, "",
             ]  # fmt: skip
+        if document.get("shared_gpus"):
+            table = [*wrapped([SHARING]), "", *table]
         if i:
             table += machines([(path, document)], page)
             lines += [*folded(f"The same on {machine}, {day}", table), ""]
