@@ -28,11 +28,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--check", metavar="FILE", help="verify the plan in FILE (- for stdin)")
     parser.add_argument("--rank", type=int, help="print this rank's plan alone")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
-    parser.set_defaults(main=_main)
+    parser.set_defaults(main=lambda args: _main(args, parser))
 
 
-def _main(args: argparse.Namespace) -> int:
+def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.check is not None:
+        _check_alone(args, parser)
         return _check(args.check, args.json)
     asked = asked_from(args)
     if len(asked.schedules) != 1:
@@ -47,6 +48,17 @@ def _main(args: argparse.Namespace) -> int:
     else:
         print(plan_text(plan, args.rank))
     return 0
+
+
+def _check_alone(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse a problem or schedule beside --check, which the plan in the file has itself."""
+    with_check = ("check", "json", "main", "command")
+    for name, value in vars(args).items():
+        if name not in with_check and value != parser.get_default(name):
+            word = name if name == "op" else f"--{name}"
+            raise InputError(
+                f"{word} {value} beside --check: the plan in {args.check} says it; leave it out"
+            )
 
 
 def _check(source: str, as_json: bool) -> int:

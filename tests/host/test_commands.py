@@ -343,6 +343,13 @@ class TestPlan:
         code, out, _ = call(capsys, "plan", "--check", str(file))
         assert code == 0 and out.startswith("right:") and out.count("\n") == 1
 
+    @pytest.mark.parametrize("more", [["--m", "64"], ["matmul_all_reduce"], ["--rank", "1"]])
+    def test_a_file_is_checked_alone(self, capsys: Any, tmp_path: Path, more: list[str]) -> None:
+        file = tmp_path / "plan.json"
+        file.write_text(call(capsys, "plan", *SMALL[:6], "--json")[1])
+        code, out, err = call(capsys, "plan", *more, "--check", str(file))
+        assert code == 2 and out == "" and f"{more[-1]} beside --check" in err
+
     def test_a_rejected_plan_is_exit_1_with_a_line_a_violation(
         self, capsys: Any, tmp_path: Path
     ) -> None:
