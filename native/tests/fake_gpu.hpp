@@ -26,6 +26,8 @@ class FakeGpu : public Gpu {
     bool refuses = false;     // to launch
     std::size_t encoded = 0;  // tensor maps
     std::vector<Launched> launched;
+    std::vector<GpuStream> waited;  // for events
+    std::uint64_t capture = 1;
     std::vector<std::string> told;  // "record", "launch", "copy", "words", in order
 
     std::shared_ptr<Gpu> apart() override { throw GpuError("there is no other way to it"); }
@@ -36,7 +38,7 @@ class FakeGpu : public Gpu {
     GpuEvent new_event(bool) override { return number(); }
     void delete_event(GpuEvent) noexcept override {}
     void record(GpuEvent, GpuStream) override { told.push_back("record"); }
-    void wait(GpuStream, GpuEvent) override {}
+    void wait(GpuStream stream, GpuEvent) override { waited.push_back(stream); }
     void synchronize(GpuEvent) override {}
     double elapsed_us(GpuEvent, GpuEvent) override { return 1.0; }
     void copy(const BoxCopy&, GpuStream) override {
@@ -74,7 +76,9 @@ class FakeGpu : public Gpu {
     }
     void delete_host_page(const HostPage&) noexcept override {}
     bool capturing(GpuStream) override { return graph; }
-    CapturedNodes captured_nodes(GpuStream) override { return nodes_; }
+    CapturedNodes captured_nodes(GpuStream) override {
+        return {nodes_.copies, nodes_.kernels, capture};
+    }
 
     // A parameter of the last launch.
     template <class Value>

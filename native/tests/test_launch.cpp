@@ -338,3 +338,22 @@ TEST(a_capture_that_loses_launches_is_refused) {
     bench.gpu->drops = true;
     CHECK_THROWS(GpuError, "0 kernels of the 1 that were submitted", bench.call(0));
 }
+
+TEST(captured_calls_in_branches_run_one_after_another) {
+    Bench bench;
+    bench.gpu->kernels[kKernel] = {4};
+    bench.set({constant(4, 1)});
+    bench.gpu->graph = true;
+    const auto other = reinterpret_cast<GpuStream>(6);
+    const auto waits = [&](GpuStream stream) {
+        bench.gpu->waited.clear();
+        bench.program->call(0, stream, false, bench.addresses, bench.pitches);
+        return std::count(bench.gpu->waited.begin(), bench.gpu->waited.end(), stream);
+    };
+    const auto alone = waits(kStream);
+    CHECK_EQ(waits(kStream), alone);  // it stands behind the other already
+    CHECK_EQ(waits(other), alone + 1);
+    CHECK_EQ(waits(kStream), alone + 1);
+    bench.gpu->capture = 2;  // the last call is in another graph
+    CHECK_EQ(waits(other), alone);
+}

@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import double_control as control
 import engine_faults as faults
@@ -134,8 +137,33 @@ def again_and_again(world: int, calls: int) -> None:
 # ---- graphs
 
 
-def graphs(world: int, replays: int) -> None:
-    """Calls in a graph, replayed with new inputs, one after another and back to back."""
+@contextmanager
+def forked(node: Node) -> Iterator[list[dict[int, Any]]]:
+    """Fork a second branch off each rank's captured stream; give both, and join them."""
+    main, other = dict(node.streams), {}
+    for rank, stream in main.items():
+        node.cuda.use(rank)
+        other[rank] = int(node.cuda.stream())
+        behind(node, other[rank], stream)
+    try:
+        yield [main, other]
+    finally:
+        for rank, stream in main.items():
+            node.cuda.use(rank)
+            behind(node, stream, other[rank])
+        node.streams.update(main)
+        node.cuda.use(0)
+
+
+def behind(node: Node, stream: Any, other: Any) -> None:
+    """Let a stream wait for what another one has been given."""
+    event = node.cuda.cuEventCreate(2)
+    node.cuda.cuEventRecord(event, other)
+    node.cuda.cuStreamWaitEvent(stream, event, 0)
+
+
+def graphs(world: int, replays: int, branches: bool) -> None:
+    """Calls in a graph, in one branch or by turns in two, replayed with new inputs."""
     node = Node(world)
     drawn = list(problems(world, "bfloat16", random.Random(9)))
     ring = next(i for i, problem in enumerate(drawn) if problem.op == "matmul_reduce_scatter")
@@ -152,8 +180,9 @@ def graphs(world: int, replays: int) -> None:
     node.runtime.synchronize()
     copies = control.count("memcpy") - before
     assert copies >= 3 * world * (world - 1)
-    with captured(node) as ready:
-        for problem, schedule, arrays, _ in cases:
+    with captured(node) as ready, forked(node) as sides:
+        for i, (problem, schedule, arrays, _) in enumerate(cases):
+            node.streams.update(sides[i % 2 if branches else 0])
             node.execute(problem, schedule, arrays)
     assert None not in ready
     held = node.runtime.window_bytes

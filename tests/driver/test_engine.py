@@ -97,9 +97,13 @@ def test_results_are_the_same_again_and_again(double_folder: Path) -> None:
     run(double_folder, "again_and_again", world=4, calls=400)
 
 
+@pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("single_queue", [0, 1])
-def test_graphs_give_what_calls_give(double_folder: Path, single_queue: int) -> None:
-    run(double_folder, "graphs", {"single_queue": single_queue}, world=3, replays=50)
+def test_graphs_give_what_calls_give(
+    double_folder: Path, single_queue: int, branches: bool
+) -> None:
+    queues = {"single_queue": single_queue}
+    run(double_folder, "graphs", queues, world=3, replays=50, branches=branches)
 
 
 def test_a_capture_that_loses_copies_is_refused(double_folder: Path) -> None:

@@ -78,6 +78,7 @@ struct alignas(128) TensorMap {
 struct CapturedNodes {
     std::size_t copies;
     std::size_t kernels;
+    std::uint64_t capture;  // which one; no other of the process has its number
 };
 
 // Memory of the host that the device can write to.

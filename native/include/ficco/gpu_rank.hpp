@@ -1,6 +1,7 @@
 // One rank's GPU: the streams of its lanes, and the watch over them. Knows nothing of plans.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -30,6 +31,9 @@ class GpuRank {
     // Calls on different streams of the caller run one after another. With the device current.
     void after_last_call(GpuStream stream);
     void ended(GpuStream stream);
+    // The same within a capture: calls in branches of a graph run one after another.
+    void after_last_call(GpuStream stream, std::uint64_t capture);
+    void ended(GpuStream stream, std::uint64_t capture);
 
   private:
     const std::shared_ptr<Gpu> gpu_;
@@ -38,7 +42,12 @@ class GpuRank {
     std::mutex mutex_;  // holds lanes_
     std::vector<GpuStream> lanes_;
     GpuEvent ended_ = nullptr;  // the last call's end
-    GpuWatch watch_;            // last, so that it ends first
+    struct {
+        std::uint64_t capture;
+        GpuStream stream;
+        GpuEvent ended;
+    } captured_{};    // the last captured call
+    GpuWatch watch_;  // last, so that it ends first
 };
 
 }  // namespace ficco

@@ -285,14 +285,14 @@ class CudaGpu final : public Gpu {
     CapturedNodes captured_nodes(GpuStream stream) override {
         int status = kCaptureNone;
         Graph graph = nullptr;
-        FICCO_CALL(cuStreamGetCaptureInfo, static_cast<Stream>(stream), &status, nullptr, &graph,
-                   nullptr, nullptr);
+        CapturedNodes found{};
+        FICCO_CALL(cuStreamGetCaptureInfo, static_cast<Stream>(stream), &status, &found.capture,
+                   &graph, nullptr, nullptr);
         if (status != kCaptureActive) throw GpuError("the stream is not captured any more");
         std::size_t count = 0;
         FICCO_CALL(cuGraphGetNodes, graph, nullptr, &count);
         std::vector<Node> nodes(count);
         FICCO_CALL(cuGraphGetNodes, graph, nodes.data(), &count);
-        CapturedNodes found{};
         for (std::size_t i = 0; i < count; ++i) {
             int type = 0;
             FICCO_CALL(cuGraphNodeGetType, nodes[i], &type);

@@ -22,7 +22,9 @@ GpuRank::~GpuRank() {
         for (const GpuStream stream : lanes_) {
             if (stream != nullptr) gpu_->delete_stream(stream);
         }
-        if (ended_ != nullptr) gpu_->delete_event(ended_);
+        for (const GpuEvent event : {ended_, captured_.ended}) {
+            if (event != nullptr) gpu_->delete_event(event);
+        }
     } catch (const GpuError&) {
         // the device is lost
     }
@@ -50,6 +52,18 @@ void GpuRank::after_last_call(GpuStream stream) {
 void GpuRank::ended(GpuStream stream) {
     if (ended_ == nullptr) ended_ = gpu_->new_event(false);
     gpu_->record(ended_, stream);
+}
+
+void GpuRank::after_last_call(GpuStream stream, std::uint64_t capture) {
+    if (captured_.ended == nullptr || captured_.capture != capture) return;
+    if (captured_.stream != stream) gpu_->wait(stream, captured_.ended);
+}
+
+void GpuRank::ended(GpuStream stream, std::uint64_t capture) {
+    if (captured_.ended == nullptr) captured_.ended = gpu_->new_event(false);
+    gpu_->record(captured_.ended, stream);
+    captured_.capture = capture;
+    captured_.stream = stream;
 }
 
 }  // namespace ficco

@@ -129,7 +129,11 @@ void GpuProgram::start(int copy, GpuStream stream, bool traced,
         }
         stamped_.assign(stamped_.size(), {false, false});
     }
-    if (!capturing_) rank_->after_last_call(stream);
+    if (capturing_) {
+        rank_->after_last_call(stream, nodes_before_.capture);
+    } else {
+        rank_->after_last_call(stream);
+    }
     fork();
 }
 
@@ -269,6 +273,7 @@ void GpuProgram::finish() {
         const CapturedNodes now = gpu.captured_nodes(caller_);
         check_captured(now.copies - nodes_before_.copies, submitted_.copies, "copies");
         check_captured(now.kernels - nodes_before_.kernels, submitted_.kernels, "kernels");
+        rank_->ended(caller_, now.capture);
     } else {
         rank_->ended(caller_);
     }
