@@ -34,6 +34,9 @@ from few_rows import few_rows
 from fuzzed import cases, shared_tiles
 from rank import CUDA, DTYPES, NAMED, WHOLE, Arrays, Rank, problems, refused
 
+IN_STEP = ("gated_1d", "gated_sums_1d", "hetero_unfused_1d")  # by `auto`, too
+PACED = (*GATHERING, "matmul_all_reduce")
+
 
 def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> None:
     """Every operator in every schedule and dtype."""
@@ -49,6 +52,8 @@ def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> No
                     schedule = WHOLE if name == "whole" else Schedule.named(name)
                     stores = schedule.transport == "sm"
                     ways = [{"route": route} for route in ("rotation", "all_peers")[stores:]]
+                    if me.world > 2 and name in IN_STEP and problem.op in PACED:
+                        ways.append({"route": "rotation", "pace": "in_step"})
                     if problem.op in EDGED and name == "gated_1d":
                         edge = {"route": "rotation", "order": "by_peer", "taper": "edge"}
                         paced = {"pace": "in_step"} if problem.op in GATHERING else {}
