@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 import ficco
+from ficco.modules import functions, plain
 from ficco.modules import groups as open_groups
-from ficco.modules import plain
 from ficco.problem import Output, Problem, chunk_sizes, offsets
 from ficco.runtime import process_cuda
 from ficco.schedule import Schedule
@@ -182,7 +182,18 @@ def arguments(rank: int, world: int) -> None:
 
 
 def kinds(rank: int, world: int) -> None:
-    """Ranks that open a group for different kinds of devices are told, all of them."""
+    """A rank without tables goes where others do; ranks of two kinds are told, all of them."""
+    backends, available = dist.get_backend_config, torch.cuda.is_available
+    for served, gpus, kind in (
+        ("cpu:gloo,cuda:nccl", True, "cuda"), ("cpu:gloo,cuda:nccl", False, "cpu"),
+        ("nccl", True, "cuda"), ("gloo", True, "cpu"),
+    ):  # fmt: skip
+        dist.get_backend_config = lambda _: served  # noqa: B023
+        torch.cuda.is_available = lambda: gpus  # noqa: B023
+        try:
+            assert functions._device(None).type == kind, (served, gpus)
+        finally:
+            dist.get_backend_config, torch.cuda.is_available = backends, available
     if world == 1:
         return
     found = process_cuda._facts
