@@ -1,9 +1,11 @@
-"""What schedule= may ask of a model's layers; see overlap_worker.py."""
+"""What schedule= and plan= may ask of a model's layers; see overlap_worker.py."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import torch
 from overlap_results import refused
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -39,4 +41,40 @@ def schedules(mesh: DeviceMesh) -> None:
     ficco.overlap(net, schedule={"1": "ring_1d"})
 
 
-CHECKS = {"schedules": schedules}
+class Said(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def not_shards(mesh: DeviceMesh) -> None:
+    """plan= over weights that were never split is told, once; over shards nothing is."""
+    world, rank = mesh.size(), mesh.get_local_rank()
+    plan, x = {"0": "colwise", "1": "rowwise"}, torch.ones(2, 6)
+    said = Said()
+    logging.getLogger("ficco").addHandler(said)
+    for kind, bad in (("shards", False), ("zeros", False), ("copies", True)):
+        torch.manual_seed(rank if kind == "shards" else 0)
+        net = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 6, bias=False))
+        if kind == "zeros":  # as yet
+            nn.init.zeros_(net[1].weight)
+        wanted = net(x) * (world if bad else 1)
+        ficco.overlap(net, mesh, plan=plan)
+        said.said.clear()
+        for _ in range(2):
+            y = net(x)
+        told = [line for line in said.said if "plan= is for local shards" in line]
+        assert len(told) == (bad and world > 1), (kind, told)
+        assert ("begins alike" in ficco.explain(net)) == (bad and world > 1), kind
+        if bad:
+            torch.testing.assert_close(y, wanted)
+        ficco.restore(net)
+    logging.getLogger("ficco").removeHandler(said)
+
+
+CHECKS = {"schedules": schedules, "not_shards": not_shards}

@@ -26,7 +26,9 @@ from overlap_schedules import CHECKS as SCHEDULES
 
 def main() -> None:
     """Be a rank: argv has the store, the rank, the world and the names of checks."""
-    checks = RESULTS | LIMITS | MEASURES | COMPILED | SCHEDULES
+    rooms = (RESULTS, LIMITS, MEASURES, COMPILED, SCHEDULES)
+    checks = {name: check for room in rooms for name, check in room.items()}
+    assert len(checks) == sum(map(len, rooms)), "two checks have one name"
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -26,6 +26,7 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "megatron",
         "refusals",
         "schedules",
+        "not_shards",
         "half_way",
         "keeps_gather",
         "uneven",

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
+from types import MethodType
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ficco.errors import InputError, closest
+from ficco.modules import groups
 from ficco.modules.layers.finding import Found, closure_of, local_of, unfit
 from ficco.modules.layers.layer import Left, layer_of
 
@@ -30,6 +33,7 @@ Tensor = torch.Tensor
 
 GATHERED = ("colwise_gather_output", "colwise_rep")  # column layers whose output is gathered
 _COLUMNS = ("colwise", *GATHERED)
+_LOOKED_AT = 256  # elements of a weight
 _NOTHING = ("sequence_parallel", "replicate", "all_reduce")  # styles without a GEMM of their own
 
 
@@ -106,7 +110,8 @@ class Plan:
         if not _replaceable(module):
             return Left(name, words, "its forward was replaced before")
         if kind == "row":
-            return Found(name, module, words, kind, group, _row)
+            told = self.given and not isinstance(weight, DTensor)
+            return Found(name, module, words, kind, group, _row_at_first if told else _row)
         gathered = style in GATHERED
         forward = _column_gathered if gathered else _column
         notes = ("PyTorch gathers its output afterwards",) if gathered else ()
@@ -224,6 +229,43 @@ def _column_gathered(module: Module, input: Any) -> Tensor:
     split = DTensor.from_local(y, mesh, [Shard(-1)], run_check=False)
     whole: Tensor = split.redistribute(placements=[Replicate()]).to_local()
     return whole
+
+
+def _row_at_first(module: Module, input: Any) -> Tensor:
+    """Run a layer of which the user says that it holds a shard; the first time, look whether so."""
+    weight: Any = module.weight
+    if _can_look(weight):
+        module.__dict__["forward"] = MethodType(_row, module)
+        _look_for_copies(module, weight)
+    return _row(module, input)
+
+
+def _can_look(weight: Any) -> bool:
+    """Whether values may be asked for: nobody traces or captures, and there are some."""
+    if torch.compiler.is_compiling() or type(weight) not in (Tensor, torch.nn.Parameter):
+        return False
+    if weight.is_meta or not weight.numel():
+        return False
+    return not (weight.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _look_for_copies(module: Module, weight: Tensor) -> None:
+    """Warn of a weight that is the same on all ranks: a shard that is none gives p times the sum.
+
+    A collective call, as the layer's forward is.
+    """
+    layer = layer_of(module)
+    if layer.ranks.world == 1:
+        return
+    values = weight.detach().flatten()[:_LOOKED_AT].double().cpu()
+    with torch.cuda.device(weight.device) if weight.is_cuda else nullcontext():
+        found: list[Any] = [None] * layer.ranks.world
+        dist.all_gather_object(found, values.tolist(), group=layer.ranks.group)
+    if bool((values == values[0]).all()) or any(each != found[0] for each in found):
+        return
+    note = "its weight begins alike on all ranks: whole, it makes results that many times too large"
+    layer.notes.append(note)
+    groups.log.warning("%s (%s): %s; plan= is for local shards", layer.name, layer.style, note)
 
 
 def _row(module: Module, input: Any) -> Tensor:
