@@ -52,7 +52,7 @@ def test_functions_and_gradients_are_right(double_folder: Path, tmp_path: Path, 
     run(double_folder, tmp_path, world, "functions", "gradients", "calls_again", "models")
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, 5])
 def test_random_calls_are_right(double_folder: Path, tmp_path: Path, world: int) -> None:
     """By every schedule, laid out in every way, between replays, resets and larger windows."""
     run(double_folder, tmp_path, world, "at_random")
