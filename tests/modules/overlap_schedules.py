@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from worker import Listener
 
 import ficco
 
@@ -41,22 +42,11 @@ def schedules(mesh: DeviceMesh) -> None:
     ficco.overlap(net, schedule={"1": "ring_1d"})
 
 
-class Said(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
-
-
 def not_shards(mesh: DeviceMesh) -> None:
     """plan= over weights that were never split is told, once; over shards nothing is."""
     world, rank = mesh.size(), mesh.get_local_rank()
     plan, x = {"0": "colwise", "1": "rowwise"}, torch.ones(2, 6)
-    said = Said()
+    said = Listener()
     logging.getLogger("ficco").addHandler(said)
     for kind, bad in (("shards", False), ("zeros", False), ("copies", True)):
         torch.manual_seed(rank if kind == "shards" else 0)
