@@ -126,7 +126,9 @@ class Group:
 
     def failure(
         self,
-    ) -> tuple[int, int, int, int, Literal["timeout", "stopped"], float, int, int] | None:
+    ) -> (
+        tuple[int, int, int, int, Literal["timeout", "stopped", "differs"], float, int, int] | None
+    ):
         """Return the first failure, or None.
 
         Returns:
@@ -135,7 +137,9 @@ class Group:
             held then. A wait for a step of the same program (an "after" row) has word_rank -1 and
             the awaited step as word_index. Where a GPU's stream waits, word_index is -1 if no word
             is missing, or if, with word_rank, that rank's words could not be read; step is -1 if
-            its call is not known any more. After `fail` all but rank and kind are -1 or 0.
+            its call is not known any more. After `fail` all but rank and kind are -1 or 0. Where
+            `rank` has begun another call than `word_rank` ("differs", noticed within 0.1 s where
+            ranks are processes), expected and found are the digests of theirs.
         """
 
     def reset(self) -> None:

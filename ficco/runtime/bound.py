@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from ficco.errors import InputError
@@ -41,6 +41,10 @@ class BoundPlans(Generic[Bound]):
     def find(self, problem: Problem, schedule: Schedule) -> Bound | None:
         """Return the plan if it is kept."""
         return self._plans.get((problem, schedule))
+
+    def __iter__(self) -> Iterator[Bound]:
+        """Yield the plans that are kept."""
+        return iter(list(self._plans.values()))
 
     def used(self, problem: Problem, schedule: Schedule) -> None:
         """Count a plan that is kept as used now, as `get` does."""

@@ -7,7 +7,12 @@ from collections.abc import Callable
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.plan import Word, word_at
 
-__all__ = ["Failure", "awaited_word", "error_of", "raiser_of"]
+__all__ = ["Failure", "awaited_word", "differing", "error_of", "raiser_of"]
+
+_ALIKE = (
+    "Ranks must call alike: the same operator, rows (pass rows= where shards are uneven), k or n, "
+    "dtype and schedule"
+)
 
 # rank, row of its program, word's rank, word's place, kind, seconds, found, wanted; see
 # `Group.failure` in ficco/_native.pyi.
@@ -18,6 +23,12 @@ def awaited_word(failure: Failure) -> Word | None:
     """Return the word whose wait failed; None where it is not known, or was a step, or nothing."""
     _, _, word_rank, place, kind, *_ = failure
     return word_at(word_rank, place) if kind == "timeout" and min(word_rank, place) >= 0 else None
+
+
+def differing(failure: Failure) -> dict[int, int]:
+    """Return the digests of two ranks' calls, by rank, where they differ; else nothing."""
+    rank, _, peer, _, kind, _, found, wanted = failure
+    return {rank: wanted, peer: found} if kind == "differs" else {}
 
 
 def raiser_of(word: Word) -> int:
@@ -38,7 +49,10 @@ def error_of(
     """
     rank, row, word_rank, place, kind, seconds, found, wanted = failure
     notes = f" {notes}" if notes else ""
-    if kind != "timeout":
+    if kind == "differs":
+        said = f"rank {rank} runs another call than rank {word_rank}"
+        return EngineError(f"{said}.{notes} {_ALIKE}; call {remedy} to go on.")
+    if kind == "stopped":
         return EngineError(f"rank {rank} stopped.{notes} Call {remedy} to go on.")
     reset, remedy = remedy, f"Raise timeout_s if the machine is slow; call {remedy} to go on."
     step = step_name(rank, row) if row >= 0 else "not known any more"
@@ -53,8 +67,5 @@ def error_of(
     hint = f"Rank {raiser_of(word)} should have raised it"
     if found != 0:
         hint += f", and raised {found} where {wanted} was expected: it runs another call"
-        remedy = (
-            "Ranks must call alike: the same operator, rows (pass rows= where shards are uneven), "
-            f"k or n, dtype and schedule; call {reset} to go on."
-        )
+        remedy = f"{_ALIKE}; call {reset} to go on."
     return TimeoutExceeded(rank, step, f"signal {word}", seconds, f"{hint}.{notes} {remedy}")

@@ -26,7 +26,7 @@ from ficco.problem import Problem
 from ficco.runtime.blas import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
 from ficco.runtime.connecting import members_of
-from ficco.runtime.failures import Failure, awaited_word, error_of, raiser_of
+from ficco.runtime.failures import Failure, awaited_word, differing, error_of, raiser_of
 from ficco.runtime.meeting import Agenda, Facts, Meeting
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
@@ -304,6 +304,9 @@ class ProcessRuntime:
 
     def _notes(self, failure: Failure) -> str:
         """Say which ranks are gone or stalled, and whether the awaited one is behind."""
+        digests = differing(failure)
+        if digests:
+            return " ".join(self._calls_of(digests))
         notes = self._conditions()
         if failure[4] == "stopped" and failure[0] != self.rank and not any(notes.values()):
             time.sleep(_BEATS_S)  # who stopped may know of a death that the watchdogs do not yet
@@ -324,13 +327,14 @@ class ProcessRuntime:
 
     def _mine(self) -> str:
         """Return a sentence on this rank's last call, or nothing."""
-        if self._last is None:
-            return ""
-        p, schedule = self._last.problem, self._last.schedule
-        return (
-            f" Rank {self.rank} runs {p.op} of {p.m}x{p.n}x{p.k}, rows {list(p.rows)}, {p.dtype}, "
-            f"by {schedule.name}, grain {schedule.grain_text}."
-        )
+        return "" if self._last is None else f" {_said_of(self._last, self.rank)}"
+
+    def _calls_of(self, digests: Mapping[int, int]) -> list[str]:
+        """Return a sentence on each rank's call that this one knows, of digests by rank."""
+        known = {call.digest: call for call in self._bound}
+        return [
+            _said_of(known[digest], rank) for rank, digest in digests.items() if digest in known
+        ]
 
     def _absence(self, rank: int) -> str:
         """Return a sentence on a rank that does not come to a meeting, or nothing."""
@@ -358,6 +362,14 @@ class ProcessRuntime:
         if state.age_s > _STALLED_S:
             return f"{name} has not been seen for {state.age_s:.1f} s: it has died or is stopped."
         return ""
+
+
+def _said_of(call: Call, rank: int) -> str:
+    p, schedule = call.problem, call.schedule
+    return (
+        f"Rank {rank} runs {p.op} of {p.m}x{p.n}x{p.k}, rows {list(p.rows)}, {p.dtype}, by "
+        f"{schedule.name}, grain {schedule.grain_text}."
+    )
 
 
 def _room_facts(room: Room) -> Facts:

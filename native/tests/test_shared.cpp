@@ -236,6 +236,51 @@ TEST(who_fails_at_once_tells_one_failure) {
     }
 }
 
+TEST(calls_that_differ_fail_the_group_soon) {
+    const Memory memory(3, 0);
+    std::vector<std::shared_ptr<Group>> groups;
+    for (int rank = 0; rank < 3; ++rank) groups.push_back(memory.join(rank));
+    const auto begin = [&](int rank, std::uint32_t digest) {
+        groups[static_cast<std::size_t>(rank)]->enter(rank, digest, 0);
+        groups[static_cast<std::size_t>(rank)]->leave();
+    };
+    for (std::uint32_t call = 0; call < 600; ++call) {  // the memory of calls goes round
+        for (int rank = 0; rank < 3; ++rank) begin(rank, 7 + call);
+    }
+    begin(2, 11);
+    begin(2, 12);
+    begin(0, 11);  // one alone is ahead
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    CHECK(!groups[1]->failed());
+    begin(1, 11);
+    begin(1, 13);
+    wait_until([&] { return groups[0]->failed(); });
+    const auto failure = *groups[0]->failure();
+    CHECK(failure.kind == Failure::Kind::differs);
+    CHECK_EQ(failure.rank, 2);
+    CHECK_EQ(failure.word_rank, 1);
+    CHECK_EQ(failure.found, 13U);
+    CHECK_EQ(failure.expected, 12U);
+}
+
+TEST(calls_are_compared_while_they_are_remembered_and_not_captured) {
+    const Memory memory(2, 0);
+    const auto control_memory = Mapping(memory.file(), 0, sizeof(Control));
+    auto& control = *reinterpret_cast<Control*>(control_memory.data());
+    std::uint32_t compared = 0;
+    for (std::uint32_t call = 0; call < 300; ++call) control.began(0, call);
+    for (std::uint32_t call = 0; call < 50; ++call) control.began(1, 1000);
+    CHECK(control.difference(1, 0, compared).has_value());
+    CHECK_EQ(compared, 45U);  // the first that rank 0 is not about to write over
+    compared = 50;
+    control.began(1, 50);
+    CHECK(!control.difference(1, 0, compared).has_value());
+    CHECK_EQ(compared, 51U);
+    control.began(1, 1);
+    control.captured();
+    CHECK(!control.difference(1, 0, compared).has_value());
+}
+
 TEST(ranks_leave_by_close_or_by_their_end) {
     const Memory memory(3);
     auto first = memory.join(0);

@@ -24,10 +24,31 @@ from double_control import Cuda
 from launched_on_stream import LaunchedKernels
 from numpy_on_stream import NumpyOnStream
 
-__all__ = ["Rank", "dress"]
+from ficco.runtime import process_cuda
+
+__all__ = ["Rank", "Shortly", "dress"]
 
 Tensor = torch.Tensor
 _HERE = "cuda"
+
+
+class Shortly:
+    """Counts calls of which nothing but addresses was looked at."""
+
+    def __enter__(self) -> Shortly:
+        self.made = 0
+        self._again = again = process_cuda.CudaProcessRuntime.again
+
+        def counted(*args: Any) -> bool:
+            made = again(*args)
+            self.made += made
+            return made
+
+        process_cuda.CudaProcessRuntime.again = counted  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process_cuda.CudaProcessRuntime.again = self._again  # type: ignore[method-assign]
 
 
 class _Kernels(LaunchedKernels):

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import double_control as control
 import torch
 import torch.distributed as dist
-from torch_on_double import Rank, dress
+from torch_on_double import Rank, Shortly, dress
 
 import ficco
 from ficco.modules import again, auto, groups, operators
@@ -31,6 +29,7 @@ sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on th
 import gradient_worker  # noqa: E402
 import worker  # noqa: E402
 from random_calls import random_calls  # noqa: E402
+from torch_failures import diverging, failures, reduced  # noqa: E402
 from worker import close, draw, refused  # noqa: E402
 
 Tensor = torch.Tensor
@@ -73,25 +72,6 @@ class _Hits:
         return self.found[-1]
 
 
-class _Shortly:
-    """Counts calls of which nothing but addresses was looked at."""
-
-    def __enter__(self) -> _Shortly:
-        self.made = 0
-        self._again = again = process_cuda.CudaProcessRuntime.again
-
-        def counted(*args: Any) -> bool:
-            made = again(*args)
-            self.made += made
-            return made
-
-        process_cuda.CudaProcessRuntime.again = counted  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        process_cuda.CudaProcessRuntime.again = self._again  # type: ignore[method-assign]
-
-
 def calls_again(here: Rank, world: int) -> None:
     """The same call with other tensors, laid out in every way, is right, and known."""
     hits, rank = _Hits(), here.rank
@@ -114,7 +94,7 @@ def calls_again(here: Rank, world: int) -> None:
         for turn, way in enumerate(ways):
             w = draw(turn + rank, 5, 4) if way % 2 else draw(turn + rank, 4, 5).t()
             offset = (None, bias, torch._neg_view(bias))[way % 3]
-            with _Shortly() as way_taken:
+            with Shortly() as way_taken:
                 gather(turn, way, schedule, w, offset, turned=way % 4 > 1)
             if turn % 4 == 3 or turn >= 36:
                 assert hits.last(), f"{schedule}, turn {turn}: looked at anew"
@@ -183,13 +163,13 @@ def _lying_in_turns(x: Tensor, w: Tensor, want: Tensor) -> None:
 
     wide = [torch.zeros(6, 8 + more)[:, :4].copy_(x) for more in range(12)]
     for _ in range(4):
-        with _Shortly() as shortly:
+        with Shortly() as shortly:
             for other in wide:
                 call(other, w)
     assert shortly.made == 12 or dist.get_world_size() == 1, shortly.made
     for turn in range(12 * 4):
         call(x, w if turn // 4 % 2 else w.t().contiguous().t())
-    with _Shortly() as shortly:
+    with Shortly() as shortly:
         for _ in range(4):
             call(x, w)
     assert shortly.made >= 2 or dist.get_world_size() == 1, shortly.made
@@ -312,7 +292,7 @@ def _plain_calls_again(hits: _Hits, rank: int, world: int) -> None:
 def captures(here: Rank, world: int) -> None:
     """What was captured is right with new inputs, beside calls and while windows grow."""
     rank = here.rank
-    refused(lambda: here.capture(lambda: _reduce(rank, "auto")), "cannot be captured")
+    refused(lambda: here.capture(lambda: reduced(rank, "auto")), "cannot be captured")
     ficco.prepare(machine="cuda", timeout_s=TIMEOUT_S)
     for schedule in ("hetero_unfused_1d", "gated_1d", "auto", "one_shot_sm"):
         x, w = torch.zeros(6, 3), draw(80 + rank, 3, 4)
@@ -396,73 +376,16 @@ def _larger(world: int) -> Tensor:
     return ficco.matmul_all_reduce(tall, w, schedule="shard_p2p")
 
 
-def _reduce(rank: int, schedule: str) -> Tensor:
-    return ficco.matmul_all_reduce(draw(rank, 5, 2), draw(rank, 2, 7), schedule=schedule)
-
-
-def failures(here: Rank, world: int) -> None:
-    """A rank that does not come is named, results are NaN, and all goes on after a reset."""
-    rank = here.rank
-    ficco.prepare(machine="cuda", timeout_s=1.0)
-    for schedule in ("hetero_unfused_1d", "gated_1d", "one_shot_sm"):
-        want = _reduce(rank, "serial")
-        for _ in range(4):
-            close(_reduce(rank, schedule), want.double(), schedule)
-        here.waits = False
-        if rank > 0:
-            y = _reduce(rank, schedule)
-            _fails(ficco.synchronize, "Rank 0 should have raised it")
-            assert bool(torch.isnan(y).any()), schedule
-            _fails(lambda: _reduce(rank, schedule), "reset")  # noqa: B023
-            _fails(lambda: _reduce(rank, "serial"), "reset")  # which was made before
-        else:
-            end = time.monotonic() + 10 * TIMEOUT_S
-            while time.monotonic() < end:
-                try:
-                    ficco.synchronize()
-                except ficco.EngineError:
-                    break
-                time.sleep(0.01)
-            _fails(lambda: _reduce(rank, schedule), "reset")  # noqa: B023
-        ficco.reset()
-        here.waits = True
-        close(_reduce(rank, schedule), want.double(), f"{schedule} after a reset")
-    # The driver refuses something of a call of which nothing but addresses is looked at.
-    calls = ("cuLaunchKernel", "cuStreamBatchMemOp", "cuStreamIsCapturing", "cuMemcpyAsync")
-    for function in calls:
-        with _Shortly() as shortly:
-            for _ in range(4):
-                close(_reduce(rank, "gated_1d"), want.double(), "before")
-        assert shortly.made >= 2
-        here.waits = False
-        if rank == 0:
-            control.fail_call(function, 999)
-            _fails(lambda: _reduce(rank, "gated_1d"), f"{function} answers")
-        else:
-            _fails(lambda: (_reduce(rank, "gated_1d"), ficco.synchronize()), "rank 0")
-        _fails(lambda: _reduce(rank, "gated_1d"), "reset")
-        ficco.reset()
-        here.waits = True
-        close(_reduce(rank, "gated_1d"), want.double(), f"after {function} and a reset")
-
-
-def _fails(call: Callable[[], Any], words: str) -> None:
-    try:
-        call()
-    except ficco.EngineError as error:
-        assert words in str(error), f"{words!r} is not in {error}"
-    else:
-        raise AssertionError(f"nothing failed; {words!r} was expected")
-
-
 def at_random(here: Rank, world: int) -> None:
-    with _Shortly() as shortly:
+    with Shortly() as shortly:
         random_calls(here.rank, world, RANDOM_SEED + world, RANDOM_CALLS, lambda t: t, here)
     assert shortly.made > RANDOM_CALLS // 20 or world == 1
     print(f"{shortly.made} calls were told addresses alone")
 
 
-_ALL = (functions, gradients, calls_again, models, captures, made_ready, failures, at_random)
+_ALL = (
+    functions, gradients, calls_again, models, captures, made_ready, diverging, failures, at_random,
+)  # fmt: skip
 CHECKS = {each.__name__: each for each in _ALL}
 
 

@@ -15,14 +15,14 @@ namespace ficco {
 
 // Why a group has failed. Numbers that do not apply are -1, or 0 for values.
 struct Failure {
-    enum class Kind { timeout, stopped };
+    enum class Kind { timeout, stopped, differs };
     int rank;
     int step;
     int word_rank;   // -1: a wait for the step `word_index` of the same program
     int word_index;  // -1: none is missing, or the words of `word_rank` could not be read
     Kind kind;
     double seconds;
-    std::uint32_t found;
+    std::uint32_t found;  // where calls differ: the digest of that of `word_rank`
     std::uint32_t expected;
 };
 
@@ -55,7 +55,12 @@ class Control {
 
     // ---- ranks
     void began(int rank, std::uint32_t digest) noexcept;
+    // A rank has captured a call, which it may replay: its calls are not those that it begins.
+    void captured() noexcept { captured_.store(true, std::memory_order_release); }
     RankState state(int rank) const noexcept;
+    // Looks for the first call, from number `compared` on, that two ranks have begun with different
+    // digests, and moves `compared` behind what both have begun.
+    std::optional<Failure> difference(int rank, int peer, std::uint32_t& compared) const noexcept;
 
     // Of a rank whose process has a watchdog; by the watchdog's thread.
     void arrive(int rank) noexcept;
@@ -66,12 +71,14 @@ class Control {
     bool someone_died() const noexcept { return deaths_.load(std::memory_order_acquire) > 0; }
 
   private:
+    static constexpr std::uint32_t kRemembered = 256;  // calls that a rank may be ahead of another
+
     struct alignas(64) Rank {
         std::atomic<std::int64_t> seen_ns;
         std::atomic<Presence> presence;
         Word calls;
-        Word digest;
-        RobustMutex alive;  // held from arrive() to depart()
+        Word digests[kRemembered];  // of the last ones, by number
+        RobustMutex alive;          // held from arrive() to depart()
     };
 
     std::uint64_t magic_;
@@ -82,6 +89,7 @@ class Control {
     Word told_;     // 1: failure_ is complete
     Failure failure_;
     Word deaths_;
+    std::atomic<bool> captured_;
     Rank ranks_[kMaxWorld];
 };
 

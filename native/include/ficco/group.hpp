@@ -84,6 +84,8 @@ class Group {
     // or if a window copy has less than `window_bytes`; between them windows stay where they are.
     void enter(int rank, std::uint32_t digest, std::size_t window_bytes);
     void leave() noexcept;
+    // That call is captured into a graph: ranks' calls are compared no more.
+    void captured() noexcept { control_->captured(); }
 
     void check_rank(int rank) const;
     void check_own(int rank) const;  // that it runs in this process

@@ -1,5 +1,8 @@
-// A thread that says, while it lives, that this process does, and notices when others have died.
+// A thread that says, while it lives, that this process does, and notices when others have died or
+// have begun another call than this one.
 #pragma once
+
+#include <array>
 
 #include "ficco/control.hpp"
 #include "ficco/futex.hpp"
@@ -15,10 +18,12 @@ class Watchdog {
 
   private:
     void loop() noexcept;
+    void compare_calls() noexcept;
 
     Control& control_;
     const int world_;
     const int rank_;
+    std::array<std::uint32_t, kMaxWorld> compared_{};  // calls with each peer
     Word arrived_{0};
     Word stop_{0};
     Thread thread_;  // last, as it uses all above

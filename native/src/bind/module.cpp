@@ -42,12 +42,12 @@ using FailureTuple =
 std::optional<FailureTuple> failure_tuple(const Group& group) {
     const auto failure = group.failure();
     if (!failure) return std::nullopt;
-    const bool timeout = failure->kind == ficco::Failure::Kind::timeout;
+    constexpr std::string_view kinds[] = {"timeout", "stopped", "differs"};
     return FailureTuple{failure->rank,
                         failure->step,
                         failure->word_rank,
                         failure->word_index,
-                        timeout ? "timeout" : "stopped",
+                        kinds[static_cast<int>(failure->kind)],
                         failure->seconds,
                         failure->found,
                         failure->expected};

@@ -11,7 +11,7 @@ namespace ficco {
 namespace {
 
 // Says whose memory this is, and changes whenever the layout of shared memory does.
-constexpr std::uint64_t kMagic = 0x31'6f63'6369'66;  // "ficco1"
+constexpr std::uint64_t kMagic = 0x32'6f63'6369'66;  // "ficco2"
 
 // How long one waits for another's failure to be told. Telling takes less than a microsecond.
 constexpr int kTellTries = 20;
@@ -66,17 +66,42 @@ void Control::forget_failure() noexcept {
 // ---- ranks
 
 void Control::began(int rank, std::uint32_t digest) noexcept {
-    ranks_[rank].digest.store(digest, std::memory_order_relaxed);
-    ranks_[rank].calls.fetch_add(1, std::memory_order_release);
+    Rank& one = ranks_[rank];
+    const std::uint32_t number = one.calls.load(std::memory_order_relaxed);
+    one.digests[number % kRemembered].store(digest, std::memory_order_release);
+    one.calls.store(number + 1, std::memory_order_release);
 }
 
 RankState Control::state(int rank) const noexcept {
     const Rank& one = ranks_[rank];
     const std::uint32_t calls = one.calls.load(std::memory_order_acquire);
     const std::int64_t seen = one.seen_ns.load(std::memory_order_relaxed);
-    return {one.presence.load(std::memory_order_acquire),
-            seen == 0 ? 0.0 : static_cast<double>(now_ns() - seen) * 1e-9, calls,
-            one.digest.load(std::memory_order_relaxed)};
+    return {
+        one.presence.load(std::memory_order_acquire),
+        seen == 0 ? 0.0 : static_cast<double>(now_ns() - seen) * 1e-9, calls,
+        calls == 0 ? 0 : one.digests[(calls - 1) % kRemembered].load(std::memory_order_relaxed)};
+}
+
+std::optional<Failure> Control::difference(int rank, int peer,
+                                           std::uint32_t& compared) const noexcept {
+    const Rank& own = ranks_[rank];
+    const Rank& other = ranks_[peer];
+    const auto begun = [](const Rank& one) { return one.calls.load(std::memory_order_acquire); };
+    const std::uint32_t mine = begun(own);
+    const std::uint32_t its = begun(other);
+    const std::uint32_t both = static_cast<std::int32_t>(mine - its) < 0 ? mine : its;
+    for (; compared != both; ++compared) {
+        const std::uint32_t slot = compared % kRemembered;
+        const std::uint32_t wanted = own.digests[slot].load(std::memory_order_acquire);
+        const std::uint32_t found = other.digests[slot].load(std::memory_order_acquire);
+        const auto written_over = [&](const Rank& one) {
+            return begun(one) - compared >= kRemembered;
+        };
+        if (found == wanted || written_over(own) || written_over(other)) continue;
+        if (captured_.load(std::memory_order_acquire)) return std::nullopt;
+        return Failure{rank, -1, peer, -1, Failure::Kind::differs, 0.0, found, wanted};
+    }
+    return std::nullopt;
 }
 
 void Control::arrive(int rank) noexcept {

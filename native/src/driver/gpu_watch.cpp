@@ -301,7 +301,10 @@ void GpuWatch::say_stuck() {
     std::string first = "the group failed";
     if (const auto failure = group_->failure()) {
         first = "rank " + std::to_string(failure->rank) + " stopped";
-        if (failure->kind == Failure::Kind::timeout) {
+        if (failure->kind == Failure::Kind::differs) {
+            first = "rank " + std::to_string(failure->rank) + " runs another call than rank " +
+                    std::to_string(failure->word_rank);
+        } else if (failure->kind == Failure::Kind::timeout) {
             std::array<char, 64> waited{};
             std::snprintf(waited.data(), waited.size(), " waited %.3g s for a signal",
                           failure->seconds);

@@ -34,9 +34,20 @@ void Watchdog::loop() noexcept {
     while (stop_.load(std::memory_order_acquire) == 0) {
         control_.beat(rank_);
         control_.look_for_deaths(world_);
+        compare_calls();
         futex_wait(stop_, 0, now_ns() + kBeatNs);
     }
     control_.depart(rank_);
+}
+
+void Watchdog::compare_calls() noexcept {
+    for (int peer = 0; peer < rank_; ++peer) {
+        auto& compared = compared_[static_cast<std::size_t>(peer)];
+        if (const auto failure = control_.difference(rank_, peer, compared)) {
+            control_.fail(*failure);
+            return;
+        }
+    }
 }
 
 }  // namespace ficco

@@ -119,7 +119,10 @@ void GpuProgram::start(int copy, GpuStream stream, bool traced,
     const Gpu::Current current(gpu);
     capturing_ = gpu.capturing(stream);
     captured_ |= capturing_;
-    if (capturing_) nodes_before_ = gpu.captured_nodes(stream);
+    if (capturing_) {
+        rank_->group().captured();
+        nodes_before_ = gpu.captured_nodes(stream);
+    }
     traced_ = traced && !capturing_;
     if (traced_) {
         if (!traced_commands_) {

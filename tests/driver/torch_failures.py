@@ -1,0 +1,127 @@
+"""What ranks on the driver's test double are told when a call goes wrong; see torch_worker.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import double_control as control
+import torch
+from torch_on_double import Rank, Shortly
+from worker import close, draw
+
+import ficco
+
+Tensor = torch.Tensor
+_LONG_S = 60.0  # no test waits as long
+_ABSENT_S = 20.0
+
+
+def reduced(rank: int, schedule: str) -> Tensor:
+    return ficco.matmul_all_reduce(draw(rank, 5, 2), draw(rank, 2, 7), schedule=schedule)
+
+
+def diverging(here: Rank, world: int) -> None:
+    """A rank that makes another call is named at once, and what calls were made is said."""
+    rank, last = here.rank, world - 1
+    ficco.prepare(machine="cuda", timeout_s=_LONG_S)
+    want = reduced(rank, "serial")
+    for schedule in ("hetero_unfused_1d", "gated_1d"):
+        for _ in range(3):
+            close(reduced(rank, schedule), want.double(), schedule)
+            close(reduced(rank, "one_shot_sm"), want.double(), "one_shot_sm")
+        here.waits, begin = False, time.monotonic()
+        mine, ys = "one_shot_sm" if rank == last else schedule, list[Tensor]()
+        for text in (
+            f"rank {last} runs another call than rank ",
+            f"Rank {last} runs matmul_all_reduce of 5x7x{2 * world}, rows ",
+            "by one_shot_sm, grain ",
+            f"by {schedule}, grain ",
+        ):
+            _fails(lambda: (ys.append(reduced(rank, mine)), ficco.synchronize()), text)  # noqa: B023
+        assert time.monotonic() - begin < _LONG_S / 6
+        assert all(bool(y.isnan().any()) for y in ys), schedule
+        ficco.reset()
+        here.waits = True
+        close(reduced(rank, schedule), want.double(), f"{schedule} after a reset")
+    _replaying_beside_calls(here, world)
+
+
+def _replaying_beside_calls(here: Rank, world: int) -> None:
+    """One rank replays what the others call; what it has begun is not what it runs."""
+    rank, want = here.rank, reduced(here.rank, "serial").double()
+    for _ in range(2):
+        reduced(rank, "gated_1d")
+
+    def twice() -> list[Tensor]:
+        return [reduced(rank, "gated_1d") for _ in range(2)]
+
+    found: list[Tensor] = []
+    graph = here.capture(lambda: found.extend(twice())) if rank == 0 else None
+    for turn in range(3):
+        if graph is None:
+            found = twice()
+        else:
+            here.replay(graph)
+        for y in found:
+            close(y, want, f"turn {turn}")
+    for _ in range(2):
+        close(reduced(rank, "one_shot_sm"), want, "behind replays")
+    time.sleep(0.2)  # by when it would have been told
+    ficco.synchronize()
+
+
+def failures(here: Rank, world: int) -> None:
+    """A rank that does not come is named, results are NaN, and all goes on after a reset."""
+    rank = here.rank
+    ficco.prepare(machine="cuda", timeout_s=1.0)
+    for schedule in ("hetero_unfused_1d", "gated_1d", "one_shot_sm"):
+        want = reduced(rank, "serial")
+        for _ in range(4):
+            close(reduced(rank, schedule), want.double(), schedule)
+        here.waits = False
+        if rank > 0:
+            y = reduced(rank, schedule)
+            _fails(ficco.synchronize, "Rank 0 should have raised it")
+            assert bool(torch.isnan(y).any()), schedule
+            _fails(lambda: reduced(rank, schedule), "reset")  # noqa: B023
+            _fails(lambda: reduced(rank, "serial"), "reset")  # which was made before
+        else:
+            end = time.monotonic() + _ABSENT_S
+            while time.monotonic() < end:
+                try:
+                    ficco.synchronize()
+                except ficco.EngineError:
+                    break
+                time.sleep(0.01)
+            _fails(lambda: reduced(rank, schedule), "reset")  # noqa: B023
+        ficco.reset()
+        here.waits = True
+        close(reduced(rank, schedule), want.double(), f"{schedule} after a reset")
+    # The driver refuses something of a call of which nothing but addresses is looked at.
+    calls = ("cuLaunchKernel", "cuStreamBatchMemOp", "cuStreamIsCapturing", "cuMemcpyAsync")
+    for function in calls:
+        with Shortly() as shortly:
+            for _ in range(4):
+                close(reduced(rank, "gated_1d"), want.double(), "before")
+        assert shortly.made >= 2
+        here.waits = False
+        if rank == 0:
+            control.fail_call(function, 999)
+            _fails(lambda: reduced(rank, "gated_1d"), f"{function} answers")
+        else:
+            _fails(lambda: (reduced(rank, "gated_1d"), ficco.synchronize()), "rank 0")
+        _fails(lambda: reduced(rank, "gated_1d"), "reset")
+        ficco.reset()
+        here.waits = True
+        close(reduced(rank, "gated_1d"), want.double(), f"after {function} and a reset")
+
+
+def _fails(call: Callable[[], Any], words: str) -> None:
+    try:
+        call()
+    except ficco.EngineError as error:
+        assert words in str(error), f"{words!r} is not in {error}"
+    else:
+        raise AssertionError(f"nothing failed; {words!r} was expected")
