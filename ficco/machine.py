@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ficco import data
+from ficco import data, reading
 from ficco.curves import LEAST, MOST, Curve, GemmTimes
-from ficco.errors import MachineError
+from ficco.errors import InputError, MachineError
+from ficco.problem import DTYPES
 
 __all__ = ["COLLECTIVES", "Costs", "Link", "Machine"]
 
@@ -218,6 +219,12 @@ class Machine:
             )
         if self.nodes > 1 and "network" not in scopes:
             raise MachineError(f"machine {self.name!r}: several nodes need a link 'network'")
+        for field in ("copy_engines", "units", "memory_gbps"):
+            if not 0 <= getattr(self, field) <= MOST:
+                raise MachineError(
+                    f"machine {self.name!r}: {field}={getattr(self, field)}: it is from 0 (not "
+                    f"known) to {MOST:g}"
+                )
         for dtype, rate in self.gemm_gflops:
             if not LEAST <= rate <= MOST:
                 raise MachineError(
@@ -369,26 +376,39 @@ class Machine:
             "units": int, "memory_gbps": float, "gemms": dict, "collectives": dict, "costs": dict,
             "pieces": list, "paced": bool,
         }  # fmt: skip
-        _check_fields(table, known, f"machine {name!r}")
-        for field in ("name", "devices", "engine", "links"):
-            if field not in table:
-                raise MachineError(f"machine {name!r}: the field {field!r} is missing")
+        where = f"machine {name!r}"
         try:
-            links = tuple(_link(entry, f"machine {name!r}, links") for entry in table["links"])
-            gemm = tuple((str(k), float(v)) for k, v in table.get("gemm_gflops", {}).items())
-            units, memory = table.get("units", 0), float(table.get("memory_gbps", 0.0))
-            gemms = tuple(
-                (str(dtype), GemmTimes(tuple(map(_point, points)), units, memory))
-                for dtype, points in table.get("gemms", {}).items()
+            reading.table(table, known, where)
+            for field in ("name", "devices", "engine", "links"):
+                if field not in table:
+                    raise MachineError(f"{where}: the field {field!r} is missing")
+            links = tuple(
+                _link(entry, f"{where}, links[{at}]") for at, entry in enumerate(table["links"])
             )
-            costs = {str(k): float(v) for k, v in table.get("costs", {}).items()}
-            _check_fields(costs, {f.name: float for f in fields(Costs)}, f"machine {name!r}, costs")
-            collectives = {str(k): _curve(v) for k, v in table.get("collectives", {}).items()}
-            shapes = dict.fromkeys(COLLECTIVES, Curve)
-            _check_fields(collectives, shapes, f"machine {name!r}, collectives")
-            pieces = tuple(_pieces(entry, f"machine {name!r}") for entry in table.get("pieces", []))
-        except (TypeError, ValueError, OverflowError) as wrong:
-            raise MachineError(f"machine {name!r}: {wrong}") from None
+            gemm = _rates(table.get("gemm_gflops", {}), f"{where}, gemm_gflops")
+            units, memory = table.get("units", 0), float(table.get("memory_gbps", 0.0))
+            known = dict.fromkeys(DTYPES, list)
+            measured = reading.table(table.get("gemms", {}), known, f"{where}, gemms")
+            gemms = tuple(
+                (dtype, _gemm_times(points, units, memory, f"{where}, gemms.{dtype}"))
+                for dtype, points in measured.items()
+            )
+            known = {field.name: float for field in fields(Costs)}
+            costs = reading.table(table.get("costs", {}), known, f"{where}, costs")
+            known = dict.fromkeys(COLLECTIVES, list)
+            shapes = reading.table(table.get("collectives", {}), known, f"{where}, collectives")
+            collectives = {
+                name: _curve(points, f"{where}, collectives.{name}")
+                for name, points in shapes.items()
+            }
+            pieces = tuple(
+                _pieces(entry, f"{where}, pieces[{at}]")
+                for at, entry in enumerate(table.get("pieces", []))
+            )
+        except MachineError:
+            raise
+        except InputError as wrong:
+            raise MachineError(str(wrong)) from None
         return cls(
             name=table["name"],
             about=table.get("about", ""),
@@ -415,43 +435,50 @@ _NEAREST = {"float16": ("bfloat16",), "bfloat16": ("float16",)}
 
 
 def _link(entry: Any, where: str) -> Link:
-    if not isinstance(entry, dict):
-        raise MachineError(f"{where}: {entry!r} found, a table [[links]] expected")
-    known = {"scope": str, "per": str, "gbps": list, "latency_us": float}
     curves = ("out_gbps", "in_gbps", "row_gbps", "turn_us")
-    _check_fields(entry, {**known, **dict.fromkeys(curves, list)}, where)
+    known = {"scope": str, "per": str, "latency_us": float, **dict.fromkeys(curves, list)}
+    reading.table(entry, known | {"gbps": list}, where)
     for field in ("scope", "per"):
         if field not in entry:
             raise MachineError(f"{where}: the field {field!r} is missing")
-    gbps = tuple((int(size), float(rate)) for size, rate in entry.get("gbps", []))
-    more = {name: _curve(entry.get(name, [])) for name in curves}
+    points = reading.rows(entry.get("gbps", []), 2, f"{where}: gbps")
+    gbps = tuple((reading.whole(size, f"{where}: gbps, bytes"), rate) for size, rate in points)
+    more = {name: _curve(entry.get(name, []), f"{where}: {name}") for name in curves}
     return Link(entry["scope"], entry["per"], gbps, float(entry.get("latency_us", 0.0)), **more)
 
 
-def _curve(points: Any) -> Curve:
-    return Curve(tuple((float(size), float(value)) for size, value in points))
+def _rates(table: Any, where: str) -> tuple[tuple[str, float], ...]:
+    known = dict.fromkeys((*DTYPES, "any"), float)
+    rates = reading.table(table, known, where)
+    return tuple((dtype, float(rate)) for dtype, rate in rates.items())
 
 
-def _point(entry: Any) -> tuple[int, int, int, float]:
-    m, n, k, us = entry
-    return int(m), int(n), int(k), float(us)
+def _curve(points: Any, where: str) -> Curve:
+    found = reading.rows(points, 2, where)
+    try:
+        return Curve(tuple((size, value) for size, value in found))
+    except MachineError as wrong:
+        raise MachineError(f"{where}: {wrong}") from None
+
+
+def _gemm_times(points: Any, units: int, memory_gbps: float, where: str) -> GemmTimes:
+    found = reading.rows(points, 4, where)
+    places = []
+    for at, (*sizes, us) in enumerate(found):
+        m, n, k = (reading.whole(size, f"{where}[{at}], size") for size in sizes)
+        places.append((m, n, k, us))
+    try:
+        return GemmTimes(tuple(places), units, memory_gbps)
+    except MachineError as wrong:
+        raise MachineError(f"{where}: {wrong}") from None
 
 
 def _pieces(entry: Any, where: str) -> Pieces:
     known = {"cut": str, "m": int, "n": int, "k": int, "ratio": list}
-    _check_fields(entry, known, f"{where}, pieces")
+    reading.table(entry, known, where)
     if missing := [name for name in known if name not in entry]:
-        raise MachineError(f"{where}, pieces: the field {missing[0]!r} is missing")
+        raise MachineError(f"{where}: the field {missing[0]!r} is missing")
     if entry["cut"] not in ("rows", "columns"):
-        raise MachineError(f"{where}, pieces: cut={entry['cut']!r}: it is 'rows' or 'columns'")
-    return Pieces(entry["cut"], entry["m"], entry["n"], entry["k"], _curve(entry["ratio"]))
-
-
-def _check_fields(table: Mapping[str, Any], known: Mapping[str, type], where: str) -> None:
-    for field, value in table.items():
-        if field not in known:
-            raise MachineError(f"{where}: unknown field {field!r}. Known: {', '.join(known)}")
-        kind = known[field]
-        fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-        if not fits or (isinstance(value, bool) and kind is not bool):
-            raise MachineError(f"{where}: {field}={value!r}: a {kind.__name__} is expected")
+        raise MachineError(f"{where}: cut={entry['cut']!r}: it is 'rows' or 'columns'")
+    ratio = _curve(entry["ratio"], f"{where}: ratio")
+    return Pieces(entry["cut"], entry["m"], entry["n"], entry["k"], ratio)

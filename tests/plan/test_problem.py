@@ -24,6 +24,9 @@ def ag(world: int = 2, **fields: object) -> Problem:
     return Problem.chunked("all_gather_matmul", world, 4, 4, 4, **fields)
 
 
+MACHINE = 'name="m"\nengine="host"\ndevices=2\nlinks=[{scope="node", per="pair"}]'
+
+
 class TestProblem:
     @given(st.integers(0, 1000), st.integers(1, 64))
     def test_chunk_sizes_are_torch_chunks(self, total: int, parts: int) -> None:
@@ -197,7 +200,19 @@ class TestMachine:
                 "gbps=[[1, -2.0]]",
                 "a number from",
             ),
-            ('name="m"\nengine="host"\ndevices=2\n[gemm_gflops]\nany="x"\n[[links]]', "scope"),
+            ('name="m"\nengine="host"\ndevices=2\n[[links]]', r"links\[0\]: .* 'scope' is missing"),
+            (f"{MACHINE}\ngemm_gflops = {{any = 'x'}}", "gemm_gflops: any='x': a finite number"),
+            (f"{MACHINE}\ngemm_gflops = {{float8 = 1}}", "gemm_gflops: unknown field 'float8'"),
+            (f"{MACHINE}\nunits = 1\ngemms = {{float32 = [[1, 2, 3]]}}", r"gemms.float32\[0\]=\[1"),
+            (f"{MACHINE}\nunits = 1\ngemms = {{float32 = []}}", "gemms.float32: .* at least one"),
+            (f"{MACHINE}\ncosts = {{launch_us = nan}}", "costs: launch_us=nan: a finite number"),
+            (f"{MACHINE}\ncosts = {{launch_us = true}}", "costs: launch_us=True: a finite number"),
+            (f"{MACHINE}\nunits = 1\ngemms = {{float32 = [[1.5, 2, 3, 4]]}}", "size=1.5: a whole"),
+            (f"{MACHINE}\ncosts = 3", "costs=3: a dict is expected"),
+            (f"{MACHINE}\nmemory_gbps = -1", "memory_gbps=-1.0: it is from 0"),
+            (f"{MACHINE}\ncollectives = {{all_gather = 3}}", "all_gather=3: a list is expected"),
+            (f"{MACHINE}\ncollectives = {{all_gather = [[2, 1], [1, 1]]}}", "all_gather: sizes"),
+            (f"{MACHINE}\npieces = [3]", r"pieces\[0\]: 3 found, a table is needed"),
         ],
     )
     def test_a_broken_profile(self, tmp_path: Path, text: str, words: str) -> None:
