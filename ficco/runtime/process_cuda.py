@@ -419,4 +419,5 @@ class CudaProcessRuntime(ProcessRuntime):
                 place.device.forget(place.window)
         finally:
             super().close()
-        self._places.clear()
+        with self._lock:
+            self._places.clear()
