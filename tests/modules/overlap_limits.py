@@ -217,30 +217,6 @@ def _with(net: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return ficco.overlap(net)
 
 
-class Local(nn.Module):
-    """Takes its input apart by itself, so it must get it whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(6, 8)
-
-    def forward(self, x: Any) -> torch.Tensor:
-        return self.up(x) * x.to_local().sum()
-
-
-def keeps_gather(mesh: DeviceMesh) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(Local())
-    gather = PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate())
-    parallelize_module(net, mesh, {"0": gather, "0.up": ColwiseParallel()})
-    x = torch.randn(2, 6)
-    was = net(x)
-    refused(lambda: ficco.overlap(net, strict=True), "Local takes DTensors apart by itself")
-    told = ficco.explain(ficco.overlap(net))
-    assert "0 of 1" in told and "keeps its gather" in told, told
-    assert torch.equal(net(x), was)
-
-
 class Named(nn.Module):
     """Gets the input that its layers read by name, and one more that is none of theirs."""
 
@@ -483,7 +459,7 @@ def alone(mesh: DeviceMesh) -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        options, identity, uneven, refusals, half_way, keeps_gather, by_plan, by_name, copies,
+        options, identity, uneven, refusals, half_way, by_plan, by_name, copies,
         deep, alone, disabled, serving, megatron, sharded,
     )
 }  # fmt: skip

@@ -29,6 +29,7 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "not_shards",
         "half_way",
         "keeps_gather",
+        "parametrized",
         "uneven",
     )
     checks = (*results, *limits, "disabled", "serving", "alone")

@@ -8,8 +8,9 @@ unless another hook stands between them and the forward.
 
 PrepareModuleInput gathers before a parent whose layers then read it whole (attention, MLP). Its
 hook passes the input on split, as a DTensor, and the parent's column layers gather it. PyTorch
-computes with a split DTensor as with a whole one, so whatever else reads it gets the same values. A
-parent whose class takes DTensors apart by itself keeps its gather.
+computes with a split DTensor as with a whole one, so whatever else reads it gets the same values.
+A parent keeps its gather where something that it runs takes DTensors apart (`code_names`), or where
+a module under it has a PrepareModuleInput of its own, which does not ask how a DTensor lies.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import copy
 import math
 from collections.abc import Sequence
 from functools import partial
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
+from ficco.modules.layers.code_names import names_used
 from ficco.modules.layers.finding import Found, closure_of, local_of, refuse_transforms, unfit
 from ficco.modules.layers.layer import Left, layer_of
 
@@ -41,7 +42,14 @@ Module = torch.nn.Module
 Tensor = torch.Tensor
 
 COLUMN = "ColwiseParallel"  # how the style is called
-_APART = {"to_local", "full_tensor", "redistribute", "placements", "_local_tensor", "device_mesh"}
+_TAKEN_APART = {
+    "to_local",
+    "full_tensor",
+    "redistribute",
+    "placements",
+    "_local_tensor",
+    "device_mesh",
+}
 
 
 class _Style(NamedTuple):
@@ -269,11 +277,9 @@ def gathering_of(parent: Module) -> Gathering | None:
             continue
         if (changed := _ungathering(style)) is None:
             continue
-        why = ""
-        if style.use_local_output:
-            why = "its PrepareModuleInput turns the gathered input into a local tensor"
-        elif names := sorted(_names_of(type(parent)) & _APART):
-            why = f"{type(parent).__name__} takes DTensors apart by itself ({', '.join(names)})"
+        why = "its PrepareModuleInput turns the gathered input into a local tensor"
+        if not style.use_local_output:
+            why = _trusting(parent, key)
         if style.with_kwargs:
             return Gathering(key, partial(_prepared_by_name, changed, mesh), why)
         return Gathering(key, partial(_prepared, changed, mesh), why)
@@ -312,14 +318,19 @@ def _prepared_by_name(
     return style._prepare_input_kwarg_fn(inputs, named, mesh)  # type: ignore[no-untyped-call]
 
 
-def _names_of(cls: type) -> set[str]:
-    """Return the names that the methods of a class use."""
-    found: set[str] = set()
-    for base in cls.__mro__:
-        if base in (Module, object):
-            break
-        for value in vars(base).values():
-            code = getattr(value, "__code__", None)
-            if isinstance(code, CodeType):
-                found |= set(code.co_names)
-    return found
+def _trusting(parent: Module, key: int) -> str:
+    """Say what under a parent takes a gathered input for granted, or nothing.
+
+    Args:
+        parent: whose PrepareModuleInput gathers.
+        key: of that hook of its.
+    """
+    for name, module in parent.named_modules():
+        who = f"{name} ({type(module).__name__})" if name else type(module).__name__
+        hooks = [hook for at, hook in module._forward_pre_hooks.items() if name or at != key]
+        if any(type(closure_of(hook).get("self")) is PrepareModuleInput for hook in hooks):
+            return f"{who} has a PrepareModuleInput, too, which may take it for whole"
+        cls: Any = type(module)
+        if names := sorted(names_used(cls) & _TAKEN_APART):
+            return f"{who} takes DTensors apart by itself ({', '.join(names)})"
+    return ""

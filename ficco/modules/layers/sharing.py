@@ -28,6 +28,7 @@ Module = torch.nn.Module
 Compute = Callable[[Sequence[Module], Any], list[Any]]
 
 _APART = "it was not called with the input that the others read"
+_MADE = "its weight is made anew whenever it is read (parametrized)"
 
 
 class _Kept(NamedTuple):
@@ -106,6 +107,11 @@ class Sharing:
     def begin(self, parent: Module, inputs: Any) -> None:
         """Begin a forward of the parent."""
         self._inside = True
+        if torch.compiler.is_compiling() or _within_backward():
+            return
+        for i, layer in enumerate(self.layers):
+            if self.alone[i] is None and not _holds_weight(layer):
+                self.alone[i] = _MADE
 
     def settle(self, parent: Module, inputs: Any, output: Any) -> None:
         """End a forward of the parent: a layer whose result still waits is not like the others."""
@@ -152,6 +158,11 @@ def _weights(layer: Module) -> tuple[Any, ...]:
         if isinstance(tensor, Tensor):
             found += [id(tensor), None if tensor.is_inference() else tensor._version]
     return tuple(found)
+
+
+def _holds_weight(layer: Module) -> bool:
+    """Whether a layer's weight stays the same tensor, so that it can tell what was computed."""
+    return any("weight" in held for held in (layer._parameters, layer.__dict__, layer._buffers))
 
 
 def _alike(one: Module, other: Module) -> bool:

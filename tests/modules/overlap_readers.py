@@ -1,0 +1,190 @@
+"""Checks of overlap() where modules read what it changes: a parent's gathered input, weights.
+
+A rank runs them: see `overlap_worker.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    parallelize_module,
+)
+from torch.nn.utils import parametrize
+
+import ficco
+
+sys.path.insert(0, str(Path(__file__).parent))
+from llama import sequence
+from overlap_results import Counted, close, gradients, model, refused, tokens, whole
+
+
+def part(x: Any) -> Any:
+    """Take a DTensor apart."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def part_of(x: Any) -> Any:
+    """Take a DTensor apart, by another function."""
+    return part(x)
+
+
+def scaled(x: Any) -> Any:
+    """Take nothing apart."""
+    return x * 2
+
+
+class Up(nn.Module):
+    """A column layer and something else that reads its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 8)
+
+
+class ByItself(Up):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * x.to_local().sum()
+
+
+class InAComprehension(Up):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * sum(each.to_local().sum() for each in (x,))
+
+
+class Inside(Up):
+    def forward(self, x: Any) -> torch.Tensor:
+        def local(each: Any) -> Any:
+            return each.to_local()
+
+        return self.up(x) * local(x).sum()
+
+
+class ByAFunction(Up):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * part_of(x).sum()
+
+
+class ByABase(ByItself):
+    pass
+
+
+def decorated(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def outer(self: Any, x: Any) -> Any:
+        return forward(self, x)
+
+    return outer
+
+
+class Decorated(Up):
+    @decorated
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * x.to_local().sum()
+
+
+class Part(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return part(x).sum()
+
+
+class Sum(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.sum()
+
+
+class InAChild(Up):
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Sequential(Part())
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * self.deep(x)
+
+
+class Prepared(Up):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = Sum()
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * self.sum(x)
+
+
+class Innocent(Up):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(scaled(x) if x.dim() == 3 else x)
+
+
+def keeps_gather(mesh: DeviceMesh) -> None:
+    """What takes DTensors apart gets its input whole."""
+    reader = "takes DTensors apart by itself"
+    for kind, said in (
+        (ByItself, f"ByItself {reader}"), (InAComprehension, f"InAComprehension {reader}"),
+        (Inside, f"Inside {reader}"), (ByAFunction, f"ByAFunction {reader}"),
+        (ByABase, f"ByABase {reader}"), (Decorated, f"Decorated {reader}"),
+        (InAChild, f"deep.0 (Part) {reader}"), (Prepared, "sum (Sum) has a PrepareModuleInput"),
+        (Innocent, ""),
+    ):  # fmt: skip
+        torch.manual_seed(0)
+        gather = PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate())
+        plan = {"0": gather, "0.up": ColwiseParallel()}
+        if kind is Prepared:
+            plan["0.sum"] = PrepareModuleInput(
+                input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=True
+            )
+        net = parallelize_module(nn.Sequential(kind()), mesh, plan)
+        x = torch.randn(2, 6)
+        was = net(x)
+        if said:
+            refused(lambda: ficco.overlap(net, strict=True), said)  # noqa: B023
+        told = ficco.explain(ficco.overlap(net))
+        assert ("keeps its gather" in told) == bool(said), told
+        assert ("0 of 1" in told) == bool(said), told
+        with Counted() as calls:
+            close(net(x), was, kind.__name__)
+        assert bool(calls) == (not said), calls
+        ficco.restore(net)
+
+
+class Twice(nn.Module):
+    """A weight that is made anew at every read."""
+
+    def forward(self, weight: Any) -> Any:
+        return weight * 2.0
+
+
+def parametrized(mesh: DeviceMesh) -> None:
+    """Layers whose weights do not stay do not share, on any rank, and are right."""
+    net = sequence(model(), mesh)
+    for name, layer in net.named_modules():
+        if name.rpartition(".")[2] in ("wq", "wk", "wv", "gate"):
+            parametrize.register_parametrization(layer, "weight", Twice())
+    plain = copy.deepcopy(net)
+    ficco.overlap(net)
+    held, seen = list[torch.Tensor](), set[tuple[tuple[str, int], ...]]()
+    for step in range(4):
+        words = tokens(step)
+        with Counted() as calls:
+            found = gradients(net, words)
+        seen.add(tuple(sorted(calls.items())))
+        for key, wanted in gradients(plain, words).items():
+            close(whole(found[key]), whole(wanted), f"parametrized, {key}")
+        if mesh.get_local_rank() == 0:  # memory is given out otherwise here
+            held += [torch.empty(24 + step, 24) for _ in range(step + 1)]
+    assert len(seen) == 1, seen
+    told = ficco.explain(net)
+    assert "its weight is made anew whenever it is read" in told, told
+    assert "layers.0.mlp.{gate, up}" not in told, told
+
+
+CHECKS = {check.__name__: check for check in (keeps_gather, parametrized)}
