@@ -117,10 +117,9 @@ def _calls(layers: Iterable[Layer]) -> Iterator[tuple[str, Layer]]:
 def _together(layer: Layer) -> list[Layer]:
     """Return the layers that share a call with this one, itself among them; or none."""
     sharing = layer.sharing
-    if sharing is None or sharing.alone[layer.place]:
+    if sharing is None or sharing.why_apart(layer.place):
         return []
-    pairs = zip(sharing.layers, sharing.alone, strict=True)
-    found = [layer_of(module) for module, why in pairs if why is None]
+    found = [layer_of(module) for module in sharing.members()]
     return found if len(found) > 1 else []
 
 
@@ -147,7 +146,7 @@ def _layer(layer: Layer, reasons: list[str], asked: bool) -> Iterator[str]:
     yield f"{layer.style} -> {operator}{more}"
     yield _schedule(layer, reasons, asked)
     if sharing is not None and not shared:
-        why = sharing.alone[layer.place] or "the layers beside it read other inputs"
+        why = sharing.why_apart(layer.place) or "the layers beside it read other inputs"
         yield f"computed alone: {why}"
     elif sharing is not None and sharing.uncounted:
         yield (

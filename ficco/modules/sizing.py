@@ -71,9 +71,8 @@ def _kinds(
     for each in found:
         layer = layer_of(each)
         together = [each]
-        if layer.sharing is not None and layer.sharing.alone[layer.place] is None:
-            pairs = zip(layer.sharing.layers, layer.sharing.alone, strict=True)
-            together = [other for other, why in pairs if why is None]
+        if layer.sharing is not None and not layer.sharing.why_apart(layer.place):
+            together = layer.sharing.members()
         weights = [local_of(other.weight) for other in together]
         first = weights[0]
         mesh = getattr(each.weight, "device_mesh", None)

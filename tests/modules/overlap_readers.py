@@ -187,4 +187,29 @@ def parametrized(mesh: DeviceMesh) -> None:
     assert "layers.0.mlp.{gate, up}" not in told, told
 
 
-CHECKS = {check.__name__: check for check in (keeps_gather, parametrized)}
+def brought(mesh: DeviceMesh) -> None:
+    """Layers whose own hooks bring their weights, and take them away, do not share."""
+    net = sequence(model(), mesh)
+    for name, layer in net.named_modules():
+        if name.rpartition(".")[2] in ("wq", "wk", "gate", "up"):
+            local: Any = layer.weight.to_local()
+            held = local.detach().clone()
+
+            def bring(_: Any, x: Any, local: Any = local, held: Any = held) -> None:
+                local.data.copy_(held)
+
+            def take(_: Any, x: Any, y: Any, local: Any = local) -> None:
+                local.data.zero_()
+
+            layer.register_forward_pre_hook(bring, prepend=True)
+            layer.register_forward_hook(take)
+    plain = copy.deepcopy(net)
+    ficco.overlap(net)
+    with torch.no_grad():
+        for step in range(3):
+            close(net(tokens(step)), plain(tokens(step)), "brought")
+    told = ficco.explain(net)
+    assert "a forward pre-hook of its own" in told and "bring" in told, told
+
+
+CHECKS = {check.__name__: check for check in (keeps_gather, parametrized, brought)}

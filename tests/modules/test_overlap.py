@@ -30,6 +30,7 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "half_way",
         "keeps_gather",
         "parametrized",
+        "brought",
         "uneven",
     )
     checks = (*results, *limits, "disabled", "serving", "alone")

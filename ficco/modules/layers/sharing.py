@@ -17,6 +17,7 @@ that was not compiled has shown that all layers take theirs; the code that is tr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,8 @@ Compute = Callable[[Sequence[Module], Any], list[Any]]
 
 _APART = "it was not called with the input that the others read"
 _MADE = "its weight is made anew whenever it is read (parametrized)"
+_HOOKED = "a forward pre-hook of its own, {}, may change its weight"
+_HOOKS = ("torch.distributed.", "transformers.", "megatron.", "ficco.")  # whose hooks do not
 
 
 class _Kept(NamedTuple):
@@ -46,7 +49,8 @@ class Sharing:
     Attributes:
         parent: its name.
         layers: its layers.
-        alone: by place: why a layer was found not to share; None: it shares.
+        alone: by place: why a layer was found not to share, for good; None: it was not.
+        unsteady: by place: why its weight cannot be relied on in this forward of the parent.
         uncounted: the last call was on an inference tensor, for which nothing is shared.
         outside: the last call came from no forward of the parent, and nothing was shared.
         proven: in a forward that was not compiled, all that share took the same tensor, unchanged.
@@ -56,6 +60,7 @@ class Sharing:
         self.parent = parent
         self.layers = list(layers)
         self.alone: list[str | None] = [None for _ in layers]
+        self.unsteady = [_unsteady(layer) for layer in layers]
         self.proven = self.uncounted = self.outside = False
         self._leaving: list[str | None] = [None for _ in layers]
         self._changes = False  # whether someone is leaving
@@ -77,7 +82,7 @@ class Sharing:
         unknown = torch.compiler.is_compiling() and not self.proven
         self.uncounted = modes is None
         self.outside = not (self._inside or self._shared)
-        if self.alone[place] is not None or self.outside or modes is None or unknown:
+        if self.why_apart(place) or self.outside or modes is None or unknown:
             return compute([mine], x)[0]
         if self._x is x and self._facts == modes:
             kept = self._kept[place]
@@ -93,7 +98,7 @@ class Sharing:
         together = [
             i
             for i, layer in enumerate(self.layers)
-            if self.alone[i] is None and (i == place or _alike(layer, mine))
+            if not self.why_apart(i) and (i == place or _alike(layer, mine))
         ]
         results = compute([self.layers[i] for i in together], x)
         for i, result in zip(together, results, strict=True):
@@ -104,14 +109,20 @@ class Sharing:
                 self._x, self._facts = x, modes
         return own
 
+    def why_apart(self, place: int) -> str | None:
+        """Return why a layer does not share, or None."""
+        return self.alone[place] or self.unsteady[place]
+
+    def members(self) -> list[Module]:
+        """Return the layers that share, so far as is known."""
+        return [layer for i, layer in enumerate(self.layers) if not self.why_apart(i)]
+
     def begin(self, parent: Module, inputs: Any) -> None:
         """Begin a forward of the parent."""
         self._inside = True
         if torch.compiler.is_compiling() or _within_backward():
             return
-        for i, layer in enumerate(self.layers):
-            if self.alone[i] is None and not _holds_weight(layer):
-                self.alone[i] = _MADE
+        self.unsteady = [_unsteady(layer) for layer in self.layers]
 
     def settle(self, parent: Module, inputs: Any, output: Any) -> None:
         """End a forward of the parent: a layer whose result still waits is not like the others."""
@@ -160,9 +171,17 @@ def _weights(layer: Module) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _holds_weight(layer: Module) -> bool:
-    """Whether a layer's weight stays the same tensor, so that it can tell what was computed."""
-    return any("weight" in held for held in (layer._parameters, layer.__dict__, layer._buffers))
+def _unsteady(layer: Module) -> str | None:
+    """Say why a layer's weight may be another when the layer is called, or nothing."""
+    if not any("weight" in held for held in (layer._parameters, layer.__dict__, layer._buffers)):
+        return _MADE
+    for hook in layer._forward_pre_hooks.values():
+        function = hook.func if isinstance(hook, partial) else hook
+        module = getattr(function, "__module__", None) or type(function).__module__
+        if not module.startswith(_HOOKS):
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            return _HOOKED.format(f"{module}.{name}")
+    return None
 
 
 def _alike(one: Module, other: Module) -> bool:
