@@ -128,7 +128,11 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
     if groups.disabled():
         yield "nothing overlaps: FICCO_DISABLE turns every operator into plain torch.distributed"
     for group, ranks in {layer.ranks.group: layer.ranks for layer in layers}.items():
-        members = torch.distributed.get_process_group_ranks(group)
+        try:
+            members = torch.distributed.get_process_group_ranks(group)
+        except KeyError:
+            yield "their group has been destroyed: restore the model, and overlap it with another"
+            return
         yield f"group of {ranks.world} ranks {members}, windows {groups.window_bytes(group)} bytes"
         if reason := groups.fallback_reason(group):
             yield f"nothing overlaps on its GPUs, which run plain torch.distributed: {reason}"
@@ -141,7 +145,7 @@ def _layer(layer: Layer, reasons: list[str], asked: bool) -> Iterator[str]:
     if operator == "column_matmul":
         operator += " (backward: matmul_all_reduce)"
     sharing, shared = layer.sharing, bool(_together(layer))
-    given = "which read" if sharing is not None and sharing.proven else "if they read"
+    given = "which read" if sharing is not None and any(sharing.proven) else "if they read"
     more = f", one call for all, {given} the same input" if shared else ""
     yield f"{layer.style} -> {operator}{more}"
     yield _schedule(layer, reasons, asked)

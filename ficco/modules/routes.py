@@ -28,6 +28,7 @@ _modes = torch._C._len_torch_dispatch_stack
 _functions = torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 _forward = torch.autograd.forward_ad
+_traced = torch._C._is_tracing
 _autocast = torch._C._is_any_autocast_enabled
 _recording = torch.is_grad_enabled
 
@@ -36,7 +37,7 @@ def survey(tensors: Iterable[Any]) -> int:
     """Return DIRECT, RECORDED (a gradient is, by eager autograd alone), or WATCHED."""
     if _compiling() or _modes() or _functions() or _autocast() or _transforms() is not None:
         return WATCHED
-    if _forward._current_level >= 0:
+    if _forward._current_level >= 0 or _traced():
         return WATCHED
     recording = _recording()
     found = DIRECT
@@ -54,7 +55,8 @@ def is_custom(tensors: Sequence[Any]) -> bool:
     """Whether a call that is watched is one of the custom operator.
 
     Raises:
-        InputError: a DTensor, a transform of torch.func or a tangent, which nothing here serves.
+        InputError: a DTensor, a transform of torch.func, a tangent or torch.jit.trace, which
+            nothing here serves.
     """
     if _compiling():
         _refuse_distributed(tensors)
@@ -68,6 +70,11 @@ def is_custom(tensors: Sequence[Any]) -> bool:
         raise InputError(
             "a tensor with a tangent was given (torch.autograd.forward_ad), and ficco's operators "
             "have no rule for it; use backward() for gradients"
+        )
+    if _traced():
+        raise InputError(
+            "torch.jit.trace is active, and it cannot record ficco's operators; use torch.compile "
+            "or torch.export, or ficco.restore(model) before it"
         )
     plain = all(type(t) in (Tensor, _Parameter) or not isinstance(t, Tensor) for t in tensors)
     if not plain:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.plan import Word, word_at
 
-__all__ = ["Failure", "awaited_word", "differing", "error_of", "raiser_of"]
+__all__ = ["ALIKE", "Failure", "awaited_word", "differing", "error_of", "raiser_of"]
 
-_ALIKE = (
+ALIKE = (
     "Ranks must call alike: the same operator, rows (pass rows= where shards are uneven), k or n, "
-    "dtype and schedule"
+    "dtype and schedule (in a model that overlaps: the same modes and hooks on its layers, or "
+    "share=False)"
 )
 
 # rank, row of its program, word's rank, word's place, kind, seconds, found, wanted; see
@@ -51,7 +52,7 @@ def error_of(
     notes = f" {notes}" if notes else ""
     if kind == "differs":
         said = f"rank {rank} runs another call than rank {word_rank}"
-        return EngineError(f"{said}.{notes} {_ALIKE}; call {remedy} to go on.")
+        return EngineError(f"{said}.{notes} {ALIKE}; call {remedy} to go on.")
     if kind == "stopped":
         return EngineError(f"rank {rank} stopped.{notes} Call {remedy} to go on.")
     reset, remedy = remedy, f"Raise timeout_s if the machine is slow; call {remedy} to go on."
@@ -67,5 +68,5 @@ def error_of(
     hint = f"Rank {raiser_of(word)} should have raised it"
     if found != 0:
         hint += f", and raised {found} where {wanted} was expected: it runs another call"
-        remedy = f"{_ALIKE}; call {reset} to go on."
+        remedy = f"{ALIKE}; call {reset} to go on."
     return TimeoutExceeded(rank, step, f"signal {word}", seconds, f"{hint}.{notes} {remedy}")

@@ -222,6 +222,8 @@ class Meeting:
             return error.verdict
         if isinstance(error, MemoryError):
             return {"kind": "memory", "text": f"rank {self.rank}: {error}"}
+        if isinstance(error, EngineError) and self.rank == LEADER:  # it speaks for all
+            return {"kind": "engine", "text": str(error)}
         return {"kind": "engine", "text": f"rank {self.rank} gave up: {error!r}"}
 
     # ---- messages

@@ -26,7 +26,7 @@ from ficco.problem import Problem
 from ficco.runtime.blas import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
 from ficco.runtime.connecting import members_of
-from ficco.runtime.failures import Failure, awaited_word, differing, error_of, raiser_of
+from ficco.runtime.failures import ALIKE, Failure, awaited_word, differing, error_of, raiser_of
 from ficco.runtime.meeting import Agenda, Facts, Meeting
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
@@ -92,6 +92,7 @@ class ProcessRuntime:
         self._bound: BoundPlans[Call] = BoundPlans()
         self._calls = 0
         self._last: Call | None = None
+        self._cause: EngineError | None = None  # why the last meeting ended, until a reset
         self._meeting = Meeting(members, {"machine": repr(machine)}, timeout_s)
         self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
         self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)
@@ -153,7 +154,8 @@ class ProcessRuntime:
             roomy = have.grown(need)
             if most is not None and 2 * self.world * sum(roomy) > most:
                 roomy = least
-            self._meet("grow the windows", roomy, digest)
+            said = _said_of(problem, schedule, self.rank)
+            self._meet("grow the windows", roomy, digest, said)
         return Call(problem, schedule, digest, self._bound_plan(plan, digest))
 
     def _need(self, plan: RankPlan) -> Room:
@@ -228,12 +230,19 @@ class ProcessRuntime:
                 f"call {RESET} first. It was: {error}"
             ) from error
 
-    def _meet(self, what: str, room: Room, digest: int = 0) -> None:
-        """Meet all ranks and take the place in new windows that they agree on."""
+    def _meet(self, what: str, room: Room, digest: int = 0, said: str = "") -> None:
+        """Meet all ranks and take the place in new windows that they agree on.
+
+        Args:
+            what: the meeting is for.
+            room: that this rank needs.
+            digest: of the call for which windows are to grow.
+            said: a sentence on that call.
+        """
         opening, resetting = not self._groups, what == "reset the group"
         agenda = Agenda(
             what,
-            {**_room_facts(room), "digest": digest, "rank": self.rank},
+            {**_room_facts(room), "digest": digest, "rank": self.rank, "said": said},
             self._make,
             self._join,
             lambda: None if opening or resetting else self._failure(),
@@ -243,10 +252,13 @@ class ProcessRuntime:
             group = self._meeting.meet(agenda, self._timeout_s)
         except MemoryError:
             raise  # on all ranks alike; the windows are as they were
-        except BaseException:
+        except BaseException as error:
             if not (opening or resetting):
                 self._group.fail(self.rank)  # the others shall not wait for this rank's call
+                if isinstance(error, EngineError):  # its words; its frames hold the windows
+                    self._cause = EngineError(str(error))
             raise
+        self._cause = None
         self._move_to(group)
 
     def _move_to(self, group: shared.Group) -> None:
@@ -262,8 +274,8 @@ class ProcessRuntime:
         for facts in brought:
             if facts["digest"] != self._agreed(brought):
                 raise EngineError(
-                    f"rank {facts['rank']} runs another call than rank 0; let every rank make the "
-                    "same calls in the same order"
+                    f"rank {facts['rank']} runs another call than rank 0. {brought[0]['said']} "
+                    f"{facts['said']} {ALIKE}; call {RESET} to go on."
                 )
         room = Room()
         for facts in brought:
@@ -288,6 +300,8 @@ class ProcessRuntime:
         failure = self._group.failure()
         if failure is None:
             return None
+        if failure[4] == "stopped" and self._cause is not None:
+            return self._cause
         return error_of(failure, partial(self._step_name, failure), RESET, self._notes(failure))
 
     def _step_name(self, failure: Failure, rank: int, row: int) -> str:
@@ -327,13 +341,16 @@ class ProcessRuntime:
 
     def _mine(self) -> str:
         """Return a sentence on this rank's last call, or nothing."""
-        return "" if self._last is None else f" {_said_of(self._last, self.rank)}"
+        last = self._last
+        return "" if last is None else f" {_said_of(last.problem, last.schedule, self.rank)}"
 
     def _calls_of(self, digests: Mapping[int, int]) -> list[str]:
         """Return a sentence on each rank's call that this one knows, of digests by rank."""
         known = {call.digest: call for call in self._bound}
         return [
-            _said_of(known[digest], rank) for rank, digest in digests.items() if digest in known
+            _said_of(known[digest].problem, known[digest].schedule, rank)
+            for rank, digest in digests.items()
+            if digest in known
         ]
 
     def _absence(self, rank: int) -> str:
@@ -364,8 +381,7 @@ class ProcessRuntime:
         return ""
 
 
-def _said_of(call: Call, rank: int) -> str:
-    p, schedule = call.problem, call.schedule
+def _said_of(p: Problem, schedule: Schedule, rank: int) -> str:
     return (
         f"Rank {rank} runs {p.op} of {p.m}x{p.n}x{p.k}, rows {list(p.rows)}, {p.dtype}, by "
         f"{schedule.name}, grain {schedule.grain_text}."

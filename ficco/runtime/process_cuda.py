@@ -344,7 +344,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
     # ---- meetings
 
-    def _meet(self, what: str, room: Room, digest: int = 0) -> None:
+    def _meet(self, what: str, room: Room, digest: int = 0, said: str = "") -> None:
         if self._places:
             if torch.cuda.is_current_stream_capturing():
                 raise InputError(
@@ -353,7 +353,7 @@ class CudaProcessRuntime(ProcessRuntime):
                 )
             self._drain()  # peers may write to my windows until then
         with torch.cuda.device(self.device):
-            super()._meet(what, room, digest)
+            super()._meet(what, room, digest, said)
 
     def _join(self, memory: int, facts: Facts) -> shared.Group:
         """Take a place in what the ranks share, with room for the windows: or none of them does."""

@@ -148,7 +148,11 @@ def test_different_calls_that_grow_are_told_apart(three: Ranks) -> None:
     for rank in range(3):
         answer = three.all[rank].receive(10)
         assert answer["error"] == "EngineError", answer
-        assert "rank 1 runs another call than rank 0" in answer["text"]
+        assert answer["text"].startswith("rank 1 runs another call than rank 0. Rank 0 runs all_g")
+        assert "of 300x20x60, rows " in answer["text"] and "301x20x60" in answer["text"], answer
+        assert "pass rows= where" in answer["text"] and "reset() on every" in answer["text"], answer
+    for answer in three.ask(range(3), "call", **posed("0-1-2", SMALL, "serial")).values():
+        assert "It was: rank 1 runs another call than rank 0. Rank 0" in answer["text"], answer
     healed(three, range(3), "0-1-2")
 
 

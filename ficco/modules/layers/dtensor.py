@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
+    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
 )
@@ -318,6 +319,13 @@ def _prepared_by_name(
     return style._prepare_input_kwarg_fn(inputs, named, mesh)  # type: ignore[no-untyped-call]
 
 
+def _keeps_whole(hook: Any) -> bool:
+    """Whether a hook is a PrepareModuleOutput's that is told of outputs that are whole."""
+    style = closure_of(hook).get("self")
+    layouts = getattr(style, "output_layouts", ()) if isinstance(style, PrepareModuleOutput) else ()
+    return any(layout is not None and layout.is_replicate() for layout in layouts)
+
+
 def _trusting(parent: Module, key: int) -> str:
     """Say what under a parent takes a gathered input for granted, or nothing.
 
@@ -325,12 +333,13 @@ def _trusting(parent: Module, key: int) -> str:
         parent: whose PrepareModuleInput gathers.
         key: of that hook of its.
     """
+    if any(_keeps_whole(hook) for hook in parent._forward_hooks.values()):
+        return "its PrepareModuleOutput takes what it returns for whole"
     for name, module in parent.named_modules():
         who = f"{name} ({type(module).__name__})" if name else type(module).__name__
         hooks = [hook for at, hook in module._forward_pre_hooks.items() if name or at != key]
         if any(type(closure_of(hook).get("self")) is PrepareModuleInput for hook in hooks):
             return f"{who} has a PrepareModuleInput, too, which may take it for whole"
-        cls: Any = type(module)
-        if names := sorted(names_used(cls) & _TAKEN_APART):
+        if names := sorted(names_used(module) & _TAKEN_APART):
             return f"{who} takes DTensors apart by itself ({', '.join(names)})"
     return ""

@@ -10,7 +10,7 @@ communication: what overlaps is the sum of its input's gradient.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from types import MethodType
@@ -109,11 +109,13 @@ class Plan:
             return Left(name, words, "its hooks turn inputs and outputs into DTensors")
         if not _replaceable(module):
             return Left(name, words, "its forward was replaced before")
+        told = self.given and not isinstance(weight, DTensor)
         if kind == "row":
-            told = self.given and not isinstance(weight, DTensor)
             return Found(name, module, words, kind, group, _row_at_first if told else _row)
         gathered = style in GATHERED
         forward = _column_gathered if gathered else _column
+        if told:
+            forward = _column_gathered_at_first if gathered else _column_at_first
         notes = ("PyTorch gathers its output afterwards",) if gathered else ()
         reads = (self.words, style, weight.shape[1], weight.dtype, isinstance(weight, DTensor))
         return Found(name, module, words, kind, group, forward, reads, notes=notes)
@@ -231,18 +233,35 @@ def _column_gathered(module: Module, input: Any) -> Tensor:
     return whole
 
 
-def _row_at_first(module: Module, input: Any) -> Tensor:
-    """Run a layer of which the user says that it holds a shard; the first time, look whether so."""
+# Layers of which the user says that they hold a shard: the first time that ranks exchange something
+# for one, its forward or its backward, it is looked whether so.
+
+
+def _row_at_first(module: Module, input: Any) -> Any:
+    return _at_first(_row, module, input, True)
+
+
+def _column_at_first(module: Module, input: Any) -> Any:
+    return _at_first(_column, module, input, torch.is_grad_enabled())
+
+
+def _column_gathered_at_first(module: Module, input: Any) -> Any:
+    return _at_first(_column_gathered, module, input, torch.is_grad_enabled())
+
+
+def _at_first(forward: Callable[..., Any], module: Module, input: Any, exchanges: bool) -> Any:
     weight: Any = module.weight
-    if _can_look(weight):
-        module.__dict__["forward"] = MethodType(_row, module)
+    if exchanges and _can_look(weight):
+        module.__dict__["forward"] = MethodType(forward, module)
         _look_for_copies(module, weight)
-    return _row(module, input)
+    return forward(module, input)
 
 
 def _can_look(weight: Any) -> bool:
     """Whether values may be asked for: nobody traces or captures, and there are some."""
     if torch.compiler.is_compiling() or type(weight) not in (Tensor, torch.nn.Parameter):
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
         return False
     if weight.is_meta or not weight.numel():
         return False
@@ -250,9 +269,9 @@ def _can_look(weight: Any) -> bool:
 
 
 def _look_for_copies(module: Module, weight: Tensor) -> None:
-    """Warn of a weight that is the same on all ranks: a shard that is none gives p times the sum.
+    """Warn of a weight that is the same on some ranks: a shard that is none makes sums too large.
 
-    A collective call, as the layer's forward is.
+    A collective call, as the layer's forward or backward is.
     """
     layer = layer_of(module)
     if layer.ranks.world == 1:
@@ -261,11 +280,29 @@ def _look_for_copies(module: Module, weight: Tensor) -> None:
     with torch.cuda.device(weight.device) if weight.is_cuda else nullcontext():
         found: list[Any] = [None] * layer.ranks.world
         dist.all_gather_object(found, values.tolist(), group=layer.ranks.group)
-    if bool((values == values[0]).all()) or any(each != found[0] for each in found):
+    if bool((values == values[0]).all()):
         return
-    note = "its weight begins alike on all ranks: whole, it makes results that many times too large"
+    alike = next((places for each in found if len(places := _places(each, found)) > 1), [])
+    everywhere = len(alike) == len(found)
+    if layer.kind == "row" and alike:
+        where = "all ranks" if everywhere else f"ranks {alike}"
+        note = f"its weight begins alike on {where}: if it is the same there, results are too large"
+    elif everywhere:
+        note = (
+            "its weight begins alike on all ranks: if it was never split, gradients of its input "
+            "are too large (if heads are repeated, they are right)"
+        )
+    else:
+        return
     layer.notes.append(note)
-    groups.log.warning("%s (%s): %s; plan= is for local shards", layer.name, layer.style, note)
+    groups.log.warning(
+        "%s (%s): %s; plan= is for local shards, group= is the group that they are split over",
+        layer.name, layer.style, note,
+    )  # fmt: skip
+
+
+def _places(value: Any, among: Sequence[Any]) -> list[int]:
+    return [place for place, each in enumerate(among) if each == value]
 
 
 def _row(module: Module, input: Any) -> Tensor:

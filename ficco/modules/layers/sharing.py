@@ -11,7 +11,8 @@ outside of backward, where such runs happen. They share if the last forward ther
 the parent's hooks do not run with them, and if they do.
 
 torch.compile cannot compare how often a tensor was written. What it traces shares where a forward
-that was not compiled has shown that all layers take theirs; the code that is traced is the same.
+that was not compiled has shown, in the same mode (train or eval), that all layers take theirs; the
+code that is traced is the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Module = torch.nn.Module
 Compute = Callable[[Sequence[Module], Any], list[Any]]
 
 _APART = "it was not called with the input that the others read"
-_MADE = "its weight is made anew whenever it is read (parametrized)"
+_MADE = "its {} is made anew whenever it is read (parametrized)"
 _HOOKED = "a forward pre-hook of its own, {}, may change its weight"
 _HOOKS = ("torch.distributed.", "transformers.", "megatron.", "ficco.")  # whose hooks do not
 
@@ -53,7 +54,8 @@ class Sharing:
         unsteady: by place: why its weight cannot be relied on in this forward of the parent.
         uncounted: the last call was on an inference tensor, for which nothing is shared.
         outside: the last call came from no forward of the parent, and nothing was shared.
-        proven: in a forward that was not compiled, all that share took the same tensor, unchanged.
+        proven: whether, in a forward that was not compiled, all that share took the same tensor,
+            unchanged; of a parent in eval mode, and in train mode.
     """
 
     def __init__(self, parent: str, layers: Sequence[Module]) -> None:
@@ -61,10 +63,12 @@ class Sharing:
         self.layers = list(layers)
         self.alone: list[str | None] = [None for _ in layers]
         self.unsteady = [_unsteady(layer) for layer in layers]
-        self.proven = self.uncounted = self.outside = False
+        self.uncounted = self.outside = False
+        self.proven = [False, False]
         self._leaving: list[str | None] = [None for _ in layers]
         self._changes = False  # whether someone is leaving
         self._inside = False  # whether a forward of the parent runs
+        self._mode = 0  # 1: the parent trains
         self._shared = False  # whether it ran at the last call outside of backward
         self._kept: list[_Kept | None] = [None for _ in layers]
         self._x: Any = None  # of which results wait
@@ -79,7 +83,7 @@ class Sharing:
                 self.alone = [old or new for old, new in pairs]
                 self._leaving, self._changes = [None for _ in self.layers], False
         mine, modes = self.layers[place], _modes(x)
-        unknown = torch.compiler.is_compiling() and not self.proven
+        unknown = torch.compiler.is_compiling() and not self.proven[self._mode]
         self.uncounted = modes is None
         self.outside = not (self._inside or self._shared)
         if self.why_apart(place) or self.outside or modes is None or unknown:
@@ -92,7 +96,7 @@ class Sharing:
             if kept is None or kept.facts != _weights(mine):
                 return compute([mine], x)[0]
             if self._x is None and not torch.compiler.is_compiling():
-                self.proven = True
+                self.proven[self._mode] = True
             return kept.result
         self._drop()
         together = [
@@ -119,7 +123,7 @@ class Sharing:
 
     def begin(self, parent: Module, inputs: Any) -> None:
         """Begin a forward of the parent."""
-        self._inside = True
+        self._inside, self._mode = True, int(parent.training)
         if torch.compiler.is_compiling() or _within_backward():
             return
         self.unsteady = [_unsteady(layer) for layer in self.layers]
@@ -173,8 +177,10 @@ def _weights(layer: Module) -> tuple[Any, ...]:
 
 def _unsteady(layer: Module) -> str | None:
     """Say why a layer's weight may be another when the layer is called, or nothing."""
-    if not any("weight" in held for held in (layer._parameters, layer.__dict__, layer._buffers)):
-        return _MADE
+    held = layer._parameters.keys() | layer.__dict__.keys() | layer._buffers.keys()
+    for name in ("weight", "bias"):
+        if name not in held and getattr(layer, name, None) is not None:
+            return _MADE.format(name)
     for hook in layer._forward_pre_hooks.values():
         function = hook.func if isinstance(hook, partial) else hook
         module = getattr(function, "__module__", None) or type(function).__module__
