@@ -123,6 +123,30 @@ def shares(mesh: DeviceMesh) -> None:
             close(whole(found.grad), right.grad, f"compiled, {calls} calls, {name}")
 
 
+class Noisy(Mlp):
+    """Writes to what its layers read, between them, while it trains."""
+
+    def forward(self, x: Any) -> Any:
+        x = x * 1.0
+        gate = self.gate(x)
+        if self.training:
+            x.add_(1.0)
+        return self.down(torch.nn.functional.silu(gate) * self.up(x))
+
+
+def modes(mesh: DeviceMesh) -> None:
+    """A forward in eval mode says nothing of how layers read in train mode."""
+    plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    torch.manual_seed(0)
+    exact, x = Noisy(), torch.randn(2, 3, 24)
+    net = ficco.overlap(parallelize_module(copy.deepcopy(exact), mesh, plan))
+    with torch.no_grad():
+        close(net.eval()(x), exact.eval()(x), "eval")
+        exact.train()
+        torch._dynamo.reset()
+        close(torch.compile(net.train(), backend=Graphs())(x), exact(x), "train, compiled")
+
+
 def by_plan(mesh: DeviceMesh) -> None:
     """Local shards and a plan by names, as Hugging Face gives it."""
     torch.manual_seed(0)
@@ -146,5 +170,5 @@ def by_plan(mesh: DeviceMesh) -> None:
 
 CHECKS = {
     "compiled_models": models, "compiled_blocks": blocks, "compiled_shares": shares,
-    "compiled_by_plan": by_plan,
+    "compiled_by_plan": by_plan, "compiled_modes": modes,
 }  # fmt: skip

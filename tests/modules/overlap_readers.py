@@ -6,20 +6,24 @@ A rank runs them: see `overlap_worker.py`.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
+    PrepareModuleOutput,
     parallelize_module,
 )
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 
 import ficco
@@ -120,6 +124,54 @@ class Prepared(Up):
         return self.up(x) * self.sum(x)
 
 
+class Taker:
+    def __call__(self, x: Any) -> Any:
+        return part(x)
+
+
+PARTIAL = functools.partial(part)
+
+
+class ByWhatItHolds(Up):
+    def __init__(self, take: Any) -> None:
+        super().__init__()
+        self.take = take
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * self.take(x).sum()
+
+
+class ByATable(Up):
+    TABLE: ClassVar[dict[str, Any]] = {"part": part}
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * self.TABLE["part"](x).sum()
+
+
+class ByAPartial(Up):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.up(x) * PARTIAL(x).sum()
+
+
+def in_a_hook() -> Prepared:
+    made = Prepared()
+    made.sum.register_forward_pre_hook(lambda _, x: (part(x[0]),))
+    return made
+
+
+def patched() -> Prepared:
+    made = Prepared()
+    made.sum.forward = lambda x: part(x).sum()  # type: ignore[method-assign]
+    return made
+
+
+class Scored(Up):
+    """Returns something that it makes of its input."""
+
+    def forward(self, x: Any) -> Any:
+        return self.up(x), x.mean(-1)
+
+
 class Innocent(Up):
     def forward(self, x: Any) -> torch.Tensor:
         return self.up(scaled(x) if x.dim() == 3 else x)
@@ -133,7 +185,12 @@ def keeps_gather(mesh: DeviceMesh) -> None:
         (Inside, f"Inside {reader}"), (ByAFunction, f"ByAFunction {reader}"),
         (ByABase, f"ByABase {reader}"), (Decorated, f"Decorated {reader}"),
         (InAChild, f"deep.0 (Part) {reader}"), (Prepared, "sum (Sum) has a PrepareModuleInput"),
-        (Innocent, ""),
+        (functools.partial(ByWhatItHolds, part), f"ByWhatItHolds {reader}"),
+        (functools.partial(ByWhatItHolds, Taker()), f"ByWhatItHolds {reader}"),
+        (functools.partial(ByWhatItHolds, PARTIAL), f"ByWhatItHolds {reader}"),
+        (ByATable, f"ByATable {reader}"), (ByAPartial, f"ByAPartial {reader}"),
+        (in_a_hook, f"sum (Sum) {reader}"), (patched, f"sum (Sum) {reader}"),
+        (Scored, "its PrepareModuleOutput takes what it returns for whole"), (Innocent, ""),
     ):  # fmt: skip
         torch.manual_seed(0)
         gather = PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate())
@@ -143,6 +200,12 @@ def keeps_gather(mesh: DeviceMesh) -> None:
                 input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=True
             )
         net = parallelize_module(nn.Sequential(kind()), mesh, plan)
+        if kind is Scored:
+            whole_too = (Shard(-1), Replicate())
+            style = PrepareModuleOutput(
+                output_layouts=whole_too, desired_output_layouts=whole_too, use_local_output=True
+            )
+            parallelize_module(net, mesh, {"0": style})
         x = torch.randn(2, 6)
         was = net(x)
         if said:
@@ -151,7 +214,9 @@ def keeps_gather(mesh: DeviceMesh) -> None:
         assert ("keeps its gather" in told) == bool(said), told
         assert ("0 of 1" in told) == bool(said), told
         with Counted() as calls:
-            close(net(x), was, kind.__name__)
+            pairs = zip(net(x), was, strict=True) if kind is Scored else [(net(x), was)]
+            for y, wanted in pairs:
+                close(y, wanted, said)
         assert bool(calls) == (not said), calls
         ficco.restore(net)
 
@@ -168,7 +233,8 @@ def parametrized(mesh: DeviceMesh) -> None:
     net = sequence(model(), mesh)
     for name, layer in net.named_modules():
         if name.rpartition(".")[2] in ("wq", "wk", "wv", "gate"):
-            parametrize.register_parametrization(layer, "weight", Twice())
+            kind = "bias" if layer.bias is not None else "weight"
+            parametrize.register_parametrization(layer, kind, Twice())
     plain = copy.deepcopy(net)
     ficco.overlap(net)
     held, seen = list[torch.Tensor](), set[tuple[tuple[str, int], ...]]()
@@ -183,7 +249,8 @@ def parametrized(mesh: DeviceMesh) -> None:
             held += [torch.empty(24 + step, 24) for _ in range(step + 1)]
     assert len(seen) == 1, seen
     told = ficco.explain(net)
-    assert "its weight is made anew whenever it is read" in told, told
+    for kind in ("weight", "bias"):
+        assert f"its {kind} is made anew whenever it is read" in told, told
     assert "layers.0.mlp.{gate, up}" not in told, told
 
 
@@ -212,4 +279,22 @@ def brought(mesh: DeviceMesh) -> None:
     assert "a forward pre-hook of its own" in told and "bring" in told, told
 
 
-CHECKS = {check.__name__: check for check in (keeps_gather, parametrized, brought)}
+def traced(mesh: DeviceMesh) -> None:
+    """A layer's first call may be a tracer's, who is not asked for values."""
+    for trace in (make_fx, None, torch.jit.trace):
+        torch.manual_seed(mesh.get_local_rank())
+        net = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 6, bias=False))
+        ficco.overlap(net, mesh, plan={"0": "colwise", "1": "rowwise"})
+        x = torch.ones(2, 6)
+        if trace is make_fx:
+            code = str(make_fx(net)(x).code)
+            assert "matmul_all_reduce" in code, code
+        elif trace is None:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                assert net(x).shape == (2, 6)
+        else:
+            refused(lambda: torch.jit.trace(net, (x,)), "torch.jit.trace is active")  # noqa: B023
+        assert net(x).shape == (2, 6)
+
+
+CHECKS = {check.__name__: check for check in (keeps_gather, parametrized, brought, traced)}

@@ -48,21 +48,38 @@ def not_shards(mesh: DeviceMesh) -> None:
     plan, x = {"0": "colwise", "1": "rowwise"}, torch.ones(2, 6)
     said = Listener()
     logging.getLogger("ficco").addHandler(said)
-    for kind, bad in (("shards", False), ("zeros", False), ("copies", True)):
-        torch.manual_seed(rank if kind == "shards" else 0)
+    column, row = "gradients of its input are too large", "all ranks: if it is the same there, re"
+    pair = "ranks [0, 1]: if it is the same there, results are too large"
+    for seeds, zeros, words in (
+        ((rank, rank), False, []),
+        ((rank, 0), True, []),  # as yet
+        ((0, 0), False, [column, row]),
+        ((0, rank), False, [column]),
+        ((rank, rank // 2), False, [pair if world > 2 else row]),
+    ):
         net = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 6, bias=False))
-        if kind == "zeros":  # as yet
+        for layer, seed in zip(net, seeds, strict=True):
+            torch.manual_seed(seed)
+            nn.init.normal_(layer.weight)
+        if zeros:
             nn.init.zeros_(net[1].weight)
-        wanted = net(x) * (world if bad else 1)
+        whole = net(x)
         ficco.overlap(net, mesh, plan=plan)
         said.said.clear()
+        with torch.no_grad():
+            y = net(x)  # a row layer is looked at in any call, a column layer where one is recorded
+        first = [line for line in said.said if "plan= is for local shards" in line]
+        assert not any(column in line for line in first), first
         for _ in range(2):
-            y = net(x)
-        told = [line for line in said.said if "plan= is for local shards" in line]
-        assert len(told) == (bad and world > 1), (kind, told)
-        assert ("begins alike" in ficco.explain(net)) == (bad and world > 1), kind
-        if bad:
-            torch.testing.assert_close(y, wanted)
+            net(x)
+        lines = sorted(line for line in said.said if "plan= is for local shards" in line)
+        told = words if world > 1 else []
+        assert len(lines) == len(told), (words, lines)
+        explained = ficco.explain(net)
+        for line, each in zip(lines, told, strict=True):
+            assert each in line and each in explained, (each, lines, explained)
+        if words == [column, row]:
+            torch.testing.assert_close(y, whole * world)
         ficco.restore(net)
     logging.getLogger("ficco").removeHandler(said)
 

@@ -31,6 +31,7 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
         "keeps_gather",
         "parametrized",
         "brought",
+        "traced",
         "uneven",
     )
     checks = (*results, *limits, "disabled", "serving", "alone")
@@ -38,12 +39,13 @@ def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
 
 
 def test_compiled_models(tmp_path: Path, torch: Any) -> None:
-    kinds = ("models", "blocks", "shares", "by_plan")
+    kinds = ("models", "blocks", "shares", "by_plan", "modes")
     run("overlap_worker.py", 2, tmp_path, checks=tuple(f"compiled_{kind}" for kind in kinds))
 
 
 def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:
-    run("overlap_worker.py", 4, tmp_path, checks=("forms", "by_plan", "uneven", "sharded"))
+    checks = ("forms", "by_plan", "uneven", "sharded", "not_shards")
+    run("overlap_worker.py", 4, tmp_path, checks=checks)
 
 
 def test_explain_measures(tmp_path: Path, torch: Any) -> None:
