@@ -138,7 +138,7 @@ class Group:
             the awaited step as word_index. Where a GPU's stream waits, word_index is -1 if no word
             is missing, or if, with word_rank, that rank's words could not be read; step is -1 if
             its call is not known any more. After `fail` all but rank and kind are -1 or 0. Where
-            `rank` has begun another call than `word_rank` ("differs", noticed within 0.1 s where
+            `rank` has begun another call than `word_rank` ("differs", told within a second where
             ranks are processes), expected and found are the digests of theirs.
         """
 

@@ -132,7 +132,7 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
             members = torch.distributed.get_process_group_ranks(group)
         except KeyError:
             yield "their group has been destroyed: restore the model, and overlap it with another"
-            return
+            continue
         yield f"group of {ranks.world} ranks {members}, windows {groups.window_bytes(group)} bytes"
         if reason := groups.fallback_reason(group):
             yield f"nothing overlaps on its GPUs, which run plain torch.distributed: {reason}"

@@ -388,15 +388,31 @@ def _like(
     group: Any,
 ) -> Tensor:
     """Return an empty tensor of the dtype and device of all tables."""
+    if device is not None:
+        device = _there(device)
     if not tables:
         where = _device(group) if device is None else device
         return torch.empty((0, dimension), dtype=dtype or torch.float32, device=where)
     like = tables[0].new_empty((0, dimension))
     if dtype is not None and dtype != like.dtype:
         raise InputError(f"dtype={dtype}, and tables[0] is {like.dtype}; leave one of them out")
-    if device is not None and torch.empty(0, device=device).device != like.device:
+    if device is not None and device != like.device:
         raise InputError(f"device={device}, and tables[0] is on {like.device}; give one device")
     return like
+
+
+def _there(device: torch.device | str) -> torch.device:
+    """Return the device that PyTorch means by this.
+
+    Raises:
+        InputError: there is none.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(
+            f"device={device!r}: PyTorch has no such device here ({error}); give 'cpu' or 'cuda'"
+        ) from None
 
 
 def _device(group: Any) -> torch.device:

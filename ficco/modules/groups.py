@@ -253,12 +253,12 @@ def window_bytes(group: Any = None) -> int:
 def close(group: Any = None) -> None:
     """End a group's threads and free its windows. The next operator opens it again.
 
-    Once torch.distributed is destroyed, None means what was open for its groups.
+    Once torch.distributed is destroyed, it means what was open for its groups.
     """
-    if group is None and not dist.is_initialized():
+    known = any(group is pg for kind in (_runtimes, _gpu_runtimes, _fallbacks) for pg in kind)
+    if not known and not dist.is_initialized():
         _close_destroyed()
         return
-    known = any(group is pg for kind in (_runtimes, _gpu_runtimes, _fallbacks) for pg in kind)
     pg = group if known else process_group(group)  # it may have been destroyed
     _fallbacks.pop(pg, None)
     for kind in (_runtimes, _gpu_runtimes):

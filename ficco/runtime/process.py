@@ -345,10 +345,13 @@ class ProcessRuntime:
         return "" if last is None else f" {_said_of(last.problem, last.schedule, self.rank)}"
 
     def _calls_of(self, digests: Mapping[int, int]) -> list[str]:
-        """Return a sentence on each rank's call that this one knows, of digests by rank."""
+        """Return a sentence on each rank's call that this one knows, of digests by rank.
+
+        Digests leave out what a rank may know of itself alone, and so does what is said of others.
+        """
         known = {call.digest: call for call in self._bound}
         return [
-            _said_of(known[digest].problem, known[digest].schedule, rank)
+            _said_of(known[digest].problem, known[digest].schedule, rank, rank == self.rank)
             for rank, digest in digests.items()
             if digest in known
         ]
@@ -381,9 +384,10 @@ class ProcessRuntime:
         return ""
 
 
-def _said_of(p: Problem, schedule: Schedule, rank: int) -> str:
+def _said_of(p: Problem, schedule: Schedule, rank: int, own: bool = True) -> str:
+    sizes = f"{p.m}x{p.n}x{p.k}" if own else f"{p.m} rows, {p.agreed()['width']} columns to send"
     return (
-        f"Rank {rank} runs {p.op} of {p.m}x{p.n}x{p.k}, rows {list(p.rows)}, {p.dtype}, by "
+        f"Rank {rank} runs {p.op} of {sizes}, rows {list(p.rows)}, {p.dtype}, by "
         f"{schedule.name}, grain {schedule.grain_text}."
     )
 

@@ -324,7 +324,7 @@ def faults(
             mine = other if me.rank == last else point
             try:
                 ys = me.execute(problem, mine, arrays)
-            except EngineError as error:  # who comes late is told at its call
+            except EngineError as error:  # who comes late is told at its call; two came before
                 assert kind == "diverged" and "runs another call than rank" in str(error)
                 ys = {}
             for _ in range(ahead):
@@ -341,8 +341,7 @@ def faults(
                 said = str(error)
             else:
                 raise AssertionError(f"{kind}: the next call did not raise")
-        if kind == "diverged":
-            assert f"rank {last} runs another call than rank" in said, said
+        assert kind == "absent" or f"rank {last} runs another call than rank" in said, said
         named = f"[{last}]" in said or f"rank {last}" in said or me.rank == last
         assert named or (loads and "Which one is not known" in said), said
         print(kind, said)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import pickle
 import sys
 import threading
 from pathlib import Path
@@ -323,6 +324,7 @@ def by_plan(mesh: DeviceMesh) -> None:
     with Counted() as calls:
         close(net(words), one(words), "by plan")
     assert calls == {"column_matmul": 5, "matmul_all_reduce": 4}, calls
+    refused(lambda: pickle.dumps(net), "save its state_dict(), or call ficco.restore(model)")
     exact = gradients(one, words)
     for key, found in gradients(net, words).items():
         wanted = exact[key]

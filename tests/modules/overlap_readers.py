@@ -255,28 +255,40 @@ def parametrized(mesh: DeviceMesh) -> None:
 
 
 def brought(mesh: DeviceMesh) -> None:
-    """Layers whose own hooks bring their weights, and take them away, do not share."""
+    """Layers whose own hooks bring their weights and take them away, and a hook of one rank."""
+    for away in ("zeros", "nothing"):
+        net = sequence(model(), mesh)
+        for name, layer in net.named_modules():
+            if name.rpartition(".")[2] in ("wq", "wk", "gate", "up"):
+                local: Any = layer.weight._local_tensor
+                held = local.detach().clone()
+
+                def bring(_: Any, x: Any, local: Any = local, held: Any = held) -> None:
+                    local.data = held
+
+                def take(
+                    _: Any, x: Any, y: Any, local: Any = local, held: Any = held, away: str = away
+                ) -> None:
+                    local.data = torch.zeros_like(held) if away == "zeros" else torch.empty(0)
+
+                layer.register_forward_pre_hook(bring, prepend=True)
+                layer.register_forward_hook(take)
+        plain = copy.deepcopy(net)
+        ficco.overlap(net)
+        with torch.no_grad():
+            for step in range(3):
+                close(net(tokens(step)), plain(tokens(step)), f"brought, {away}")
     net = sequence(model(), mesh)
-    for name, layer in net.named_modules():
-        if name.rpartition(".")[2] in ("wq", "wk", "gate", "up"):
-            local: Any = layer.weight.to_local()
-            held = local.detach().clone()
-
-            def bring(_: Any, x: Any, local: Any = local, held: Any = held) -> None:
-                local.data.copy_(held)
-
-            def take(_: Any, x: Any, y: Any, local: Any = local) -> None:
-                local.data.zero_()
-
-            layer.register_forward_pre_hook(bring, prepend=True)
-            layer.register_forward_hook(take)
     plain = copy.deepcopy(net)
     ficco.overlap(net)
-    with torch.no_grad():
-        for step in range(3):
-            close(net(tokens(step)), plain(tokens(step)), "brought")
-    told = ficco.explain(net)
-    assert "a forward pre-hook of its own" in told and "bring" in told, told
+    if mesh.get_local_rank() == 0:
+        net.layers[0].attention.wk.register_forward_pre_hook(lambda *_: None)
+    for step in range(2):
+        with Counted() as calls:
+            found = gradients(net, tokens(step))
+        assert calls["all_gather_matmul"] == 3, calls
+        for key, wanted in gradients(plain, tokens(step)).items():
+            close(whole(found[key]), whole(wanted), f"a hook of one rank, {key}")
 
 
 def traced(mesh: DeviceMesh) -> None:

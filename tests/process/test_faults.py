@@ -16,6 +16,7 @@ from ranks import Ranks, gathering, posed, shared_memory, stopped
 
 KILLS = int(os.environ.get("FICCO_KILLS", "10"))  # 100 before a release
 SMALL = gathering(3, 60, 20, 40)
+LONG_S = 20.0
 MANY = 100_000  # calls: for longer than any test
 
 
@@ -39,6 +40,14 @@ def healed(four: Ranks, members: Sequence[int], name: str) -> None:
 def three(four: Ranks):
     """A group of ranks 0, 1, 2, open with a short timeout."""
     four.good(range(3), "open", name="0-1-2", timeout_s=0.8)
+    yield four
+    four.good(range(3), "close", name="0-1-2")
+
+
+@pytest.fixture
+def patient(four: Ranks):
+    """The same, open with a timeout that no test waits for."""
+    four.good(range(3), "open", name="0-1-2", timeout_s=LONG_S)
     yield four
     four.good(range(3), "close", name="0-1-2")
 
@@ -109,36 +118,44 @@ def test_a_rank_that_is_not_there_to_reset_is_named(three: Ranks, leader: bool) 
     healed(three, range(3), "0-1-2")  # what was left of that meeting does no harm
 
 
-@pytest.mark.parametrize("other", ["schedule", "operator", "larger"])
-def test_a_rank_that_makes_another_call_is_named(three: Ranks, other: str) -> None:
+def test_a_rank_that_makes_a_larger_call_is_named(three: Ranks) -> None:
     three.right(range(3), open_call(times=2, problem=gathering(3, 100, 20, 60)))
-    problem = gathering(3, 59, 20, 40) if other == "operator" else SMALL
-    schedule = "hetero_unfused_1d" if other == "schedule" else "hetero_fused_1d"
-    if other == "larger":
-        problem = gathering(3, 2000, 20, 60)
     for rank in (0, 1):
         three.all[rank].send("call", **open_call(times=1))
-    three.all[2].send("call", **posed("0-1-2", problem, schedule))
-    answers = [three.all[rank].receive(10) for rank in range(3)]
-    for answer in answers:
-        if other == "larger":  # it is alone in its meeting, or missed by the others' call
-            assert answer["error"] in ("TimeoutExceeded", "EngineError"), answer
-            known = (
-                "Rank 2 runs, but has begun 2 calls",
-                "Rank 0 runs, and has begun 3 calls",
-                "rank 2 stopped",  # both wait as long, and it gave up first
-            )
-            assert any(words in answer["text"] for words in known), answer
-        else:  # before a wait has outlasted its timeout
-            assert answer["error"] == "EngineError", answer
-            assert "rank 2 runs another call than rank " in answer["text"], answer
-            assert "pass rows= where shards are uneven" in answer["text"], answer
-    if other != "larger":
-        assert f"Rank 2 runs all_gather_matmul of {problem.m}x" in answers[2]["text"], answers
-        for answer in answers[:2]:
-            assert "runs all_gather_matmul of 60x20x40, rows " in answer["text"], answer
+    three.all[2].send("call", **posed("0-1-2", gathering(3, 2000, 20, 60), "hetero_fused_1d"))
+    for rank in range(3):  # rank 2 is alone in its meeting, or missed by the others' call
+        answer = three.all[rank].receive(10)
+        assert answer["error"] in ("TimeoutExceeded", "EngineError"), answer
+        known = (
+            "Rank 2 runs, but has begun 2 calls",
+            "Rank 0 runs, and has begun 3 calls",
+            "rank 2 stopped",  # both wait as long, and it gave up first
+        )
+        assert any(words in answer["text"] for words in known), answer
     refused(three, range(3), "0-1-2")
     healed(three, range(3), "0-1-2")
+
+
+@pytest.mark.parametrize("other", ["schedule", "operator"])
+def test_a_rank_that_makes_another_call_is_named_soon(patient: Ranks, other: str) -> None:
+    patient.right(range(3), open_call(times=2, problem=gathering(3, 100, 20, 60)))
+    problem = gathering(3, 59, 20, 40) if other == "operator" else SMALL
+    schedule = "hetero_unfused_1d" if other == "schedule" else "hetero_fused_1d"
+    for rank in (0, 1):
+        patient.all[rank].send("call", **open_call(times=1))
+    patient.all[2].send("call", **posed("0-1-2", problem, schedule))
+    for rank in range(3):
+        answer = patient.all[rank].receive(10)
+        assert answer["error"] == "EngineError", answer
+        assert answer["seconds"] < LONG_S / 4, answer
+        assert "rank 2 runs another call than rank " in answer["text"], answer
+        assert "pass rows= where shards are uneven" in answer["text"], answer
+        mine = problem if rank == 2 else SMALL
+        assert f"Rank {rank} runs all_gather_matmul of {mine.m}x20x40, rows " in answer["text"] or (
+            rank == 1 and "than rank 0" in answer["text"]
+        ), answer
+    refused(patient, range(3), "0-1-2")
+    healed(patient, range(3), "0-1-2")
 
 
 def test_different_calls_that_grow_are_told_apart(three: Ranks) -> None:

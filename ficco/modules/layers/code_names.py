@@ -22,53 +22,54 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))  # what every module holds
 def names_used(module: torch.nn.Module) -> set[str]:
     """Return the names that a module's code uses, and whatever functions these name.
 
-    PyTorch's own classes and functions are taken to use none.
+    Classes and functions of PyTorch, and ficco's own, are taken to use none.
     """
     cls: Any = type(module)
-    found, known = set(_names_of_class(cls)), set[CodeType]()
     held = [value for name, value in vars(module).items() if name not in _OF_MODULES]
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    for value in (*held, *hooks):
-        for function in _functions_in(value):
-            _add(function, found, known)
-    return found
+    return _names_from([*held, *hooks]) | _names_of_class(cls)
 
 
 @cache
 def _names_of_class(cls: type) -> frozenset[str]:
-    found: set[str] = set()
-    known: set[CodeType] = set()
+    values: list[Any] = []
     for base in cls.__mro__:
         if base is torch.nn.Module or base is object:
             break
-        if not _of_torch(base):
-            for value in vars(base).values():
-                for function in _functions_in(value):
-                    _add(function, found, known)
-    return frozenset(found)
+        if not _is_passed_over(base.__module__):
+            values += vars(base).values()
+    return frozenset(_names_from(values))
 
 
-def _add(function: FunctionType, found: set[str], known: set[CodeType]) -> None:
-    """Add the names that a function uses, and those of functions that it names or holds."""
-    if function.__code__ in known or _of_torch(function):
-        return
-    names: set[str] = set()
-    codes = [function.__code__]
-    while codes:  # with those of comprehensions, lambdas and functions inside
-        code = codes.pop()
-        known.add(code)
-        names.update(code.co_names)
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-    found |= names
+def _names_from(values: list[Any]) -> set[str]:
+    """Return the names that functions use, and those of functions that they name or hold."""
+    found: set[str] = set()
+    known: set[CodeType] = set()
+    while values:
+        for function in _functions_in(values.pop()):
+            if function.__code__ in known or _is_passed_over(function.__module__):
+                continue
+            names: set[str] = set()
+            codes = [function.__code__]
+            while codes:  # with those of comprehensions, lambdas and functions inside
+                code = codes.pop()
+                known.add(code)
+                names.update(code.co_names)
+                codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+            found |= names
+            values += _reached(function, names)
+    return found
+
+
+def _reached(function: FunctionType, names: set[str]) -> list[Any]:
+    """Return what a function holds, and what its names stand for in the modules that it knows."""
     reached = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
     for name in names & function.__globals__.keys():
         there = function.__globals__[name]
         reached.append(there)
-        if isinstance(there, ModuleType) and not there.__name__.startswith("torch"):
+        if isinstance(there, ModuleType) and not _is_passed_over(there.__name__):
             reached += [vars(there).get(each) for each in names]
-    for value in reached:
-        for other in _functions_in(value):
-            _add(other, found, known)
+    return reached
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:
@@ -98,6 +99,6 @@ def _is_full(cell: Any) -> bool:
         return False
 
 
-def _of_torch(value: Any) -> bool:
-    module = getattr(value, "__module__", None) or ""
-    return module == "torch" or module.startswith("torch.")
+def _is_passed_over(name: str | None) -> bool:
+    """Whether a module of Python's is one whose code is not read."""
+    return (name or "").partition(".")[0] in ("torch", "ficco")

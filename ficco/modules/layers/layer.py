@@ -53,6 +53,12 @@ class Ranks:
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
         return self
 
+    def __reduce__(self) -> Any:
+        raise InputError(
+            "an overlapped model cannot be pickled, as torch.save(model) does, for its group is of "
+            "this process: save its state_dict(), or call ficco.restore(model) before"
+        )
+
 
 def ranks_of(group: Any) -> Ranks:
     """Return the ranks of a ProcessGroup, a DeviceMesh of one dimension, or None (all).
@@ -160,6 +166,7 @@ class Layer:
         sharing, place: with whom it shares a call, and which of them it is.
         seen: its last call.
         measured: what calls like its own took, those that were timed.
+        looked: whether it was looked if its weight is a shard.
     """
 
     name: str
@@ -176,6 +183,7 @@ class Layer:
     place: int = 0
     seen: Seen | None = None
     measured: dict[Seen, Measured] = field(default_factory=dict)
+    looked: bool = False
 
     def gather(
         self,

@@ -10,16 +10,16 @@ communication: what overlaps is the sum of its input's gradient.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
-from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ficco.errors import InputError, closest
 from ficco.modules import groups
@@ -109,13 +109,11 @@ class Plan:
             return Left(name, words, "its hooks turn inputs and outputs into DTensors")
         if not _replaceable(module):
             return Left(name, words, "its forward was replaced before")
-        told = self.given and not isinstance(weight, DTensor)
         if kind == "row":
+            told = self.given and not isinstance(weight, DTensor)
             return Found(name, module, words, kind, group, _row_at_first if told else _row)
         gathered = style in GATHERED
         forward = _column_gathered if gathered else _column
-        if told:
-            forward = _column_gathered_at_first if gathered else _column_at_first
         notes = ("PyTorch gathers its output afterwards",) if gathered else ()
         reads = (self.words, style, weight.shape[1], weight.dtype, isinstance(weight, DTensor))
         return Found(name, module, words, kind, group, forward, reads, notes=notes)
@@ -233,35 +231,20 @@ def _column_gathered(module: Module, input: Any) -> Tensor:
     return whole
 
 
-# Layers of which the user says that they hold a shard: the first time that ranks exchange something
-# for one, its forward or its backward, it is looked whether so.
-
-
 def _row_at_first(module: Module, input: Any) -> Any:
-    return _at_first(_row, module, input, True)
-
-
-def _column_at_first(module: Module, input: Any) -> Any:
-    return _at_first(_column, module, input, torch.is_grad_enabled())
-
-
-def _column_gathered_at_first(module: Module, input: Any) -> Any:
-    return _at_first(_column_gathered, module, input, torch.is_grad_enabled())
-
-
-def _at_first(forward: Callable[..., Any], module: Module, input: Any, exchanges: bool) -> Any:
-    weight: Any = module.weight
-    if exchanges and _can_look(weight):
-        module.__dict__["forward"] = MethodType(forward, module)
-        _look_for_copies(module, weight)
-    return forward(module, input)
+    """Run a layer of which the user says that it holds a shard; the first time, look whether so."""
+    if not torch.compiler.is_compiling() and not layer_of(module).looked:
+        weight: Any = module.weight
+        if _can_look(weight):
+            layer_of(module).looked = True
+            with _disable_current_modes():  # some rank's own
+                _look_for_copies(module, weight)
+    return _row(module, input)
 
 
 def _can_look(weight: Any) -> bool:
-    """Whether values may be asked for: nobody traces or captures, and there are some."""
-    if torch.compiler.is_compiling() or type(weight) not in (Tensor, torch.nn.Parameter):
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
+    """Whether values may be asked for: no graph is made, and there are some."""
+    if type(weight) not in (Tensor, torch.nn.Parameter) or torch._C._is_tracing():
         return False
     if weight.is_meta or not weight.numel():
         return False
@@ -271,7 +254,7 @@ def _can_look(weight: Any) -> bool:
 def _look_for_copies(module: Module, weight: Tensor) -> None:
     """Warn of a weight that is the same on some ranks: a shard that is none makes sums too large.
 
-    A collective call, as the layer's forward or backward is.
+    A collective call, as the layer's forward is.
     """
     layer = layer_of(module)
     if layer.ranks.world == 1:
@@ -283,17 +266,10 @@ def _look_for_copies(module: Module, weight: Tensor) -> None:
     if bool((values == values[0]).all()):
         return
     alike = next((places for each in found if len(places := _places(each, found)) > 1), [])
-    everywhere = len(alike) == len(found)
-    if layer.kind == "row" and alike:
-        where = "all ranks" if everywhere else f"ranks {alike}"
-        note = f"its weight begins alike on {where}: if it is the same there, results are too large"
-    elif everywhere:
-        note = (
-            "its weight begins alike on all ranks: if it was never split, gradients of its input "
-            "are too large (if heads are repeated, they are right)"
-        )
-    else:
+    if not alike:
         return
+    where = "all ranks" if len(alike) == len(found) else f"ranks {alike}"
+    note = f"its weight begins alike on {where}: if it is the same there, results are too large"
     layer.notes.append(note)
     groups.log.warning(
         "%s (%s): %s; plan= is for local shards, group= is the group that they are split over",

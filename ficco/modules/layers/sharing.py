@@ -18,7 +18,6 @@ code that is traced is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +30,6 @@ Compute = Callable[[Sequence[Module], Any], list[Any]]
 
 _APART = "it was not called with the input that the others read"
 _MADE = "its {} is made anew whenever it is read (parametrized)"
-_HOOKED = "a forward pre-hook of its own, {}, may change its weight"
-_HOOKS = ("torch.distributed.", "transformers.", "megatron.", "ficco.")  # whose hooks do not
 
 
 class _Kept(NamedTuple):
@@ -165,33 +162,36 @@ def _modes(x: Tensor) -> tuple[Any, ...] | None:
 
 
 def _weights(layer: Module) -> tuple[Any, ...]:
-    """Return which weights a layer has, and how often they were written."""
+    """Return which weights a layer has, where they lie, and how often they were written."""
     if torch.compiler.is_compiling():
         return ()
     found: list[Any] = []
     for tensor in (layer.weight, layer.bias):
         if isinstance(tensor, Tensor):
+            local = getattr(tensor, "_local_tensor", tensor)
+            plain = type(local) in (Tensor, torch.nn.Parameter) and not local.is_meta
             found += [id(tensor), None if tensor.is_inference() else tensor._version]
+            found.append(local.data_ptr() if plain else None)
     return tuple(found)
 
 
 def _unsteady(layer: Module) -> str | None:
-    """Say why a layer's weight may be another when the layer is called, or nothing."""
+    """Say why a layer's weight cannot tell whether it is another later, or nothing.
+
+    By what ranks have in common: one that alone made a call apart would part the ranks.
+    """
     held = layer._parameters.keys() | layer.__dict__.keys() | layer._buffers.keys()
     for name in ("weight", "bias"):
         if name not in held and getattr(layer, name, None) is not None:
             return _MADE.format(name)
-    for hook in layer._forward_pre_hooks.values():
-        function = hook.func if isinstance(hook, partial) else hook
-        module = getattr(function, "__module__", None) or type(function).__module__
-        if not module.startswith(_HOOKS):
-            name = getattr(function, "__qualname__", type(function).__qualname__)
-            return _HOOKED.format(f"{module}.{name}")
     return None
 
 
 def _alike(one: Module, other: Module) -> bool:
-    """Whether two layers can be one call now; a weight that is still split elsewhere cannot."""
+    """Whether two layers can be one call now.
+
+    A weight that is still split elsewhere, or whose memory is still to come, cannot.
+    """
     a, b = one.weight, other.weight
     return a is b or (
         type(a) is type(b)
@@ -199,4 +199,9 @@ def _alike(one: Module, other: Module) -> bool:
         and a.device == b.device
         and getattr(a, "placements", None) == getattr(b, "placements", None)
         and getattr(a, "device_mesh", None) == getattr(b, "device_mesh", None)
+        and _is_empty(a) == _is_empty(b)
     )
+
+
+def _is_empty(weight: Any) -> bool:
+    return not getattr(weight, "_local_tensor", weight).numel()

@@ -44,7 +44,6 @@ class GpuRank {
     GpuEvent ended_ = nullptr;  // the last call's end
     struct {
         std::uint64_t capture;
-        GpuStream stream;
         GpuEvent ended;
     } captured_{};    // the last captured call
     GpuWatch watch_;  // last, so that it ends first

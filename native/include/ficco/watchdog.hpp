@@ -3,6 +3,8 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
+#include <optional>
 
 #include "ficco/control.hpp"
 #include "ficco/futex.hpp"
@@ -24,6 +26,8 @@ class Watchdog {
     const int world_;
     const int rank_;
     std::array<std::uint32_t, kMaxWorld> compared_{};  // calls with each peer
+    std::optional<Failure> difference_;                // told a while after it was found
+    std::int64_t found_ns_ = 0;
     Word arrived_{0};
     Word stop_{0};
     Thread thread_;  // last, as it uses all above

@@ -56,14 +56,13 @@ void GpuRank::ended(GpuStream stream) {
 
 void GpuRank::after_last_call(GpuStream stream, std::uint64_t capture) {
     if (captured_.ended == nullptr || captured_.capture != capture) return;
-    if (captured_.stream != stream) gpu_->wait(stream, captured_.ended);
+    gpu_->wait(stream, captured_.ended);
 }
 
 void GpuRank::ended(GpuStream stream, std::uint64_t capture) {
     if (captured_.ended == nullptr) captured_.ended = gpu_->new_event(false);
     gpu_->record(captured_.ended, stream);
     captured_.capture = capture;
-    captured_.stream = stream;
 }
 
 }  // namespace ficco
