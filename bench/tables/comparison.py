@@ -63,7 +63,7 @@ def headline(page: Page) -> str:
             f"Measured on {where(documents[0][1])}: calls in a CUDA graph are {gains[0]:.2f}x "
             f"as fast as NCCL and GEMM one after the other ({len(cases)} shapes, geometric mean, "
             f"the best schedule of each), and {gains[1]:.2f}x as fast as PyTorch's fused "
-            f"operators, which win {lost} of {len(fused)}."
+            f"operators; PyTorch's win {lost} of {len(fused)}."
         )
     return ""
 

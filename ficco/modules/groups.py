@@ -109,7 +109,7 @@ def prepare(
     """Open a group with options of its own, before its first operator.
 
     A collective call: all ranks of the group make it. Without it the first operator opens the group
-    with the defaults below.
+    with the defaults below, but for the machine, which is "cuda" for tensors of GPUs.
 
     Args:
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.

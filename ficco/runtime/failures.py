@@ -11,8 +11,8 @@ __all__ = ["ALIKE", "Failure", "awaited_word", "differing", "error_of", "raiser_
 
 ALIKE = (
     "Ranks must call alike: the same operator, rows (pass rows= where shards are uneven), k or n, "
-    "dtype and schedule (in a model that overlaps: the same modes and hooks on its layers, or "
-    "share=False)"
+    "dtype and schedule (where columns or depths differ, name a schedule, for auto may not agree; "
+    "in a model that overlaps: the same modes and hooks on its layers, or share=False)"
 )
 
 # rank, row of its program, word's rank, word's place, kind, seconds, found, wanted; see

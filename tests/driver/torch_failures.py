@@ -32,10 +32,11 @@ def diverging(here: Rank, world: int) -> None:
             close(reduced(rank, schedule), want.double(), schedule)
             close(reduced(rank, "one_shot_sm"), want.double(), "one_shot_sm")
         here.waits, begin = False, time.monotonic()
+        of = f"5x7x{2 * world}" if rank == last else "5 rows, 7 columns to send"
         mine, ys = "one_shot_sm" if rank == last else schedule, list[Tensor]()
         for text in (
             f"rank {last} runs another call than rank ",
-            f"Rank {last} runs matmul_all_reduce of 5x7x{2 * world}, rows ",
+            f"Rank {last} runs matmul_all_reduce of {of}, rows ",
             "by one_shot_sm, grain ",
             f"by {schedule}, grain ",
         ):
