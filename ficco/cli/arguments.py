@@ -73,9 +73,10 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
 
 
 def schedule_help(default: str) -> str:
-    """Return the help text of --schedule."""
+    """Return the help text of --schedule: of one that is taken, or of several ("all")."""
+    several = ", several by comma, all" if default == "all" else ""
     return (
-        "name, several by comma, a .toml file, all, or auto (what is predicted to be fastest): "
+        f"name{several}, a .toml file, or auto (what is predicted to be fastest): "
         f"{', '.join(dict.fromkeys(name for op in OPERATORS for name in Schedule.names(op)))} "
         f"({default})"
     )

@@ -29,9 +29,7 @@ def launch(world: int) -> int:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise InputError(
-            "--processes needs PyTorch for the ranks to meet; pip install 'ficco[torch]'"
-        )
+        raise InputError("PyTorch is needed for the ranks to meet; pip install torch")
     with tempfile.TemporaryDirectory(prefix="ficco-run-") as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
@@ -90,6 +88,6 @@ def _ended(ranks: list[subprocess.Popen[bytes]]) -> int:
         time.sleep(0.02)
     for number, code in enumerate(codes):
         if code is not None and code < 0:
-            print(f"ficco run: rank {number} was ended by signal {-code}", file=sys.stderr)
+            print(f"ficco: rank {number} was ended by signal {-code}", file=sys.stderr)
     known = [1 if code is None or code < 0 else code for code in codes]
     return max(known)

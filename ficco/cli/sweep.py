@@ -57,9 +57,12 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--seconds", type=float, default=math.inf, metavar="S",
-        help="begin nothing after so long; what is left is said",
+        help="begin nothing after so long, and say what is left",
     )  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds a wait may last")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_S, metavar="S",
+        help=f"seconds a wait may last ({TIMEOUT_S:g})",
+    )  # fmt: skip
     parser.set_defaults(main=_main)
 
 

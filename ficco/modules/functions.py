@@ -76,7 +76,7 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
         rows: first sizes of x on all ranks, equal on all; None: all hold as many as this one.
         bias: [n_r], or one (or None) per weight.
         axes: per weight: "rows", or "contraction" for concat(x)^T . w with w [m, n_r].
-        schedule: a schedule or its name; "auto": see above.
+        schedule: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per shard, instead of the schedule's.
         save_gathered: keep the gathered x, p times as large as x, until backward, as plain PyTorch
             does; copy engines take it out of the window beside the GEMMs. False: keep x alone, and
@@ -119,7 +119,7 @@ def column_matmul(
         w: [k, n_r] with any strides (pass linear.weight.t()), or several that share x.
         group: as for `all_gather_matmul`.
         bias: [n_r], or one (or None) per weight.
-        schedule: of the backward: a schedule or its name; "auto": see above.
+        schedule: of the backward: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per shard, instead of the schedule's.
 
     Returns:
@@ -151,7 +151,7 @@ def matmul_reduce_scatter(
         group: as for `all_gather_matmul`.
         rows: first sizes of the result on all ranks; None: all get the same.
         bias: [n], added to this rank's rows; so is its gradient the sum over those alone.
-        schedule: a schedule or its name; "auto": see above.
+        schedule: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per shard, instead of the schedule's.
 
     Returns:
@@ -202,7 +202,7 @@ def all_to_all_matmul(
         w: [k, n] with any strides.
         splits: splits[s][r] rows go from rank s to rank r; equal on all ranks.
         group: as for `all_gather_matmul`.
-        schedule: a schedule or its name; "auto": see above.
+        schedule: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per block, instead of the schedule's.
 
     Returns:
@@ -281,7 +281,7 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
             open for, else the current GPU if the group serves GPUs (nccl), else the CPU.
         group: as for `all_gather_matmul`.
         rows: batch slice of every rank; None: torch.chunk's rule.
-        schedule: a schedule or its name; "auto": see above.
+        schedule: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per batch slice, instead of the schedule's.
 
     Returns:
