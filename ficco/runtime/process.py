@@ -92,7 +92,7 @@ class ProcessRuntime:
         self._bound: BoundPlans[Call] = BoundPlans()
         self._calls = 0
         self._last: Call | None = None
-        self._cause: EngineError | None = None  # why the last meeting ended, until a reset
+        self._cause = ""  # why the last meeting ended, until a reset
         self._meeting = Meeting(members, {"machine": repr(machine)}, timeout_s)
         self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
         self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)
@@ -255,10 +255,10 @@ class ProcessRuntime:
         except BaseException as error:
             if not (opening or resetting):
                 self._group.fail(self.rank)  # the others shall not wait for this rank's call
-                if isinstance(error, EngineError):  # its words; its frames hold the windows
-                    self._cause = EngineError(str(error))
+                if isinstance(error, EngineError):  # not itself, whose frames hold the windows
+                    self._cause = str(error)
             raise
-        self._cause = None
+        self._cause = ""
         self._move_to(group)
 
     def _move_to(self, group: shared.Group) -> None:
@@ -300,8 +300,8 @@ class ProcessRuntime:
         failure = self._group.failure()
         if failure is None:
             return None
-        if failure[4] == "stopped" and self._cause is not None:
-            return self._cause
+        if failure[4] == "stopped" and self._cause:
+            return EngineError(self._cause)
         return error_of(failure, partial(self._step_name, failure), RESET, self._notes(failure))
 
     def _step_name(self, failure: Failure, rank: int, row: int) -> str:
