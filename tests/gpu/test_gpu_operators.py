@@ -17,7 +17,7 @@ GRADIENTS = Path(__file__).parents[1] / "modules" / "gradient_worker.py"
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_operator_is_right(world: int, gpus: int, tmp_path: Path) -> None:
+def test_every_operator_is_right(world: int, shared_gpus: int, tmp_path: Path) -> None:
     right("operators", world, tmp_path, seeds=1)
 
 
@@ -87,7 +87,7 @@ def test_public_functions(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", (1, 2, 3, 4, 6, 8))
-def test_every_gradient_is_right(world: int, gpus: int, tmp_path: Path) -> None:
+def test_every_gradient_is_right(world: int, shared_gpus: int, tmp_path: Path) -> None:
     right("cuda", world, tmp_path, worker=GRADIENTS)
 
 
