@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ficco.plan import Product, Region
+from ficco.plan import Product, RankPlan, Region, Step
 
-__all__ = ["distance_of", "joined_copies", "runs_of"]
+__all__ = ["distance_of", "ends_of", "joined_copies", "runs_of"]
 
 
 def joined_copies(reads: Sequence[Region], writes: Sequence[Region]) -> list[tuple[Region, Region]]:
@@ -26,6 +26,29 @@ def joined_copies(reads: Sequence[Region], writes: Sequence[Region]) -> list[tup
                 found[-1] = joined
                 continue
         found.append((source, target))
+    return found
+
+
+def ends_of(plan: RankPlan) -> dict[str, tuple[Step, Step]]:
+    """Return gated steps whose one kernel gives the window back: what clears words, and raises.
+
+    These two stand right behind it in its lane and come after nothing else, and its parts wait for
+    the rows that they multiply.
+    """
+    roles = {buffer.name: buffer.role for buffer in plan.buffers}
+    lanes: dict[str, list[Step]] = {}
+    for step in plan.steps:
+        lanes.setdefault(step.lane, []).append(step)
+    found = {}
+    for steps in lanes.values():
+        for step, clear, leave in zip(steps, steps[1:], steps[2:], strict=False):
+            reads = [p.a.buffer for part in step.parts if part.waits for p in part.products]
+            if (
+                any(roles[name] == "window" for name in reads)
+                and (clear.kind, leave.kind) == ("clear", "signal")
+                and not (clear.after or leave.after)
+            ):
+                found[step.id] = clear, leave
     return found
 
 

@@ -14,7 +14,7 @@ from ficco.errors import InputError
 from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec
-from ficco.kernels.parts import GatedPart
+from ficco.kernels.parts import GatedPart, Leaving
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +86,7 @@ class GatedOperands(NamedTuple):
         partial: takes parts that are pushed, if others go to c; else None.
         landing: what peers push that is added to own parts, or None.
         words: this rank's words of the window copy that the call uses, int32.
+        copy: the number of that copy.
     """
 
     own: Any | None
@@ -96,6 +97,7 @@ class GatedOperands(NamedTuple):
     partial: Any | None
     landing: Any | None
     words: Any
+    copy: Any
 
 
 class DeviceKernels(Protocol):
@@ -113,6 +115,7 @@ class DeviceKernels(Protocol):
         timeout_s: float,
         stop_word: Callable[[], int],
         begun: bool = False,
+        leaving: Leaving | None = None,
     ) -> Any:
         """Return what `arm` takes, for launches on the current device.
 
@@ -125,6 +128,8 @@ class DeviceKernels(Protocol):
             stop_word: gives the address of a word in device memory; while it is not 0, launches
                 wait for nothing, and their parts are NaN.
             begun: whether parts are added to what their targets hold.
+            leaving: the words by which the launch gives the window back when it ends, of which a
+                part has rows; None: it does not.
 
         Raises:
             InputError: the current stream is captured into a graph.

@@ -13,7 +13,8 @@ from ficco.kernels import direct, direct_gather, gated, launching, one_launch, s
 from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot
-from ficco.kernels.parts import GatedPart
+from ficco.kernels.leaving import leaving_table
+from ficco.kernels.parts import GatedPart, Leaving
 from ficco.lowering.direct_gather import MOST_OUTPUTS
 
 __all__ = ["TorchKernels", "direct_places"]
@@ -58,12 +59,16 @@ class TorchKernels:
         timeout_s: float,
         stop_word: Callable[[], int],
         begun: bool = False,
+        leaving: Leaving | None = None,
     ) -> _Prepared:
         """See `DeviceKernels.prepare`."""
         device = _device()
         # Of a group, which has a word of its own, one call follows another.
         stop = stop_word()
-        table = gated.prepare(parts, n, k, _DTYPES[dtype], device, begun=begun, turn_of=stop)
+        words = None if leaving is None else leaving_table(leaving, device)
+        table = gated.prepare(
+            parts, n, k, _DTYPES[dtype], device, begun=begun, turn_of=stop, leaving=words
+        )
         status = torch.zeros(1, dtype=torch.int32, device=device)
         return _Prepared(table, one_launch.Address(stop), status, round(1e9 * timeout_s))
 
@@ -203,9 +208,9 @@ def _given(
     prepared: _Prepared, operands: GatedOperands
 ) -> tuple[gated.Table, gated.Matrices, gated.Gate]:
     table, stop, status, timeout_ns = prepared
-    own, window, b, bias, c, partial, landing, words = operands
+    own, window, b, bias, c, partial, landing, words, copy = operands
     matrices = gated.Matrices(own, window, b, bias, c, partial, landing)
-    return table, matrices, gated.Gate(words, stop, status, timeout_ns)
+    return table, matrices, gated.Gate(words, stop, status, timeout_ns, copy=copy)
 
 
 def _places(
@@ -214,14 +219,14 @@ def _places(
     """Return where the kernel's arguments lie in a call; what is not named is the same in all."""
     own: Any
     window: Any
-    own, window, b, bias, c, partial, landing, words = places
+    own, window, b, bias, c, partial, landing, words, copy = places
     if not table.own_tiles:  # the kernel gets one in place of the other
         own = window
     elif table.own_tiles == table.tiles:
         window = own
     found: dict[str, Place] = {
         "own": own, "window": window, "b": b, "bias": c if bias is None else bias, "c": c,
-        "words": words,
+        "words": words, "copy": copy,
     }  # fmt: skip
     if table.signalling is not None:
         found |= {"partial": c if partial is None else partial}

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ficco.compute import DeviceCompute
 from ficco.engines.cuda_layout import COPIES, Window
+from ficco.engines.gating import steps_within
 from ficco.engines.launches import Launches, Whole
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.standing import Standing
@@ -209,7 +210,10 @@ class BoundPlan:
         self._places = {} if has_mailbox(plan) else window_places(plan.buffers)[0]
         stores = _is_one_launch(plan)
         lanes = _lanes(plan.steps)
-        encoded = encode_whole(plan) if stores else encode(plan, lanes, one_launch=True)
+        within = set() if stores or compute.kernels is None else steps_within(plan)
+        encoded = (
+            encode_whole(plan) if stores else encode(plan, lanes, one_launch=True, within=within)
+        )
         self._count = len(encoded.slots)
         table, kept = _table_of(plan) if stores else (None, "")
         self._before = _before(plan, table)
@@ -244,8 +248,8 @@ class BoundPlan:
                 )
                 whole = Whole(prepared, table.outputs, kept)
             self._launches = Launches(
-                plan, encoded.works, encoded.slots, compute.kernels, self._native, words, whole,
-                timeout_s, stop_word,
+                plan, encoded.works, encoded.slots, compute.kernels, self._native, words,
+                window.words, whole, timeout_s, stop_word,
             )  # fmt: skip
             window.recent.append(self._launches)
         # Slots of what is given or allocated for a call.

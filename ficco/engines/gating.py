@@ -7,6 +7,8 @@
 
 What scatters or is summed may be added to what its target holds.
 
+A launch that gathers may give the window back, when all its programs have read it.
+
 Parts stand in the plan's order. What a launch waits for it awaits itself, and what its parts raise
 they raise, so the engine enqueues nothing between them.
 """
@@ -16,13 +18,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ficco.errors import EngineError, ScheduleError
-from ficco.kernels.parts import GatedPart, Landed
+from ficco.grouping import ends_of
+from ficco.kernels.parts import GatedPart, Landed, Leaving
 from ficco.lowering import lower_rank
 from ficco.plan import Part, Product, RankPlan, Region, Step, word_place
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
-__all__ = ["Launch", "check_served", "launches_of"]
+__all__ = ["Launch", "check_served", "launches_of", "steps_within"]
 
 _OWN, _WINDOW, _RESULT, _PARTIAL, _LANDING = "own", "window", "c", "partial", "landing"
 _Entries = list[tuple[Part, Product]]
@@ -43,6 +46,7 @@ class Launch(NamedTuple):
         partial: where parts go that are pushed, if others go to c; else None.
         landing: what peers push that is added to own parts, or None.
         begun: whether parts are added to what their targets hold.
+        leaving: the words by which it gives the window back when it ends, or None.
     """
 
     parts: tuple[GatedPart, ...]
@@ -58,6 +62,7 @@ class Launch(NamedTuple):
     partial: Region | None
     landing: Region | None
     begun: bool
+    leaving: Leaving | None = None
 
 
 def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> None:
@@ -93,7 +98,30 @@ def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
         for product in part.products:
             key = (product.b.buffer, "" if pushes else product.c.buffer)
             found.setdefault(key, []).append((part, product))
-    return [_launch(plan, step, entries) for entries in found.values()]
+    launches = [_launch(plan, step, entries) for entries in found.values()]
+    ends = ends_of(plan).get(step.id)
+    if ends and _waits(launches[-1]):  # the others have ended before it
+        clear, leave = ends
+        words = tuple([word_place(word) for word in clear.words])
+        peers = tuple([word.rank for word in leave.words])
+        (raised,) = {word_place(word) for word in leave.words}
+        launches[-1] = launches[-1]._replace(leaving=Leaving(words, raised, peers))
+    return launches
+
+
+def steps_within(plan: RankPlan) -> set[str]:
+    """Return ids of steps that launches do: those that give the window back."""
+    steps = {step.id: step for step in plan.steps}
+    found: set[str] = set()
+    for name, ends in ends_of(plan).items():
+        if launches_of(plan, steps[name])[-1].leaving:
+            found.update(end.id for end in ends)
+    return found
+
+
+def _waits(launch: Launch) -> bool:
+    """Return whether a launch has tiles of the window, so that there is one."""
+    return any(part.source == _WINDOW and part.rows and part.cols for part in launch.parts)
 
 
 def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:

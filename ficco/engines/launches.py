@@ -18,7 +18,7 @@ from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import Work
 from ficco.engines.work import Sum, View, sum_of
 from ficco.errors import EngineError, InputError
-from ficco.kernels.launching import LaunchSpec, Slot, Word
+from ficco.kernels.launching import Copy, LaunchSpec, Slot, Word
 from ficco.kernels.plan_reader import OutputNames
 from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 
@@ -58,6 +58,7 @@ class Launches:
         kernels: of the library.
         program: the native program that is to launch them.
         words: this rank's words, a handle for every copy of the window.
+        homes: [copy][rank], where words of ranks begin, as the device sees them.
         whole: a plan that is one kernel; None: it is none.
         timeout_s: the group's.
         stop_word: gives the address of the word by which the watch lets kernels go.
@@ -71,12 +72,13 @@ class Launches:
         kernels: DeviceKernels,
         program: Any,
         words: list[Any],
+        homes: Sequence[Sequence[int]],
         whole: Whole | None,
         timeout_s: float,
         stop_word: Callable[[], int],
     ) -> None:
         self._works, self._kernels, self._program = works, kernels, program
-        self._slots, self._words = slots, words
+        self._slots, self._words, self._homes = slots, words, homes
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._whole = None if whole is None else whole.prepared
         self._gated: dict[int, list[tuple[Launch, Any]]] = {}
@@ -117,9 +119,10 @@ class Launches:
         self.native: frozenset[int] = frozenset()
 
     def _prepared(self, launch: Launch, timeout_s: float, stop_word: Callable[[], int]) -> Any:
+        leaving = launch.leaving and launch.leaving._replace(homes=self._homes)
         return self._kernels.prepare(
             launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s, stop_word,
-            launch.begun,
+            launch.begun, leaving,
         )  # fmt: skip
 
     def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:
@@ -252,7 +255,7 @@ class Launches:
         return GatedOperands(
             handle(launch.own), handle(launch.window), b.T if launch.turned else b,
             handle(launch.bias), handle(launch.c), handle(launch.partial),
-            handle(launch.landing), self._words[copy],
+            handle(launch.landing), self._words[copy], copy,
         )  # fmt: skip
 
     def _places_of(self, launch: Launch) -> GatedOperands:
@@ -261,7 +264,7 @@ class Launches:
 
         return GatedOperands(
             place(launch.own), place(launch.window), place(launch.b), place(launch.bias),
-            place(launch.c), place(launch.partial), place(launch.landing), Word(),
+            place(launch.c), place(launch.partial), place(launch.landing), Word(), Copy(),
         )  # fmt: skip
 
     def _place_of(self, region: Region) -> Slot:

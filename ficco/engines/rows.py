@@ -7,6 +7,7 @@ in submission order and are cut into segments by the compute steps, which a libr
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -98,6 +99,7 @@ def encode(
     link: Link | None = None,
     at_once: bool = False,
     one_launch: bool = False,
+    within: Collection[str] = (),
 ) -> Encoded:
     """Turn a plan into rows.
 
@@ -110,12 +112,13 @@ def encode(
             order.
         one_launch: whether a gated step is one piece of work, which awaits and raises its words by
             itself; else its parts are, between rows that do so. What kernels work on has slots.
+        within: ids of steps that such work does, which have no rows.
 
     Raises:
         EngineError: compute on another rank's buffers.
     """
     encoder = _Encoder(plan, lanes, link)
-    encoder.at_once, encoder.one_launch = at_once, one_launch
+    encoder.at_once, encoder.one_launch, encoder.within = at_once, one_launch, within
     return encoder.encoded()
 
 
@@ -147,6 +150,7 @@ class _Encoder:
         self.plan, self.lanes, self.link = plan, lanes, link
         self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self.at_once = self.one_launch = False
+        self.within: Collection[str] = ()
         self.ahead: list[int] = []  # rows that are submitted at once
         self.rows: list[int] = []  # the others, in order
         self.segment = 0
@@ -160,6 +164,8 @@ class _Encoder:
         awaited = {index_of[other] for step in steps for other in step.after}
         extra = len(steps)  # the next row of the trace that is no step of its own
         for i, step in enumerate(steps):
+            if step.id in self.within:
+                continue
             lane = self.lanes.get(step.lane, INLINE)
             for other in step.after:
                 rows, segment = self._place(lane)

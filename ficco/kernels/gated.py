@@ -81,6 +81,7 @@ class Gate(NamedTuple):
         value: what words are awaited to be.
         signals: parts raise places in it, to 1; None where it is the same as `words`. A part that
             was given up raises its word as well, behind its NaN.
+        copy: of the window, to which the words belong, where the launch gives it back.
     """
 
     words: torch.Tensor
@@ -89,6 +90,7 @@ class Gate(NamedTuple):
     timeout_ns: int
     value: int = 1
     signals: torch.Tensor | None = None
+    copy: int = 0
 
 
 class Launch(NamedTuple):
@@ -158,7 +160,7 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
     if not table.tiles:
         return
     launch = launch_of(table, matrices, gate)
-    counts = {"own_tiles", "whole", "shared"} & set(launch.arguments)
+    counts = {"own_tiles", "whole", "shared", "peers"} & set(launch.arguments)
     launch.arguments.update(dict.fromkeys(counts, 0))
     even = launch.kernel in [each for each, _ in _KERNELS]
     classes = (_class_of(*item, even) for item in launch.arguments.items())
@@ -240,7 +242,24 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "HAS_BIAS": bias is not None,
         "ON_GPU": c.is_cuda,
         "COL_STEP": _col_step(table),
+        **_leaving(table, gate),
     } | (_further(table, table.signalling, matrices, gate) if table.signalling else {})
+
+
+def _leaving(table: Table, gate: Gate) -> dict[str, Any]:
+    """Return what the kernel has for giving the window back; of no meaning where it does not."""
+    found, none = table.leaving, gate.status
+    return {
+        "cleared": found.cleared if found else none,
+        "homes": found.homes if found else none,
+        "ended": found.ended if found else none,
+        "clear_count": found.cleared_count if found else 0,
+        "copy": gate.copy,
+        "raised": found.raised if found else 0,
+        "peers": found.peers if found else 0,
+        "LEAVES": found is not None,
+        "WORLD": found.world if found and not gate.words.is_cuda else 0,
+    }
 
 
 def _further(

@@ -7,7 +7,8 @@ A tile belongs to one part; tiles of own parts come first. Programs of a launch 
 A loop for each source, so that the loop over k knows it when it is compiled. Each is merged with
 its loop over k: what the next tile reads is on its way while this one is multiplied and stored. So
 a tile's word is awaited before the last steps of the tile before it, in front of its first loads.
-The last tiles may be shared; see `sharing`.
+The last tiles may be shared; see `sharing`. The program that ends last may give the window back;
+see `leaving`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.acquiring import await_if
+from ficco.kernels.leaving import give_window_back
 from ficco.kernels.sharing import share_tiles
 from ficco.kernels.tile_product import AWAITED, PART, PLACE_FIELDS, multiplied, store_tile
 
@@ -32,6 +34,10 @@ UNSPECIALIZED = (
     "shared",
     "among",
     "timeout_ns",
+    "clear_count",
+    "copy",
+    "raised",
+    "peers",
 )
 
 
@@ -61,6 +67,13 @@ def gated_gemm(  # noqa: PLR0913
     bias_stride,
     c_stride: tl.int64,
     timeout_ns: tl.int64,
+    cleared,
+    homes,
+    ended,
+    clear_count: tl.int32,
+    copy: tl.int32,
+    raised: tl.int32,
+    peers: tl.int64,
     ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     COLS: tl.constexpr,  # noqa: N803
     DEEP: tl.constexpr,  # noqa: N803
@@ -70,6 +83,8 @@ def gated_gemm(  # noqa: PLR0913
     B_TURNED: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr,  # noqa: N803
     COL_STEP: tl.constexpr,  # noqa: N803
+    LEAVES: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Store every part's rows of a.b (+ bias) in c.
@@ -83,6 +98,8 @@ def gated_gemm(  # noqa: PLR0913
     scratch, shares, shared, among: of shared tiles, which are of the window, see `sharing`; where
     there is none the window is own.
     COL_STEP: what divides where columns of tiles begin and of parts end.
+    LEAVES: whether the window is given back, as `leaving` has it; else these are not read:
+    cleared, clear_count, homes, copy, ended, raised, peers, WORLD.
     ON_GPU: False in Triton's interpreter.
     """
     program = tl.program_id(0)
@@ -130,3 +147,7 @@ def gated_gemm(  # noqa: PLR0913
         ROWS, COLS, DEEP, WINDOW_BULK, B_BULK, B_TURNED, HAS_BIAS, False, False, COL_STEP, True,
         ON_GPU,
     )  # fmt: skip
+    if LEAVES:
+        give_window_back(
+            words, cleared, clear_count, homes, copy, ended, raised, peers, WORLD, ON_GPU
+        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["GatedPart", "Landed"]
+__all__ = ["GatedPart", "Landed", "Leaving"]
 
 
 class Landed(NamedTuple):
@@ -47,3 +48,19 @@ class GatedPart(NamedTuple):
     col: int = 0
     cols: int | None = None
     terms: tuple[Landed | None, ...] = ()
+
+
+class Leaving(NamedTuple):
+    """What the last program of a launch does when all have ended.
+
+    Attributes:
+        cleared: indices of own words, which are set to 0.
+        raised: index of the word that is raised at every peer, to 1, behind these.
+        peers: their ranks; without any, nothing is done.
+        homes: [copy][rank], where words of ranks begin, as the device sees them.
+    """
+
+    cleared: tuple[int, ...]
+    raised: int
+    peers: tuple[int, ...]
+    homes: Sequence[Sequence[int]] = ()

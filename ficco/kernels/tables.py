@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ficco.errors import InputError
+from ficco.kernels.leaving import LeavingTable
 from ficco.kernels.parts import GatedPart, Landed
 from ficco.kernels.placing import on_device
 from ficco.kernels.tiling import Shares, Tile, choose_tile, count_tiles, shared_tiles
@@ -80,6 +81,7 @@ class Table(NamedTuple):
         heights: rows that own, window and c have at least.
         shared: the last tiles.
         signalling: what else the kernel reads, or None where parts do nothing but wait.
+        leaving: the words by which it gives the window back, or None.
     """
 
     parts: tuple[GatedPart, ...]
@@ -95,9 +97,10 @@ class Table(NamedTuple):
     heights: tuple[int, int, int]
     shared: Shared
     signalling: Signalling | None = None
+    leaving: LeavingTable | None = None
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - a table has as many facts
     parts: Sequence[GatedPart],
     n: int,
     k: int,
@@ -106,6 +109,7 @@ def prepare(
     tile: Tile | None = None,
     begun: bool = False,
     turn_of: Hashable = None,
+    leaving: LeavingTable | None = None,
 ) -> Table:
     """Return the table of parts. It must outlive the launches, and graphs of them.
 
@@ -121,6 +125,7 @@ def prepare(
         begun: whether parts are added to what their targets hold.
         turn_of: whose launches never overlap, so that one scratch will do for them; None: this
             table has its own.
+        leaving: the words by which the launch gives the window back; parts wait, and do no more.
 
     Raises:
         InputError: a part that cannot be.
@@ -137,6 +142,8 @@ def prepare(
     window = [part for part in order if part.source == "window"]
     further = begun or any(_does_more(part, n) for part in order)
     _check_kind(order, bool(window), further)
+    if leaving is not None and (further or not order):
+        raise InputError("only a launch whose parts wait for the window gives it back")
     # Tiles that are shared are of one source, and not summed.
     apart = None if any(part.terms for part in order) else len(own) if window else 0
     rows, cols = [part.rows for part in order], [_cols(part, n) for part in order]
@@ -165,6 +172,7 @@ def prepare(
         ),
         shared=_shared(shares, tile.rows * tile.cols, device, turn_of),
         signalling=_signalling(order, n, device, begun) if further else None,
+        leaving=leaving,
     )
 
 

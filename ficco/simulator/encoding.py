@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.errors import PlanError
+from ficco.grouping import ends_of
 from ficco.machine import Link, Machine
 from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Step, Word
 from ficco.problem import GATHERING
@@ -150,6 +151,7 @@ class _Encoder:
         self.rank, self.lane = 0, 0
         self.last: dict[int, int] = {}  # by lane: the peer that it has sent to, and not waited
         self.wire_to: dict[int, _Wire] = {}
+        self.within: set[str] = set()  # steps that a kernel does, as one thing
         self.item: dict[str, int] = {}
         self.cols: dict[str, int] = {}
 
@@ -159,6 +161,8 @@ class _Encoder:
         self.wire_to.clear()
         self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
         self.cols = {buffer.name: buffer.cols for buffer in entry.buffers}
+        if self.machine.engine == "cuda":
+            self.within = {end.id for ends in ends_of(entry).values() for end in ends}
         self.calls.use(entry)
         rows, actions, encoders = self.rows, self.actions, self.encoders
         host_ns = 1e3 * self.costs.host_call_us
@@ -217,16 +221,18 @@ class _Encoder:
         return self.host_words_ns
 
     def _signal(self, step: Step) -> float:
-        self._delay(self.signal_ns * len(step.words))
+        alone = step.id not in self.within
+        self._delay(alone * self.signal_ns * len(step.words))
         for word in step.words:
             self.actions += (_RAISE, self.words[word], 0)
-        return self.host_words_ns
+        return alone * self.host_words_ns
 
     def _clear(self, step: Step) -> float:
-        self._delay(self.clear_ns * len(step.words))
+        alone = step.id not in self.within
+        self._delay(alone * self.clear_ns * len(step.words))
         for word in step.words:
             self.actions += (_CLEAR, self.words[word], 0)
-        return self.host_words_ns
+        return alone * self.host_words_ns
 
     def _copy(self, step: Step) -> float:
         for source, target in zip(step.reads, step.writes, strict=True):

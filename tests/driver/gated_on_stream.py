@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 from compiling import compiled
 
+from ficco.problem import MAX_WORLD
+
 # Columns of the kernel's table.
 FIELDS = 11  # of a row of the table of tiles
 
@@ -152,6 +154,18 @@ def multiply(given: Mapping[str, Any]) -> None:
             product.fill_(torch.nan)
             patience_s = 0.0
         c.part(c_row, col, rows, cols).copy_(product)
+    if given["LEAVES"]:
+        _give_window_back(given)
+
+
+def _give_window_back(given: Mapping[str, Any]) -> None:
+    for word in _words(given["cleared"], given["clear_count"]):
+        ctypes.c_int32.from_address(given["words"] + 4 * word).value = 0
+    homes = given["homes"] + 8 * MAX_WORLD * given["copy"]
+    for peer in range(MAX_WORLD):
+        if given["peers"] >> peer & 1:
+            home = ctypes.c_uint64.from_address(homes + 8 * peer).value
+            ctypes.c_int32.from_address(home + 4 * given["raised"]).value = 1
 
 
 def _words(address: int, count: int) -> list[int]:

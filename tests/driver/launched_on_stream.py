@@ -18,7 +18,7 @@ import numpy as np
 from numpy_on_stream import Kernels, Prepared
 
 from ficco.compute import GatedOperands, SumOperands
-from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot, described
+from ficco.kernels.launching import Copy, LaunchSpec, Pitch, Place, Slot, described
 
 __all__ = ["LaunchedKernels"]
 
@@ -86,12 +86,15 @@ class LaunchedKernels(Kernels):
         likes = {
             each: _Like(shapes.get(each, matrix.shape), matrix.dtype, self.place(matrix)[2])
             for each, matrix in operands.items()
-            if matrix is not None
+            if matrix is not None and not isinstance(places[each], Copy)
+        }
+        numbers: dict[str, Place] = {
+            each: place for each, place in places.items() if isinstance(place, Copy)
         }
         where: dict[str, Place] = {each: places[each] for each in likes}
         pitches = {f"{each}_pitch": Pitch(at.slot, 1) for each, at in where.items()
                    if isinstance(at, Slot)}  # fmt: skip
-        kinds = {**dict.fromkeys(where, "*u8"), **dict.fromkeys(pitches, "i64")}
+        kinds = {**dict.fromkeys(where, "*u8"), **dict.fromkeys([*pitches, *numbers], "i64")}
 
         def launched(parameters: list[int], shape: tuple[int, ...]) -> None:
             try:
@@ -101,7 +104,7 @@ class LaunchedKernels(Kernels):
                 run({
                     each: like.at(given[each], given.get(f"{each}_pitch", 0))
                     for each, like in likes.items()
-                })  # fmt: skip
+                } | {each: given[each] for each in numbers})  # fmt: skip
             except Exception:
                 self._compute.errors.append(traceback.format_exc())
 
@@ -113,8 +116,8 @@ class LaunchedKernels(Kernels):
             profile_scratch_size=0, num_warps=1, shared=0, tensordesc_meta=[],
         )  # fmt: skip
         even = [each for each, matrix in operands.items()
-                if matrix is not None and self.place(matrix)[0] % _DIVISOR == 0]  # fmt: skip
+                if each in likes and self.place(matrix)[0] % _DIVISOR == 0]  # fmt: skip
         attributes = {(list(kinds).index(each),): [("tt.divisibility", _DIVISOR)] for each in even}
         source = SimpleNamespace(signature=kinds, constants={}, attrs=attributes)
         compiled = SimpleNamespace(function=handle, metadata=metadata, src=source)
-        return described(compiled, (1,), {}, {**where, **pitches})
+        return described(compiled, (1,), {}, {**where, **pitches, **numbers})

@@ -34,7 +34,7 @@ from ficco.errors import EngineError
 from ficco.kernels.direct_gather_table import GatherTable
 from ficco.kernels.direct_table import DirectTable
 from ficco.kernels.launching import LaunchSpec
-from ficco.kernels.parts import GatedPart
+from ficco.kernels.parts import GatedPart, Leaving
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -46,10 +46,11 @@ class Prepared(NamedTuple):
     timeout_s: float
     stop_word: int
     begun: bool
+    leaving: Leaving | None = None
 
     def run(self, numpy: NumpyCompute, operands: GatedOperands) -> None:
         """Multiply part after part, each when its word has come; raise words of parts."""
-        own, window, b, bias, c, partial, landing, words = operands
+        own, window, b, bias, c, partial, landing, words, copy = operands
         for part in self.parts:
             columns = slice(part.col, None if part.cols is None else part.col + part.cols)
             target = c if part.target == "c" else partial
@@ -66,6 +67,11 @@ class Prepared(NamedTuple):
                 numpy.gemm(a, b[:, columns], target, self.begun, add)
             if part.signal >= 0:
                 words[0, part.signal] = 1
+        if self.leaving is not None:
+            words[0, list(self.leaving.cleared)] = 0
+            for peer in self.leaving.peers:
+                home = self.leaving.homes[copy][peer] + 4 * self.leaving.raised
+                ctypes.c_uint32.from_address(home).value = 1
 
     def _came(self, words: Any, index: int) -> bool:
         deadline = time.monotonic() + self.timeout_s
@@ -92,8 +98,9 @@ class Kernels:
         timeout_s: float,
         stop_word: Callable[[], int],
         begun: bool = False,
+        leaving: Leaving | None = None,
     ) -> Prepared:
-        return Prepared(tuple(parts), timeout_s, stop_word(), begun)
+        return Prepared(tuple(parts), timeout_s, stop_word(), begun, leaving)
 
     def place(self, b: Any) -> tuple[int, int, bool]:
         return b.ctypes.data, max(b.strides), b.strides[0] == b.itemsize != b.strides[1]

@@ -1,6 +1,6 @@
 """Runs the gated GEMM on small shapes and holds it against float64, or reads what it compiles to.
 
-TRITON_INTERPRET=1 python gated_worker.py products|giving_up|late|refusals|warming ...
+TRITON_INTERPRET=1 python gated_worker.py products|giving_up|late|refusals|warming|leaving ...
 python gated_worker.py assembly
 """
 
@@ -25,6 +25,8 @@ from ficco.errors import InputError
 from ficco.kernels import gated, tiling
 from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
 from ficco.kernels.gated_kernel import UNSPECIALIZED
+from ficco.kernels.leaving import leaving_table
+from ficco.kernels.parts import Leaving
 from ficco.kernels.tiling import TILES, Tile
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -330,6 +332,44 @@ def refused(call: Any, words_of_it: str) -> None:
         raise AssertionError(f"{words_of_it!r}: not refused")
 
 
+def leaving() -> None:
+    """The last program clears words and raises one at peers, in its copy; `warm` does not."""
+    homes = [[words(*[7] * 200) for _ in range(4)] for _ in range(2)]  # by copy and rank
+    cleared = tuple(range(3, 103))  # more than a program looks at in one go
+    asked = Leaving(cleared, 150, (0, 1, 3), [[w.data_ptr() for w in copy] for copy in homes])
+    parts = [GatedPart("own", 0, 0, 37), GatedPart("window", 0, 37, 40, 2)]
+    case = Case(parts, 100, 48, torch.float32, ALIGNED[0])
+    case.table = prepare(
+        parts, 100, 48, torch.float32, CPU, SMALL, leaving=leaving_table(asked, CPU)
+    )
+    assert case.table.programs > 1 and case.table.leaving is not None
+    case.arrive(parts[1])
+    warm(case.table, *case.arguments()[1:])
+    assert all((home == 7).all() for copy in homes for home in copy), "what warms leaves nothing"
+    for turn, copy in enumerate((0, 1, 1, 0)):
+        for home in (home for each in homes for home in each):
+            home.fill_(7)
+        case.words = homes[copy][2]  # the rank's own
+        case.words[2] = 1
+        table, matrices, gate = case.arguments()
+        gated_matmul(table, matrices, gate._replace(copy=copy))
+        case.hold(f"call {turn}")
+        want = words(*[7] * 200)
+        want[2], want[3:103] = 1, 0
+        assert torch.equal(homes[copy][2], want)
+        want.fill_(7)[150] = 1
+        assert all(torch.equal(homes[copy][peer], want) for peer in (0, 1, 3))
+        assert all((home == 7).all() for home in homes[1 - copy])
+        assert case.table.leaving.ended.item() == 0
+    for wrong in ([], [GatedPart("own", 0, 0, 4, signal=1)]):
+        try:
+            prepare(wrong, 100, 48, torch.float32, CPU, leaving=leaving_table(asked, CPU))
+        except InputError as error:
+            assert "gives it back" in str(error)
+        else:
+            raise AssertionError(f"{wrong}: not refused")
+
+
 # ---- what is compiled, without a GPU
 
 
@@ -402,6 +442,14 @@ def assembly() -> None:
         assert places(r"red\.relaxed\.sys\.global\.max", text), "the status"
 
     case = Case(PARTS, 512, 512, torch.bfloat16, tile=tile)
+    asked = leaving_table(Leaving((1, 2), 3, (1, 2), [[0, 16, 32]] * 2), CPU)
+    case.table = case.table._replace(leaving=asked)
+    text = compiled(case, 90)
+    ended, raised = places(r"atom\.(\w+\.)*acq_rel", text), places(r"st\.release\.sys", text)
+    assert max(places(BULK_LOAD, text)) < ended[-1] < max(places(r"st\.global", text)) < raised[-1]
+    assert merged(compiled(case, 90, "ttgir")) == [True, True, False], "a loop within a loop"
+
+    case = Case(PARTS, 512, 512, torch.bfloat16, tile=tile)
     case.own = matrix(80, 512, torch.bfloat16, ODD_PITCH)
     case.b = operand(512, 512, torch.bfloat16, ODD_PITCH, "deep")
     text = compiled(case, 90)
@@ -419,7 +467,7 @@ def assembly() -> None:
 SUBJECTS = {
     "products": products, "giving_up": giving_up, "late": late, "warming": warming,
     "shared": shared, "ends_first": ends_first,
-    "refusals": refusals, "assembly": assembly,
+    "refusals": refusals, "leaving": leaving, "assembly": assembly,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -317,7 +317,6 @@ class TestSpinning:
     def test_a_kernel_may_not_spin_before_its_peers_have_entered(self) -> None:
         plan = plan_of("gated_1d", 2, 4, 2, 4)
         plan = moved(plan, 0, "compute.wait_entered", find(plan, 0, "gemm"))
-        plan = changed(plan, 0, "handshake.clear", after=("compute.wait_entered",))
         found = verify(plan)
         assert rules(found) == {"spin"}
         assert found[0].rank == 0
@@ -332,7 +331,7 @@ class TestSpinning:
         steps.insert(at, Step("move", "other", "local_copy", "sm", (own,), (window,)))
         push = find(with_steps(plan, 1, steps), 1, "push.0to0")
         steps[push] = steps[push]._replace(reads=(window,), after=("move",))
-        leave = find(with_steps(plan, 1, steps), 1, "handshake.leave")
+        leave = find(with_steps(plan, 1, steps), 1, "compute.leave")
         steps[leave] = steps[leave]._replace(after=(*steps[leave].after, "push.0to0"))
         assert rules(verify(with_steps(plan, 1, steps))) == {"spin"}
 

@@ -46,7 +46,8 @@ def _ratio(ranks: Ranks, shape: Shape) -> float:
     def launch() -> None:
         own, window = inputs.take(rows, k), inputs.take(m, k)
         gated.arm(
-            prepared, GatedOperands(own, window, inputs.take(n, k).t(), None, y, None, None, words)
+            prepared,
+            GatedOperands(own, window, inputs.take(n, k).t(), None, y, None, None, words, 0),
         )()
 
     runs: list[Callable[[], None]] = [library, launch]
