@@ -1,19 +1,20 @@
 """The steps that every call on a window has, whatever it sends: its beginning and its end.
 
     push lane        wait free | pushes, each with data behind it
-    handshake lane   clear free | raise entered | clear data, entered | raise free
-                     (behind the push lane's wait; behind the compute lane's last wait; behind the
-                     last read of the window)
-    compute lane     waits for data, and before the last of them for entered
+    handshake lane   clear free | raise entered | clear data, entered
+                     (behind the push lane's wait; behind the compute lane's last wait)
+    compute lane     waits for data, and before the last of them for entered | raise free
+                     (behind the last read of the window; where another lane reads it, too, this is
+                     done by the handshake lane, behind both)
 
 `free[q]` says that q is done with its window, so that q may be written to; `entered` says that this
 rank has consumed `free`, so that its peers may raise it again. Why this suffices: see the verifier.
 
 A lane of its own keeps words, each of which takes a stream 0.7 us, out of the way of copies and
 GEMMs; one that pushes to one peer alone does its own beginning. Where a gated step reads the window
-last, the end stands behind it in its lane, as its kernel does that by itself. Waiting for `entered`
-before the last compute means that a peer that runs another call is noticed while its data can still
-be kept from becoming a result.
+last, all of the end stands behind it in its lane, as its kernel does that by itself. Waiting for
+`entered` before the last compute means that a peer that runs another call is noticed while its data
+can still be kept from becoming a result.
 """
 
 from __future__ import annotations
@@ -104,12 +105,16 @@ def closed(
     waited = (*mine, *others.values())
     last = {step.lane: step.id for step in steps}
     read = tuple([last[name] for name in (lane, beside, *reading) if name in last])
-    where, waited_for, read_by = HANDSHAKE, waited, read
-    if mine and mine == waited == read and _by_id(steps, *mine).parts:
-        where, waited_for, read_by = lane, (), ()
+    clears = leaves = HANDSHAKE
+    after_clear, after_leave = waited, read
+    if read == (last.get(lane),):
+        leaves = lane
+        within = waited == read and bool(_by_id(steps, *read).parts)
+        clears = lane if within else HANDSHAKE
+        after_clear, after_leave = ((), ()) if within else (waited, (f"{HANDSHAKE}.clear",))
     words = (*data, *entered)
     return [
         *result,
-        Step(f"{where}.clear", where, "clear", "none", words=words, after=waited_for),
-        Step(f"{where}.leave", where, "signal", "none", words=free, after=read_by),
+        Step(f"{clears}.clear", clears, "clear", "none", words=words, after=after_clear),
+        Step(f"{leaves}.leave", leaves, "signal", "none", words=free, after=after_leave),
     ]

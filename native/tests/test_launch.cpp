@@ -183,6 +183,25 @@ TEST(what_marks_the_end_of_a_kernel_that_waits_stands_behind_other_lanes_rows) {
     CHECK(bench.program->times()[0].end_ns != 0);
 }
 
+TEST(a_lane_waits_once_for_a_step) {
+    Bench bench(1, Rows()
+                       .on(0, 0)
+                       .step(0)
+                       .copy({0}, {1}, 2, 8)
+                       .on(0, 1)
+                       .step(1)
+                       .after(0)
+                       .raise(0, data_word(0, 1))
+                       .step(2)
+                       .after(0)
+                       .raise(0, data_word(0, 2)));
+    bench.call(0);
+    // both lanes for the call's begin, lane 1 for the copy, the caller for both lanes
+    CHECK(bench.gpu->waited.size() == 5);
+    const auto words = std::ranges::count(bench.gpu->told, "words");
+    CHECK(words == 1);
+}
+
 TEST(a_call_is_made_again_where_nothing_needs_a_second_look) {
     Bench bench;
     FakeGpu& gpu = *bench.gpu;

@@ -94,7 +94,7 @@ class TestLostSignal:
 
     def test_a_free_that_never_comes_stops_the_next_call_but_one(self, runtime) -> None:
         """Every copy of the window is handed over once; the second use of a copy finds it taken."""
-        broken, good = without(plan(), 1, "handshake.leave"), plan()
+        broken, good = without(plan(), 1, "compute.leave"), plan()
         runtime.execute_plan(broken, arrays(broken))
         runtime.execute_plan(good, arrays(good))
         with pytest.raises(ficco.TimeoutExceeded) as caught:

@@ -81,9 +81,9 @@ class TestOrderOfSteps:
         assert any(v.rank == 0 and "rank 2" in v.mend for v in found)
 
     def test_free_before_the_last_read_is_rejected(self) -> None:
-        plan = moved(self.plan, 0, "handshake.leave", find(self.plan, 0, "wait.step2"))
+        plan = moved(self.plan, 0, "compute.leave", find(self.plan, 0, "wait.step2"))
         assert rules(verify(plan)) & {"handover", "words"}
-        plan = changed(self.plan, 0, "handshake.leave", after=("wait.step2",))
+        plan = moved(self.plan, 0, "compute.leave", find(self.plan, 0, "gemm.step2"))
         assert rules(verify(plan)) == {"handover"}
 
     def test_clear_before_the_wait_is_rejected(self) -> None:
@@ -217,7 +217,7 @@ class TestForm:
     def test_of_a_step(self, fields: dict[str, object], words: str) -> None:
         name = "push.0to1" if "id" not in fields else "gemm.whole"
         if fields == {"unit": "sm"}:
-            name, fields = "handshake.leave", {"unit": "sm"}
+            name, fields = "compute.leave", {"unit": "sm"}
         found = verify(changed(self.plan, 0, name, **fields))
         assert any(words in v.message for v in found), found
 

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <set>
+#include <utility>
 
 namespace ficco {
 
@@ -55,7 +56,9 @@ class Compiler {
                 take_back();
             }
             if (op.kind == Op::Kind::after) {
-                if (survey.crosses(op)) push(op, GpuAction::Kind::wait, op.awaited, 0);
+                if (survey.crosses(op) && after_.emplace(op.lane, op.awaited).second) {
+                    push(op, GpuAction::Kind::wait, op.awaited, 0);
+                }
                 continue;
             }
             if (op.kind == Op::Kind::expect) {
@@ -159,7 +162,8 @@ class Compiler {
 
     const GpuTarget& target_;
     const bool timed_;
-    std::set<int> watched_;     // lanes whose word is set
+    std::set<int> watched_;                // lanes whose word is set
+    std::set<std::pair<int, int>> after_;  // lanes, and steps that they have waited for
     const Op* told_ = nullptr;  // the last one that expects, until the watch's word is taken back
     GpuCommands result_;
 };
