@@ -2,19 +2,21 @@
 
     push lane        wait free | pushes, each with data behind it
     handshake lane   clear free | raise entered | clear data, entered
-                     (behind the push lane's wait; behind the compute lane's last wait)
-    compute lane     waits for data, and before the last of them for entered | raise free
-                     (behind the last read of the window; where another lane reads it, too, this is
-                     done by the handshake lane, behind both)
+                     (behind the push lane's wait; behind the compute lane's last wait, where that
+                     has work behind it)
+    compute lane     waits for data, and before the last of them for entered
+                     clear data, entered, else | raise free
+                     (behind all waits; behind all reads of the window)
 
 `free[q]` says that q is done with its window, so that q may be written to; `entered` says that this
 rank has consumed `free`, so that its peers may raise it again. Why this suffices: see the verifier.
 
 A lane of its own keeps words, each of which takes a stream 0.7 us, out of the way of copies and
-GEMMs; one that pushes to one peer alone does its own beginning. Where a gated step reads the window
-last, all of the end stands behind it in its lane, as its kernel does that by itself. Waiting for
-`entered` before the last compute means that a peer that runs another call is noticed while its data
-can still be kept from becoming a result.
+GEMMs; one that pushes to one peer alone does its own beginning. At the end there is nothing to keep
+out of the way of, and going to another lane and back takes longer than the words; the kernel of a
+gated step does those that stand right behind it. Waiting for `entered` before the last compute
+means that a peer that runs another call is noticed while its data can still be kept from becoming a
+result.
 """
 
 from __future__ import annotations
@@ -62,10 +64,6 @@ def await_entered(rank: int, peers: Sequence[int], lane: str) -> Step:
     return Step(f"{lane}.wait_entered", lane, "wait", "none", words=words)
 
 
-def _by_id(steps: Sequence[Step], name: str) -> Step:
-    return next(step for step in steps if step.id == name)
-
-
 def _waits(step: Step) -> bool:
     return step.kind == "wait" or any(part.waits for part in step.parts)
 
@@ -99,22 +97,23 @@ def closed(
     if not any(step.lane == lane and entered[0] in step.words for step in steps):
         where = next((name for name in (lane, beside) if name in waits), HANDSHAKE)
         result.insert(waits.get(where, len(steps)), await_entered(rank, peers, where))
-    known = set(data)
-    others = {s.lane: s.id for s in steps if s.lane != lane and known.intersection(s.words)}
+    known = {*data, *entered}
+    others = {s.lane: s.id for s in result if s.lane != lane and known.intersection(s.words)}
     mine = (steps[waits[lane]].id,) if lane in waits else ()
     waited = (*mine, *others.values())
     last = {step.lane: step.id for step in steps}
     read = tuple([last[name] for name in (lane, beside, *reading) if name in last])
-    clears = leaves = HANDSHAKE
-    after_clear, after_leave = waited, read
-    if read == (last.get(lane),):
-        leaves = lane
-        within = waited == read and bool(_by_id(steps, *read).parts)
-        clears = lane if within else HANDSHAKE
-        after_clear, after_leave = ((), ()) if within else (waited, (f"{HANDSHAKE}.clear",))
+    end = lane if lane in last else HANDSHAKE
+    beside_work = not others and mine and mine != (last[lane],)
+    clears = HANDSHAKE if beside_work else end
+    if clears == end == lane:
+        waited = tuple(others.values())
+    if end == lane:
+        first = (f"{HANDSHAKE}.clear",) if beside_work else ()
+        read = (*first, *[name for name in read if name != last[lane]])
     words = (*data, *entered)
     return [
         *result,
-        Step(f"{clears}.clear", clears, "clear", "none", words=words, after=after_clear),
-        Step(f"{leaves}.leave", leaves, "signal", "none", words=free, after=after_leave),
+        Step(f"{clears}.clear", clears, "clear", "none", words=words, after=waited),
+        Step(f"{end}.leave", end, "signal", "none", words=free, after=read),
     ]

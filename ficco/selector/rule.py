@@ -141,7 +141,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             moved = machine.stream_us(2.0 * block * (1 if schedule.route == "rotation" else peers))
             parts = _Sums(steps * piece, own, late, send, send_on, sent, made, last, moved)
             end = _passed_on(parts, schedule, peers)
-    words = (2 * peers + 2) * costs.signal_us + costs.raise_us
+    by_stream = 1 if facts.gathers and schedule.compute == "gated" else 2  # else the launch's own
+    words = (by_stream * peers + 2) * costs.signal_us + costs.raise_us
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     pushes = peers * grain + more
     host += (steps + more + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us

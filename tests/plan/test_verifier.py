@@ -127,7 +127,7 @@ class TestOrderOfSteps:
         words = plan.ranks[0].steps[find(plan, 0, "compute.wait_entered")].words
         found = verify(changed(plan, 0, "compute.wait_entered", words=words[1:]))
         cleared = next(violation for violation in found if violation.rule == "words")
-        assert cleared.step == "handshake.clear" and "entered[1]" in cleared.message
+        assert cleared.step == "compute.clear" and "entered[1]" in cleared.message
 
 
 class TestValues:

@@ -1,0 +1,95 @@
+"""Who clears the words of a call, and raises `free`: the launch, the caller's stream, or a lane."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ficco.engines.gating import launches_of, steps_within
+from ficco.engines.rows import encode
+from ficco.lowering import lower_rank
+from ficco.machine import Machine
+from ficco.plan import RankPlan, Word, word_place
+from ficco.problem import Output, Problem
+from ficco.schedule import Schedule
+
+WORLD, RANK = 4, 1
+PEERS = [2, 3, 0]
+CUDA = Machine.named("cuda")
+GATED = Schedule.named("gated_1d")
+
+
+def plan_of(op: str, schedule: Schedule, grain: int = 2, **fields: object) -> RankPlan:
+    problem = Problem.chunked(op, WORLD, 32, 16, 32, "bfloat16")
+    found = replace(schedule, grain=grain).resolve(WORLD, CUDA)
+    return lower_rank(replace(problem, **fields), found, RANK)
+
+
+def ends(plan: RankPlan) -> list[tuple[str, str]]:
+    """Return lane and id of what comes last: the steps that clear `data`, and that raise `free`."""
+    return [
+        (step.lane, step.id)
+        for step in plan.steps
+        if (step.kind == "clear" and step.words[0].name == "data")
+        or (step.kind == "signal" and step.words[0].name == "free")
+    ]
+
+
+@pytest.mark.parametrize("route", ["rotation", "all_peers"])
+@pytest.mark.parametrize("grain", [1, 3])
+def test_a_launch_that_gathers_does_it_all(grain: int, route: str) -> None:
+    plan = plan_of("all_gather_matmul", replace(GATED, route=route), grain)
+    assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
+    assert steps_within(plan) == {"compute.clear", "compute.leave"}
+    (step,) = [step for step in plan.steps if step.parts]
+    (launch,) = launches_of(plan, step)
+    assert launch.leaving is not None
+    words = [Word(RANK, "data", peer, chunk) for peer in PEERS for chunk in range(grain)]
+    words += [Word(RANK, "entered", peer) for peer in PEERS]
+    assert sorted(launch.leaving.cleared) == sorted(map(word_place, words))
+    assert launch.leaving.raised == word_place(Word(0, "free", RANK))
+    assert sorted(launch.leaving.peers) == sorted(PEERS)
+    without = encode(plan, {}, one_launch=True, within=steps_within(plan))
+    rows = encode(plan, {}, one_launch=True)
+    assert len(rows.ops) - len(without.ops) == len(words) + len(PEERS)
+
+
+def test_of_several_launches_the_last_does_it() -> None:
+    outputs = (Output((8, 8, 8, 8), "w0"), Output((4, 4, 4, 4), "w1"))
+    plan = plan_of("all_gather_matmul", GATED, outputs=outputs)
+    (step,) = [step for step in plan.steps if step.parts]
+    assert [bool(launch.leaving) for launch in launches_of(plan, step)] == [False, True]
+
+
+def test_without_columns_there_is_no_launch_to_do_it() -> None:
+    some = (Output((8, 8, 8, 8), "w0"), Output((4, 0, 4, 4), "w1"))  # rank 1 has none of w1
+    plan = plan_of("all_gather_matmul", GATED, outputs=some)
+    (step,) = [step for step in plan.steps if step.parts]
+    assert [bool(launch.leaving) for launch in launches_of(plan, step)] == [True]
+    plan = plan_of("all_gather_matmul", GATED, outputs=(Output((8, 0, 8, 8)),))
+    assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
+    assert not steps_within(plan)
+
+
+@pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
+def test_sums_are_the_streams_affair(op: str) -> None:
+    plan = plan_of(op, GATED)
+    assert ("compute", "compute.leave") in ends(plan)
+    assert not steps_within(plan)
+
+
+def test_words_are_cleared_beside_work_where_there_is_some() -> None:
+    plan = plan_of("all_gather_matmul", Schedule.named("hetero_fused_1d"))
+    assert ends(plan) == [("handshake", "handshake.clear"), ("compute", "compute.leave")]
+    leave = next(step for step in plan.steps if step.id == "compute.leave")
+    assert leave.after == ("handshake.clear",)
+    assert not steps_within(plan)
+
+
+def test_what_another_lane_reads_is_kept_until_it_has() -> None:
+    outputs = (Output((4, 4, 4, 4)), Output((32,) * WORLD, "", "gathered"))
+    plan = plan_of("all_gather_matmul", GATED, outputs=outputs)
+    clear, leave = [step for step in plan.steps if step.id in ("compute.clear", "compute.leave")]
+    assert clear.after and leave.after, "the copies that keep what came"
+    assert not steps_within(plan)
