@@ -409,6 +409,10 @@ def cuda_capabilities(device: int) -> tuple[str, int, int, int, bool, bool, bool
 class Gpu:
     """One device, by its primary context."""
 
+    @property
+    def no_store(self) -> str:
+        """Why no kernel can be loaded that stores words; empty where it is loaded."""
+
 def open_cuda(device: int) -> Gpu:
     """Open a device of NVIDIA. Raises GpuError."""
 

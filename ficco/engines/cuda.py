@@ -10,6 +10,7 @@ native call. Nothing waits for the device.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
@@ -65,6 +66,7 @@ __all__ = [
 
 GpuError = _native.GpuError
 _SETTLES_WITHIN_S = 5.0
+_log = logging.getLogger("ficco")
 
 device_count = _native.cuda_device_count
 
@@ -128,7 +130,10 @@ class Device:
 
     def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
         self.ordinal, self.group, self.rank = ordinal, group, rank
-        self.native = _native.GpuRank(_native.open_cuda(ordinal), group, rank)
+        gpu = _native.open_cuda(ordinal)
+        if gpu.no_store:
+            _log.warning("streams store words by themselves, which takes longer: %s", gpu.no_store)
+        self.native = _native.GpuRank(gpu, group, rank)
         self._stop: Any = None
 
     def stop_word(self, compute: DeviceCompute) -> int:

@@ -1,11 +1,10 @@
 """The steps that every call on a window has, whatever it sends: its beginning and its end.
 
     push lane        wait free | pushes, each with data behind it
-    handshake lane   clear free | raise entered | clear data, entered
-                     (behind the push lane's wait; behind the compute lane's last wait, where that
-                     has work behind it)
+    handshake lane   clear free | raise entered
+                     (behind the push lane's wait)
     compute lane     waits for data, and before the last of them for entered
-                     clear data, entered, else | raise free
+                     clear data, entered | raise free
                      (behind all waits; behind all reads of the window)
 
 `free[q]` says that q is done with its window, so that q may be written to; `entered` says that this
@@ -13,10 +12,10 @@ rank has consumed `free`, so that its peers may raise it again. Why this suffice
 
 A lane of its own keeps words, each of which takes a stream 0.7 us, out of the way of copies and
 GEMMs; one that pushes to one peer alone does its own beginning. At the end there is nothing to keep
-out of the way of, and going to another lane and back takes longer than the words; the kernel of a
-gated step does those that stand right behind it. Waiting for `entered` before the last compute
-means that a peer that runs another call is noticed while its data can still be kept from becoming a
-result.
+out of the way of: going to another lane and back takes longer than the words, which on a GPU one
+kernel stores. The kernel of a gated step does those that stand right behind it. Waiting for
+`entered` before the last compute means that a peer that runs another call is noticed while its data
+can still be kept from becoming a result.
 """
 
 from __future__ import annotations
@@ -99,21 +98,14 @@ def closed(
         result.insert(waits.get(where, len(steps)), await_entered(rank, peers, where))
     known = {*data, *entered}
     others = {s.lane: s.id for s in result if s.lane != lane and known.intersection(s.words)}
-    mine = (steps[waits[lane]].id,) if lane in waits else ()
-    waited = (*mine, *others.values())
     last = {step.lane: step.id for step in steps}
     read = tuple([last[name] for name in (lane, beside, *reading) if name in last])
     end = lane if lane in last else HANDSHAKE
-    beside_work = not others and mine and mine != (last[lane],)
-    clears = HANDSHAKE if beside_work else end
-    if clears == end == lane:
-        waited = tuple(others.values())
-    if end == lane:
-        first = (f"{HANDSHAKE}.clear",) if beside_work else ()
-        read = (*first, *[name for name in read if name != last[lane]])
-    words = (*data, *entered)
+    if end == lane:  # which comes after its own steps anyway
+        read = tuple([name for name in read if name != last[lane]])
+    words, waited = (*data, *entered), tuple(others.values())
     return [
         *result,
-        Step(f"{clears}.clear", clears, "clear", "none", words=words, after=waited),
+        Step(f"{end}.clear", end, "clear", "none", words=words, after=waited),
         Step(f"{end}.leave", end, "signal", "none", words=free, after=read),
     ]

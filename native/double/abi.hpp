@@ -18,6 +18,7 @@ using GraphHandle = Handle;
 using NodeHandle = Handle;
 using ExecHandle = Handle;
 using HostFunction = void (*)(void*);
+using ModuleHandle = Handle;
 using FunctionHandle = Handle;
 // What a test gives in place of a kernel: the addresses of its parameters, and grid (3 numbers),
 // threads of a block and bytes of shared memory of the launch.
@@ -30,6 +31,7 @@ inline constexpr Status kNotInitialized = 3;
 inline constexpr Status kInvalidDevice = 101;
 inline constexpr Status kInvalidContext = 201;
 inline constexpr Status kPeerAccessUnsupported = 217;
+inline constexpr Status kInvalidPtx = 218;
 inline constexpr Status kOperatingSystem = 304;
 inline constexpr Status kInvalidHandle = 400;
 inline constexpr Status kIllegalState = 401;
@@ -138,6 +140,15 @@ union MemOp {  // CUstreamBatchMemOpParams
     std::uint64_t pad[6];
 };
 static_assert(sizeof(MemOp) == 48 && offsetof(MemOp, word.value) == 16);
+
+// The parameter of the only kernel that comes as text: addresses and values of words, of which the
+// first ones are stored before the others.
+struct StoredWords {
+    Address at[128];
+    std::uint32_t value[128];
+    std::uint32_t first, count;
+};
+static_assert(sizeof(StoredWords) == 1544);
 
 // A tensor map as this driver writes it; what the real one writes is not known.
 struct alignas(64) TensorMap {

@@ -27,6 +27,7 @@ constexpr std::array kErrors{
     ErrorName{kPeerAccessUnsupported, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
               "peer access is not supported between these two devices"},
     ErrorName{kOperatingSystem, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed"},
+    ErrorName{kInvalidPtx, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
     ErrorName{kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     ErrorName{kIllegalState, "CUDA_ERROR_ILLEGAL_STATE",
               "the operation cannot be performed in the present state"},

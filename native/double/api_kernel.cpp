@@ -1,5 +1,6 @@
 // The interface: functions, launches, and tensor maps.
 #include <algorithm>
+#include <string_view>
 
 #include "call.hpp"
 #include "kernels.hpp"
@@ -22,16 +23,35 @@ constexpr std::uint64_t kAlign = 16;
 constexpr std::uint64_t kMostBox = 256;
 constexpr std::size_t kBank = 48;  // where offsets of parameters begin
 
+constexpr std::string_view kStoring = "ficco_store_words";
+
+// Modules by handle: the context that each was loaded in. Guarded by the driver's mutex.
+std::map<ModuleHandle, ContextHandle>& modules() {
+    static auto& modules = *new std::map<ModuleHandle, ContextHandle>;
+    return modules;
+}
+
+// A kernel's text is not run, so that only one is taken whose parameter is known.
+bool is_storing(std::string_view text) {
+    const std::string entry = ".entry " + std::string(kStoring) + "(.param .align 8 .b8 words[" +
+                              std::to_string(sizeof(StoredWords)) + "])";
+    return text.starts_with(".version ") && text.find(entry) != std::string_view::npos;
+}
+
 bool within(std::uint64_t value, std::uint64_t most) { return value >= 1 && value <= most; }
 
 void launch(Driver& driver, FunctionHandle function, const Shape& shape, StreamHandle stream,
             void** parameters, void** extra) {
     const auto found = Kernels::get().find(function);
+    const auto on = driver.stream(stream);
+    if (found->context != nullptr && found->context != on->context->handle) {
+        throw Failure{kInvalidHandle};
+    }
     if (shape[0] == 0 || shape[1] == 0 || shape[2] == 0 || !within(shape[3], kMostThreads) ||
         shape[4] > kMostSharedBytes || extra != nullptr) {
         throw Failure{kInvalidValue};
     }
-    driver.submit(*driver.stream(stream), kernel(*found, shape, parameters));
+    driver.submit(*on, kernel(*found, shape, parameters));
 }
 
 }  // namespace
@@ -44,19 +64,26 @@ Kernels& Kernels::get() {
 }
 
 FunctionHandle Kernels::add(std::span<const std::size_t> bytes, HostKernel run) {
-    auto kernel = std::make_shared<Kernel>();
-    kernel->run = run;
+    Kernel kernel{{}, run, nullptr};
     std::size_t end = 0;
     for (const std::size_t size : bytes) {
         if (size == 0 || size > sizeof(TensorMap)) throw Failure{kInvalidValue};
         const std::size_t align = std::min(size, alignof(TensorMap));
         end = (end + align - 1) / align * align;
-        kernel->parameters.push_back({end, size});
+        kernel.parameters.push_back({end, size});
         end += size;
     }
+    return add(std::move(kernel));
+}
+
+FunctionHandle Kernels::add_storing(ContextHandle context) {
+    return add({{{0, sizeof(StoredWords)}}, nullptr, context});
+}
+
+FunctionHandle Kernels::add(Kernel kernel) {
     const std::lock_guard lock(mutex_);
     const FunctionHandle handle = new_handle();
-    kernels_[handle] = std::move(kernel);
+    kernels_[handle] = std::make_shared<Kernel>(std::move(kernel));
     return handle;
 }
 
@@ -77,6 +104,28 @@ DOUBLE_API FunctionHandle ficcoDoubleKernel(const std::size_t* bytes, int count,
         handle = Kernels::get().add({&out(bytes), static_cast<std::size_t>(count)}, run);
     });
     return handle;
+}
+
+DOUBLE_API Status cuModuleLoadData(ModuleHandle* module, const void* image) {
+    return call("cuModuleLoadData", [&](Driver& driver, Lock&) {
+        const ContextHandle context = driver.current()->handle;
+        driver.captures.refuse_unsafe();
+        if (image == nullptr || !is_storing(static_cast<const char*>(image))) {
+            throw Failure{kInvalidPtx};
+        }
+        modules()[out(module) = new_handle()] = context;
+    });
+}
+
+DOUBLE_API Status cuModuleGetFunction(FunctionHandle* function, ModuleHandle module,
+                                      const char* name) {
+    return call("cuModuleGetFunction", [&](Driver& driver, Lock&) {
+        driver.current();
+        const auto found = modules().find(module);
+        if (found == modules().end()) throw Failure{kInvalidHandle};
+        if (name != kStoring) throw Failure{kNotFound};
+        out(function) = Kernels::get().add_storing(found->second);
+    });
 }
 
 DOUBLE_API Status cuFuncLoad(FunctionHandle function) {

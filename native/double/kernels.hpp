@@ -1,4 +1,5 @@
-// Kernels: host functions that a test gives, and the parameters that they take.
+// Kernels: host functions that a test gives, and the parameters that they take; and the one that
+// comes as text.
 #pragma once
 
 #include <array>
@@ -21,7 +22,8 @@ struct Kernel {
         std::size_t bytes;
     };
     std::vector<Parameter> parameters;
-    HostKernel run;
+    HostKernel run;         // null: it stores words
+    ContextHandle context;  // in which alone it is known; null: in all
 };
 
 class Kernels {
@@ -30,9 +32,13 @@ class Kernels {
 
     // Parameters lie as in C; what is as long as a tensor map is aligned as one.
     FunctionHandle add(std::span<const std::size_t> bytes, HostKernel run);
+    // The only one whose text is understood: it stores words.
+    FunctionHandle add_storing(ContextHandle context);
     std::shared_ptr<const Kernel> find(FunctionHandle handle);
 
   private:
+    FunctionHandle add(Kernel kernel);
+
     std::mutex mutex_;
     std::map<FunctionHandle, std::shared_ptr<const Kernel>> kernels_;
 };

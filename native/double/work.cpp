@@ -148,18 +148,25 @@ void check(const Context& context, const MemOp& operation) {
     if (word.flags > static_cast<unsigned>(Comparison::kNor)) throw Failure{kInvalidValue};
 }
 
+// Waits for nothing: what a stream or a kernel stores.
+void store(Address address, std::uint32_t value, Context& context) {
+    const auto block = pin(context, {address, Expect::kKnown}, sizeof(value));
+    std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address))
+        .store(value, std::memory_order_release);
+    Bell::get().ring();
+}
+
 void run(const MemOp& operation, Context& context) {
     Faults::get().count("memop", 1);
     if (operation.operation == kOpBarrier) return;
     const auto& word = operation.word;
-    const auto block = pin(context, {word.address, Expect::kKnown}, sizeof(std::uint32_t));
     const auto value = static_cast<std::uint32_t>(word.value);
-    const std::atomic_ref<std::uint32_t> place(*reinterpret_cast<std::uint32_t*>(word.address));
     if (operation.operation == kOpWriteValue32) {
-        place.store(value, std::memory_order_release);
-        Bell::get().ring();
+        store(word.address, value, context);
         return;
     }
+    const auto block = pin(context, {word.address, Expect::kKnown}, sizeof(std::uint32_t));
+    const std::atomic_ref<std::uint32_t> place(*reinterpret_cast<std::uint32_t*>(word.address));
     const auto comparison = static_cast<Comparison>(word.flags);
     const auto reached = [&] {
         return holds(place.load(std::memory_order_acquire), value, comparison);
@@ -245,6 +252,8 @@ Work host_function(HostFunction function, void* data) {
 // The parameters are copied now, each as long as the kernel takes it.
 Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
     if (parameters == nullptr) throw Failure{kInvalidValue};
+    if (kernel.run == nullptr)
+        return storing(*static_cast<const StoredWords*>(parameters[0]), shape);
     const auto memory = std::make_shared<std::vector<TensorMap>>(kernel.parameters.size());
     for (std::size_t i = 0; i < memory->size(); ++i) {  // none is longer than a tensor map
         std::memcpy(&(*memory)[i], parameters[i], kernel.parameters[i].bytes);
@@ -255,6 +264,22 @@ Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
                 for (TensorMap& parameter : copy) given.push_back(&parameter);
                 run(given.data(), shape.data());
                 Faults::get().count("kernel", 1);
+            }};
+}
+
+// As many threads as the launch has, in an order that nobody may count on: the last word of those
+// first, and of the others, goes first.
+Work storing(const StoredWords& words, const Shape& shape) {
+    return {NodeType::kKernel, [words, threads = shape[0] * shape[3]](Context& context) {
+                const auto store_all = [&](unsigned begin, unsigned end) {
+                    for (unsigned i = std::min(end, threads); i-- > begin;) {
+                        store(words.at[i], words.value[i], context);
+                    }
+                };
+                store_all(0, words.first);
+                store_all(words.first, words.count);
+                Faults::get().count("kernel", 1);
+                Faults::get().count("stored", words.count);
             }};
 }
 

@@ -31,6 +31,7 @@ Work fill(const Context& context, Address target, std::uint32_t value, std::size
           std::size_t count);
 Work memory_operations(const Context& context, std::vector<MemOp> operations);
 Work host_function(HostFunction function, void* data);
+Work storing(const StoredWords& words, const Shape& shape);
 Work kernel(const Kernel& kernel, const Shape& shape, void** parameters);
 Work sleep(double seconds);
 Work fail(Status status);

@@ -26,9 +26,15 @@ class FakeGpu : public Gpu {
     bool refuses = false;     // to launch
     std::size_t encoded = 0;  // tensor maps
     std::vector<Launched> launched;
-    std::vector<GpuStream> waited;  // for events
+    struct Stored {
+        std::vector<WordCommand> writes;
+        GpuStream stream;
+    };
+    std::vector<Stored> stored;
+    std::string lacks = "it has no kernels";  // to store words
+    std::vector<GpuStream> waited;            // for events
     std::uint64_t capture = 1;
-    std::vector<std::string> told;  // "record", "launch", "copy", "words", in order
+    std::vector<std::string> told;  // "record", "launch", "copy", "words", "store", in order
 
     std::shared_ptr<Gpu> apart() override { throw GpuError("there is no other way to it"); }
     bool one_queue() const noexcept override { return false; }
@@ -46,6 +52,12 @@ class FakeGpu : public Gpu {
         ++nodes_.copies;
     }
     void words(std::span<const WordCommand>, GpuStream) override { told.push_back("words"); }
+    const std::string& no_store() const noexcept override { return lacks; }
+    void store(std::span<const WordCommand> writes, GpuStream stream) override {
+        told.push_back("store");
+        nodes_.kernels += !drops;
+        stored.push_back({{writes.begin(), writes.end()}, stream});
+    }
     void fill(GpuAddress, unsigned char, std::size_t, GpuStream) override {}
     void read(void*, GpuAddress, std::size_t, GpuStream) override {}
 

@@ -82,7 +82,7 @@ def count(kind: str) -> int:
     """Return how much was done of something.
 
     Kinds are "memcpy", "memcpy_bytes", "memset", "memop", "host", "graph", "kernel", "tensormap",
-    and "context", of those that are not primary.
+    "stored", of words that kernels store, and "context", of those that are not primary.
     """
     return int(_function("ficcoDoubleCounts", ctypes.c_ulonglong, ctypes.c_char_p)(kind.encode()))
 

@@ -243,6 +243,21 @@ def lost_copies(world: int) -> None:
     node.runtime.close()
 
 
+def words_without_kernel(world: int) -> None:
+    """Where the kernel that stores words cannot be loaded, streams store them, and that is said."""
+    problem = Problem.chunked("matmul_all_reduce", world, 12 * world, 24, 16, "float32")
+    for refusing in (True, False):
+        for _ in range(world if refusing else 0):
+            control.fail_call("cuModuleLoadData", 218)
+        node = Node(world)
+        control.reset()
+        for name in Schedule.names(problem.op):
+            node.right(problem, named(name, world))
+        assert (control.count("stored") == 0) == refusing, control.count("stored")
+        assert control.count("memop"), "what waits"
+        node.runtime.close()
+
+
 def timelines(world: int) -> None:
     """A traced call says what every step took; others take no times."""
     node = Node(world)
@@ -272,7 +287,8 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
-        faults.refusals, faults.stalled, faults.absent, faults.absent_from_one_launch,
+        words_without_kernel, faults.refusals, faults.stalled, faults.absent,
+        faults.absent_from_one_launch,
         faults.absent_while_copies_are_held, faults.ended_while_a_read_stands,
         faults.reset_at_once, faults.never_let_go, faults.watch_refused, faults.compute_fails,
         faults.abandoned,

@@ -32,7 +32,6 @@ UNREPORTED = {
     "cuFuncLoad": "launches of kernels",
     "cuGetErrorName": "serves a message",
     "cuGetErrorString": "serves a message",
-    "cuLaunchKernel": "launches of kernels",
     "cuLaunchKernelEx": "launches of kernels",
     "cuMemFreeHost": "ends something",
     "cuMemcpyDtoHAsync": "the watch's",
@@ -40,6 +39,8 @@ UNREPORTED = {
     "cuStreamQuery": "the watch's",
     "cuStreamWaitValue32": "not called",
     "cuStreamWriteValue32": "not called",
+    "cuModuleGetFunction": "streams store words then, and a warning says so",
+    "cuModuleLoadData": "likewise",
     "cuTensorMapEncodeTiled": "launches of kernels",
 }
 
@@ -104,6 +105,12 @@ def test_graphs_give_what_calls_give(
 ) -> None:
     queues = {"single_queue": single_queue}
     run(double_folder, "graphs", queues, world=3, replays=50, branches=branches)
+
+
+def test_streams_store_words_where_no_kernel_can(double_folder: Path) -> None:
+    said = run(double_folder, "words_without_kernel", world=3)
+    warned = [line for line in said.splitlines() if "streams store words by themselves" in line]
+    assert len(warned) == 3 and all("CUDA_ERROR_INVALID_PTX" in line for line in warned), said
 
 
 def test_a_capture_that_loses_copies_is_refused(double_folder: Path) -> None:

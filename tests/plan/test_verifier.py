@@ -87,9 +87,9 @@ class TestOrderOfSteps:
         assert rules(verify(plan)) == {"handover"}
 
     def test_clear_before_the_wait_is_rejected(self) -> None:
-        plan = moved(self.plan, 0, "handshake.clear", find(self.plan, 0, "wait.step2"))
+        plan = moved(self.plan, 0, "compute.clear", find(self.plan, 0, "wait.step2"))
         assert "words" in rules(verify(plan))
-        plan = changed(self.plan, 0, "handshake.clear", after=("gemm.step1",))
+        plan = changed(self.plan, 0, "compute.clear", lane="handshake", after=("gemm.step1",))
         assert "words" in rules(verify(plan))
 
     def test_entering_before_the_peer_is_free_is_reuse_of_a_word(self) -> None:

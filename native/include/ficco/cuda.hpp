@@ -23,6 +23,11 @@ struct Table {
 // and which version brings it; a later call tries again.
 const Table& driver();
 
+// Throws GpuError where a call of the driver has not succeeded. FICCO_CALL(cuX, ...) calls a
+// function of `table_` so.
+void check(Status status, const char* call);
+#define FICCO_CALL(function, ...) ::ficco::cuda::check(table_.function(__VA_ARGS__), #function)
+
 // What a device can do, found out once.
 struct Capabilities {
     std::string name;

@@ -16,12 +16,14 @@ struct StreamTag;
 struct EventTag;
 struct GraphTag;
 struct NodeTag;
+struct ModuleTag;
 struct FunctionTag;
 using Context = ContextTag*;
 using Stream = StreamTag*;
 using Event = EventTag*;
 using Graph = GraphTag*;
 using Node = NodeTag*;
+using Module = ModuleTag*;
 using Function = FunctionTag*;
 
 inline constexpr Status kSuccess = 0;
@@ -151,6 +153,8 @@ struct alignas(128) TensorMap {
     X(cuStreamWriteValue32, 12000, 11070, (Stream, Pointer, std::uint32_t, unsigned))          \
     X(cuStreamWaitValue32, 12000, 11070, (Stream, Pointer, std::uint32_t, unsigned))           \
     X(cuStreamBatchMemOp, 12000, 11070, (Stream, unsigned, MemOp*, unsigned))                  \
+    X(cuModuleLoadData, 12000, 2000, (Module*, const void*))                                   \
+    X(cuModuleGetFunction, 12000, 2000, (Function*, Module, const char*))                      \
     X(cuLaunchKernel, 12000, 4000,                                                             \
       (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
        void**, void**))                                                                        \

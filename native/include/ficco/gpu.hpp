@@ -32,6 +32,9 @@ struct WordCommand {
     std::uint32_t value;
 };
 
+// Writes that one kernel does, at most.
+inline constexpr std::size_t kMostStored = 128;
+
 // Two-dimensional copy; a pitch is the distance between rows in bytes.
 struct BoxCopy {
     GpuAddress to;
@@ -136,6 +139,12 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     // By a copy engine between devices, or from this one to another.
     virtual void copy(const BoxCopy& box, GpuStream stream) = 0;
     virtual void words(std::span<const WordCommand> commands, GpuStream stream) = 0;
+    // Why it has no kernel for `store`; empty where it has one.
+    virtual const std::string& no_store() const noexcept = 0;
+    // Writes up to kMostStored words by one kernel, behind all that came before, visible to all
+    // devices and the host: those at the beginning whose value is 0, then the others, in no order
+    // among themselves.
+    virtual void store(std::span<const WordCommand> writes, GpuStream stream) = 0;
     virtual void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
                       GpuStream stream) = 0;
     virtual void read(void* host, GpuAddress address, std::size_t bytes, GpuStream stream) = 0;

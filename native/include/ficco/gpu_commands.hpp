@@ -16,7 +16,8 @@ namespace ficco {
 struct GpuAction {
     enum class Kind {
         copy,    // copies[first]
-        words,   // commands[first] to [last], one batch
+        words,   // words[first] to [last], one batch
+        stores,  // likewise, by a kernel
         record,  // the event of step `first`
         wait,    // for the event of step `first`
         begin,   // of step `first`: take the time
@@ -40,6 +41,7 @@ struct GpuTarget {
     const GpuWatch& watch;
     int number;  // of the plan, at the watch
     std::uint32_t digest;
+    bool stores;  // whether the device has a kernel that does
 };
 
 // `timed`: the time is taken before and after each step.

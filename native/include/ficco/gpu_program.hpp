@@ -93,6 +93,7 @@ class GpuProgram {
     bool captured() const noexcept { return captured_; }
 
   private:
+    GpuTarget target() const;
     void check_slots(std::span<const std::uint64_t> addresses,
                      std::span<const std::int64_t> pitches) const;
     void check_launch(const GpuLaunch& launch) const;

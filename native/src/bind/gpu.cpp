@@ -87,7 +87,7 @@ void bind_gpu(nb::module_& module) {
     module.def("cuda_driver_version", [] { return cuda::driver().driver_version; });
     module.def("cuda_device_count", &cuda::device_count);
     module.def("cuda_capabilities", &capability_tuple, "device"_a);
-    nb::class_<Gpu>(module, "Gpu");
+    nb::class_<Gpu>(module, "Gpu").def_prop_ro("no_store", &Gpu::no_store);
     module.def("open_cuda", &cuda::open_gpu, "device"_a, WithoutGil());
     nb::class_<GpuRank>(module, "GpuRank")
         .def(nb::new_(&make<GpuRank, std::shared_ptr<Gpu>, std::shared_ptr<Group>, int>), "gpu"_a,

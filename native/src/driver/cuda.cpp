@@ -13,6 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include "ficco/cuda_store.hpp"
+
 namespace ficco::cuda {
 
 namespace {
@@ -79,19 +81,6 @@ const Library& library() {
     return opened;
 }
 
-void check(Status status, const char* call) {
-    if (status == kSuccess) return;
-    const char* name = nullptr;
-    const char* text = nullptr;
-    driver().cuGetErrorName(status, &name);
-    driver().cuGetErrorString(status, &text);
-    throw GpuError(std::string(call) + " answers " +
-                   (name == nullptr ? std::to_string(status) : name) +
-                   (text == nullptr ? "" : std::string(": ") + text));
-}
-
-#define FICCO_CALL(function, ...) check(table_.function(__VA_ARGS__), #function)
-
 // A context, and how it is given back.
 using HeldContext = std::unique_ptr<ContextTag, std::function<void(Context)>>;
 
@@ -124,6 +113,17 @@ class CudaGpu final : public Gpu {
         const Current current(*this);
         int least = 0;
         FICCO_CALL(cuCtxGetStreamPriorityRange, &least, &urgent_);
+    }
+
+    // Of a device by its primary context.
+    void load_kernels() {
+        const Current current(*this);
+        try {
+            store_ = load_store_kernel(device_);
+            no_store_.clear();
+        } catch (const GpuError& error) {
+            no_store_ = error.what();
+        }
     }
 
     std::shared_ptr<Gpu> apart() override;
@@ -196,6 +196,11 @@ class CudaGpu final : public Gpu {
                        static_cast<unsigned>(count), batch.data(), 0);
             commands = commands.subspan(count);
         }
+    }
+
+    const std::string& no_store() const noexcept override { return no_store_; }
+    void store(std::span<const WordCommand> writes, GpuStream stream) override {
+        launch_store_kernel(store_, writes, static_cast<Stream>(stream));
     }
 
     void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
@@ -321,6 +326,8 @@ class CudaGpu final : public Gpu {
     const HeldContext context_;
     const bool one_queue_ = has_one_queue();  // as the driver, which looks once
     int urgent_ = 0;
+    Function store_ = nullptr;
+    std::string no_store_ = "kernels are loaded where the device is opened first";
 };
 
 // Never ended: the driver ends a context only when no stream of the device waits, opens no other
@@ -344,6 +351,17 @@ std::shared_ptr<Gpu> CudaGpu::apart() {
 }  // namespace
 
 const Table& driver() { return library().table; }
+
+void check(Status status, const char* call) {
+    if (status == kSuccess) return;
+    const char* name = nullptr;
+    const char* text = nullptr;
+    driver().cuGetErrorName(status, &name);
+    driver().cuGetErrorString(status, &text);
+    throw GpuError(std::string(call) + " answers " +
+                   (name == nullptr ? std::to_string(status) : name) +
+                   (text == nullptr ? "" : std::string(": ") + text));
+}
 
 int device_count() {
     int count = 0;
@@ -385,7 +403,9 @@ std::shared_ptr<Gpu> open_gpu(int ordinal) {
     const Table& table_ = driver();
     Device device = 0;
     FICCO_CALL(cuDeviceGet, &device, ordinal);
-    return std::make_shared<CudaGpu>(device, primary_context(device));
+    auto gpu = std::make_shared<CudaGpu>(device, primary_context(device));
+    gpu->load_kernels();
+    return gpu;
 }
 
 }  // namespace ficco::cuda

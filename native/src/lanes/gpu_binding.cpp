@@ -82,8 +82,11 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
     }
     joins_.resize(lanes_.size(), nullptr);
     number_ = rank_->watch().add(std::move(watched));
-    commands_ =
-        compile(ops_, binding.segments, {*window_, rank_->watch(), number_, digest_}, false);
+    commands_ = compile(ops_, binding.segments, target(), false);
+}
+
+GpuTarget GpuProgram::target() const {
+    return {*window_, rank_->watch(), number_, digest_, rank_->gpu().no_store().empty()};
 }
 
 GpuProgram::~GpuProgram() {

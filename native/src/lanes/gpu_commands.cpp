@@ -1,6 +1,7 @@
 // The compiler of rows.
 #include "ficco/gpu_commands.hpp"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -8,6 +9,8 @@
 namespace ficco {
 
 namespace {
+
+constexpr int kFewestStored = 3;  // a stream writes fewer in less time than a kernel takes
 
 // What has to be known of all rows before the first one is turned.
 struct Survey {
@@ -80,6 +83,7 @@ class Compiler {
             if (survey.recorded.contains(op.step)) push(op, GpuAction::Kind::record, op.step, 0);
         }
         if (told_) take_back();
+        if (target_.stores) store_words();
         return std::move(result_);
     }
 
@@ -144,6 +148,57 @@ class Compiler {
         } else {
             actions.push_back({GpuAction::Kind::words, op.lane, begin, count()});
         }
+    }
+
+    // What the caller's stream writes is left to kernels where it is much. On other lanes they
+    // would have to find room on the device, which a kernel that waits for words may have taken.
+    void store_words() {
+        for (auto& segment : result_.segments) {
+            std::vector<GpuAction> actions;
+            for (const GpuAction& action : segment) {
+                if (action.kind == GpuAction::Kind::words && action.lane == kInline) {
+                    cut(action, actions);
+                } else {
+                    actions.push_back(action);
+                }
+            }
+            segment = std::move(actions);
+        }
+    }
+
+    // Appends a batch as actions of what a kernel stores each, and what the stream does.
+    void cut(const GpuAction& batch, std::vector<GpuAction>& actions) const {
+        int begin = batch.first;  // of what is not appended yet
+        const auto append = [&](GpuAction::Kind kind, int end) {
+            if (begin < end) actions.push_back({kind, batch.lane, begin, end});
+            begin = end;
+        };
+        for (int first = batch.first; first < batch.last;) {
+            const int last = end_of_stored(first, batch.last);
+            if (last - first >= kFewestStored) {
+                append(GpuAction::Kind::words, first);
+                append(GpuAction::Kind::stores, last);
+            }
+            first = std::max(last, first + 1);
+        }
+        append(GpuAction::Kind::words, batch.last);
+    }
+
+    // One kernel stores writes, as many as it takes, of which no 0 stands behind another value.
+    int end_of_stored(int first, int end) const {
+        end = std::min(end, first + static_cast<int>(kMostStored));
+        bool others = false;
+        for (int i = first; i < end; ++i) {
+            for (const auto& words : result_.words) {
+                const WordCommand& command = words[static_cast<std::size_t>(i)];
+                if (command.kind == WordCommand::Kind::wait) return i;
+                if (command.value == 0 && others) return i;
+            }
+            for (const auto& words : result_.words) {
+                others |= words[static_cast<std::size_t>(i)].value != 0;
+            }
+        }
+        return end;
     }
 
     int count() const { return static_cast<int>(result_.words[0].size()); }

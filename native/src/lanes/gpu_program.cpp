@@ -126,9 +126,8 @@ void GpuProgram::start(int copy, GpuStream stream, bool traced,
     traced_ = traced && !capturing_;
     if (traced_) {
         if (!traced_commands_) {
-            const GpuTarget target{*window_, rank_->watch(), number_, digest_};
             traced_commands_ =
-                compile(ops_, static_cast<int>(commands_.segments.size()), target, true);
+                compile(ops_, static_cast<int>(commands_.segments.size()), target(), true);
         }
         stamped_.assign(stamped_.size(), {false, false});
     }
@@ -203,10 +202,18 @@ void GpuProgram::run(const GpuAction& action) {
             run_copy(commands.copies[first], stream);
             return;
         case GpuAction::Kind::words:
-            gpu.words(std::span(commands.words[static_cast<std::size_t>(copy_)])
-                          .subspan(first, static_cast<std::size_t>(action.last - action.first)),
-                      stream);
+        case GpuAction::Kind::stores: {
+            const auto words =
+                std::span(commands.words[static_cast<std::size_t>(copy_)])
+                    .subspan(first, static_cast<std::size_t>(action.last - action.first));
+            if (action.kind == GpuAction::Kind::words) {
+                gpu.words(words, stream);
+            } else {
+                gpu.store(words, stream);
+                ++submitted_.kernels;
+            }
             return;
+        }
     }
 }
 
