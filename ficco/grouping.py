@@ -5,12 +5,14 @@ Engines on GPUs make their calls by it, and the simulator counts them. Nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from ficco.plan import Product, RankPlan, Region, Step
 
-__all__ = ["distance_of", "ends_of", "joined_copies", "runs_of"]
+__all__ = ["FEWEST_STORED", "distance_of", "ends_of", "joined_copies", "runs_of", "stores_of"]
+
+FEWEST_STORED = 3  # words that a kernel stores rather than a stream; as in the native core
 
 
 def joined_copies(reads: Sequence[Region], writes: Sequence[Region]) -> list[tuple[Region, Region]]:
@@ -49,6 +51,25 @@ def ends_of(plan: RankPlan) -> dict[str, tuple[Step, Step]]:
                 and not (clear.after or leave.after)
             ):
                 found[step.id] = clear, leave
+    return found
+
+
+def stores_of(plan: RankPlan, within: Collection[str]) -> dict[str, bool]:
+    """Return the steps whose words a kernel stores on a GPU, and whether one is its first.
+
+    They stand in the lane that computes. What is raised right behind what is cleared is stored by
+    the same kernel, unless it comes after something else; `within`: steps that others do.
+    """
+    found: dict[str, bool] = {}
+    computing = {step.lane for step in plan.steps if step.kind in ("gemm", "reduce", "bag")}
+    before: list[Step] = []  # that one kernel would store
+    for step in plan.steps:
+        if step.lane not in computing or step.id in within:
+            continue
+        joins = [s.kind for s in before] == ["clear"] and step.kind == "signal" and not step.after
+        before = [*before, step] if joins else [step] if step.kind in ("clear", "signal") else []
+        if sum(len(s.words) for s in before) >= FEWEST_STORED:
+            found.update({s.id: s is before[0] for s in before})
     return found
 
 

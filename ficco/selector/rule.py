@@ -141,8 +141,9 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             moved = machine.stream_us(2.0 * block * (1 if schedule.route == "rotation" else peers))
             parts = _Sums(steps * piece, own, late, send, send_on, sent, made, last, moved)
             end = _passed_on(parts, schedule, peers)
-    by_stream = 1 if facts.gathers and schedule.compute == "gated" else 2  # else the launch's own
-    words = (by_stream * peers + 2) * costs.signal_us + costs.raise_us
+    words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
+    if not (facts.gathers and schedule.compute == "gated"):  # whose launch does those of the end
+        words += _leaving_us(machine, peers)
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     pushes = peers * grain + more
     host += (steps + more + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
@@ -225,7 +226,14 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
     copies = (world - 1) * grain * (2 if reduces else 1)
     host = costs.host_call_us + _launching(schedule, machine, turns)
     host += (copies + turns + 2) * costs.host_words_us + copies * costs.host_copy_us
-    return end + (2 * world * costs.signal_us + costs.raise_us) + costs.call_us, host
+    words = (world + 1) * costs.signal_us + costs.raise_us + _leaving_us(machine, world - 1)
+    return end + words + costs.call_us, host
+
+
+def _leaving_us(machine: Machine, peers: int) -> float:
+    """Return what the words of a call's end take: on GPUs one kernel stores them."""
+    costs = machine.costs
+    return costs.launch_us if machine.engine == "cuda" else peers * costs.signal_us
 
 
 def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:

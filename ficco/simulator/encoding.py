@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.errors import PlanError
-from ficco.grouping import ends_of
+from ficco.grouping import ends_of, stores_of
 from ficco.machine import Link, Machine
 from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Step, Word
 from ficco.problem import GATHERING
@@ -152,6 +152,7 @@ class _Encoder:
         self.last: dict[int, int] = {}  # by lane: the peer that it has sent to, and not waited
         self.wire_to: dict[int, _Wire] = {}
         self.within: set[str] = set()  # steps that a kernel does, as one thing
+        self.stores: dict[str, bool] = {}  # steps whose words a kernel stores; whether it is new
         self.item: dict[str, int] = {}
         self.cols: dict[str, int] = {}
 
@@ -163,6 +164,7 @@ class _Encoder:
         self.cols = {buffer.name: buffer.cols for buffer in entry.buffers}
         if self.machine.engine == "cuda":
             self.within = {end.id for ends in ends_of(entry).values() for end in ends}
+            self.stores = {} if self.once else stores_of(entry, self.within)
         self.calls.use(entry)
         rows, actions, encoders = self.rows, self.actions, self.encoders
         host_ns = 1e3 * self.costs.host_call_us
@@ -221,17 +223,17 @@ class _Encoder:
         return self.host_words_ns
 
     def _signal(self, step: Step) -> float:
-        alone = step.id not in self.within
-        self._delay(alone * self.signal_ns * len(step.words))
-        for word in step.words:
-            self.actions += (_RAISE, self.words[word], 0)
-        return alone * self.host_words_ns
+        return self._write(step, _RAISE, self.signal_ns)
 
     def _clear(self, step: Step) -> float:
+        return self._write(step, _CLEAR, self.clear_ns)
+
+    def _write(self, step: Step, action: int, word_ns: float) -> float:
         alone = step.id not in self.within
-        self._delay(alone * self.clear_ns * len(step.words))
+        new = self.stores.get(step.id)
+        self._delay(alone * (word_ns * len(step.words) if new is None else new * self.launch_ns))
         for word in step.words:
-            self.actions += (_CLEAR, self.words[word], 0)
+            self.actions += (action, self.words[word], 0)
         return alone * self.host_words_ns
 
     def _copy(self, step: Step) -> float:
