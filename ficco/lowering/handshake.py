@@ -99,13 +99,11 @@ def closed(
     known = {*data, *entered}
     others = {s.lane: s.id for s in result if s.lane != lane and known.intersection(s.words)}
     last = {step.lane: step.id for step in steps}
-    read = tuple([last[name] for name in (lane, beside, *reading) if name in last])
     end = lane if lane in last else HANDSHAKE
-    if end == lane:  # which comes after its own steps anyway
-        read = tuple([name for name in read if name != last[lane]])
-    words, waited = (*data, *entered), tuple(others.values())
+    behind = others | {name: last[name] for name in (beside, *reading) if name in last}
+    words, after = (*data, *entered), tuple(behind.values())
     return [
         *result,
-        Step(f"{end}.clear", end, "clear", "none", words=words, after=waited),
-        Step(f"{end}.leave", end, "signal", "none", words=free, after=read),
+        Step(f"{end}.clear", end, "clear", "none", words=words, after=after),
+        Step(f"{end}.leave", end, "signal", "none", words=free),
     ]
