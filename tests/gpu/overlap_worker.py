@@ -3,8 +3,8 @@
 python overlap_worker.py SCENARIO STORE RANK WORLD WORDS
 
 `models` holds overlapped models against the same models without ficco; `captured` trains one by a
-CUDA graph of the whole step; `measured` takes the times of one. On the device "cpu" `models` and
-`measured` run, too.
+CUDA graph of the whole step; `measured` takes the times of one; `shards` holds one against the
+whole model, by ranks that may share GPUs. On the device "cpu" all but `captured` run, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import ficco
+from ficco.sweeping.gpu.joining import join
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "modules"))
+import llama
 from llama import WORDS, Llama, each_gathers, plain, sequence
 
 BATCH, LENGTH = 2, 24
@@ -82,33 +84,7 @@ def captured(mesh: DeviceMesh) -> None:
     was, net = made(sequence, mesh, torch.float32)
     ficco.overlap(net, schedule="hetero_unfused_1d", strict=True)
     ficco.size_windows(net, BATCH * LENGTH)
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (was, net)]
-
-    def step(which: int) -> torch.Tensor:
-        each = (was, net)[which]
-        loss = loss_of(each, words)
-        loss.backward()
-        optimizers[which].step()
-        optimizers[which].zero_grad(set_to_none=False)
-        return loss.detach()
-
-    gpus: Any = torch.cuda
-    side = gpus.Stream()
-    side.wait_stream(gpus.current_stream())
-    with gpus.stream(side):
-        warm = [step(1).item() for _ in range(3)]
-    gpus.current_stream().wait_stream(side)
-    graph = gpus.CUDAGraph()
-    with gpus.graph(graph):
-        loss = step(1)
-    losses = list(warm)
-    for _ in range(20):
-        graph.replay()
-        losses.append(loss.item())
-    ficco.synchronize()
-    for number, found in enumerate(losses):
-        wanted = step(0).item()
-        assert abs(found - wanted) <= 1e-3 * wanted, f"step {number}: {found}, not {wanted}"
+    replayed(net, was, words, "captured", 1e-3)
 
 
 def measured(mesh: DeviceMesh) -> None:
@@ -139,18 +115,102 @@ def measured(mesh: DeviceMesh) -> None:
                 raise AssertionError("calls were timed in a capture")
 
 
+SPLIT = dict.fromkeys(("wq", "wk", "wv", "gate", "up"), 0) | dict.fromkeys(("wo", "down"), 1)
+
+
+def part(name: str, whole: torch.Tensor) -> torch.Tensor:
+    """Return a rank's part of a parameter, or of its gradient."""
+    dim = SPLIT.get(name.split(".")[-2])
+    if dim is None or (dim == 1 and whole.dim() == 1):  # a norm, a row layer's bias
+        return whole
+    return whole.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+def split_model(exact: Llama, mesh: DeviceMesh, schedule: str) -> Llama:
+    """Return a model of this rank's shards, overlapped: 8 ranks and fewer divide it."""
+    net = copy.deepcopy(exact)
+    for name, parameter in net.named_parameters():
+        parameter.data = part(name, parameter.data).clone()
+    plan = {f"*.{name}": "rowwise" if dim else "colwise" for name, dim in SPLIT.items()}
+    return ficco.overlap(net, mesh, plan=plan, schedule=schedule, strict=True)
+
+
+def shards(mesh: DeviceMesh) -> None:
+    """Ranks, which may share GPUs, hold their parts of a model's layers: losses and gradients."""
+    kind = mesh.device_type
+    llama.WIDTH, llama.HEADS, llama.HIDDEN = 128, 8, 192
+    torch.manual_seed(2)
+    words = torch.randint(WORDS, (BATCH, LENGTH), device=kind)
+    rows = BATCH * LENGTH
+    for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+        torch.manual_seed(0)
+        exact = Llama(layers=2, bias=True).to(kind, dtype)
+        for schedule in ("auto", "gated_1d", "hetero_unfused_1d") if kind == "cuda" else ("auto",):
+            net = split_model(exact, mesh, schedule)
+            about = f"{dtype}, {schedule}"
+            for _ in range(3):
+                for each in (exact, net):
+                    each.zero_grad()
+                    loss_of(each, words).backward()
+                near(net(words), exact(words), about, most)
+                for (name, mine), whole in zip(
+                    net.named_parameters(), exact.parameters(), strict=True
+                ):
+                    near(mine.grad, part(name, whole.grad), f"{about}, {name}", most)
+            if kind == "cuda":
+                ficco.size_windows(net, rows)
+                replayed(net, copy.deepcopy(exact), words, about, 10 * most)
+    if dist.get_rank() == 0:
+        print(ficco.explain(net))
+
+
+def replayed(
+    net: nn.Module, exact: nn.Module, words: torch.Tensor, about: str, most: float
+) -> None:
+    """Train both: one by replays of a graph of its step, the other eagerly."""
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (exact, net)]
+
+    def step(which: int) -> torch.Tensor:
+        optimizers[which].zero_grad(set_to_none=False)
+        loss = loss_of((exact, net)[which], words)
+        loss.backward()
+        optimizers[which].step()
+        return loss.detach()
+
+    gpus: Any = torch.cuda
+    side = gpus.Stream()
+    side.wait_stream(gpus.current_stream())
+    with gpus.stream(side):
+        losses = [step(1).item() for _ in range(3)]
+    gpus.current_stream().wait_stream(side)
+    graph = gpus.CUDAGraph()
+    with gpus.graph(graph):
+        loss = step(1)
+    for _ in range(20):
+        graph.replay()
+        losses.append(loss.item())
+    ficco.synchronize()
+    for number, found in enumerate(losses):
+        wanted = step(0).item()
+        assert abs(found - wanted) <= most * wanted, f"{about}, {number}: {found}, not {wanted}"
+
+
+SCENARIOS = {"models": models, "captured": captured, "measured": measured, "shards": shards}
+
+
 def main() -> None:
     scenario, store, words = sys.argv[1], sys.argv[2], json.loads(sys.argv[5])
     rank, world = int(sys.argv[3]), int(sys.argv[4])
     kind = words.get("device", "cuda")
     if kind == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo", store=dist.FileStore(store, world), rank=rank,
-        world_size=world, timeout=timedelta(seconds=60),
-    )  # fmt: skip
+        join(store, rank, world, sharing=world > torch.cuda.device_count())
+    else:
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+            timeout=timedelta(seconds=60),
+        )  # fmt: skip
     mesh = init_device_mesh(kind, (world,))
-    {"models": models, "captured": captured, "measured": measured}[scenario](mesh)
+    SCENARIOS[scenario](mesh)
     ficco.close(mesh)
     dist.destroy_process_group()
     print("right")

@@ -23,3 +23,7 @@ def test_a_captured_step_trains(gpus: int, tmp_path: Path) -> None:
 
 def test_explain_measures(gpus: int, tmp_path: Path) -> None:
     right("measured", 2, tmp_path, worker=WORKER)
+
+
+def test_models_of_shards_compute_what_the_whole_does(ranks: int, tmp_path: Path) -> None:
+    right("shards", ranks, tmp_path, worker=WORKER)
