@@ -19,8 +19,8 @@ WORKER = Path(__file__).with_name("torch_worker.py")
 DEADLINE_S = 120
 
 
-def run(double: Path, folder: Path, world: int, *checks: str) -> None:
-    """Run checks on every rank of a world; each must end well."""
+def run(double: Path, folder: Path, world: int, *checks: str) -> list[str]:
+    """Run checks on every rank of a world; each must end well. Return what each says."""
     pytest.importorskip("torch")
     given = environment(double, devices=world) | {
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
@@ -42,14 +42,22 @@ def run(double: Path, folder: Path, world: int, *checks: str) -> None:
             rank.kill()
         for rank in ranks:
             rank.wait()
-    said = "".join(f"---- rank {i}\n{log.read_text()[-3000:]}" for i, log in enumerate(logs))
+    texts = [log.read_text() for log in logs]
+    said = "".join(f"---- rank {i}\n{text[-3000:]}" for i, text in enumerate(texts))
     assert codes == [0] * world, said
+    return texts
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_functions_and_gradients_are_right(double_folder: Path, tmp_path: Path, world: int) -> None:
     """Also again, with tensors that are laid out otherwise, after a change of mind; and models."""
     run(double_folder, tmp_path, world, "functions", "gradients", "calls_again", "models")
+
+
+def test_a_process_may_end_with_its_group_open(double_folder: Path, tmp_path: Path) -> None:
+    """Nothing is said about it."""
+    for said in run(double_folder, tmp_path, 2, "left_open"):
+        assert said.splitlines()[-2:] == ["left_open", "right"], said
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])

@@ -383,9 +383,21 @@ def at_random(here: Rank, world: int) -> None:
     print(f"{shortly.made} calls were told addresses alone")
 
 
+def left_open(here: Rank, world: int) -> None:
+    """A call, after which the group is not closed."""
+    x, w = draw(here.rank, 6, 5), draw(99, 5, 4)
+    for _ in range(2):
+        y = ficco.all_gather_matmul(x, w, schedule="hetero_fused_1d")
+    want = torch.cat([draw(r, 6, 5) for r in range(world)]).double() @ w.double()
+    assert (y.double() - want).abs().max() < 1e-4
+
+
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, diverging, failures, at_random,
+    left_open,
 )  # fmt: skip
+
+
 CHECKS = {each.__name__: each for each in _ALL}
 
 
@@ -401,7 +413,8 @@ def main(store: str, rank: int, world: int, checks: list[str]) -> None:
         CHECKS[check](here, world)
         if world > 1:
             assert control.count("memcpy") and control.count("kernel"), "no GPU was used"
-        ficco.close()
+        if check != "left_open":
+            ficco.close()
         print(check, flush=True)
     dist.destroy_process_group()
 

@@ -172,6 +172,7 @@ void bind_program(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+    nb::set_leak_warnings(false);  // what is open when the process ends is left to its end
     module.attr("MAX_WORLD") = ficco::kMaxWorld;
     module.attr("MAX_CHUNKS") = ficco::kMaxChunks;
     module.attr("MAX_LANES") = ficco::kMaxLanes;
