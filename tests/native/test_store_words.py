@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-TEXT = Path(__file__).parents[2] / "native/src/driver/store_words.ptx.inc"
+from ficco.grouping import FEWEST_STORED
+
+NATIVE = Path(__file__).parents[2] / "native/src"
+TEXT = NATIVE / "driver/store_words.ptx.inc"
 
 
 def assembler() -> Path:
@@ -33,6 +36,11 @@ def test_every_gpu_takes_it(capability: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert machine.stat().st_size, done.stderr
     assert "0 bytes spill stores" in done.stderr, "nothing of a thread's own memory is needed"
+
+
+def test_simulator_and_native_core_give_a_kernel_the_same_words() -> None:
+    found = re.search(r"kFewestStored = (\d+);", (NATIVE / "lanes/gpu_commands.cpp").read_text())
+    assert found is not None and int(found[1]) == FEWEST_STORED
 
 
 def test_raised_words_come_behind_cleared_ones_of_all_threads() -> None:

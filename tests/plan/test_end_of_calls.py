@@ -8,6 +8,7 @@ import pytest
 
 from ficco.engines.gating import launches_of, steps_within
 from ficco.engines.rows import encode
+from ficco.grouping import stores_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.plan import RankPlan, Word, word_place
@@ -73,10 +74,22 @@ def test_without_columns_there_is_no_launch_to_do_it() -> None:
 
 
 @pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
-def test_sums_are_the_streams_affair(op: str) -> None:
+def test_of_sums_one_kernel_does_it(op: str) -> None:
     plan = plan_of(op, GATED)
-    assert ("compute", "compute.leave") in ends(plan)
+    assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
     assert not steps_within(plan)
+    assert stores_of(plan, ()) == {"compute.clear": True, "compute.leave": False}
+
+
+def test_few_words_are_the_streams_affair() -> None:
+    problem = Problem.chunked("matmul_reduce_scatter", 2, 8, 16, 8, "bfloat16")
+    plan = lower_rank(problem, replace(GATED, grain=1).resolve(2, CUDA), 0)
+    assert stores_of(plan, ())  # two that are cleared, one that is raised
+    (*others, leave) = plan.steps
+    assert leave.id == "compute.leave"
+    assert not stores_of(plan._replace(steps=tuple(others)), ())
+    gather = plan_of("all_gather_matmul", GATED)
+    assert stores_of(gather, ()) and not stores_of(gather, steps_within(gather))
 
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
