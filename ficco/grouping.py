@@ -10,9 +10,18 @@ from itertools import pairwise
 
 from ficco.plan import Product, RankPlan, Region, Step
 
-__all__ = ["FEWEST_STORED", "distance_of", "ends_of", "joined_copies", "runs_of", "stores_of"]
+__all__ = [
+    "FEWEST_STORED",
+    "MOST_STORED",
+    "distance_of",
+    "ends_of",
+    "joined_copies",
+    "runs_of",
+    "stores_of",
+]
 
 FEWEST_STORED = 3  # words that a kernel stores rather than a stream; as in the native core
+MOST_STORED = 128  # by one kernel; likewise
 
 
 def joined_copies(reads: Sequence[Region], writes: Sequence[Region]) -> list[tuple[Region, Region]]:
@@ -54,13 +63,13 @@ def ends_of(plan: RankPlan) -> dict[str, tuple[Step, Step]]:
     return found
 
 
-def stores_of(plan: RankPlan, within: Collection[str]) -> dict[str, bool]:
-    """Return the steps whose words a kernel stores on a GPU, and whether one is its first.
+def stores_of(plan: RankPlan, within: Collection[str]) -> dict[str, int]:
+    """Return the steps whose words kernels store on a GPU, and how many of these begin with one.
 
     They stand in the lane that computes. What is raised right behind what is cleared is stored by
-    the same kernel, unless it comes after something else; `within`: steps that others do.
+    the same kernels, unless it comes after something else; `within`: steps that others do.
     """
-    found: dict[str, bool] = {}
+    found: dict[str, int] = {}
     computing = {step.lane for step in plan.steps if step.kind in ("gemm", "reduce", "bag")}
     before: list[Step] = []  # that one kernel would store
     for step in plan.steps:
@@ -68,8 +77,9 @@ def stores_of(plan: RankPlan, within: Collection[str]) -> dict[str, bool]:
             continue
         joins = [s.kind for s in before] == ["clear"] and step.kind == "signal" and not step.after
         before = [*before, step] if joins else [step] if step.kind in ("clear", "signal") else []
-        if sum(len(s.words) for s in before) >= FEWEST_STORED:
-            found.update({s.id: s is before[0] for s in before})
+        words = sum(len(s.words) for s in before)
+        if words >= FEWEST_STORED:
+            found.update({s.id: 0 for s in before} | {before[0].id: -(-words // MOST_STORED)})
     return found
 
 

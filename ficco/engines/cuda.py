@@ -10,7 +10,6 @@ native call. Nothing waits for the device.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import weakref
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from ficco.compute import DeviceCompute
 from ficco.engines.cuda_layout import COPIES, Window
 from ficco.engines.gating import steps_within
-from ficco.engines.launches import Launches, Whole
+from ficco.engines.launches import Launches, Whole, warn_of_streams
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.standing import Standing
 from ficco.engines.work import Call, View, calls_of, whole_product
@@ -66,7 +65,6 @@ __all__ = [
 
 GpuError = _native.GpuError
 _SETTLES_WITHIN_S = 5.0
-_log = logging.getLogger("ficco")
 
 device_count = _native.cuda_device_count
 
@@ -132,7 +130,7 @@ class Device:
         self.ordinal, self.group, self.rank = ordinal, group, rank
         gpu = _native.open_cuda(ordinal)
         if gpu.no_store:
-            _log.warning("streams store words by themselves, which takes longer: %s", gpu.no_store)
+            warn_of_streams(ordinal, gpu.no_store)
         self.native = _native.GpuRank(gpu, group, rank)
         self._stop: Any = None
 

@@ -9,6 +9,7 @@ launch is left to Python, and that is said.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,11 +23,18 @@ from ficco.kernels.launching import Copy, LaunchSpec, Slot, Word
 from ficco.kernels.plan_reader import OutputNames
 from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 
-__all__ = ["Launches", "Whole"]
+__all__ = ["Launches", "Whole", "warn_of_streams"]
 
 _log = logging.getLogger("ficco")
 _ALIGN = 16  # bytes that Triton looks at
 _PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
+
+
+@functools.cache  # once a device, not whenever windows grow
+def warn_of_streams(device: int, reason: str) -> None:
+    """Say that a device's streams store the words that a kernel would, and why."""
+    text = "streams of device %d store words by themselves, which takes longer: %s"
+    _log.warning(text, device, reason)
 
 
 class Whole(NamedTuple):

@@ -2,8 +2,8 @@
 
 The programs of a launch count each other as they end. The last one, which knows that all have read
 what they read, clears the rank's words of the call and raises its `free` at every peer. As commands
-of a stream that would be a word after another, 0.7 us each; here it is as many as there are threads
-at a time, and nothing waits in between. No program waits, so this needs no room on the device that
+of a stream that would be a word after another, 0.7 us each; here it is 64 at a time, and nothing
+waits in between. No program waits, so this needs no room on the device that
 the launch does not have.
 """
 

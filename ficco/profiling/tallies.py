@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ficco.engines.gating import launches_of
+from ficco.engines.gating import launches_of, steps_within
 from ficco.engines.rows import encode
 from ficco.engines.work import calls_of, sum_of
 from ficco.grouping import joined_copies
@@ -33,8 +33,9 @@ class Tally(NamedTuple):
 
 def tally(plan: RankPlan) -> Tally:
     """Count what a plan makes the host submit."""
-    works = encode(plan, {}, one_launch=True).works
-    kinds = [step.kind for step in plan.steps]
+    within = steps_within(plan)  # what a kernel does by itself is not submitted
+    works = encode(plan, {}, one_launch=True, within=within).works
+    kinds = [step.kind for step in plan.steps if step.id not in within]
     launches = kernels = 0
     for work in works:
         if work.step.parts:

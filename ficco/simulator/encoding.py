@@ -152,7 +152,7 @@ class _Encoder:
         self.last: dict[int, int] = {}  # by lane: the peer that it has sent to, and not waited
         self.wire_to: dict[int, _Wire] = {}
         self.within: set[str] = set()  # steps that a kernel does, as one thing
-        self.stores: dict[str, bool] = {}  # steps whose words a kernel stores; whether it is new
+        self.stores: dict[str, int] = {}  # steps whose words kernels store; how many new ones
         self.item: dict[str, int] = {}
         self.cols: dict[str, int] = {}
 

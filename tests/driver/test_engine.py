@@ -107,10 +107,13 @@ def test_graphs_give_what_calls_give(
     run(double_folder, "graphs", queues, world=3, replays=50, branches=branches)
 
 
-def test_streams_store_words_where_no_kernel_can(double_folder: Path) -> None:
-    said = run(double_folder, "words_without_kernel", world=3)
-    warned = [line for line in said.splitlines() if "streams store words by themselves" in line]
-    assert len(warned) == 3 and all("CUDA_ERROR_INVALID_PTX" in line for line in warned), said
+@pytest.mark.parametrize("refusing", [False, True])
+def test_streams_store_words_where_no_kernel_can(double_folder: Path, refusing: bool) -> None:
+    said = run(double_folder, "words_without_kernel", world=3, refusing=refusing)
+    warned = [line for line in said.splitlines() if "store words by themselves" in line]
+    assert len(warned) == 3 * refusing and all(
+        "CUDA_ERROR_INVALID_PTX" in line for line in warned
+    ), said
 
 
 def test_a_capture_that_loses_copies_is_refused(double_folder: Path) -> None:

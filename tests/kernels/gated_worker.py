@@ -10,7 +10,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import cycle, product
 from typing import Any
 
@@ -281,19 +282,31 @@ def shared() -> None:
     case.hold("a shared tile that did not come", want)
 
 
+@contextmanager
+def beginning(programs: int, reverse: bool, look: Callable[[], int] = int) -> Iterator[list[int]]:
+    """Run programs in this order inside; yields what there is to see as each begins."""
+    builder, seen = interpreter.interpreter_builder, list[int]()
+    forwards = builder.set_grid_idx
+
+    def begin(x: int, y: int, z: int) -> None:
+        seen.append(look())
+        forwards(programs - 1 - x if reverse else x, y, z)
+
+    builder.set_grid_idx = begin
+    try:
+        yield seen
+    finally:
+        builder.set_grid_idx = forwards
+
+
 def ends_first() -> None:
     """Ends that give up before the others have counted leave counts that are 0 all the same."""
     tiling._SHARE_DEPTH = 0
     case = Case([GatedPart("window", 0, 0, 17, 0)], 30, 256, torch.float32)
     case.arrive(case.parts[0])
     case.stop[0] = 1
-    builder, programs = interpreter.interpreter_builder, case.table.programs
-    forwards = builder.set_grid_idx
-    builder.set_grid_idx = lambda x, y, z: forwards(programs - 1 - x, y, z)
-    try:
+    with beginning(case.table.programs, reverse=True):
         gated_matmul(*case.arguments())
-    finally:
-        builder.set_grid_idx = forwards
     assert case.status.item() == 1 and case.whole.isnan().all(), "nobody gave up"
     assert case.table.shared.tiles and not case.table.shared.counts.any(), "a count is left"
 
@@ -346,13 +359,16 @@ def leaving() -> None:
     case.arrive(parts[1])
     warm(case.table, *case.arguments()[1:])
     assert all((home == 7).all() for copy in homes for home in copy), "what warms leaves nothing"
-    for turn, copy in enumerate((0, 1, 1, 0)):
+    for turn, (copy, reverse) in enumerate(((0, False), (1, True), (1, False), (0, True))):
         for home in (home for each in homes for home in each):
             home.fill_(7)
         case.words = homes[copy][2]  # the rank's own
         case.words[2] = 1
         table, matrices, gate = case.arguments()
-        gated_matmul(table, matrices, gate._replace(copy=copy))
+        peer, own = homes[copy][0], homes[copy][2]
+        with beginning(table.programs, reverse, lambda p=peer, o=own: int(p[150] + o[3])) as seen:
+            gated_matmul(table, matrices, gate._replace(copy=copy))
+        assert seen == [14] * table.programs, "given back before the last one had begun"
         case.hold(f"call {turn}")
         want = words(*[7] * 200)
         want[2], want[3:103] = 1, 0

@@ -78,7 +78,7 @@ def test_of_sums_one_kernel_does_it(op: str) -> None:
     plan = plan_of(op, GATED)
     assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
     assert not steps_within(plan)
-    assert stores_of(plan, ()) == {"compute.clear": True, "compute.leave": False}
+    assert stores_of(plan, ()) == {"compute.clear": 1, "compute.leave": 0}
 
 
 def test_few_words_are_the_streams_affair() -> None:

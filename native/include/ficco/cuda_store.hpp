@@ -9,8 +9,8 @@
 namespace ficco::cuda {
 
 // Loads it for a device, whose primary context is current, and keeps that until the process ends:
-// nobody can say when the last stream has used it. Once a device; a later call tries again where
-// one has failed. It may wait for the device. Throws GpuError.
+// nobody can say when the last stream has used it. It may wait for the device. Once a device: a
+// later call, behind which streams may wait, only tells what the first one found. Throws GpuError.
 Function load_store_kernel(Device device);
 
 // Launches it. `writes`: kMostStored at most.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "ficco/cuda.hpp"
 
@@ -30,12 +31,10 @@ static_assert(offsetof(StoredWords, value) == 1024 && offsetof(StoredWords, firs
 
 }  // namespace
 
-Function load_store_kernel(Device device) {
-    static std::mutex mutex;
-    static auto* const loaded = new std::map<Device, Function>;
+namespace {
+
+Function load(Device device) {
     const Table& table_ = driver();
-    const std::lock_guard lock(mutex);
-    if (const auto found = loaded->find(device); found != loaded->end()) return found->second;
     if (table_.cuFuncLoad == nullptr) {
         throw GpuError("kernels can be loaded ahead from CUDA 12.4 on; install a newer driver");
     }
@@ -46,7 +45,30 @@ Function load_store_kernel(Device device) {
     FICCO_CALL(cuModuleGetFunction, &kernel, module, "ficco_store_words");
     FICCO_CALL(cuFuncLoad, kernel);  // not behind a stream's wait
     FICCO_CALL(cuDevicePrimaryCtxRetain, &kept, device);
-    return (*loaded)[device] = kernel;
+    return kernel;
+}
+
+}  // namespace
+
+Function load_store_kernel(Device device) {
+    struct Loaded {
+        Function kernel = nullptr;
+        std::string error;
+    };
+    static std::mutex mutex;
+    static auto* const loaded = new std::map<Device, Loaded>;
+    const std::lock_guard lock(mutex);
+    const auto [entry, first] = loaded->try_emplace(device);
+    Loaded& found = entry->second;
+    if (first) {
+        try {
+            found.kernel = load(device);
+        } catch (const GpuError& error) {
+            found.error = error.what();
+        }
+    }
+    if (found.kernel == nullptr) throw GpuError(found.error);
+    return found.kernel;
 }
 
 void launch_store_kernel(Function kernel, std::span<const WordCommand> writes, Stream stream) {
