@@ -9,10 +9,10 @@ from __future__ import annotations
 from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks, Incoming, Outgoing
 from ficco.lowering.cutting import check_implemented
-from ficco.lowering.finishing import await_data, batches, close, move
+from ficco.lowering.finishing import batches, close, move
 from ficco.lowering.producing import PARTIAL, Bags, Piece
 from ficco.lowering.scattering import LANDING, Cut, make_and_push
-from ficco.plan import Buffer, RankPlan, Region, Word
+from ficco.plan import Buffer, RankPlan, Region
 from ficco.problem import Problem, offsets
 from ficco.schedule import Schedule
 
@@ -45,11 +45,9 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     )
     cut = Cut(blocks, schedule, widths, lefts[:-1], "y0", own_col=lefts[rank])
     made = make_and_push(cut, bags)
-    data: list[Word] = []
-    for batch in batches(cut, per_chunk=True):
-        made.steps += [await_data(batch), *move(cut, batch)]
-        data += batch.words
-    close(cut, made, data)
+    found = batches(cut, per_chunk=True)
+    made.steps += move(cut, found, problem.itemsize)
+    close(cut, made, [word for batch in found for word in batch.words])
     buffers = [
         *bags.operands(),
         output,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ficco.lowering.handshake import closed
+from ficco.lowering.moving import Arrival, moves
 from ficco.lowering.producing import COMPUTE
 from ficco.lowering.scattering import Chunk, Cut, Made
 from ficco.plan import Region, Step, Word
@@ -64,11 +65,14 @@ def reduce(cut: Cut, batch: Batch, out_row: int, bias: bool) -> list[Step]:
     return [Step(f"sum.{batch.name}", COMPUTE, "reduce", "sm", tuple(terms), (target,))]
 
 
-def move(cut: Cut, batch: Batch) -> list[Step]:
-    """Return the local copy of a batch from the window to the same place of y0."""
-    reads = tuple([cut.landed(peer, cut.received(peer, j)) for peer, j in batch.arrived])
-    writes = tuple([Region(cut.rank, "y0", *region[2:6]) for region in reads])
-    return [Step(f"move.{batch.name}", COMPUTE, "local_copy", "dma", reads, writes)]
+def move(cut: Cut, found: Sequence[Batch], item_bytes: int) -> list[Step]:
+    """Return the waits for batches, and their copies from the window to the same place of y0."""
+    arrivals = []
+    for batch in found:
+        reads = tuple([cut.landed(peer, cut.received(peer, j)) for peer, j in batch.arrived])
+        writes = tuple([Region(cut.rank, "y0", *region[2:6]) for region in reads])
+        arrivals.append(Arrival(batch.name, batch.words, reads, writes))
+    return moves(arrivals, COMPUTE, item_bytes)
 
 
 def close(

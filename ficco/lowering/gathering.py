@@ -21,6 +21,7 @@ from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, check_implemented, departures, turn_bounds
 from ficco.lowering.handshake import await_entered, closed, enter_all, push_lanes
+from ficco.lowering.moving import Arrival, moves
 from ficco.lowering.multiplying import COMPUTE, WINDOW, Group, Multiplied, Piece
 from ficco.plan import RankPlan, Region, Step, Word
 from ficco.problem import Problem
@@ -53,7 +54,7 @@ def lower_gathering(problem: Problem, schedule: Schedule, blocks: Blocks) -> Ran
     steps += products.gemms(_groups(cut, schedule), products.first, gated)
     steps += _late(cut, products, _staged(schedule))
     for i in products.kept:
-        steps += [*_own_kept(i, blocks, problem.k), *_arrivals_kept(i, cut)]
+        steps += [*_own_kept(i, blocks, problem.k), *_arrivals_kept(i, cut, problem.itemsize)]
     steps = closed(rank, peers, cut.data_words(), steps, COMPUTE, KEEP)
     steps += products.roundings()
     return RankPlan(rank, products.buffers(window=True), tuple(steps))
@@ -200,19 +201,16 @@ def _own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
     return [Step(f"keep{index}.own", KEEP, "local_copy", "dma", (source,), (target,))]
 
 
-def _arrivals_kept(index: int, cut: _Cut) -> list[Step]:
+def _arrivals_kept(index: int, cut: _Cut, item_bytes: int) -> list[Step]:
     """Return waits for chunks, and their copies from the window into such an output."""
-    steps = []
+    found = []
     for shard, chunk in cut.arrivals:
         piece, word = cut.piece(shard, chunk), cut.word(shard, chunk)
         box = (piece.row0, piece.row1, piece.col0, piece.col1)
         source, target = Region(cut.rank, WINDOW, *box), Region(cut.rank, f"y{index}", *box)
         name = f"keep{index}.{chunk}of{shard}"
-        steps += [
-            Step(f"{name}.wait", KEEP, "wait", "none", words=(word,)),
-            Step(name, KEEP, "local_copy", "dma", (source,), (target,)),
-        ]
-    return steps
+        found.append(Arrival(name, (word,), (source,), (target,)))
+    return moves(found, KEEP, item_bytes)
 
 
 def _groups(cut: _Cut, schedule: Schedule) -> list[Group]:

@@ -24,6 +24,7 @@ from ficco.lowering.cutting import check_implemented
 from ficco.lowering.direct import REDUCED
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
 from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
+from ficco.lowering.moving import Arrival, moves
 from ficco.lowering.producing import Products
 from ficco.lowering.ring import OPENED, PUSH, Own, check_ring, circulate, ring_words
 from ficco.lowering.scattering import Chunk, Cut, Made, finishes_between, make_and_push
@@ -88,7 +89,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         for batch in found:
             made.steps += finish(batch, made)
     data = [word for batch in found for word in batch.words]
-    data += _collect(cut, made, first)
+    data += _collect(cut, made, first, problem.itemsize)
     close(cut, made, data, COLLECT)
     buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
     return RankPlan(rank, buffers, tuple(made.steps))
@@ -116,7 +117,7 @@ def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) 
         own = Own(index, cut.piece(rank, chunk).target, after)
         made.steps += _push_on(cut, lanes, own, False, schedule.pace == "in_step")
     data = [word for batch in batches(cut, per_chunk=False) for word in batch.words]
-    data += _collect(cut, made, first)
+    data += _collect(cut, made, first, problem.itemsize)
     close(cut, made, data, COLLECT)
     buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
     return RankPlan(rank, buffers, tuple(made.steps))
@@ -135,7 +136,7 @@ def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -
             made.steps += _push_on(cut, lanes, ready, False, schedule.pace == "in_step")
 
     made, data = circulate(cut, products, finish)
-    data += _collect(cut, made, first)
+    data += _collect(cut, made, first, problem.itemsize)
     close(cut, made, data, COLLECT, reading=[PUSH])
     buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
     return RankPlan(rank, buffers, tuple(made.steps))
@@ -179,7 +180,7 @@ def _sums_of(cut: Cut, peer: int, index: int, whole: bool) -> bool:
     return not (Chunk(0, rows, 0, width) if whole else cut.chunk(rows, width, index)).empty
 
 
-def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
+def _collect(cut: Cut, made: Made, first: tuple[int, ...], item_bytes: int) -> list[Word]:
     """Wait for the peers' sums and move them into the output; return the words that said so."""
     schedule, rank = cut.schedule, cut.rank
     at_once = schedule.compute == "whole" or schedule.order == "by_peer"
@@ -198,15 +199,10 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...]) -> list[Word]:
             word = Word(rank, "data", peer, _slot(cut, j))
             entry = (word, Region(rank, REDUCED, *box), Region(rank, "y0", *box))
             groups.setdefault((j, turn if turns else 0), []).append(entry)
-    words: list[Word] = []
+    arrivals = []
     for at in sorted(groups):
-        awaited = tuple([word for word, _, _ in groups[at]])
-        reads = tuple([source for _, source, _ in groups[at]])
-        writes = tuple([target for _, _, target in groups[at]])
-        name = f"sum{at[0]}of{awaited[0].peer}" if turns else f"sum{at[0]}"
-        made.steps += [
-            Step(f"wait.{name}", COLLECT, "wait", "none", words=awaited),
-            Step(f"move.{name}", COLLECT, "local_copy", "dma", reads, writes),
-        ]
-        words += awaited
-    return words
+        words, reads, writes = zip(*groups[at], strict=True)
+        name = f"sum{at[0]}of{words[0].peer}" if turns else f"sum{at[0]}"
+        arrivals.append(Arrival(name, words, reads, writes))
+    made.steps += moves(arrivals, COLLECT, item_bytes)
+    return [word for arrival in arrivals for word in arrival.words]

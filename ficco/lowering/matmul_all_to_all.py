@@ -9,11 +9,11 @@ from __future__ import annotations
 from ficco.errors import ScheduleError
 from ficco.lowering.blocks import exchanged
 from ficco.lowering.cutting import check_implemented
-from ficco.lowering.finishing import await_data, batches, close, move
+from ficco.lowering.finishing import batches, close, move
 from ficco.lowering.producing import PARTIAL, Products
 from ficco.lowering.scattering import LANDING, Cut, make_and_push
 from ficco.lowering.single import alone
-from ficco.plan import Buffer, RankPlan, Word
+from ficco.plan import Buffer, RankPlan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -34,11 +34,9 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     widths, lefts = (n,) * problem.world, (0,) * problem.world
     cut = Cut(blocks, schedule, widths, lefts, "y0", own_row=blocks.own.landing)
     made = make_and_push(cut, products)
-    data: list[Word] = []
-    for batch in batches(cut, per_chunk=True):
-        made.steps += [await_data(batch), *move(cut, batch)]
-        data += batch.words
-    close(cut, made, data)
+    found = batches(cut, per_chunk=True)
+    made.steps += move(cut, found, problem.itemsize)
+    close(cut, made, [word for batch in found for word in batch.words])
     buffers = [
         *products.operands(),
         Buffer("y0", "output", blocks.arriving, n, problem.dtype),

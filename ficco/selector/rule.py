@@ -145,7 +145,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     if not (facts.gathers and schedule.compute == "gated"):  # whose launch does those of the end
         words += _leaving_us(machine, peers)
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
-    pushes = peers * grain + more
+    pushes = peers * grain * (2 if facts.op == "matmul_all_reduce" else 1) + more
     host += (steps + more + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
     return end + words + costs.call_us, host
 

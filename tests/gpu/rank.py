@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ficco import oracle
+from ficco.lowering import moving
 from ficco.machine import Machine
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.process_cuda import CudaProcessRuntime
@@ -44,6 +45,8 @@ class Rank:
     def __init__(self, rank: int, world: int, timeout_s: float = 30.0) -> None:
         self.rank, self.world, self.timeout_s = rank, world, timeout_s
         self.runtime = CudaProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
+        if rank % 2:
+            moving.SMALL_BYTES = 0  # pieces leave the window as large ones do
 
     def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:
         given = oracle.inputs(problem, seed)

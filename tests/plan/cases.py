@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 from hypothesis import strategies as st
 
-from ficco.lowering import lower
+from ficco.lowering import lower, moving
 from ficco.lowering.cutting import EDGED
 from ficco.lowering.direct_gather import is_direct
 from ficco.machine import Link, Machine
@@ -161,4 +162,7 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
 @st.composite
 def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None, gated: bool = False) -> Plan:
     problem = draw(problems(max_world, op))
-    return lower(problem, draw(schedules(problem, gated)))
+    schedule = draw(schedules(problem, gated))
+    small = draw(st.sampled_from((0, moving.SMALL_BYTES)))  # 0: as of large problems
+    with mock.patch.object(moving, "SMALL_BYTES", small):
+        return lower(problem, schedule)
