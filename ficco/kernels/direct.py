@@ -22,7 +22,7 @@ import torch
 from ficco.errors import InputError
 from ficco.kernels.direct_kernel import direct_all_reduce
 from ficco.kernels.direct_table import DirectTable
-from ficco.kernels.mailing import COUNTS
+from ficco.kernels.mailing import COUNTS, THREADS
 from ficco.kernels.one_launch import (
     ALIGN,
     Control,
@@ -251,6 +251,8 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
     tallest = table.m if table.twice else table.own_rows
     widest = _WIDEST_MOVE if direct.made else _WIDEST_SUM
     sum_cols = min(power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
+    sum_rows = min(power(tallest), widest // sum_cols)
+    sum_rows = max(sum_rows, THREADS * tile.warps // sum_cols)  # see `ficco.kernels.mailing.take`
     return {
         "x": x,
         "w": w,
@@ -288,7 +290,7 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
         "COLS": tile.cols,
         "DEEP": tile.deep,
         "STAGES": tile.stages,
-        "SUM_ROWS": max(1, min(power(tallest), widest // sum_cols)),
+        "SUM_ROWS": sum_rows,
         "SUM_COLS": sum_cols,
         "HAS_BIAS": bias is not None,
         "EDGE": ALIGN // item if aligned else 1,

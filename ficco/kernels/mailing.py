@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import num_threads
 
 from ficco.kernels.direct_handshake import tell
 from ficco.kernels.direct_table import VACANT
@@ -30,6 +31,7 @@ from ficco.plan import Word, word_place
 
 __all__ = [
     "COUNTS",
+    "THREADS",
     "call_number",
     "count_call",
     "draw",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 COUNTS = 3  # int32 words
+THREADS = 32  # of a warp
 _VACANT_16 = tl.constexpr((VACANT & 0xFFFF) - (1 << 16))
 _VACANT_32 = tl.constexpr(VACANT - (1 << 32))
 _MINUS_0 = tl.constexpr(-(1 << 31))
@@ -277,6 +280,9 @@ def take(
 
     It gives up as `await_words` does; then the number of a missing block comes with the sum.
 
+    No block is smaller than the program: of an element that several threads have, each would see
+    for itself whether it has come, but `tl.max` believes one of them for all.
+
     Args:
         at: pointers to a block's elements, [rows, cols].
         distance: elements from one block to the next, of COUNT.
@@ -286,6 +292,9 @@ def take(
         COUNT: blocks, which are added up in order.
         ON_GPU: False in the interpreter.
     """
+    if ON_GPU:
+        enough: tl.constexpr = at.shape[0] * at.shape[1] >= num_threads()
+        tl.static_assert(enough, "threads share elements that are awaited")
     kind: tl.constexpr = at.dtype.element_ty
     if kind.primitive_bitwidth == 32:
         boxes = at.to(tl.pointer_type(tl.int32))

@@ -13,7 +13,10 @@ from ficco.schedule import Schedule
 
 
 def cases(world: int) -> list[Problem]:
-    """One odd problem an operator, small enough that host and device race each other."""
+    """An odd problem an operator, small enough that host and device race each other.
+
+    And one of few rows, whose sums have fewer elements than a program has threads.
+    """
     even, k = chunk_sizes(131, world), 72
     output = (Output((56,) * world),)
     depths = chunk_sizes(k, world)
@@ -23,6 +26,9 @@ def cases(world: int) -> list[Problem]:
         Problem("all_gather_matmul", world, even, k, output, "bfloat16"),
         Problem("matmul_reduce_scatter", world, even, k, output, "bfloat16", depths=depths),
         Problem("matmul_all_reduce", world, even, k, output, "float16", depths=depths),
+        Problem(
+            "matmul_all_reduce", world, chunk_sizes(3, world), k, output, "bfloat16", depths=depths
+        ),
         Problem("all_to_all_matmul", world, rows, k, output, "bfloat16", splits=splits),
         Problem("matmul_all_to_all", world, rows, k, output, "float32", splits=splits),
         Problem(

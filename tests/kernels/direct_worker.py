@@ -1,7 +1,7 @@
 """Runs the direct kernel from tables of real plans, a process a rank, or reads its compiled text.
 
 TRITON_INTERPRET=1 python direct_worker.py products|giving_up|refusals ...
-python direct_worker.py assembly
+python direct_worker.py shares|assembly
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from compiling import compiled
 from interpreting import make_ready
+from triton.compiler.errors import CompilationError
 
 from ficco.errors import InputError, PlanError
 from ficco.kernels import direct
@@ -324,20 +325,48 @@ def _swapped(steps: tuple[Any, ...], at: int) -> tuple[Any, ...]:
     return (*steps[:at], *pair[::-1], *steps[at + 2 :])
 
 
+def text_of(name: str, world: int, m: int, n: int, dtype: str, **fields: Any) -> tuple[Any, Any]:
+    """Return a launch's arguments, and what Triton makes of it for a GPU."""
+    case = Case(1, world, name, (m, n, world * 512), 128, dtype, bias=False)
+    nowhere = Places(*[[[0] * world] * 2] * 2, torch.zeros(3, dtype=torch.int32))
+    prepared = prepare(case.table, nowhere, CPU)
+    empty = [torch.empty(shape, dtype=case.kind) for shape in ((m, 512), (n, 512))]
+    y = torch.empty(m, n, dtype=case.kind)
+    operands = Operands(empty[0], empty[1].t(), None, y)
+    assert not prepared.chained, "the interpreter's launches follow one another"
+    launch = direct.launch_of(prepared._replace(chained=True), operands, control(5))
+    assert launch.chained and launch.arguments["CHAINED"]
+    arguments = launch.arguments | {"ON_GPU": True} | fields
+    return arguments, compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
+
+
+def shares() -> None:
+    """No two threads look for the same element: `tl.max` would take one's view for both's."""
+    for name in ("one_shot_sm", "two_shot_sm"):
+        for world, m, n, dtype in (
+            (8, 1, 4096, "bfloat16"), (8, 1, 16384, "float16"), (3, 3, 127, "float16"),
+            (2, 2, 5, "float32"), (4, 16, 8192, "bfloat16"), (8, 200, 1000, "float32"),
+        ):  # fmt: skip
+            about = f"{name} {world} {m} {n} {dtype}"
+            arguments, made = text_of(name, world, m, n, dtype)
+            layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", made.asm["ttgir"], re.MULTILINE))
+            pattern = r"tt\.load .*isVolatile = true.* : tensor<(\d+)x(\d+)x\S+, (#\w+)>"
+            looks = re.findall(pattern, made.asm["ttgir"])
+            assert len(looks) == world + arguments["TWICE"], about
+            for *shape, layout in looks:
+                pattern = r"(?:sizePerThread|threadsPerWarp|warpsPerCTA) = \[(\d+), (\d+)\]"
+                sizes = np.array(re.findall(pattern, layouts[layout]), int)
+                assert len(sizes) == 3, layouts[layout]
+                covered = sizes.prod(0)
+                assert (covered <= np.array(shape, int)).all(), f"{about}: {shape} {covered}"
+        fewer = {"SUM_ROWS": 1, "SUM_COLS": 64}
+        refused(CompilationError, "take(", partial(text_of, name, 8, 1, 4096, "bfloat16", **fewer))
+
+
 def assembly() -> None:
     for name, takes, heights in (("one_shot_sm", 1, (1, 64)), ("two_shot_sm", 2, (1, 16, 500))):
         for m in heights:
-            case = Case(1, 8, name, (m, 4096, 8 * 512), 128, "bfloat16", bias=False)
-            nowhere = Places(*[[[0] * 8] * 2] * 2, torch.zeros(3, dtype=torch.int32))
-            prepared = prepare(case.table, nowhere, CPU)
-            empty = [torch.empty(shape, dtype=case.kind) for shape in ((m, 512), (4096, 512))]
-            y = torch.empty(m, 4096, dtype=case.kind)
-            operands = Operands(empty[0], empty[1].t(), None, y)
-            assert not prepared.chained, "the interpreter's launches follow one another"
-            launch = direct.launch_of(prepared._replace(chained=True), operands, control(5))
-            assert launch.chained and launch.arguments["CHAINED"]
-            arguments = launch.arguments | {"ON_GPU": True}
-            made = compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
+            _, made = text_of(name, 8, m, 4096, "bfloat16")
             text, about = made.asm["ptx"], f"{name} {m}"
             (waited,) = places(r"griddepcontrol\.wait", text)
             assert "griddepcontrol.launch_dependents" not in text, "the next one begins too early"
@@ -375,7 +404,7 @@ def places(pattern: str, text: str) -> list[int]:
 
 
 SUBJECTS = {"products": products, "odd_values": odd_values, "giving_up": giving_up,
-            "refusals": refusals, "assembly": assembly}  # fmt: skip
+            "refusals": refusals, "shares": shares, "assembly": assembly}  # fmt: skip
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -14,6 +14,7 @@ from forking import run_forked
         ("direct_worker.py", "products odd_values", "1"),
         ("direct_worker.py", "giving_up refusals", "1"),
         ("direct_worker.py", "assembly", "0"),
+        ("direct_worker.py", "shares", "0"),
         ("gather_worker.py", "products", "1"),
         ("gather_worker.py", "giving_up refusals", "1"),
         ("gather_worker.py", "assembly", "0"),
