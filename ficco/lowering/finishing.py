@@ -82,5 +82,5 @@ def close(
 
     `beside`: another lane than that of compute that waits and reads; `reading`: that only read.
     """
-    peers = list(made.lanes)
-    made.steps = closed(cut.rank, peers, data, made.steps, COMPUTE, beside, reading)
+    peers, words = list(made.lanes), [*data, *made.told]
+    made.steps = closed(cut.rank, peers, words, made.steps, COMPUTE, beside, reading)

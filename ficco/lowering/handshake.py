@@ -81,7 +81,8 @@ def closed(
     Args:
         rank: whose plan it is.
         peers: in the order in which they hear of the end.
-        data: the words that this call has waited for.
+        data: the words that this call has waited for, on any lane: of peers' data, and of own parts
+            that a launch told of.
         steps: of the plan so far.
         lane: the one that waits for data and reads the window. If it has waited for `entered`
             already, that is not done again.

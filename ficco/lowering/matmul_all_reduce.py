@@ -108,11 +108,8 @@ def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) 
         chunk = cut.sent(rank, index)
         if chunk.empty:
             continue
-        ready = (Word(rank, "ready", rank, index),)
-        made.steps += [
-            Step(f"summed.{index}", SPREAD, "wait", "none", words=ready),
-            Step(f"unsummed.{index}", SPREAD, "clear", "none", words=ready),
-        ]
+        made.told.append(Word(rank, "ready", rank, index))
+        made.steps.append(Step(f"summed.{index}", SPREAD, "wait", "none", words=(made.told[-1],)))
         after = (*opened, f"summed.{index}") if several else opened
         own = Own(index, cut.piece(rank, chunk).target, after)
         made.steps += _push_on(cut, lanes, own, False, schedule.pace == "in_step")

@@ -138,10 +138,11 @@ class Cut:
 
 @dataclass
 class Made:
-    """Steps so far, and the lane to each peer."""
+    """Steps so far, the lane to each peer, and the words by which launches tell lanes of parts."""
 
     steps: list[Step] = field(default_factory=list)
     lanes: dict[int, str] = field(default_factory=dict)
+    told: list[Word] = field(default_factory=list)
 
 
 class _Group(NamedTuple):
@@ -293,7 +294,8 @@ def _gated(
         groups += [Gated((cut.piece(rank, chunk),)) for chunk in own]
     made.steps += producer.gated("gemm", groups)
     for peer, j in order:
-        made.steps += _push(cut, made.lanes, peer, j, ready=Word(rank, "ready", peer, j))
+        made.told.append(Word(rank, "ready", peer, j))
+        made.steps += _push(cut, made.lanes, peer, j, ready=made.told[-1])
     if within:
         made.steps.append(await_entered(rank, list(made.lanes), COMPUTE))
         summed = [_summed(cut, j, chunk) for j, (chunk,) in _by_chunk(cut).items()]
@@ -330,7 +332,6 @@ def _push(
     steps = []
     if ready is not None:
         steps.append(Step(f"made.{name}", lane, "wait", "none", words=(ready,)))
-        steps.append(Step(f"unmade.{name}", lane, "clear", "none", words=(ready,)))
     steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
     landed = (Word(peer, "data", rank, index),)
     steps.append(Step(f"landed.{name}", lane, "signal", "none", words=landed))

@@ -81,9 +81,28 @@ def test_of_sums_one_kernel_does_it(op: str) -> None:
     assert stores_of(plan, ()) == {"compute.clear": 1, "compute.leave": 0}
 
 
+@pytest.mark.parametrize("sums", ["apart", "within"])
+@pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
+def test_what_a_launch_tells_is_cleared_at_the_end(op: str, sums: str) -> None:
+    """Not between a wait and its copy, nor behind the copies, which the end does not wait for."""
+    plan = plan_of(op, replace(GATED, sums=sums))
+    told = [word for step in plan.steps for part in step.parts for word in part.signals]
+    (clear,) = [step for step in plan.steps if step.id == "compute.clear"]
+    assert told
+    assert set(told) <= set(clear.words)
+    steps = {step.id: step for step in plan.steps}
+    waited = [steps[name].words for name in clear.after if name.startswith(("made", "summed"))]
+    assert len(waited) == (2 if sums == "within" and op == "matmul_all_reduce" else 1)
+    assert not [
+        step
+        for step in plan.steps
+        if step.kind == "clear" and set(step.words) & set(told) and step is not clear
+    ]
+
+
 def test_few_words_are_the_streams_affair() -> None:
     problem = Problem.chunked("matmul_reduce_scatter", 2, 8, 16, 8, "bfloat16")
-    plan = lower_rank(problem, replace(GATED, grain=1).resolve(2, CUDA), 0)
+    plan = lower_rank(problem, Schedule.named("shard_p2p").resolve(2, CUDA), 0)
     assert stores_of(plan, ())  # two that are cleared, one that is raised
     (*others, leave) = plan.steps
     assert leave.id == "compute.leave"
