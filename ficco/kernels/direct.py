@@ -85,7 +85,7 @@ class Direct(NamedTuple):
         chunks, places: what the kernel reads, on the device.
         counts: words of the mailbox; see `ficco.kernels.mailing`.
         copy_places: numbers of one copy of the mailbox in `places`.
-        programs: of a launch; all of them run at the same time.
+        programs: of a launch; an idle device runs all of them at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
         made: whether y holds the product of x and w when a launch begins; else it multiplies.
         chained: whether a launch may begin while the one before it ends.

@@ -41,6 +41,9 @@ from ficco.plan import ELEMENT_BYTES
 __all__ = ["Gather", "Matrices", "Operands", "choose", "gather", "launch_of", "prepare", "warm"]
 
 _WIDEST_STORE = 4096  # elements that a program stores at a time
+_MOST_STORING = (
+    32  # programs; where other kernels take more room than they leave to these, it waits
+)
 
 # What `choose` reckons with: bytes a nanosecond into one multiprocessor, out of the L2 and out of
 # memory into all of them, and microseconds that a tile takes to begin, and parts to be added up.
@@ -57,7 +60,8 @@ class Gather(NamedTuple):
         places, gates: what the kernel reads, on the device; gates are zeros between launches.
         parts: room for parts of tiles.
         copy_places: numbers of one window copy in `places`.
-        programs: of a launch; all of them run at the same time.
+        programs: of a launch; an idle device runs all of them at the same time.
+        storing: the first of them, which store at peers.
     """
 
     table: GatherTable
@@ -68,6 +72,7 @@ class Gather(NamedTuple):
     parts: torch.Tensor
     copy_places: int
     programs: int
+    storing: int
 
 
 class Matrices(NamedTuple):
@@ -160,6 +165,7 @@ def prepare(
         [*words, *(base + table.gathered for base in data)]
         for words, data in zip(*places[:2], strict=True)
     ]
+    storing = max(1, min(stored, _MOST_STORING))
     return Gather(
         table=table,
         tile=tile,
@@ -168,7 +174,8 @@ def prepare(
         gates=torch.zeros(GATES + tiles, dtype=torch.int32, device=device),
         parts=torch.empty(room, dtype=torch.float32, device=device),
         copy_places=len(numbers[0]),
-        programs=min(max(tiles * splits, stored - 1) + 1, processors),
+        programs=min(max(tiles * splits, storing - 1) + 1, processors),
+        storing=min(storing, processors),
     )
 
 
@@ -247,6 +254,7 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
         "peers": ranks_as_bits([rank for rank in range(table.world) if rank != table.rank]),
         "sources": ranks_as_bits(table.sources),
         "splits": made.splits,
+        "storing": made.storing,
         "x_stride": x.stride(0),
         "kept_stride": 1 if kept is None else kept.stride(0),
         "timeout_ns": control.timeout_ns,

@@ -1,7 +1,7 @@
 """The direct gather's device code: a whole all_gather_matmul of one rank in one launch.
 
-All programs of a launch run at the same time. The last of them keeps the door; the others share the
-tiles of all outputs. What all share are the slices of the own shard, the door's first:
+The first program of a launch keeps the door; the others share the tiles of all outputs. The first
+few of them all share the slices of the own shard, the door's first:
 
     program   ask for what it multiplies first of the weights, ahead
               store: slices of the own shard, at all peers; raise     (behind the gate)
@@ -13,7 +13,8 @@ few, each is made in several parts of the contraction, by as many programs; the 
 the parts up, in their order. A gathered x that is kept is copied row by row, by all that have
 tiles. A lone program does all of this. The last program to end clears what
 peers raised, and raises free. Nothing waits for peers before the own shard is sent, and no program
-waits for another one of its rank but at the gates.
+waits for another one of its rank but at the gates, for the door. GPUs begin programs in the order
+of their numbers. So a launch ends if other kernels leave it multiprocessors for those that store.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _NEVER = tl.constexpr(1 << 30)
 # The compiler learns nothing about these, so they never make another kernel.
 UNSPECIALIZED = (
     "digest", "copy", "copy_places", "slices", "stored", "width", "m", "rank", "own_row",
-    "own_rows", "peers", "sources", "splits", "timeout_ns",
+    "own_rows", "peers", "sources", "splits", "storing", "timeout_ns",
 )  # fmt: skip
 
 
@@ -272,6 +273,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     peers: tl.int64,
     sources: tl.int64,
     splits: tl.int32,
+    storing: tl.int32,
     n0,
     n1,
     n2,
@@ -324,13 +326,14 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     copy: of the window. slices: of a shard that has rows, `width` columns each; stored: those of
     the own one, 0 if it has none. own_row, own_rows: of the own shard among all m rows.
     peers: all other ranks, as a set; sources: those of them whose shards have rows.
-    splits: parts of a tile. timeout_ns: how long a program waits before it gives up.
+    splits: parts of a tile. storing: programs that store at peers.
+    timeout_ns: how long a program waits before it gives up.
     EDGE, BYTES: elements of x and bytes that divide where rows and slices begin and end.
     """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     workers = tl.maximum(programs - 1, 1)
-    door = program == programs - 1
+    door = program == 0
     places += copy * copy_places
     words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
     windows = places + WORLD
@@ -344,7 +347,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
         units += tl.cdiv(n2, COLS) * high
     if OUTPUTS > 3:
         units += tl.cdiv(n3, COLS) * high
-    first = program
+    first = tl.maximum(program - 1, 0)
     if door & (programs > 1):
         first = units
 
@@ -378,7 +381,10 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
         if opened == 0:
             patience_ns = tl.zeros_like(patience_ns)
 
-    for item in tl.range(programs - 1 - program, stored, programs):
+    begun = program
+    if program >= storing:
+        begun = stored
+    for item in tl.range(begun, stored, storing):
         begin = tl.multiple_of(item * width, EDGE)
         end = tl.multiple_of(tl.minimum(begin + width, k), EDGE)
         for top in tl.range(0, own_rows, PUSH_ROWS):

@@ -1,8 +1,8 @@
 """The handshake of a call on windows, inside the one launch that is the call. Device code only.
 
-All programs of a launch run at the same time. One of them keeps the door: it alone awaits that
-peers' windows are free and that peers have entered, and says so to the others by gates in device
-memory. The last program to end, whichever it is, gives the own window back.
+One program of a launch keeps the door: it alone awaits that peers' windows are free and that peers
+have entered, and says so to the others by gates in device memory. It is the first, which runs
+wherever any other does. The last program to end, whichever it is, gives the own window back.
 
     gates   OPEN, MET (1, or 2 for never), programs that ended, 0; all 0 between launches
 """

@@ -1,7 +1,7 @@
 """The direct kernel's device code: a whole matmul_all_reduce of one rank in one launch.
 
-All programs of a launch run at the same time. The last of them keeps the door; the others share the
-chunks, which are slices of columns, and each takes its chunks through all stages:
+The first program of a launch keeps the door; the others share the chunks, which are slices of
+columns, and each takes its chunks through all stages:
 
     door      enter
     program   make: multiply, or take from y what a library multiplied; store at the owners
@@ -11,7 +11,9 @@ chunks, which are slices of columns, and each takes its chunks through all stage
               collect: take the owners' sums, move them into y
 
 A lone program does both. Nothing waits before everything is made, and no program waits for another
-one of its rank.
+one of its rank, nor for one of a peer but the door and that of its own number. GPUs begin programs
+in the order of their numbers. So a launch ends on however few multiprocessors other kernels leave
+it, which may wait for a peer, whose own such kernel waits for this call to end there (NCCL's).
 
 Data are their own signals: a mailbox holds a value that nobody sends (`ficco.kernels.mailing`), so
 what differs from it has come, and is taken by putting that value back. A word that tells of data
@@ -135,8 +137,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     workers = tl.maximum(programs - 1, 1)
-    door = program == programs - 1
-    first = program
+    door = program == 0
+    first = tl.maximum(program - 1, 0)
     if door & (programs > 1):
         first = items
     number = call_number(counts)

@@ -82,6 +82,10 @@ def test_other_kernels_in_the_opposite_order(gpus: int, tmp_path: Path) -> None:
     right("opposite", gpus, tmp_path, rounds=60, allowed_s=120.0)
 
 
+def test_few_rows_where_others_hold_the_multiprocessors(ranks: int, tmp_path: Path) -> None:
+    right("crowded", ranks, tmp_path, timeout_s=20.0)
+
+
 def test_public_functions(ranks: int, tmp_path: Path) -> None:
     right("functions", ranks, tmp_path)
 

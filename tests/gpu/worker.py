@@ -24,12 +24,13 @@ from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
 from ficco.lowering.cutting import EDGED
 from ficco.problem import GATHERING, Problem
-from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
+from ficco.runtime.process_cuda import why_not
 from ficco.schedule import Schedule
 from ficco.sweeping.gpu.joining import join
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from beside import crowded, opposite
 from few_rows import few_rows
 from fuzzed import cases, shared_tiles
 from rank import CUDA, DTYPES, NAMED, WHOLE, Arrays, Rank, problems, refused
@@ -412,57 +413,10 @@ def functions(rank: int, world: int, fallback: bool = False) -> None:
     print("functions right")
 
 
-def opposite(me: Rank, rounds: int) -> None:
-    """Other kernels in the opposite order on another stream: NCCL's, and a second group's."""
-    world, dtype = me.world, "bfloat16"
-    gather = Problem.chunked("all_gather_matmul", world, 4096, 2048 * world, 2048, dtype)
-    reduce = Problem.chunked("matmul_all_reduce", world, 16, 4096, 1024 * world, dtype)
-    scatter = Problem.chunked(
-        "matmul_reduce_scatter", world, 1024 * world, 2048, 512 * world, dtype
-    )
-    few = Problem.chunked("all_gather_matmul", world, 64, 512 * world, 4096, dtype)  # in parts
-    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
-             (few, "gather_sm"), (scatter, "gated_sums_1d")]  # fmt: skip
-    other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
-    found = [(p, Schedule.named(name), *me.arrays(p, 7)) for p, name in cases]
-    for problem, point, arrays, exact in found:
-        me.judge(problem, me.execute(problem, point, arrays), exact, point.name)
-    stream, numbers = torch.cuda.Stream(), torch.ones(1 << 22, device="cuda")
-    gated = found[0]
-    ys = me.outputs(gather)
-    resolved = gated[1].resolve(me.world, CUDA)
-    other.execute(gather, resolved, {**gated[2], **ys})
-    me.meet()
-    for turn in range(rounds):
-        problem, point, arrays, exact = found[turn % len(found)]
-
-        def library() -> None:
-            with torch.cuda.stream(stream):
-                dist.all_reduce(numbers.fill_(1.0))
-
-        def second() -> None:
-            with torch.cuda.stream(stream):
-                other.execute(gather, resolved, {**gated[2], **ys})
-
-        alone = point.transport == "sm" or point.sums == "within"
-        beside = library if alone or turn % 3 else second
-        # Several calls, of which the next may have begun while peers wait for the library's kernel.
-        often = 3 if alone else 1
-        calls = [lambda: me.execute(problem, point, arrays)] * often + [beside]  # noqa: B023
-        results = [call() for call in (calls if me.rank % 2 else calls[::-1])]
-        torch.cuda.synchronize()
-        mine = next(result for result in results if result is not None)
-        if turn < 2 * len(found):
-            me.judge(problem, mine, exact, f"{point.name} in turn {turn}")
-    me.judge(gather, ys, gated[3], "the other group")
-    assert float(numbers[0]) == me.world
-    other.close()
-    print("right")
-
-
 SCENARIOS = {
     "few_rows": few_rows,
     "opposite": opposite,
+    "crowded": crowded,
     "operators": operators,
     "fuzz": fuzz,
     "shared_tiles": shared_tiles,

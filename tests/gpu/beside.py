@@ -1,0 +1,129 @@
+"""Calls beside other kernels: of NCCL, of a second group, and of whoever takes the multiprocessors."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from rank import CUDA, Rank
+
+from ficco.problem import Problem
+from ficco.runtime.process_cuda import CudaProcessRuntime
+from ficco.schedule import Schedule
+
+# Every block takes a multiprocessor whole, by its shared memory, until it is let go.
+HOLD = r"""
+extern "C" __global__ void hold(unsigned* begun, volatile unsigned* go, unsigned long long ns) {
+    unsigned long long began, now;
+    atomicAdd(begun, 1);
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (!*go && now - began < ns);
+}
+"""
+HELD_BYTES = 227 << 10
+STORING = 32  # programs of a gather that store at peers, at most
+
+
+def crowding(world: int) -> list[tuple[Problem, str]]:
+    """Return calls of few rows whose launches have a program for nearly every multiprocessor."""
+
+    def reduced(m: int) -> Problem:
+        return Problem.chunked("matmul_all_reduce", world, m, 8192, 512 * world, "bfloat16")
+
+    gather = Problem.chunked("all_gather_matmul", world, 64, 8192 * world, 512, "bfloat16")
+    return [(reduced(1), "one_shot_sm"), (reduced(64), "two_shot_sm"),
+            (reduced(200), "two_shot_sm"), (gather, "gather_sm")]  # fmt: skip
+
+
+def crowded(me: Rank) -> None:
+    """Launches that begin where there is little room end, for ranks may wait for each other there.
+
+    As NCCL's kernels do: those that came first here wait for those that at a peer wait for this
+    call, and go from their multiprocessors when it has ended.
+    """
+    import cupy
+
+    hold = cupy.RawKernel(HOLD, "hold")
+    hold.max_dynamic_shared_size_bytes = HELD_BYTES
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    aside, copies = torch.cuda.Stream(), torch.cuda.Stream()
+    one = torch.ones(1, dtype=torch.int32).pin_memory()
+    for problem, name in crowding(me.world):
+        arrays, exact = me.arrays(problem, 3)
+        point = Schedule.named(name)
+        me.judge(problem, me.execute(problem, point, arrays), exact, f"{name} at first")
+        for free in (STORING, 1) if problem.op == "matmul_all_reduce" else (STORING,):
+            words, seen = torch.zeros(2, dtype=torch.int32, device="cuda"), torch.zeros_like(one)
+            seen = seen.pin_memory()
+            me.meet()
+            with cupy.cuda.ExternalStream(aside.cuda_stream):
+                begun, go = words.data_ptr(), words.data_ptr() + 4
+                arguments = (cupy.uint64(begun), cupy.uint64(go), cupy.uint64(60 * 10**9))
+                hold((processors - free,), (32,), arguments, shared_mem=HELD_BYTES)
+            while seen.item() < processors - free:
+                with torch.cuda.stream(copies):
+                    seen.copy_(words[:1], non_blocking=True)
+                copies.synchronize()
+            begin = time.monotonic()
+            ys = me.execute(problem, point, arrays)
+            torch.cuda.current_stream().synchronize()
+            took = time.monotonic() - begin
+            held = not aside.query()
+            with torch.cuda.stream(copies):
+                words[1:].copy_(one, non_blocking=True)
+            me.judge(problem, ys, exact, f"{name} on {free} multiprocessors")
+            assert held, f"{name}: the multiprocessors were let go in {took:.1f} s"
+            if me.rank == 0:
+                print(f"{name} {problem.m} rows, {free} multiprocessors: {took:.2f} s", flush=True)
+    print("right")
+
+
+def opposite(me: Rank, rounds: int) -> None:
+    """Other kernels in the opposite order on another stream: NCCL's, and a second group's."""
+    world, dtype = me.world, "bfloat16"
+    gather = Problem.chunked("all_gather_matmul", world, 4096, 2048 * world, 2048, dtype)
+    reduce = Problem.chunked("matmul_all_reduce", world, 16, 4096, 1024 * world, dtype)
+    scatter = Problem.chunked(
+        "matmul_reduce_scatter", world, 1024 * world, 2048, 512 * world, dtype
+    )
+    few = Problem.chunked("all_gather_matmul", world, 64, 512 * world, 4096, dtype)  # in parts
+    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
+             (few, "gather_sm"), (scatter, "gated_sums_1d"), *crowding(world)]  # fmt: skip
+    other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
+    found = [(p, Schedule.named(name), *me.arrays(p, 7)) for p, name in cases]
+    for problem, point, arrays, exact in found:
+        me.judge(problem, me.execute(problem, point, arrays), exact, point.name)
+    stream, numbers = torch.cuda.Stream(), torch.ones(1 << 22, device="cuda")
+    gated = found[0]
+    ys = me.outputs(gather)
+    resolved = gated[1].resolve(me.world, CUDA)
+    other.execute(gather, resolved, {**gated[2], **ys})
+    me.meet()
+    for turn in range(rounds):
+        problem, point, arrays, exact = found[turn % len(found)]
+
+        def library() -> None:
+            with torch.cuda.stream(stream):
+                dist.all_reduce(numbers.fill_(1.0))
+
+        def second() -> None:
+            with torch.cuda.stream(stream):
+                other.execute(gather, resolved, {**gated[2], **ys})
+
+        alone = point.transport == "sm" or point.sums == "within"
+        beside = library if alone or turn % 3 else second
+        # Several calls, of which the next may have begun while peers wait for the library's kernel.
+        often = 3 if alone else 1
+        calls = [lambda: me.execute(problem, point, arrays)] * often + [beside]  # noqa: B023
+        results = [call() for call in (calls if me.rank % 2 else calls[::-1])]
+        torch.cuda.synchronize()
+        mine = next(result for result in results if result is not None)
+        if turn < 2 * len(found):
+            me.judge(problem, mine, exact, f"{point.name} in turn {turn}")
+    me.judge(gather, ys, gated[3], "the other group")
+    assert float(numbers[0]) == me.world
+    other.close()
+    print("right")
