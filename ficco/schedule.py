@@ -203,6 +203,11 @@ class Schedule:
         """Whether sums are added to, and rounded, on their way, instead of where they end."""
         return self.transport == "collective" or self.sums == "along"
 
+    @property
+    def sums_at_once(self) -> bool:
+        """Whether a rank's sums are all added up by one launch, behind the last arrival."""
+        return self.sums == "apart" and (self.compute == "whole" or self.order == "by_peer")
+
     def to_json(self) -> dict[str, Any]:
         """Return the schedule as JSON values; `from_json` is the inverse."""
         return asdict(self)

@@ -180,15 +180,14 @@ def _sums_of(cut: Cut, peer: int, index: int, whole: bool) -> bool:
 def _collect(cut: Cut, made: Made, first: tuple[int, ...], item_bytes: int) -> list[Word]:
     """Wait for the peers' sums and move them into the output; return the words that said so."""
     schedule, rank = cut.schedule, cut.rank
-    at_once = schedule.compute == "whole" or schedule.order == "by_peer"
-    at_once = at_once and schedule.sums == "apart"
     turns = schedule.route == "rotation"  # peers' sums come one after another
     groups: dict[tuple[int, int], list[tuple[Word, Region, Region]]] = {}
     for turn in range(1, cut.world):
         peer = (rank - turn) % cut.world
         rows, width = cut.blocks.outgoing[peer].rows, cut.widths[peer]
-        for j in range(1 if at_once else schedule.chunks):
-            chunk = Chunk(0, rows, 0, width) if at_once else cut.chunk(rows, width, j)
+        for j in range(1 if schedule.sums_at_once else schedule.chunks):
+            whole = Chunk(0, rows, 0, width)
+            chunk = whole if schedule.sums_at_once else cut.chunk(rows, width, j)
             if chunk.empty:
                 continue
             top = first[peer]

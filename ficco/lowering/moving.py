@@ -2,8 +2,8 @@
 
 The last arrival is moved alone, for the call ends behind it. Those before it are moved four times
 as many bytes at a time, those before them four times as many again: a device copies faster within
-itself than a link brings, so that no arrival is kept waiting for long, while a call of 8 ranks
-has 3 waits and copies for the host to submit, not 7. Small arrivals are moved with the last one.
+itself than a link brings, so that no arrival is kept waiting for long, while the host of 8 ranks
+submits 3 waits for 7 arrivals, and 3 or 4 copies. Small arrivals are moved with the last one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ficco.plan import Region, Step, Word
 
 __all__ = ["Arrival", "moves"]
 
-SMALL_BYTES = 512 << 10  # at the end, this much is moved at once; 16 MB/ms: 2 us on an H200
+SMALL_BYTES = 512 << 10  # at the end, so much is moved at once: 0.3 us on an H200, behind the start
 GROWTH = 4  # the ratio of bytes moved at once to those moved behind them, at most
 
 

@@ -145,9 +145,17 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     if not (facts.gathers and schedule.compute == "gated"):  # whose launch does those of the end
         words += _leaving_us(machine, peers)
     host = costs.host_call_us + _launching(schedule, machine, steps * calls)
-    pushes = peers * grain * (2 if facts.op == "matmul_all_reduce" else 1) + more
+    pushes = _pushes(facts, schedule) + more
     host += (steps + more + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
     return end + words + costs.call_us, host
+
+
+def _pushes(facts: Facts, schedule: Schedule) -> int:
+    """Return how many copies to peers a call is, by a schedule without taper="edge"."""
+    chunks = schedule.chunks
+    if facts.op == "matmul_all_reduce":  # and of sums
+        chunks += 1 if schedule.sums_at_once else schedule.chunks
+    return (facts.world - 1) * chunks
 
 
 def _uncut(facts: Facts, schedule: Schedule) -> tuple[Schedule, float, int]:

@@ -59,6 +59,25 @@ def test_of_seven_alike_the_last_is_alone_unless_it_is_small(size: int, groups: 
     assert [len(step.words) for step in steps[::2]] == groups
 
 
+@pytest.mark.parametrize(
+    ("op", "m", "n"),
+    [("matmul_all_reduce", 1200, 1000), ("matmul_all_to_all", 9600, 1000),
+     ("embedding_all_to_all", 1200, 500), ("all_gather_matmul", 1200, 1000)],
+)  # fmt: skip
+@pytest.mark.parametrize(("dtype", "groups"), [("bfloat16", [6, 1]), ("float32", [2, 4, 1])])
+def test_it_goes_by_bytes(op: str, m: int, n: int, dtype: str, groups: list[int]) -> None:
+    """Of 150,000 elements an arrival; of one byte each, 3 of them would be moved at last."""
+    world = 8
+    problem = Problem.chunked(op, world, m, n, 1000, dtype)
+    if op == "all_gather_matmul":
+        kept = Output((problem.k,) * world, "", "gathered")
+        problem = replace(problem, outputs=(*problem.outputs, kept))
+    plan = lower(problem, Schedule.named("shard_p2p").resolve(world, H200))
+    copies = [step for step in plan.ranks[0].steps if step.id.startswith("move")]
+    assert {region.area for step in copies for region in step.reads} == {150_000}
+    assert [len(step.reads) for step in copies] == groups
+
+
 @pytest.mark.parametrize("grain", [1, 3])
 @pytest.mark.parametrize("name", ["gated_1d", "gated_sums_1d", "ring_1d", "hetero_unfused_1d"])
 @pytest.mark.parametrize("op", ["matmul_all_reduce", "matmul_all_to_all", "all_gather_matmul"])
