@@ -396,6 +396,8 @@ class CudaProcessRuntime(ProcessRuntime):
         """Make this rank's window in its memory, and meet all ranks' windows."""
         import torch.distributed._symmetric_memory as symmetric
 
+        # PyTorch clears new memory on the default stream, which the current one need not be behind.
+        torch.cuda.synchronize(self.device)
         memory.zero_()
         layout = Layout(self._wanted)
         memory[layout.mail_data :].view(torch.int32).fill_(VACANT - (1 << 32))
