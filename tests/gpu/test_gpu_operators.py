@@ -86,6 +86,10 @@ def test_few_rows_where_others_hold_the_multiprocessors(ranks: int, tmp_path: Pa
     right("crowded", ranks, tmp_path, timeout_s=20.0)
 
 
+def test_windows_opened_while_another_stream_works(ranks: int, tmp_path: Path) -> None:
+    right("aside", ranks, tmp_path)
+
+
 def test_public_functions(ranks: int, tmp_path: Path) -> None:
     right("functions", ranks, tmp_path)
 

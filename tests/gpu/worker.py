@@ -30,7 +30,7 @@ from ficco.sweeping.gpu.joining import join
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from beside import crowded, opposite
+from beside import aside, crowded, opposite
 from few_rows import few_rows
 from fuzzed import cases, shared_tiles
 from rank import CUDA, DTYPES, NAMED, WHOLE, Arrays, Rank, problems, refused
@@ -417,6 +417,7 @@ SCENARIOS = {
     "few_rows": few_rows,
     "opposite": opposite,
     "crowded": crowded,
+    "aside": aside,
     "operators": operators,
     "fuzz": fuzz,
     "shared_tiles": shared_tiles,
