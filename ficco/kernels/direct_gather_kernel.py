@@ -14,7 +14,8 @@ the parts up, in their order. A gathered x that is kept is copied row by row, by
 tiles. A lone program does all of this. The last program to end clears what
 peers raised, and raises free. Nothing waits for peers before the own shard is sent, and no program
 waits for another one of its rank but at the gates, for the door. GPUs begin programs in the order
-of their numbers. So a launch ends if other kernels leave it multiprocessors for those that store.
+of their numbers (see `direct_kernel`). So a launch ends if other kernels leave it multiprocessors
+for those that store.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ columns, and each takes its chunks through all stages:
               collect: take the owners' sums, move them into y
 
 A lone program does both. Nothing waits before everything is made, and no program waits for another
-one of its rank, nor for one of a peer but the door and that of its own number. GPUs begin programs
-in the order of their numbers. So a launch ends on however few multiprocessors other kernels leave
-it, which may wait for a peer, whose own such kernel waits for this call to end there (NCCL's).
+one of its rank, nor for one of a peer but the door and that of its own number (peers' GPUs have as
+many multiprocessors). GPUs begin programs in the order of their numbers: nobody promises that, but
+tests rely on it. So a launch ends on however few multiprocessors other kernels leave it: even those
+that end only when a peer's do, which in turn wait for this call to end there (NCCL's).
 
 Data are their own signals: a mailbox holds a value that nobody sends (`ficco.kernels.mailing`), so
 what differs from it has come, and is taken by putting that value back. A word that tells of data

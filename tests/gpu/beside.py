@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -23,19 +24,19 @@ extern "C" __global__ void hold(unsigned* begun, volatile unsigned* go, unsigned
     } while (!*go && now - began < ns);
 }
 """
-HELD_BYTES = 227 << 10
 STORING = 32  # programs of a gather that store at peers, at most
 
 
-def crowding(world: int) -> list[tuple[Problem, str]]:
-    """Return calls of few rows whose launches have a program for nearly every multiprocessor."""
+def crowding(world: int) -> list[tuple[Problem, Schedule]]:
+    """Return calls of few rows whose launches have more programs than may find room."""
 
     def reduced(m: int) -> Problem:
         return Problem.chunked("matmul_all_reduce", world, m, 8192, 512 * world, "bfloat16")
 
-    gather = Problem.chunked("all_gather_matmul", world, 64, 8192 * world, 512, "bfloat16")
-    return [(reduced(1), "one_shot_sm"), (reduced(64), "two_shot_sm"),
-            (reduced(200), "two_shot_sm"), (gather, "gather_sm")]  # fmt: skip
+    gather = Problem.chunked("all_gather_matmul", world, 64, 8192 * world, 2048, "bfloat16")
+    one, two = Schedule.named("one_shot_sm"), Schedule.named("two_shot_sm")
+    many = replace(Schedule.named("gather_sm"), grain=2 * STORING)  # slices for every one of them
+    return [(reduced(1), one), (reduced(64), two), (reduced(200), two), (gather, many)]
 
 
 def crowded(me: Rank) -> None:
@@ -47,24 +48,27 @@ def crowded(me: Rank) -> None:
     import cupy
 
     hold = cupy.RawKernel(HOLD, "hold")
-    hold.max_dynamic_shared_size_bytes = HELD_BYTES
+    held_bytes = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    hold.max_dynamic_shared_size_bytes = held_bytes
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    aside, copies = torch.cuda.Stream(), torch.cuda.Stream()
+    others, copies = torch.cuda.Stream(), torch.cuda.Stream()
     one = torch.ones(1, dtype=torch.int32).pin_memory()
-    for problem, name in crowding(me.world):
+    for problem, point in crowding(me.world):
         arrays, exact = me.arrays(problem, 3)
-        point = Schedule.named(name)
+        name = point.name
         me.judge(problem, me.execute(problem, point, arrays), exact, f"{name} at first")
         lone = problem.op == "matmul_all_reduce" and problem.m <= 64  # no library's GEMM is needed
         for free in (STORING, 1) if lone else (STORING,):
             words, seen = torch.zeros(2, dtype=torch.int32, device="cuda"), torch.zeros_like(one)
             seen = seen.pin_memory()
             me.meet()
-            with cupy.cuda.ExternalStream(aside.cuda_stream):
+            with cupy.cuda.ExternalStream(others.cuda_stream):
                 begun, go = words.data_ptr(), words.data_ptr() + 4
                 arguments = (cupy.uint64(begun), cupy.uint64(go), cupy.uint64(60 * 10**9))
-                hold((processors - free,), (1,), arguments, shared_mem=HELD_BYTES)
+                hold((processors - free,), (1,), arguments, shared_mem=held_bytes)
+            begin = time.monotonic()
             while seen.item() < processors - free:
+                assert time.monotonic() - begin < 20, "the multiprocessors cannot be held"
                 with torch.cuda.stream(copies):
                     seen.copy_(words[:1], non_blocking=True)
                 copies.synchronize()
@@ -72,7 +76,7 @@ def crowded(me: Rank) -> None:
             ys = me.execute(problem, point, arrays)
             torch.cuda.current_stream().synchronize()
             took = time.monotonic() - begin
-            held = not aside.query()
+            held = not others.query()
             with torch.cuda.stream(copies):
                 words[1:].copy_(one, non_blocking=True)
             me.judge(problem, ys, exact, f"{name} on {free} multiprocessors")
@@ -84,14 +88,14 @@ def crowded(me: Rank) -> None:
 
 def aside(me: Rank) -> None:
     """Windows that are opened on a stream while another, the default one, is busy, stay as made."""
-    for problem, name in crowding(me.world)[::3]:  # mailboxes, and windows
+    for problem, point in crowding(me.world)[::3]:  # mailboxes, and windows
         arrays, exact = me.arrays(problem, 5)
         me.meet()
         torch.cuda._sleep(1_000_000_000)  # cycles: about half a second
         with torch.cuda.stream(torch.cuda.Stream()):
-            ys = me.execute(problem, Schedule.named(name), arrays)
+            ys = me.execute(problem, point, arrays)
             torch.cuda.current_stream().synchronize()
-        me.judge(problem, ys, exact, name)
+        me.judge(problem, ys, exact, point.name)
     print("right")
 
 
@@ -104,10 +108,11 @@ def opposite(me: Rank, rounds: int) -> None:
         "matmul_reduce_scatter", world, 1024 * world, 2048, 512 * world, dtype
     )
     few = Problem.chunked("all_gather_matmul", world, 64, 512 * world, 4096, dtype)  # in parts
-    cases = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
-             (few, "gather_sm"), (scatter, "gated_sums_1d"), *crowding(world)]  # fmt: skip
+    named = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
+             (few, "gather_sm"), (scatter, "gated_sums_1d")]  # fmt: skip
+    cases = [*[(problem, Schedule.named(name)) for problem, name in named], *crowding(world)]
     other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
-    found = [(p, Schedule.named(name), *me.arrays(p, 7)) for p, name in cases]
+    found = [(p, point, *me.arrays(p, 7)) for p, point in cases]
     for problem, point, arrays, exact in found:
         me.judge(problem, me.execute(problem, point, arrays), exact, point.name)
     stream, numbers = torch.cuda.Stream(), torch.ones(1 << 22, device="cuda")

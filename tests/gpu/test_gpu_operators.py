@@ -83,6 +83,7 @@ def test_other_kernels_in_the_opposite_order(gpus: int, tmp_path: Path) -> None:
 
 
 def test_few_rows_where_others_hold_the_multiprocessors(ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
     right("crowded", ranks, tmp_path, timeout_s=20.0)
 
 

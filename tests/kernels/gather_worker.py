@@ -138,7 +138,8 @@ def products() -> None:
                 tile = DirectTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
                 made = prepare(case.table, windows.places, CPU, (tile, 1 + turn) if turn else None)
                 # One after another, as where other kernels leave one multiprocessor.
-                made = made._replace(programs=1 + (turn + world) % 4, storing=1)
+                programs = 1 + (turn + world) % 4
+                made = made._replace(programs=programs, storing=min(programs, 2))
                 for seed in range(4 - world):
                     operands, want = case.draw(seed, turn % 3)
                     told = control(case.digest)

@@ -11,7 +11,7 @@ import pytest
 
 from ficco import __version__, selector, simulator
 from ficco.curves import Curve, GemmTimes
-from ficco.errors import InputError, MachineError
+from ficco.errors import InputError, MachineError, ScheduleError
 from ficco.lowering import lower_rank
 from ficco.machine import Costs, Link, Machine
 from ficco.problem import OPERATORS, Output, Problem
@@ -174,6 +174,22 @@ class TestRule:
                 for regime in REGIMES:
                     took = estimate_us(facts_of(problem), machine, schedule, regime)
                     assert math.isfinite(took) and took >= 0
+
+    @pytest.mark.parametrize("name", [n for n in Schedule.names() if not n.endswith("_sm")])
+    @pytest.mark.parametrize("op", OPERATORS)
+    def test_the_host_pays_for_every_copy_of_the_plan(self, op: str, name: str) -> None:
+        problem = Problem.chunked(op, 4, 256, 192, 128)
+        machine = replace(SWITCH, costs=Costs(host_copy_us=1e9))
+        for grain in (1, 3):
+            for taper in ("none", "edge"):
+                schedule = replace(point(name, grain, machine), taper=taper)
+                try:
+                    plan = lower_rank(problem, schedule, 0)
+                except ScheduleError:
+                    continue
+                copies = sum(step.kind == "copy" for step in plan.steps)
+                took = estimate_us(facts_of(problem), machine, schedule, "eager")
+                assert round(took / 1e9) == copies, schedule
 
 
 class TestGemmTimes:
