@@ -48,9 +48,9 @@ def crowded(me: Rank) -> None:
     import cupy
 
     hold = cupy.RawKernel(HOLD, "hold")
-    held_bytes = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    device = torch.cuda.get_device_properties("cuda")
+    processors, held_bytes = device.multi_processor_count, device.shared_memory_per_block_optin
     hold.max_dynamic_shared_size_bytes = held_bytes
-    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     others, copies = torch.cuda.Stream(), torch.cuda.Stream()
     one = torch.ones(1, dtype=torch.int32).pin_memory()
     for problem, point in crowding(me.world):
