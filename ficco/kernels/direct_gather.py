@@ -41,9 +41,7 @@ from ficco.plan import ELEMENT_BYTES
 __all__ = ["Gather", "Matrices", "Operands", "choose", "gather", "launch_of", "prepare", "warm"]
 
 _WIDEST_STORE = 4096  # elements that a program stores at a time
-_MOST_STORING = (
-    32  # programs; where other kernels take more room than they leave to these, it waits
-)
+_MOST_STORING = 32  # programs that store at peers, which must find room beside other kernels
 
 # What `choose` reckons with: bytes a nanosecond into one multiprocessor, out of the L2 and out of
 # memory into all of them, and microseconds that a tile takes to begin, and parts to be added up.
@@ -165,7 +163,7 @@ def prepare(
         [*words, *(base + table.gathered for base in data)]
         for words, data in zip(*places[:2], strict=True)
     ]
-    storing = max(1, min(stored, _MOST_STORING))
+    storing = max(1, min(stored, _MOST_STORING, processors))
     return Gather(
         table=table,
         tile=tile,
@@ -175,7 +173,7 @@ def prepare(
         parts=torch.empty(room, dtype=torch.float32, device=device),
         copy_places=len(numbers[0]),
         programs=min(max(tiles * splits, storing - 1) + 1, processors),
-        storing=min(storing, processors),
+        storing=storing,
     )
 
 

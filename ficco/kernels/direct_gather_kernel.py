@@ -1,7 +1,7 @@
 """The direct gather's device code: a whole all_gather_matmul of one rank in one launch.
 
 The first program of a launch keeps the door; the others share the tiles of all outputs. The first
-few of them all share the slices of the own shard, the door's first:
+few of them all, the door among them, store the slices of the own shard at peers:
 
     program   ask for what it multiplies first of the weights, ahead
               store: slices of the own shard, at all peers; raise     (behind the gate)
