@@ -132,6 +132,13 @@ bool holds(std::uint32_t seen, std::uint32_t value, Comparison comparison) {
     return true;
 }
 
+// Whether memory is that of another device. Memory of the host belongs to the device whose context
+// was current when it was allocated or registered: tests map peers' memory so.
+bool of_other_device(const Context& context, Address address) {
+    const auto block = Driver::get().memory.find(address);
+    return block && block->device != context.device;
+}
+
 void check(const Context& context, const MemOp& operation) {
     if (operation.operation == kOpBarrier) return;
     const auto& word = operation.word;
@@ -142,6 +149,8 @@ void check(const Context& context, const MemOp& operation) {
     check_reachable(context, word.address, sizeof(std::uint32_t));
     if (operation.operation == kOpWriteValue32) {
         if (word.flags != 0) throw Failure{kInvalidValue};
+        const bool refused = Faults::get().peer_writes() == Faults::PeerWrites::kRefused;
+        if (refused && of_other_device(context, word.address)) throw Failure{kNotSupported};
         return;
     }
     if ((word.flags & kWaitFlush) != 0) throw Failure{kNotSupported};
@@ -162,7 +171,8 @@ void run(const MemOp& operation, Context& context) {
     const auto& word = operation.word;
     const auto value = static_cast<std::uint32_t>(word.value);
     if (operation.operation == kOpWriteValue32) {
-        store(word.address, value, context);
+        const bool lost = Faults::get().peer_writes() == Faults::PeerWrites::kLost;
+        if (!lost || !of_other_device(context, word.address)) store(word.address, value, context);
         return;
     }
     const auto block = pin(context, {word.address, Expect::kKnown}, sizeof(std::uint32_t));
