@@ -404,8 +404,9 @@ def cuda_capabilities(
     """Return what a device can do.
 
     Returns:
-        (name, major, minor, (PCI domain, bus, device), copy engines, a wait can order other devices' writes, the driver has
-        cuMemcpyBatchAsync as of CUDA 12.8, as of 13.0, per device whether it can be reached).
+        (name, major, minor, (PCI domain, bus, device), copy engines, a wait can order other
+        devices' writes, the driver has cuMemcpyBatchAsync as of CUDA 12.8, as of 13.0, per device
+        whether it can be reached).
     """
 
 class Gpu:
