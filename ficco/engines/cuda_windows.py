@@ -201,8 +201,8 @@ class PeerWindows:
                 )
                 for rank, device in enumerate(peers.devices)
             ]  # fmt: skip
-            sent = [probe.send(value) for probe in probes]
-            return [*sent, *(probe.look(value) for probe in probes)]
+            refused = [probe.send(value) for probe in probes]
+            return refused if any(refused) else [probe.look(value) for probe in probes]
 
         return first_that_arrives(kinds, complaints)
 

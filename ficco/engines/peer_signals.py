@@ -16,6 +16,7 @@ by calls and by a graph. The first kind by which all of them arrive is used.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from ficco.errors import EngineError, InputError
 
 __all__ = ["Probe", "SignalsRefused", "allowed_kinds", "first_that_arrives", "writable_words"]
 
+_log = logging.getLogger("ficco")
 _KINDS = ("write", "copy")
 _PREFERRED = "write"  # where a driver allows both
 _LAST_WITH_WRITES = 13000  # the newest version of CUDA that supports stream writes to peers
@@ -135,6 +137,7 @@ def first_that_arrives(
         if not found:
             return kind
         said.append(f"kind {kind!r}: {found}")
+        _log.warning("signals of kind %r are not used: %s", kind, found)
     raise SignalsRefused(
         f"signals do not reach all GPUs of the group ({'; '.join(said)}); check peer access with "
         "`nvidia-smi topo -p2p r`, or name GPUs that one switch connects by CUDA_VISIBLE_DEVICES"

@@ -453,11 +453,12 @@ class CudaProcessRuntime(ProcessRuntime):
         def complaints(kind: str, value: int) -> list[str]:
             writable = writable_words(kind, devices, self.rank)
             probe = Probe(_native.open_cuda(_ordinal()), bases, layout, self.rank, writable)
-            refused = probe.send(value)
+            refused: list[str] = self._gathered(probe.send(value))
+            if any(refused):
+                return refused
             missing = probe.look(value)
             torch.cuda.synchronize(self.device)  # nothing of the probe comes later
-            said: list[str] = self._gathered(refused or missing)
-            return said
+            return self._gathered(missing)
 
         kind = first_that_arrives(kinds, complaints)
         _log.info("rank %d raises words at peers by kind %r", self.rank, kind)

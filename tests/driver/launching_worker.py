@@ -11,6 +11,7 @@ Both ranks push their rows into the other's window and multiply what they have:
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Any
 
@@ -24,6 +25,7 @@ from gated_on_stream import GatedOnStream
 from ficco import _native
 from ficco.engines.cuda import Device, GpuError
 from ficco.engines.cuda_layout import COPIES, Layout, Window
+from ficco.engines.peer_signals import writable_words
 from ficco.kernels import gated
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
 from ficco.kernels.gated_kernel import gated_gemm
@@ -55,7 +57,9 @@ class Rank:
         self.words.zero_()
         self.window_pitch = (k + pad) * dtype.itemsize
         device = Device(rank, ranks.group, rank)
-        self.window = Window(ranks.bases, rank, ranks.room, ranks)
+        kind = "write" if os.environ.get("FICCO_DOUBLE_PEER_WRITES", "done") == "done" else "copy"
+        writable = writable_words(kind, range(WORLD), rank)
+        self.window = Window(ranks.bases, rank, ranks.room, ranks, writable)
         self.keep: Any = device
         peer = 1 - rank
         ops = [

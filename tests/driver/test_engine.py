@@ -21,7 +21,20 @@ ROOT = WORKER.parents[2]
 DTYPES = ["float32", "float16", "bfloat16"]
 
 # Functions of the driver whose failure no call reports, and why.
+_PROBE = "the probe's of signals: another kind is tried then, and a warning says so"
 UNREPORTED = {
+    **dict.fromkeys(
+        (
+            "cuGraphDestroy",
+            "cuGraphExecDestroy",
+            "cuGraphInstantiateWithFlags",
+            "cuGraphLaunch",
+            "cuStreamBeginCapture",
+            "cuStreamEndCapture",
+            "cuThreadExchangeStreamCaptureMode",
+        ),
+        _PROBE,
+    ),
     "cuCtxCreate": "the watch's, when all else has failed",
     "cuCtxDestroy": "ends something",
     "cuDeviceGetAttribute": "capabilities alone ask",
