@@ -141,6 +141,11 @@ class CudaLocalRuntime:
         places = [*self._kept, self._place]
         return sum(2 * self.world * sum(place.windows.room) for place in places)
 
+    @property
+    def signals(self) -> str:
+        """The kind of signals at peers; see `ficco.engines.peer_signals`."""
+        return self._place.windows.signals
+
     def execute(self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]) -> None:
         """Enqueue a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
 

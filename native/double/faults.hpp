@@ -30,6 +30,9 @@ class Faults {
     // What becomes of a stream's write to the memory of another device.
     enum class PeerWrites { kDone, kRefused, kLost };
     PeerWrites peer_writes();
+    // What becomes of copies to other devices: of four bytes, which are signals, or of larger ones.
+    enum class Copies { kDone, kSignalsLost, kDataLate };
+    Copies copies();
     void count(const std::string& kind, std::uint64_t amount);
 
     void fail_call(const std::string& function, int skip, Status status);
@@ -60,6 +63,7 @@ class Faults {
     std::mt19937 random_;
     bool single_queue_ = false;
     PeerWrites peer_writes_ = PeerWrites::kDone;
+    Copies copies_ = Copies::kDone;
     std::map<std::string, std::uint64_t> counts_;
 };
 

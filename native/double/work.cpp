@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "driver.hpp"
@@ -201,8 +202,21 @@ Work copy(Place target, Place source, std::size_t bytes, Route route) {
                 if (context.over()) return;
                 const auto to = pin(context, target, bytes, route);
                 const auto from = pin(context, source, bytes, route);
-                std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
                 count_copy(bytes);
+                const bool signal = bytes == sizeof(std::uint32_t);
+                const auto fault = of_other_device(context, target.address) ? Faults::get().copies()
+                                                                            : Faults::Copies::kDone;
+                if (fault == Faults::Copies::kSignalsLost && signal) return;
+                if (fault == Faults::Copies::kDataLate && !signal) {
+                    std::thread([=] {  // it holds the memory
+                        std::this_thread::sleep_for(std::chrono::seconds(1));
+                        std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
+                        static_cast<void>(to), static_cast<void>(from);
+                    })
+                        .detach();
+                    return;
+                }
+                std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
             }};
 }
 

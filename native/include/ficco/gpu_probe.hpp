@@ -50,6 +50,7 @@ class GpuProbe {
     void raise(GpuAddress word, int peer, std::uint32_t value, bool behind_kernels);
     Arrived look_at(int sender, std::size_t round, std::uint32_t value);
     void read(GpuAddress address, std::size_t bytes);
+    void drain();
     GpuAddress slot(int owner, int sender, std::size_t round) const;
     GpuAddress words(int owner, int sender, std::size_t round) const;
 

@@ -52,11 +52,11 @@ GpuProbe::GpuProbe(std::shared_ptr<Gpu> gpu, std::shared_ptr<const GpuWindow> wi
 GpuProbe::~GpuProbe() {
     try {
         const Gpu::Current current(*gpu_);
-        const bool idle = gpu_->idle(stream_);
+        drain();  // the windows may be freed next
         gpu_->delete_stream(stream_);
-        if (idle) gpu_->delete_host_page(page_);  // else a read may still write to it
+        gpu_->delete_host_page(page_);
     } catch (const GpuError&) {
-        // the device is lost
+        // the device is lost, or does not come to an end: the page stays for its read
     }
 }
 
@@ -72,8 +72,13 @@ GpuAddress GpuProbe::words(int owner, int sender, std::size_t round) const {
 void GpuProbe::send(std::uint32_t value) {
     const Gpu::Current current(*gpu_);
     gpu_->constant(value);  // it is written before the capture begins
-    enqueue(0, value);
-    gpu_->launch_captured(stream_, [&] { enqueue(1, value); });
+    try {
+        enqueue(0, value);
+        gpu_->launch_captured(stream_, [&] { enqueue(1, value); });
+    } catch (const GpuError&) {
+        drain();  // what was sent must not arrive among what another probe sends
+        throw;
+    }
 }
 
 void GpuProbe::enqueue(std::size_t round, std::uint32_t value) {
@@ -140,11 +145,16 @@ GpuProbe::Arrived GpuProbe::look_at(int sender, std::size_t round, std::uint32_t
 
 // Reads own memory into the page.
 void GpuProbe::read(GpuAddress address, std::size_t bytes) {
-    const std::int64_t deadline = now_ns() + kAnswersWithinNs;
     gpu_->read(page_.host, address, bytes, stream_);
+    drain();
+}
+
+// Waits until the stream has done what was enqueued.
+void GpuProbe::drain() {
+    const std::int64_t deadline = now_ns() + kAnswersWithinNs;
     while (!gpu_->idle(stream_)) {
         if (now_ns() > deadline) {
-            throw GpuError("a read of the rank's own window has not ended in " +
+            throw GpuError("the probe's stream has not ended in " +
                            std::to_string(kAnswersWithinNs / 1'000'000'000) + " s");
         }
         sleep_until_ns(now_ns() + kProbeLookNs);
