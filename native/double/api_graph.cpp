@@ -27,7 +27,7 @@ void get_capture_info(Driver& driver, StreamHandle handle, int* status, std::uin
 }
 
 Status instantiate(ExecHandle* executable, GraphHandle graph) {
-    return call("cuGraphInstantiate", [&](Driver& driver, Lock&) {
+    return call("cuGraphInstantiateWithFlags", [&](Driver& driver, Lock&) {
         driver.current();
         auto made = std::make_shared<Executable>(*driver.graphs.find(graph), new_handle());
         out(executable) = made->handle;

@@ -21,20 +21,10 @@ ROOT = WORKER.parents[2]
 DTYPES = ["float32", "float16", "bfloat16"]
 
 # Functions of the driver whose failure no call reports, and why.
-_PROBE = "the probe's of signals: another kind is tried then, and a warning says so"
 UNREPORTED = {
-    **dict.fromkeys(
-        (
-            "cuGraphDestroy",
-            "cuGraphExecDestroy",
-            "cuGraphInstantiateWithFlags",
-            "cuGraphLaunch",
-            "cuStreamBeginCapture",
-            "cuStreamEndCapture",
-            "cuThreadExchangeStreamCaptureMode",
-        ),
-        _PROBE,
-    ),
+    "cuGraphDestroy": "ends something",
+    "cuGraphExecDestroy": "ends something",
+    "cuThreadExchangeStreamCaptureMode": "constants are written once a process",
     "cuCtxCreate": "the watch's, when all else has failed",
     "cuCtxDestroy": "ends something",
     "cuDeviceGetAttribute": "capabilities alone ask",
@@ -47,9 +37,7 @@ UNREPORTED = {
     "cuGetErrorString": "serves a message",
     "cuLaunchKernelEx": "launches of kernels",
     "cuMemFreeHost": "ends something",
-    "cuMemcpyDtoHAsync": "the watch's",
     "cuStreamDestroy": "ends something",
-    "cuStreamQuery": "the watch's",
     "cuStreamWaitValue32": "not called",
     "cuStreamWriteValue32": "not called",
     "cuModuleGetFunction": "streams store words then, and a warning says so",
@@ -67,7 +55,7 @@ def run(folder: Path, scenario: str, double: dict[str, Any] | None = None, **wor
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0 and done.stdout.endswith("right\n"), done.stdout[-4000:]
@@ -208,10 +196,11 @@ def test_every_refusal_of_the_driver_is_an_error(double_folder: Path) -> None:
     windows = (ROOT / "ficco/engines/cuda_windows.py").read_text()
     native = set(re.findall(r"X\((cu\w+),", header))
     functions = native | set(re.findall(r'"(cu[A-Z]\w+)"', windows))
+    functions.remove("cuStreamEndCapture")  # it ends a capture even where it fails; the double not
     assert len(native) > 30 and UNREPORTED.keys() <= functions
     said = run(double_folder, "refusals", functions=sorted(functions), world=2)
     found = json.loads(said.splitlines()[-2])  # behind what is logged
-    assert set().union(*found.values()) == functions - UNREPORTED.keys()
+    assert set().union(*found.values()) ^ (functions - UNREPORTED.keys()) == set()
     for phase in ("made", "first call", "call", "growth", "traced", "captured", "reset"):
         assert len(found[phase]) > 7, phase
 
