@@ -49,7 +49,7 @@ class _Event(on_double._Event):
         return end.time_ms - self.time_ms
 
 
-def be_rank(rank: int, world: int, folder: Path) -> None:
+def be_rank(rank: int, world: int, folder: Path) -> on_double.Rank:
     """Let this process be a rank whose PyTorch has a GPU of the double."""
     here = on_double.dress(rank, world, folder)
     join, generator = dist.init_process_group, torch.Generator
@@ -63,6 +63,7 @@ def be_rank(rank: int, world: int, folder: Path) -> None:
     gpus: Any = torch.cuda
     gpus.set_device = lambda device: None
     gpus.Event = lambda enable_timing=False: _Event(here, enable_timing)
+    return here
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from ficco.problem import OPERATORS
 from ficco.verifier import verify
 
 SCRIPT = Path(__file__).with_name("command_on_double.py")
-FULL, SMALL = lines() | profile_lines(), lines(303, 57, 71)
+FULL, SMALL = lines() | profile_lines(), lines(603, 57, 71)
 # What the double cannot do: hide devices, be out of memory at once, start torchrun's ranks; `host`
 # has its own tests, and the default job takes NumPy too long. The last two differ from lines that
 # run in nothing but the dtype.
