@@ -117,7 +117,8 @@ DOUBLE_API Status cuGraphNodeGetType(NodeHandle node, int* type) {
 
 DOUBLE_API Status cuGraphDestroy(GraphHandle graph) {
     return call("cuGraphDestroy", [&](Driver& driver, Lock&) {
-        for (const auto& node : driver.graphs.take(graph)->nodes) driver.nodes.take(node->handle);
+        const auto taken = driver.graphs.take(graph);
+        for (const auto& node : taken->nodes) driver.nodes.take(node->handle);
     });
 }
 

@@ -285,7 +285,8 @@ UNUSED = {"absent": torch.special.erfinv, "diverged": torch.special.erfc}
 
 
 def faults(
-    me: Rank, dies: bool = False, ahead: int = 0, loads: bool = False, few_rows: bool = False
+    me: Rank, dies: bool = False, ahead: int = 0, loads: bool = False, few_rows: bool = False,
+    late_s: float = 1.0,
 ) -> None:
     """A rank that does not come, one that runs another call, and one that dies.
 
@@ -296,6 +297,7 @@ def faults(
         loads: whether a thread of it makes the first call of a kernel there. The driver then keeps
             all that copy from returning, so that the missing signal may not be known.
         few_rows: whether the calls are of few rows, by stores into mailboxes.
+        late_s: how long behind the timeout the late rank comes.
     """
     counter = torch.zeros(1).cuda().add_(1)  # its kernel is loaded
     problem = Problem.chunked("all_gather_matmul", me.world, 640, 64, 256, "bfloat16")
@@ -313,7 +315,7 @@ def faults(
         me.meet()
         begin = time.monotonic()
         if me.rank == last and kind == "absent":
-            time.sleep(me.timeout_s + 1.0)
+            time.sleep(me.timeout_s + late_s)
             while loads and not has_failed(me):  # it takes the peers longer to find out
                 time.sleep(0.1)
         else:
