@@ -81,9 +81,10 @@ def test_scenarios_run(
             rank.wait()
     said = "".join(f"---- rank {i}\n{log.read_text()[-3000:]}" for i, log in enumerate(logs))
     assert codes == [0] * world, said
+    names = tuple(f"{name} {{" for name, _ in asked)
     for log in logs:
-        assert [line for line in log.read_text().splitlines() if line.startswith(
-            tuple(f"{name} {{" for name, _ in asked))] == [f"{n} {w}" for n, w in asked], said  # fmt: skip
+        made = [line for line in log.read_text().splitlines() if line.startswith(names)]
+        assert made == [f"{name} {words}" for name, words in asked], said
 
 
 def test_words_fit_their_scenarios_and_calls_can_be_planned(torch: Any) -> None:

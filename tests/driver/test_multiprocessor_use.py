@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from double_control import Cuda, on_double
 
@@ -10,13 +11,17 @@ from ficco.errors import EngineError
 from ficco.profiling.gpu import multiprocessor_use
 from ficco.profiling.gpu.multiprocessor_use import CONTROL, PTX, Use, probe
 
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+from test_copy_engines import EXPECTED
+
 
 @on_double(devices=2, timeout_s=60)
 def test_local_copies_and_kernels_wait_and_all_else_ends(cuda: Cuda) -> None:
     found = probe(0, 1)
-    assert list(found)[-1] == CONTROL and len(found) == 14, found
+    assert list(found) == list(EXPECTED), found
     for name, use in found.items():
         waits = "within the device" in name or name == CONTROL
+        assert EXPECTED[name] == Use(waits, waits), name
         assert use == Use(waits, waits), f"{name}: {use}"
     assert sum("peer" in name for name in found) == 6
     # Nothing is left behind, and the device works on.

@@ -128,8 +128,9 @@ def _alone() -> Iterator[Check]:
             yield Check(name, "faults", world, words, fresh=True, ends=True, alone=True)
     for queues in ("1", "8"):
         lazily = {"CUDA_MODULE_LOADING": "LAZY", "CUDA_DEVICE_MAX_CONNECTIONS": queues}
-        yield Check(f"faults-kernel is loaded-{queues} queues", "faults",
-                    words={"loads": True, **short}, environment=lazily, fresh=True, alone=True)  # fmt: skip
+        words = {"loads": True, **short}
+        yield Check(f"faults-kernel is loaded-{queues} queues", "faults", words=words,
+                    environment=lazily, fresh=True, alone=True)  # fmt: skip
     yield Check("functions-launches block", "functions", words={"fallback": True},
                 environment={"CUDA_LAUNCH_BLOCKING": "1"}, alone=True)  # fmt: skip
 

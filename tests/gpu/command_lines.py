@@ -73,11 +73,7 @@ class Done(NamedTuple):
 
 
 def lines(m: int = 1003, n: int = 517, k: int = 1031) -> dict[str, Line]:
-    """Return the lines that need no file, by name.
-
-    Args:
-        m, n, k: the sizes of most lines; smaller ones serve the double.
-    """
+    """Return the lines that need no file, by name; most have the sizes that are given."""
     rows = ("--m", str(m))
     sizes = ("--n", str(n), "--k", str(k), "--iters", "2")
     odd = (*rows, *sizes)

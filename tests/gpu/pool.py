@@ -175,7 +175,7 @@ class Group:
         return "\n".join(said)
 
     def _read(self, rank: int) -> str | None:
-        """Return a rank's answer, "end" where its process has ended, or None before a whole line."""
+        """Return a rank's answer, "end" where its process has ended; None: a line is not whole."""
         found = os.read(self._replies[rank], 4096)
         if not found:
             return "end"

@@ -31,7 +31,7 @@ PACED = (*GATHERING, "matmul_all_reduce")
 
 
 def operators(me: Rank, op: str, dtype: str, seed: int = 0) -> None:
-    """An operator on odd and uneven sizes, in every schedule and by the ways that a rank may take."""
+    """An operator on odd and uneven sizes, in every schedule, by every route and pace."""
     count = 0
     for problem in problems(me.world, dtype, random.Random(seed)):
         if problem.op != op:
@@ -285,7 +285,11 @@ UNUSED = {"absent": torch.special.erfinv, "diverged": torch.special.erfc}
 
 
 def faults(
-    me: Rank, dies: bool = False, ahead: int = 0, loads: bool = False, few_rows: bool = False,
+    me: Rank,
+    dies: bool = False,
+    ahead: int = 0,
+    loads: bool = False,
+    few_rows: bool = False,
     late_s: float = 1.0,
 ) -> None:
     """A rank that does not come, one that runs another call, and one that dies.

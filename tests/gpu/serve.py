@@ -7,6 +7,8 @@ descriptor REPLIES when this rank is done: true, or false with a traceback on st
 ends with its stdin.
 """
 
+# ruff: noqa: E402 (the path comes before what is found by it)
+
 from __future__ import annotations
 
 import faulthandler

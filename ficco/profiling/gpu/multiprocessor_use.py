@@ -266,9 +266,7 @@ def _calls(here: _Here, holder: _Holder) -> dict[str, Callable[[], None]]:
     return found
 
 
-def _memory(
-    device: int, peer: int | None, holder: _Holder, stack: contextlib.ExitStack
-) -> _Here:
+def _memory(device: int, peer: int | None, holder: _Holder, stack: contextlib.ExitStack) -> _Here:
     """Allocate what calls take."""
     own, other = (_allocated(_LARGE, stack) for _ in range(2))
     host = int(_call("cuMemHostAlloc", 64 * _KIB, _MAPPED_PORTABLE))
