@@ -7,6 +7,7 @@ that need a profiler, CuPy or NCCL are held by their parameters and their plans 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 from double_control import environment
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-from checks import A_RANK_A_GPU, CHECKS, MOST, Check
+from checks import A_RANK_A_GPU, CHECKS, MOST, Check, Stage, left_out
 from pool import Group, Pool, key_of
 
 from ficco.problem import DTYPES, OPERATORS
@@ -189,9 +190,10 @@ def test_a_pool_runs_all_checks_and_goes_on_after_a_failure(
     checks = [
         *(Check(f"slow {i}", "slow", world=2 + i % 2) for i in range(9)),
         Check("fails", "fails", world=2), Check("behind", "right", world=2),
-        Check("alone", "right", alone=True),
-        Check("ends", "ends", ends=True, fresh=True, alone=True),
-        Check("repeated", "right", words={"calls": 5}, repeats="calls", alone=True),
+        Check("sleeping", "right", stage=Stage.SLEEPING),
+        Check("ends", "ends", ends=True, fresh=True, stage=Stage.SLEEPING),
+        Check("repeated", "right", words={"calls": 5}, repeats="calls", stage=Stage.ALONE),
+        Check("alone", "right", stage=Stage.ALONE),
     ]  # fmt: skip
     pool = Pool(checks, 2, tmp_path, 50, lanes=3)
     try:
@@ -201,6 +203,27 @@ def test_a_pool_runs_all_checks_and_goes_on_after_a_failure(
     assert [name for name, ran in found.items() if ran.wrong] == ["fails"], found
     said = "".join(path.read_text() for path in tmp_path.glob("*/rank0.txt"))
     assert "right {'calls': 50}" in said
+
+
+def test_a_pool_that_is_closed_early_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Group.__init__, "__defaults__", (COMMAND,))
+    checks = [Check(f"slow {i}", "slow", world=2 + i) for i in range(6)]
+    pool = Pool(checks, 2, tmp_path, None, lanes=2)
+    assert not pool.result(checks[0]).wrong
+    pool.close()
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    for child in children:
+        assert str(tmp_path) not in Path(f"/proc/{child}/cmdline").read_text(), child
+
+
+def test_on_two_gpus_nothing_but_repetitions_is_left_out() -> None:
+    out = {check.id: left_out(check, 2) for check in CHECKS if left_out(check, 2)}
+    assert "models-4 ranks" in out and "models-2 ranks" not in out
+    assert len(out) == 1 + len(OPERATORS), out
+    assert all("2 ranks" in name for name in out if name.startswith("operators")), out
+    assert not [check.id for check in CHECKS if check.quick and left_out(check, 2)]
 
 
 def test_checks_of_a_rank_a_gpu_share_processes_with_as_many_ranks() -> None:

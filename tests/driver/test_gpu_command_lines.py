@@ -31,7 +31,8 @@ from ficco.problem import OPERATORS
 from ficco.verifier import verify
 
 SCRIPT = Path(__file__).with_name("command_on_double.py")
-FULL, SMALL = lines() | profile_lines(), lines(603, 57, 71)
+PROFILES = profile_lines()
+FULL, SMALL = lines() | PROFILES, lines(603, 57, 71)
 # What the double cannot do: hide devices, be out of memory at once, start torchrun's ranks; `host`
 # has its own tests, and the default job takes NumPy too long. The last two differ from lines that
 # run in nothing but the dtype.
@@ -72,6 +73,19 @@ def test_what_a_line_may_not_say_is_refused() -> None:
 
 def test_the_lines_have_every_operator() -> None:
     assert {line.words[1] for line in FULL.values() if "operator" in line.name} == set(OPERATORS)
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if PROFILES[name].code])
+def test_lines_of_a_profile_are_refused(
+    double_folder: Path, tmp_path: Path, name: str, torch: Any
+) -> None:
+    """To measure GPUs needs them; so the lines that are refused run here."""
+    (tmp_path / "found.toml").write_text("")
+    given = environment(double_folder, devices=2, version=13000)
+    line = PROFILES[name]
+    done = call(tmp_path, line, command=(sys.executable, str(SCRIPT)), environment=given)
+    check_refusal(line, done)
+    assert (tmp_path / "found.toml").read_text() == "" and not (tmp_path / "none.toml").exists()
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name not in NOT_RUN])

@@ -7,17 +7,27 @@ table against the scenarios' parameters and runs the checks that the double of t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ficco.problem import DTYPES, OPERATORS
 
-__all__ = ["A_RANK_A_GPU", "CHECKS", "MOST", "Check", "check_named"]
+__all__ = ["A_RANK_A_GPU", "CHECKS", "MOST", "Check", "Stage", "left_out"]
 
 A_RANK_A_GPU = 0  # in place of a number of ranks
 MOST = 8  # ranks, which share the GPUs where there are fewer of these
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+class Stage(IntEnum):
+    """When a check runs: beside all others; beside its own kind, which mostly sleeps; alone."""
+
+    BESIDE = 0
+    SLEEPING = 1
+    ALONE = 2
 
 
 class Check(NamedTuple):
@@ -33,7 +43,7 @@ class Check(NamedTuple):
         repeats: the word that `--calls` sets, if any.
         fresh: whether it needs processes that have made no other check.
         ends: whether the processes end in it.
-        alone: whether nothing else may use the GPUs meanwhile.
+        stage: when it runs, and beside what.
         quick: whether the quick selection has it.
     """
 
@@ -46,7 +56,7 @@ class Check(NamedTuple):
     repeats: str = ""
     fresh: bool = False
     ends: bool = False
-    alone: bool = False
+    stage: Stage = Stage.BESIDE
     quick: bool = False
 
     @property
@@ -103,46 +113,56 @@ def _gradients() -> Iterator[Check]:
 
 
 def _models() -> Iterator[Check]:
-    yield Check("models", "models", limit_s=90.0)
+    for world in (2, 4):
+        yield Check("models", "models", world, limit_s=90.0)
     yield Check("captured", "captured", world=2, quick=True)
     yield Check("measured", "measured", world=2)
     for world in (A_RANK_A_GPU, MOST):
         yield Check("shards", "shards", world, limit_s=90.0)
 
 
-def _alone() -> Iterator[Check]:
-    """Checks that wait for times to pass, or hold the GPUs' multiprocessors."""
-    short = {"timeout_s": 3.0}
-    yield Check("faults", "faults", words=short, alone=True, quick=True)
+def _faults() -> Iterator[Check]:
+    """Ranks that come late, make other calls, or die, which takes times to pass."""
+    short, stage = {"timeout_s": 3.0}, Stage.SLEEPING
+    yield Check("faults", "faults", words=short, stage=stage, quick=True)
     for ahead in (0, 5000):
         yield Check(f"faults-one queue-{ahead} ahead", "faults", words={"ahead": ahead, **short},
-                    environment=_ONE_QUEUE, alone=True)  # fmt: skip
-    yield Check("opposite", "opposite", words={"rounds": 90}, alone=True)
-    for world in (A_RANK_A_GPU, MOST):
-        yield Check("crowded", "crowded", world, {"timeout_s": 20.0}, limit_s=90.0, alone=True)
-        yield Check("aside", "aside", world, alone=True)
-    for world in (A_RANK_A_GPU, MOST):
-        for few_rows in (False, True):
-            words = {"dies": True, "few_rows": few_rows, **short}
-            name = f"faults-death{'-few rows' if few_rows else ''}"
-            yield Check(name, "faults", world, words, fresh=True, ends=True, alone=True)
+                    environment=_ONE_QUEUE, stage=stage)  # fmt: skip
+    for world, few_rows in (
+        (A_RANK_A_GPU, False),
+        (A_RANK_A_GPU, True),
+        (MOST, False),
+        (MOST, True),
+    ):
+        words = {"dies": True, "few_rows": few_rows, **short}
+        name = f"faults-death{'-few rows' if few_rows else ''}"
+        yield Check(name, "faults", world, words, fresh=True, ends=True, stage=stage)
     for queues in ("1", "8"):
         lazily = {"CUDA_MODULE_LOADING": "LAZY", "CUDA_DEVICE_MAX_CONNECTIONS": queues}
         words = {"loads": True, **short}
         yield Check(f"faults-kernel is loaded-{queues} queues", "faults", words=words,
-                    environment=lazily, fresh=True, alone=True)  # fmt: skip
+                    environment=lazily, fresh=True, stage=stage)  # fmt: skip
     yield Check("functions-launches block", "functions", words={"fallback": True},
-                environment={"CUDA_LAUNCH_BLOCKING": "1"}, alone=True)  # fmt: skip
+                environment={"CUDA_LAUNCH_BLOCKING": "1"}, stage=stage)  # fmt: skip
+
+
+def _alone() -> Iterator[Check]:
+    """Checks that hold the GPUs' multiprocessors, or need two kernels to run at once."""
+    yield Check("opposite", "opposite", words={"rounds": 90}, stage=Stage.ALONE)
+    for world in (A_RANK_A_GPU, MOST):
+        yield Check("crowded", "crowded", world, {"timeout_s": 20.0}, limit_s=90.0,
+                    stage=Stage.ALONE)  # fmt: skip
+        yield Check("aside", "aside", world, stage=Stage.ALONE)
 
 
 def _in_order() -> tuple[Check, ...]:
-    """Order checks so that those of the same processes stand together, those alone last."""
-    found = [*_operators(), *_calls(), *_gradients(), *_models(), *_alone()]
+    """Order checks so that those of the same processes stand together, by stage."""
+    found = [*_operators(), *_calls(), *_gradients(), *_models(), *_faults(), *_alone()]
 
     def group(check: Check) -> Any:
         # Large groups first, as they last longest; a rank a GPU and 2 ranks are one on 2 GPUs.
         rank_a_gpu = check.world in (A_RANK_A_GPU, 2)
-        return check.alone, len(check.environment), check.fresh, not rank_a_gpu, -check.world
+        return check.stage, len(check.environment), check.fresh, not rank_a_gpu, -check.world
 
     return tuple(sorted(found, key=group))
 
@@ -150,7 +170,14 @@ def _in_order() -> tuple[Check, ...]:
 CHECKS = _in_order()
 
 
-def check_named(name: str) -> Check:
-    """Return the check of an id."""
-    (found,) = (check for check in CHECKS if check.id == name)
-    return found
+def left_out(check: Check, gpus: int) -> str:
+    """Say why a check is not for so many GPUs, or return nothing."""
+    if check.world == A_RANK_A_GPU and gpus < 2:
+        return f"{gpus} GPU found, 2 or more are needed"
+    if check.scenario in ("models", "captured", "measured") and gpus < check.world:
+        return f"{gpus} GPUs found, {check.world} are needed, one a rank"
+    if check.scenario == "operators" and check.world == gpus > 1:
+        return f"{gpus} GPUs found: `a rank a GPU` has these ranks, and every dtype"
+    if check.world == MOST <= gpus:
+        return f"{gpus} GPUs found: ranks need not share them"
+    return ""

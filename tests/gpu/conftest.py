@@ -1,12 +1,15 @@
 """GPUs for the tests in this folder; without them they are skipped, or fail with --require gpu.
 
-Tests go in stages, so that what runs beside other work comes first, and what must have the GPUs to
-itself comes behind it. Each test is told by one line when it ends.
+Commands and the checks of ranks run side by side, and come first; what must have the GPUs to itself
+comes behind them. Each test is told by one line when it ends.
 """
+
+# ruff: noqa: E402 (the path comes before what is found by it)
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,11 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # behind folders whose files have the same names
+from checks import Check, left_out
+from pool import Pool, Ran, lanes_here
 
 # Those that are not here have the GPUs to themselves, and come last.
-STAGES = ("test_gpu_checks", "test_commands")
+STAGES = ("test_commands", "test_gpu_checks")
 _CONFIG: list[pytest.Config] = []
 
 
@@ -49,6 +54,22 @@ def shared_gpus(request: pytest.FixtureRequest) -> int:
     return _at_least(1, request)
 
 
+@pytest.fixture(scope="session")
+def run(
+    shared_gpus: int, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Check], Ran]]:
+    """Returns what a check of checks.py said; those that are selected begin at once."""
+    given = [getattr(item, "callspec", None) for item in request.session.items]
+    checks = [each.params["check"] for each in given if each and "check" in each.params]
+    wanted = [check for check in checks if not left_out(check, shared_gpus)]
+    folder = tmp_path_factory.mktemp("ranks")
+    pool = Pool(wanted, shared_gpus, folder, request.config.getoption("--calls"), lanes_here())
+    try:
+        yield pool.result
+    finally:
+        pool.close()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     _CONFIG.append(config)
 
@@ -65,7 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _here(report: pytest.TestReport) -> bool:
-    return "tests/gpu/" in report.nodeid or report.nodeid.startswith("test_")
+    return "tests/gpu/" in report.nodeid
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> Any:

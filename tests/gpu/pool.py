@@ -9,6 +9,7 @@ one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -17,12 +18,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from checks import A_RANK_A_GPU, Check
+from checks import A_RANK_A_GPU, Check, Stage
 
 __all__ = ["Group", "Key", "Pool", "Ran", "key_of", "lanes_here"]
 
@@ -30,7 +31,7 @@ SERVE = Path(__file__).with_name("serve.py")
 START_S = 90.0  # to import PyTorch and to join, when other groups do so, too
 GRACE_S = 5.0  # for the other ranks, once one has failed
 TAIL = 3000  # characters of what a rank said
-CORES_PER_LANE, MOST_LANES = 10, 3
+CORES_PER_LANE, MOST_LANES = 8, 4
 FEWEST, MOST_CHECKS = 4, 10  # of a group in a lane, so that lanes end together
 
 
@@ -236,10 +237,10 @@ class Group:
 
 
 class Pool:
-    """Runs checks in groups: those that may run beside others in lanes, at once, the rest alone.
+    """Runs checks in groups, stage by stage: several groups at once, but for those that are alone.
 
     Args:
-        checks: all that will be asked for, in order.
+        checks: all that will be asked for, in order of their stages.
         gpus: how many there are.
         folder: for the groups' folders.
         calls: what `--calls` gives, or None for what the table says.
@@ -249,26 +250,27 @@ class Pool:
     def __init__(
         self, checks: Sequence[Check], gpus: int, folder: Path, calls: int | None, lanes: int
     ) -> None:
-        self._gpus, self._folder, self._calls = gpus, folder, calls
+        self._gpus, self._folder, self._calls, self._lanes = gpus, folder, calls, lanes
         self._lock, self._groups = threading.Lock(), 0
         self._ahead: dict[int, Group] = {}  # by number of the work; started, and not in use yet
         self._results: dict[str, Future[Ran]] = {check.id: Future() for check in checks}
-        beside = [check for check in checks if not check.alone]
-        most = min(max(-(-len(beside) // lanes), FEWEST), MOST_CHECKS)
-        self._queue = _divided(beside, gpus, most)
-        self._alone = _divided([c for c in checks if c.alone], gpus, len(checks), len(self._queue))
-        self._stopped = False
-        self._threads = [threading.Thread(target=self._lane, daemon=True) for _ in range(lanes)]
-        for thread in self._threads:
-            thread.start()
+        self._queues: dict[Stage, list[Work]] = {}
+        numbers = itertools.count()
+        for stage in Stage:
+            mine = [check for check in checks if check.stage == stage]
+            most = min(max(-(-len(mine) // lanes), FEWEST), MOST_CHECKS)
+            self._queues[stage] = _divided(mine, gpus, most, numbers)
+        self._stopped, self._stage = False, Stage.BESIDE
+        self._threads: list[threading.Thread] = []
+        self._start_lanes()
 
     def result(self, check: Check) -> Ran:
         """Return what a check said, when it has run."""
-        if check.alone:
+        while self._stage < check.stage:
             for thread in self._threads:
                 thread.join()
-            while not self._results[check.id].done():
-                self._run(self._alone.pop(0), ahead=self._alone[:2])
+            self._stage = Stage(self._stage + 1)
+            self._start_lanes()
         return self._results[check.id].result()
 
     def close(self) -> None:
@@ -279,13 +281,20 @@ class Pool:
         for group in self._ahead.values():
             group.kill()
 
+    def _start_lanes(self) -> None:
+        lanes = 1 if self._stage == Stage.ALONE else self._lanes
+        self._threads = [threading.Thread(target=self._lane, daemon=True) for _ in range(lanes)]
+        for thread in self._threads:
+            thread.start()
+
     def _lane(self) -> None:
+        queue = self._queues[self._stage]
         while not self._stopped:
             with self._lock:
-                if not self._queue:
+                if not queue:
                     return
-                work = self._queue.pop(0)
-                ahead = self._queue[:1]
+                work = queue.pop(0)
+                ahead = queue[:1]
             self._run(work, ahead)
 
     def _run(self, work: Work, ahead: Sequence[Work]) -> None:
@@ -318,7 +327,7 @@ class Pool:
 
     def _start_ahead(self, work: Work) -> None:
         with self._lock:
-            coming = work in self._queue or work in self._alone
+            coming = work in self._queues[self._stage]
             if coming and work.number not in self._ahead and not self._stopped:
                 self._ahead[work.number] = self._started(work.key)
 
@@ -333,7 +342,7 @@ class Pool:
         return Group(key.world, folder, dict(key.environment))
 
 
-def _divided(checks: Sequence[Check], gpus: int, most: int, first: int = 0) -> list[Work]:
+def _divided(checks: Sequence[Check], gpus: int, most: int, numbers: Iterator[int]) -> list[Work]:
     """Divide checks by the groups that they need, and these into no more than `most` checks."""
     found: dict[Key, list[Check]] = {}
     for check in checks:
@@ -341,4 +350,4 @@ def _divided(checks: Sequence[Check], gpus: int, most: int, first: int = 0) -> l
     parts = [
         (key, mine[i : i + most]) for key, mine in found.items() for i in range(0, len(mine), most)
     ]
-    return [Work(number, key, mine) for number, (key, mine) in enumerate(parts, first)]
+    return [Work(next(numbers), key, mine) for key, mine in parts]

@@ -24,7 +24,7 @@ from command_lines import (
     rows_of,
 )
 
-AT_ONCE = 5  # lines that run at once; each has up to one process per GPU and one more
+AT_ONCE = 4  # lines that run at once; each has up to one process per GPU and one more
 LINES = lines()
 Result = Callable[[str], tuple[Done, Path]]
 
@@ -48,9 +48,13 @@ def each(begin: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def result(
-    gpus: int, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Result]:
-    """What a line returned and printed, and the folder in which it ran."""
+    gpus: int, run: object, request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Result]:  # fmt: skip
+    """What a line returned and printed, and the folder in which it ran.
+
+    With `run`, the checks of ranks have begun, and go on beside the lines.
+    """
     wanted = dict.fromkeys(
         name
         for item in request.session.items
