@@ -128,12 +128,7 @@ def _faults() -> Iterator[Check]:
     for ahead in (0, 5000):
         yield Check(f"faults-one queue-{ahead} ahead", "faults", words={"ahead": ahead, **short},
                     environment=_ONE_QUEUE, stage=stage)  # fmt: skip
-    for world, few_rows in (
-        (A_RANK_A_GPU, False),
-        (A_RANK_A_GPU, True),
-        (MOST, False),
-        (MOST, True),
-    ):
+    for world, few_rows in product((A_RANK_A_GPU, MOST), (False, True)):
         words = {"dies": True, "few_rows": few_rows, **short}
         name = f"faults-death{'-few rows' if few_rows else ''}"
         yield Check(name, "faults", world, words, fresh=True, ends=True, stage=stage)

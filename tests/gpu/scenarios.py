@@ -290,7 +290,7 @@ def faults(
     ahead: int = 0,
     loads: bool = False,
     few_rows: bool = False,
-    late_s: float = 1.0,
+    late_s: float = 1.5,
 ) -> None:
     """A rank that does not come, one that runs another call, and one that dies.
 
@@ -301,7 +301,8 @@ def faults(
         loads: whether a thread of it makes the first call of a kernel there. The driver then keeps
             all that copy from returning, so that the missing signal may not be known.
         few_rows: whether the calls are of few rows, by stores into mailboxes.
-        late_s: how long behind the timeout the late rank comes.
+        late_s: how long behind the timeout the late rank comes; less than that, as others wait for
+            it then.
     """
     counter = torch.zeros(1).cuda().add_(1)  # its kernel is loaded
     problem = Problem.chunked("all_gather_matmul", me.world, 640, 64, 256, "bfloat16")
