@@ -1,11 +1,10 @@
-"""A rank that makes checks of tests/gpu on the test double of the driver, or on the CPU.
+"""A rank that makes checks of tests/gpu on the test double of the driver.
 
 python gpu_checks_on_double.py KIND STORE RANK WORLD CHECKS
 
-KIND is "double", where tensors pass for those of a GPU (torch_on_double.py), or "cpu", where a
-rank has the host engine. CHECKS is JSON: pairs of a scenario's name and its words. With "table",
-nothing runs: the table of checks is held against the parameters of scenarios, and their calls are
-planned.
+KIND is "double": tensors pass for those of a GPU (torch_on_double.py). CHECKS is JSON: pairs of a
+scenario's name and its words. With KIND "table" and nothing else, nothing runs: the table of checks
+is held against the parameters of scenarios, and their calls are planned.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 
-ON_DOUBLE = sys.argv[1] == "double"
 sys.argv[1] = "cpu"  # where gradient_worker draws
 import serve  # noqa: E402 (of a PyTorch that is as it is)
 from beside import turns  # noqa: E402
@@ -152,15 +150,14 @@ def plan_all(problem: Problem) -> int:
 
 def main(store: str, rank: int, world: int, checks: list[tuple[str, dict[str, Any]]]) -> None:
     torch.set_num_threads(1)
-    if ON_DOUBLE:
-        pass_for_a_gpu(rank, world, Path(store).parent)
+    pass_for_a_gpu(rank, world, Path(store).parent)
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     for scenario, words in checks:
         assert serve.check_one(scenario, rank, world, words), f"{scenario} {words}"
-        assert not ON_DOUBLE or world == 1 or control.count("memcpy"), "no GPU was used"
+        assert world == 1 or control.count("memcpy"), "no GPU was used"
         print(scenario, words, flush=True)
     dist.destroy_process_group()
 

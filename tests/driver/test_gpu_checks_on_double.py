@@ -19,7 +19,7 @@ from double_control import environment
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from checks import A_RANK_A_GPU, CHECKS, MOST, Check, Stage, left_out
-from pool import Group, Pool, key_of
+from pool import SERVE, Group, Pool, key_of
 
 from ficco.problem import DTYPES, OPERATORS
 
@@ -46,18 +46,17 @@ def operators(turn: int) -> Asked:
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "asked"),
+    ("world", "asked"),
     [
-        pytest.param("double", 2, operators(0), id="operators, 2 ranks"),
-        pytest.param("double", 3, operators(1)[:3], id="operators, 3 ranks"),
-        pytest.param("double", 2, CALLS, id="calls"),
-        pytest.param("double", 2, OTHERS, id="faults and random calls"),
-        pytest.param("cpu", 2, [("measured", {}), ("shards", {})], id="models"),
+        pytest.param(2, operators(0), id="operators, 2 ranks"),
+        pytest.param(3, operators(1)[:3], id="operators, 3 ranks"),
+        pytest.param(2, CALLS, id="calls"),
+        pytest.param(2, OTHERS, id="faults and random calls"),
     ],
 )
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_scenarios_run(
-    double_folder: Path, tmp_path: Path, torch: Any, kind: str, world: int, asked: Asked
+    double_folder: Path, tmp_path: Path, torch: Any, world: int, asked: Asked
 ) -> None:
     given = environment(double_folder, devices=world, version=13000) | {
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
@@ -66,7 +65,7 @@ def test_scenarios_run(
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for rank, log in enumerate(logs):
-            words = [kind, str(tmp_path / "store"), str(rank), str(world), json.dumps(asked)]
+            words = ["double", str(tmp_path / "store"), str(rank), str(world), json.dumps(asked)]
             with log.open("w") as file:
                 command = [sys.executable, "-X", "faulthandler", str(SCRIPT), *words]
                 ranks.append(subprocess.Popen(command, stdout=file, stderr=file, env=given))
@@ -86,6 +85,24 @@ def test_scenarios_run(
     for log in logs:
         made = [line for line in log.read_text().splitlines() if line.startswith(names)]
         assert made == [f"{name} {words}" for name, words in asked], said
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_ranks_serve_on_the_cpu(
+    tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes that tests/gpu starts, with gloo and the host engine."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    found = Group(2, tmp_path, {}, (sys.executable, "-P", str(SERVE), "cpu"))
+    try:
+        for scenario, words, right in (
+            ("measured", {}, True), ("shards", {}, True), ("functions", {"fallback": True}, False),
+        ):  # fmt: skip
+            ran = found.check(Check(scenario, scenario), words, LIMIT_S)
+            assert bool(ran.wrong) != right, ran.wrong
+        assert "---- rank 1: failed" in ran.wrong and "serve.py" in ran.wrong, ran.wrong
+    finally:
+        found.leave()
 
 
 def test_words_fit_their_scenarios_and_calls_can_be_planned(torch: Any) -> None:

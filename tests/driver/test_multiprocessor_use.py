@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from double_control import Cuda, on_double
 
 from ficco.errors import EngineError
@@ -92,6 +95,20 @@ def test_a_refusal_lets_the_device_go(cuda: Cuda) -> None:
 def test_the_text_is_what_the_double_knows() -> None:
     assert "ficco_hold(.param .u64 begun, .param .u64 go, .param .u64 limit_ns)" in PTX
     assert "%globaltimer" in PTX and "ld.volatile.global.u32" in PTX and PTX.isascii()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_the_text_is_assembled(tmp_path: Path, target: str) -> None:
+    triton = pytest.importorskip("triton")
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    (tmp_path / "hold.ptx").write_text(PTX)
+    done = subprocess.run(
+        [ptxas, "-v", f"-arch={target}", tmp_path / "hold.ptx", "-o", tmp_path / "hold.cubin"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    used = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
+    assert len(used) == 2 and max(used) <= 65536 // 2048, "two full blocks would not fit"
 
 
 if __name__ == "__main__":

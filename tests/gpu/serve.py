@@ -1,7 +1,8 @@
 """A rank that makes one check after another, as the process that started it asks for.
 
-python serve.py cuda STORE RANK WORLD REPLIES
+python serve.py DEVICE STORE RANK WORLD REPLIES
 
+DEVICE is "cuda", or "cpu", where the checks of functions and models run on the host engine.
 Every line of stdin is a JSON object with a scenario and its words. To each a line goes to the file
 descriptor REPLIES when this rank is done: true, or false with a traceback on stderr. The process
 ends with its stdin.
@@ -37,7 +38,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ficco
 from ficco.runtime.process_cuda import why_not
-from ficco.sweeping.gpu.joining import join
 
 __all__ = ["SCENARIOS", "check_one"]
 
@@ -90,7 +90,7 @@ def main(store: str, rank: int, world: int, replies: int) -> None:
     """Join the group, then serve until stdin ends."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
-    join(store, rank, world, sharing=world > torch.cuda.device_count())
+    gradient_worker.join(store, rank, world)  # by NCCL, or gloo where ranks share GPUs or have none
     dist.barrier()
 
     def reply(right: bool) -> None:
