@@ -398,12 +398,15 @@ def cuda_driver_version() -> int:
 def cuda_device_count() -> int:
     """Return the number of devices. Raises as `cuda_driver_version`."""
 
-def cuda_capabilities(device: int) -> tuple[str, int, int, int, bool, bool, bool, list[bool]]:
+def cuda_capabilities(
+    device: int,
+) -> tuple[str, int, int, tuple[int, int, int], int, bool, bool, bool, list[bool]]:
     """Return what a device can do.
 
     Returns:
-        (name, major, minor, copy engines, a wait can order other devices' writes, the driver has
-        cuMemcpyBatchAsync as of CUDA 12.8, as of 13.0, per device whether it can be reached).
+        (name, major, minor, (PCI domain, bus, device), copy engines, a wait can order other
+        devices' writes, the driver has cuMemcpyBatchAsync as of CUDA 12.8, as of 13.0, per device
+        whether it can be reached).
     """
 
 class Gpu:
@@ -459,13 +462,58 @@ class GpuRank:
 class GpuWindow:
     """Where all ranks' windows lie, as one device sees them. Whoever made them keeps them."""
 
-    def __init__(self, words: Sequence[int], data: Sequence[int], data_bytes: int) -> None:
+    def __init__(
+        self,
+        words: Sequence[int],
+        data: Sequence[int],
+        data_bytes: int,
+        writable: Sequence[bool] = (),
+    ) -> None:
         """Say where they are.
 
         Args:
             words: addresses of the WORDS_PER_COPY words of each copy: [rank * 2 + copy].
             data: addresses of the data alike.
             data_bytes: of each copy.
+            writable: per rank, whether this rank's streams may write to its words. Words of the
+                others are raised by copies, or by a kernel on the caller's stream. Empty: all are.
+
+        Raises:
+            ValueError: the lists do not fit together.
+        """
+
+class GpuProbe:
+    """Sends data and signals to every peer, and looks for theirs, before windows hold anything.
+
+    It uses the words and the data of the windows' first copy, and leaves them dirty.
+    """
+
+    def __init__(self, gpu: Gpu, window: GpuWindow, rank: int) -> None:
+        """Make a stream for it.
+
+        Raises:
+            ValueError: a window copy has less than 32 bytes of data a rank.
+            GpuError: the driver refuses.
+        """
+
+    def send(self, value: int) -> None:
+        """Send two rounds to every peer: by calls, and captured into a graph.
+
+        Args:
+            value: of the words, 1 to 255; the same on all ranks, and none that was sent before.
+
+        Raises:
+            GpuError: the driver refuses.
+        """
+
+    def look(self, value: int, seconds: float) -> list[tuple[int, int]]:
+        """Return what has come from every rank, by calls and captured, once all has or time is up.
+
+        0: all; 1: the signal behind the data has not; 2: the signal has and the data have not; 3:
+        the signal that is raised as behind a kernel has not.
+
+        Raises:
+            GpuError: the device does not answer.
         """
 
 class GpuProgram:

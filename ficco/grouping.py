@@ -63,11 +63,16 @@ def ends_of(plan: RankPlan) -> dict[str, tuple[Step, Step]]:
     return found
 
 
-def stores_of(plan: RankPlan, within: Collection[str]) -> dict[str, int]:
+def stores_of(plan: RankPlan, within: Collection[str], signals: str = "write") -> dict[str, int]:
     """Return the steps whose words kernels store on a GPU, and how many of these begin with one.
 
     They stand in the lane that computes. What is raised right behind what is cleared is stored by
-    the same kernels, unless it comes after something else; `within`: steps that others do.
+    the same kernels, unless it comes after something else.
+
+    Args:
+        plan: of one rank.
+        within: steps that other kernels do.
+        signals: the kind of signals; with "copy" a kernel stores even one word of a peer.
     """
     found: dict[str, int] = {}
     computing = {step.lane for step in plan.steps if step.kind in ("gemm", "reduce", "bag")}
@@ -78,7 +83,8 @@ def stores_of(plan: RankPlan, within: Collection[str]) -> dict[str, int]:
         joins = [s.kind for s in before] == ["clear"] and step.kind == "signal" and not step.after
         before = [*before, step] if joins else [step] if step.kind in ("clear", "signal") else []
         words = sum(len(s.words) for s in before)
-        if words >= FEWEST_STORED:
+        at_peers = any(w.rank != plan.rank for s in before if s.kind == "signal" for w in s.words)
+        if words >= FEWEST_STORED or (signals == "copy" and at_peers):
             found.update({s.id: 0 for s in before} | {before[0].id: -(-words // MOST_STORED)})
     return found
 

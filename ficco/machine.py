@@ -183,6 +183,8 @@ class Machine:
         collectives: (bytes that leave a rank, us) of torch.distributed, by collective.
         costs: of everything else.
         pieces: what cutting GEMMs loses, by shape; for the record, since GEMM times tell it.
+        signals: how streams raise words at peers, with which the figures were measured: "write" or
+            "copy" (see `ficco.engines.peer_signals`); of GPUs alone.
         pacing: whether the host engine keeps to the rates; in a file it is called `paced`.
     """
 
@@ -202,6 +204,7 @@ class Machine:
     collectives: tuple[tuple[str, Curve], ...] = ()
     costs: Costs = Costs()
     pieces: tuple[Pieces, ...] = ()
+    signals: str = "write"
     pacing: bool = True
 
     def __post_init__(self) -> None:
@@ -210,6 +213,10 @@ class Machine:
         if self.engine not in ("host", "cuda", "hip"):
             raise MachineError(
                 f"machine {self.name!r}: engine {self.engine!r} is not one of host, cuda, hip"
+            )
+        if self.signals not in ("write", "copy"):
+            raise MachineError(
+                f"machine {self.name!r}: signals={self.signals!r}: it is 'write' or 'copy'"
             )
         scopes = [link.scope for link in self.links]
         if len(set(scopes)) != len(scopes) or "node" not in scopes:
@@ -374,7 +381,7 @@ class Machine:
             "name": str, "about": str, "nodes": int, "devices": int, "engine": str,
             "copy_engines": int, "gemm_gflops": dict, "links": list, "device": str, "source": str,
             "units": int, "memory_gbps": float, "gemms": dict, "collectives": dict, "costs": dict,
-            "pieces": list, "paced": bool,
+            "pieces": list, "signals": str, "paced": bool,
         }  # fmt: skip
         where = f"machine {name!r}"
         try:
@@ -426,6 +433,7 @@ class Machine:
             collectives=tuple(collectives.items()),
             costs=Costs(**costs),
             pieces=pieces,
+            signals=table.get("signals", "write"),
             pacing=table.get("paced", True),
         )
 

@@ -89,6 +89,7 @@ class Capabilities(NamedTuple):
 
     Attributes:
         name, major, minor: the device, and its compute capability.
+        pci: PCI domain, bus and device. Processes that number devices differently agree on it.
         copy_engines: asynchronous copy engines.
         flush_remote_writes: whether a wait can order other devices' writes by itself.
         batch_copy_12_8, batch_copy_13_0: whether the driver has cuMemcpyBatchAsync, by signature.
@@ -98,6 +99,7 @@ class Capabilities(NamedTuple):
     name: str
     major: int
     minor: int
+    pci: tuple[int, int, int]
     copy_engines: int
     flush_remote_writes: bool
     batch_copy_12_8: bool

@@ -57,6 +57,7 @@ class Window:
         rank: whose view it is.
         room: of one copy.
         keep: what holds the memory; it is kept as long as the window.
+        writable: per rank, whether this rank's streams may write to its words; empty: all are.
 
     Attributes:
         room: of one copy, as it was rounded up.
@@ -66,7 +67,14 @@ class Window:
         recent: what the last plans to be bound use; their calls may still be enqueued.
     """
 
-    def __init__(self, bases: Sequence[int], rank: int, room: Room, keep: Any) -> None:
+    def __init__(
+        self,
+        bases: Sequence[int],
+        rank: int,
+        room: Room,
+        keep: Any,
+        writable: Sequence[bool] = (),
+    ) -> None:
         layout = Layout(room)
         self.room, self.rank, self.keep = layout.room, rank, keep
         self.held: list[Any] = []
@@ -86,7 +94,7 @@ class Window:
             [address for copies_of in zip(*of, strict=True) for address in copies_of]
             for of in (self.words, self.data)
         ]
-        self.native = _native.GpuWindow(by_rank[0], by_rank[1], self.room.window)
+        self.native = _native.GpuWindow(by_rank[0], by_rank[1], self.room.window, writable)
 
     @property
     def windows(self) -> DirectWindows:

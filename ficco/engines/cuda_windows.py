@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ficco.engines.cuda_layout import COPIES, WORDS_BYTES, Layout, Window
+from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
 from ficco.errors import EngineError
 from ficco.kernels.direct_table import VACANT
 from ficco.plan import Room, Word, word_place
@@ -148,16 +149,18 @@ class PeerWindows:
     Args:
         peers: the devices.
         room: of one copy.
+        signals: the kind of signals that is known to arrive; None: a probe finds it out.
 
     Attributes:
+        signals: the kind of signals, see `ficco.engines.peer_signals`.
         bases: address of every rank's memory, laid out as `Layout` says.
         room: of one copy, as it was rounded up.
 
     Raises:
-        EngineError: a device has too little memory, or the driver refuses.
+        EngineError: a device has too little memory, the driver refuses, or signals do not arrive.
     """
 
-    def __init__(self, peers: Peers, room: Room) -> None:
+    def __init__(self, peers: Peers, room: Room, signals: str | None = None) -> None:
         self._layout = Layout(room)
         self.room = self._layout.room
         self._bases: list[int] = []
@@ -167,30 +170,60 @@ class PeerWindows:
         try:
             for rank in range(peers.world):
                 self._add(rank)
+            self.signals = signals or self._probed()
             for rank in range(peers.world):
-                peers.synchronize(rank)  # fills are asynchronous
+                self._fill(rank)
         except BaseException:
             self._end()
             raise
         self.bases = tuple(self._bases)
 
     def _add(self, rank: int) -> None:
-        peers, layout, size = self._peers, self._layout, self._layout.size
-        asked = f"a window of {size} bytes on device {peers.devices[rank]}"
-        with peers.current(rank):
+        size = self._layout.size
+        with self._peers.current(rank):
+            asked = f"a window of {size} bytes on device {self._peers.devices[rank]}"
             base = int(_call("cuMemAlloc", size, asked=asked))
             self._bases.append(base)
             _call("cuMemsetD8", base, 0, size, asked=asked)
+        self._peers.synchronize(rank)  # fills are asynchronous
+
+    def _probed(self) -> str:
+        """Return the kind of signals that reaches all devices; windows are zeros before it."""
+        peers, kinds = self._peers, allowed_kinds(_native.cuda_driver_version())
+        if peers.world == 1:
+            return kinds[0]
+
+        def complaints(kind: str, value: int) -> list[str]:
+            probes = [
+                Probe(
+                    _native.open_cuda(device), self._bases, self._layout, rank,
+                    writable_words(kind, peers.devices, rank),
+                )
+                for rank, device in enumerate(peers.devices)
+            ]  # fmt: skip
+            refused = [probe.send(value) for probe in probes]
+            return refused if any(refused) else [probe.look(value) for probe in probes]
+
+        return first_that_arrives(kinds, complaints)
+
+    def _fill(self, rank: int) -> None:
+        """Bring a window into its first state."""
+        peers, layout, base = self._peers, self._layout, self._bases[rank]
+        asked = f"filling a window on device {peers.devices[rank]}"
+        with peers.current(rank):
+            _call("cuMemsetD8", base, 0, layout.size, asked=asked)
             first = 4 * word_place(Word(rank, "free", 0))
             for copy in range(COPIES):
                 place = base + copy * WORDS_BYTES + first
                 _call("cuMemsetD32", place, 1, peers.world, asked=asked)
-            mail = (size - layout.mail_data) // 4
+            mail = (layout.size - layout.mail_data) // 4
             _call("cuMemsetD32", base + layout.mail_data, VACANT, mail, asked=asked)
+        peers.synchronize(rank)
 
     def view(self, rank: int) -> Window:
         """Return the windows as a rank's engine takes them; it keeps them."""
-        return Window(self.bases, rank, self.room, self)
+        writable = writable_words(self.signals, self._peers.devices, rank)
+        return Window(self.bases, rank, self.room, self, writable)
 
     def close(self) -> None:
         """Wait for all devices, then free the windows; again it does nothing.

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ficco import compute as computes
 from ficco.engines import cuda
 from ficco.engines.environment import is_set
+from ficco.engines.peer_signals import SignalsRefused
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.runtime.process import ProcessRuntime
@@ -144,11 +145,15 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 
     reason = why_not(pg)
+    if reason is None:
+        try:
+            runtime = CudaProcessRuntime(pg, profile, timeout_s)
+        except SignalsRefused as refused:  # on all ranks
+            reason = str(refused)
     if reason is not None:
         _fallbacks[pg] = reason
         log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", reason)
         return
-    runtime = CudaProcessRuntime(pg, profile, timeout_s)
     runtime.most_window_bytes = most_window_bytes
     _gpu_runtimes[pg] = runtime
     _changed()

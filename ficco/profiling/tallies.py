@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ficco.engines.gating import launches_of, steps_within
 from ficco.engines.rows import encode
 from ficco.engines.work import calls_of, sum_of
-from ficco.grouping import joined_copies
+from ficco.grouping import joined_copies, stores_of
 from ficco.plan import RankPlan
 from ficco.profiling.figures import least_squares
 
@@ -21,7 +21,7 @@ class Tally(NamedTuple):
     Attributes:
         launches: calls of a library.
         kernels: of ficco's own.
-        copies: pushes, and copies within the device.
+        copies: pushes, copies within the device, and signals where these are copies.
         words: steps that raise, await or clear words.
     """
 
@@ -31,11 +31,17 @@ class Tally(NamedTuple):
     words: int
 
 
-def tally(plan: RankPlan) -> Tally:
-    """Count what a plan makes the host submit."""
+def tally(plan: RankPlan, signals: str = "write") -> Tally:
+    """Count what a plan makes the host submit, with a kind of signals."""
     within = steps_within(plan)  # what a kernel does by itself is not submitted
     works = encode(plan, {}, one_launch=True, within=within).works
-    kinds = [step.kind for step in plan.steps if step.id not in within]
+    stored = stores_of(plan, within, signals)
+    copied = [
+        step
+        for step in plan.steps
+        if (signals, step.kind) == ("copy", "signal") and step.id not in {*stored, *within}
+    ]
+    kinds = [s.kind for s in plan.steps if s.id not in within and s not in copied]
     launches = kernels = 0
     for work in works:
         if work.step.parts:
@@ -52,7 +58,8 @@ def tally(plan: RankPlan) -> Tally:
             len(joined_copies(step.reads, step.writes))
             for step in plan.steps
             if step.kind == "local_copy"
-        ),
+        )
+        + sum(len(step.words) for step in copied),
         sum(kinds.count(kind) for kind in ("signal", "wait", "clear")),
     )
 

@@ -113,6 +113,7 @@ class CudaLocalRuntime:
         self._closed = False
         self._held = False  # whether a graph uses the present place
         self._kept: list[_Place] = []  # earlier ones, that graphs use
+        self._signals: str | None = None  # the kind, once a probe has found it
         try:
             self._place = self._new_place(new_group(world, timeout_s), [], Room())
         except BaseException:
@@ -139,6 +140,11 @@ class CudaLocalRuntime:
             return 0
         places = [*self._kept, self._place]
         return sum(2 * self.world * sum(place.windows.room) for place in places)
+
+    @property
+    def signals(self) -> str:
+        """The kind of signals at peers; see `ficco.engines.peer_signals`."""
+        return self._place.windows.signals
 
     def execute(self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]) -> None:
         """Enqueue a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
@@ -307,7 +313,8 @@ class CudaLocalRuntime:
 
     def _new_place(self, group: Group, devices: list[cuda.Device], room: Room) -> _Place:
         """Make windows, for given devices or for new ones."""
-        windows = PeerWindows(self._peers, room)
+        windows = PeerWindows(self._peers, room, self._signals)
+        self._signals = windows.signals
         try:
             made = devices or [cuda.Device(rank, group, rank) for rank in range(self.world)]
         except BaseException:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 import weakref
@@ -19,9 +20,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from ficco import _native
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import cuda, shared
 from ficco.engines.cuda_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
+from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
 from ficco.engines.standing import Standing
 from ficco.errors import EngineError, InputError
 from ficco.kernels.direct_table import VACANT
@@ -39,6 +42,7 @@ from ficco.timeline import Timeline
 __all__ = ["CudaProcessRuntime", "why_not"]
 
 
+_log = logging.getLogger("ficco")
 _MOST_LAYOUTS = 256  # of a call's matrices, in which it can be made again
 _MOST_MET = 4096  # problems that are remembered to have been met
 _LET_GO_S = 10.0  # the watch lets a stream go, once the group has failed, in a few seconds
@@ -123,6 +127,7 @@ class CudaProcessRuntime(ProcessRuntime):
         traced: whether calls take times for `timeline`, which costs a little.
 
     Raises: as `ProcessRuntime`; what `why_not` would say is for the caller to ask before.
+        SignalsRefused: signals do not reach all ranks, as all of them say.
     """
 
     engine = "cuda"
@@ -138,6 +143,7 @@ class CudaProcessRuntime(ProcessRuntime):
         self.traced = False
         self._met: dict[str, None] = {}  # what `repeats` was asked about, oldest first
         self._refused: set[tuple[str, Schedule]] = set()  # what `load` was, for want of room
+        self._writable: list[bool] = []  # per rank, once a probe has found the kind of signals
         super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
 
     @property
@@ -399,17 +405,70 @@ class CudaProcessRuntime(ProcessRuntime):
         # PyTorch clears new memory on the default stream, which the current one need not be behind.
         torch.cuda.synchronize(self.device)
         memory.zero_()
-        layout = Layout(self._wanted)
+        torch.cuda.synchronize(self.device)
+        handle = symmetric.rendezvous(memory, group=self.process_group)
+        bases, layout = list(handle.buffer_ptrs), Layout(self._wanted)
+        if not self._writable:
+            self._writable = self._probed(bases, layout)
+            memory.zero_()
         memory[layout.mail_data :].view(torch.int32).fill_(VACANT - (1 << 32))
         words = memory[: COPIES * WORDS_BYTES].view(torch.int32).view(COPIES, -1)
         first = word_place(Word(self.rank, "free", 0))
         words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
-        handle = symmetric.rendezvous(memory, group=self.process_group)
-        bases = list(handle.buffer_ptrs)
         dist.barrier(self.process_group)  # all words are set before anybody raises one
         torch.cuda.synchronize(self.device)
-        return Window(bases, self.rank, self._wanted, (memory, handle))
+        return Window(bases, self.rank, self._wanted, (memory, handle), self._writable)
+
+    def _probed(self, bases: list[int], layout: Layout) -> list[bool]:
+        """Find the kind of signals that reaches all ranks; a collective call on zeroed windows.
+
+        Returns:
+            Per rank, whether this rank's streams write to its words.
+
+        Raises:
+            InputError: ranks are asked for different kinds.
+            SignalsRefused: no kind does.
+        """
+        kinds: tuple[str, ...] = ()
+        problem = ""
+        try:
+            kinds = allowed_kinds(_native.cuda_driver_version())
+        except InputError as error:  # told to all ranks, so that none waits for this one
+            problem = str(error)
+        mine = (cuda.capabilities(_ordinal()).pci, kinds, problem)
+        everyone = self._gathered(mine)  # behind this, all windows are zeros
+        for rank, (_, theirs, refused) in enumerate(everyone):
+            if refused:
+                raise InputError(f"rank {rank}: {refused}")
+            if theirs != everyone[0][1]:
+                raise InputError(
+                    f"rank 0 may signal by {everyone[0][1]} and rank {rank} by {theirs}; set "
+                    "FICCO_SIGNALS to the same on every rank"
+                )
+        devices = [pci for pci, _, _ in everyone]
+        if self.world == 1:
+            return [True]
+
+        def complaints(kind: str, value: int) -> list[str]:
+            writable = writable_words(kind, devices, self.rank)
+            probe = Probe(_native.open_cuda(_ordinal()), bases, layout, self.rank, writable)
+            refused: list[str] = self._gathered(probe.send(value))
+            if any(refused):
+                return refused
+            missing = probe.look(value)
+            torch.cuda.synchronize(self.device)  # nothing of the probe comes later
+            return self._gathered(missing)
+
+        kind = first_that_arrives(kinds, complaints)
+        _log.info("rank %d raises words at peers by kind %r", self.rank, kind)
+        return writable_words(kind, devices, self.rank)
+
+    def _gathered(self, mine: Any) -> list[Any]:
+        """Return what every rank brings; a collective call."""
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, mine, group=self.process_group)
+        return found
 
     def close(self) -> None:
         """End this rank's part, when what it enqueued has ended. Later calls raise EngineError."""

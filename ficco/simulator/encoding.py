@@ -164,7 +164,7 @@ class _Encoder:
         self.cols = {buffer.name: buffer.cols for buffer in entry.buffers}
         if self.machine.engine == "cuda":
             self.within = {end.id for ends in ends_of(entry).values() for end in ends}
-            self.stores = {} if self.once else stores_of(entry, self.within)
+            self.stores = {} if self.once else stores_of(entry, self.within, self.machine.signals)
         self.calls.use(entry)
         rows, actions, encoders = self.rows, self.actions, self.encoders
         host_ns = 1e3 * self.costs.host_call_us
@@ -223,7 +223,11 @@ class _Encoder:
         return self.host_words_ns
 
     def _signal(self, step: Step) -> float:
-        return self._write(step, _RAISE, self.signal_ns)
+        submitting_ns = self._write(step, _RAISE, self.signal_ns)
+        copied = self.machine.engine == "cuda" and self.machine.signals == "copy"
+        if copied and step.id not in self.stores and step.id not in self.within:
+            return self.host_copy_ns * len(step.words)  # a copy each
+        return submitting_ns
 
     def _clear(self, step: Step) -> float:
         return self._write(step, _CLEAR, self.clear_ns)

@@ -117,7 +117,7 @@ DOUBLE_API Status cuGraphNodeGetType(NodeHandle node, int* type) {
 
 DOUBLE_API Status cuGraphDestroy(GraphHandle graph) {
     return call("cuGraphDestroy", [&](Driver& driver, Lock&) {
-        const auto taken = driver.graphs.take(graph);
+        const auto taken = driver.graphs.take(graph);  // it holds the nodes
         for (const auto& node : taken->nodes) driver.nodes.take(node->handle);
     });
 }

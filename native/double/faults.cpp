@@ -3,6 +3,9 @@
 //
 //   FICCO_DOUBLE_FAIL=function:skip:status,...   FICCO_DOUBLE_COPY_DELAY=seconds[:every]
 //   FICCO_DOUBLE_SINGLE_QUEUE=1                  FICCO_DOUBLE_JITTER=max_seconds[:seed]
+//   FICCO_DOUBLE_PEER_WRITES=refused or lost, of stream writes to the memory of other devices
+//   FICCO_DOUBLE_COPIES=lost: copies of 4 bytes to other devices are not done; late: larger ones
+//   are done a second later, while their stream goes on
 #include "faults.hpp"
 
 #include <algorithm>
@@ -65,6 +68,16 @@ double Faults::jitter() {
 bool Faults::single_queue() {
     const std::lock_guard lock(mutex_);
     return single_queue_;
+}
+
+Faults::PeerWrites Faults::peer_writes() {
+    const std::lock_guard lock(mutex_);
+    return peer_writes_;
+}
+
+Faults::Copies Faults::copies() {
+    const std::lock_guard lock(mutex_);
+    return copies_;
 }
 
 void Faults::count(const std::string& kind, std::uint64_t amount) {
@@ -133,6 +146,14 @@ void Faults::reset() {
     holds_copies_ = false;
     released_.notify_all();
     single_queue_ = !single.empty() && single != "0";
+    const std::string peer_writes = environment("FICCO_DOUBLE_PEER_WRITES");
+    peer_writes_ = peer_writes == "refused" ? PeerWrites::kRefused
+                   : peer_writes == "lost"  ? PeerWrites::kLost
+                                            : PeerWrites::kDone;
+    const std::string copies = environment("FICCO_DOUBLE_COPIES");
+    copies_ = copies == "lost"   ? Copies::kSignalsLost
+              : copies == "late" ? Copies::kDataLate
+                                 : Copies::kDone;
     counts_.clear();
 }
 

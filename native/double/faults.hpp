@@ -27,6 +27,12 @@ class Faults {
     double copy_delay();  // seconds that the next copy shall wait first
     double jitter();      // seconds that the next operation of a stream shall wait first
     bool single_queue();
+    // What becomes of a stream's write to the memory of another device.
+    enum class PeerWrites { kDone, kRefused, kLost };
+    PeerWrites peer_writes();
+    // What becomes of copies to other devices: of four bytes, which are signals, or of larger ones.
+    enum class Copies { kDone, kSignalsLost, kDataLate };
+    Copies copies();
     void count(const std::string& kind, std::uint64_t amount);
 
     void fail_call(const std::string& function, int skip, Status status);
@@ -56,6 +62,8 @@ class Faults {
     double jitter_seconds_ = 0;
     std::mt19937 random_;
     bool single_queue_ = false;
+    PeerWrites peer_writes_ = PeerWrites::kDone;
+    Copies copies_ = Copies::kDone;
     std::map<std::string, std::uint64_t> counts_;
 };
 

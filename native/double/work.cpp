@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "driver.hpp"
@@ -172,6 +173,13 @@ bool holds(std::uint32_t seen, std::uint32_t value, Comparison comparison) {
     return true;
 }
 
+// Whether memory is that of another device. Memory of the host belongs to the device whose context
+// was current when it was allocated or registered: tests map peers' memory so.
+bool of_other_device(const Context& context, Address address) {
+    const auto block = Driver::get().memory.find(address);
+    return block && block->device != context.device;
+}
+
 void check(const Context& context, const MemOp& operation) {
     if (operation.operation == kOpBarrier) return;
     const auto& word = operation.word;
@@ -182,6 +190,8 @@ void check(const Context& context, const MemOp& operation) {
     check_reachable(context, word.address, sizeof(std::uint32_t));
     if (operation.operation == kOpWriteValue32) {
         if (word.flags != 0) throw Failure{kInvalidValue};
+        const bool refused = Faults::get().peer_writes() == Faults::PeerWrites::kRefused;
+        if (refused && of_other_device(context, word.address)) throw Failure{kNotSupported};
         return;
     }
     if ((word.flags & kWaitFlush) != 0) throw Failure{kNotSupported};
@@ -202,7 +212,8 @@ void run(const MemOp& operation, Context& context) {
     const auto& word = operation.word;
     const auto value = static_cast<std::uint32_t>(word.value);
     if (operation.operation == kOpWriteValue32) {
-        store(word.address, value, context);
+        const bool lost = Faults::get().peer_writes() == Faults::PeerWrites::kLost;
+        if (!lost || !of_other_device(context, word.address)) store(word.address, value, context);
         return;
     }
     const auto block = pin(context, {word.address, Expect::kKnown}, sizeof(std::uint32_t));
@@ -232,8 +243,21 @@ Work copy(Place target, Place source, std::size_t bytes, Route route) {
                 const auto to = pin(context, target, bytes, route);
                 const auto from = pin(context, source, bytes, route);
                 wait_to_copy(to, from, context);
-                std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
                 count_copy(bytes);
+                const bool signal = bytes == sizeof(std::uint32_t);
+                const auto fault = of_other_device(context, target.address) ? Faults::get().copies()
+                                                                            : Faults::Copies::kDone;
+                if (fault == Faults::Copies::kSignalsLost && signal) return;
+                if (fault == Faults::Copies::kDataLate && !signal) {
+                    std::thread([=] {  // it holds the memory
+                        std::this_thread::sleep_for(std::chrono::seconds(1));
+                        std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
+                        static_cast<void>(to), static_cast<void>(from);
+                    })
+                        .detach();
+                    return;
+                }
+                std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
             }};
 }
 

@@ -21,8 +21,11 @@ class FakeGpu : public Gpu {
 
     // Bytes of a kernel's parameters.
     std::map<GpuKernel, std::vector<std::size_t>> kernels;
-    bool graph = false;       // whether streams are captured
-    bool drops = false;       // whether graphs lose kernels
+    bool graph = false;                                  // whether streams are captured
+    bool drops = false;                                  // whether graphs lose kernels
+    std::size_t lost_copies = 0;                         // of the next ones, by graphs
+    static constexpr GpuAddress kConstants = 0x7000000;  // where a value is a constant
+    std::vector<BoxCopy> copied;
     bool refuses = false;     // to launch
     std::size_t encoded = 0;  // tensor maps
     std::vector<Launched> launched;
@@ -47,11 +50,18 @@ class FakeGpu : public Gpu {
     void wait(GpuStream stream, GpuEvent) override { waited.push_back(stream); }
     void synchronize(GpuEvent) override {}
     double elapsed_us(GpuEvent, GpuEvent) override { return 1.0; }
-    void copy(const BoxCopy&, GpuStream) override {
+    void copy(const BoxCopy& box, GpuStream) override {
         told.push_back("copy");
-        ++nodes_.copies;
+        if (lost_copies > 0) {
+            --lost_copies;
+        } else {
+            ++nodes_.copies;
+        }
+        copied.push_back(box);
     }
     void words(std::span<const WordCommand>, GpuStream) override { told.push_back("words"); }
+    GpuAddress constant(std::uint32_t value) override { return kConstants + 4 * GpuAddress{value}; }
+    void launch_captured(GpuStream, const std::function<void()>& enqueue) override { enqueue(); }
     const std::string& no_store() const noexcept override { return lacks; }
     void store(std::span<const WordCommand> writes, GpuStream stream) override {
         told.push_back("store");

@@ -45,6 +45,7 @@ static_assert(own::kHostAllocMapped == CU_MEMHOSTALLOC_DEVICEMAP);
 static_assert(own::kMemoryDevice == CU_MEMORYTYPE_DEVICE);
 static_assert(own::kCaptureNone == CU_STREAM_CAPTURE_STATUS_NONE);
 static_assert(own::kCaptureActive == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+static_assert(own::kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(own::kNodeKernel == CU_GRAPH_NODE_TYPE_KERNEL);
 static_assert(own::kNodeMemcpy == CU_GRAPH_NODE_TYPE_MEMCPY);
 static_assert(own::kInterleaveNone == CU_TENSOR_MAP_INTERLEAVE_NONE);
@@ -56,6 +57,9 @@ static_assert(own::kOpWriteValue32 == CU_STREAM_MEM_OP_WRITE_VALUE_32);
 static_assert(own::kWaitEqual == CU_STREAM_WAIT_VALUE_EQ);
 
 constexpr int number(own::Attribute attribute) { return static_cast<int>(attribute); }
+static_assert(number(own::Attribute::kPciBus) == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
+static_assert(number(own::Attribute::kPciDevice) == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
+static_assert(number(own::Attribute::kPciDomain) == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID);
 static_assert(number(own::Attribute::kAsyncEngineCount) == CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT);
 static_assert(number(own::Attribute::kMajor) == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(number(own::Attribute::kMinor) == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);

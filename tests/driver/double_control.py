@@ -18,8 +18,10 @@ from typing import Any
 def environment(folder: Path, **settings: object) -> dict[str, str]:
     """Return the environment of a process that shall have the double in `folder`.
 
-    `settings` are those of the double, such as `devices=2` or `single_queue=1`.
+    `settings` are those of the double, such as `devices=2` or `single_queue=1`. Stream writes to
+    the memory of other devices are refused unless `peer_writes` says otherwise.
     """
+    settings = {"peer_writes": "refused", **settings}
     paths = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
     settings_of_double = {
         f"FICCO_DOUBLE_{name.upper()}": str(value) for name, value in settings.items()

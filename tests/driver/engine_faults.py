@@ -21,6 +21,8 @@ from ficco.problem import Problem
 from ficco.runtime import local_cuda
 from ficco.schedule import Schedule
 
+CAPTURES = ("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiateWithFlags")  # ours
+
 
 class Refusals:
     """One function of the driver after another that fails, in every phase of a runtime's life."""
@@ -93,7 +95,7 @@ class Refusals:
             if failed and self.node.failure() is not None:
                 self.recover(case)
         self.call(0)
-        if self.attempt("captured", self.capture):
+        if function not in CAPTURES and self.attempt("captured", self.capture):
             self.node.runtime.reset()
         self.call(0)
         self.reset()

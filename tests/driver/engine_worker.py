@@ -18,6 +18,7 @@ from engine_node import CUDA, Node, captured, expected, named, problems, refused
 from numpy_on_stream import NumpyOnStream
 
 from ficco import oracle
+from ficco.engines.peer_signals import SignalsRefused
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering.cutting import EDGED
 from ficco.problem import GATHERING, REDUCING, Output, Problem
@@ -283,11 +284,36 @@ def no_start(world: int, pattern: str) -> None:
         CudaLocalRuntime(world, CUDA, NumpyOnStream({}), 1.0)
 
 
+# ---- signals
+
+
+def signals(world: int, kind: str) -> None:
+    """The runtime takes this kind of signals, and is right."""
+    node = Node(world)
+    assert node.runtime.signals == kind, node.runtime.signals
+    node.right(
+        Problem.chunked("all_gather_matmul", world, 20, 5, 9, "float32"), named("shard_p2p", world)
+    )
+
+
+def signals_refused(world: int, said: str) -> None:
+    """No kind of signals arrives: an error says of each why, and nothing hangs."""
+    with expected(SignalsRefused, "signals do not reach all GPUs", said):
+        Node(world)
+
+
+def signals_unknown(world: int) -> None:
+    """FICCO_SIGNALS names nothing."""
+    with expected(InputError, "FICCO_SIGNALS='wrote' is no kind of signal", "'write' or 'copy'"):
+        Node(world)
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
-        words_without_kernel, faults.refusals, faults.stalled, faults.absent,
+        words_without_kernel, signals, signals_refused, signals_unknown,
+        faults.refusals, faults.stalled, faults.absent,
         faults.absent_from_one_launch,
         faults.absent_while_copies_are_held, faults.ended_while_a_read_stands,
         faults.reset_at_once, faults.never_let_go, faults.watch_refused, faults.compute_fails,

@@ -175,7 +175,7 @@ def test_memory_is_checked(cuda: Cuda) -> None:
     assert cuda.status("cuStreamSynchronize", stream) == 0
 
 
-@on_double()
+@on_double(peer_writes="done")
 def test_peers_need_access(cuda: Cuda) -> None:
     assert cuda.cuDeviceCanAccessPeer(0, 1) == 1
     near = cuda.words(16, value=1)
@@ -205,7 +205,7 @@ def test_peers_may_be_out_of_reach(cuda: Cuda) -> None:
     assert cuda.status("cuCtxEnablePeerAccess", cuda.contexts[1], 0) == 217
 
 
-@on_double()
+@on_double(peer_writes="done")
 def test_streams_of_devices_wait_for_each_other(cuda: Cuda) -> None:
     """A ring in which each device hands what it got to the next, by memory operations alone."""
     control.jitter(3, 0.0005)

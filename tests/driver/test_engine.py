@@ -21,7 +21,20 @@ ROOT = WORKER.parents[2]
 DTYPES = ["float32", "float16", "bfloat16"]
 
 # Functions of the driver whose failure no call reports, and why.
+_PROBE = "the probe's of signals: another kind is tried then, and a warning says so"
 UNREPORTED = {
+    **dict.fromkeys(
+        (
+            "cuGraphDestroy",
+            "cuGraphExecDestroy",
+            "cuGraphInstantiateWithFlags",
+            "cuGraphLaunch",
+            "cuStreamBeginCapture",
+            "cuStreamEndCapture",
+            "cuThreadExchangeStreamCaptureMode",
+        ),
+        _PROBE,
+    ),
     "cuCtxCreate": "the watch's, when all else has failed",
     "cuCtxDestroy": "ends something",
     "cuDeviceGetAttribute": "capabilities alone ask",
@@ -65,6 +78,76 @@ def run(folder: Path, scenario: str, double: dict[str, Any] | None = None, **wor
 def test_every_operator_is_right(double_folder: Path, world: int) -> None:
     """In sizes that each dtype draws for itself."""
     run(double_folder, "operators", worlds=[world], seeds=1, dtypes=DTYPES)
+
+
+WRITES = {"peer_writes": "done"}
+
+
+def test_streams_may_write_to_peers(double_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operator and schedule with the other kind of signals."""
+    monkeypatch.setenv("FICCO_SIGNALS", "write")
+    run(double_folder, "operators", WRITES, worlds=[3], seeds=1, dtypes=["bfloat16"])
+
+
+def test_graphs_of_writes_give_what_calls_give(
+    double_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FICCO_SIGNALS", "write")
+    run(double_folder, "graphs", WRITES, world=3, replays=20, branches=False)
+
+
+@pytest.mark.parametrize(
+    ("double", "asked", "kind"),
+    [
+        ({}, "", "copy"),
+        ({"peer_writes": "done"}, "", "copy"),
+        ({"peer_writes": "done", "version": 13010}, "write", "write"),
+        ({"peer_writes": "done"}, "write", "write"),
+    ],
+)
+def test_the_kind_of_signals_follows_driver_and_user(
+    double_folder: Path,
+    double: dict[str, Any],
+    asked: str,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FICCO_SIGNALS", asked)
+    run(double_folder, "signals", double, world=2, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("double", "asked", "said"),
+    [
+        ({"peer_writes": "lost"}, "write", "by calls: the signal behind the data did not arrive"),
+        ({"peer_writes": "refused"}, "write", "could not send: cuStreamBatchMemOp answers"),
+        ({"version": 13010, "copies": "lost"}, "", "the signal behind the data did not arrive"),
+        ({"version": 13010, "copies": "late"}, "", "the signal arrived before its data"),
+    ],
+)
+def test_the_probe_finds_signals_that_do_not_arrive(
+    double_folder: Path,
+    double: dict[str, Any],
+    asked: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FICCO_SIGNALS", asked)
+    run(double_folder, "signals_refused", double, world=2, said=said)
+
+
+def test_where_copies_are_lost_writes_serve(double_folder: Path) -> None:
+    said = run(
+        double_folder, "signals", {"peer_writes": "done", "copies": "lost"}, world=2, kind="write"
+    )
+    assert "signals of kind 'copy' are not used" in said
+
+
+def test_a_kind_of_signal_that_there_is_not_is_refused(
+    double_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FICCO_SIGNALS", "wrote")
+    run(double_folder, "signals_unknown", world=2)
 
 
 def test_eight_ranks_are_right(double_folder: Path) -> None:

@@ -30,7 +30,7 @@ def test_copies_and_boxes_land_where_they_shall(cuda: Cuda) -> None:
     assert cuda.read(there, 12) == [2, 3, 6, 7, 10, 11, 10, 11, 18, 19, 0, 0]
 
 
-@on_double(devices=2)
+@on_double(devices=2, peer_writes="done")
 def test_words_are_raised_and_awaited_in_order(cuda: Cuda) -> None:
     cuda.use(1)
     peer = cuda.words(MOST_WORDS)

@@ -175,16 +175,19 @@ class Rank:
         mine = dist.get_rank(group)
         return SimpleNamespace(
             buffer_ptrs=[
-                memory.data_ptr() if rank == mine else _address(self._map(Path(path)))
+                memory.data_ptr() if rank == mine else _address(self._map(Path(path), rank))
                 for rank, path in enumerate(paths)
             ]
         )
 
-    def _map(self, path: Path) -> mmap.mmap:
+    def _map(self, path: Path, owner: int | None = None) -> mmap.mmap:
+        """Map a file that is the memory of a rank's device; None: of this one's."""
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
         self._mapped.append(memory)
+        self.cuda.use(self.rank if owner is None else owner)
         self.cuda.cuMemHostRegister(_address(memory), len(memory), 0)
+        self.cuda.use(self.rank)
         return memory
 
 

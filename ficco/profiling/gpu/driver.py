@@ -9,9 +9,11 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ficco import _native
+from ficco.engines.peer_signals import allowed_kinds
 from ficco.errors import EngineError
 
-__all__ = ["MOST_WORDS", "WordCommand", "copy", "copy_rows", "words"]
+__all__ = ["MOST_WORDS", "WordCommand", "copy", "copy_rows", "kind_of_signals", "words"]
 
 MOST_WORDS = 255  # of one batch
 _DEVICE_MEMORY = 2
@@ -30,6 +32,11 @@ class WordCommand(NamedTuple):
     waits: bool
     address: int
     value: int
+
+
+def kind_of_signals() -> str:
+    """Return the kind of signals at peers that the driver prefers; see `peer_signals`."""
+    return allowed_kinds(_native.cuda_driver_version())[0]
 
 
 def copy(target: int, source: int, size: int, stream: int) -> None:

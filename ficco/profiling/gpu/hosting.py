@@ -15,6 +15,7 @@ import ficco
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.problem import Problem
+from ficco.profiling.gpu.driver import kind_of_signals
 from ficco.profiling.gpu.ranks import Ranks
 from ficco.profiling.tallies import Tally, submission_costs, tally
 from ficco.schedule import Schedule
@@ -68,7 +69,7 @@ def _tally(ranks: Ranks, op: str, schedule: Schedule) -> Tally:
     depth = _DEPTH * world if op == "matmul_reduce_scatter" else _DEPTH
     problem = Problem.chunked(op, world, _ROWS * world, _COLUMNS * world, depth, "bfloat16")
     resolved = schedule.resolve(world, Machine.named("cuda"))
-    return tally(lower_rank(problem, resolved, ranks.rank))
+    return tally(lower_rank(problem, resolved, ranks.rank), kind_of_signals())
 
 
 def _call(ranks: Ranks, op: str, schedule: Schedule) -> Callable[[], object]:

@@ -17,6 +17,7 @@ from ficco.profiling.gpu import (
     beside,
     calls,
     collectives,
+    driver,
     gating,
     gemms,
     hosting,
@@ -104,6 +105,7 @@ def _about(ranks: Ranks) -> dict[str, Any]:
         "devices": ranks.world,
         "device": device,
         "source": source_line(found),
+        "signals": driver.kind_of_signals(),
         "units": torch.cuda.get_device_properties(ranks.device).multi_processor_count,
     }
 

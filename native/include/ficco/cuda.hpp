@@ -1,6 +1,7 @@
 // NVIDIA: the driver library, opened at run time, and a Gpu made of it.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ struct Capabilities {
     std::string name;
     int major;
     int minor;
+    std::array<int, 3> pci;  // domain, bus, device: where it is, whatever number a process gives it
     int copy_engines;
     bool flush_remote_writes;  // a wait can order writes of other devices by itself
     bool batch_copy_12_8;      // cuMemcpyBatchAsync with its first signature

@@ -15,6 +15,7 @@ struct ContextTag;
 struct StreamTag;
 struct EventTag;
 struct GraphTag;
+struct GraphExecTag;
 struct NodeTag;
 struct ModuleTag;
 struct FunctionTag;
@@ -22,6 +23,7 @@ using Context = ContextTag*;
 using Stream = StreamTag*;
 using Event = EventTag*;
 using Graph = GraphTag*;
+using GraphExec = GraphExecTag*;
 using Node = NodeTag*;
 using Module = ModuleTag*;
 using Function = FunctionTag*;
@@ -37,6 +39,7 @@ inline constexpr unsigned kHostAllocMapped = 2;
 inline constexpr int kMemoryDevice = 2;
 inline constexpr int kCaptureNone = 0;
 inline constexpr int kCaptureActive = 1;
+inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr int kNodeKernel = 0;
 inline constexpr int kNodeMemcpy = 1;
 
@@ -50,7 +53,10 @@ inline constexpr int kOpWriteValue32 = 2;
 inline constexpr unsigned kWaitEqual = 1;
 
 enum class Attribute : int {
+    kPciBus = 33,
+    kPciDevice = 34,
     kAsyncEngineCount = 40,
+    kPciDomain = 50,
     kMajor = 75,
     kMinor = 76,
     kCanFlushRemoteWrites = 98,
@@ -129,6 +135,7 @@ struct alignas(128) TensorMap {
     X(cuCtxPushCurrent, 12000, 4000, (Context))                                                \
     X(cuCtxPopCurrent, 12000, 4000, (Context*))                                                \
     X(cuCtxGetStreamPriorityRange, 12000, 5050, (int*, int*))                                  \
+    X(cuMemAlloc, 12000, 3020, (Pointer*, std::size_t))                                        \
     X(cuMemHostAlloc, 12000, 2020, (void**, std::size_t, unsigned))                            \
     X(cuMemHostGetDevicePointer, 12000, 3020, (Pointer*, void*, unsigned))                     \
     X(cuMemFreeHost, 12000, 2000, (void*))                                                     \
@@ -140,11 +147,18 @@ struct alignas(128) TensorMap {
     X(cuStreamDestroy, 12000, 4000, (Stream))                                                  \
     X(cuStreamQuery, 12000, 2000, (Stream))                                                    \
     X(cuStreamWaitEvent, 12000, 3020, (Stream, Event, unsigned))                               \
+    X(cuThreadExchangeStreamCaptureMode, 12000, 10010, (int*))                                 \
+    X(cuStreamBeginCapture, 12000, 10010, (Stream, int))                                       \
+    X(cuStreamEndCapture, 12000, 10000, (Stream, Graph*))                                      \
     X(cuStreamIsCapturing, 12000, 10000, (Stream, int*))                                       \
     X(cuStreamGetCaptureInfo, 12000, 11030,                                                    \
       (Stream, int*, std::uint64_t*, Graph*, const Node**, std::size_t*))                      \
     X(cuGraphGetNodes, 12000, 10000, (Graph, Node*, std::size_t*))                             \
     X(cuGraphNodeGetType, 12000, 10000, (Node, int*))                                          \
+    X(cuGraphInstantiateWithFlags, 12000, 11040, (GraphExec*, Graph, unsigned long long))      \
+    X(cuGraphLaunch, 12000, 10000, (GraphExec, Stream))                                        \
+    X(cuGraphExecDestroy, 12000, 10000, (GraphExec))                                           \
+    X(cuGraphDestroy, 12000, 10000, (Graph))                                                   \
     X(cuEventCreate, 12000, 2000, (Event*, unsigned))                                          \
     X(cuEventDestroy, 12000, 4000, (Event))                                                    \
     X(cuEventRecord, 12000, 2000, (Event, Stream))                                             \

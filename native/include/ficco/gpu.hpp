@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -139,6 +140,10 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     // By a copy engine between devices, or from this one to another.
     virtual void copy(const BoxCopy& box, GpuStream stream) = 0;
     virtual void words(std::span<const WordCommand> commands, GpuStream stream) = 0;
+    // The address of a word in the device's memory that holds the value until the process ends, so
+    // that a copy of it raises a word elsewhere. It is allocated and written once per value, on a
+    // stream of its own, also while other streams are captured.
+    virtual GpuAddress constant(std::uint32_t value) = 0;
     // Why it has no kernel for `store`; empty where it has one.
     virtual const std::string& no_store() const noexcept = 0;
     // Writes up to kMostStored words by one kernel, behind all that came before, visible to all
@@ -160,6 +165,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     virtual void delete_host_page(const HostPage& page) noexcept = 0;
 
     virtual bool capturing(GpuStream stream) = 0;
+    // Captures what `enqueue` submits to the stream into a graph, and launches the graph once.
+    virtual void launch_captured(GpuStream stream, const std::function<void()>& enqueue) = 0;
     // In the graph that the stream is captured into.
     virtual CapturedNodes captured_nodes(GpuStream stream) = 0;
 

@@ -1,4 +1,5 @@
 // The part of ficco._native that drives GPUs. What each call promises is in ficco/_native.pyi.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "ficco/cuda.hpp"
+#include "ficco/gpu_probe.hpp"
 #include "ficco/gpu_program.hpp"
 #include "ficco/gpu_rank.hpp"
 #include "ficco/gpu_window.hpp"
@@ -35,14 +37,17 @@ Clock times_of(GpuProgram& program) {
     return Clock(times->data(), {times->size(), 2}, owner);
 }
 
-// name, major, minor, copy engines, flush, batch copy 12.8 and 13.0, peers
-using CapabilityTuple = std::tuple<std::string, int, int, int, bool, bool, bool, std::vector<bool>>;
+// name, major, minor, PCI domain, bus and device, copy engines, flush, batch copy 12.8 and 13.0,
+// peers
+using CapabilityTuple = std::tuple<std::string, int, int, std::tuple<int, int, int>, int, bool,
+                                   bool, bool, std::vector<bool>>;
 
 CapabilityTuple capability_tuple(int device) {
     const cuda::Capabilities found = cuda::capabilities(device);
     return {found.name,
             found.major,
             found.minor,
+            {found.pci[0], found.pci[1], found.pci[2]},
             found.copy_engines,
             found.flush_remote_writes,
             found.batch_copy_12_8,
@@ -110,10 +115,27 @@ void bind_gpu(nb::module_& module) {
             "stream"_a, WithoutGil());
     nb::class_<GpuWindow>(module, "GpuWindow")
         .def(nb::new_([](std::vector<GpuAddress> words, std::vector<GpuAddress> data,
-                         std::size_t data_bytes) {
-                 return make<GpuWindow>(std::move(words), std::move(data), data_bytes);
+                         std::size_t data_bytes, std::vector<bool> writable) {
+                 return make<GpuWindow>(std::move(words), std::move(data), data_bytes,
+                                        std::move(writable));
              }),
-             "words"_a, "data"_a, "data_bytes"_a);
+             "words"_a, "data"_a, "data_bytes"_a, "writable"_a = std::vector<bool>());
+    nb::class_<GpuProbe>(module, "GpuProbe")
+        .def(nb::new_([](std::shared_ptr<Gpu> gpu, std::shared_ptr<GpuWindow> window, int rank) {
+                 return make<GpuProbe>(std::move(gpu), std::move(window), rank);
+             }),
+             "gpu"_a, "window"_a, "rank"_a)
+        .def("send", &GpuProbe::send, "value"_a, WithoutGil())
+        .def(
+            "look",
+            [](GpuProbe& probe, std::uint32_t value, double seconds) {
+                std::vector<std::pair<int, int>> found;
+                for (const auto& [eager, captured] : probe.look(value, seconds)) {
+                    found.emplace_back(static_cast<int>(eager), static_cast<int>(captured));
+                }
+                return found;
+            },
+            "value"_a, "seconds"_a, WithoutGil());
     nb::class_<GpuProgram>(module, "GpuProgram")
         .def(nb::new_(&new_program), "rank"_a, "window"_a, "ops"_a, "window_slots"_a, "counts"_a,
              "digest"_a)

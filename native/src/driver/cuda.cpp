@@ -13,6 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include "ficco/clock.hpp"
+#include "ficco/cuda_constants.hpp"
 #include "ficco/cuda_store.hpp"
 
 namespace ficco::cuda {
@@ -198,6 +200,8 @@ class CudaGpu final : public Gpu {
         }
     }
 
+    GpuAddress constant(std::uint32_t value) override { return constant_word(device_, value); }
+
     const std::string& no_store() const noexcept override { return no_store_; }
     void store(std::span<const WordCommand> writes, GpuStream stream) override {
         launch_store_kernel(store_, writes, static_cast<Stream>(stream));
@@ -285,6 +289,27 @@ class CudaGpu final : public Gpu {
             throw GpuError("the stream's capture has been invalidated by an earlier call");
         }
         return status == kCaptureActive;
+    }
+
+    void launch_captured(GpuStream stream, const std::function<void()>& enqueue) override {
+        const auto captured = static_cast<Stream>(stream);
+        FICCO_CALL(cuStreamBeginCapture, captured, kCaptureModeRelaxed);
+        Graph graph = nullptr;
+        try {
+            enqueue();
+        } catch (...) {
+            table_.cuStreamEndCapture(captured, &graph);
+            if (graph != nullptr) table_.cuGraphDestroy(graph);
+            throw;
+        }
+        FICCO_CALL(cuStreamEndCapture, captured, &graph);
+        GraphExec ready = nullptr;
+        const Status made = table_.cuGraphInstantiateWithFlags(&ready, graph, 0);
+        table_.cuGraphDestroy(graph);
+        check(made, "cuGraphInstantiateWithFlags");
+        const Status launched = table_.cuGraphLaunch(ready, captured);
+        table_.cuGraphExecDestroy(ready);  // the driver frees it when it has ended
+        check(launched, "cuGraphLaunch");
     }
 
     CapturedNodes captured_nodes(GpuStream stream) override {
@@ -384,6 +409,8 @@ Capabilities capabilities(int ordinal) {
         .name = name.data(),
         .major = attribute(Attribute::kMajor),
         .minor = attribute(Attribute::kMinor),
+        .pci = {attribute(Attribute::kPciDomain), attribute(Attribute::kPciBus),
+                attribute(Attribute::kPciDevice)},
         .copy_engines = attribute(Attribute::kAsyncEngineCount),
         .flush_remote_writes = attribute(Attribute::kCanFlushRemoteWrites) != 0,
         .batch_copy_12_8 = find(library().get, "cuMemcpyBatchAsync", 12080) != nullptr,

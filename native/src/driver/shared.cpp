@@ -28,7 +28,7 @@ namespace ficco {
 namespace {
 
 // More than any memory, and far from overflow when rounded up and multiplied.
-constexpr std::size_t kMostBytes = std::size_t{1} << 48;
+constexpr std::size_t kMostMemoryBytes = std::size_t{1} << 48;
 
 // A reservation is made in pieces, as the kernel begins a piece anew when a signal arrives.
 constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
@@ -101,7 +101,7 @@ SharedLayout::SharedLayout(int world, std::size_t data_bytes) {
         throw std::invalid_argument("world is " + std::to_string(world) + ", not 1 to " +
                                     std::to_string(kMaxWorld));
     }
-    if (data_bytes > kMostBytes) {
+    if (data_bytes > kMostMemoryBytes) {
         throw out_of_memory(data_bytes, "no machine has as much for each copy of a window");
     }
     const auto ranks = static_cast<std::size_t>(world);

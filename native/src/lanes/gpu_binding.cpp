@@ -86,7 +86,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
 }
 
 GpuTarget GpuProgram::target() const {
-    return {*window_, rank_->watch(), number_, digest_, rank_->gpu().no_store().empty()};
+    return {*window_, rank_->watch(), number_, digest_, rank_->gpu()};
 }
 
 GpuProgram::~GpuProgram() {

@@ -45,7 +45,8 @@ struct Survey {
 
 class Compiler {
   public:
-    Compiler(int segments, const GpuTarget& target, bool timed) : target_(target), timed_(timed) {
+    Compiler(int segments, const GpuTarget& target, bool timed)
+        : target_(target), timed_(timed), stores_(target.gpu.no_store().empty()) {
         result_.segments.resize(static_cast<std::size_t>(segments));
     }
 
@@ -83,7 +84,7 @@ class Compiler {
             if (survey.recorded.contains(op.step)) push(op, GpuAction::Kind::record, op.step, 0);
         }
         if (told_) take_back();
-        if (target_.stores) store_words();
+        if (stores_) store_words();
         return std::move(result_);
     }
 
@@ -101,13 +102,30 @@ class Compiler {
     // wait until behind its last one.
     void add_words(const Op& op, bool last_wait) {
         const bool waits = op.kind == Op::Kind::wait;
+        const auto how =
+            waits ? Raising::write
+                  : raising(target_.window.writable(op.word.rank), op.lane == kInline, stores_);
+        if (how == Raising::copy) {
+            add_signal(op);
+            return;
+        }
         const int begin = count();
         if (waits) set_lane_word(op);
-        const std::uint32_t value = op.word.digest ? target_.digest : op.word.value;
+        const std::uint32_t value = value_of(op);
         add(waits ? WordCommand::Kind::wait : WordCommand::Kind::write, word_of(op, 0),
-            word_of(op, 1), value, value);
+            word_of(op, 1), value, value, how == Raising::store);
         if (last_wait) clear_lane_word(op);
         submit(op, op.segment, begin);
+    }
+
+    // A copy of a constant. Signals that follow one another are one action.
+    void add_signal(const Op& op) {
+        const GpuAddress from = target_.gpu.constant(value_of(op));
+        const int begin = static_cast<int>(result_.signals[0].size());
+        for (const int copy : {0, 1}) {
+            result_.signals[static_cast<std::size_t>(copy)].push_back({word_of(op, copy), from});
+        }
+        join_or_push(op, op.segment, GpuAction::Kind::signals, begin, begin + 1);
     }
 
     // A kernel waits for the word: the stream's own command is to tell the watch, and behind the
@@ -140,18 +158,25 @@ class Compiler {
 
     // Submits the commands from `begin` on.
     void submit(const Op& op, int segment, int begin) {
+        join_or_push(op, segment, GpuAction::Kind::words, begin, count());
+    }
+
+    // Appends commands [begin, end) to the lane's last action, if that is of this kind and ends
+    // where they begin; else they are an action of their own.
+    void join_or_push(const Op& op, int segment, GpuAction::Kind kind, int begin, int end) {
         auto& actions = result_.segments[static_cast<std::size_t>(segment)];
-        const bool joins = !actions.empty() && actions.back().kind == GpuAction::Kind::words &&
+        const bool joins = !actions.empty() && actions.back().kind == kind &&
                            actions.back().lane == op.lane && actions.back().last == begin;
         if (joins) {
-            actions.back().last = count();
+            actions.back().last = end;
         } else {
-            actions.push_back({GpuAction::Kind::words, op.lane, begin, count()});
+            actions.push_back({kind, op.lane, begin, end});
         }
     }
 
-    // What the caller's stream writes is left to kernels where it is much. On other lanes they
-    // would have to find room on the device, which a kernel that waits for words may have taken.
+    // What the caller's stream writes is left to kernels where there are many words, or where the
+    // stream may not write one of them. On other lanes these kernels would have to find room on the
+    // device, which a kernel that waits for words may have taken.
     void store_words() {
         for (auto& segment : result_.segments) {
             std::vector<GpuAction> actions;
@@ -175,13 +200,19 @@ class Compiler {
         };
         for (int first = batch.first; first < batch.last;) {
             const int last = end_of_stored(first, batch.last);
-            if (last - first >= kFewestStored) {
+            if (last - first >= kFewestStored || must_store(first, last)) {
                 append(GpuAction::Kind::words, first);
                 append(GpuAction::Kind::stores, last);
             }
             first = std::max(last, first + 1);
         }
         append(GpuAction::Kind::words, batch.last);
+    }
+
+    // Whether the stream may not write one of the words.
+    bool must_store(int first, int last) const {
+        return std::any_of(must_store_.begin() + first, must_store_.begin() + last,
+                           [](bool must) { return must; });
     }
 
     // One kernel stores writes, as many as it takes, of which no 0 stands behind another value.
@@ -204,9 +235,14 @@ class Compiler {
     int count() const { return static_cast<int>(result_.words[0].size()); }
 
     void add(WordCommand::Kind kind, GpuAddress address0, GpuAddress address1, std::uint32_t value0,
-             std::uint32_t value1) {
+             std::uint32_t value1, bool must_store = false) {
         result_.words[0].push_back({kind, address0, value0});
         result_.words[1].push_back({kind, address1, value1});
+        must_store_.push_back(must_store);
+    }
+
+    std::uint32_t value_of(const Op& op) const {
+        return op.word.digest ? target_.digest : op.word.value;
     }
 
     GpuAddress lane_word(const Op& op) const { return target_.watch.lane_word(op.lane); }
@@ -217,6 +253,8 @@ class Compiler {
 
     const GpuTarget& target_;
     const bool timed_;
+    const bool stores_;                    // whether the device has a kernel that stores words
+    std::vector<bool> must_store_;         // by word
     std::set<int> watched_;                // lanes whose word is set
     std::set<std::pair<int, int>> after_;  // lanes, and steps that they have waited for
     const Op* told_ = nullptr;  // the last one that expects, until the watch's word is taken back

@@ -201,6 +201,15 @@ void GpuProgram::run(const GpuAction& action) {
         case GpuAction::Kind::copy:
             run_copy(commands.copies[first], stream);
             return;
+        case GpuAction::Kind::signals:
+            for (int i = action.first; i < action.last; ++i) {
+                const SignalCopy& signal =
+                    commands.signals[static_cast<std::size_t>(copy_)][static_cast<std::size_t>(i)];
+                constexpr auto kBytes = sizeof(std::uint32_t);
+                gpu.copy({signal.to, kBytes, signal.from, kBytes, 1, kBytes}, stream);
+                ++submitted_.copies;
+            }
+            return;
         case GpuAction::Kind::words:
         case GpuAction::Kind::stores: {
             const auto words =

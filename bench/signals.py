@@ -1,0 +1,165 @@
+"""What a signal to a peer costs by each kind: a stream write, a copy of four bytes, a stored word.
+
+One rank's program, on GPU 0 of two, sends to so many peers whose windows all lie on GPU 1: on its
+push lane a matrix and a signal per peer, or on the caller's stream the signals alone, behind a
+kernel. Calls are enqueued 20 at a time, or 20 of them are captured into one graph. Times are per
+call: the host's while it enqueues, and the device's from the first call's start to the last one's
+end. Kinds are measured in turns. Needs two GPUs that reach each other.
+
+    python bench/signals.py --out bench/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from record import gpus, spread, surroundings
+
+from ficco import _native
+from ficco.plan import WORDS_PER_COPY, Word, word_place
+from ficco.profiling.figures import slug
+
+CALLS, ROUNDS, WARM = 20, 25, 3
+PEERS = (1, 3, 7)
+BYTES = (4096, 262_144, 4_194_304)
+COPY, RAISE = 0, 1
+CALLER, LANE = -1, 0
+
+
+class Sender:
+    """Rank 0 of a group whose other ranks are memory of GPU 1."""
+
+    def __init__(self, peers: int) -> None:
+        self.peers, world = peers, peers + 1
+        words = 2 * WORDS_PER_COPY * world
+        self.words = [torch.zeros(words, dtype=torch.int32, device=f"cuda:{gpu}") for gpu in (0, 1)]
+        self.source = torch.ones(max(BYTES), dtype=torch.uint8, device="cuda:0")
+        self.target = torch.zeros(max(BYTES) * peers, dtype=torch.uint8, device="cuda:1")
+        self.target.copy_(self.source.repeat(peers))  # PyTorch turns peer access on
+        torch.cuda.synchronize()
+        self.rank = _native.GpuRank(
+            _native.open_cuda(0), _native.Group(world, 60.0, None), 0
+        )  # fmt: skip
+        self.stream = torch.cuda.Stream("cuda:0")
+
+    def window(self, writes: bool) -> Any:
+        """Return the window in which streams may, or may not, write to the peers' words."""
+        world = self.peers + 1
+        bases = [
+            self.words[rank > 0].data_ptr() + 4 * WORDS_PER_COPY * (2 * rank + copy)
+            for rank in range(world)
+            for copy in range(2)
+        ]
+        return _native.GpuWindow(bases, bases, 0, [True, *[writes] * self.peers])
+
+    def call(self, writes: bool, lane: int, size: int) -> Callable[[], None]:
+        """Return what enqueues one call: `size` bytes and a signal per peer, or signals alone."""
+        rows = []
+        for peer in range(1, self.peers + 1):
+            if size:
+                rows.append([0, lane, COPY, 0, 0, 0, 0, peer, 0, 0, 1, size, -1, -1, 0, 0])
+            word = word_place(Word(peer, "data", 0, 0))
+            rows.append([0, lane, RAISE, 0, peer, word, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+        program = _native.GpuProgram(
+            self.rank, self.window(writes), np.array(rows, np.int64), np.empty((0, 4), np.int64),
+            (1, 1, self.peers + 1), 1,
+        )  # fmt: skip
+        target = self.target.data_ptr()
+        slots = [self.source.data_ptr(), *(target + i * size for i in range(self.peers))]
+        pitches = [max(size, 1)] * len(slots)
+        stream = self.stream.cuda_stream
+        scratch = torch.zeros(1024, device="cuda:0")
+
+        def run() -> None:
+            if lane == CALLER:
+                scratch.add_(1)  # the kernel that the signals come behind
+            program.call(0, stream, False, slots, pitches)
+
+        return run
+
+    def timed(self, run: Callable[[], None]) -> tuple[float, float, float]:
+        """Return us a call: of the host eagerly, of the device eagerly, of the device captured."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self.stream):
+            torch.cuda._sleep(2_000_000)  # so that the device does not wait for the host
+            begin.record()
+            clock = time.perf_counter()
+            for _ in range(CALLS):
+                run()
+            host = 1e6 * (time.perf_counter() - clock) / CALLS
+            end.record()
+            end.synchronize()
+            eager = 1e3 * begin.elapsed_time(end) / CALLS
+        return host, eager, self.captured(run)
+
+    def captured(self, run: Callable[[], None]) -> float:
+        """Return us a call of a graph's device time."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            for _ in range(CALLS):
+                run()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self.stream):
+            graph.replay()
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+        return 1e3 * begin.elapsed_time(end) / CALLS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of signals_MACHINE.json")
+    folder = Path(parser.parse_args().out)
+    if torch.cuda.device_count() < 2:
+        raise SystemExit(f"two GPUs are needed, {torch.cuda.device_count()} found")
+    torch.cuda.set_device(0)
+    rows = []
+    for peers in PEERS:
+        sender = Sender(peers)
+        for where, lane, sizes in (("push lane", LANE, BYTES), ("behind a kernel", CALLER, (0,))):
+            for size in sizes:
+                calls = {
+                    "write": sender.call(True, lane, size), "other": sender.call(False, lane, size)
+                }  # fmt: skip
+                times: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in calls}
+                for number in range(WARM + ROUNDS):
+                    for kind, run in calls.items():
+                        found = sender.timed(run)
+                        if number >= WARM:
+                            times[kind].append(found)
+                rows.append({"where": where, "peers": peers, "bytes": size, **{
+                    ("write" if kind == "write" else "copy" if size else "store"): {
+                        name: spread([each[i] for each in found])
+                        for i, name in enumerate(("host_us", "eager_us", "captured_us"))
+                    }
+                    for kind, found in times.items()
+                }})  # fmt: skip
+                print(_line(rows[-1]), flush=True)
+    document = {"bench": "signals", **surroundings(), **gpus(), "calls": CALLS, "rows": rows}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"signals_{slug(torch.cuda.get_device_name(0))}x2.json").write_text(
+        json.dumps(document, indent=1) + "\n"
+    )
+    return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    kinds = [kind for kind in ("write", "copy", "store") if kind in row]
+    cells = [
+        f"{kind}: " + " ".join(f"{name} {value['median']:.2f}" for name, value in row[kind].items())
+        for kind in kinds
+    ]
+    return f"{row['where']}, {row['peers']} peers, {row['bytes']} B | " + " | ".join(cells)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,16 @@
+// Words in a device's memory that hold a value until the process ends.
+#pragma once
+
+#include <cstdint>
+
+#include "ficco/cuda_api.hpp"
+
+namespace ficco::cuda {
+
+// The address of a word of the device that holds the value. The word is allocated and written at
+// the first request for the value, on a stream of its own, and is never written again: graphs may
+// hold its address. The device's primary context must be current. Other threads and streams may be
+// in a capture. Throws GpuError where the driver refuses.
+Pointer constant_word(Device device, std::uint32_t value);
+
+}  // namespace ficco::cuda
