@@ -38,7 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "missing",
     )  # fmt: skip
     parser.addoption(
-        "--calls", type=int, default=300, help="calls per operator of the fuzz tests (%(default)s)"
+        "--calls",
+        type=int,
+        help="calls, and replays, that checks of tests/gpu make again and again",
     )
 
 

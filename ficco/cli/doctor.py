@@ -49,10 +49,19 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--ranks", type=int, help=f"with --profile: ranks ({HOST_RANKS}; on GPUs as many as these)"
     )
+    parser.add_argument(
+        "--hold-multiprocessors", action="store_true",
+        help="measure which driver calls need a multiprocessor, while a kernel holds all of GPU 0 "
+        "for about three seconds in all; other work of this GPU waits meanwhile",
+    )  # fmt: skip
     parser.set_defaults(main=_main)
 
 
 def _main(args: argparse.Namespace) -> int:
+    if args.profile is not None and args.hold_multiprocessors:
+        raise InputError(
+            f"--hold-multiprocessors with --profile {args.profile}: run the two one after the other"
+        )
     if args.profile is not None:
         from ficco.cli.profile import write_profile
 
@@ -66,6 +75,7 @@ def _main(args: argparse.Namespace) -> int:
         _numpy(),
         _torch(),
         *_cuda(),
+        *(_multiprocessor_use() if args.hold_multiprocessors else []),
         *_libraries(),
         _hip(),
     ]
@@ -231,6 +241,36 @@ def _settings() -> Finding:
         )
     said = f"set: {', '.join(found)}" if found else "nothing set that matters"
     return Finding("CUDA settings", not blocking, said, "overlap on GPUs", "; ".join(hints))
+
+
+def _multiprocessor_use() -> list[Finding]:
+    """Measure which driver calls of GPU 0 need a multiprocessor, with GPU 1 as the peer."""
+    name, serves = "multiprocessors", "what runs beside a GEMM that fills the GPU"
+    try:
+        from ficco.engines import cuda
+        from ficco.profiling.gpu.multiprocessor_use import probe
+    except EngineError as error:
+        return [Finding(name, False, str(error), serves, "see native core")]
+    try:
+        count = cuda.device_count()
+        reached = count > 1 and cuda.capabilities(0).peers[1]
+        found = probe(0, 1 if reached else None)
+    except (EngineError, cuda.GpuError) as error:
+        said, _, do = str(error).partition("; ")
+        return [Finding(name, False, said, serves, do)]
+    groups: dict[str, list[str]] = {"none needed by": [], "needed by": []}
+    for call, use in found.items():
+        if use.eager == use.in_graph:
+            groups["needed by" if use.eager else "none needed by"].append(call)
+        else:
+            where = ("a stream", "a graph") if use.eager else ("a graph", "a stream")
+            groups["needed by"].append(f"{call} (in {where[0]})")
+            groups["none needed by"].append(f"{call} (in {where[1]})")
+    return [
+        Finding(name, True, f"{about}: {'; '.join(calls)}", serves)
+        for about, calls in groups.items()
+        if calls
+    ]
 
 
 def _torch_on_gpus() -> list[Finding]:

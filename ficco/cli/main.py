@@ -18,22 +18,28 @@ from ficco import __version__
 from ficco.cli import doctor, explain, plan, run, sweep
 from ficco.errors import FiccoError, InputError
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; `command` and `main` are set for the one that is named."""
+    found = argparse.ArgumentParser(
+        prog="ficco",
+        description="Hides tensor-parallel communication behind the GEMMs that need it.",
+    )
+    found.add_argument("--version", action="version", version=f"ficco {__version__}")
+    commands = found.add_subparsers(dest="command", metavar="COMMAND")
+    for module in (run, plan, explain, sweep, doctor):
+        module.add_to(commands)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="ficco",
-        description="Hides tensor-parallel communication behind the GEMMs that need it.",
-    )
-    parser.add_argument("--version", action="version", version=f"ficco {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (run, plan, explain, sweep, doctor):
-        module.add_to(commands)
-    args = parser.parse_args(argv)
+    given = parser()
+    args = given.parse_args(argv)
     if args.command is None:
-        parser.print_help(sys.stderr)
+        given.print_help(sys.stderr)
         return 2
     try:
         with _ending():

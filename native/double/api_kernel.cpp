@@ -23,19 +23,48 @@ constexpr std::uint64_t kAlign = 16;
 constexpr std::uint64_t kMostBox = 256;
 constexpr std::size_t kBank = 48;  // where offsets of parameters begin
 
-constexpr std::string_view kStoring = "ficco_store_words";
+// A kernel's text is not run, so that those alone are taken whose parameters are known.
+struct KnownText {
+    std::string_view name, parameters;
+    Known known;
+    std::vector<std::size_t> bytes;
+};
 
-// Modules by handle: the context that each was loaded in. Guarded by the driver's mutex.
-std::map<ModuleHandle, ContextHandle>& modules() {
-    static auto& modules = *new std::map<ModuleHandle, ContextHandle>;
+const std::vector<KnownText>& known_texts() {
+    static const auto& texts = *new std::vector<KnownText>{
+        {"ficco_store_words",
+         ".param .align 8 .b8 words[1544]",
+         Known::kStoring,
+         {sizeof(StoredWords)}},
+        {"ficco_hold",
+         ".param .u64 begun, .param .u64 go, .param .u64 limit_ns",
+         Known::kHolding,
+         {8, 8, 8}},
+        {"ficco_one", ".param .u64 word", Known::kOne, {8}},
+    };
+    return texts;
+}
+
+struct Module {
+    ContextHandle context;  // in which it was loaded
+    std::vector<const KnownText*> kernels;
+};
+
+// Modules by handle. Guarded by the driver's mutex.
+std::map<ModuleHandle, Module>& modules() {
+    static auto& modules = *new std::map<ModuleHandle, Module>;
     return modules;
 }
 
-// A kernel's text is not run, so that only one is taken whose parameter is known.
-bool is_storing(std::string_view text) {
-    const std::string entry = ".entry " + std::string(kStoring) + "(.param .align 8 .b8 words[" +
-                              std::to_string(sizeof(StoredWords)) + "])";
-    return text.starts_with(".version ") && text.find(entry) != std::string_view::npos;
+std::vector<const KnownText*> kernels_of(std::string_view text) {
+    std::vector<const KnownText*> found;
+    if (!text.starts_with(".version ")) return found;
+    for (const KnownText& kernel : known_texts()) {
+        const std::string entry =
+            ".entry " + std::string(kernel.name) + "(" + std::string(kernel.parameters) + ")";
+        if (text.find(entry) != std::string_view::npos) found.push_back(&kernel);
+    }
+    return found;
 }
 
 bool within(std::uint64_t value, std::uint64_t most) { return value >= 1 && value <= most; }
@@ -64,23 +93,25 @@ Kernels& Kernels::get() {
 }
 
 FunctionHandle Kernels::add(std::span<const std::size_t> bytes, HostKernel run) {
-    Kernel kernel{{}, run, nullptr};
-    std::size_t end = 0;
     for (const std::size_t size : bytes) {
         if (size == 0 || size > sizeof(TensorMap)) throw Failure{kInvalidValue};
+    }
+    return add(bytes, Kernel{{}, run, nullptr});
+}
+
+FunctionHandle Kernels::add(Known known, std::span<const std::size_t> bytes,
+                            ContextHandle context) {
+    return add(bytes, Kernel{{}, nullptr, context, known});
+}
+
+FunctionHandle Kernels::add(std::span<const std::size_t> bytes, Kernel kernel) {
+    std::size_t end = 0;
+    for (const std::size_t size : bytes) {
         const std::size_t align = std::min(size, alignof(TensorMap));
         end = (end + align - 1) / align * align;
         kernel.parameters.push_back({end, size});
         end += size;
     }
-    return add(std::move(kernel));
-}
-
-FunctionHandle Kernels::add_storing(ContextHandle context) {
-    return add({{{0, sizeof(StoredWords)}}, nullptr, context});
-}
-
-FunctionHandle Kernels::add(Kernel kernel) {
     const std::lock_guard lock(mutex_);
     const FunctionHandle handle = new_handle();
     kernels_[handle] = std::make_shared<Kernel>(std::move(kernel));
@@ -110,10 +141,18 @@ DOUBLE_API Status cuModuleLoadData(ModuleHandle* module, const void* image) {
     return call("cuModuleLoadData", [&](Driver& driver, Lock&) {
         const ContextHandle context = driver.current()->handle;
         driver.captures.refuse_unsafe();
-        if (image == nullptr || !is_storing(static_cast<const char*>(image))) {
-            throw Failure{kInvalidPtx};
-        }
-        modules()[out(module) = new_handle()] = context;
+        if (image == nullptr) throw Failure{kInvalidPtx};
+        auto kernels = kernels_of(static_cast<const char*>(image));
+        if (kernels.empty()) throw Failure{kInvalidPtx};
+        modules()[out(module) = new_handle()] = {context, std::move(kernels)};
+    });
+}
+
+DOUBLE_API Status cuModuleUnload(ModuleHandle module) {
+    return call("cuModuleUnload", [&](Driver& driver, Lock&) {
+        driver.current();
+        driver.captures.refuse_unsafe();
+        if (modules().erase(module) == 0) throw Failure{kInvalidHandle};
     });
 }
 
@@ -123,8 +162,12 @@ DOUBLE_API Status cuModuleGetFunction(FunctionHandle* function, ModuleHandle mod
         driver.current();
         const auto found = modules().find(module);
         if (found == modules().end()) throw Failure{kInvalidHandle};
-        if (name != kStoring) throw Failure{kNotFound};
-        out(function) = Kernels::get().add_storing(found->second);
+        for (const KnownText* kernel : found->second.kernels) {
+            if (name != kernel->name) continue;
+            out(function) = Kernels::get().add(kernel->known, kernel->bytes, found->second.context);
+            return;
+        }
+        throw Failure{kNotFound};
     });
 }
 

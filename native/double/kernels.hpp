@@ -1,5 +1,5 @@
-// Kernels: host functions that a test gives, and the parameters that they take; and the one that
-// comes as text.
+// Kernels: host functions that a test gives, and the parameters that they take; and those that come
+// as text.
 #pragma once
 
 #include <array>
@@ -16,14 +16,18 @@ namespace ficco::driver_double {
 
 using Shape = std::array<unsigned, 5>;  // grid, threads, bytes of shared memory
 
+// Kernels whose text is known, and which the double does itself.
+enum class Known { kNone, kStoring, kHolding, kOne };
+
 struct Kernel {
     struct Parameter {
         std::size_t offset;
         std::size_t bytes;
     };
     std::vector<Parameter> parameters;
-    HostKernel run;         // null: it stores words
+    HostKernel run;         // null where `known` says what it does
     ContextHandle context;  // in which alone it is known; null: in all
+    Known known = Known::kNone;
 };
 
 class Kernels {
@@ -32,12 +36,12 @@ class Kernels {
 
     // Parameters lie as in C; what is as long as a tensor map is aligned as one.
     FunctionHandle add(std::span<const std::size_t> bytes, HostKernel run);
-    // The only one whose text is understood: it stores words.
-    FunctionHandle add_storing(ContextHandle context);
+    // One whose text is known, with parameters of so many bytes.
+    FunctionHandle add(Known known, std::span<const std::size_t> bytes, ContextHandle context);
     std::shared_ptr<const Kernel> find(FunctionHandle handle);
 
   private:
-    FunctionHandle add(Kernel kernel);
+    FunctionHandle add(std::span<const std::size_t> bytes, Kernel kernel);
 
     std::mutex mutex_;
     std::map<FunctionHandle, std::shared_ptr<const Kernel>> kernels_;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -44,6 +45,45 @@ class Bell {
     std::mutex mutex_;
     std::condition_variable changed_;
 };
+
+// The multiprocessors of all devices: whether one kernel has all thread slots of a device.
+class Multiprocessors {
+  public:
+    static Multiprocessors& get() {
+        static Multiprocessors& multiprocessors = *new Multiprocessors;
+        return multiprocessors;
+    }
+
+    void hold(int device, bool held) {
+        const std::lock_guard lock(mutex_);
+        held_[device] = held;
+        changed_.notify_all();
+    }
+
+    // Returns when there is room, or the context is over.
+    void wait(int device, const Context& context) {
+        std::unique_lock lock(mutex_);
+        while (held_[device] && !context.over()) changed_.wait_for(lock, kLongestPause);
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::map<int, bool> held_;
+};
+
+constexpr unsigned kThreadSlots = 132 * 2048;  // of a device, as its attributes say
+
+// What NVIDIA's driver copies by kernels: within a device. Copies to peers have copy engines.
+void wait_to_copy(const std::shared_ptr<Block>& to, const std::shared_ptr<Block>& from,
+                  const Context& context) {
+    const auto on_device = [](const std::shared_ptr<Block>& block) {
+        return block && block->kind == Block::Kind::kDevice;
+    };
+    if (on_device(to) && on_device(from) && to->device == from->device) {
+        Multiprocessors::get().wait(to->device, context);
+    }
+}
 
 bool reachable(const Context& context, const Block& block) {
     return block.kind != Block::Kind::kDevice || context.may_touch(block.device);
@@ -202,6 +242,7 @@ Work copy(Place target, Place source, std::size_t bytes, Route route) {
                 if (context.over()) return;
                 const auto to = pin(context, target, bytes, route);
                 const auto from = pin(context, source, bytes, route);
+                wait_to_copy(to, from, context);
                 count_copy(bytes);
                 const bool signal = bytes == sizeof(std::uint32_t);
                 const auto fault = of_other_device(context, target.address) ? Faults::get().copies()
@@ -233,6 +274,7 @@ Work copy_2d(const Copy2D& copy) {
                 if (context.over()) return;
                 const auto to = pin(context, target.begin, target.extent(width, height));
                 const auto from = pin(context, source.begin, source.extent(width, height));
+                wait_to_copy(to, from, context);
                 for (std::size_t row = 0; row < height; ++row) {
                     std::memmove(bytes_at(target.begin.address) + row * target.pitch,
                                  bytes_at(source.begin.address) + row * source.pitch, width);
@@ -276,13 +318,31 @@ Work host_function(HostFunction function, void* data) {
 // The parameters are copied now, each as long as the kernel takes it.
 Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
     if (parameters == nullptr) throw Failure{kInvalidValue};
-    if (kernel.run == nullptr)
-        return storing(*static_cast<const StoredWords*>(parameters[0]), shape);
+    const auto number = [&](std::size_t i) {
+        std::uint64_t found = 0;
+        std::memcpy(&found, parameters[i], sizeof(found));
+        return found;
+    };
+    switch (kernel.known) {
+        case Known::kStoring:
+            return storing(*static_cast<const StoredWords*>(parameters[0]), shape);
+        case Known::kHolding:
+            return holding(number(0), number(1), number(2), shape);
+        case Known::kOne: {
+            StoredWords one{};
+            one.at[0] = number(0);
+            one.value[0] = one.first = one.count = 1;
+            return storing(one, shape);
+        }
+        case Known::kNone:
+            break;
+    }
     const auto memory = std::make_shared<std::vector<TensorMap>>(kernel.parameters.size());
     for (std::size_t i = 0; i < memory->size(); ++i) {  // none is longer than a tensor map
         std::memcpy(&(*memory)[i], parameters[i], kernel.parameters[i].bytes);
     }
-    return {NodeType::kKernel, [memory, shape, run = kernel.run](Context&) {
+    return {NodeType::kKernel, [memory, shape, run = kernel.run](Context& context) {
+                Multiprocessors::get().wait(context.device, context);
                 std::vector<TensorMap> copy = *memory;
                 std::vector<void*> given;
                 for (TensorMap& parameter : copy) given.push_back(&parameter);
@@ -295,6 +355,7 @@ Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
 // first, and of the others, goes first.
 Work storing(const StoredWords& words, const Shape& shape) {
     return {NodeType::kKernel, [words, threads = shape[0] * shape[3]](Context& context) {
+                Multiprocessors::get().wait(context.device, context);
                 const auto store_all = [&](unsigned begin, unsigned end) {
                     for (unsigned i = std::min(end, threads); i-- > begin;) {
                         store(words.at[i], words.value[i], context);
@@ -304,6 +365,26 @@ Work storing(const StoredWords& words, const Shape& shape) {
                 store_all(words.first, words.count);
                 Faults::get().count("kernel", 1);
                 Faults::get().count("stored", words.count);
+            }};
+}
+
+Work holding(Address begun, Address go, std::uint64_t limit_ns, const Shape& shape) {
+    return {NodeType::kKernel, [=](Context& context) {
+                using Clock = std::chrono::steady_clock;
+                auto& multiprocessors = Multiprocessors::get();
+                multiprocessors.wait(context.device, context);
+                const auto end = Clock::now() + std::chrono::nanoseconds(limit_ns);
+                if (shape[0] * shape[3] >= kThreadSlots) multiprocessors.hold(context.device, true);
+                for (unsigned block = 0; block < shape[0]; ++block) {
+                    store(begun + sizeof(std::uint32_t) * block, 1, context);
+                }
+                const std::atomic_ref<std::uint32_t> word(*reinterpret_cast<std::uint32_t*>(go));
+                while (word.load(std::memory_order_acquire) == 0 && !context.over() &&
+                       Clock::now() < end) {
+                    Bell::get().pause(kShortestPause);
+                }
+                multiprocessors.hold(context.device, false);
+                Faults::get().count("kernel", 1);
             }};
 }
 

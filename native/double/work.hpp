@@ -32,6 +32,9 @@ Work fill(const Context& context, Address target, std::uint32_t value, std::size
 Work memory_operations(const Context& context, std::vector<MemOp> operations);
 Work host_function(HostFunction function, void* data);
 Work storing(const StoredWords& words, const Shape& shape);
+// Says of every block that it runs, in words at `begun`, then waits for the word `go`, or so long.
+// Where it fills a device, kernels and copies within the device wait meanwhile.
+Work holding(Address begun, Address go, std::uint64_t limit_ns, const Shape& shape);
 Work kernel(const Kernel& kernel, const Shape& shape, void** parameters);
 Work sleep(double seconds);
 Work fail(Status status);

@@ -17,6 +17,9 @@ DOCTOR = "import sys; from ficco.cli.main import main; sys.exit(main(['doctor', 
 NO_TORCH = "import sys; sys.modules['torch'] = None; "  # to import it takes longer than the rest
 
 
+HOLDING = DOCTOR.replace("'--json'", "'--json', '--hold-multiprocessors'")
+
+
 def doctor(
     folder: Path, environment: dict[str, str] | None = None, torch: bool = False, **double: object
 ) -> Findings:
@@ -120,6 +123,31 @@ def test_a_device_that_refuses_is_told(double_folder: Path) -> None:
     first, second = gpus_of(found)
     assert first["ok"] and not second["ok"]
     assert "cuDeviceGetName" in second["found"]
+
+
+def _held(folder: Path, **double: object) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", NO_TORCH + HOLDING], env=control.environment(folder, **double),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["findings"]
+    return [finding for finding in found if finding["name"] == "multiprocessors"]
+
+
+def test_which_calls_need_multiprocessors_is_told_on_request(double_folder: Path) -> None:
+    assert "multiprocessors" not in doctor(double_folder, devices=2)
+    none, needed = _held(double_folder, devices=2)
+    assert none["ok"] and none["found"].startswith("none needed by: copy to a peer, 4 B; ")
+    assert "memset, 4 B" in none["found"] and "within" not in none["found"]
+    assert needed["ok"] and needed["found"].startswith("needed by: copy within the device, 4 B; ")
+    assert needed["found"].endswith("; kernel of one thread")
+    none, needed = _held(double_folder, devices=2, peers="none")
+    assert none["found"].startswith("none needed by: write of a word; ")
+    (told,) = _held(double_folder, devices=1, fail="cuModuleLoadData:0:218")
+    assert not told["ok"] and "cuModuleLoadData answers" in told["found"]
+    (told,) = _held(double_folder, devices=0)
+    assert not told["ok"]
 
 
 def test_pytorch_without_cuda_is_told(double_folder: Path, torch: Any) -> None:

@@ -280,7 +280,8 @@ def _nothing(device: Any) -> AbstractContextManager[None]:
 
 def _on_the_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def made(*args: Any, **words: Any) -> Tensor:
-        if torch.device(words.get("device") or _HERE).type == _HERE:
+        device = words.get("device")
+        if not device or isinstance(device, int) or torch.device(device).type == _HERE:
             words.pop("device", None)
         return make(*args, **words)
 

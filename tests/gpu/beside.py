@@ -99,9 +99,9 @@ def aside(me: Rank) -> None:
     print("right")
 
 
-def opposite(me: Rank, rounds: int) -> None:
-    """Other kernels in the opposite order on another stream: NCCL's, and a second group's."""
-    world, dtype = me.world, "bfloat16"
+def turns(world: int) -> list[tuple[Problem, Schedule]]:
+    """Return calls that wait on multiprocessors, or hold them; the first is a gather."""
+    dtype = "bfloat16"
     gather = Problem.chunked("all_gather_matmul", world, 4096, 2048 * world, 2048, dtype)
     reduce = Problem.chunked("matmul_all_reduce", world, 16, 4096, 1024 * world, dtype)
     scatter = Problem.chunked(
@@ -110,7 +110,13 @@ def opposite(me: Rank, rounds: int) -> None:
     few = Problem.chunked("all_gather_matmul", world, 64, 512 * world, 4096, dtype)  # in parts
     named = [(gather, "gated_1d"), (reduce, "one_shot_sm"), (reduce, "two_shot_sm"),
              (few, "gather_sm"), (scatter, "gated_sums_1d")]  # fmt: skip
-    cases = [*[(problem, Schedule.named(name)) for problem, name in named], *crowding(world)]
+    return [*[(problem, Schedule.named(name)) for problem, name in named], *crowding(world)]
+
+
+def opposite(me: Rank, rounds: int) -> None:
+    """Other kernels in the opposite order on another stream: NCCL's, and a second group's."""
+    cases = turns(me.world)
+    gather = cases[0][0]
     other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
     found = [(p, point, *me.arrays(p, 7)) for p, point in cases]
     for problem, point, arrays, exact in found:

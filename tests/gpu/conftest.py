@@ -1,13 +1,28 @@
-"""GPUs for the tests in this folder; without them they are skipped, or fail with --require gpu."""
+"""GPUs for the tests in this folder; without them they are skipped, or fail with --require gpu.
+
+Commands and the checks of ranks run side by side, and come first; what must have the GPUs to itself
+comes behind them. Each test is told by one line when it ends.
+"""
+
+# ruff: noqa: E402 (the path comes before what is found by it)
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # behind folders whose files have the same names
+HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # behind folders whose files have the same names
+from checks import Check, left_out
+from pool import Pool, Ran, lanes_here
+
+# Those that are not here have the GPUs to themselves, and come last.
+STAGES = ("test_commands", "test_gpu_checks")
+_CONFIG: list[pytest.Config] = []
 
 
 def _count() -> int:
@@ -39,12 +54,59 @@ def shared_gpus(request: pytest.FixtureRequest) -> int:
     return _at_least(1, request)
 
 
-@pytest.fixture(params=["a rank a GPU", "8 ranks"])
-def ranks(request: pytest.FixtureRequest) -> int:
-    """Number of ranks: one on each GPU, or 8, which share the GPUs where these are fewer."""
-    if request.param == "a rank a GPU":
-        return _at_least(2, request)
-    found = _at_least(1, request)
-    if found >= 8:
-        pytest.skip(f"{found} GPUs found: ranks need not share them")
-    return 8
+@pytest.fixture(scope="session")
+def run(
+    shared_gpus: int, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Check], Ran]]:
+    """Returns what a check of checks.py said; those that are selected begin at once."""
+    given = [getattr(item, "callspec", None) for item in request.session.items]
+    checks = [each.params["check"] for each in given if each and "check" in each.params]
+    wanted = [check for check in checks if not left_out(check, shared_gpus)]
+    folder = tmp_path_factory.mktemp("ranks")
+    pool = Pool(wanted, shared_gpus, folder, request.config.getoption("--calls"), lanes_here())
+    try:
+        yield pool.result
+    finally:
+        pool.close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _CONFIG.append(config)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests of this folder by stage; others stay where they are."""
+    places = [i for i, item in enumerate(items) if item.path.parent == HERE]
+    names = {name: number for number, name in enumerate(STAGES)}
+    mine = sorted(
+        (items[i] for i in places), key=lambda item: names.get(item.path.stem, len(STAGES))
+    )
+    for place, item in zip(places, mine, strict=True):
+        items[place] = item
+
+
+def _here(report: pytest.TestReport) -> bool:
+    return "tests/gpu/" in report.nodeid
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> Any:
+    """Print no letters for the tests of this folder, which have a line each."""
+    if isinstance(report, pytest.TestReport) and _here(report):
+        if report.when == "call" or not report.passed:
+            category = "error" if report.failed and report.when != "call" else report.outcome
+            return category, "", ""
+        return "", "", ""
+    return None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a test's outcome, seconds and name when it has ended."""
+    if not _CONFIG or not _here(report) or (report.when != "call" and report.passed):
+        return
+    terminal: Any = _CONFIG[0].pluginmanager.get_plugin("terminalreporter")
+    if terminal is None:
+        return
+    seconds = dict(report.user_properties).get("ran_s", report.duration)
+    terminal.ensure_newline()
+    terminal.write_line(f"{report.outcome:7} {seconds:6.1f} s  {report.nodeid}")
+    terminal.flush()

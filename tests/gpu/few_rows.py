@@ -1,4 +1,4 @@
-"""Calls of few rows that fill a GPU, again and again: a scenario of worker.py."""
+"""Calls of few rows that fill a GPU, again and again: a scenario of serve.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from rank import Arrays, Rank
 
 from ficco.problem import Problem
 from ficco.schedule import Schedule
+
+SIZES = [(1, 4096, 1024), (3, 4096, 777), (16, 2048, 512), (64, 8192, 512), (200, 4096, 256)]
+
+
+def few_row_cases(world: int) -> list[tuple[Problem, Schedule]]:
+    """Return problems of few rows, each with the schedules that take so many."""
+    found = []
+    for m, n, k in SIZES:
+        problem = Problem.chunked("matmul_all_reduce", world, m, n, k * world, "bfloat16")
+        found += [(problem, Schedule.named("one_shot_sm"))] if m <= 64 else []
+        found += [(problem, Schedule.named("two_shot_sm"))]
+    return found
 
 
 def _call(
@@ -23,37 +35,32 @@ def few_rows(me: Rank, calls: int) -> None:
 
     Inputs take turns, so that what an earlier call left behind, or took too early, is wrong.
     """
-    sizes = [(1, 4096, 1024), (3, 4096, 777), (16, 2048, 512), (64, 8192, 512), (200, 4096, 256)]
-    for m, n, k in sizes:
-        problem = Problem.chunked("matmul_all_reduce", me.world, m, n, k * me.world, "bfloat16")
+    for problem, point in few_row_cases(me.world):
         drawn = [me.arrays(problem, seed) for seed in (1, 2, 3)]
-        for name in ("one_shot_sm", "two_shot_sm"):
-            if name == "one_shot_sm" and m > 64:
-                continue
-            point = Schedule.named(name)
-            wanted = []
-            for arrays, exact in drawn:
-                wanted.append(me.execute(problem, point, arrays)["y0"])
-                me.judge(problem, {"y0": wanted[-1]}, exact, f"{name} {problem}")
+        name = point.name
+        wanted = []
+        for arrays, exact in drawn:
+            wanted.append(me.execute(problem, point, arrays)["y0"])
+            me.judge(problem, {"y0": wanted[-1]}, exact, f"{name} {problem}")
 
-            given = [arrays for arrays, _ in drawn]
-            call = partial(_call, me, problem, point, given)
-            wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-            ys = [call(i) for i in range(calls)]
+        given = [arrays for arrays, _ in drawn]
+        call = partial(_call, me, problem, point, given)
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        ys = [call(i) for i in range(calls)]
+        for i, y in enumerate(ys):
+            wrong += (y != wanted[i % 3]).any()
+        me.meet()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # an odd number: replays begin with either copy
+            ys = [call(i) for i in range(21)]
+        for replay in range(calls // 21 + 1):
+            for y in ys:
+                y.fill_(torch.nan)
+            if (me.rank + replay) % 3 == 0:
+                torch.cuda._sleep(100_000)
+            graph.replay()
             for i, y in enumerate(ys):
                 wrong += (y != wanted[i % 3]).any()
-            me.meet()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # an odd number: replays begin with either copy
-                ys = [call(i) for i in range(21)]
-            for replay in range(calls // 21 + 1):
-                for y in ys:
-                    y.fill_(torch.nan)
-                if (me.rank + replay) % 3 == 0:
-                    torch.cuda._sleep(100_000)
-                graph.replay()
-                for i, y in enumerate(ys):
-                    wrong += (y != wanted[i % 3]).any()
-            me.poison()
-            assert int(wrong) == 0, f"{int(wrong)} calls of {name} {m} x {n} x {k} are wrong"
+        me.poison()
+        assert int(wrong) == 0, f"{int(wrong)} calls of {name} for {problem} are wrong"
     print("right")

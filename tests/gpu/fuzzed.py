@@ -47,18 +47,24 @@ SHARED = (
 )
 
 
+def shared_cases(world: int) -> list[tuple[Problem, Schedule]]:
+    """Return launches whose last tiles are shared among programs, on 132 multiprocessors."""
+    m, n, k = 4090, 1272, 4104
+    found = []
+    for op, name in SHARED:
+        rows, gathers = chunk_sizes(m, world), op == "all_gather_matmul"
+        depths = () if gathers else (k,) * world
+        output = Output((n,) * world)
+        problem = Problem(op, world, rows, sum(depths) or k, (output,), "bfloat16", depths=depths)
+        found.append((problem, replace(Schedule.named(name), grain=2)))
+    return found
+
+
 def shared_tiles(me: Rank, calls: int) -> None:
     """Launches whose last tiles are shared among programs, on 132 multiprocessors."""
     own = random.Random(3000 + me.rank)
-    m, n, k = 4090, 1272, 4104
-    for op, name in SHARED:
-        rows, gathers = chunk_sizes(m, me.world), op == "all_gather_matmul"
-        depths = () if gathers else (k,) * me.world
-        output = Output((n,) * me.world)
-        problem = Problem(
-            op, me.world, rows, sum(depths) or k, (output,), "bfloat16", depths=depths
-        )
-        schedule = replace(Schedule.named(name), grain=2)
+    for problem, schedule in shared_cases(me.world):
+        op, name = problem.op, schedule.name
         sets = [_drawn(me, problem, seed) for seed in range(2)]
         wanted = []
         for given, exact in sets:

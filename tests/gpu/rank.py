@@ -45,8 +45,15 @@ class Rank:
     def __init__(self, rank: int, world: int, timeout_s: float = 30.0) -> None:
         self.rank, self.world, self.timeout_s = rank, world, timeout_s
         self.runtime = CudaProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
+        self._small_bytes = moving.SMALL_BYTES
         if rank % 2:
             moving.SMALL_BYTES = 0  # pieces leave the window as large ones do
+
+    def close(self) -> None:
+        """Leave nothing behind for what runs next in this process."""
+        self.meet()
+        self.runtime.close()
+        moving.SMALL_BYTES = self._small_bytes
 
     def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:
         given = oracle.inputs(problem, seed)

@@ -17,6 +17,8 @@ from ficco.errors import InputError, ScheduleError, TimeoutExceeded
 from ficco.problem import REDUCING, Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
 
+pytestmark = pytest.mark.timeout(90)
+
 NAMED = [name for name in Schedule.names() if name != "gated_1d"]
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from command_lines import call, check_document, check_refusal, profile_lines
 
 from ficco.machine import COLLECTIVES, Machine
 
-COMMAND = [sys.executable, "-P", "-m", "ficco"]
-LIMIT_S = 150  # two minutes are promised
-
-
-def call(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder of its own; leave none of its processes behind."""
-    with subprocess.Popen(
-        [*COMMAND, *args], env=os.environ, cwd=folder, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    ) as started:  # fmt: skip
-        try:
-            out, err = started.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(started.pid, 9)  # the ranks are of its session
-            out, err = started.communicate()
-            pytest.fail(f"{args} did not end: {out[-2000:]} {err[-4000:]}")
-    return subprocess.CompletedProcess(args, started.returncode, out, err)
+LINES = profile_lines()
+LIMIT_S = 150.0  # two minutes are promised
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +19,10 @@ def measured(gpus: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The profile of all GPUs here, eight at most."""
     folder = tmp_path_factory.mktemp("profile")
     begin = time.monotonic()
-    done = call(folder, "doctor", "--profile", "found.toml")
-    print(done.stderr, f"in all {time.monotonic() - begin:.0f} s")
-    assert done.returncode == 0, done.stderr
-    assert "found.toml: machine " in done.stdout and "time is up" not in done.stderr
+    done = call(folder, LINES["profile"], limit_s=LIMIT_S)
+    print(done.err, f"in all {time.monotonic() - begin:.0f} s")
+    assert done.code == 0, done.err
+    assert "found.toml: machine " in done.out and "time is up" not in done.err
     return folder / "found.toml"
 
 
@@ -122,21 +104,16 @@ def test_gemms_in_pieces_lose(machine: Machine) -> None:
     assert len(rows) == 3 and all(entry.ratio.at(32) > entry.ratio.at(2) - 0.05 for entry in rows)
 
 
-def test_it_is_run_on_and_not_written_over(measured: Path) -> None:
-    done = call(measured.parent, "run", "--machine", "found.toml", "--m", "1024", "--n", "512",
-                "--k", "512", "--iters", "1", "--json")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["engine"] == "cuda" and not found["paced"]
-    assert all(row["ok"] for row in found["results"])
+def test_it_is_run_on_and_not_written_over(measured: Path, gpus: int) -> None:
+    line = LINES["profile run"]
+    check_document(line, call(measured.parent, line), min(gpus, 8))
     before = measured.read_text()
-    done = call(measured.parent, "doctor", "--profile", "found.toml")
-    assert done.returncode == 2 and "it is there already" in done.stderr
+    check_refusal(LINES["profile again"], call(measured.parent, LINES["profile again"]))
     assert measured.read_text() == before
 
 
-def test_so_many_gpus_are_not_there(gpus: int, tmp_path: Path) -> None:
-    for ranks in (1, 60):
-        done = call(tmp_path, "doctor", "--profile", "none.toml", "--ranks", str(ranks))
-        assert done.returncode == 2 and f"--ranks {ranks}" in done.stderr
+@pytest.mark.parametrize("ranks", [1, 60])
+def test_so_many_gpus_are_not_there(gpus: int, tmp_path: Path, ranks: int) -> None:
+    line = LINES[f"profile ranks {ranks}"]
+    check_refusal(line, call(tmp_path, line))
     assert not (tmp_path / "none.toml").exists()

@@ -55,7 +55,7 @@ def test_many_calls_under_random_delays(
 ) -> None:
     if per == "port":
         monkeypatch.setattr(moving, "SMALL_BYTES", 0)  # pieces leave the window as large ones do
-    calls = request.config.getoption("--calls") // 2
+    calls = (request.config.getoption("--calls") or 300) // 2
     machine = LateMachine("late", 1, 64, "host", (LateLink("node", per, ((1, 200.0),)),))
     rng = np.random.default_rng(SEED)
     with ficco.Node(3, machine=machine) as node:

@@ -441,21 +441,23 @@ def join(store: str, rank: int, world: int) -> None:
     )  # fmt: skip
 
 
+def checks(world: int) -> list[Callable[[int, int], None]]:
+    """Return what so many ranks check on this device."""
+    found: list[Callable[[int, int], None]] = [groups, pooling]
+    if world < 4:
+        found = [
+            gathering, shapes, reducing, pairs, columns, exchanging, pooling, narrow, disabled,
+            changed_in_place,
+        ]  # fmt: skip
+    return [*found, captured] if DEVICE.type == "cuda" else found
+
+
 def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     if DEVICE.type == "cpu":
         alone()
     join(store, rank, world)
-    if world < 4:
-        checks = [
-            gathering, shapes, reducing, pairs, columns, exchanging, pooling, narrow, disabled,
-            changed_in_place,
-        ]  # fmt: skip
-    else:
-        checks = [groups, pooling]
-    if DEVICE.type == "cuda":
-        checks.append(captured)
-    for check in checks:
+    for check in checks(world):
         check(rank, world)
     ficco.close()
     dist.destroy_process_group()

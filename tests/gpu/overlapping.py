@@ -1,6 +1,4 @@
-"""A rank that overlaps a model on its GPU.
-
-python overlap_worker.py SCENARIO STORE RANK WORLD WORDS
+"""What a rank checks of models that are overlapped on its GPU: scenarios of serve.py.
 
 `models` holds overlapped models against the same models without ficco; `captured` trains one by a
 CUDA graph of the whole step; `measured` takes the times of one; `shards` holds one against the
@@ -10,25 +8,19 @@ whole model, by ranks that may share GPUs. On the device "cpu" all but `captured
 from __future__ import annotations
 
 import copy
-import json
-import sys
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import llama
 import torch
 import torch.distributed as dist
+from llama import WORDS, Llama, each_gathers, plain, sequence
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import ficco
-from ficco.sweeping.gpu.joining import join
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "modules"))
-import llama
-from llama import WORDS, Llama, each_gathers, plain, sequence
 
 BATCH, LENGTH = 2, 24
 
@@ -135,10 +127,10 @@ def split_model(exact: Llama, mesh: DeviceMesh, schedule: str) -> Llama:
     return ficco.overlap(net, mesh, plan=plan, schedule=schedule, strict=True)
 
 
+@patch.multiple(llama, WIDTH=128, HEADS=8, HIDDEN=192)
 def shards(mesh: DeviceMesh) -> None:
     """Ranks, which may share GPUs, hold their parts of a model's layers: losses and gradients."""
     kind = mesh.device_type
-    llama.WIDTH, llama.HEADS, llama.HIDDEN = 128, 8, 192
     torch.manual_seed(2)
     words = torch.randint(WORDS, (BATCH, LENGTH), device=kind)
     rows = BATCH * LENGTH
@@ -196,25 +188,3 @@ def replayed(
 
 
 SCENARIOS = {"models": models, "captured": captured, "measured": measured, "shards": shards}
-
-
-def main() -> None:
-    scenario, store, words = sys.argv[1], sys.argv[2], json.loads(sys.argv[5])
-    rank, world = int(sys.argv[3]), int(sys.argv[4])
-    kind = words.get("device", "cuda")
-    if kind == "cuda":
-        join(store, rank, world, sharing=world > torch.cuda.device_count())
-    else:
-        dist.init_process_group(
-            "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-            timeout=timedelta(seconds=60),
-        )  # fmt: skip
-    mesh = init_device_mesh(kind, (world,))
-    SCENARIOS[scenario](mesh)
-    ficco.close(mesh)
-    dist.destroy_process_group()
-    print("right")
-
-
-if __name__ == "__main__":
-    main()

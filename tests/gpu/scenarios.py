@@ -1,21 +1,21 @@
-"""A rank on a GPU. Each scenario holds what it says against the float64 oracle or plain torch.
+"""What a rank on a GPU checks. Results are held against the float64 oracle or plain torch.
 
-python worker.py SCENARIO STORE RANK WORLD WORDS
+serve.py runs these; checks.py says with what arguments.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
+from beside import aside, crowded, opposite
+from few_rows import few_rows
+from fuzzed import cases, shared_tiles
+from rank import CUDA, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 import ficco
 from ficco import oracle
@@ -24,52 +24,47 @@ from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
 from ficco.lowering.cutting import EDGED
 from ficco.problem import GATHERING, Problem
-from ficco.runtime.process_cuda import why_not
 from ficco.schedule import Schedule
-from ficco.sweeping.gpu.joining import join
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from beside import aside, crowded, opposite
-from few_rows import few_rows
-from fuzzed import cases, shared_tiles
-from rank import CUDA, DTYPES, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 IN_STEP = ("gated_1d", "gated_sums_1d", "hetero_unfused_1d")  # by `auto`, too
 PACED = (*GATHERING, "matmul_all_reduce")
 
 
-def operators(me: Rank, seeds: int, dtypes: Sequence[str] = tuple(DTYPES)) -> None:
-    """Every operator in every schedule and dtype."""
+def operators(me: Rank, op: str, dtype: str, seed: int = 0) -> None:
+    """An operator on odd and uneven sizes, in every schedule, by every route and pace."""
     count = 0
-    for seed in range(seeds):
-        rng = random.Random(seed)
-        for dtype in dtypes:
-            for problem in problems(me.world, dtype, rng):
-                arrays, exact = me.arrays(problem, seed)
-                for name in [*Schedule.names(problem.op), "whole"]:
-                    if name == "serial":
-                        continue
-                    schedule = WHOLE if name == "whole" else Schedule.named(name)
-                    stores = schedule.transport == "sm"
-                    ways = [{"route": route} for route in ("rotation", "all_peers")[stores:]]
-                    if me.world > 2 and name in IN_STEP and problem.op in PACED:
-                        ways.append({"route": "rotation", "pace": "in_step"})
-                    if problem.op in EDGED and name == "gated_1d":
-                        edge = {"route": "rotation", "order": "by_peer", "taper": "edge"}
-                        paced = {"pace": "in_step"} if problem.op in GATHERING else {}
-                        ways.append({**edge, **paced})
-                    for way in ways:
-                        point = Schedule.from_json({**schedule.to_json(), **way})
-                        try:
-                            ys = me.execute(problem, point, arrays)
-                        except ScheduleError:
-                            assert refused(problem, name), f"{name} for {problem}"
-                            continue
-                        rounded = oracle.roundings(problem, point.sums_travel)
-                        me.judge(problem, ys, exact, f"{name} {way} {problem}", rounded)
-                        count += 1
+    for problem in problems(me.world, dtype, random.Random(seed)):
+        if problem.op != op:
+            continue
+        arrays, exact = me.arrays(problem, seed)
+        for name in [*Schedule.names(op), "whole"]:
+            if name == "serial":
+                continue
+            schedule = WHOLE if name == "whole" else Schedule.named(name)
+            for way in ways(problem, name, schedule):
+                point = Schedule.from_json({**schedule.to_json(), **way})
+                try:
+                    ys = me.execute(problem, point, arrays)
+                except ScheduleError:
+                    assert refused(problem, name), f"{name} for {problem}"
+                    continue
+                rounded = oracle.roundings(problem, point.sums_travel)
+                me.judge(problem, ys, exact, f"{name} {way} {problem}", rounded)
+                count += 1
+    assert count, f"no call was made of {op}"
     print(f"{count} calls right")
+
+
+def ways(problem: Problem, name: str, schedule: Schedule) -> list[dict[str, str]]:
+    """Return the routes, paces and tapers in which a schedule is run."""
+    stores = schedule.transport == "sm"
+    found = [{"route": route} for route in ("rotation", "all_peers")[stores:]]
+    if problem.world > 2 and name in IN_STEP and problem.op in PACED:
+        found.append({"route": "rotation", "pace": "in_step"})
+    if problem.op in EDGED and name == "gated_1d":
+        edge = {"route": "rotation", "order": "by_peer", "taper": "edge"}
+        found.append({**edge, **({"pace": "in_step"} if problem.op in GATHERING else {})})
+    return found
 
 
 SETS = 4  # inputs of each case that calls draw from
@@ -204,10 +199,9 @@ def capture_rules(me: Rank) -> None:
     print("capture right")
 
 
-def profile(me: Rank) -> None:
+def kernels(me: Rank) -> None:
     """Nothing runs on multiprocessors but GEMMs, named sums and counted local copies."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiled
+    from torch.profiler import ProfilerActivity, profile
 
     world, dtype = me.world, "bfloat16"
     for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce",
@@ -220,7 +214,7 @@ def profile(me: Rank) -> None:
             resolved = schedule.resolve(world, CUDA)
             me.runtime.execute(problem, resolved, {**arrays, **ys})
             me.meet()
-            with profiled(activities=[ProfilerActivity.CUDA]) as trace:
+            with profile(activities=[ProfilerActivity.CUDA]) as trace:
                 me.runtime.execute(problem, resolved, {**arrays, **ys})
                 torch.cuda.synchronize()
             me.meet()
@@ -291,7 +285,12 @@ UNUSED = {"absent": torch.special.erfinv, "diverged": torch.special.erfc}
 
 
 def faults(
-    me: Rank, dies: bool, ahead: int = 0, loads: bool = False, few_rows: bool = False
+    me: Rank,
+    dies: bool = False,
+    ahead: int = 0,
+    loads: bool = False,
+    few_rows: bool = False,
+    late_s: float = 1.5,
 ) -> None:
     """A rank that does not come, one that runs another call, and one that dies.
 
@@ -302,6 +301,8 @@ def faults(
         loads: whether a thread of it makes the first call of a kernel there. The driver then keeps
             all that copy from returning, so that the missing signal may not be known.
         few_rows: whether the calls are of few rows, by stores into mailboxes.
+        late_s: how long behind the timeout the late rank comes; less than that, as others wait for
+            it then.
     """
     counter = torch.zeros(1).cuda().add_(1)  # its kernel is loaded
     problem = Problem.chunked("all_gather_matmul", me.world, 640, 64, 256, "bfloat16")
@@ -319,7 +320,7 @@ def faults(
         me.meet()
         begin = time.monotonic()
         if me.rank == last and kind == "absent":
-            time.sleep(me.timeout_s + 1.0)
+            time.sleep(me.timeout_s + late_s)
             while loads and not has_failed(me):  # it takes the peers longer to find out
                 time.sleep(0.1)
         else:
@@ -423,26 +424,6 @@ SCENARIOS = {
     "shared_tiles": shared_tiles,
     "replay": replay,
     "capture_rules": capture_rules,
-    "profile": profile,
+    "kernels": kernels,
     "faults": faults,
 }
-
-
-def main() -> None:
-    scenario, store, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    join(store, rank, world, sharing=world > torch.cuda.device_count())
-    words = json.loads(sys.argv[5])
-    if scenario == "functions":
-        functions(rank, world, **words)
-        dist.destroy_process_group()
-        return
-    reason = why_not(dist.group.WORLD)
-    assert reason is None, reason
-    me = Rank(rank, world, words.pop("timeout_s", 30.0))
-    SCENARIOS[scenario](me, **words)
-    me.runtime.close()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,26 +1,17 @@
-"""A rank on a GPU that makes random calls of the functions, behind random delays.
-
-python random_worker.py SCENARIO STORE RANK WORLD WORDS
-"""
+"""Random calls of the functions on a GPU, behind random delays: a scenario of serve.py."""
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from random_calls import random_calls
 
 import ficco
 from ficco.runtime.process_cuda import CudaProcessRuntime
-from ficco.sweeping.gpu.joining import join
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
-from random_calls import random_calls
 
 
 class Graphs:
@@ -39,7 +30,8 @@ class Graphs:
         graph.replay()
 
 
-def main(rank: int, world: int, seed: int, calls: int) -> None:
+def at_random(rank: int, world: int, seed: int, calls: int) -> None:
+    """Make random calls; many of them must be told addresses alone."""
     ficco.prepare(machine="cuda", timeout_s=30.0)
     own, shortly = random.Random(5000 + rank), [0, 0]
     again = CudaProcessRuntime.again
@@ -49,21 +41,16 @@ def main(rank: int, world: int, seed: int, calls: int) -> None:
         shortly[made] += 1
         return made
 
-    CudaProcessRuntime.again = counted  # type: ignore[method-assign]
-
     def place(tensor: torch.Tensor) -> torch.Tensor:
         if own.random() < 0.02:
             torch.cuda._sleep(own.randrange(2_000_000))
         return tensor.cuda()
 
-    random_calls(rank, world, seed, calls, place, Graphs())
+    CudaProcessRuntime.again = counted  # type: ignore[method-assign]
+    try:
+        random_calls(rank, world, seed, calls, place, Graphs())
+    finally:
+        CudaProcessRuntime.again = again  # type: ignore[method-assign]
     assert shortly[True] > calls // 10, f"{shortly[True]} calls were told addresses alone"
     print(f"{calls} steps right, {shortly[True]} calls told addresses alone, {shortly[False]} not")
-
-
-if __name__ == "__main__":
-    store, mine, all_of_them = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    join(store, mine, all_of_them, sharing=all_of_them > torch.cuda.device_count())
-    main(mine, all_of_them, **json.loads(sys.argv[5]))
     ficco.close()
-    dist.destroy_process_group()

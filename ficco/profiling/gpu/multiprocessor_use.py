@@ -1,0 +1,359 @@
+"""Which driver calls need a multiprocessor, measured while a kernel holds all of them.
+
+The kernel fills every thread slot of a GPU until the host lets it go. A call that ends meanwhile
+runs on a copy engine or in the front end; a call that does not end waits for a multiprocessor. To
+hold shared memory instead proves nothing: the driver's own kernels need none.
+
+While the kernel runs, all other work of the GPU waits, also that of other processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ficco.errors import EngineError
+from ficco.profiling.gpu import driver as commands
+from ficco.profiling.gpu.driver import WordCommand
+
+__all__ = ["CONTROL", "Use", "probe"]
+
+CONTROL = "kernel of one thread"  # which always needs a multiprocessor
+
+LIMIT_NS = 5_000_000_000  # the kernel ends by itself then
+_HELD_S = 2.0  # for all blocks to run
+_ENDS_S = 0.05  # a call that has not ended by then waits
+_MIB, _KIB = 1 << 20, 1 << 10
+_LARGE = 64 * _MIB
+_ROWS, _ROW_BYTES = 4096, _KIB
+_NON_BLOCKING, _NO_TIMING, _RELAXED = 1, 2, 2
+_MAPPED_PORTABLE = 3
+_NOT_READY, _REACHED_ALREADY = 600, 704
+_THREADS_OF_BLOCK, _PROCESSORS, _THREADS_OF_PROCESSOR = 1, 16, 39  # CU_DEVICE_ATTRIBUTE_...
+
+# Thread 0 of a block says that the block runs, then waits for the host's word or the time limit;
+# the other threads wait for it at the barrier, and keep their slots.
+PTX = """.version 7.0
+.target sm_80
+.address_size 64
+
+.visible .entry ficco_hold(.param .u64 begun, .param .u64 go, .param .u64 limit_ns)
+{
+    .reg .pred %p<4>;
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<9>;
+
+    mov.u32 %r1, %tid.x;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra REST;
+    ld.param.u64 %rd1, [begun];
+    ld.param.u64 %rd2, [go];
+    ld.param.u64 %rd3, [limit_ns];
+    mov.u64 %rd4, %globaltimer;
+    mov.u32 %r2, %ctaid.x;
+    mul.wide.u32 %rd5, %r2, 4;
+    add.u64 %rd6, %rd1, %rd5;
+    mov.u32 %r3, 1;
+    st.volatile.global.u32 [%rd6], %r3;
+POLL:
+    ld.volatile.global.u32 %r3, [%rd2];
+    setp.ne.u32 %p2, %r3, 0;
+    @%p2 bra REST;
+    mov.u64 %rd7, %globaltimer;
+    sub.u64 %rd8, %rd7, %rd4;
+    setp.gt.u64 %p3, %rd8, %rd3;
+    @%p3 bra REST;
+    nanosleep.u32 1000;
+    bra POLL;
+REST:
+    bar.sync 0;
+    ret;
+}
+
+.visible .entry ficco_one(.param .u64 word)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+
+    ld.param.u64 %rd1, [word];
+    mov.u32 %r1, 1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
+
+
+class Use(NamedTuple):
+    """Whether a call needs a multiprocessor, as a call of a stream and as a node of a graph."""
+
+    eager: bool
+    in_graph: bool
+
+
+class _Here(NamedTuple):
+    """Memory of the device, of a peer (0: there is none) and of the host, and the stream."""
+
+    own: int
+    other: int
+    peer: int
+    host: int
+    stream: int
+
+
+def probe(device: int = 0, peer: int | None = None) -> dict[str, Use]:
+    """Measure which calls of a device need one of its multiprocessors.
+
+    Everything is loaded and allocated before the kernel starts, since to load a kernel may wait
+    for the device. The call lasts about three seconds and synchronizes the device.
+
+    Args:
+        device: as the driver counts.
+        peer: a device that it reaches; None: calls that take a peer are left out.
+
+    Returns:
+        By call, in a fixed order.
+
+    Raises:
+        EngineError: cuda-bindings is missing, the driver refuses, other work keeps the kernel from
+            filling the device, or CONTROL ends meanwhile, so that nothing was held.
+    """
+    with contextlib.ExitStack() as stack:
+        holder = _Holder(device, stack)
+        here = _memory(device, peer, holder, stack)
+        calls = _calls(here, holder)
+        graphs = {name: _captured(call, here.stream, stack) for name, call in calls.items()}
+        for name, call in calls.items():  # what they load is loaded now
+            call()
+            _call("cuGraphLaunch", graphs[name], here.stream)
+        _call("cuStreamSynchronize", here.stream)
+        found = {}
+        for name, call in calls.items():
+            eager = holder.waits(call, here.stream)
+
+            def replay(graph: Any = graphs[name]) -> None:
+                _call("cuGraphLaunch", graph, here.stream)
+
+            found[name] = Use(eager, holder.waits(replay, here.stream))
+    if found[CONTROL] != Use(True, True):
+        raise EngineError(
+            f"measuring GPU {device}: a {CONTROL} ended while all thread slots were to be held, so "
+            "that the measurement means nothing; run it where no debugger or MPS limits the GPU"
+        )
+    return found
+
+
+class _Holder:
+    """The kernel that holds all multiprocessors of a device, whose context becomes current."""
+
+    def __init__(self, device: int, stack: contextlib.ExitStack) -> None:
+        _call("cuInit", 0)
+        self.device = device
+        handle = _call("cuDeviceGet", device)
+        self.context = _call("cuDevicePrimaryCtxRetain", handle)
+        stack.callback(_call, "cuDevicePrimaryCtxRelease", handle)
+        _call("cuCtxPushCurrent", self.context)
+        stack.callback(_call, "cuCtxPopCurrent")
+        kinds = _driver().CUdevice_attribute
+        most, processors, threads = (
+            int(_call("cuDeviceGetAttribute", kinds(kind), handle))
+            for kind in (_THREADS_OF_BLOCK, _PROCESSORS, _THREADS_OF_PROCESSOR)
+        )
+        blocks = -(-threads // most)  # of a multiprocessor
+        self.blocks, self.threads = processors * blocks, threads // blocks
+        self._text = ctypes.create_string_buffer(PTX.encode())
+        module = _call("cuModuleLoadData", ctypes.addressof(self._text))
+        stack.callback(_call, "cuModuleUnload", module)
+        self._hold = _call("cuModuleGetFunction", module, b"ficco_hold")
+        self._one = _call("cuModuleGetFunction", module, b"ficco_one")
+        memory = int(_call("cuMemHostAlloc", 4 * (self.blocks + 1), _MAPPED_PORTABLE))
+        stack.callback(_call, "cuMemFreeHost", memory)
+        self._words = (ctypes.c_uint32 * (self.blocks + 1)).from_address(memory)
+        self._begun = int(_call("cuMemHostGetDevicePointer", memory, 0))
+        self._stream = new_stream(stack)
+        self._held = new_event(stack)
+        self._ended = new_event(stack)
+        self._words[self.blocks] = 1  # it ends at once, and is loaded then
+        self._launch()
+        _call("cuStreamSynchronize", self._stream)
+
+    def _launch(self) -> None:
+        go = self._begun + 4 * self.blocks
+        _launch(self._hold, self.blocks, self.threads, (self._begun, go, LIMIT_NS), self._stream)
+        _call("cuEventRecord", self._held, self._stream)
+
+    def one(self, word: int, stream: int) -> None:
+        """Enqueue a kernel of one thread, which writes a word."""
+        _launch(self._one, 1, 1, (word,), stream)
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Hold all multiprocessors while inside."""
+        for index in range(self.blocks + 1):
+            self._words[index] = 0
+        self._launch()
+        try:
+            end = time.monotonic() + _HELD_S
+            while (running := sum(self._words[: self.blocks])) < self.blocks:
+                if time.monotonic() > end:
+                    raise EngineError(
+                        f"measuring GPU {self.device}: {running} of {self.blocks} blocks run after "
+                        f"{_HELD_S:g} s, other work has the rest; stop it, and measure again"
+                    )
+            yield
+            if not self._pending(self._held):
+                raise EngineError(
+                    f"measuring GPU {self.device}: the kernel that holds it ended by its time "
+                    f"limit of {LIMIT_NS / 1e9:g} s; measure again on a host that is less busy"
+                )
+        finally:
+            self._words[self.blocks] = 1
+            _call("cuStreamSynchronize", self._stream)
+
+    def waits(self, call: Callable[[], None], stream: int) -> bool:
+        """Return whether a call does not end while all multiprocessors are held."""
+        try:
+            with self._holding():
+                call()
+                _call("cuEventRecord", self._ended, stream)
+                end = time.monotonic() + _ENDS_S
+                while pending := self._pending(self._ended):
+                    if time.monotonic() > end:
+                        break
+        finally:
+            _call("cuStreamSynchronize", stream)
+        return pending
+
+    def _pending(self, event: Any) -> bool:
+        (status, *_) = _driver().cuEventQuery(event)
+        if int(status) not in (0, _NOT_READY):
+            raise _refused("cuEventQuery", status)
+        return int(status) == _NOT_READY
+
+
+def _calls(here: _Here, holder: _Holder) -> dict[str, Callable[[], None]]:
+    """Return what is measured: calls that enqueue one command, by name."""
+    own, other, peer, host, stream = here
+    box = (_ROWS, _ROW_BYTES)
+    sizes = {"4 B": 4, "64 B": 64, "16 KiB": 16 * _KIB, "64 KiB": 64 * _KIB, "64 MiB": _LARGE}
+    rows = f"{_ROWS} x {_ROW_BYTES // _KIB} KiB"
+
+    def copy(target: int, name: str) -> Callable[[], None]:
+        return lambda: commands.copy(target, own, sizes[name], stream)
+
+    def copy_rows(target: int) -> Callable[[], None]:
+        return lambda: commands.copy_rows(target, 2 * _ROW_BYTES, own, 2 * _ROW_BYTES, box, stream)
+
+    def write(word: int) -> Callable[[], None]:
+        return lambda: commands.words([WordCommand(False, word, 1)], stream)
+
+    found: dict[str, Callable[[], None]] = {}
+    if peer:
+        for name in ("4 B", "64 B", "16 KiB", "64 MiB"):
+            found[f"copy to a peer, {name}"] = copy(peer, name)
+        found[f"copy of rows to a peer, {rows}"] = copy_rows(peer)
+        found["write of a word at a peer"] = write(peer)
+    found["write of a word"] = write(own)
+    found["copy to the host, 64 KiB"] = copy(host, "64 KiB")
+    found["memset, 4 B"] = lambda: _call("cuMemsetD32Async", own, 0, 1, stream)
+    for name in ("4 B", "64 KiB", "64 MiB"):
+        found[f"copy within the device, {name}"] = copy(other, name)
+    found[f"copy of rows within the device, {rows}"] = copy_rows(other)
+    found[CONTROL] = lambda: holder.one(own, stream)
+    return found
+
+
+def _memory(device: int, peer: int | None, holder: _Holder, stack: contextlib.ExitStack) -> _Here:
+    """Allocate what calls take."""
+    own, other = (_allocated(_LARGE, stack) for _ in range(2))
+    host = int(_call("cuMemHostAlloc", 64 * _KIB, _MAPPED_PORTABLE))
+    stack.callback(_call, "cuMemFreeHost", host)
+    there = 0
+    if peer is not None:
+        handle = _call("cuDeviceGet", peer)
+        if not _call("cuDeviceCanAccessPeer", _call("cuDeviceGet", device), handle):
+            raise EngineError(f"measuring GPU {device}: it does not reach GPU {peer}; name another")
+        context = _call("cuDevicePrimaryCtxRetain", handle)
+        stack.callback(_call, "cuDevicePrimaryCtxRelease", handle)
+        (status, *_) = _driver().cuCtxEnablePeerAccess(context, 0)
+        if int(status) not in (0, _REACHED_ALREADY):
+            raise _refused("cuCtxEnablePeerAccess", status)
+        _call("cuCtxPushCurrent", context)
+        try:
+            there = int(_call("cuMemAlloc", _LARGE))
+        finally:
+            _call("cuCtxPopCurrent")
+        stack.callback(_free_in, context, there)
+    return _Here(own, other, there, host, int(new_stream(stack)))
+
+
+def _allocated(size: int, stack: contextlib.ExitStack) -> int:
+    address = int(_call("cuMemAlloc", size))
+    stack.callback(_call, "cuMemFree", address)
+    return address
+
+
+def _free_in(context: Any, address: int) -> None:
+    _call("cuCtxPushCurrent", context)
+    try:
+        _call("cuMemFree", address)
+    finally:
+        _call("cuCtxPopCurrent")
+
+
+def new_stream(stack: contextlib.ExitStack) -> Any:
+    """Return a stream that does not wait for the default one."""
+    stream = _call("cuStreamCreate", _NON_BLOCKING)
+    stack.callback(_call, "cuStreamDestroy", stream)
+    return stream
+
+
+def new_event(stack: contextlib.ExitStack) -> Any:
+    """Return an event that takes no times."""
+    event = _call("cuEventCreate", _NO_TIMING)
+    stack.callback(_call, "cuEventDestroy", event)
+    return event
+
+
+def _captured(call: Callable[[], None], stream: int, stack: contextlib.ExitStack) -> Any:
+    """Return an executable graph of one call."""
+    _call("cuStreamBeginCapture", stream, _driver().CUstreamCaptureMode(_RELAXED))
+    try:
+        call()
+    finally:
+        graph = _call("cuStreamEndCapture", stream)
+    found = _call("cuGraphInstantiate", graph, 0)
+    _call("cuGraphDestroy", graph)
+    stack.callback(_call, "cuGraphExecDestroy", found)
+    return found
+
+
+def _launch(function: Any, blocks: int, threads: int, given: tuple[int, ...], stream: Any) -> None:
+    parameters = (given, (ctypes.c_uint64,) * len(given))
+    _call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)
+
+
+def _driver() -> Any:
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as missing:
+        raise EngineError(
+            f"measuring GPUs needs cuda-bindings ({missing}); pip install 'ficco[cuda]'"
+        ) from missing
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    """Call the driver; return what it returns, if anything, or raise EngineError."""
+    status, *found = getattr(_driver(), name)(*arguments)
+    if int(status) != 0:
+        raise _refused(name, status)
+    return found[0] if found else None
+
+
+def _refused(name: str, status: Any) -> EngineError:
+    return EngineError(
+        f"measuring which calls need multiprocessors: {name} answers {status.name} ({int(status)})"
+    )

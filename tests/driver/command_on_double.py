@@ -1,0 +1,79 @@
+"""`ficco`'s command line on the test double of the driver: python command_on_double.py WORDS...
+
+PyTorch passes for a build with CUDA, and every rank of the command is this script again, whose
+tensors pass for those of a GPU (torch_on_double.py). All else is what the command does on GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_on_double as on_double
+
+from ficco.cli import launch as launching
+from ficco.cli.main import main
+from ficco.engines import cuda
+from ficco.modules import ranks
+
+
+def _start(command: list[str], **words: Any) -> subprocess.Popen[bytes]:
+    """Start a rank: `python -P -m ficco WORDS...`, with this script in place of the module."""
+    assert command[1:4] == ["-P", "-m", "ficco"], command
+    return subprocess.Popen([command[0], __file__, *command[4:]], **words)
+
+
+class _Event(on_double._Event):
+    """An event that takes times, as the host sees them behind the stream's work."""
+
+    def __init__(self, here: on_double.Rank, enable_timing: bool = False) -> None:
+        super().__init__(here)
+        self._here = here
+
+    def record(self, stream: Any = None) -> None:
+        super().record(stream or SimpleNamespace(cuda_stream=self._here.stream))
+        self._here.synchronize()
+        self.time_ms = 1e3 * time.perf_counter()
+
+    def synchronize(self) -> None:
+        self._here.synchronize()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return end.time_ms - self.time_ms
+
+
+def be_rank(rank: int, world: int, folder: Path) -> on_double.Rank:
+    """Let this process be a rank whose PyTorch has a GPU of the double."""
+    here = on_double.dress(rank, world, folder)
+    join, generator = dist.init_process_group, torch.Generator
+
+    def joined(backend: str, *args: Any, device_id: Any = None, **words: Any) -> None:
+        join("gloo", *args, **words)
+
+    dist.init_process_group = joined
+    torch.Generator = lambda device=None: generator()  # type: ignore[assignment, misc]
+    torch.randint = on_double._on_the_cpu(torch.randint)  # type: ignore[assignment]
+    gpus: Any = torch.cuda
+    gpus.set_device = lambda device: None
+    gpus.Event = lambda enable_timing=False: _Event(here, enable_timing)
+    return here
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    offers = ranks.TorchOffers("13.0", cuda.device_count(), True, True, True)
+    ranks.torch_offers = lambda: offers
+    launching.subprocess = SimpleNamespace(  # type: ignore[assignment]
+        Popen=_start, DEVNULL=subprocess.DEVNULL
+    )
+    if "FICCO_STORE" in os.environ:
+        store = Path(os.environ["FICCO_STORE"])
+        be_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), store.parent)
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""The checks of tests/gpu, without a GPU: their table, their scenarios, and what runs them.
+
+Scenarios run on the test double of the driver, or on the CPU, for smaller numbers of calls. Those
+that need a profiler, CuPy or NCCL are held by their parameters and their plans alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from double_control import environment
+
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+from checks import A_RANK_A_GPU, CHECKS, MOST, Check, Stage, left_out
+from pool import SERVE, Group, Pool, key_of
+
+from ficco.problem import DTYPES, OPERATORS
+
+SCRIPT = Path(__file__).with_name("gpu_checks_on_double.py")
+LIMIT_S = 200
+Asked = list[tuple[str, dict[str, Any]]]
+_FAULTS = {"timeout_s": 6.0, "late_s": 4.0}  # a rank may be slow where many processes run
+CALLS: Asked = [
+    ("fuzz", {"calls": 20}), ("replay", {"replays": 10}), ("few_rows", {"calls": 4}),
+    ("capture_rules", {}), ("functions", {}),
+]  # fmt: skip
+OTHERS: Asked = [
+    ("faults", _FAULTS), ("faults", {**_FAULTS, "few_rows": True}), ("aside", {}),
+    ("random", {"seed": 1, "calls": 40}),
+]  # fmt: skip
+
+
+def operators(turn: int) -> Asked:
+    dtypes = tuple(DTYPES)
+    return [
+        ("operators", {"op": op, "dtype": dtypes[(turn + i) % len(dtypes)]})
+        for i, op in enumerate(OPERATORS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("world", "asked"),
+    [
+        pytest.param(2, operators(0), id="operators, 2 ranks"),
+        pytest.param(3, operators(1)[:3], id="operators, 3 ranks"),
+        pytest.param(2, CALLS, id="calls"),
+        pytest.param(2, OTHERS, id="faults and random calls"),
+    ],
+)
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_scenarios_run(
+    double_folder: Path, tmp_path: Path, torch: Any, world: int, asked: Asked
+) -> None:
+    given = environment(double_folder, devices=world, version=13000) | {
+        "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
+    logs = [tmp_path / f"rank{rank}.txt" for rank in range(world)]
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank, log in enumerate(logs):
+            words = ["double", str(tmp_path / "store"), str(rank), str(world), json.dumps(asked)]
+            with log.open("w") as file:
+                command = [sys.executable, "-X", "faulthandler", str(SCRIPT), *words]
+                ranks.append(subprocess.Popen(command, stdout=file, stderr=file, env=given))
+        end = time.monotonic() + LIMIT_S
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
+            if any(rank.poll() for rank in ranks):
+                break  # the others would wait for it
+            time.sleep(0.1)
+    finally:
+        codes = [rank.poll() for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    said = "".join(f"---- rank {i}\n{log.read_text()[-3000:]}" for i, log in enumerate(logs))
+    assert codes == [0] * world, said
+    names = tuple(f"{name} {{" for name, _ in asked)
+    for log in logs:
+        made = [line for line in log.read_text().splitlines() if line.startswith(names)]
+        assert made == [f"{name} {words}" for name, words in asked], said
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_ranks_serve_on_the_cpu(
+    tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes that tests/gpu starts, with gloo and the host engine."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    found = Group(2, tmp_path, {}, (sys.executable, "-P", str(SERVE), "cpu"))
+    try:
+        for scenario, words, right in (
+            ("measured", {}, True), ("shards", {}, True), ("functions", {"fallback": True}, False),
+        ):  # fmt: skip
+            ran = found.check(Check(scenario, scenario), words, LIMIT_S)
+            assert bool(ran.wrong) != right, ran.wrong
+        assert "---- rank 1: failed" in ran.wrong and "serve.py" in ran.wrong, ran.wrong
+    finally:
+        found.leave()
+
+
+def test_words_fit_their_scenarios_and_calls_can_be_planned(torch: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "table"], capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{len(CHECKS)} checks, "), done.stdout
+
+
+def test_the_table_has_all_that_is_promised() -> None:
+    """Every operator in every dtype on a rank a GPU, and on 3 to 5 and 6 to 8 ranks."""
+    assert len({check.id for check in CHECKS}) == len(CHECKS)
+    made = {
+        (check.words["op"], check.words["dtype"], check.world)
+        for check in CHECKS
+        if check.scenario == "operators" and not check.environment
+    }
+    for op in OPERATORS:
+        assert {world for o, _, world in made if o == op} == {A_RANK_A_GPU, *range(1, MOST + 1)}
+        for worlds in ((A_RANK_A_GPU,), (3, 4, 5), (6, 7, 8)):
+            assert {d for o, d, world in made if o == op and world in worlds} == set(DTYPES)
+    quick = [check for check in CHECKS if check.quick]
+    assert {c.words["op"] for c in quick if c.scenario == "operators"} == set(OPERATORS)
+    assert {"faults", "replay", "few_rows", "capture_rules", "captured"} <= {
+        check.scenario for check in quick
+    }
+    assert all(check.limit_s <= 90 for check in CHECKS)
+    for check in CHECKS:
+        assert not check.ends or check.fresh, f"{check.id}: others would have no ranks"
+
+
+# Speaks the protocol of serve.py, without PyTorch: what a scenario's name says happens.
+SERVER = """
+import faulthandler, json, os, signal, sys, time
+faulthandler.register(signal.SIGUSR1)
+store, rank, world, replies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+def reply(right):
+    os.write(replies, (json.dumps(right) + "\\n").encode())
+reply(True)
+for line in sys.stdin:
+    order = json.loads(line)
+    name, last = order["scenario"], rank == world - 1
+    print(name, order["words"], flush=True)
+    if name == "hangs" and last:
+        time.sleep(600)
+    if name == "ends":
+        print("right", flush=True)
+        os._exit(0)
+    if name == "dies" and last:
+        os._exit(7)
+    if name == "slow":
+        time.sleep(0.3)
+    reply(name != "fails" or not last)
+"""
+COMMAND = (sys.executable, "-c", SERVER)
+
+
+def group(folder: Path, world: int = 2) -> Group:
+    return Group(world, folder, {}, COMMAND)
+
+
+def test_a_group_makes_one_check_after_another(tmp_path: Path) -> None:
+    found = group(tmp_path)
+    for turn in range(3):
+        ran = found.check(Check("right", "right"), {"turn": turn}, 20)
+        assert not ran.wrong and found.usable
+    found.leave()
+    assert not found.usable
+    assert "right {'turn': 2}" in (tmp_path / "rank1.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        ("fails", "rank 1: failed"),
+        ("dies", "rank 1: its process ended with exit code 7"),
+        ("hangs", "rank 1: not done after 1 s"),
+    ],
+)
+def test_what_goes_wrong_is_told_by_rank(tmp_path: Path, scenario: str, words: str) -> None:
+    found, begin = group(tmp_path), time.monotonic()
+    assert not found.check(Check("first", "right"), {}, 20).wrong
+    ran = found.check(Check("second", scenario), {}, 1 if scenario == "hangs" else 20)
+    assert words in ran.wrong and "check second-a rank a GPU, 2 ranks" in ran.wrong, ran.wrong
+    assert "rank 0: right" in ran.wrong and not found.usable
+    assert scenario != "hangs" or "most recent call first" in ran.wrong, ran.wrong  # its stack
+    assert time.monotonic() - begin < 30
+
+
+def test_a_check_may_end_its_processes(tmp_path: Path) -> None:
+    found = group(tmp_path)
+    assert not found.check(Check("last", "ends", ends=True), {}, 20).wrong
+    assert not found.usable
+
+
+def test_a_pool_runs_all_checks_and_goes_on_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Group.__init__, "__defaults__", (COMMAND,))
+    checks = [
+        *(Check(f"slow {i}", "slow", world=2 + i % 2) for i in range(9)),
+        Check("fails", "fails", world=2), Check("behind", "right", world=2),
+        Check("sleeping", "right", stage=Stage.SLEEPING),
+        Check("ends", "ends", ends=True, fresh=True, stage=Stage.SLEEPING),
+        Check("repeated", "right", words={"calls": 5}, repeats="calls", stage=Stage.ALONE),
+        Check("alone", "right", stage=Stage.ALONE),
+    ]  # fmt: skip
+    pool = Pool(checks, 2, tmp_path, 50, lanes=3)
+    try:
+        found = {check.name: pool.result(check) for check in checks}
+    finally:
+        pool.close()
+    assert [name for name, ran in found.items() if ran.wrong] == ["fails"], found
+    said = "".join(path.read_text() for path in tmp_path.glob("*/rank0.txt"))
+    assert "right {'calls': 50}" in said
+
+
+def test_a_pool_that_is_closed_early_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Group.__init__, "__defaults__", (COMMAND,))
+    checks = [Check(f"slow {i}", "slow", world=2 + i) for i in range(6)]
+    pool = Pool(checks, 2, tmp_path, None, lanes=2)
+    assert not pool.result(checks[0]).wrong
+    pool.close()
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    for child in children:
+        assert str(tmp_path) not in Path(f"/proc/{child}/cmdline").read_text(), child
+
+
+def test_on_two_gpus_nothing_but_repetitions_is_left_out() -> None:
+    out = {check.id: left_out(check, 2) for check in CHECKS if left_out(check, 2)}
+    assert "models-4 ranks" in out and "models-2 ranks" not in out
+    assert len(out) == 1 + len(OPERATORS), out
+    assert all("2 ranks" in name for name in out if name.startswith("operators")), out
+    assert not [check.id for check in CHECKS if check.quick and left_out(check, 2)]
+
+
+def test_checks_of_a_rank_a_gpu_share_processes_with_as_many_ranks() -> None:
+    one, two = Check("one", "right"), Check("two", "right", world=2)
+    assert key_of(one, 2) == key_of(two, 2) != key_of(one, 4)
+    assert key_of(one._replace(fresh=True), 2) != key_of(one, 2)
