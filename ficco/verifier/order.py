@@ -144,12 +144,12 @@ class Order:
     def _is_kernel(self, step: Step | None, rank: int) -> bool:
         """Whether a step needs multiprocessors on some target.
 
-        A copy within a rank does, whatever unit it names: see `ficco.plan.copy_unit`. Words that
-        are raised or cleared in a lane that computes are stored by a kernel on CUDA.
+        A copy step within a rank does, whatever unit it names: see `ficco.plan.copy_unit`. Words
+        that are raised or cleared in a lane that computes may be stored by a kernel on CUDA.
         """
         if step is None:
             return False
-        if step.unit == "sm" or step.kind == "local_copy" or step.lane in self.whole[rank]:
+        if step.unit == "sm" or step.lane in self.whole[rank]:
             return True
         if step.kind == "copy":
             pairs = zip(step.reads, step.writes, strict=True)

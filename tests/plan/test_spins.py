@@ -154,6 +154,21 @@ class TestBesideAKernelThatSignalsAndWaits:
             plan = changed(plan, rank, "g", after=("meet0", "meet1"))
         check_refused(plan, "meet0")
 
+    def test_parts_that_wait_may_not_wait_for_each_other_across_ranks(self) -> None:
+        """One program a rank takes the first part, and waits for the peer's second one."""
+        plan = self.plan
+        for rank, peer in ((0, 1), (1, 0)):
+            early = (Word(peer, "data", rank, 1),)
+            tell = Step("tell", "early", "signal", "none", words=early, after=("f2",))
+            plan = inserted(plan, rank, "r1", tell)
+            made, summed = plan.ranks[rank].steps[find(plan, rank, "g")].parts
+            here = (Word(rank, "data", peer, 1),)
+            parts = (summed, made._replace(waits=here))
+            plan = changed(plan, rank, "g", parts=parts)
+            clear = plan.ranks[rank].steps[find(plan, rank, "c1")]
+            plan = changed(plan, rank, "c1", words=(*clear.words, *here))
+        check_refused(plan, "g[1]")
+
     def test_what_it_makes_may_not_be_sent_behind_a_local_copy_that_it_holds_back(self) -> None:
         plan = with_scratch(self.plan, "part")
         for rank in range(2):
