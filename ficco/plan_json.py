@@ -161,11 +161,14 @@ def _read_buffer(raw: Any, where: str) -> Buffer:
 
 def _read_step(raw: Any, where: str) -> Step:
     f = _Fields(raw, where, Step._fields)
+    kind, unit = f.get("kind", _one_of(KINDS)), f.get("unit", _one_of(("sm", "dma", "none")))
+    if kind == "local_copy" and unit == "dma":
+        unit = "sm"  # older plans took a copy within a device for the work of a copy engine
     return Step(
         id=f.get("id", _text),
         lane=f.get("lane", _text),
-        kind=f.get("kind", _one_of(KINDS)),
-        unit=f.get("unit", _one_of(("sm", "dma", "none"))),
+        kind=kind,
+        unit=unit,
         reads=f.list("reads", _read_region, ()),
         writes=f.list("writes", _read_region, ()),
         words=f.list("words", _read_word, ()),

@@ -97,7 +97,7 @@ class BoundPlan:
                     f"step {step.id!r}: the host engine has no {step.kind} steps; use a schedule "
                     "with transport='dma'"
                 )
-            if step.kind in COMPUTE or step.unit == "sm":
+            if step.kind in COMPUTE:  # local copies are "sm", too, but threads of lanes do them
                 computing.add(step.lane)
         concurrent = [step.id for step in self.plan.steps if step.concurrent]
         if concurrent and in_order:

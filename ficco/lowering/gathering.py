@@ -176,7 +176,7 @@ def _stage(cut: _Cut, first: bool) -> Step:
     begin, rows, landing = cut.blocks.own
     source = Region(cut.rank, "x", begin, begin + rows, 0, cut.k)
     target = Region(cut.rank, WINDOW, landing, landing + rows, 0, cut.k)
-    return Step("stage", COMPUTE if first else KEEP, "local_copy", "dma", (source,), (target,))
+    return Step("stage", COMPUTE if first else KEEP, "local_copy", "sm", (source,), (target,))
 
 
 def _late(cut: _Cut, products: Multiplied, staged: bool) -> list[Step]:
@@ -198,7 +198,7 @@ def _own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
         return []
     source = Region(blocks.rank, "x", begin, begin + rows, 0, k)
     target = Region(blocks.rank, f"y{index}", landing, landing + rows, 0, k)
-    return [Step(f"keep{index}.own", KEEP, "local_copy", "dma", (source,), (target,))]
+    return [Step(f"keep{index}.own", KEEP, "local_copy", "sm", (source,), (target,))]
 
 
 def _arrivals_kept(index: int, cut: _Cut, item_bytes: int) -> list[Step]:

@@ -39,7 +39,7 @@ def moves(arrivals: Sequence[Arrival], lane: str, item_bytes: int) -> list[Step]
         writes = tuple([region for arrival in group for region in arrival.writes])
         steps += [
             Step(f"wait.{name}", lane, "wait", "none", words=words),
-            Step(f"move.{name}", lane, "local_copy", "dma", reads, writes),
+            Step(f"move.{name}", lane, "local_copy", "sm", reads, writes),
         ]
     return steps
 

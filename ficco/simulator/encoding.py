@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ficco.errors import PlanError
 from ficco.grouping import ends_of, stores_of
 from ficco.machine import Link, Machine
-from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Step, Word
+from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Step, Word, copy_unit
 from ficco.problem import GATHERING
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
@@ -127,6 +127,9 @@ class _Encoder:
         self.costs, self.submitted = costs, submitted
         self.once, self.gathers = is_one_launch(plan, machine), plan.problem.op in GATHERING
         self.twice = plan.schedule.shots == "two"
+        # A local copy shares the device with kernels, as work, whichever target: on the host it
+        # shares the memory. A `copy` within a rank does only where a kernel copies.
+        self.copies_by_kernel = copy_unit(machine.engine, same_device=True) == "sm"
         words = 0.0 if self.once else 1e3  # threads of a kernel look at and raise many at a time
         self.signal_ns, self.clear_ns = words * costs.signal_us, words * costs.clear_us
         self.launch_ns = 1e3 * costs.launch_us
@@ -245,7 +248,12 @@ class _Encoder:
             _, buffer, row0, row1, col0, col1, _ = source
             size = (row1 - row0) * (col1 - col0) * self.item[buffer]
             if target.rank == self.rank:  # no link: it is read and written
-                self._delay(1e3 * self.machine.stream_us(2 * size))
+                ns = 1e3 * self.machine.stream_us(2 * size)
+                if self.copies_by_kernel and source.rank == target.rank:
+                    self._delay(self.launch_ns)
+                    self.actions += (_WORK, 0, ns)
+                else:
+                    self._delay(ns)
             else:
                 self.actions += (_COPY, target.rank, self._transfer(source, target, size))
         return self.host_copy_ns * len(step.reads)

@@ -8,7 +8,8 @@ in turn. In the order of the proof:
     form      regions lie in buffers, sizes agree, units fit                        (form)
     words     every word has one raiser and one clearer, and is awaited             (words)
     order     the happens-before relation of all ranks' steps; no cycle             (order)
-    blocking  nobody blocks in submission order; kernels spin only where they may   (blocking)
+    blocking  nobody blocks in submission order                                     (blocking)
+    spins     kernels that wait while they run do not hold back what they wait for  (spins)
     memory    accesses that conflict are ordered; windows are handed over           (memory)
     values    every output element is the sum that the problem asks for             (values)
 
@@ -19,10 +20,11 @@ Conflicting accesses being ordered, every execution computes what one topologica
 from __future__ import annotations
 
 from ficco.plan import Plan
-from ficco.verifier.blocking import check_spins, check_submission
+from ficco.verifier.blocking import check_submission
 from ficco.verifier.form import check_form
 from ficco.verifier.memory import check_memory
 from ficco.verifier.order import Order
+from ficco.verifier.spins import check_spins
 from ficco.verifier.values import check_values
 from ficco.verifier.violation import Violation
 from ficco.verifier.words import check_uses, check_words, words_of

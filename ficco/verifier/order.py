@@ -27,11 +27,14 @@ from ficco.plan import Part, Plan, Step, Word, has_mailbox
 from ficco.verifier.violation import Violation
 from ficco.verifier.words import Uses, WordUses
 
-__all__ = ["Event", "Order"]
+__all__ = ["Event", "Order", "kernel_lanes"]
 
 
 class Event:
-    """One moment of the plan. `work` is what it reads and writes, if it is that moment."""
+    """One moment of the plan. `work` is what it reads and writes, if it is that moment.
+
+    `sm`: a kernel does it, so it needs multiprocessors.
+    """
 
     __slots__ = ("chain", "known", "part", "pos", "rank", "sm", "step", "work")
 
@@ -53,6 +56,24 @@ class Event:
 _NOTHING: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
 
+def kernel_lanes(plan: Plan) -> dict[int, set[str]]:
+    """Return the lanes, by rank, of which one kernel runs all steps, words included.
+
+    They are those with copies on "sm": stores of that kernel. In such a plan it is also the only
+    lane of a rank that has nothing to store.
+    """
+    storing = {
+        entry.rank: {s.lane for s in entry.steps if s.kind == "copy" and s.unit == "sm"}
+        for entry in plan.ranks
+    }
+    if any(storing.values()):
+        for entry in plan.ranks:
+            lanes = {step.lane for step in entry.steps}
+            if len(lanes) == 1:
+                storing[entry.rank] = lanes
+    return storing
+
+
 class Order:
     """The happens-before relation of a plan whose form and word uses are right.
 
@@ -61,6 +82,7 @@ class Order:
         cycle: violations, where steps wait for each other; then nothing else is filled.
         before: per (rank, copy): the end of the previous call's use of that window copy.
         first, last: per (rank, step id): the step's first and last event.
+        whole: per rank: the lanes that one kernel runs, see `kernel_lanes`.
     """
 
     def __init__(self, plan: Plan, words: WordUses) -> None:
@@ -70,6 +92,8 @@ class Order:
         self.last: dict[tuple[int, str], Event] = {}
         self.before: dict[tuple[int, int], Event] = {}
         self.starts: list[Event] = []
+        self.whole = kernel_lanes(plan)
+        self._computing: set[str] = set()
         self._all: list[Event] = []
         self._after: dict[Event, list[Event]] = {}
         self._parts: dict[tuple[int, str], list[Event]] = {}
@@ -112,12 +136,28 @@ class Order:
         return self.chains - 1
 
     def _new(self, rank: int, chain: int, pos: int, step: Step | None, after: list[Event]) -> Event:
-        event = Event(rank, chain, pos, step, step is not None and step.unit == "sm")
+        event = Event(rank, chain, pos, step, self._is_kernel(step, rank))
         self._all.append(event)
         self._after[event] = after
         return event
 
+    def _is_kernel(self, step: Step | None, rank: int) -> bool:
+        """Whether a step needs multiprocessors on some target.
+
+        A copy step within a rank does, whatever unit it names: see `ficco.plan.copy_unit`. Words
+        that are raised or cleared in a lane that computes may be stored by a kernel on CUDA.
+        """
+        if step is None:
+            return False
+        if step.unit == "sm" or step.lane in self.whole[rank]:
+            return True
+        if step.kind == "copy":
+            pairs = zip(step.reads, step.writes, strict=True)
+            return any(source.rank == target.rank for source, target in pairs)
+        return step.kind in ("signal", "clear") and step.lane in self._computing
+
     def _rank(self, rank: int, steps: tuple[Step, ...]) -> None:
+        self._computing = {s.lane for s in steps if s.kind in ("gemm", "reduce", "bag")}
         before = []
         for copy in range(2):
             self.before[rank, copy] = self._new(rank, self._chain(), 0, None, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ficco.plan import WORDS, Plan, Product, Region, Step, Word
+from ficco.plan import WORDS, Buffer, Plan, Product, Region, Step, Word
 
 Edit = Callable[[Plan, random.Random], "Plan | None"]
 
@@ -273,6 +273,46 @@ def swap_signal_and_copy(plan: Plan, rng: random.Random) -> Plan | None:
     return None
 
 
+def _with_copy(plan: Plan, rank: int, most: int, rng: random.Random) -> Plan | None:
+    """Insert a local copy in a lane of its own, in front of the first `most` steps or later."""
+    entry = plan.ranks[rank]
+    inputs = [
+        b
+        for b in entry.buffers
+        if b.role in ("input", "weight") and b.rows * b.cols and b.dtype == plan.problem.dtype
+    ]
+    if not inputs:
+        return None
+    source = rng.choice(inputs)
+    scratch = Buffer("scratch", "workspace", source.rows, source.cols, source.dtype)
+    there = Region(rank, "scratch", 0, source.rows, 0, source.cols)
+    step = Step(
+        "aside", "aside", "local_copy", "sm", (there._replace(buffer=source.name),), (there,)
+    )
+    steps = list(entry.steps)
+    steps.insert(rng.randrange(most + 1), step)
+    entry = entry._replace(buffers=(*entry.buffers, scratch), steps=tuple(steps))
+    return plan._replace(ranks=(*plan.ranks[:rank], entry, *plan.ranks[rank + 1 :]))
+
+
+def push_behind_copy(plan: Plan, rng: random.Random) -> Plan | None:
+    """Let a push, on every rank that has one, come after a local copy in a lane of its own."""
+    edited = None
+    for rank, entry in enumerate(plan.ranks):
+        pushes = [i for i, step in enumerate(entry.steps) if step.kind == "copy"]
+        if not pushes:
+            continue
+        at = rng.choice(pushes)
+        edited = _with_copy(plan, rank, at, rng)
+        if edited is None:
+            return None
+        steps = steps_of(edited, rank)
+        at += 1
+        steps[at] = steps[at]._replace(after=(*steps[at].after, "aside"))
+        plan = edited = with_steps(edited, rank, steps)
+    return edited
+
+
 MUTATIONS: dict[str, Edit] = {
     "drop_step": drop_step,
     "move_step": move_step,
@@ -286,6 +326,7 @@ MUTATIONS: dict[str, Edit] = {
     "bend_product": bend_product,
     "bend_waits": bend_waits,
     "swap_signal_and_copy": swap_signal_and_copy,
+    "push_behind_copy": push_behind_copy,
 }
 
 
@@ -395,6 +436,16 @@ def extra_after(plan: Plan, rng: random.Random) -> Plan | None:
     return with_steps(plan, rank, steps)
 
 
+def copy_beside(plan: Plan, rng: random.Random) -> Plan | None:
+    """Add a local copy that may run beside everything, and that nothing waits for, on all ranks."""
+    for rank, entry in enumerate(plan.ranks):
+        edited = _with_copy(plan, rank, len(entry.steps), rng)
+        if edited is None:
+            return None
+        plan = edited
+    return plan
+
+
 BENIGN: dict[str, Edit] = {
     "redundant_wait": redundant_wait,
     "swap_independent": swap_independent,
@@ -402,4 +453,5 @@ BENIGN: dict[str, Edit] = {
     "rename": rename,
     "split_words": split_words,
     "extra_after": extra_after,
+    "copy_beside": copy_beside,
 }

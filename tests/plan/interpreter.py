@@ -1,4 +1,9 @@
-"""Runs a plan's JSON under seeded random interleavings; what a write has not ended is NaN."""
+"""Runs a plan's JSON under seeded random interleavings; what a write has not ended is NaN.
+
+A device has few places for programs of kernels, often one. A kernel begins when a place is free,
+takes one or more, and keeps them until it ends, also while it waits. Each of its programs takes the
+next part of the step. Everything else goes on without a place.
+"""
 
 import json
 import random
@@ -69,6 +74,34 @@ def solve(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, 
     return known
 
 
+PLACES = (1, 1, 2, 3, 10**6)  # for programs of kernels, on a device
+KERNELS = ("gemm", "reduce", "bag", "local_copy")
+
+
+def kernels(ranks: dict[int, list[dict]]) -> tuple[set[tuple], set[tuple], set[tuple]]:
+    """What runs as a kernel: whole lanes, steps, and steps of words that only some targets store.
+
+    A copy to a peer on "sm" is a store of a kernel that runs its whole lane. In such a plan so does
+    a rank that has a single lane.
+    """
+    lanes = {rank: {step["lane"] for step in steps} for rank, steps in ranks.items()}
+    every = [(rank, step) for rank, steps in ranks.items() for step in steps]
+    whole = {(r, s["lane"]) for r, s in every if (s["kind"], s["unit"]) == ("copy", "sm")}
+    whole |= {(r, *lanes[r]) for r in ranks if whole and len(lanes[r]) == 1}
+    busy = {(r, s["lane"]) for r, s in every if s["kind"] in ("gemm", "reduce", "bag")}
+    steps, words = set(), set()
+    for r, s in every:
+        if (r, s["lane"]) in whole:
+            continue
+        pairs = zip(s.get("reads", ()), s.get("writes", ()), strict=False)
+        within = s["kind"] == "copy" and any(a["rank"] == b["rank"] for a, b in pairs)
+        if s["kind"] in KERNELS or s["unit"] == "sm" or within:
+            steps.add((r, s["id"]))
+        elif s["kind"] in ("signal", "clear") and (r, s["lane"]) in busy:
+            words.add((r, s["id"]))
+    return whole, steps, words
+
+
 def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = False) -> int:  # noqa: PLR0915
     """Runs calls with no barrier between them; returns how many steps ran, or raises Wrong."""
     plan = json.loads(source) if isinstance(source, str) else source
@@ -95,6 +128,9 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     keen, naps = rng.choice((2, 8)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
     chance = rng.random
     bias = {rank: rng.choice((0.0, rng.random())) for rank in ranks}  # some ranks lag behind others
+    free, lags = dict.fromkeys(ranks, rng.choice(PLACES)), (0, 0, rng.choice((1, 50)))
+    whole, kernel_steps, kernel_words = kernels(ranks)
+    kernel_steps |= {key for key in sorted(kernel_words) if rng.random() < 0.5}
 
     def until(*needed: tuple) -> Events:
         for flag in needed:
@@ -104,6 +140,20 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     def fork(name: tuple, lanes: dict[int | str, Events]) -> Events:
         ready.extend([rng.random() + bias[name[0]], lanes[x], (*name, x)] for x in lanes)
         return until(*((*name, x) for x in lanes))
+
+    def hold(rank: int) -> Events:
+        """Takes one or more places of a device, and returns how many."""
+        for _ in range(rng.choice(lags)):  # until it is launched
+            yield None
+        while not free[rank]:
+            yield "place", rank
+        taken = rng.choice((free[rank], rng.randint(1, free[rank])))
+        free[rank] -= taken
+        return taken
+
+    def release(rank: int, taken: int) -> None:
+        free[rank] += taken
+        ready.extend(waiting.pop(("place", rank), ()) if taken else ())
 
     def hoist(flag: tuple) -> None:
         flags.add(flag)
@@ -180,14 +230,24 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
                 flags.difference_update(word(one, "rank") for one in clears)
 
         def lane(name: str) -> Events:
-            for step in [step for step in steps if name in ("", step["lane"])]:
+            found = [step for step in steps if name in ("", step["lane"])]
+            as_one = name and (rank, name) in whole
+            for other in found[0].get("after", ()) if as_one else ():
+                yield from until((rank, call, other))
+            once = (yield from hold(rank)) if as_one else 0
+            for step in found:
                 at[rank, call, "lane", name] = step["id"]
                 yield from until(*((rank, call, other) for other in step.get("after", ())))
+                taken = (yield from hold(rank)) if (rank, step["id"]) in kernel_steps else 0
                 parts = [play(step, part) for part in parts_of[rank, step["id"]]]
-                parts = [(flag for part in parts for flag in part)] if in_order else parts
-                yield from fork((rank, call, step["id"]), dict(enumerate(parts)))
+                left = iter(parts)
+                programs = 1 if in_order else min(taken, len(parts)) or len(parts)
+                runs = [(flag for part in left for flag in part) for _ in range(programs)]
+                yield from fork((rank, call, step["id"]), dict(enumerate(runs)))
                 hoist((rank, call, step["id"]))
+                release(rank, taken)
                 yield None
+            release(rank, once)
 
         for key in [key for key in buffers if key[0] == rank and key not in windows]:
             memory[*key, rank] = (known if key in given else blank)[key].copy()

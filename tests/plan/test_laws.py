@@ -66,8 +66,10 @@ def test_json_gives_the_same_plan_back(plan: Plan) -> None:
 def test_mutants_that_can_go_wrong_are_rejected(name: str) -> None:
     caught = 0
 
-    @settings(max_examples=MORE * (300 if name == "bend_waits" else 200))  # few parts wait
-    @given(plans(max_world=4, gated=name == "bend_waits"), st.integers(0, 2**20))
+    waiting = name in ("bend_waits", "push_behind_copy")  # in few plans parts wait
+
+    @settings(max_examples=MORE * (300 if waiting else 200))
+    @given(plans(max_world=4, gated=waiting), st.integers(0, 2**20))
     def run(plan: Plan, seed: int) -> None:
         nonlocal caught
         mutant = MUTATIONS[name](plan, random.Random(seed))

@@ -455,17 +455,3 @@ class TestOneStep:
             steps[at : at + 1] = [into, step._replace(id="out", reads=(own,))]
             plan = with_steps(plan, rank, steps)
         assert not verify(plan)
-
-    def test_two_kernels_that_signal_and_wait_may_not_run_side_by_side(self) -> None:
-        plan = signalling_reduce_scatter()
-        steps = steps_of(plan, 0)
-        at = find(plan, 0, "g")
-        other = steps[at]._replace(id="beside", lane="sm2", concurrent=False, parts=())
-        product = steps[at].parts[0].products[0]
-        scratch = plan.ranks[0].buffer("part")._replace(name="scratch")
-        target = product.c._replace(buffer="scratch")
-        steps.insert(at, other._replace(products=(product._replace(c=target),)))
-        entry = plan.ranks[0]._replace(buffers=(*plan.ranks[0].buffers, scratch))
-        plan = plan._replace(ranks=(entry, plan.ranks[1]))
-        found = verify(with_steps(plan, 0, steps))
-        assert rules(found) == {"spin"} and "beside" in found[0].message

@@ -177,6 +177,24 @@ class TestDevices:
         found = ends(plan(2, *steps, (1, gemm("c", 1, 10))), machine())
         assert found == {"a": 20, "b": 40, "c": 10}
 
+    def test_a_local_copy_is_a_kernel_and_takes_no_copy_engine(self) -> None:
+        """It shares the device with a GEMM, and slows a push as a GEMM does."""
+        box = Region(0, "x", 0, 40, 0, 250)
+        move = Step("move", "b", "local_copy", "sm", (box,), (box._replace(buffer="landing"),))
+        on = machine(memory_gbps=2.0, copy_engines=1, costs=Costs(copies_beside_gemm=1.5))
+        assert ends(plan(1, (0, move)), on) == {"move": 40}
+        both = [(0, gemm("a", 0, 20)), (0, move)]
+        assert ends(plan(1, *both), on) == {"a": 40, "move": 60}
+        push = (0, copy("push", 0, 1, 80))
+        assert ends(plan(2, (0, move), push), on)["push"] == pytest.approx(40 + 80 - 40 / 1.5)
+
+    @pytest.mark.parametrize("engine", ["cuda", "host"])
+    def test_a_copy_within_a_rank_shares_a_gpu_with_kernels(self, engine: str) -> None:
+        on = replace(machine(memory_gbps=2.0), engine=engine)
+        steps = [(0, gemm("a", 0, 20)), (0, copy("within", 0, 0, 40))]
+        shared = {"cuda": {"a": 40, "within": 60}, "host": {"a": 20, "within": 40}}
+        assert ends(plan(1, *steps), on) == shared[engine]
+
     def test_work_and_copies_slow_each_other(self) -> None:
         both = plan(3, (0, copy("push", 0, 1, 10)), (1, gemm("there", 1, 40)), (2, gemm("c", 2, 9)))
         assert ends(both, machine()) == {"push": 10, "there": 40, "c": 9}

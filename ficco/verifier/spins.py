@@ -1,0 +1,192 @@
+"""Kernels that spin: a kernel that waits while it runs must not hold back what it waits for.
+
+Words used here.
+
+    kernel   what needs multiprocessors in order to start: a step on unit "sm", a copy within a
+             rank, and a signal or a clear in a lane that computes, which CUDA may store by a
+             kernel. Where copies to peers are stores of a kernel, one kernel runs its whole lane.
+    spins    a kernel that waits while it runs: a gated step of which a part waits for words, a
+             collective on unit "sm" (it waits for its peers' kernels), a whole lane that is one
+             kernel.
+
+The model of a device.
+
+    1. A kernel consists of programs. A program holds its place on a multiprocessor until it ends.
+       A kernel has begun when its first program runs. A kernel that has not begun may be kept from
+       beginning while other kernels run. So may the other programs of one that has begun.
+    2. A kernel that does not spin ends in bounded time once it has begun. A free place is given to
+       a kernel that is ready to begin.
+    3. The programs of a gated step take its parts in order: when a program takes a part, all parts
+       in front of it have been taken. The rule relies on this only for a step that has parts with
+       and without waits of which the latter signal; engines have no kernel for such a step yet.
+    4. Everything else needs no multiprocessor: copies to peers by copy engines, waits and words of
+       a stream. It happens when all that must happen before it has happened.
+
+The rule. Let X be a kernel that spins for a word. Every event of a kernel (its begin, its end, a
+part) in the causal past of the raise of that word
+
+    (a) happens before X begins, or
+    (b) cannot be held back by a kernel that spins: every such kernel on the event's rank ends
+        before it, begins after it, or runs it when its turn comes. The last case is the begin of
+        the kernel, a part without waits of a gated step that has all such parts in front, and any
+        step of a lane that is one kernel.
+
+(b) counts only where no other group has kernels on the devices: in a plan with a step marked
+`concurrent`, and for a collective or a whole lane, which cannot do without it. For other kernels
+the start of every call in that past has to happen before X begins, too.
+
+Why the rule suffices. Suppose that an execution stands still before its end. Take the earliest call
+that is not over, and an event e of it that has not happened although all events before it have. By
+4, e is an event of a kernel, and by 2 only a kernel that spins holds it back: a kernel X that has
+begun on the rank of e and waits for a word that is not raised. Let f be the first event in the past
+of that raise, the raise included, that has not happened. All events before f have happened, so f,
+too, is an event of a kernel that a spinning kernel holds back. X has begun and f has not happened,
+so (a) does not hold for f. By (b) a kernel that spins on the rank of f has ended, or has not begun,
+or runs f itself and waits for nothing in front of f that has not come (for a part, by 3). None of
+them holds f back. This is a contradiction.
+
+What follows for a kernel S that signals and waits, and another kernel T that may run beside it.
+
+    T does not spin (a local copy, a GEMM, a sum): T is allowed. Once begun, T ends by itself, so it
+        only delays S. Before it has begun, it holds nothing.
+    T spins: T could hold all places before S begins. If a kernel spins for what S makes, the begin
+        of S is in the past of that word, and T neither begins after it nor runs it. The plan is
+        refused. If only streams wait for S, the rule still applies to the words of S and of T, so
+        both end.
+    T is in the past of a word that a kernel spins for: then T must not be held back. A local copy
+        behind which a peer is told, or a push that comes after one, must end before kernels that
+        spin begin on its rank, or before the kernel that spins for the word begins.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from ficco.plan import RankPlan, Step
+from ficco.verifier.order import Event, Order
+from ficco.verifier.violation import Violation
+
+__all__ = ["check_spins"]
+
+_Bounds = dict[int, list[Event]]  # per chain: events that must come before, by position
+
+
+class _Spinner(NamedTuple):
+    """A kernel that waits while it runs.
+
+    Attributes:
+        begin, end: its first event and its last.
+        steps: ids of the steps that it runs.
+        waits: per wait: the event that waits, and the events that it waits for. A whole lane also
+            waits for steps of other lanes that its own come after.
+        meets: whether it waits for its peers' kernels by its nature: a collective or a whole lane.
+    """
+
+    begin: Event
+    end: Event
+    steps: frozenset[str]
+    waits: tuple[tuple[Event, tuple[Event, ...]], ...]
+    meets: bool
+
+
+def check_spins(order: Order) -> list[Violation]:
+    """Hold every kernel that spins to the rule above."""
+    spinners = {entry.rank: _spinners(order, entry) for entry in order.plan.ranks}
+    if not any(spinners.values()):
+        return []
+    alone = any(step.concurrent for entry in order.plan.ranks for step in entry.steps)
+    strict, excused = _bounds(order, {}), _bounds(order, spinners)
+    meeting = {chain: [event for event in events if event.sm] for chain, events in excused.items()}
+    violations = []
+    for rank, found in spinners.items():
+        for spinner in found:
+            bounds = meeting if spinner.meets else excused if alone else strict
+            for event, raisers in spinner.waits:
+                late = _late(order, spinner.begin, raisers, bounds)
+                if late:
+                    what = f"step {late.name} of" if late.step else "the call's start on"
+                    violations.append(
+                        Violation(
+                            rank, event.name, "spin",
+                            f"it may spin for what needs {what} rank {late.rank}, which may not "
+                            "have started",
+                            "wait for `entered` of every peer, and for what runs on "
+                            "multiprocessors, before this kernel starts",
+                        )
+                    )  # fmt: skip
+                    break
+    return violations
+
+
+def _spinners(order: Order, entry: RankPlan) -> list[_Spinner]:
+    """Return the kernels of a rank that spin."""
+    rank = entry.rank
+    found = []
+    for step in entry.steps:
+        begin, end = order.first[rank, step.id], order.last[rank, step.id]
+        waiting = [order.at(rank, step.id, i) for i, part in enumerate(step.parts) if part.waits]
+        if step.kind == "collective" and step.unit == "sm":
+            waiting = [end]
+        if waiting:
+            waits = tuple([(event, _others(order, event, begin)) for event in waiting])
+            meets = step.kind == "collective"
+            found.append(_Spinner(begin, end, frozenset([step.id]), waits, meets))
+    lanes: dict[str, list[Step]] = {}
+    for step in entry.steps:
+        if step.lane in order.whole[rank]:
+            lanes.setdefault(step.lane, []).append(step)
+    for steps in lanes.values():
+        begin, end = order.first[rank, steps[0].id], order.last[rank, steps[-1].id]
+        steps_behind = [order.first[rank, step.id] for step in steps[1:]]
+        each = [(event, _others(order, event, begin)) for event in steps_behind]
+        if waits := tuple([(event, raisers) for event, raisers in each if raisers]):
+            ids = frozenset([step.id for step in steps])
+            found.append(_Spinner(begin, end, ids, waits, True))
+    return found
+
+
+def _others(order: Order, event: Event, begin: Event) -> tuple[Event, ...]:
+    """Return what an event waits for while its kernel runs: nothing that its lane has before it."""
+    return tuple([e for e in order.preds(event) if e is not begin and e.chain != event.chain])
+
+
+def _bounds(order: Order, spinners: dict[int, list[_Spinner]]) -> _Bounds:
+    """Return the events that must come before a kernel that spins for what they lead to.
+
+    They are events of kernels, but for those that none of `spinners` holds back, and call starts.
+    With no spinners given, all events of kernels.
+    """
+    bounds: _Bounds = defaultdict(list)
+    for event in order.events:
+        held = event.sm and not (spinners and _is_free(order, event, spinners[event.rank]))
+        if held or event in order.starts:
+            bounds[event.chain].append(event)
+    for events in bounds.values():
+        events.sort(key=lambda event: event.pos)
+    return bounds
+
+
+def _is_free(order: Order, event: Event, spinners: list[_Spinner]) -> bool:
+    """Whether none of the kernels that spin on its rank can hold an event back: (b) above."""
+    step = event.step
+    for spinner in spinners:
+        if step is None or step.id not in spinner.steps:
+            if not (order.hb(event, spinner.begin) or order.hb(spinner.end, event)):
+                return False
+            continue
+        waiting = [bool(part.waits) for part in step.parts]
+        if waiting != sorted(waiting) or (event.part >= 0 and waiting[event.part]):
+            return False
+    return True
+
+
+def _late(order: Order, begin: Event, raisers: tuple[Event, ...], bounds: _Bounds) -> Event | None:
+    """Return an event that must come before a kernel begins, and may not; None: there is none."""
+    for raiser in raisers:
+        for chain, events in bounds.items():
+            reach = raiser.pos if raiser.chain == chain else int(raiser.known[chain])
+            past = [event for event in events if event.pos <= reach]
+            if past and past[-1] is not begin and not order.hb(past[-1], begin):
+                return past[-1]
+    return None
