@@ -169,7 +169,7 @@ def _cuda() -> list[Finding]:
         peers.append(here.peers)
     if count > 1 and len(peers) == count:
         sizes = sorted({2, 4, min(count, MOST_GPUS)} - {*range(count + 1, 5)})
-        findings += [_peers(peers), *(_profile(size, version) for size in sizes)]
+        findings += [_peers(peers), *_signals(peers), *(_profile(size, version) for size in sizes)]
     if count:
         findings.append(_settings())
     return [*findings, *_torch_on_gpus()]
@@ -202,6 +202,29 @@ def _peers(peers: Sequence[Sequence[bool]]) -> Finding:
             "torch.distributed",
         )  # fmt: skip
     return Finding("peer access", True, "between all pairs", serves)
+
+
+def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
+    """Send data and signals between all GPUs, as a group does when it opens."""
+    if strangers(peers):
+        return []
+    from ficco.engines.cuda import GpuError
+    from ficco.engines.cuda_windows import Peers, PeerWindows
+    from ficco.plan import Room
+
+    serves = "groups of GPUs: words that tell peers of data"
+    try:
+        devices = Peers(range(min(len(peers), MOST_GPUS)))
+        try:
+            kind = PeerWindows(devices, Room()).signals
+        finally:
+            devices.close()
+    except (EngineError, InputError, GpuError) as error:
+        found, _, do = str(error).partition("; ")
+        return [Finding("signals", False, found, serves, do or "groups run torch.distributed")]
+    how = "copies of 4 bytes" if kind == "copy" else "stream writes"
+    found = f"by {how}; they arrive behind their data, eager and from a graph"
+    return [Finding("signals", True, found, serves)]
 
 
 def _profile(ranks: int, version: str) -> Finding:

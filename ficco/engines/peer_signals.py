@@ -145,6 +145,6 @@ def first_that_arrives(
         said.append(f"kind {kind!r}: {found}")
         _log.warning("signals of kind %r are not used: %s", kind, found)
     raise SignalsRefused(
-        f"signals do not reach all GPUs of the group ({'; '.join(said)}); check peer access with "
+        f"signals do not reach all GPUs of the group ({', '.join(said)}); check peer access with "
         "`nvidia-smi topo -p2p r`, or name GPUs that one switch connects by CUDA_VISIBLE_DEVICES"
     )

@@ -57,8 +57,15 @@ def test_four_devices_are_shown(double_folder: Path) -> None:
         ):  # fmt: skip
             assert gpu["ok"] and words in gpu["found"]
     assert found["peer access"]["ok"] and found["CUDA settings"]["ok"]
+    assert found["signals"]["ok"] and found["signals"]["found"].startswith("by copies of 4 bytes")
     assert {"CuPy", "cuda-bindings"} <= set(found)
     assert "yet" in found["HIP runtime"]["serves"]
+
+
+def test_signals_that_do_not_arrive_are_told(double_folder: Path) -> None:
+    found = doctor(double_folder, devices=2, version=13010, copies="lost")["signals"]
+    assert not found["ok"] and "signals do not reach all GPUs" in found["found"]
+    assert "nvidia-smi topo" in found["do"]
 
 
 def test_pairs_without_peer_access_are_listed(double_folder: Path) -> None:

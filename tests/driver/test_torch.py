@@ -19,10 +19,13 @@ WORKER = Path(__file__).with_name("torch_worker.py")
 DEADLINE_S = 120
 
 
-def run(double: Path, folder: Path, world: int, *checks: str) -> list[str]:
-    """Run checks on every rank of a world; each must end well. Return what each says."""
+def run(double: Path, folder: Path, world: int, *checks: str, **settings: object) -> list[str]:
+    """Run checks on every rank of a world; each must end well. Return what each says.
+
+    settings: of the double.
+    """
     pytest.importorskip("torch")
-    given = environment(double, devices=world) | {
+    given = environment(double, **{"devices": world, **settings}) | {
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
     logs = [folder / f"rank{rank}.txt" for rank in range(world)]
@@ -52,6 +55,21 @@ def run(double: Path, folder: Path, world: int, *checks: str) -> list[str]:
 def test_functions_and_gradients_are_right(double_folder: Path, tmp_path: Path, world: int) -> None:
     """Also again, with tensors that are laid out otherwise, after a change of mind; and models."""
     run(double_folder, tmp_path, world, "functions", "gradients", "calls_again", "models")
+
+
+def test_streams_may_write_to_peers(
+    double_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls and graphs with the other kind of signals."""
+    monkeypatch.setenv("FICCO_SIGNALS", "write")
+    run(double_folder, tmp_path, 2, "functions", "captures", peer_writes="done")
+
+
+def test_a_group_without_signals_falls_back(
+    double_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FICCO_SIGNALS", "write")
+    run(double_folder, tmp_path, 2, "without_signals", peer_writes="lost")
 
 
 def test_a_process_may_end_with_its_group_open(double_folder: Path, tmp_path: Path) -> None:

@@ -392,9 +392,20 @@ def left_open(here: Rank, world: int) -> None:
     assert (y.double() - want).abs().max() < 1e-4
 
 
+def without_signals(here: Rank, world: int) -> None:
+    """No kind of signals arrives: the group runs torch.distributed, and says why."""
+    x, w = draw(here.rank, 6, 5), draw(99, 5, 4)
+    y = ficco.all_gather_matmul(x, w)
+    want = torch.cat([draw(r, 6, 5) for r in range(world)]).double() @ w.double()
+    assert (y.double() - want).abs().max() < 1e-4
+    reason = ficco.fallback_reason()
+    assert reason is not None and reason.startswith("signals do not reach all GPUs"), reason
+    assert "kind 'write': rank 1 to rank 0, by calls" in reason, reason
+
+
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, diverging, failures, at_random,
-    left_open,
+    left_open, without_signals,
 )  # fmt: skip
 
 
@@ -411,7 +422,7 @@ def main(store: str, rank: int, world: int, checks: list[str]) -> None:
     here = dress(rank, world, Path(store).parent)
     for check in checks:
         CHECKS[check](here, world)
-        if world > 1:
+        if world > 1 and check != "without_signals":
             assert control.count("memcpy") and control.count("kernel"), "no GPU was used"
         if check != "left_open":
             ficco.close()

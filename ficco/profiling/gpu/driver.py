@@ -13,7 +13,15 @@ from ficco import _native
 from ficco.engines.peer_signals import allowed_kinds
 from ficco.errors import EngineError
 
-__all__ = ["MOST_WORDS", "WordCommand", "copy", "copy_rows", "kind_of_signals", "words"]
+__all__ = [
+    "MOST_WORDS",
+    "WordCommand",
+    "copy",
+    "copy_rows",
+    "kind_of_signals",
+    "words",
+    "writes_reach_peers",
+]
 
 MOST_WORDS = 255  # of one batch
 _DEVICE_MEMORY = 2
@@ -37,6 +45,11 @@ class WordCommand(NamedTuple):
 def kind_of_signals() -> str:
     """Return the kind of signals at peers that the driver prefers; see `peer_signals`."""
     return allowed_kinds(_native.cuda_driver_version())[0]
+
+
+def writes_reach_peers() -> bool:
+    """Whether streams may write words in peers' memory on this driver."""
+    return "write" in allowed_kinds(_native.cuda_driver_version())
 
 
 def copy(target: int, source: int, size: int, stream: int) -> None:

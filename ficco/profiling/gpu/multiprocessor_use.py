@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from ficco.errors import EngineError
 from ficco.profiling.gpu import driver as commands
-from ficco.profiling.gpu.driver import WordCommand
+from ficco.profiling.gpu.driver import WordCommand, writes_reach_peers
 
-__all__ = ["CONTROL", "Use", "probe"]
+__all__ = ["CONTROL", "WRITE_AT_PEER", "Use", "probe"]
 
 CONTROL = "kernel of one thread"  # which always needs a multiprocessor
+WRITE_AT_PEER = "write of a word at a peer"
 
 LIMIT_NS = 5_000_000_000  # the kernel ends by itself then
 _HELD_S = 2.0  # for all blocks to run
@@ -255,7 +256,10 @@ def _calls(here: _Here, holder: _Holder) -> dict[str, Callable[[], None]]:
         for name in ("4 B", "64 B", "16 KiB", "64 MiB"):
             found[f"copy to a peer, {name}"] = copy(peer, name)
         found[f"copy of rows to a peer, {rows}"] = copy_rows(peer)
-        found["write of a word at a peer"] = write(peer)
+        if writes_reach_peers():  # a write that is not allowed may end the context
+            with contextlib.suppress(EngineError):  # the driver refuses it: nothing is measured
+                write(peer)()
+                found[WRITE_AT_PEER] = write(peer)
     found["write of a word"] = write(own)
     found["copy to the host, 64 KiB"] = copy(host, "64 KiB")
     found["memset, 4 B"] = lambda: _call("cuMemsetD32Async", own, 0, 1, stream)
