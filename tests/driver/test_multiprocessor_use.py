@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from test_copy_engines import EXPECTED
 
 
-@on_double(devices=2, timeout_s=60)
+@on_double(devices=2, timeout_s=60, peer_writes="done")
 def test_local_copies_and_kernels_wait_and_all_else_ends(cuda: Cuda) -> None:
     found = probe(0, 1)
     assert list(found) == list(EXPECTED), found
