@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "call.hpp"
+#include "cubin.hpp"
 #include "kernels.hpp"
 #include "work.hpp"
 
@@ -12,6 +13,8 @@ namespace {
 
 constexpr unsigned kMostThreads = 1024;
 constexpr unsigned kMostSharedBytes = 232448;
+constexpr unsigned kSharedWithoutAsking = 48U << 10;
+constexpr int kAttributeMostShared = 8;
 
 // By type of a tensor map's elements.
 constexpr std::array<std::uint64_t, 10> kElementBytes{1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
@@ -25,9 +28,14 @@ constexpr std::size_t kBank = 48;  // where offsets of parameters begin
 
 constexpr std::string_view kStoring = "ficco_store_words";
 
-// Modules by handle: the context that each was loaded in. Guarded by the driver's mutex.
-std::map<ModuleHandle, ContextHandle>& modules() {
-    static auto& modules = *new std::map<ModuleHandle, ContextHandle>;
+struct LoadedModule {
+    ContextHandle context;
+    Cubin cubin;  // its kernels; empty for the text that is known
+};
+
+// Modules by handle. Guarded by the driver's mutex.
+std::map<ModuleHandle, LoadedModule>& modules() {
+    static auto& modules = *new std::map<ModuleHandle, LoadedModule>;
     return modules;
 }
 
@@ -51,6 +59,9 @@ void launch(Driver& driver, FunctionHandle function, const Shape& shape, StreamH
         shape[4] > kMostSharedBytes || extra != nullptr) {
         throw Failure{kInvalidValue};
     }
+    if (found->code && shape[4] > std::max(kSharedWithoutAsking, found->most_shared_bytes)) {
+        throw Failure{kInvalidValue};
+    }
     driver.submit(*on, kernel(*found, shape, parameters));
 }
 
@@ -64,7 +75,7 @@ Kernels& Kernels::get() {
 }
 
 FunctionHandle Kernels::add(std::span<const std::size_t> bytes, HostKernel run) {
-    Kernel kernel{{}, run, nullptr};
+    Kernel kernel{.parameters = {}, .run = run, .context = nullptr};
     std::size_t end = 0;
     for (const std::size_t size : bytes) {
         if (size == 0 || size > sizeof(TensorMap)) throw Failure{kInvalidValue};
@@ -77,7 +88,18 @@ FunctionHandle Kernels::add(std::span<const std::size_t> bytes, HostKernel run) 
 }
 
 FunctionHandle Kernels::add_storing(ContextHandle context) {
-    return add({{{0, sizeof(StoredWords)}}, nullptr, context});
+    return add({.parameters = {{0, sizeof(StoredWords)}},
+                .run = nullptr,
+                .context = context,
+                .stores = true});
+}
+
+FunctionHandle Kernels::add_code(ContextHandle context, std::vector<Kernel::Parameter> parameters) {
+    return add({.parameters = std::move(parameters),
+                .run = nullptr,
+                .context = context,
+                .stores = false,
+                .code = true});
 }
 
 FunctionHandle Kernels::add(Kernel kernel) {
@@ -87,11 +109,25 @@ FunctionHandle Kernels::add(Kernel kernel) {
     return handle;
 }
 
-std::shared_ptr<const Kernel> Kernels::find(FunctionHandle handle) {
-    const std::lock_guard lock(mutex_);
+std::shared_ptr<Kernel> Kernels::own(FunctionHandle handle) {
     const auto found = kernels_.find(handle);
     if (found == kernels_.end()) throw Failure{kInvalidHandle};
     return found->second;
+}
+
+std::shared_ptr<const Kernel> Kernels::find(FunctionHandle handle) {
+    const std::lock_guard lock(mutex_);
+    return own(handle);
+}
+
+void Kernels::stand_in(FunctionHandle handle, HostKernel run) {
+    const std::lock_guard lock(mutex_);
+    own(handle)->run = run;
+}
+
+void Kernels::allow_shared(FunctionHandle handle, unsigned bytes) {
+    const std::lock_guard lock(mutex_);
+    own(handle)->most_shared_bytes = bytes;
 }
 
 }  // namespace ficco::driver_double
@@ -110,10 +146,15 @@ DOUBLE_API Status cuModuleLoadData(ModuleHandle* module, const void* image) {
     return call("cuModuleLoadData", [&](Driver& driver, Lock&) {
         const ContextHandle context = driver.current()->handle;
         driver.captures.refuse_unsafe();
-        if (image == nullptr || !is_storing(static_cast<const char*>(image))) {
+        if (image == nullptr) throw Failure{kInvalidValue};
+        LoadedModule loaded{context, {}};
+        if (is_cubin(image)) {
+            loaded.cubin = read_cubin(image);
+            Faults::get().count("cubin", 1);
+        } else if (!is_storing(static_cast<const char*>(image))) {
             throw Failure{kInvalidPtx};
         }
-        modules()[out(module) = new_handle()] = context;
+        modules()[out(module) = new_handle()] = std::move(loaded);
     });
 }
 
@@ -123,8 +164,30 @@ DOUBLE_API Status cuModuleGetFunction(FunctionHandle* function, ModuleHandle mod
         driver.current();
         const auto found = modules().find(module);
         if (found == modules().end()) throw Failure{kInvalidHandle};
-        if (name != kStoring) throw Failure{kNotFound};
-        out(function) = Kernels::get().add_storing(found->second);
+        const auto& [context, cubin] = found->second;
+        if (const auto entry = cubin.find(name); entry != cubin.end()) {
+            out(function) = Kernels::get().add_code(context, entry->second);
+            return;
+        }
+        if (!cubin.empty() || name != kStoring) throw Failure{kNotFound};
+        out(function) = Kernels::get().add_storing(context);
+    });
+}
+
+// Lets a host function stand for a kernel of a cubin.
+DOUBLE_API Status ficcoDoubleStandIn(FunctionHandle function, HostKernel run) {
+    return call("ficcoDoubleStandIn",
+                [&](Driver&, Lock&) { Kernels::get().stand_in(function, run); });
+}
+
+DOUBLE_API Status cuFuncSetAttribute(FunctionHandle function, int attribute, int value) {
+    return call("cuFuncSetAttribute", [&](Driver& driver, Lock&) {
+        driver.current();
+        if (attribute != kAttributeMostShared) throw Failure{kNotSupported};
+        if (value < 0 || static_cast<unsigned>(value) > kMostSharedBytes) {
+            throw Failure{kInvalidValue};
+        }
+        Kernels::get().allow_shared(function, static_cast<unsigned>(value));
     });
 }
 

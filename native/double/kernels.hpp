@@ -22,8 +22,11 @@ struct Kernel {
         std::size_t bytes;
     };
     std::vector<Parameter> parameters;
-    HostKernel run;         // null: it stores words
-    ContextHandle context;  // in which alone it is known; null: in all
+    HostKernel run;                  // null: it stores words, or nothing stands for it
+    ContextHandle context;           // in which alone it is known; null: in all
+    bool stores = false;             // words
+    bool code = false;               // it comes as a cubin
+    unsigned most_shared_bytes = 0;  // that launches may ask for; of a cubin alone
 };
 
 class Kernels {
@@ -34,13 +37,19 @@ class Kernels {
     FunctionHandle add(std::span<const std::size_t> bytes, HostKernel run);
     // The only one whose text is understood: it stores words.
     FunctionHandle add_storing(ContextHandle context);
+    // A kernel of a cubin, which says of its parameters itself; what it does is not run, but what
+    // a test gives by `stand_in`.
+    FunctionHandle add_code(ContextHandle context, std::vector<Kernel::Parameter> parameters);
     std::shared_ptr<const Kernel> find(FunctionHandle handle);
+    void stand_in(FunctionHandle handle, HostKernel run);
+    void allow_shared(FunctionHandle handle, unsigned bytes);
 
   private:
     FunctionHandle add(Kernel kernel);
+    std::shared_ptr<Kernel> own(FunctionHandle handle);  // with the mutex
 
     std::mutex mutex_;
-    std::map<FunctionHandle, std::shared_ptr<const Kernel>> kernels_;
+    std::map<FunctionHandle, std::shared_ptr<Kernel>> kernels_;
 };
 
 }  // namespace ficco::driver_double

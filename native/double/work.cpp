@@ -252,8 +252,8 @@ Work host_function(HostFunction function, void* data) {
 // The parameters are copied now, each as long as the kernel takes it.
 Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
     if (parameters == nullptr) throw Failure{kInvalidValue};
-    if (kernel.run == nullptr)
-        return storing(*static_cast<const StoredWords*>(parameters[0]), shape);
+    if (kernel.stores) return storing(*static_cast<const StoredWords*>(parameters[0]), shape);
+    if (kernel.run == nullptr) throw Failure{kNotSupported};  // nothing stands for its code
     const auto memory = std::make_shared<std::vector<TensorMap>>(kernel.parameters.size());
     for (std::size_t i = 0; i < memory->size(); ++i) {  // none is longer than a tensor map
         std::memcpy(&(*memory)[i], parameters[i], kernel.parameters[i].bytes);
