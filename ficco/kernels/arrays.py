@@ -110,7 +110,8 @@ class DescribedArrays:
     on_gpu = True
 
     def __init__(self, capability: int, processors: int) -> None:
-        self.device, self.capability, self.processors = "none", capability, processors
+        self.device, self.capability = "none", capability
+        self.processors: int | None = processors
 
     def place(self, numbers: Any, dtype: str) -> Described:
         """See `Arrays.place`."""

@@ -148,8 +148,14 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
         _fallbacks[pg] = reason
         log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", reason)
         return
+    from ficco.runtime.kernels_of_group import kernels_of
+
+    kernels = kernels_of(pg)
+    if kernels.reason:
+        log.warning("schedule='auto' takes none of ficco's own kernels: %s", kernels.reason)
     runtime = CudaProcessRuntime(pg, profile, timeout_s)
     runtime.most_window_bytes = most_window_bytes
+    runtime.kernels = kernels
     _gpu_runtimes[pg] = runtime
     _changed()
     log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)

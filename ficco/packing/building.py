@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ficco.packing import grid
 __all__ = ["TRITON", "compile_all", "packed", "write"]
 
 TRITON = "3.6.0"  # the one version that makes the pack
+_LOOK_S, _WORD_S = 0.2, 10.0  # between looks at the processes, and words about them
 _BLOCK_BYTES = 4 << 20  # unpacked, of a block: what is read for one kernel
 _MOMENT = (2020, 1, 1, 0, 0, 0)  # of every entry of the zip
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 8 << 20}]
@@ -61,24 +62,29 @@ def compile_all(
         process.stdin.write(lines.encode())
         process.stdin.close()
         running.append(process)
+    next_word = begun
     while any(process.poll() is None for process in running):
-        time.sleep(10)
-        done = sum(places[v].with_suffix(".json").exists() for v in missing)
-        say(f"sm_{capability}: {done} of {len(missing)}, {time.monotonic() - begun:.0f} s")
+        time.sleep(_LOOK_S)
+        if time.monotonic() > next_word:
+            next_word += _WORD_S
+            done = sum(places[v].with_suffix(".json").exists() for v in missing)
+            say(f"sm_{capability}: {done} of {len(missing)}, {time.monotonic() - begun:.0f} s")
     if any(process.returncode for process in running):
         raise EngineError("compiling the pack failed; what went wrong stands above")
+    for variant in missing:
+        error = places[variant].with_suffix(".error")
+        if error.exists():
+            raise EngineError(f"{error.read_text()}; it was {variant.text}")
     return places
 
 
-def packed(capability: int, places: dict[Variant, Path], with_ptx: Iterable[Variant]) -> bytes:
+def packed(capability: int, places: dict[Variant, Path]) -> bytes:
     """Return the zip of a compute capability's kernels."""
     kernels: dict[str, Any] = {}
     blocks = _Blocks()
-    for suffix, kind, which in (
-        ("cubin", "cubin", sorted(places)), ("ptx", "ptx", sorted(set(with_ptx)))
-    ):  # fmt: skip
-        for variant in which:
-            place = blocks.add(suffix, places[variant].with_suffix(f".{suffix}").read_bytes())
+    for kind in ("cubin", "ptx"):
+        for variant in sorted(places):
+            place = blocks.add(kind, places[variant].with_suffix(f".{kind}").read_bytes())
             record = kernels.setdefault(variant.key, {"variant": variant.text})
             record |= json.loads(places[variant].with_suffix(".json").read_text())
             record[kind] = place
@@ -139,7 +145,7 @@ def write(capability: int, work: Path, processes: int, say: Callable[[str], None
     places = compile_all(grid.variants(capability), capability, work, processes, say)
     path = pack.FOLDER / f"sm_{capability}.zip"
     path.parent.mkdir(exist_ok=True)
-    content = packed(capability, places, grid.read_by_tests(capability))
+    content = packed(capability, places)
     path.write_bytes(content)
     say(f"{path}: {len(content) / 1e6:.1f} MB, {len(places)} kernels")
     return path

@@ -10,18 +10,16 @@ Of calls of few rows, every number of rows is gone through.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ficco.compute import DirectOperands, DirectOutput, DirectWindows, GatedOperands
-from ficco.compute.own_kernels import OwnKernels
-from ficco.engines.gating import launches_of
-from ficco.kernels import direct_gather_table, direct_table, gated, pooling, summing
-from ficco.kernels.arrays import Address, Arrays, Described, DescribedArrays
-from ficco.kernels.tiling import TILES, Tile
+from ficco.compute import DirectOperands, DirectOutput
+from ficco.engines.wanted import DescribedKernels, gated_launches, matrix, whole_launch
+from ficco.kernels import direct_gather_table, direct_table, pooling, summing
+from ficco.kernels.arrays import Described
+from ficco.kernels.tiling import TILES
 from ficco.kernels.variants import Launch, Variant, variant_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import RankPlan
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
@@ -29,7 +27,6 @@ from ficco.selector.candidates import few_rows
 __all__ = ["COVERAGE", "Coverage", "variants"]
 
 _ADDRESS = 1 << 40  # that 16 divides, as do all addresses of allocations
-_WORDS = Address(_ADDRESS)
 
 
 class Coverage(NamedTuple):
@@ -73,28 +70,8 @@ _SUMMED = range(8)  # slots of a sum over ranks
 _POOLED = (16, 32, 64, 128, 256)  # columns that a program of a pooling takes
 
 
-class _Kernels(OwnKernels):
-    """Works launches out on arrays without memory."""
-
-    def __init__(self, capability: int, processors: int) -> None:
-        self._arrays = DescribedArrays(capability, processors)
-
-    def arrays(self) -> Arrays:
-        return self._arrays
-
-    def check_allocates(self) -> None:
-        pass
-
-
 def _schedule(name: str, world: int) -> Schedule:
     return Schedule.named(name).resolve(world, Machine.named(f"h200x{world}"))
-
-
-def matrix(rows: int, cols: int, dtype: str, turned: bool = False) -> Described:
-    """Return a matrix whose rows, or columns if it is turned, lie one behind another."""
-    if turned:
-        return matrix(cols, rows, dtype).T
-    return Described(_ADDRESS, (rows, cols), (cols, 1), dtype)
 
 
 def variants(capability: int) -> list[Variant]:
@@ -102,21 +79,21 @@ def variants(capability: int) -> list[Variant]:
     coverage = COVERAGE[capability]
     found: dict[Variant, None] = {}
     for processors in coverage.processors:
-        kernels = _Kernels(capability, processors)
+        kernels = DescribedKernels(capability, processors)
         for launch in _launches(kernels, coverage):
             found.setdefault(variant_of(launch))
     return sorted(found)
 
 
-def _launches(kernels: _Kernels, coverage: Coverage) -> Iterator[Launch]:
+def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]:
     for dtype in coverage.dtypes:
         for turned in (True, False):
-            yield from gated_launches(kernels, dtype, turned, coverage.worlds, 16)
+            yield from _gated(kernels, dtype, turned, coverage.worlds, 16)
             if dtype in coverage.odd:
-                yield from gated_launches(kernels, dtype, turned, (), 8)
-                yield from gated_launches(kernels, dtype, turned, (), 1)
-        yield from _sums(kernels, dtype, dtype in coverage.odd)
-        yield from _pools(kernels, dtype, dtype in coverage.odd)
+                yield from _gated(kernels, dtype, turned, (), 8)
+                yield from _gated(kernels, dtype, turned, (), 1)
+        yield from _sums(kernels, dtype)
+        yield from _pools(kernels, dtype)
     for dtype in coverage.few:
         for world in coverage.worlds:
             yield from _reduces(kernels, world, dtype)
@@ -126,8 +103,8 @@ def _launches(kernels: _Kernels, coverage: Coverage) -> Iterator[Launch]:
 # ---- gated GEMMs
 
 
-def gated_launches(
-    kernels: _Kernels, dtype: str, turned: bool, worlds: tuple[int, ...], step: int
+def _gated(
+    kernels: DescribedKernels, dtype: str, turned: bool, worlds: tuple[int, ...], step: int
 ) -> Iterator[Launch]:
     """Yield gated GEMMs in every tile.
 
@@ -150,45 +127,13 @@ def gated_launches(
         problem = Problem.chunked(op, world, rows * world, n * world, k * world, dtype)
         plan = lower_rank(problem, _schedule(name, world), 0)
         for tile in tiles:
-            yield from launches_of_plan(kernels, plan, turned, tile)
-
-
-def launches_of_plan(
-    kernels: OwnKernels, plan: RankPlan, turned: bool, tile: Tile | None = None
-) -> Iterator[Launch]:
-    """Yield the launches of a plan's gated steps; `tile`: how to cut them, None: as is best."""
-    buffers = {buffer.name: buffer for buffer in plan.buffers}
-
-    def described(region: Any) -> Described | None:
-        if region is None:
-            return None
-        buffer = buffers[region.buffer]
-        return matrix(buffer.rows, buffer.cols, buffer.dtype)
-
-    for step in plan.steps:
-        for each in launches_of(plan, step) if step.parts else ():
-            prepared = kernels.prepare(
-                each.parts, each.n, each.k, each.dtype, 1.0, lambda: 0, each.begun
-            )
-            if tile is not None:
-                table = gated.prepare(
-                    each.parts, each.n, each.k, each.dtype, kernels.arrays(), tile, each.begun
-                )
-                prepared = prepared._replace(table=table)
-            operands = GatedOperands(
-                described(each.own), described(each.window),
-                matrix(each.k, each.n, each.dtype, turned), described(each.bias),
-                described(each.c), described(each.partial), described(each.landing), _WORDS, 0,
-            )  # fmt: skip
-            launch = kernels.launch_of(prepared, operands)
-            if launch is not None:
-                yield launch
+            yield from gated_launches(plan, kernels, turned, tile)
 
 
 # ---- calls of few rows
 
 
-def _reduces(kernels: _Kernels, world: int, dtype: str) -> Iterator[Launch]:
+def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
     for n, depth in _ROW_PARALLEL:
         k = depth // world
         for name in ("one_shot_sm", "two_shot_sm"):
@@ -200,7 +145,7 @@ def _reduces(kernels: _Kernels, world: int, dtype: str) -> Iterator[Launch]:
                 for turned in (True, False):
                     outputs = [DirectOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))]
                     operands = DirectOperands(matrix(m, k, dtype), outputs)
-                    yield _whole(kernels, table, operands, world)
+                    yield whole_launch(kernels, table, operands)
 
 
 def _heights(two: bool) -> Iterator[int]:
@@ -210,7 +155,7 @@ def _heights(two: bool) -> Iterator[int]:
         yield from (65, 128, 129, 256, 257, few_rows("matmul_all_reduce"))
 
 
-def _gathers(kernels: _Kernels, world: int, dtype: str) -> Iterator[Launch]:
+def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
     schedule = _schedule("gather_sm", world)
     for columns, k in _COLUMN_PARALLEL:
         mine = [n // world for n in columns]
@@ -225,22 +170,15 @@ def _gathers(kernels: _Kernels, world: int, dtype: str) -> Iterator[Launch]:
                     found = [DirectOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
                              for n in mine]  # fmt: skip
                     operands = DirectOperands(matrix(rows[rank], k, dtype), found)
-                    yield _whole(kernels, table, operands, world)
-
-
-def _whole(kernels: OwnKernels, table: Any, operands: DirectOperands, world: int) -> Launch:
-    nowhere = [[_ADDRESS] * world] * 2
-    windows = DirectWindows(nowhere, nowhere, _ADDRESS)
-    prepared = kernels.prepare_direct(table, windows, 0, 1.0, _ADDRESS, lambda: _ADDRESS)
-    return kernels.direct_launch(prepared, operands)
+                    yield whole_launch(kernels, table, operands)
 
 
 # ---- sums and bags
 
 
-def _sums(kernels: _Kernels, dtype: str, odd: bool) -> Iterator[Launch]:
+def _sums(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
     owns = (dtype,) if dtype == "float32" else (dtype, "float32")
-    for cols in (512, 500) if odd else (512,):
+    for cols in (512, 500):
         for own in owns:
             for count in _SUMMED:
                 here, mine = matrix(16, cols, dtype), matrix(16, cols, own)
@@ -249,16 +187,11 @@ def _sums(kernels: _Kernels, dtype: str, odd: bool) -> Iterator[Launch]:
                 )
 
 
-def _pools(kernels: _Kernels, dtype: str, odd: bool) -> Iterator[Launch]:
+def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
     offsets, indices = (Described(_ADDRESS, (64,), (1,), "int64") for _ in range(2))
     for cols in _POOLED:
-        for dim in (cols, cols - 3) if odd else (cols,):
+        for dim in (cols, cols - 3):
             yield pooling.launch_of(
                 matrix(64, dim, dtype), indices, offsets, (0, 8), matrix(8, dim, dtype),
                 kernels.arrays(),
             )  # fmt: skip
-
-
-def read_by_tests(capability: int) -> list[Variant]:
-    """Return the variants whose PTX is in the pack, too, for tests of its order."""
-    return []
