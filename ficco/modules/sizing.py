@@ -42,8 +42,8 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     Afterwards no call with as many rows or fewer, by the same schedule, grows a window; on GPUs
     neither does the same call in a capture. Without backward, calls of fewer rows are made as well,
     each of a fifth fewer, so that nearly all kernels are loaded that requests of other lengths run;
-    what the pack lacks of them is compiled at once, in several processes. It is a collective call: all ranks make it alike. Gradients of the model are not
-    touched.
+    what the pack lacks of them is compiled at once, in several processes. It is a collective call:
+    all ranks make it alike. Gradients of the model are not touched.
 
     Args:
         module: an overlapped model.
@@ -117,7 +117,7 @@ def _compile_together(called: Sequence[Layer], rows: int) -> None:
     wanted: dict[Variant, None] = {}
     for layer, fewer in product(on_gpus, _heights(rows)):
         assert layer.seen is not None
-        smaller = replace(layer, seen=replace(layer.seen, whole=fewer))
+        smaller = replace(layer, seen=layer.seen._replace(whole=fewer))
         problem, found = problem_of(smaller), choice_of(smaller)
         if problem is None or found is None or found.schedule.transport == "collective":
             continue
