@@ -9,6 +9,7 @@ Of calls of few rows, every number of rows is gone through.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -74,7 +75,8 @@ def _schedule(name: str, world: int) -> Schedule:
     return Schedule.named(name).resolve(world, Machine.named(f"h200x{world}"))
 
 
-def variants(capability: int) -> list[Variant]:
+@functools.cache
+def variants(capability: int) -> tuple[Variant, ...]:
     """Return the variants of a compute capability's pack, in a fixed order."""
     coverage = COVERAGE[capability]
     found: dict[Variant, None] = {}
@@ -82,7 +84,7 @@ def variants(capability: int) -> list[Variant]:
         kernels = DescribedKernels(capability, processors)
         for launch in _launches(kernels, coverage):
             found.setdefault(variant_of(launch))
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]:

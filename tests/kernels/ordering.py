@@ -34,6 +34,10 @@ def check_gated(text: str, variant: Variant) -> None:
     constants = dict(variant.constants)
     acquired, met = places(ACQUIRE, text), places(MET, text)
     assert acquired, "nothing is awaited"
+    loads = places(LOAD, text)
+    for at in acquired:  # all threads meet behind the one that looks
+        ends = [*[each for each in loads if each > at][:1], len(text)]
+        assert any(at < each < ends[0] for each in met), "a thread goes on before the word"
     check_no_bulk_stores(text)
     if constants["WINDOW_BULK"]:
         loads, fenced = places(BULK_LOAD, text), places(FENCE, text)
@@ -80,9 +84,10 @@ def check_pushing(text: str, variant: Variant) -> None:
 def check_summing(text: str, variant: Variant) -> None:
     constants = dict(variant.constants)
     acquired, met, terms = places(ACQUIRE, text), places(MET, text), constants["TERMS"]
-    # All stands there twice: once for a product without depth.
-    assert len(acquired) == len(met) == 2 * terms, "a wait for each term"
-    for i in (0, terms):
+    # All may stand there more than once: for a product without depth, and for the last tile.
+    assert acquired and len(acquired) == len(met), "a wait for each term"
+    assert len(acquired) % terms == 0, "a wait for each term"
+    for i in range(0, len(acquired), terms):
         stored = next(at for at in places(STORE, text) if at > met[i + terms - 1])
         landed = [at for at in places(r"ld\.global\.v[24]", text) if acquired[i] < at < stored]
         assert landed and max(met[i : i + terms]) < min(landed), "terms are read before their word"
