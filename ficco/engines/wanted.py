@@ -7,7 +7,8 @@ of nearly all calls are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ficco.compute import DirectOperands, DirectOutput, DirectWindows, GatedOperands, SumOperands
 from ficco.compute.own_kernels import OwnKernels
@@ -18,9 +19,20 @@ from ficco.kernels import gated, pack
 from ficco.kernels.arrays import Address, Arrays, Described, DescribedArrays
 from ficco.kernels.tiling import Tile
 from ficco.kernels.variants import Launch, Variant, variant_of
+from ficco.lowering import lower_rank
 from ficco.plan import RankPlan, Region
+from ficco.problem import Problem
+from ficco.schedule import Schedule
 
-__all__ = ["DescribedKernels", "gated_launches", "launches_in", "matrix", "missing", "whole_launch"]
+__all__ = [
+    "DescribedKernels",
+    "GroupKernels",
+    "gated_launches",
+    "launches_in",
+    "matrix",
+    "missing",
+    "whole_launch",
+]
 
 _ADDRESS = 1 << 40  # that 16 divides, as do all addresses of allocations
 _WORDS = Address(_ADDRESS)
@@ -149,3 +161,41 @@ def whole_launch(kernels: OwnKernels, table: Any, operands: DirectOperands) -> L
     windows = DirectWindows(nowhere, nowhere, _ADDRESS)
     prepared = kernels.prepare_direct(table, windows, 0, 1.0, _ADDRESS, lambda: _ADDRESS)
     return kernels.direct_launch(prepared, operands)
+
+
+class GroupKernels(NamedTuple):
+    """What a group's ranks can have.
+
+    Attributes:
+        reason: why they can have no kernels; "": they can.
+        compiles: whether every rank can compile what the pack lacks.
+        gpus: compute capability and multiprocessors of the ranks' GPUs, each pair once.
+    """
+
+    reason: str
+    compiles: bool
+    gpus: tuple[tuple[int, int], ...]
+
+    def serve(self, problem: Problem, schedule: Schedule) -> bool:
+        """Return whether all ranks can have the kernels of a call.
+
+        What each rank finds in the pack is worked out for all ranks, so all come to one answer.
+        """
+        own = schedule.compute == "gated" or schedule.transport == "sm"
+        if schedule.transport == "collective" or not own:
+            return True
+        if self.reason:
+            return False
+        return self.compiles or _in_pack(problem, schedule, self.gpus)
+
+
+@lru_cache(maxsize=1024)
+def _in_pack(
+    problem: Problem, schedule: Schedule, gpus: tuple[tuple[int, int], ...]
+) -> bool:  # fmt: skip
+    for capability, processors in gpus:
+        kernels = DescribedKernels(capability, processors)
+        for rank in range(problem.world):
+            if missing(lower_rank(problem, schedule, rank), kernels):
+                return False
+    return True

@@ -2,62 +2,18 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from ficco.engines import cuda
-from ficco.engines.wanted import DescribedKernels, missing
+from ficco.engines.wanted import GroupKernels
 from ficco.kernels import fallback, pack
-from ficco.lowering import lower_rank
-from ficco.problem import Problem
-from ficco.schedule import Schedule
 
-__all__ = ["GroupKernels", "kernels_of"]
-
-
-class GroupKernels(NamedTuple):
-    """What a group's ranks can have.
-
-    Attributes:
-        reason: why they can have no kernels; "": they can.
-        compiles: whether every rank can compile what the pack lacks.
-        gpus: compute capability and multiprocessors of the ranks' GPUs, each pair once.
-    """
-
-    reason: str
-    compiles: bool
-    gpus: tuple[tuple[int, int], ...]
-
-    def serve(self, problem: Problem, schedule: Schedule) -> bool:
-        """Return whether all ranks can have the kernels of a call.
-
-        What each rank finds in the pack is worked out for all ranks, so all come to one answer.
-        """
-        own = schedule.compute == "gated" or schedule.transport == "sm"
-        if schedule.transport == "collective" or not own:
-            return True
-        if self.reason:
-            return False
-        return self.compiles or _in_pack(problem, schedule, self.gpus)
-
-
-@lru_cache(maxsize=1024)
-def _in_pack(
-    problem: Problem, schedule: Schedule, gpus: tuple[tuple[int, int], ...]
-) -> bool:  # fmt: skip
-    for capability, processors in gpus:
-        kernels = DescribedKernels(capability, processors)
-        for rank in range(problem.world):
-            if missing(lower_rank(problem, schedule, rank), kernels):
-                return False
-    return True
+__all__ = ["kernels_of"]
 
 
 def kernels_of(group: Any) -> GroupKernels:
     """Return what a group's ranks can have. A collective call on the group."""
+    import torch.distributed as dist
+
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, _facts(), group=group)
     for rank, (unused, uncompiled, _) in enumerate(found):
@@ -69,6 +25,10 @@ def kernels_of(group: Any) -> GroupKernels:
 
 def _facts() -> tuple[str, str, tuple[int, int]]:
     """Return why this rank has no pack, why it compiles nothing, and its GPU."""
+    import torch
+
+    from ficco.engines import cuda
+
     device = torch.cuda.current_device()
     facts = cuda.capabilities(device)
     capability, uncompiled = 10 * facts.major + facts.minor, fallback.why_not()
