@@ -416,6 +416,54 @@ class Gpu:
     def no_store(self) -> str:
         """Why no kernel can be loaded that stores words; empty where it is loaded."""
 
+    def load_code(self, code: bytes, entry: str, shared_bytes: int) -> int:
+        """Load a kernel of a cubin, and return the driver's handle, which stays valid.
+
+        It may wait for the device.
+
+        Args:
+            code: a cubin for the device.
+            entry: name of the kernel.
+            shared_bytes: of dynamic shared memory that launches will ask for.
+
+        Raises:
+            GpuError: the driver refuses, or is older than CUDA 12.4.
+        """
+
+class GpuCall:
+    """One launch of a kernel that belongs to no program."""
+
+    def __new__(
+        cls,
+        gpu: Gpu,
+        launch: tuple[int, tuple[int, int, int], int, int, bool, npt.NDArray[np.int64]],
+        slots: int,
+    ) -> GpuCall:
+        """Describe a launch.
+
+        Args:
+            gpu: of the kernel.
+            launch: as `GpuProgram.set_launches` takes it; without own words and window copies.
+            slots: how many have an address and a pitch.
+
+        Raises:
+            ValueError: a number out of its range, or other parameters than the driver's.
+            GpuError: the driver refuses, or cannot say what parameters a kernel has.
+        """
+
+    def run(self, addresses: list[int], pitches: list[int], stream: int) -> None:
+        """Enqueue it on a stream.
+
+        Args:
+            addresses: by slot.
+            pitches: by slot, in bytes.
+            stream: the driver's handle.
+
+        Raises:
+            ValueError: the kernel is not for matrices of these.
+            GpuError: the driver refuses.
+        """
+
 def open_cuda(device: int) -> Gpu:
     """Open a device of NVIDIA. Raises GpuError."""
 

@@ -431,9 +431,9 @@ class Node:
             if grain is not None:
                 raise InputError(f"grain={grain} with schedule='auto', which chooses it")
             library = self._library
-            chosen = selector.automatic(
-                problem, self.machine, library.device, "eager", gates=library.gates
-            ).schedule
+            chosen = self._automatic(problem, library.gates)
+            if chosen.compute == "gated" and not library.serves(problem, chosen):
+                chosen = self._automatic(problem, False)
         if not isinstance(chosen, Schedule):
             chosen = Schedule.named(chosen)
         if grain is not None:
@@ -441,6 +441,10 @@ class Node:
         if chosen.transport in ("machine", "collective"):
             chosen = replace(chosen, transport="dma")  # what a node has
         return chosen.resolve(self.world, self.machine)
+
+    def _automatic(self, problem: Problem, gates: bool) -> Schedule:
+        device = self._library.device
+        return selector.automatic(problem, self.machine, device, "eager", gates=gates).schedule
 
 
 def _check_timeout(value: float) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ficco.errors import InputError
 from ficco.problem import DTYPES, Output, Problem, chunk_sizes
+from ficco.schedule import Schedule
 
 __all__ = [
     "NUMPY",
@@ -45,6 +46,9 @@ class Library(Protocol):
     def gates(self) -> bool:
         """Whether what computes on its arrays has gated GEMMs."""
 
+    def serves(self, problem: Problem, schedule: Schedule) -> bool:
+        """Whether all kernels are there that a schedule launches for a problem."""
+
     def refusal(self, array: Any, rank: int) -> str | None:
         """Say why an array is none of a rank's, to follow its name; None: it is one."""
 
@@ -61,6 +65,9 @@ class _Numpy:
     immediate = True
     device = ""
     gates = True
+
+    def serves(self, problem: Problem, schedule: Schedule) -> bool:
+        return True
 
     def refusal(self, array: Any, rank: int) -> str | None:
         if not isinstance(array, np.ndarray):

@@ -18,7 +18,12 @@ import numpy.typing as npt
 from cupy.cuda import cublas
 
 from ficco.compute import DeviceKernels, Slots, dtype_of
+from ficco.compute.cupy_kernels import CupyArrays, CupyKernels
+from ficco.engines.wanted import GroupKernels
 from ficco.errors import InputError
+from ficco.kernels import pack
+from ficco.problem import Problem
+from ficco.schedule import Schedule
 
 __all__ = ["CupyCompute"]
 
@@ -71,12 +76,22 @@ class CupyCompute:
     """
 
     name = "cupy"
-    kernels: DeviceKernels | None = None
-    gates = False
+    kernels: DeviceKernels | None = CupyKernels()
     captures = False  # it refuses cuBLAS in a capture
     immediate = False
 
     # ---- devices and streams
+
+    @property
+    def gates(self) -> bool:
+        """See `posing.Library`: from the pack alone."""
+        return not pack.why_not(CupyArrays(0).capability)
+
+    def serves(self, problem: Problem, schedule: Schedule) -> bool:
+        """See `posing.Library`."""
+        gpu = CupyArrays(0)
+        kernels = GroupKernels("", False, ((gpu.capability, gpu.processors or 1),))
+        return kernels.serve(problem, schedule)
 
     @property
     def device(self) -> str:

@@ -1,7 +1,9 @@
-"""GEMMs and reductions by PyTorch on GPUs: cuBLAS, and Triton for sums."""
+"""GEMMs and reductions by PyTorch on GPUs: cuBLAS, and kernels of ficco's own for sums."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,10 +11,13 @@ import torch
 
 from ficco.compute import DeviceKernels, Slots
 from ficco.compute.torch_kernels import TorchKernels
+from ficco.errors import EngineError
 from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
 
 __all__ = ["TorchDeviceCompute"]
+
+_log = logging.getLogger("ficco")
 
 _DTYPES = {
     "float32": torch.float32,
@@ -135,7 +140,7 @@ class TorchDeviceCompute:
         elif not accumulate and len(add) == 2 and add[1].shape[0] == 1 < c.shape[0]:
             total = torch.empty_like(c, dtype=torch.float32)
             self.gemm(a, b, total, False, [])
-            sum_partials(add[0], 0, 1, total, 1, add[1], c)
+            self._sum(Slots(add[0], 1, 0), total, 1, add[1], c)
         else:
             total = c if c.dtype == torch.float32 else torch.empty_like(c, dtype=torch.float32)
             self.gemm(a, b, total, accumulate and total is c, [])
@@ -181,7 +186,24 @@ class TorchDeviceCompute:
         target: torch.Tensor,
     ) -> None:
         """See `DeviceCompute.sum`."""
-        sum_partials(slots.first, slots.distance, slots.number, own, own_at, bias, target)
+        self._sum(slots, own, own_at, bias, target)
+
+    def _sum(
+        self,
+        slots: Slots,
+        own: torch.Tensor,
+        own_at: int,
+        bias: torch.Tensor | None,
+        target: torch.Tensor,
+    ) -> None:
+        """Put a sum into the target: by a kernel of ficco's own, or by PyTorch without one."""
+        try:
+            sum_partials(slots.first, slots.distance, slots.number, own, own_at, bias, target)
+        except EngineError as reason:
+            _tell(str(reason))
+            terms = [*_batch(slots)] if slots.number else []
+            terms.insert(own_at, own)
+            self.reduce(terms if bias is None else [*terms, bias], target)
 
     def bag(
         self,
@@ -197,6 +219,11 @@ class TorchDeviceCompute:
     def spoil(self, handle: torch.Tensor) -> None:
         """See `DeviceCompute.spoil`."""
         handle.fill_(torch.nan)
+
+
+@functools.cache
+def _tell(reason: str) -> None:
+    _log.warning("sums are made by PyTorch, which takes longer: %s", reason)
 
 
 def _batch(slots: Slots) -> torch.Tensor:

@@ -17,26 +17,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from ficco.errors import InputError
-from ficco.kernels.direct_kernel import direct_all_reduce
-from ficco.kernels.direct_table import DirectTable
-from ficco.kernels.mailing import COUNTS, THREADS
+from ficco.kernels import loading
+from ficco.kernels.arrays import Arrays, address, can_chain, item_bytes, library_of, stride, turned
+from ficco.kernels.declarations import DIRECT
+from ficco.kernels.direct_table import COUNTS, THREADS, DirectTable
 from ficco.kernels.one_launch import (
     ALIGN,
     Control,
-    Launch,
     Places,
-    can_chain,
     check_operand,
     check_rows,
-    enqueue,
     power,
     ranks_as_bits,
     signed,
 )
-from ficco.kernels.placing import on_device
+from ficco.kernels.variants import Launch
 from ficco.lowering.direct import is_made_before
 from ficco.plan import ELEMENT_BYTES
 
@@ -89,18 +85,20 @@ class Direct(NamedTuple):
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
         made: whether y holds the product of x and w when a launch begins; else it multiplies.
         chained: whether a launch may begin while the one before it ends.
+        arrays: the library of arrays, on the device.
     """
 
     table: DirectTable
     tile: DirectTile
-    chunks: torch.Tensor
-    places: torch.Tensor
+    chunks: Any
+    places: Any
     counts: Any
     copy_places: int
     programs: int
     aligned: bool
     made: bool
     chained: bool
+    arrays: Arrays
 
 
 class Operands(NamedTuple):
@@ -109,14 +107,14 @@ class Operands(NamedTuple):
     Attributes:
         x: [m, k], unit stride along rows.
         w: [k, n], any strides.
-        bias: [1, n], any stride, or None.
+        bias: [1, n], whose elements are adjacent, or None.
         y: [m, n], unit stride along rows; where they are made before, it holds x.w.
     """
 
-    x: torch.Tensor
-    w: torch.Tensor
-    bias: torch.Tensor | None
-    y: torch.Tensor
+    x: Any
+    w: Any
+    bias: Any
+    y: Any
 
 
 def choose_tile(m: int, width: int, k: int, item: int) -> DirectTile:
@@ -148,7 +146,7 @@ def _moving_tile(m: int, width: int) -> DirectTile:
 def prepare(
     table: DirectTable,
     places: Places,
-    device: torch.device,
+    device: Any,
     tile: DirectTile | None = None,
     made: bool | None = None,
 ) -> Direct:
@@ -157,14 +155,13 @@ def prepare(
     Args:
         table: of this rank's plan.
         places: of the mailbox that calls use.
-        device: the GPU; or the CPU, for Triton's interpreter.
+        device: a library of arrays (`Arrays`), or a torch.device.
         tile: how to multiply; by default `choose_tile` says.
         made: whether y will hold the product already; by default `is_made_before` says.
     """
     item = ELEMENT_BYTES[table.dtype]
-    processors = 1  # the interpreter runs one program after another
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    arrays = library_of(device)
+    processors = arrays.processors or 1  # the interpreter runs one program after another
     width = max((chunk.end - chunk.begin for chunk in table.chunks), default=1)
     made = is_made_before(table.m, table.twice) if made is None else made
     chosen = _moving_tile(table.m, width) if made else choose_tile(table.m, width, table.k, item)
@@ -174,14 +171,15 @@ def prepare(
     return Direct(
         table=table,
         tile=tile or chosen,
-        chunks=on_device(table.chunks, torch.int32, device).reshape(-1, 4),
-        places=on_device(numbers, torch.int64, device),
+        chunks=arrays.place(table.chunks, "int32"),
+        places=arrays.place(numbers, "int64"),
         counts=places.counts,
         copy_places=len(numbers[0]),
         programs=min(len(table.chunks) + 1, processors),
         aligned=all(edge * item % ALIGN == 0 for edge in edges),
         made=made,
-        chained=not made and can_chain(device),  # behind a library's GEMM nothing is gained
+        chained=not made and can_chain(arrays),  # behind a library's GEMM nothing is gained
+        arrays=arrays,
     )
 
 
@@ -210,7 +208,7 @@ def all_reduce(direct: Direct, operands: Operands, control: Control) -> None:
     Raises:
         InputError: operands that the table was not made for.
     """
-    enqueue(launch_of(direct, operands, control))
+    loading.enqueue(launch_of(direct, operands, control))
 
 
 def launch_of(direct: Direct, operands: Operands, control: Control) -> Launch:
@@ -220,8 +218,10 @@ def launch_of(direct: Direct, operands: Operands, control: Control) -> Launch:
         InputError: operands that the table was not made for.
     """
     arguments = _arguments(direct, operands, control)
-    warps = direct.tile.warps
-    return Launch(direct_all_reduce, arguments, direct.programs, warps, direct.chained)
+    return Launch(
+        DIRECT, arguments, (direct.programs,), direct.tile.warps, chained=direct.chained,
+        dtypes={"bias": direct.table.dtype}, odd=arguments["EDGE"] == 1, arrays=direct.arrays,
+    )  # fmt: skip
 
 
 def warm(direct: Direct, operands: Operands, control: Control) -> None:
@@ -235,9 +235,9 @@ def warm(direct: Direct, operands: Operands, control: Control) -> None:
     """
     launch = launch_of(direct, operands, control)
     # Not the mailbox's own, on which a call may be under way.
-    launch.arguments["counts"] = torch.zeros(COUNTS, dtype=torch.int32, device=direct.chunks.device)
-    launch.arguments.update(items=0, own_rows=0, peers=0, targets=0, owners=0)
-    enqueue(launch._replace(programs=1))
+    counts = direct.arrays.place([0] * COUNTS, "int32")
+    nothing = {"items": 0, "own_rows": 0, "peers": 0, "targets": 0, "owners": 0}
+    loading.warm(launch._replace(grid=(1,)), {"counts": counts} | nothing)
 
 
 def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
     table, tile = direct.table, direct.tile
     x, w, bias, y = operands
     peers = [rank for rank in range(table.world) if rank != table.rank]
-    item = y.itemsize
-    aligned = direct.aligned and y.data_ptr() % ALIGN == 0 == y.stride(0) * item % ALIGN
+    item, way = item_bytes(y), turned(w)
+    aligned = direct.aligned and address(y) % ALIGN == 0 == stride(y, 0) * item % ALIGN
     tallest = table.m if table.twice else table.own_rows
     widest = _WIDEST_MOVE if direct.made else _WIDEST_SUM
     sum_cols = min(power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
@@ -278,11 +278,11 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
         "peers": ranks_as_bits(peers),
         "targets": ranks_as_bits(table.targets),
         "owners": ranks_as_bits(table.owners),
-        "x_stride": x.stride(0),
-        "w_deep_stride": w.stride(0),
-        "w_col_stride": w.stride(1),
-        "bias_stride": 0 if bias is None else bias.stride(1),
-        "y_stride": y.stride(0),
+        "x_stride": stride(x, 0),
+        "w_deep_stride": 0 if way == 1 else stride(w, 0),
+        "w_col_stride": 0 if way == 0 else stride(w, 1),
+        "has_bias": int(bias is not None),
+        "y_stride": stride(y, 0),
         "timeout_ns": control.timeout_ns,
         "WORLD": table.world,
         "TWICE": table.twice,
@@ -292,12 +292,12 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
         "STAGES": tile.stages,
         "SUM_ROWS": sum_rows,
         "SUM_COLS": sum_cols,
-        "HAS_BIAS": bias is not None,
+        "TURNED": way,
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
         "MADE": direct.made,
         "CHAINED": direct.chained,
-        "ON_GPU": y.is_cuda,
+        "ON_GPU": direct.arrays.on_gpu,
     }
 
 
@@ -313,5 +313,6 @@ def _check(table: DirectTable, operands: Operands) -> None:
     check_operand("y", y, (table.m, table.n), table.dtype)
     if bias is not None:
         check_operand("bias", bias, (1, table.n), table.dtype)
+        check_rows("bias", bias)
     check_rows("x", x)
     check_rows("y", y)

@@ -15,26 +15,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from ficco.errors import InputError
+from ficco.kernels import loading
+from ficco.kernels.arrays import Arrays, address, item_bytes, library_of, stride, turned
+from ficco.kernels.declarations import GATHER
 from ficco.kernels.direct import DirectTile, choose_tile
-from ficco.kernels.direct_gather_kernel import direct_gather
-from ficco.kernels.direct_gather_table import GatherTable
-from ficco.kernels.direct_handshake import GATES
+from ficco.kernels.direct_gather_table import GATES, GatherTable
 from ficco.kernels.one_launch import (
     ALIGN,
     Control,
-    Launch,
     Places,
     check_operand,
     check_rows,
-    enqueue,
     power,
     ranks_as_bits,
     signed,
 )
-from ficco.kernels.placing import on_device
+from ficco.kernels.variants import Launch
 from ficco.lowering.direct_gather import MOST_OUTPUTS
 from ficco.plan import ELEMENT_BYTES
 
@@ -60,17 +57,19 @@ class Gather(NamedTuple):
         copy_places: numbers of one window copy in `places`.
         programs: of a launch; an idle device runs all of them at the same time.
         storing: the first of them, which store at peers.
+        arrays: the library of arrays, on the device.
     """
 
     table: GatherTable
     tile: DirectTile
     splits: int
-    places: torch.Tensor
-    gates: torch.Tensor
-    parts: torch.Tensor
+    places: Any
+    gates: Any
+    parts: Any
     copy_places: int
     programs: int
     storing: int
+    arrays: Arrays
 
 
 class Matrices(NamedTuple):
@@ -78,13 +77,13 @@ class Matrices(NamedTuple):
 
     Attributes:
         w: [k, n], any strides.
-        bias: [1, n], any stride, or None.
+        bias: [1, n], whose elements are adjacent, or None.
         y: [m, n], unit stride along rows.
     """
 
-    w: torch.Tensor
-    bias: torch.Tensor | None
-    y: torch.Tensor
+    w: Any
+    bias: Any
+    y: Any
 
 
 class Operands(NamedTuple):
@@ -96,9 +95,9 @@ class Operands(NamedTuple):
         kept: takes the gathered x, [m, k], unit stride along rows; None if the table keeps none.
     """
 
-    x: torch.Tensor
+    x: Any
     outputs: Sequence[Matrices]
-    kept: torch.Tensor | None = None
+    kept: Any = None
 
 
 def choose(
@@ -139,7 +138,7 @@ def choose(
 def prepare(
     table: GatherTable,
     places: Places,
-    device: torch.device,
+    device: Any,
     how: tuple[DirectTile, int] | None = None,
 ) -> Gather:
     """Return a table as launches need it. Copies to the device, so not while a stream waits.
@@ -147,12 +146,11 @@ def prepare(
     Args:
         table: of this rank's plan.
         places: of the window that calls use.
-        device: the GPU; or the CPU, for Triton's interpreter.
+        device: a library of arrays (`Arrays`), or a torch.device.
         how: tile and parts; by default `choose` says.
     """
-    processors = 1  # the interpreter runs one program after another
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    arrays = library_of(device)
+    processors = arrays.processors or 1  # the interpreter runs one program after another
     columns = [output.n for output in table.outputs]
     workers = max(processors - 1, 1)
     tile, splits = how or choose(table.m, columns, table.k, ELEMENT_BYTES[table.dtype], workers)
@@ -168,12 +166,13 @@ def prepare(
         table=table,
         tile=tile,
         splits=splits,
-        places=on_device(numbers, torch.int64, device),
-        gates=torch.zeros(GATES + tiles, dtype=torch.int32, device=device),
-        parts=torch.empty(room, dtype=torch.float32, device=device),
+        places=arrays.place(numbers, "int64"),
+        gates=arrays.place([0] * (GATES + tiles), "int32"),
+        parts=arrays.empty(room, "float32"),
         copy_places=len(numbers[0]),
         programs=min(max(tiles * splits, storing - 1) + 1, processors),
         storing=storing,
+        arrays=arrays,
     )
 
 
@@ -192,7 +191,7 @@ def gather(made: Gather, operands: Operands, control: Control, copy: int) -> Non
     Raises:
         InputError: operands that the table was not made for.
     """
-    enqueue(launch_of(made, operands, control, copy))
+    loading.enqueue(launch_of(made, operands, control, copy))
 
 
 def launch_of(made: Gather, operands: Operands, control: Control, copy: int = 0) -> Launch:
@@ -202,7 +201,11 @@ def launch_of(made: Gather, operands: Operands, control: Control, copy: int = 0)
         InputError: operands that the table was not made for.
     """
     arguments = _arguments(made, operands, control, copy)
-    return Launch(direct_gather, arguments, made.programs, made.tile.warps)
+    dtypes = {f"bias{i}": made.table.dtype for i in range(MOST_OUTPUTS)}
+    return Launch(
+        GATHER, arguments, (made.programs,), made.tile.warps, dtypes=dtypes,
+        odd=arguments["EDGE"] == 1, arrays=made.arrays,
+    )  # fmt: skip
 
 
 def warm(made: Gather, operands: Operands, control: Control) -> None:
@@ -215,9 +218,9 @@ def warm(made: Gather, operands: Operands, control: Control) -> None:
         InputError: operands that the table was not made for.
     """
     launch = launch_of(made, operands, control)
-    launch.arguments["gates"] = torch.zeros_like(made.gates)  # a call may be under way
-    launch.arguments.update(m=0, stored=0, slices=1, own_rows=0, peers=0, sources=0)
-    enqueue(launch._replace(programs=1))
+    gates = made.arrays.place([0] * GATES, "int32")  # on the others a call may be under way
+    nothing = {"m": 0, "stored": 0, "slices": 1, "own_rows": 0, "peers": 0, "sources": 0}
+    loading.warm(launch._replace(grid=(1,)), {"gates": gates} | nothing)
 
 
 def _arguments(made: Gather, operands: Operands, control: Control, copy: int) -> dict[str, Any]:
@@ -225,10 +228,11 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
     table, tile = made.table, made.tile
     _check(table, operands)
     x, outputs, kept = operands
-    item = x.element_size()
+    item = item_bytes(x)
     # What divides a stride is known to a described launch in elements: see `launching`.
-    stride = x.stride(0) if table.own_rows else 0
-    aligned = x.data_ptr() % ALIGN == stride % ALIGN == table.k * item % ALIGN == 0
+    x_stride = stride(x, 0) if table.own_rows else 0
+    aligned = address(x) % ALIGN == x_stride % ALIGN == table.k * item % ALIGN == 0
+    ways = [turned(each.w) for each in outputs]
     wide = min(power(table.width or table.k), 512)  # a rank without rows may keep those of others
     found: dict[str, Any] = {
         "x": x,
@@ -253,24 +257,25 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
         "sources": ranks_as_bits(table.sources),
         "splits": made.splits,
         "storing": made.storing,
-        "x_stride": x.stride(0),
-        "kept_stride": 1 if kept is None else kept.stride(0),
+        "biases": sum((each.bias is not None) << i for i, each in enumerate(outputs)),
+        "keeps": int(kept is not None),
+        "x_stride": x_stride,
+        "kept_stride": 0 if kept is None else stride(kept, 0),
         "timeout_ns": control.timeout_ns,
         "WORLD": table.world,
         "OUTPUTS": len(outputs),
-        "BIASES": sum((each.bias is not None) << i for i, each in enumerate(outputs)),
-        "TURNED": sum((each.w.stride(0) == 1) << i for i, each in enumerate(outputs)),
+        "TURNED": sum(way << 2 * i for i, way in enumerate(ways)),
         "SPLIT": made.splits > 1,
-        "KEEPS": kept is not None,
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "DEEP": tile.deep,
         "STAGES": tile.stages,
-        "PUSH_ROWS": max(1, min(power(table.own_rows), _WIDEST_STORE // wide)),
+        # One row, or as many as are stored at a time: other numbers make no other kernel.
+        "PUSH_ROWS": _WIDEST_STORE // wide if table.own_rows > 1 else 1,
         "PUSH_COLS": wide,
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
-        "ON_GPU": x.is_cuda,
+        "ON_GPU": made.arrays.on_gpu,
     }
     for i in range(MOST_OUTPUTS):
         w, bias, y = outputs[i] if i < len(outputs) else (None, None, None)
@@ -278,11 +283,10 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
             f"w{i}": x if w is None else w,
             f"bias{i}": (x if y is None else y) if bias is None else bias,
             f"y{i}": x if y is None else y,
-            f"n{i}": 1 if y is None else y.shape[1],
-            f"w{i}_deep_stride": 1 if w is None else w.stride(0),
-            f"w{i}_col_stride": 1 if w is None else w.stride(1),
-            f"bias{i}_stride": 1 if bias is None else bias.stride(1),
-            f"y{i}_stride": 1 if y is None else y.stride(0),
+            f"n{i}": 0 if y is None else y.shape[1],
+            f"w{i}_deep_stride": 0 if w is None or ways[i] == 1 else stride(w, 0),
+            f"w{i}_col_stride": 0 if w is None or ways[i] == 0 else stride(w, 1),
+            f"y{i}_stride": 0 if y is None else stride(y, 0),
         }
     return found
 
@@ -311,4 +315,5 @@ def _check(table: GatherTable, operands: Operands) -> None:
         check_operand(made.y, given.y, (table.m, made.n), table.dtype)
         if given.bias is not None:
             check_operand(made.bias, given.bias, (1, made.n), table.dtype)
+            check_rows(made.bias, given.bias)
         check_rows(made.y, given.y)

@@ -23,8 +23,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ficco.kernels.declarations import GATHER
+from ficco.kernels.direct_gather_table import GATES
 from ficco.kernels.direct_handshake import (
-    GATES,
     MET,
     OPEN,
     give_back,
@@ -37,19 +38,13 @@ from ficco.kernels.direct_product import product
 from ficco.kernels.many_words import await_all_words, await_words, raise_words
 from ficco.plan import WORDS
 
-__all__ = ["UNSPECIALIZED", "direct_gather"]
+__all__ = ["direct_gather"]
 
 _CHUNKS = tl.constexpr(WORDS["data"])  # words of one writer
 _COUNTS = tl.constexpr(GATES)  # where the counts of tiles begin, behind the gates
 _LINE = tl.constexpr(128)  # bytes that one prefetch brings
 _AHEAD = tl.constexpr(131_072)  # bytes of weights that a program asks for before it waits
 _NEVER = tl.constexpr(1 << 30)
-
-# The compiler learns nothing about these, so they never make another kernel.
-UNSPECIALIZED = (
-    "digest", "copy", "copy_places", "slices", "stored", "width", "m", "rank", "own_row",
-    "own_rows", "peers", "sources", "splits", "storing", "timeout_ns",
-)  # fmt: skip
 
 
 @triton.jit
@@ -70,24 +65,20 @@ def _ask_for(  # noqa: PLR0913 - a kernel's arguments are its interface
         item: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
         long: tl.constexpr = _LINE // item
         most = tl.minimum(end, begin + _AHEAD // (COLS * item))
-        if TURNED:  # a column's elements are neighbours
+        if TURNED == 1:  # elements of a column are adjacent
             col = tl.minimum(left + tl.arange(0, COLS), right - 1)
             line = tl.arange(0, 16) * long
             for at in tl.range(begin, most, 16 * long):
                 deep = tl.minimum(at + line, end - 1)
-                _prefetch(
-                    w + col.to(tl.int64)[:, None] * col_stride
-                    + deep.to(tl.int64)[None, :] * deep_stride
-                )  # fmt: skip
+                _prefetch(w + col.to(tl.int64)[:, None] * col_stride + deep[None, :])
         else:
             lines: tl.constexpr = (COLS + long - 1) // long
-            col = tl.minimum(left + tl.arange(0, lines) * long, right - 1)
+            col = tl.minimum(left + tl.arange(0, lines) * long, right - 1).to(tl.int64)
+            if TURNED != 0:
+                col = col * col_stride
             for at in tl.range(begin, most, 256):
                 deep = tl.minimum(at + tl.arange(0, 256), end - 1)
-                _prefetch(
-                    w + col.to(tl.int64)[:, None] * col_stride
-                    + deep.to(tl.int64)[None, :] * deep_stride
-                )  # fmt: skip
+                _prefetch(w + col[:, None] + deep.to(tl.int64)[None, :] * deep_stride)
 
 
 @triton.jit
@@ -166,14 +157,14 @@ def _make(  # noqa: PLR0913 - a kernel's arguments are its interface
     x_stride,
     w_deep_stride,
     w_col_stride,
-    bias_stride,
+    has_bias,
     y_stride,
     SPLIT: tl.constexpr,  # noqa: N803
+    TURNED: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
     DEEP: tl.constexpr,  # noqa: N803
     STAGES: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
     EDGE: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
@@ -185,7 +176,7 @@ def _make(  # noqa: PLR0913 - a kernel's arguments are its interface
     col = left + tl.arange(0, COLS)
     total = product(
         rows, (row < m)[:, None], w, left, n, begin, end, w_deep_stride, w_col_stride,
-        ROWS, COLS, DEEP, STAGES, ON_GPU,
+        TURNED, ROWS, COLS, DEEP, STAGES, ON_GPU,
     )  # fmt: skip
     if came == 0:
         total = tl.full((ROWS, COLS), float("nan"), tl.float32)
@@ -205,9 +196,8 @@ def _make(  # noqa: PLR0913 - a kernel's arguments are its interface
             for other in tl.range(0, splits):
                 total += tl.load(first + other * (ROWS * COLS), cache_modifier=".cg")
     if complete == 1:
-        if HAS_BIAS:
-            term = tl.load(bias + col.to(tl.int64) * bias_stride, mask=col < n, other=0)
-            total += term.to(tl.float32)[None, :]
+        term = tl.load(bias + col, mask=(col < n) & (has_bias != 0), other=0)
+        total += term.to(tl.float32)[None, :]
         at = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
         tl.store(at, total.to(y.dtype.element_ty), (row < m)[:, None] & (col < n)[None, :])
 
@@ -239,7 +229,7 @@ def _keep_row(  # noqa: PLR0913
         tl.store(there + col, piece, mask=col < k)
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
+@triton.jit(do_not_specialize=GATHER.unknown)
 def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     x,
     w0,
@@ -267,7 +257,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     stored: tl.int32,
     width: tl.int32,
     m: tl.int32,
-    k,
+    k: tl.int32,
     rank: tl.int32,
     own_row: tl.int32,
     own_rows: tl.int32,
@@ -275,24 +265,22 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     sources: tl.int64,
     splits: tl.int32,
     storing: tl.int32,
-    n0,
-    n1,
-    n2,
-    n3,
+    biases: tl.int32,
+    keeps: tl.int32,
+    n0: tl.int32,
+    n1: tl.int32,
+    n2: tl.int32,
+    n3: tl.int32,
     x_stride: tl.int64,
     kept_stride: tl.int64,
-    w0_deep_stride,
-    w1_deep_stride,
-    w2_deep_stride,
-    w3_deep_stride,
-    w0_col_stride,
-    w1_col_stride,
-    w2_col_stride,
-    w3_col_stride,
-    bias0_stride,
-    bias1_stride,
-    bias2_stride,
-    bias3_stride,
+    w0_deep_stride: tl.int64,
+    w1_deep_stride: tl.int64,
+    w2_deep_stride: tl.int64,
+    w3_deep_stride: tl.int64,
+    w0_col_stride: tl.int64,
+    w1_col_stride: tl.int64,
+    w2_col_stride: tl.int64,
+    w3_col_stride: tl.int64,
     y0_stride: tl.int64,
     y1_stride: tl.int64,
     y2_stride: tl.int64,
@@ -300,10 +288,8 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     timeout_ns: tl.int64,
     WORLD: tl.constexpr,  # noqa: N803
     OUTPUTS: tl.constexpr,  # noqa: N803
-    BIASES: tl.constexpr,  # noqa: N803
     TURNED: tl.constexpr,  # noqa: N803
     SPLIT: tl.constexpr,  # noqa: N803
-    KEEPS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
     DEEP: tl.constexpr,  # noqa: N803
@@ -314,11 +300,12 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     BYTES: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Store in every y the product of all ranks' x and a w (+ bias), and in kept x, if KEEPS.
+    """Store in every y the product of all ranks' x and a w (+ bias), and in kept x, if keeps.
 
     w0 to w3, bias0 to bias3, y0 to y3, and their columns n and strides: of the outputs; those from
-    number OUTPUTS on are not looked at. BIASES and TURNED: which outputs have a bias, and a weight
-    whose columns' elements are neighbours, as bits.
+    number OUTPUTS on are not looked at. biases: which outputs have a bias, as bits. TURNED: which
+    elements of each w are adjacent (see `direct_product`), two bits an output.
+    keeps: 0 if x is not kept, and kept is not written.
     places: int64 [2, copy_places], of both copies of the window: where each rank's words begin, and
     where each rank has the window of all ranks' x.
     gates: int32, of the handshake, and a count for each tile; all 0 before and after.
@@ -370,7 +357,7 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
             )
             _ask_for(
                 w, left, n, begin, end, w_deep_stride, w_col_stride,
-                COLS, (TURNED >> number) & 1, ON_GPU,
+                COLS, (TURNED >> (2 * number)) & 3, ON_GPU,
             )  # fmt: skip
         base = past
 
@@ -435,37 +422,33 @@ def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
     for number in tl.static_range(OUTPUTS):
         if number == 0:
             w, bias, y, n = w0, bias0, y0, n0
-            w_deep_stride, w_col_stride = w0_deep_stride, w0_col_stride
-            bias_stride, y_stride = bias0_stride, y0_stride
+            w_deep_stride, w_col_stride, y_stride = w0_deep_stride, w0_col_stride, y0_stride
         elif number == 1:
             w, bias, y, n = w1, bias1, y1, n1
-            w_deep_stride, w_col_stride = w1_deep_stride, w1_col_stride
-            bias_stride, y_stride = bias1_stride, y1_stride
+            w_deep_stride, w_col_stride, y_stride = w1_deep_stride, w1_col_stride, y1_stride
         elif number == 2:
             w, bias, y, n = w2, bias2, y2, n2
-            w_deep_stride, w_col_stride = w2_deep_stride, w2_col_stride
-            bias_stride, y_stride = bias2_stride, y2_stride
+            w_deep_stride, w_col_stride, y_stride = w2_deep_stride, w2_col_stride, y2_stride
         else:
             w, bias, y, n = w3, bias3, y3, n3
-            w_deep_stride, w_col_stride = w3_deep_stride, w3_col_stride
-            bias_stride, y_stride = bias3_stride, y3_stride
+            w_deep_stride, w_col_stride, y_stride = w3_deep_stride, w3_col_stride, y3_stride
         past = base + tl.cdiv(n, COLS) * high
         skipped = tl.cdiv(tl.maximum(base - first, 0), workers) * workers
         for unit in tl.range(first + skipped, past, workers):
             _make(
                 x, w, bias, y, gathered, gates, parts, unit, base, came, splits, m, n, k,
-                own_row, own_rows, x_stride, w_deep_stride, w_col_stride, bias_stride, y_stride,
-                SPLIT, ROWS, COLS, DEEP, STAGES, (BIASES >> number) & 1, EDGE, BYTES, ON_GPU,
+                own_row, own_rows, x_stride, w_deep_stride, w_col_stride, (biases >> number) & 1,
+                y_stride, SPLIT, (TURNED >> (2 * number)) & 3, ROWS, COLS, DEEP, STAGES, EDGE,
+                BYTES, ON_GPU,
             )  # fmt: skip
         base = past
 
-    if KEEPS:
-        keepers = tl.maximum(tl.minimum(units, workers), 1)
-        for row in tl.range(first, tl.where(awaits, m, 0), keepers):
-            _keep_row(
-                x, gathered, kept, row, came, k, own_row, own_rows, x_stride, kept_stride,
-                PUSH_COLS, BYTES,
-            )  # fmt: skip
+    keepers = tl.maximum(tl.minimum(units, workers), 1)
+    for row in tl.range(first, tl.where(awaits & (keeps != 0), m, 0), keepers):
+        _keep_row(
+            x, gathered, kept, row, came, k, own_row, own_rows, x_stride, kept_stride,
+            PUSH_COLS, BYTES,
+        )  # fmt: skip
 
     # The last program to end gives the window back: all have read what they read of it.
     if leave(gates) == programs - 1:

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from ficco.kernels.plan_reader import OutputNames, PlanReader
 from ficco.plan import Product, RankPlan, Region, Word, window_places
 
-__all__ = ["GatherTable", "table_of"]
+__all__ = ["GATES", "GatherTable", "table_of"]
+
+GATES = 4  # int32 words of the handshake; see `direct_handshake`
 
 
 class GatherTable(NamedTuple):

@@ -12,12 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ficco.kernels.direct_gather_table import GATES
 from ficco.kernels.many_words import await_words, raise_words
 from ficco.plan import Word, word_place
 
-__all__ = ["GATES", "MET", "OPEN", "give_back", "leave", "meet", "open_window", "tell"]
+__all__ = ["MET", "OPEN", "give_back", "leave", "meet", "open_window", "tell"]
 
-GATES = 4  # int32 words
 OPEN, MET, _DONE = (tl.constexpr(i) for i in range(3))
 _GATES = tl.constexpr(GATES)
 _ENTERED = tl.constexpr(word_place(Word(0, "entered", 0)))

@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from ficco.kernels.declarations import DIRECT
 from ficco.kernels.direct_product import product
 from ficco.kernels.mailing import (
     call_number,
@@ -45,19 +46,13 @@ from ficco.kernels.mailing import (
 )
 from ficco.plan import WORDS
 
-__all__ = ["UNSPECIALIZED", "direct_all_reduce"]
+__all__ = ["direct_all_reduce"]
 
 _CHUNKS = tl.constexpr(WORDS["data"])  # words of one writer
 
 # Fields of a chunk.
 _BEGIN, _END, _PARTIAL, _SUM = (tl.constexpr(i) for i in range(4))
 _FIELDS = tl.constexpr(4)
-
-# The compiler learns nothing about these, so they never make another kernel.
-UNSPECIALIZED = (
-    "digest", "copy_places", "items", "m", "rank", "own_row", "own_rows", "bias_row",
-    "bias_rows", "slot_rows", "peers", "targets", "owners", "timeout_ns",
-)  # fmt: skip
 
 
 @triton.jit
@@ -67,7 +62,7 @@ def _rows_at(addresses, row, inside, bits, BYTES: tl.constexpr):  # noqa: N803
     return tl.multiple_of(at, BYTES)[:, None]
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
+@triton.jit(do_not_specialize=DIRECT.unknown)
 def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     x,
     w,
@@ -82,8 +77,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     copy_places: tl.int32,
     items: tl.int32,
     m: tl.int32,
-    n,
-    k,
+    n: tl.int32,
+    k: tl.int32,
     rank: tl.int32,
     own_row: tl.int32,
     own_rows: tl.int32,
@@ -94,9 +89,9 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     targets: tl.int64,
     owners: tl.int64,
     x_stride: tl.int64,
-    w_deep_stride,
-    w_col_stride,
-    bias_stride,
+    w_deep_stride: tl.int64,
+    w_col_stride: tl.int64,
+    has_bias: tl.int32,
     y_stride: tl.int64,
     timeout_ns: tl.int64,
     WORLD: tl.constexpr,  # noqa: N803
@@ -107,7 +102,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     STAGES: tl.constexpr,  # noqa: N803
     SUM_ROWS: tl.constexpr,  # noqa: N803
     SUM_COLS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
+    TURNED: tl.constexpr,  # noqa: N803
     EDGE: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
     MADE: tl.constexpr,  # noqa: N803
@@ -123,7 +118,9 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     counts: int32 [3], of the mailbox; see `ficco.kernels.mailing`.
     stop, status: int32. The status becomes 1 + the place of a word that was given up.
     own_row, own_rows: rows that this rank adds up. slot_rows: of a source.
+    bias: one row of adjacent elements; has_bias: 0 if there is none, and it is not read.
     bias_row, bias_rows: rows whose products get the bias, unless TWICE: then sums get it.
+    TURNED: which elements of w are adjacent, see `direct_product`.
     peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
     timeout_ns: how long a program waits before it gives up.
     MADE: whether the product of x and w stands in y already, so that nothing is multiplied.
@@ -183,13 +180,12 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         in_x = in_m[:, None]
                     total = product(
                         x_rows, in_x, w, left, end, 0, k, w_deep_stride, w_col_stride,
-                        ROWS, COLS, DEEP, STAGES, ON_GPU,
+                        TURNED, ROWS, COLS, DEEP, STAGES, ON_GPU,
                     )  # fmt: skip
-                if HAS_BIAS and not TWICE:
+                if not TWICE:
                     with_bias = (row >= bias_row) & (row < bias_row + bias_rows)
-                    terms = bias + col.to(tl.int64) * bias_stride
-                    term = tl.load(terms, mask=(col < end) & (bias_rows > 0), other=0)
-                    term = term.to(tl.float32)[None, :]
+                    added = (col < end) & (bias_rows > 0) & (has_bias != 0)
+                    term = tl.load(bias + col, mask=added, other=0).to(tl.float32)[None, :]
                     total += tl.where(with_bias[:, None], term, 0.0)
                 part = sendable(total.to(y.dtype.element_ty))
                 inside = in_m[:, None] & (col < end)[None, :] & opened
@@ -228,10 +224,9 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     total, late = take(
                         at, slot_rows.to(tl.int64) * n, inside, stop, patience_ns, WORLD, ON_GPU
                     )
-                    if HAS_BIAS and TWICE:
-                        term = tl.load(
-                            bias + col.to(tl.int64) * bias_stride, mask=col < end, other=0
-                        )
+                    if TWICE:
+                        added = (col < end) & (has_bias != 0)
+                        term = tl.load(bias + col, mask=added, other=0)
                         total += term.to(tl.float32)[None, :]
                     if late >= 0:
                         patience_ns = tl.zeros_like(patience_ns)

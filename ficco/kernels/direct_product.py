@@ -23,7 +23,8 @@ def product(  # noqa: PLR0913 - a kernel's arguments are its interface
     end,
     w_deep_stride,
     w_col_stride,
-    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    TURNED: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
     DEEP: tl.constexpr,  # noqa: N803
     STAGES: tl.constexpr,  # noqa: N803
@@ -31,37 +32,45 @@ def product(  # noqa: PLR0913 - a kernel's arguments are its interface
 ):
     """Return the float32 product of rows and w's columns [left, right), over depths [begin, end).
 
-    Elements outside are anything.
+    Elements outside are undefined.
 
     x_rows: pointers to the rows, [ROWS, 1]; to the one row where ROWS is 1.
     in_x: whether there is such a row, of the same shape; one row is always there.
     left, right: no more than COLS columns are multiplied. DEEP divides begin.
+    TURNED: 0, elements of a row of w are adjacent; 1, elements of a column are; 2, neither. A
+    stride that is so known to be 1 is not read.
     ROWS, COLS, DEEP, STAGES: see `direct.DirectTile`.
     """
     deep = tl.arange(0, DEEP)
     col = left + tl.arange(0, COLS)
     in_w = col < right
+    # A stride of 1 is written out: the compiler then knows which elements are adjacent.
+    w_cols = col.to(tl.int64) if TURNED == 0 else col.to(tl.int64) * w_col_stride
     if ROWS == 1:  # columns lie below one another, as they do in memory
-        w_at = w + col.to(tl.int64)[:, None] * w_col_stride
+        w_at = w + w_cols[:, None]
         x_at = x_rows + deep
         sums = tl.zeros((COLS, DEEP), tl.float32)
         for step in tl.range(0, tl.cdiv(end - begin, DEEP), num_stages=STAGES):
             at = begin + step * DEEP
             in_k = deep < end - at
             x_row = tl.load(x_at + at, mask=in_k, other=0)
-            w_deep = (at + deep).to(tl.int64)[None, :] * w_deep_stride
+            w_deep = (at + deep).to(tl.int64)[None, :]
+            if TURNED != 1:
+                w_deep = w_deep * w_deep_stride
             w_tile = tl.load(w_at + w_deep, mask=in_w[:, None] & in_k[None, :], other=0)
             sums += w_tile.to(tl.float32) * x_row.to(tl.float32)[None, :]
         total = tl.sum(sums, 1)[None, :]
     else:
         x_at = x_rows + deep[None, :]
-        w_at = w + col.to(tl.int64)[None, :] * w_col_stride
+        w_at = w + w_cols[None, :]
         total = tl.zeros((ROWS, COLS), tl.float32)
         for step in tl.range(0, tl.cdiv(end - begin, DEEP), num_stages=STAGES):
             at = begin + step * DEEP
             in_k = deep < end - at
             x_tile = tl.load(x_at + at, mask=in_x & in_k[None, :], other=0)
-            w_deep = (at + deep).to(tl.int64)[:, None] * w_deep_stride
+            w_deep = (at + deep).to(tl.int64)[:, None]
+            if TURNED != 1:
+                w_deep = w_deep * w_deep_stride
             w_tile = tl.load(w_at + w_deep, mask=in_w[None, :] & in_k[:, None], other=0)
             if not ON_GPU:  # the interpreter multiplies bfloat16 as integers
                 x_tile = x_tile.to(tl.float32)

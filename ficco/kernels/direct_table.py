@@ -11,11 +11,14 @@ from typing import NamedTuple
 from ficco.kernels.plan_reader import OutputNames, PlanReader
 from ficco.plan import RankPlan, Region, Word, window_places
 
-__all__ = ["VACANT", "DirectChunk", "DirectTable", "table_of"]
+__all__ = ["COUNTS", "THREADS", "VACANT", "DirectChunk", "DirectTable", "table_of"]
 
 # 32 bits that a mailbox holds wherever nothing has come, and which nobody sends. As twice 16 bits,
 # of float16 or bfloat16, they are -0; as float32 -4.6e-41. Both go as 0.
 VACANT = 0x80008000
+
+COUNTS = 3  # int32 words by which a rank counts calls on its mailbox
+THREADS = 32  # of a warp
 
 
 class DirectChunk(NamedTuple):

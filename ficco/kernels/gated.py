@@ -20,26 +20,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
-
 from ficco.errors import InputError
-from ficco.kernels.gated_kernel import UNSPECIALIZED, gated_gemm
+from ficco.kernels import loading
+from ficco.kernels.arrays import Bulk, address, dtype_name, item_bytes, stride
+from ficco.kernels.arrays import turned as turned_of
+from ficco.kernels.declarations import GATED, PUSHING, SUMMING
 from ficco.kernels.parts import GatedPart, Landed
-from ficco.kernels.pushing_kernel import pushing_gemm
-from ficco.kernels.specializing import aligned, for_any_size
-from ficco.kernels.summing_kernel import summing_gemm
 from ficco.kernels.tables import Signalling, Table, prepare
+from ficco.kernels.variants import Launch, is_aligned
 
 __all__ = ["Gate", "GatedPart", "Landed", "Launch", "Matrices", "Table", "gated_matmul",
            "launch_of", "prepare", "warm"]  # fmt: skip
 
 _BULK_ALIGN = 16  # bytes
-_KERNELS = (
-    (gated_gemm, for_any_size(gated_gemm)),
-    (pushing_gemm, for_any_size(pushing_gemm)),
-    (summing_gemm, for_any_size(summing_gemm)),
-)
+_MOST_STEP = 16  # columns: what divides where parts begin and end, at most
+_KERNELS = (GATED, PUSHING, SUMMING)
 
 
 class Matrices(NamedTuple):
@@ -49,21 +44,21 @@ class Matrices(NamedTuple):
         own: [rows, k], unit stride along rows; None where no part reads it.
         window: likewise.
         b: [k, n], any strides.
-        bias: [1, n], any stride, or None. It is added to parts of c alone: what goes to `partial`
-            is a term of a sum, to which its owner adds the bias.
+        bias: [1, n], whose elements are adjacent, or None. It is added to parts of c alone: what
+            goes to `partial` is a term of a sum, to which its owner adds the bias.
         c: [rows, n], unit stride along rows; float32, float16 or bfloat16.
         partial: likewise, of c's dtype; None where it is no part's target.
         landing: [rows, n], unit stride along rows, any of these dtypes: what peers push, to be
             added; None where no part is summed.
     """
 
-    own: torch.Tensor | None
-    window: torch.Tensor | None
-    b: torch.Tensor
-    bias: torch.Tensor | None
-    c: torch.Tensor
-    partial: torch.Tensor | None = None
-    landing: torch.Tensor | None = None
+    own: Any
+    window: Any
+    b: Any
+    bias: Any
+    c: Any
+    partial: Any = None
+    landing: Any = None
 
 
 class Gate(NamedTuple):
@@ -84,30 +79,13 @@ class Gate(NamedTuple):
         copy: of the window, to which the words belong, where the launch gives it back.
     """
 
-    words: torch.Tensor
+    words: Any
     stop: Any
-    status: torch.Tensor
+    status: Any
     timeout_ns: int
     value: int = 1
-    signals: torch.Tensor | None = None
+    signals: Any = None
     copy: int = 0
-
-
-class Launch(NamedTuple):
-    """A kernel and what it is launched with.
-
-    Attributes:
-        kernel: the Triton function.
-        arguments: by name, constants among them; pointers are tensors.
-        programs: the grid.
-        warps, stages: Triton's options.
-    """
-
-    kernel: Any
-    arguments: dict[str, Any]
-    programs: int
-    warps: int
-    stages: int
 
 
 def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
@@ -128,7 +106,7 @@ def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
         InputError: matrices that the table was not prepared for.
     """
     if table.tiles:
-        _launch(launch_of(table, matrices, gate))
+        loading.enqueue(launch_of(table, matrices, gate))
 
 
 def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
@@ -137,14 +115,16 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
     Raises:
         InputError: matrices that the table was not prepared for.
     """
-    tile, given = table.tile, _arguments(table, matrices, gate)
-    even, odd = _KERNELS[_kernel(table)]
-    arguments = {name: given[name] for name in even.arg_names}
-    kernel = even
-    if not aligned(arguments, UNSPECIALIZED):
-        kernel = odd
-        arguments |= {"COL_STEP": 1} if "COL_STEP" in arguments else {}  # odd sizes share a kernel
-    return Launch(kernel, arguments, table.programs, tile.warps, tile.stages)
+    tile, kernel = table.tile, _KERNELS[_kernel(table)]
+    given = _arguments(table, matrices, gate)
+    arguments = {name: given[name] for name, *_ in kernel.parameters}
+    launch = Launch(
+        kernel, arguments, (table.programs,), tile.warps, tile.stages,
+        dtypes={"bias": table.dtype}, arrays=table.arrays,
+    )  # fmt: skip
+    if arguments["COL_STEP"] == _MOST_STEP and is_aligned(launch):
+        return launch
+    return launch._replace(arguments=arguments | {"COL_STEP": 1}, odd=True)
 
 
 def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
@@ -161,37 +141,7 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
         return
     launch = launch_of(table, matrices, gate)
     counts = {"own_tiles", "whole", "shared", "peers"} & set(launch.arguments)
-    launch.arguments.update(dict.fromkeys(counts, 0))
-    even = launch.kernel in [each for each, _ in _KERNELS]
-    classes = (_class_of(*item, even) for item in launch.arguments.items())
-    kernel = (matrices.c.device, launch.kernel, table.tile, *classes)
-    if kernel not in _loaded:
-        _launch(launch)
-        _loaded.add(kernel)
-
-
-_loaded: set[tuple[Any, ...]] = set()
-
-
-def _class_of(name: str, argument: Any, even: bool) -> Any:
-    """Return what the compiler knows of an argument; another class makes another kernel."""
-    if isinstance(argument, TensorDescriptor):
-        return argument.base.dtype
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype
-    if isinstance(argument, bool):
-        return argument
-    if name.isupper():  # a constant
-        return argument
-    if name in UNSPECIALIZED:
-        return None
-    return even and argument == 1, argument.bit_length() > 31
-
-
-def _launch(launch: Launch) -> None:
-    launch.kernel[(launch.programs,)](
-        **launch.arguments, num_warps=launch.warps, num_stages=launch.stages
-    )
+    loading.warm(launch, dict.fromkeys(counts, 0))
 
 
 def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
@@ -199,18 +149,18 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
     tile = table.tile
     b, bias, c = matrices.b, matrices.bias, matrices.c
     own, window = _sources(table, matrices)
-    turned = b.stride(0) == 1 and b.stride(1) != 1
-    b_read, b_block = b, [tile.deep, tile.cols]
-    if turned:  # a descriptor's last dimension has unit stride
-        b_read, b_block = b.T, b_block[::-1]
-    a_block = [tile.rows, tile.deep]
+    turned = turned_of(b)
+    b_read, b_block = b, (tile.deep, tile.cols)
+    if turned == 1:  # the elements of a descriptor's rows are adjacent
+        b_read, b_block = b.T, (tile.cols, tile.deep)
+    a_block = (tile.rows, tile.deep)
     own_bulk = table.bulk and _has_descriptor(own)
     window_bulk = table.bulk and _has_descriptor(window)
     b_bulk = table.bulk and _has_descriptor(b_read)
     return {
-        "own": _descriptor(own, a_block) if own_bulk else own,
-        "window": _descriptor(window, a_block) if window_bulk else window,
-        "b": _descriptor(b_read, b_block) if b_bulk else b,
+        "own": Bulk(own, a_block) if own_bulk else own,
+        "window": Bulk(window, a_block) if window_bulk else window,
+        "b": Bulk(b_read, b_block) if b_bulk else b,
         "bias": c if bias is None else bias,
         "c": c,
         "places": table.places,
@@ -225,12 +175,12 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "shared": table.shared.tiles,
         "among": table.shared.among,
         "k": table.k,
-        "own_stride": 0 if own_bulk else own.stride(0),
-        "window_stride": 0 if window_bulk else window.stride(0),
-        "b_deep_stride": 0 if b_bulk else b.stride(0),
-        "b_col_stride": 0 if b_bulk else b.stride(1),
-        "bias_stride": 0 if bias is None else bias.stride(1),
-        "c_stride": c.stride(0),
+        "own_stride": 0 if own_bulk else stride(own, 0),
+        "window_stride": 0 if window_bulk else stride(window, 0),
+        "b_deep_stride": 0 if b_bulk or turned == 1 else stride(b, 0),
+        "b_col_stride": 0 if b_bulk or turned == 0 else stride(b, 1),
+        "has_bias": int(bias is not None),
+        "c_stride": stride(c, 0),
         "timeout_ns": gate.timeout_ns,
         "ROWS": tile.rows,
         "COLS": tile.cols,
@@ -239,8 +189,7 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "WINDOW_BULK": window_bulk,
         "B_BULK": b_bulk,
         "B_TURNED": turned,
-        "HAS_BIAS": bias is not None,
-        "ON_GPU": c.is_cuda,
+        "ON_GPU": table.arrays.on_gpu,
         "COL_STEP": _col_step(table),
         **_leaving(table, gate),
     } | (_further(table, table.signalling, matrices, gate) if table.signalling else {})
@@ -257,8 +206,7 @@ def _leaving(table: Table, gate: Gate) -> dict[str, Any]:
         "copy": gate.copy,
         "raised": found.raised if found else 0,
         "peers": found.peers if found else 0,
-        "LEAVES": found is not None,
-        "WORLD": found.world if found and not gate.words.is_cuda else 0,
+        "WORLD": found.world if found and not table.arrays.on_gpu else 0,
     }
 
 
@@ -282,7 +230,7 @@ def _further(
             _check_matrix(name, matrix, rows, table.n)
     partial = c if partial is None else partial
     landing = c if landing is None else landing
-    if signalling.partial_rows and partial.dtype != c.dtype:
+    if dtype_name(partial) != dtype_name(c):
         raise InputError(f"partial holds {partial.dtype}, c holds {c.dtype}; give them one dtype")
     return {
         "partial": partial,
@@ -290,9 +238,8 @@ def _further(
         "terms": signalling.terms,
         "counters": signalling.counters,
         "signals": gate.words if gate.signals is None else gate.signals,
-        "partial_stride": partial.stride(0),
-        "landing_stride": landing.stride(0),
-        "HAS_PARTIAL": signalling.partial_rows > 0,
+        "partial_stride": stride(partial, 0),
+        "landing_stride": stride(landing, 0),
         "TERMS": signalling.term_count,
         "OWN_AT": signalling.own_at,
         "BEGUN": signalling.begun,
@@ -313,20 +260,16 @@ def _col_step(table: Table) -> int:
     return _BULK_ALIGN if table.n % _BULK_ALIGN == 0 else 1
 
 
-def _has_descriptor(matrix: torch.Tensor) -> bool:
+def _has_descriptor(matrix: Any) -> bool:
     """Return whether bulk loads can read a matrix: it is not empty, and its rows are aligned."""
     rows, cols = matrix.shape
-    pitch, unit = matrix.stride()
-    if not rows or not cols or unit != 1 or pitch < cols:
+    pitch = stride(matrix, 0)
+    if not rows or not cols or stride(matrix, 1) != 1 or pitch < cols:
         return False
-    return matrix.data_ptr() % _BULK_ALIGN == 0 == pitch * matrix.itemsize % _BULK_ALIGN
+    return address(matrix) % _BULK_ALIGN == 0 == pitch * item_bytes(matrix) % _BULK_ALIGN
 
 
-def _descriptor(matrix: torch.Tensor, block: list[int]) -> TensorDescriptor:
-    return TensorDescriptor(matrix, matrix.shape, matrix.stride(), block)
-
-
-def _sources(table: Table, matrices: Matrices) -> tuple[torch.Tensor, torch.Tensor]:
+def _sources(table: Table, matrices: Matrices) -> tuple[Any, Any]:
     """Return own and window, one in place of the other where that has no tiles; all are checked."""
     own, window = matrices.own, matrices.window
     if table.own_tiles == 0:
@@ -347,21 +290,24 @@ def _sources(table: Table, matrices: Matrices) -> tuple[torch.Tensor, torch.Tens
         raise InputError(f"b is {tuple(b.shape)}; the table was prepared for {(k, n)}")
     if bias is not None and tuple(bias.shape) != (1, n):
         raise InputError(f"bias is {tuple(bias.shape)}; the table was prepared for {(1, n)}")
-    for name, matrix in (("own", own), ("window", window), ("b", b)):
-        if matrix.dtype != table.dtype:
+    if bias is not None:
+        _check_matrix("bias", bias, 1, n)
+    for name, matrix in (("own", own), ("window", window), ("b", b), ("bias", bias)):
+        if matrix is not None and dtype_name(matrix) != table.dtype:
             raise InputError(
                 f"{name} holds {matrix.dtype}; the table was prepared for {table.dtype}"
             )
     return own, window
 
 
-def _check_matrix(name: str, matrix: torch.Tensor, rows: int, cols: int) -> None:
+def _check_matrix(name: str, matrix: Any, rows: int, cols: int) -> None:
     if matrix.shape[0] < rows or matrix.shape[1] != cols:
         raise InputError(
             f"{name} is {tuple(matrix.shape)}; the table was prepared for {rows} rows or more "
             f"of {cols}"
         )
-    if cols > 1 and matrix.stride(1) != 1:
+    if cols > 1 and stride(matrix, 1) != 1:
         raise InputError(
-            f"{name} has strides {matrix.stride()}; the elements of a row must be neighbours"
+            f"{name} has a stride of {stride(matrix, 1)} elements along rows; the elements of a "
+            "row must be adjacent (a stride of 1)"
         )

@@ -17,31 +17,15 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.acquiring import await_if
-from ficco.kernels.leaving import give_window_back
+from ficco.kernels.declarations import GATED
+from ficco.kernels.leaving_kernel import give_window_back
 from ficco.kernels.sharing import share_tiles
 from ficco.kernels.tile_product import AWAITED, PART, PLACE_FIELDS, multiplied, store_tile
 
-__all__ = ["UNSPECIALIZED", "gated_gemm"]
-
-# The compiler learns nothing about these, so they never make another kernel.
-UNSPECIALIZED = (
-    "words",
-    "stop",
-    "status",
-    "value",
-    "own_tiles",
-    "whole",
-    "shared",
-    "among",
-    "timeout_ns",
-    "clear_count",
-    "copy",
-    "raised",
-    "peers",
-)
+__all__ = ["gated_gemm"]
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
+@triton.jit(do_not_specialize=GATED.unknown)
 def gated_gemm(  # noqa: PLR0913
     own,
     window,
@@ -59,12 +43,12 @@ def gated_gemm(  # noqa: PLR0913
     whole: tl.int32,
     shared: tl.int32,
     among: tl.int32,
-    k,
+    k: tl.int32,
     own_stride: tl.int64,
     window_stride: tl.int64,
-    b_deep_stride,
-    b_col_stride,
-    bias_stride,
+    b_deep_stride: tl.int64,
+    b_col_stride: tl.int64,
+    has_bias: tl.int32,
     c_stride: tl.int64,
     timeout_ns: tl.int64,
     cleared,
@@ -81,16 +65,16 @@ def gated_gemm(  # noqa: PLR0913
     WINDOW_BULK: tl.constexpr,  # noqa: N803
     B_BULK: tl.constexpr,  # noqa: N803
     B_TURNED: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
     COL_STEP: tl.constexpr,  # noqa: N803
-    LEAVES: tl.constexpr,  # noqa: N803
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Store every part's rows of a.b (+ bias) in c.
 
-    own, window, b: descriptors, if their _BULK is set, of blocks of ROWS x DEEP, and DEEP x COLS (
-    turned round if B_TURNED); else pointers, with their strides in elements.
+    own, window, b: descriptors, if their _BULK is set, of blocks of ROWS x DEEP, and DEEP x COLS
+    (COLS x DEEP if B_TURNED is 1); else pointers, with their strides in elements. A stride that
+    B_TURNED says is 1 is not read; see `tile_product.multiplied`.
+    bias: one row of adjacent elements; has_bias: 0 if there is none, and it is not read.
     places: of tiles, see `tile_product`.
     words, stop, status: pointers to int32; value: what words are awaited to be; timeout_ns: how
     long a program waits before it gives up.
@@ -98,8 +82,9 @@ def gated_gemm(  # noqa: PLR0913
     scratch, shares, shared, among: of shared tiles, which are of the window, see `sharing`; where
     there is none the window is own.
     COL_STEP: what divides where columns of tiles begin and of parts end.
-    LEAVES: whether the window is given back, as `leaving` has it; else these are not read:
-    cleared, clear_count, homes, copy, ended, raised, peers, WORLD.
+    cleared, clear_count, homes, copy, ended, raised, peers: of giving the window back, see
+    `leaving`; without peers it is not given back, and none of the others is read. WORLD: likewise,
+    and only the interpreter looks at it.
     ON_GPU: False in Triton's interpreter.
     """
     program = tl.program_id(0)
@@ -111,9 +96,7 @@ def gated_gemm(  # noqa: PLR0913
             own, place, own_stride, b, b_deep_stride, b_col_stride, 0, steps, k,
             ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,
         )  # fmt: skip
-        store_tile(
-            total, c, place, c_stride, bias, bias_stride, ROWS, COLS, HAS_BIAS, COL_STEP, False
-        )
+        store_tile(total, c, place, c_stride, bias, has_bias, ROWS, COLS, COL_STEP, False)
 
     # The same over the window. A program awaits a part's word once, before its first tile of it,
     # and once one was given up only looks at others. What it cannot know it multiplies all
@@ -137,17 +120,13 @@ def gated_gemm(  # noqa: PLR0913
             ROWS, COLS, DEEP, WINDOW_BULK, B_BULK, B_TURNED, ON_GPU,
         )  # fmt: skip
         store_tile(
-            tl.where(came != 0, total, float("nan")), c, place, c_stride, bias, bias_stride,
-            ROWS, COLS, HAS_BIAS, COL_STEP, False,
+            tl.where(came != 0, total, float("nan")), c, place, c_stride, bias, has_bias,
+            ROWS, COLS, COL_STEP, False,
         )  # fmt: skip
     share_tiles(
         window, b, bias, c, c, places, scratch, shares, words, words, words, stop, status, value,
-        shared, among, whole, k, window_stride, b_deep_stride, b_col_stride, bias_stride, c_stride,
+        shared, among, whole, k, window_stride, b_deep_stride, b_col_stride, has_bias, c_stride,
         c_stride, timeout_ns,
-        ROWS, COLS, DEEP, WINDOW_BULK, B_BULK, B_TURNED, HAS_BIAS, False, False, COL_STEP, True,
-        ON_GPU,
+        ROWS, COLS, DEEP, WINDOW_BULK, B_BULK, B_TURNED, False, COL_STEP, True, ON_GPU,
     )  # fmt: skip
-    if LEAVES:
-        give_window_back(
-            words, cleared, clear_count, homes, copy, ended, raised, peers, WORLD, ON_GPU
-        )
+    give_window_back(words, cleared, clear_count, homes, copy, ended, raised, peers, WORLD, ON_GPU)

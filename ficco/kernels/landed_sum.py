@@ -56,15 +56,14 @@ def store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     col,
     end,
     bias,
-    bias_stride,
+    has_bias,
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
     TERMS: tl.constexpr,  # noqa: N803
     OWN_AT: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
 ):
-    """Do what `store_sum` does for some columns. With bias_stride < 0 no bias is added."""
+    """Do what `store_sum` does for some columns. has_bias: 0 if there is no bias to add."""
     row = tl.arange(0, ROWS)
     c_col = col + tl.arange(0, COLS)
     c_at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
@@ -79,10 +78,9 @@ def store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
         total += tl.load(at, mask=inside, other=0).to(tl.float32)
         if i + 1 == OWN_AT:
             total += product
-    if HAS_BIAS:
-        wanted = (c_col < end) & (bias_stride >= 0)
-        term = tl.load(bias + c_col.to(tl.int64) * bias_stride, mask=wanted, other=0)
-        total += term.to(tl.float32)[None, :]
+    wanted = (c_col < end) & (has_bias != 0)
+    term = tl.load(bias + c_col, mask=wanted, other=0)
+    total += term.to(tl.float32)[None, :]
     tl.store(c_at, total.to(c.dtype.element_ty), mask=inside)
 
 
@@ -100,10 +98,9 @@ def store_sum(  # noqa: PLR0913
     col,
     end,
     bias,
-    bias_stride,
+    has_bias,
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
     TERMS: tl.constexpr,  # noqa: N803
     OWN_AT: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
@@ -119,6 +116,6 @@ def store_sum(  # noqa: PLR0913
     for i in tl.static_range(4):
         store_columns(
             quarter(own, i, ROWS, COLS), landing, terms, row_in_part, landing_stride, c, c_row,
-            rows, c_stride, col + i * WIDTH, end, bias, bias_stride,
-            ROWS, WIDTH, HAS_BIAS, TERMS, OWN_AT, BEGUN,
+            rows, c_stride, col + i * WIDTH, end, bias, has_bias,
+            ROWS, WIDTH, TERMS, OWN_AT, BEGUN,
         )  # fmt: skip

@@ -30,8 +30,6 @@ from ficco.kernels.many_words import await_words, raise_words
 from ficco.plan import Word, word_place
 
 __all__ = [
-    "COUNTS",
-    "THREADS",
     "call_number",
     "count_call",
     "draw",
@@ -44,8 +42,6 @@ __all__ = [
     "take",
 ]
 
-COUNTS = 3  # int32 words
-THREADS = 32  # of a warp
 _VACANT_16 = tl.constexpr((VACANT & 0xFFFF) - (1 << 16))
 _VACANT_32 = tl.constexpr(VACANT - (1 << 32))
 _MINUS_0 = tl.constexpr(-(1 << 31))

@@ -1,24 +1,19 @@
-"""What launches of whole calls share: windows, what ends their waits, and how one is enqueued."""
+"""What launches of whole calls share: windows, what ends their waits, checks of operands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from ficco.errors import InputError
+from ficco.kernels.arrays import dtype_name, stride
 
 __all__ = [
     "ALIGN",
-    "Address",
     "Control",
-    "Launch",
     "Places",
-    "can_chain",
     "check_operand",
     "check_rows",
-    "enqueue",
     "power",
     "ranks_as_bits",
     "signed",
@@ -60,53 +55,6 @@ class Control(NamedTuple):
     timeout_ns: int
 
 
-class Address:
-    """Words that somebody else keeps, in the form in which kernels take tensors."""
-
-    dtype = torch.int32
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def data_ptr(self) -> int:
-        """Return the address as the device sees it."""
-        return self._address
-
-
-class Launch(NamedTuple):
-    """A kernel and what it is launched with.
-
-    Attributes:
-        kernel: the Triton function.
-        arguments: by name, constants among them.
-        programs: the grid.
-        warps: Triton's option.
-        chained: whether native code may have it begin while the launch before it on its stream
-            ends; the kernel waits for that end by itself. Triton does not.
-    """
-
-    kernel: Any
-    arguments: dict[str, Any]
-    programs: int
-    warps: int
-    chained: bool = False
-
-
-def can_chain(device: torch.device) -> bool:
-    """Whether a device's launches can begin while others end: from Hopper on.
-
-    Programmatic dependent launch; NVIDIA's CUDA C++ Programming Guide.
-    """
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def enqueue(launch: Launch) -> None:
-    """Enqueue a launch on the current stream, as Triton does it."""
-    launch.kernel[(launch.programs,)](**launch.arguments, num_warps=launch.warps)
-
-
 def power(size: int) -> int:
     """Return the least power of two that is not less."""
     return 1 << max(size - 1, 0).bit_length()
@@ -131,7 +79,7 @@ def check_operand(name: str, matrix: Any, shape: tuple[int, int], dtype: str) ->
     """
     if tuple(matrix.shape) != shape:
         raise InputError(f"{name} is {tuple(matrix.shape)}; the table was made for {shape}")
-    if matrix.dtype != getattr(torch, dtype):
+    if dtype_name(matrix) != dtype:
         raise InputError(f"{name} holds {matrix.dtype}; the table was made for {dtype}")
 
 
@@ -141,7 +89,8 @@ def check_rows(name: str, matrix: Any) -> None:
     Raises:
         InputError: they are not.
     """
-    if matrix.shape[0] and matrix.shape[1] > 1 and matrix.stride(1) != 1:
+    if matrix.shape[0] and matrix.shape[1] > 1 and stride(matrix, 1) != 1:
         raise InputError(
-            f"{name} has strides {matrix.stride()}; the elements of a row must be neighbours"
+            f"{name} has a stride of {stride(matrix, 1)} elements along rows; the elements of a "
+            "row must be adjacent (a stride of 1)"
         )

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-import torch
-import triton
-import triton.language as tl
+from typing import Any
 
-__all__ = ["pool_bags"]
+from ficco.kernels import loading
+from ficco.kernels.arrays import library_of, stride
+from ficco.kernels.declarations import POOL
+from ficco.kernels.one_launch import power
+from ficco.kernels.variants import Launch
+
+__all__ = ["launch_of", "pool_bags"]
 
 _LOOKUPS = 8  # rows read at once
-_MOST_COLS = 256
-
-
-@triton.jit
-def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
-    target,
-    table,
-    indices,
-    offsets,
-    first,
-    batch,
-    lookups,
-    dim,
-    table_stride,
-    target_stride,
-    LOOKUPS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    COLS: tl.constexpr,  # noqa: N803
-):
-    place = tl.program_id(0)
-    bag = first + place
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    begin = tl.load(offsets + bag)
-    end = tl.load(offsets + bag + 1, mask=bag + 1 < batch, other=lookups)
-    total = tl.zeros((COLS,), tl.float32)
-    at = begin
-    while at < end:
-        each = at + tl.arange(0, LOOKUPS)
-        row = tl.load(indices + each, mask=each < end, other=0)
-        inside = (each < end)[:, None] & (col < dim)[None, :]
-        rows = tl.load(table + row[:, None] * table_stride + col[None, :], mask=inside, other=0)
-        total += tl.sum(rows.to(tl.float32), axis=0)
-        at += LOOKUPS
-    tl.store(
-        target + place.to(tl.int64) * target_stride + col,
-        total.to(target.dtype.element_ty),
-        mask=col < dim,
-    )
+_LEAST_COLS, _MOST_COLS = 16, 256
 
 
 def pool_bags(
-    table: torch.Tensor,
-    indices: torch.Tensor,
-    offsets: torch.Tensor,
+    table: Any,
+    indices: Any,
+    offsets: Any,
     bags: tuple[int, int],
-    target: torch.Tensor,
+    target: Any,
 ) -> None:
     """Put the sums of some bags into the target, a row each, on the current stream.
 
@@ -64,12 +32,29 @@ def pool_bags(
         bags: the first bag, and the one past the last.
         target: [bags, dim] in the dtype to round to.
     """
-    first, last = bags
-    count, dim = last - first, table.shape[1]
-    if not count or not dim:
-        return
-    cols = min(triton.next_power_of_2(dim), _MOST_COLS)
-    _pool[count, triton.cdiv(dim, cols)](
-        target, table, indices, offsets, first, offsets.numel(), indices.numel(), dim,
-        table.stride(0), target.stride(0), LOOKUPS=_LOOKUPS, COLS=cols, num_warps=2,
-    )  # fmt: skip
+    if bags[1] > bags[0] and table.shape[1]:
+        loading.enqueue(launch_of(table, indices, offsets, bags, target))
+
+
+def launch_of(
+    table: Any,
+    indices: Any,
+    offsets: Any,
+    bags: tuple[int, int],
+    target: Any,
+    arrays: Any = None,
+) -> Launch:
+    """Return what `pool_bags` launches; the target is not empty.
+
+    arrays: the library of the arrays; None: PyTorch.
+    """
+    (first, last), dim = bags, table.shape[1]
+    cols = max(min(power(dim), _MOST_COLS), _LEAST_COLS)
+    arguments = {
+        "target": target, "table": table, "indices": indices, "offsets": offsets, "first": first,
+        "batch": offsets.shape[0], "lookups": indices.shape[0], "dim": dim,
+        "table_stride": stride(table, 0), "target_stride": stride(target, 0),
+        "LOOKUPS": _LOOKUPS, "COLS": cols,
+    }  # fmt: skip
+    arrays = arrays or library_of(target.device)
+    return Launch(POOL, arguments, (last - first, -(-dim // cols)), 2, arrays=arrays)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.gated_kernel import UNSPECIALIZED
+from ficco.kernels.declarations import PUSHING
 from ficco.kernels.sharing import share_tiles
 from ficco.kernels.tile_product import (
     PLACE_FIELDS,
@@ -28,7 +28,7 @@ from ficco.kernels.tile_product import (
 __all__ = ["pushing_gemm"]
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
+@triton.jit(do_not_specialize=PUSHING.unknown)
 def pushing_gemm(  # noqa: PLR0913
     own,
     b,
@@ -45,11 +45,11 @@ def pushing_gemm(  # noqa: PLR0913
     whole: tl.int32,
     shared: tl.int32,
     among: tl.int32,
-    k,
+    k: tl.int32,
     own_stride: tl.int64,
-    b_deep_stride,
-    b_col_stride,
-    bias_stride,
+    b_deep_stride: tl.int64,
+    b_col_stride: tl.int64,
+    has_bias: tl.int32,
     c_stride: tl.int64,
     partial_stride: tl.int64,
     timeout_ns: tl.int64,
@@ -59,8 +59,6 @@ def pushing_gemm(  # noqa: PLR0913
     OWN_BULK: tl.constexpr,  # noqa: N803
     B_BULK: tl.constexpr,  # noqa: N803
     B_TURNED: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_PARTIAL: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
     COL_STEP: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
@@ -68,7 +66,7 @@ def pushing_gemm(  # noqa: PLR0913
     """Store every part's rows and columns of own.b in its target, and raise the part's word.
 
     own, b: descriptors or pointers, as those of `gated_gemm`; c, partial: pointers to one dtype,
-    with their strides in elements; `partial` gets no bias.
+    with their strides in elements; `partial` gets no bias. They are equal where no tile goes there.
     places: of tiles, see `tile_product`.
     counters: int32, one a part, all 0; they are 0 again when the launch ends.
     signals: pointer to int32.
@@ -87,15 +85,12 @@ def pushing_gemm(  # noqa: PLR0913
             own, place, own_stride, b, b_deep_stride, b_col_stride, 0, steps, k,
             ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,
         )  # fmt: skip
-        target, stride, step = target_of(
-            place, c, c_stride, partial, partial_stride, bias_stride, HAS_PARTIAL
-        )
-        store_tile(total, target, place, stride, bias, step, ROWS, COLS, HAS_BIAS, COL_STEP, BEGUN)
+        target, stride, biased = target_of(place, c, c_stride, partial, partial_stride, has_bias)
+        store_tile(total, target, place, stride, bias, biased, ROWS, COLS, COL_STEP, BEGUN)
         stored = count_stored(places, tile, whole, stored, counters, signals, ON_GPU)
     share_tiles(
         own, b, bias, c, partial, places, scratch, shares, signals, counters, signals, stop, status,
-        0, shared, among, whole, k, own_stride, b_deep_stride, b_col_stride, bias_stride, c_stride,
+        0, shared, among, whole, k, own_stride, b_deep_stride, b_col_stride, has_bias, c_stride,
         partial_stride, timeout_ns,
-        ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, HAS_BIAS, HAS_PARTIAL, BEGUN, COL_STEP, False,
-        ON_GPU,
+        ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, BEGUN, COL_STEP, False, ON_GPU,
     )  # fmt: skip

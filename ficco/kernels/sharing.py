@@ -78,10 +78,9 @@ def _finish(  # noqa: PLR0913 - a kernel's arguments are its interface
     place,
     c_stride,
     bias,
-    bias_stride,
+    has_bias,
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
     COL_STEP: tl.constexpr,  # noqa: N803
 ):
@@ -97,7 +96,7 @@ def _finish(  # noqa: PLR0913 - a kernel's arguments are its interface
             part += tl.load(_kept(scratch, program, i, ROWS, COLS))
         store_columns(
             part, c, c, 0, c_stride, c, c_row, rows, c_stride, col + i * WIDTH, end, bias,
-            bias_stride, ROWS, WIDTH, HAS_BIAS, 0, 0, BEGUN,
+            has_bias, ROWS, WIDTH, 0, 0, BEGUN,
         )  # fmt: skip
 
 
@@ -124,7 +123,7 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
     a_stride,
     b_deep_stride,
     b_col_stride,
-    bias_stride,
+    has_bias,
     c_stride,
     partial_stride,
     timeout_ns,
@@ -134,8 +133,6 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
     A_BULK: tl.constexpr,  # noqa: N803
     B_BULK: tl.constexpr,  # noqa: N803
     B_TURNED: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_PARTIAL: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
     COL_STEP: tl.constexpr,  # noqa: N803
     AWAITS: tl.constexpr,  # noqa: N803
@@ -179,12 +176,12 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
             _keep(total, scratch, program, ROWS, COLS)
             count_tiles(share, 1, among, share, ON_GPU)  # never all of them
         else:
-            target, stride, step = target_of(
-                place, c, c_stride, partial, partial_stride, bias_stride, HAS_PARTIAL
+            target, stride, biased = target_of(
+                place, c, c_stride, partial, partial_stride, has_bias
             )
             _finish(
-                total, scratch, program - turn, program, target, place, stride, bias, step,
-                ROWS, COLS, HAS_BIAS, BEGUN, COL_STEP,
+                total, scratch, program - turn, program, target, place, stride, bias, biased,
+                ROWS, COLS, BEGUN, COL_STEP,
             )  # fmt: skip
             # 0 in the end, though others counted after this one had given up.
             tl.atomic_add(share, 1 - among, sem="relaxed", scope="gpu")

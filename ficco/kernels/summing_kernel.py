@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.acquiring import await_if
-from ficco.kernels.gated_kernel import UNSPECIALIZED
+from ficco.kernels.declarations import SUMMING
 from ficco.kernels.landed_sum import TERM_FIELDS, TERM_WORD
 from ficco.kernels.tile_product import (
     PART,
@@ -28,7 +28,7 @@ from ficco.kernels.tile_product import (
 __all__ = ["summing_gemm"]
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
+@triton.jit(do_not_specialize=SUMMING.unknown)
 def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     own,
     b,
@@ -44,11 +44,11 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     status,
     value: tl.int32,
     whole: tl.int32,
-    k,
+    k: tl.int32,
     own_stride: tl.int64,
-    b_deep_stride,
-    b_col_stride,
-    bias_stride,
+    b_deep_stride: tl.int64,
+    b_col_stride: tl.int64,
+    has_bias: tl.int32,
     c_stride: tl.int64,
     landing_stride: tl.int64,
     timeout_ns: tl.int64,
@@ -58,7 +58,6 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     OWN_BULK: tl.constexpr,  # noqa: N803
     B_BULK: tl.constexpr,  # noqa: N803
     B_TURNED: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
     TERMS: tl.constexpr,  # noqa: N803
     OWN_AT: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
@@ -98,6 +97,6 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
             came = came & here
         store_summed(
             tl.where(came != 0, total, float("nan")), landing, at_terms, landing_stride, c, place,
-            c_stride, bias, bias_stride, ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN, COL_STEP,
+            c_stride, bias, has_bias, ROWS, COLS, TERMS, OWN_AT, BEGUN, COL_STEP,
         )  # fmt: skip
         stored = count_stored(places, tile, whole, stored, counters, signals, ON_GPU)

@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 
 from ficco.errors import InputError
+from ficco.kernels.arrays import Arrays, address, dtype_name, has_bulk_loads, item_bytes, library_of
 from ficco.kernels.leaving import LeavingTable
 from ficco.kernels.parts import GatedPart, Landed
-from ficco.kernels.placing import on_device
 from ficco.kernels.tiling import Shares, Tile, choose_tile, count_tiles, shared_tiles
 
 __all__ = ["Shared", "Signalling", "Table", "prepare"]
 
 _INTERPRETED_PROCESSORS = 4  # where there is no GPU to ask
-_BULK_CAPABILITY = 9  # Hopper
 _ALIGN = 16  # bytes of a bulk load's row, and of the widest store
 
 
@@ -41,8 +39,8 @@ class Signalling(NamedTuple):
         begun: whether parts are added to what their targets hold.
     """
 
-    terms: torch.Tensor
-    counters: torch.Tensor
+    terms: Any
+    counters: Any
     term_count: int
     own_at: int
     col_step: int
@@ -63,8 +61,8 @@ class Shared(NamedTuple):
 
     tiles: int
     among: int
-    scratch: torch.Tensor
-    counts: torch.Tensor
+    scratch: Any
+    counts: Any
 
 
 class Table(NamedTuple):
@@ -78,6 +76,7 @@ class Table(NamedTuple):
         own_tiles, tiles: tiles of own parts, and of all.
         programs: of a launch.
         bulk: whether the GPU has bulk (TMA) loads.
+        arrays: the library of the arrays.
         heights: rows that own, window and c have at least.
         shared: the last tiles.
         signalling: what else the kernel reads, or None where parts do nothing but wait.
@@ -87,9 +86,9 @@ class Table(NamedTuple):
     parts: tuple[GatedPart, ...]
     n: int
     k: int
-    dtype: torch.dtype
+    dtype: str
     tile: Tile
-    places: torch.Tensor
+    places: Any
     own_tiles: int
     tiles: int
     programs: int
@@ -98,14 +97,15 @@ class Table(NamedTuple):
     shared: Shared
     signalling: Signalling | None = None
     leaving: LeavingTable | None = None
+    arrays: Any = None
 
 
 def prepare(  # noqa: PLR0913 - a table has as many facts
     parts: Sequence[GatedPart],
     n: int,
     k: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: Any,
+    device: Any,
     tile: Tile | None = None,
     begun: bool = False,
     turn_of: Hashable = None,
@@ -120,7 +120,7 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
         n: columns of c.
         k: depth.
         dtype: of own, window and b: float32, float16 or bfloat16.
-        device: the GPU; or the CPU, for Triton's interpreter.
+        device: a library of arrays (`Arrays`), or a torch.device; the CPU's is for the interpreter.
         tile: how to cut the GEMM; by default `choose_tile` says.
         begun: whether parts are added to what their targets hold.
         turn_of: whose launches never overlap, so that one scratch will do for them; None: this
@@ -134,10 +134,8 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
         _check_part(part, n)
     wide = [part._replace(cols=_cols(part, n)) for part in parts]
     order = sorted((p for p in wide if p.rows and p.cols), key=_turn)  # stable
-    processors, bulk = _INTERPRETED_PROCESSORS, True
-    if device.type == "cuda":
-        facts = torch.cuda.get_device_properties(device)
-        processors, bulk = facts.multi_processor_count, facts.major >= _BULK_CAPABILITY
+    arrays, item = library_of(device), item_bytes(dtype)
+    processors = arrays.processors or _INTERPRETED_PROCESSORS
     own = [part for part in order if part.source == "own"]
     window = [part for part in order if part.source == "window"]
     further = begun or any(_does_more(part, n) for part in order)
@@ -147,10 +145,10 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
     # Tiles that are shared are of one source, and not summed.
     apart = None if any(part.terms for part in order) else len(own) if window else 0
     rows, cols = [part.rows for part in order], [_cols(part, n) for part in order]
-    aligned = k * dtype.itemsize % _ALIGN == 0
+    aligned = k * item % _ALIGN == 0
     if tile is None:
         pushed = [part.signal >= 0 for part in order]
-        tile = choose_tile(rows, cols, dtype.itemsize, processors, aligned, pushed, k, apart)
+        tile = choose_tile(rows, cols, item, processors, aligned, pushed, k, apart)
     firsts = [0, *accumulate(count_tiles(rows, cols, tile))]
     tiles, at_once = firsts[-1], processors * tile.per_sm
     shares = shared_tiles(tiles, 0 if apart is None else tiles - firsts[apart], at_once, tile, k)
@@ -158,25 +156,26 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
         parts=tuple(order),
         n=n,
         k=k,
-        dtype=dtype,
+        dtype=dtype_name(dtype),
         tile=tile,
-        places=on_device(_places(order, n, tile), torch.int32, device),
+        places=arrays.place(_places(order, n, tile), "int32"),
         own_tiles=firsts[len(own)],
         tiles=tiles,
         programs=max(min(tiles - shares.tiles, at_once), shares.tiles * shares.among),
-        bulk=bulk,
+        bulk=has_bulk_loads(arrays),
         heights=(
             max((part.a_row + part.rows for part in own), default=0),
             max((part.a_row + part.rows for part in window), default=0),
             max((part.c_row + part.rows for part in order if part.target == "c"), default=0),
         ),
-        shared=_shared(shares, tile.rows * tile.cols, device, turn_of),
-        signalling=_signalling(order, n, device, begun) if further else None,
+        shared=_shared(shares, tile.rows * tile.cols, arrays, turn_of),
+        signalling=_signalling(order, n, arrays, begun) if further else None,
         leaving=leaving,
+        arrays=arrays,
     )
 
 
-def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: bool) -> Signalling:
+def _signalling(order: list[GatedPart], n: int, arrays: Arrays, begun: bool) -> Signalling:
     """Return the tables of parts that do more than wait.
 
     Raises:
@@ -192,9 +191,9 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: boo
     ranks, own_at = places.pop() if places else (1, 0)
     landed = [[term for term in part.terms if term is not None] for part in order]
     terms = [found or [Landed(0)] * (ranks - 1) for found in landed]
-    counters = on_device([0] * len(order), torch.int32, device)
+    counters = arrays.place([0] * len(order), "int32")
     return Signalling(
-        terms=on_device(terms, torch.int32, device) if summed else counters,
+        terms=arrays.place(terms, "int32") if summed else counters,
         counters=counters,
         term_count=ranks - 1,
         own_at=own_at,
@@ -207,28 +206,41 @@ def _signalling(order: list[GatedPart], n: int, device: torch.device, begun: boo
     )
 
 
-def _shared(shares: Shares, elements: int, device: torch.device, turn_of: Hashable) -> Shared:
+def _shared(shares: Shares, elements: int, arrays: Arrays, turn_of: Hashable) -> Shared:
     """Return what programs need that share tiles of so many elements."""
-    counts = on_device([0] * max(shares.tiles, 1), torch.int32, device)
+    counts = arrays.place([0] * max(shares.tiles, 1), "int32")
     if shares.tiles:
-        scratch = _scratch(shares.tiles * shares.among * elements, device, turn_of)
+        scratch = _scratch(shares.tiles * shares.among * elements, arrays, turn_of)
     else:
-        scratch = torch.empty(0, dtype=torch.float32, device=device)
+        scratch = arrays.empty(0, "float32")
     return Shared(*shares, scratch, counts)
 
 
-def _scratch(elements: int, device: torch.device, turn_of: Hashable) -> torch.Tensor:
+def _scratch(elements: int, arrays: Arrays, turn_of: Hashable) -> Any:
     """Return float32 elements, of which launches in turn share the largest."""
-    key = (device, turn_of)
+    key = (arrays.device, turn_of)
     found = None if turn_of is None else _scratches.get(key)
-    if found is None or found.numel() < elements:
-        found = torch.empty(elements, dtype=torch.float32, device=device)
+    if found is None or found.elements < elements:
+        found = _Scratch(arrays.empty(elements, "float32"), elements)
         if turn_of is not None:
             _scratches[key] = found
     return found
 
 
-_scratches: WeakValueDictionary[Hashable, torch.Tensor] = WeakValueDictionary()
+class _Scratch:
+    """An array that several tables share, in the form in which kernels take arrays."""
+
+    dtype = "float32"
+
+    def __init__(self, array: Any, elements: int) -> None:
+        self.array, self.elements = array, elements
+
+    def data_ptr(self) -> int:
+        """Return the address as the device sees it."""
+        return address(self.array)
+
+
+_scratches: WeakValueDictionary[Hashable, _Scratch] = WeakValueDictionary()
 
 
 def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -55,7 +55,8 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
 ):
     """Return the float32 product of a tile, of steps first to past of the depth.
 
-    Rows beyond its own are anything.
+    Rows beyond its own are undefined. B_TURNED: 0, elements of a row of b are adjacent; 1, elements
+    of a column are; 2, neither. Bulk loads need one of the first two.
     """
     a_row = tl.load(place + _SOURCE_ROW)
     rows = tl.load(place + HEIGHT)
@@ -69,7 +70,10 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
         in_a = (row < rows)[:, None]
     if not B_BULK:
         b_col = col + tl.arange(0, COLS)
-        b_at = b + b_col.to(tl.int64)[None, :] * b_col_stride
+        # A stride of 1 is written out: the compiler then knows which elements are adjacent.
+        b_at = (
+            b + b_col[None, :] if B_TURNED == 0 else b + b_col.to(tl.int64)[None, :] * b_col_stride
+        )
         in_b = (b_col < n)[None, :]
     for step in tl.range(first, past):
         at = step * DEEP
@@ -78,9 +82,11 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
         else:
             a_tile = tl.load(a_at + at, mask=in_a & (deep < k - at)[None, :], other=0)
         if B_BULK:
-            b_tile = b.load([col, at]).T if B_TURNED else b.load([at, col])
+            b_tile = b.load([col, at]).T if B_TURNED == 1 else b.load([at, col])
         else:
-            b_deep = (at + deep).to(tl.int64)[:, None] * b_deep_stride
+            b_deep = (at + deep)[:, None]
+            if B_TURNED != 1:
+                b_deep = (at + deep).to(tl.int64)[:, None] * b_deep_stride
             b_tile = tl.load(b_at + b_deep, mask=in_b & (deep < k - at)[:, None], other=0)
         if not ON_GPU:  # the interpreter multiplies bfloat16 as integers
             a_tile = a_tile.to(tl.float32)
@@ -96,19 +102,14 @@ def target_of(
     c_stride,
     partial,
     partial_stride,
-    bias_stride,
-    HAS_PARTIAL: tl.constexpr,  # noqa: N803
+    has_bias,
 ):
-    """Return where a tile goes, the stride there, and that of the bias: < 0, none, in `partial`."""
-    target = c
-    stride = c_stride
-    step = bias_stride
-    if HAS_PARTIAL:
-        away = tl.load(place + _AWAY) != 0
-        target = tl.where(away, partial, c)
-        stride = tl.where(away, partial_stride, c_stride)
-        step = tl.where(away, -1, bias_stride)
-    return target, stride, step
+    """Return where a tile goes, the stride there, and has_bias, which is 0 in `partial`."""
+    away = tl.load(place + _AWAY) != 0
+    target = tl.where(away, partial, c)
+    stride = tl.where(away, partial_stride, c_stride)
+    biased = tl.where(away, 0, has_bias)
+    return target, stride, biased
 
 
 @triton.jit
@@ -143,17 +144,16 @@ def store_tile(  # noqa: PLR0913
     place,
     c_stride,
     bias,
-    bias_stride,
+    has_bias,
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
     COL_STEP: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
 ):
-    """Store a tile of the table of tiles (+ what is there, if BEGUN) (+ bias).
+    """Store a tile of the table of tiles (+ what is there, if BEGUN) (+ bias, if has_bias).
 
     By halves, which take half the room when threads exchange what they hold. COL_STEP divides where
-    columns of tiles begin and of parts end; bias_stride < 0: no bias is added.
+    columns of tiles begin and of parts end.
     """
     # The compiler forgets hints on what one loop hands to the other; this it sees by itself.
     col = tl.load(place + COLUMN) // COL_STEP * COL_STEP
@@ -163,12 +163,12 @@ def store_tile(  # noqa: PLR0913
     HALF: tl.constexpr = COLS // 2  # noqa: N806
     left, right = halves(total, ROWS, COLS)
     store_columns(
-        left, c, c, 0, c_stride, c, c_row, rows, c_stride, col, end, bias, bias_stride,
-        ROWS, HALF, HAS_BIAS, 0, 0, BEGUN,
+        left, c, c, 0, c_stride, c, c_row, rows, c_stride, col, end, bias, has_bias,
+        ROWS, HALF, 0, 0, BEGUN,
     )  # fmt: skip
     store_columns(
-        right, c, c, 0, c_stride, c, c_row, rows, c_stride, col + HALF, end, bias, bias_stride,
-        ROWS, HALF, HAS_BIAS, 0, 0, BEGUN,
+        right, c, c, 0, c_stride, c, c_row, rows, c_stride, col + HALF, end, bias, has_bias,
+        ROWS, HALF, 0, 0, BEGUN,
     )  # fmt: skip
 
 
@@ -182,10 +182,9 @@ def store_summed(  # noqa: PLR0913
     place,
     c_stride,
     bias,
-    bias_stride,
+    has_bias,
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
     TERMS: tl.constexpr,  # noqa: N803
     OWN_AT: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
@@ -196,6 +195,6 @@ def store_summed(  # noqa: PLR0913
     end = tl.load(place + COLUMNS_END) // COL_STEP * COL_STEP
     store_sum(
         total, landing, terms, tl.load(place + _ROW), landing_stride, c,
-        tl.load(place + TARGET_ROW), tl.load(place + HEIGHT), c_stride, col, end, bias, bias_stride,
-        ROWS, COLS, HAS_BIAS, TERMS, OWN_AT, BEGUN,
+        tl.load(place + TARGET_ROW), tl.load(place + HEIGHT), c_stride, col, end, bias, has_bias,
+        ROWS, COLS, TERMS, OWN_AT, BEGUN,
     )  # fmt: skip

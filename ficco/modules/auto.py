@@ -95,9 +95,26 @@ def choice(
     on_gpu = device.type == "cuda"
     name = _name(device.index or 0) if on_gpu else ""
     driver = cuda.served_version() if on_gpu else None
-    return selector.automatic(
-        problem, runtime.machine, name, when or regime(), driver, kernels,
-        alone=groups.alone() and kernels,
+    own = getattr(runtime, "kernels", None) if on_gpu else None
+
+    def chosen(kernels: bool) -> selector.Choice:
+        return selector.automatic(
+            problem, runtime.machine, name, when or regime(), driver, kernels,
+            alone=groups.alone() and kernels,
+        )  # fmt: skip
+
+    found = chosen(kernels and not (own and own.reason))
+    if own is None or own.serve(problem, found.schedule):
+        return found
+    _say_once(problem.op, found.schedule.name)
+    return chosen(False)
+
+
+@lru_cache(maxsize=256)
+def _say_once(op: str, schedule: str) -> None:
+    log.warning(
+        "%s: %s would be better, but a rank lacks a kernel of it: the pack has none for these "
+        "sizes, and Triton is not installed to compile it; pip install triton", op, schedule,
     )  # fmt: skip
 
 

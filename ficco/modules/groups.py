@@ -142,6 +142,7 @@ def prepare(
 
 
 def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None) -> None:
+    from ficco.runtime.kernels_of_group import kernels_of
     from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
 
     reason = why_not(pg)
@@ -154,7 +155,11 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
         _fallbacks[pg] = reason
         log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", reason)
         return
+    kernels = kernels_of(pg)
+    if kernels.reason:
+        log.warning("schedule='auto' takes none of ficco's own kernels: %s", kernels.reason)
     runtime.most_window_bytes = most_window_bytes
+    runtime.kernels = kernels
     _gpu_runtimes[pg] = runtime
     _changed()
     log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)

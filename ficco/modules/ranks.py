@@ -43,7 +43,8 @@ class TorchOffers(NamedTuple):
     Attributes:
         cuda: the CUDA version that it was built for, or nothing.
         devices: how many GPUs it can use here.
-        nccl, symmetric_memory, triton: whether it has them.
+        nccl, symmetric_memory: whether it has them.
+        triton: whether it is installed, to compile kernels that the pack lacks.
     """
 
     cuda: str
@@ -61,7 +62,6 @@ class TorchOffers(NamedTuple):
             "a GPU that it can use": self.devices > 0,
             "NCCL": self.nccl,
             "symmetric memory": self.symmetric_memory,
-            "Triton": self.triton,
         }
         missing = [name for name, there in wanted.items() if not there]
         return f"PyTorch lacks {', '.join(missing)}" if missing else ""

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from numbers import Integral
 
 import torch
+import torch.distributed as dist
 
+from ficco.engines.wanted import DescribedKernels, missing
 from ficco.errors import InputError
+from ficco.kernels import fallback
+from ficco.kernels.arrays import library_of
+from ficco.kernels.variants import Variant
+from ficco.lowering import lower_rank
 from ficco.modules.auto import AUTO
-from ficco.modules.layers.choosing import choice_of
+from ficco.modules.layers.choosing import choice_of, problem_of
 from ficco.modules.layers.finding import DTYPES, local_of
 from ficco.modules.layers.layer import ATTRIBUTE, Layer, layer_of
 from ficco.modules.layers.trial import call, operator_of
@@ -34,9 +41,9 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
 
     Afterwards no call with as many rows or fewer, by the same schedule, grows a window; on GPUs
     neither does the same call in a capture. Without backward, calls of fewer rows are made as well,
-    each of a fifth fewer, so that nearly all kernels are compiled and loaded that requests of other
-    lengths run. It is a collective call: all ranks make it alike. Gradients of the model are not
-    touched.
+    each of a fifth fewer, so that nearly all kernels are loaded that requests of other lengths run;
+    what the pack lacks of them is compiled at once, in several processes. It is a collective call:
+    all ranks make it alike. Gradients of the model are not touched.
 
     Args:
         module: an overlapped model.
@@ -54,8 +61,11 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     if not isinstance(rows, Integral) or rows < 1:
         raise InputError(f"rows={rows!r}: it is batch x sequence, a whole number of 1 or more")
     calls = list(_kinds(found, backward))
-    for layer, weights, wanted in calls:
-        _call(layer, weights, rows, wanted)  # windows grow, which lets go what was made ready
+    # Windows grow, which lets go what was made ready.
+    called = [_call(layer, weights, rows, wanted) for layer, weights, wanted in calls]
+    _compile_together(
+        [each for each, (*_, wanted) in zip(called, calls, strict=True) if not wanted], rows
+    )
     for layer, weights, wanted in calls:
         if not wanted:
             _fewer(layer, weights, rows)
@@ -94,10 +104,38 @@ def _kinds(
         yield layer, weights, wanted
 
 
-def _fewer(layer: Layer, weights: list[Tensor], rows: int) -> None:
-    """Make a layer's call of fewer and fewer rows, to one."""
+def _compile_together(called: Sequence[Layer], rows: int) -> None:
+    """Compile at once what the pack lacks of the kernels that calls of fewer rows launch.
+
+    Without GPUs, or where nothing can be compiled, nothing is done.
+    """
+    on_gpus = [each for each in called if each.seen and each.seen.device.type == "cuda"]
+    if not on_gpus or fallback.why_not():
+        return
+    arrays = library_of(on_gpus[0].seen.device)  # type: ignore[union-attr]
+    kernels = DescribedKernels(arrays.capability, arrays.processors or 1)
+    wanted: dict[Variant, None] = {}
+    for layer, fewer in product(on_gpus, _heights(rows)):
+        assert layer.seen is not None
+        smaller = replace(layer, seen=layer.seen._replace(whole=fewer))
+        problem, found = problem_of(smaller), choice_of(smaller)
+        if problem is None or found is None or found.schedule.transport == "collective":
+            continue
+        plan = lower_rank(problem, found.schedule, dist.get_rank(layer.ranks.group))
+        wanted |= dict.fromkeys(missing(plan, kernels))
+    fallback.compile_together(wanted, arrays.capability)
+
+
+def _heights(rows: int) -> Iterator[int]:
+    """Yield fewer and fewer rows, to one."""
     fewer = rows
     while fewer := int(fewer * _FEWER):
+        yield fewer
+
+
+def _fewer(layer: Layer, weights: list[Tensor], rows: int) -> None:
+    """Make a layer's call of fewer and fewer rows, to one."""
+    for fewer in _heights(rows):
         called = _call(layer, weights, fewer, backward=False)
         for other in _gated(called):
             options = replace(layer.options, schedule=other)

@@ -125,6 +125,7 @@ class CudaProcessRuntime(ProcessRuntime):
         process_group: the group.
         device: of this rank.
         traced: whether calls take times for `timeline`, which costs a little.
+        kernels: which of ficco's own kernels all ranks can have; None: that was not asked.
 
     Raises: as `ProcessRuntime`; what `why_not` would say is for the caller to ask before.
         SignalsRefused: signals do not reach all ranks, as all of them say.
@@ -132,6 +133,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
     engine = "cuda"
     backend = "nccl"
+    kernels: Any = None
     shares_windows = False
 
     def __init__(self, group: Any, machine: Machine, timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "call.hpp"
+#include "cubin.hpp"
 #include "kernels.hpp"
 #include "work.hpp"
 
@@ -12,6 +13,8 @@ namespace {
 
 constexpr unsigned kMostThreads = 1024;
 constexpr unsigned kMostSharedBytes = 232448;
+constexpr unsigned kSharedWithoutAsking = 48U << 10;
+constexpr int kAttributeMostShared = 8;
 
 // By type of a tensor map's elements.
 constexpr std::array<std::uint64_t, 10> kElementBytes{1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
@@ -48,6 +51,7 @@ const std::vector<KnownText>& known_texts() {
 struct Module {
     ContextHandle context;  // in which it was loaded
     std::vector<const KnownText*> kernels;
+    Cubin cubin;  // its kernels; empty for a text
 };
 
 // Modules by handle. Guarded by the driver's mutex.
@@ -78,6 +82,9 @@ void launch(Driver& driver, FunctionHandle function, const Shape& shape, StreamH
     }
     if (shape[0] == 0 || shape[1] == 0 || shape[2] == 0 || !within(shape[3], kMostThreads) ||
         shape[4] > kMostSharedBytes || extra != nullptr) {
+        throw Failure{kInvalidValue};
+    }
+    if (found->code && shape[4] > std::max(kSharedWithoutAsking, found->most_shared_bytes)) {
         throw Failure{kInvalidValue};
     }
     driver.submit(*on, kernel(*found, shape, parameters));
@@ -112,17 +119,40 @@ FunctionHandle Kernels::add(std::span<const std::size_t> bytes, Kernel kernel) {
         kernel.parameters.push_back({end, size});
         end += size;
     }
+    return add(std::move(kernel));
+}
+
+FunctionHandle Kernels::add_code(ContextHandle context, std::vector<Kernel::Parameter> parameters) {
+    return add(Kernel{
+        .parameters = std::move(parameters), .run = nullptr, .context = context, .code = true});
+}
+
+FunctionHandle Kernels::add(Kernel kernel) {
     const std::lock_guard lock(mutex_);
     const FunctionHandle handle = new_handle();
     kernels_[handle] = std::make_shared<Kernel>(std::move(kernel));
     return handle;
 }
 
-std::shared_ptr<const Kernel> Kernels::find(FunctionHandle handle) {
-    const std::lock_guard lock(mutex_);
+std::shared_ptr<Kernel> Kernels::own(FunctionHandle handle) {
     const auto found = kernels_.find(handle);
     if (found == kernels_.end()) throw Failure{kInvalidHandle};
     return found->second;
+}
+
+std::shared_ptr<const Kernel> Kernels::find(FunctionHandle handle) {
+    const std::lock_guard lock(mutex_);
+    return own(handle);
+}
+
+void Kernels::stand_in(FunctionHandle handle, HostKernel run) {
+    const std::lock_guard lock(mutex_);
+    own(handle)->run = run;
+}
+
+void Kernels::allow_shared(FunctionHandle handle, unsigned bytes) {
+    const std::lock_guard lock(mutex_);
+    own(handle)->most_shared_bytes = bytes;
 }
 
 }  // namespace ficco::driver_double
@@ -142,9 +172,15 @@ DOUBLE_API Status cuModuleLoadData(ModuleHandle* module, const void* image) {
         const ContextHandle context = driver.current()->handle;
         driver.captures.refuse_unsafe();
         if (image == nullptr) throw Failure{kInvalidPtx};
-        auto kernels = kernels_of(static_cast<const char*>(image));
-        if (kernels.empty()) throw Failure{kInvalidPtx};
-        modules()[out(module) = new_handle()] = {context, std::move(kernels)};
+        Module loaded{context, {}, {}};
+        if (is_cubin(image)) {
+            loaded.cubin = read_cubin(image);
+            Faults::get().count("cubin", 1);
+        } else {
+            loaded.kernels = kernels_of(static_cast<const char*>(image));
+            if (loaded.kernels.empty()) throw Failure{kInvalidPtx};
+        }
+        modules()[out(module) = new_handle()] = std::move(loaded);
     });
 }
 
@@ -162,12 +198,32 @@ DOUBLE_API Status cuModuleGetFunction(FunctionHandle* function, ModuleHandle mod
         driver.current();
         const auto found = modules().find(module);
         if (found == modules().end()) throw Failure{kInvalidHandle};
-        for (const KnownText* kernel : found->second.kernels) {
+        const Module& loaded = found->second;
+        for (const KnownText* kernel : loaded.kernels) {
             if (name != kernel->name) continue;
-            out(function) = Kernels::get().add(kernel->known, kernel->bytes, found->second.context);
+            out(function) = Kernels::get().add(kernel->known, kernel->bytes, loaded.context);
             return;
         }
-        throw Failure{kNotFound};
+        const auto entry = loaded.cubin.find(name);
+        if (entry == loaded.cubin.end()) throw Failure{kNotFound};
+        out(function) = Kernels::get().add_code(loaded.context, entry->second);
+    });
+}
+
+// Lets a host function stand for a kernel of a cubin.
+DOUBLE_API Status ficcoDoubleStandIn(FunctionHandle function, HostKernel run) {
+    return call("ficcoDoubleStandIn",
+                [&](Driver&, Lock&) { Kernels::get().stand_in(function, run); });
+}
+
+DOUBLE_API Status cuFuncSetAttribute(FunctionHandle function, int attribute, int value) {
+    return call("cuFuncSetAttribute", [&](Driver& driver, Lock&) {
+        driver.current();
+        if (attribute != kAttributeMostShared) throw Failure{kNotSupported};
+        if (value < 0 || static_cast<unsigned>(value) > kMostSharedBytes) {
+            throw Failure{kInvalidValue};
+        }
+        Kernels::get().allow_shared(function, static_cast<unsigned>(value));
     });
 }
 

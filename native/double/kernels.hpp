@@ -25,9 +25,11 @@ struct Kernel {
         std::size_t bytes;
     };
     std::vector<Parameter> parameters;
-    HostKernel run;         // null where `known` says what it does
+    HostKernel run;         // null where `known` says what it does, or nothing stands for it
     ContextHandle context;  // in which alone it is known; null: in all
     Known known = Known::kNone;
+    bool code = false;               // it comes as a cubin
+    unsigned most_shared_bytes = 0;  // that launches may ask for; of a cubin alone
 };
 
 class Kernels {
@@ -38,13 +40,20 @@ class Kernels {
     FunctionHandle add(std::span<const std::size_t> bytes, HostKernel run);
     // One whose text is known, with parameters of so many bytes.
     FunctionHandle add(Known known, std::span<const std::size_t> bytes, ContextHandle context);
+    // A kernel of a cubin, which says of its parameters itself; what it does is not run, but what
+    // a test gives by `stand_in`.
+    FunctionHandle add_code(ContextHandle context, std::vector<Kernel::Parameter> parameters);
     std::shared_ptr<const Kernel> find(FunctionHandle handle);
+    void stand_in(FunctionHandle handle, HostKernel run);
+    void allow_shared(FunctionHandle handle, unsigned bytes);
 
   private:
     FunctionHandle add(std::span<const std::size_t> bytes, Kernel kernel);
+    FunctionHandle add(Kernel kernel);
+    std::shared_ptr<Kernel> own(FunctionHandle handle);  // with the mutex
 
     std::mutex mutex_;
-    std::map<FunctionHandle, std::shared_ptr<const Kernel>> kernels_;
+    std::map<FunctionHandle, std::shared_ptr<Kernel>> kernels_;
 };
 
 }  // namespace ficco::driver_double

@@ -335,6 +335,7 @@ Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
             return storing(one, shape);
         }
         case Known::kNone:
+            if (kernel.run == nullptr) throw Failure{kNotSupported};  // nothing stands for its code
             break;
     }
     const auto memory = std::make_shared<std::vector<TensorMap>>(kernel.parameters.size());

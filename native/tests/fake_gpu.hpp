@@ -71,6 +71,9 @@ class FakeGpu : public Gpu {
     void fill(GpuAddress, unsigned char, std::size_t, GpuStream) override {}
     void read(void*, GpuAddress, std::size_t, GpuStream) override {}
 
+    GpuKernel load_code(std::string_view, const std::string&, unsigned) override {
+        throw GpuError("it has no code to load");
+    }
     std::vector<std::size_t> load(GpuKernel kernel) override { return kernels.at(kernel); }
     void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) override {
         if (refuses) throw GpuError("it refuses");

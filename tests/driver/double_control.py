@@ -84,7 +84,7 @@ def count(kind: str) -> int:
     """Return how much was done of something.
 
     Kinds are "memcpy", "memcpy_bytes", "memset", "memop", "host", "graph", "kernel", "tensormap",
-    "stored", of words that kernels store, and "context", of those that are not primary.
+    "cubin", "stored", of words that kernels store, and "context", of those that are not primary.
     """
     return int(_function("ficcoDoubleCounts", ctypes.c_ulonglong, ctypes.c_char_p)(kind.encode()))
 
@@ -122,6 +122,23 @@ def kernel(parameter_bytes: list[int], run: Kernel) -> int:
     count_type = ctypes.c_size_t * len(parameter_bytes)
     make = _function("ficcoDoubleKernel", ctypes.c_void_p, count_type, ctypes.c_int, _HOST_KERNEL)
     return int(make(count_type(*parameter_bytes), len(parameter_bytes), _kernels[-1]))
+
+
+def stand_in(function: int, parameters: int, run: Kernel) -> None:
+    """Let the double run a Python function in place of a kernel of a cubin that is loaded.
+
+    Args:
+        function: the kernel's handle.
+        parameters: how many it takes.
+        run: as `kernel` has it.
+    """
+
+    def call(addresses: Any, shape: Any) -> None:
+        run([addresses[i] for i in range(parameters)], tuple(shape[:5]))
+
+    _kernels.append(_HOST_KERNEL(call))
+    stand = _function("ficcoDoubleStandIn", ctypes.c_int, ctypes.c_void_p, _HOST_KERNEL)
+    assert stand(function, _kernels[-1]) == 0
 
 
 class Cuda:

@@ -21,8 +21,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
-from compiling import compiled
+from compiling import on_gpu
 
+from ficco.kernels import loading
+from ficco.kernels.compiling import compile_variant
+from ficco.kernels.launching import Code
+from ficco.kernels.variants import Launch, Variant, passed, variant_of
 from ficco.problem import MAX_WORLD
 
 # Columns of the kernel's table.
@@ -62,7 +66,7 @@ class Matrix(NamedTuple):
 
 
 class GatedOnStream:
-    """Stands for `gated_gemm` and `ficco.kernels.launching.loaded` of it.
+    """Loads `gated_gemm` to the double as cubins, and stands for it there.
 
     Attributes:
         errors: what stand-ins raised, as text.
@@ -71,33 +75,35 @@ class GatedOnStream:
     def __init__(self) -> None:
         self.errors: list[str] = []
 
-    def loaded(self, kernel: Any, arguments: Mapping[str, Any], **options: int) -> Any:
-        """Compile the kernel for sm_90 and load a stand-in of it to the double."""
-        made = compiled(kernel, {**arguments, "ON_GPU": True}, 90, **options)
-        text = made.asm["ptx"]
-        (header,) = re.findall(r"\.visible \.entry \w+\((.*?)\n\)", text, re.DOTALL)
-        sizes = [
-            int(block) if block else int(bits) // 8
-            for bits, block in re.findall(r"\.param (?:\.[bu](\d+) |.*\[(\d+)\])", header)
-        ]
+    def loaded(self, launch: Launch, device: int) -> Code:
+        """Return a launch's kernel, compiled for sm_90 and loaded to a device of the double."""
+        variant = variant_of(on_gpu(launch))
+        made = compile_variant(variant, 90)
+        code = loading.code_of(variant, made.record)
+        handle = loading.gpu(device).load_code(made.cubin, code.name, code.shared_bytes)
 
         def run(parameters: list[int], shape: tuple[int, ...]) -> None:
             try:
-                assert shape[1:3] == (1, 1) and shape[3] == 32 * made.metadata.num_warps
-                assert shape[4] == made.metadata.shared
-                multiply(_by_name(made, parameters))
+                assert shape[1:3] == (1, 1) and shape[3] == 32 * variant.warps
+                assert shape[4] == code.shared_bytes
+                multiply(by_name(variant, parameters))
             except Exception:
                 self.errors.append(traceback.format_exc())
 
-        made.function = control.kernel(sizes, run)
-        return made
+        control.stand_in(handle, parameters_of(variant), run)
+        return code._replace(function=handle)
 
 
-def _by_name(made: Any, parameters: list[int]) -> dict[str, Any]:
+def parameters_of(variant: Variant) -> int:
+    """Return how many parameters a kernel takes, descriptors' parts and scratch included."""
+    return 2 + sum(5 if kind.startswith("tensordesc") else 1 for kind in variant.types)
+
+
+def by_name(variant: Variant, parameters: list[int]) -> dict[str, Any]:
     """Return the kernel's arguments: numbers, addresses, and matrices for descriptors."""
-    found = {made.src.fn.arg_names[place[0]]: value for place, value in made.src.constants.items()}
+    found: dict[str, Any] = dict(variant.constants)
     places = iter(parameters)
-    for name, kind in made.src.signature.items():
+    for name, kind, _ in passed(variant):
         if kind.startswith("tensordesc"):
             tensor = TensorMap.from_address(next(places))
             dtype = DTYPES[re.findall(r"<(\w+)\[", kind)[0]]
@@ -109,7 +115,7 @@ def _by_name(made: Any, parameters: list[int]) -> dict[str, Any]:
         elif kind.startswith("*"):
             found[name] = ctypes.c_uint64.from_address(next(places)).value
             found[f"{name} dtype"] = DTYPES.get(kind[1:], torch.int32)
-        elif kind != "constexpr":
+        else:
             number = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}[kind]
             found[name] = number.from_address(next(places)).value
     for _ in ("global scratch", "profile scratch"):
@@ -130,8 +136,11 @@ def multiply(given: Mapping[str, Any]) -> None:
 
     own = matrix("own", (given["own_stride"], 1))
     window = matrix("window", (given["window_stride"], 1))
-    b = matrix("b", (given["b_deep_stride"], given["b_col_stride"]))
-    turned = given["B_TURNED"] and given["B_BULK"]
+    way = given["B_TURNED"]  # a stride that is known to be 1 is not passed
+    deep, col = given["b_deep_stride"], given["b_col_stride"]
+    assert (way != 1 or not deep) and (way != 0 or not col)
+    b = matrix("b", (1 if way == 1 else deep, 1 if way == 0 else col))
+    turned = way == 1 and given["B_BULK"]
     c = Matrix(given["c"], (given["c_stride"], 1), given["c dtype"])
     patience_s = given["timeout_ns"] * 1e-9
     acquired, came = -1, True
@@ -145,8 +154,8 @@ def multiply(given: Mapping[str, Any]) -> None:
             came = a is own or word < 0 or _await(given, word, patience_s)
         factor = b.part(col, 0, cols, k).T if turned else b.part(0, col, k, cols)
         product = a.part(a_row, 0, rows, k).double() @ factor.double()
-        if given["HAS_BIAS"]:
-            bias = Matrix(given["bias"], (0, given["bias_stride"]), given["bias dtype"])
+        if given["has_bias"]:
+            bias = Matrix(given["bias"], (0, 1), given["bias dtype"])
             product += bias.part(0, col, 1, cols).double()
         if not came:
             status = ctypes.c_int32.from_address(given["status"])
@@ -154,7 +163,7 @@ def multiply(given: Mapping[str, Any]) -> None:
             product.fill_(torch.nan)
             patience_s = 0.0
         c.part(c_row, col, rows, cols).copy_(product)
-    if given["LEAVES"]:
+    if given["peers"]:
         _give_window_back(given)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import traceback
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import double_control as control
@@ -18,7 +17,8 @@ import numpy as np
 from numpy_on_stream import Kernels, Prepared
 
 from ficco.compute import GatedOperands, SumOperands
-from ficco.kernels.launching import Copy, LaunchSpec, Pitch, Place, Slot, described
+from ficco.kernels.launching import Code, Copy, LaunchSpec, Pitch, Place, Slot, described
+from ficco.kernels.variants import Passed
 
 __all__ = ["LaunchedKernels"]
 
@@ -110,14 +110,10 @@ class LaunchedKernels(Kernels):
 
         scratch = 2  # addresses that Triton passes behind all others
         handle = control.kernel([8] * (len(kinds) + scratch), launched)
-        metadata = SimpleNamespace(
-            name=name, triton_version="3.6", target=SimpleNamespace(backend="cuda"), num_ctas=1,
-            launch_cooperative_grid=False, launch_pdl=False, global_scratch_size=0,
-            profile_scratch_size=0, num_warps=1, shared=0, tensordesc_meta=[],
-        )  # fmt: skip
         even = [each for each, matrix in operands.items()
                 if each in likes and self.place(matrix)[0] % _DIVISOR == 0]  # fmt: skip
-        attributes = {(list(kinds).index(each),): [("tt.divisibility", _DIVISOR)] for each in even}
-        source = SimpleNamespace(signature=kinds, constants={}, attrs=attributes)
-        compiled = SimpleNamespace(function=handle, metadata=metadata, src=source)
-        return described(compiled, (1,), {}, {**where, **pitches, **numbers})
+        parameters = [
+            Passed(each, kind, _DIVISOR if each in even else 1) for each, kind in kinds.items()
+        ]
+        code = Code(name, tuple(parameters), threads=32, shared_bytes=0, function=handle)
+        return described(code, (1,), {}, {**where, **pitches, **numbers})

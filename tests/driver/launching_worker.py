@@ -20,17 +20,19 @@ import numpy as np
 import torch
 from double_control import Cuda
 from engine_node import expected
-from gated_on_stream import GatedOnStream
+from gated_on_stream import GatedOnStream, on_gpu
 
 from ficco import _native
 from ficco.engines.cuda import Device, GpuError
 from ficco.engines.cuda_layout import COPIES, Layout, Window
 from ficco.engines.peer_signals import writable_words
-from ficco.kernels import gated
+from ficco.kernels import gated, loading
+from ficco.kernels.arrays import Address
+from ficco.kernels.compiling import compile_variant
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
-from ficco.kernels.gated_kernel import gated_gemm
 from ficco.kernels.launching import Pitch, Place, Slot, Word, described
 from ficco.kernels.tiling import Tile
+from ficco.kernels.variants import variant_of
 from ficco.plan import Room
 
 WORLD, ROWS, DATA, ENTERED = 2, 37, 5, 11  # ranks, rows of each, words
@@ -111,7 +113,8 @@ class Rank:
         landed = torch.frombuffer(memory, dtype=ranks.dtype).reshape(ROWS, -1)[:, : ranks.k]
         matrices = Matrices(self.x, landed, self.b, self.bias, self.c)
         gate = Gate(self.words, self.words[:, 1:], self.words[:, 2:], int(ranks.patience_s * 1e9))
-        arguments = gated._arguments(table._replace(places=entries), matrices, gate)
+        launch = gated.launch_of(table._replace(places=entries), matrices, gate)
+        arguments = launch.arguments
         item = ranks.dtype.itemsize
         places: dict[str, Place] = {
             "own": Slot(X), "window": Slot(WINDOW), "b": Slot(B), "c": Slot(C), "words": Word(),
@@ -122,8 +125,10 @@ class Rank:
         if not arguments["OWN_BULK"]:
             places |= {"own_stride": Pitch(X, item), "window_stride": Pitch(WINDOW, item)}
             places["b_col_stride" if ranks.turned else "b_deep_stride"] = Pitch(B, item)
-        made = kernels.loaded(gated_gemm, arguments, num_warps=TILE.warps, num_stages=TILE.stages)
-        self.spec = described(made, (table.programs,), arguments, places)
+        self.code = made = kernels.loaded(launch, rank)
+        self.launch, self.arguments, self.places = launch, arguments, places
+        self.grid = launch.grid
+        self.spec = described(made, launch.grid, arguments, places)
         if self.ranks.chained:
             self.spec = self.spec._replace(chained=True)
         self.program.set_launches(0, 2, 3, [self.spec.native])
@@ -298,6 +303,63 @@ def refusals() -> None:
             ranks.ranks[1].call(0)
 
 
+def loading_code() -> None:
+    """A cubin is loaded once a device and variant; what the driver refuses is told."""
+    ranks = Ranks()
+    gpu = loading.gpu(0)
+    launch = on_gpu(ranks.ranks[0].launch)
+    variant = variant_of(launch)
+    made = compile_variant(variant, 90)
+    shared = made.record["shared"]
+    for function in ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuFuncLoad"):
+        control.fail_call(function, 719)
+        with expected(GpuError, f"{function} answers CUDA_ERROR_LAUNCH_FAILED"):
+            gpu.load_code(made.cubin, made.record["name"], 100_000)
+    with expected(GpuError, "cuModuleGetFunction answers CUDA_ERROR_NOT_FOUND"):
+        gpu.load_code(made.cubin, "another", shared)
+    with expected(GpuError, "cuFuncSetAttribute answers CUDA_ERROR_INVALID_VALUE"):
+        gpu.load_code(made.cubin, made.record["name"], 300_000)
+    with expected(GpuError, "no cubin"):
+        gpu.load_code(b"text", "text", 0)
+    code = loading.code_of(variant, made.record)
+    wrong = code._replace(parameters=code.parameters[:-1], function=ranks.ranks[0].spec.function)
+    spec = described(wrong, (1,), launch.arguments, ranks.ranks[0].places)
+    with expected(ValueError, "and the driver says that it takes"):
+        ranks.ranks[0].program.set_launches(0, 2, 3, [spec.native])
+
+
+def alone() -> None:
+    """A launch that belongs to no program is enqueued by itself, with matrices by slot."""
+    ranks = Ranks()
+    first = ranks.ranks[0]
+    window = first.places["window"].slot
+    places = {**first.places, "words": Slot(window)}
+    with expected(ValueError, "no own words"):
+        _native.GpuCall(loading.gpu(0), first.spec.native, 5)
+    spec = described(first.code, first.grid, first.arguments, places)
+    call = _native.GpuCall(loading.gpu(0), spec.native, 5)
+    with expected(ValueError, "5 slots"):
+        call.run([0] * 4, [0] * 4, first.stream)
+    addresses, pitches = first.slots()
+    with expected(ValueError, "not compiled for"):
+        call.run(addresses, [2] * 5, first.stream)
+    # Without words to wait for: what the window holds is multiplied.
+    first.words.fill_(1)
+    pitches[window] = first.window_pitch
+    addresses[window] = first.window.own(0)
+    peer = ranks.ranks[1]
+    ctypes.memmove(addresses[window], peer.x.data_ptr(), ROWS * first.window_pitch - 2 * ranks.pad)
+    arguments = {**first.arguments, "words": Address(first.words.data_ptr())}
+    places = {name: place for name, place in first.places.items() if name != "words"}
+    spec = described(first.code, first.grid, arguments, places)
+    _native.GpuCall(loading.gpu(0), spec.native, 5).run(addresses, pitches, first.stream)
+    ranks.cuda.cuStreamSynchronize(first.stream)
+    assert not ranks.kernels.errors, ranks.kernels.errors[0]
+    want = torch.cat([first.x, peer.x]).double() @ first.b.double()
+    off = (first.c.double() - want).abs().max() / want.abs().max()
+    assert off < 2 * torch.finfo(ranks.dtype).eps, off
+
+
 def older_driver() -> None:
     """A driver that cannot say what a kernel takes launches nothing."""
     with expected(GpuError, "from CUDA 12.4 on, and the driver serves 12.3"):
@@ -306,7 +368,8 @@ def older_driver() -> None:
 
 SCENARIOS = {
     "products": products, "chained": chained, "graphs": graphs, "giving_up": giving_up,
-    "refusals": refusals, "older_driver": older_driver,
+    "refusals": refusals, "loading_code": loading_code, "alone": alone,
+    "older_driver": older_driver,
 }  # fmt: skip
 
 if __name__ == "__main__":

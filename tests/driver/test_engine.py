@@ -33,6 +33,7 @@ UNREPORTED = {
     "cuEventDestroy": "ends something",
     "cuFuncGetParamInfo": "launches of kernels, see test_launching.py",
     "cuFuncLoad": "launches of kernels",
+    "cuFuncSetAttribute": "launches of kernels",
     "cuGetErrorName": "serves a message",
     "cuGetErrorString": "serves a message",
     "cuLaunchKernelEx": "launches of kernels",

@@ -49,7 +49,8 @@ def test_products_are_right_on_a_shared_queue(
 def test_launches_are_captured_given_up_and_refused(
     double_folder: Path, place: Path, torch: object
 ) -> None:
-    assert not run(double_folder, place, "chained", "graphs", "giving_up", "refusals")
+    assert not run(double_folder, place, "chained", "graphs", "giving_up", "refusals",
+                   "loading_code", "alone")  # fmt: skip
 
 
 def test_an_older_driver_is_refused(double_folder: Path, place: Path, torch: object) -> None:

@@ -235,6 +235,9 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
         "is_current_stream_capturing": here.capturing, "Event": lambda: _Event(here),
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=here.stream),
         "get_device_name": lambda device=None: "NVIDIA H200",
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            multi_processor_count=132, major=9, minor=0
+        ),
     }  # fmt: skip
     for name, value in given.items():
         setattr(gpus, name, value)

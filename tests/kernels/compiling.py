@@ -1,33 +1,20 @@
-"""Compiling Triton kernels for a GPU that need not be there."""
+"""Compiling launches for a GPU that need not be there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import triton
-from triton._C.libtriton import native_specialize_impl
-from triton.backends.compiler import BaseBackend, GPUTarget
+from ficco.kernels.compiling import compile_variant
+from ficco.kernels.variants import Launch, variant_of
+
+__all__ = ["compiled", "on_gpu"]
 
 
-def compiled(
-    kernel: Any, arguments: Mapping[str, Any], capability: int = 90, **options: int
-) -> Any:
-    """Return what Triton makes of a kernel for such arguments, specialized as when launched."""
-    types: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes = {}
-    for number, parameter in enumerate(kernel.params):
-        name, value = parameter.name, arguments[parameter.name]
-        kind, mark = "constexpr", None
-        if not parameter.is_constexpr:
-            special = not parameter.do_not_specialize
-            kind, mark = native_specialize_impl(BaseBackend, value, False, special, True)
-            kind = parameter.annotation_type or kind
-        types[name] = kind
-        if kind == "constexpr":
-            constants[name] = value
-        elif mark == "D":
-            attributes[number,] = [["tt.divisibility", 16]]
-    source = triton.compiler.ASTSource(kernel, types, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+def on_gpu(launch: Launch, **fields: Any) -> Launch:
+    """Return a launch of arrays of the CPU as one of a GPU's, with these arguments changed."""
+    return launch._replace(arguments=launch.arguments | {"ON_GPU": True} | fields)
+
+
+def compiled(launch: Launch, capability: int = 90, **fields: Any) -> Any:
+    """Return what Triton makes of a launch, as it is compiled for a GPU."""
+    return compile_variant(variant_of(on_gpu(launch, **fields)), capability).made

@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from compiling import compiled
+from compiling import compiled, on_gpu
 from interpreting import make_ready
 from triton.compiler.errors import CompilationError
 
 from ficco.errors import InputError, PlanError
 from ficco.kernels import direct
 from ficco.kernels.direct import Control, DirectTile, Operands, Places, all_reduce, prepare, warm
-from ficco.kernels.direct_kernel import direct_all_reduce
 from ficco.kernels.direct_table import VACANT, table_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
@@ -295,7 +294,7 @@ def refusals() -> None:
         given = mine._replace(**{name: value})
         refused(InputError, name, lambda given=given: all_reduce(prepared, given, told))
     turned = mine._replace(x=mine.x.t().contiguous().t())
-    refused(InputError, "neighbours", lambda: all_reduce(prepared, turned, told))
+    refused(InputError, "must be adjacent", lambda: all_reduce(prepared, turned, told))
 
     mesh = Machine.named("mesh4")
     for world, name in ((1, "one_shot_sm"), (4, "serial"), (4, "gated_1d"), (4, "hetero_fused_1d")):
@@ -338,8 +337,7 @@ def text_of(name: str, world: int, m: int, n: int, dtype: str, **fields: Any) ->
     assert not prepared.chained, "the interpreter's launches follow one another"
     launch = direct.launch_of(prepared._replace(chained=True), operands, control(5))
     assert launch.chained and launch.arguments["CHAINED"]
-    arguments = launch.arguments | {"ON_GPU": True} | fields
-    return arguments, compiled(direct_all_reduce, arguments, num_warps=prepared.tile.warps)
+    return on_gpu(launch, **fields).arguments, compiled(launch, **fields)
 
 
 def shares() -> None:

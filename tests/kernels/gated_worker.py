@@ -15,20 +15,18 @@ from contextlib import contextmanager
 from itertools import cycle, product
 from typing import Any
 
+import compiling
 import torch
-import triton
 from interpreting import make_ready
-from triton._C.libtriton import native_specialize_impl
-from triton.backends.compiler import BaseBackend, GPUTarget
 from triton.runtime import interpreter
 
 from ficco.errors import InputError
-from ficco.kernels import gated, tiling
+from ficco.kernels import gated, loading, tiling
 from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
-from ficco.kernels.gated_kernel import UNSPECIALIZED
 from ficco.kernels.leaving import leaving_table
 from ficco.kernels.parts import Leaving
 from ficco.kernels.tiling import TILES, Tile
+from ficco.kernels.variants import Variant, variant_of
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CPU = torch.device("cpu")
@@ -74,7 +72,7 @@ class Case:
         self.rows_of_window = self.window.clone()
         self.window.fill_(torch.nan)
         self.b = operand(k, n, dtype, pad, layout)
-        self.bias = matrix(1, 2 * n, dtype, (0, 0))[:, ::2] if bias else None
+        self.bias = matrix(1, n, dtype, (0, 0)) if bias else None
         self.rows = max(p.c_row + p.rows for p in parts)
         self.whole = torch.full((self.rows + 2, n + 16), torch.nan, dtype=dtype)
         self.table = prepare(parts, n, k, dtype, CPU, tile)
@@ -215,32 +213,35 @@ def late() -> None:
 
 
 def warming() -> None:
-    class Odd:
-        """The kernel for odd sizes, which Triton's interpreter does not tell from the other."""
+    def variant(*arguments: Any) -> Variant:
+        return variant_of(gated.launch_of(*arguments))
 
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return gated.gated_gemm[grid]
-
-    launched = []
-    launch = gated._launch
-    gated._launch = lambda *arguments: (launched.append(1), launch(*arguments))
-    gated._KERNELS = ((gated.gated_gemm, Odd()), gated._KERNELS[1])
     case = Case(PARTS, 48, 40, torch.float16)
     for _ in range(2):
         warm(*case.arguments())
-    assert len(launched) == 1, "what is loaded is launched again"
     assert case.whole.isnan().all() and not case.status.item(), "a tile was computed"
-    warm(*Case(PARTS, 49, 40, torch.float16).arguments())
-    assert len(launched) == 1, "odd sizes share a kernel"
-    warm(*Case(PARTS, 48, 48, torch.float16).arguments())
-    warm(*Case(PARTS, 48, 40, torch.bfloat16).arguments())
-    warm(*Case(PARTS, 48, 40, torch.float16, bias=True).arguments())
-    assert len(launched) == 4, "another kernel was taken for loaded"
+    sixteen = {48: Case(PARTS, 48, 48, torch.float16), 64: Case(PARTS, 64, 64, torch.float16)}
+    even = variant(*sixteen[48].arguments())
+    for other in sixteen.values():
+        other.whole = torch.full((other.rows + 2, other.n + 16), torch.nan, dtype=torch.float16)
+        assert variant(*other.arguments()) == even, "sizes that 16 divides share a kernel"
+        assert other.rows, "there is something to multiply"
+    with_bias = Case(PARTS, 48, 48, torch.float16, bias=True)
+    assert variant(*with_bias.arguments()) == even, "with a bias or without"
+    asked = leaving_table(Leaving((1, 2), 3, (1, 2), [[0, 16, 32]] * 2), CPU)
+    table, *rest = with_bias.arguments()
+    leaves = gated.launch_of(table._replace(leaving=asked), *rest)
+    leaves.arguments["WORLD"] = 0  # as on GPUs
+    assert variant_of(leaves) == even, "whether it gives the window back or not"
+    odd = variant(*Case(PARTS, 44, 48, torch.float16).arguments())
+    assert odd != even and not odd.aligned and dict(odd.constants)["COL_STEP"] == 1
+    assert odd == variant(*Case(PARTS, 52, 40, torch.float16).arguments()), "odd sizes share one"
+    assert even != variant(*Case(PARTS, 48, 48, torch.bfloat16).arguments())
     empty = prepare([GatedPart("own", 0, 0, 0)], 5, 5, torch.float32, CPU)
     _, matrices, gate = case.arguments()
     warm(empty, matrices, gate)
     gated_matmul(empty, matrices, gate)
-    assert len(launched) == 4, "no tiles, but a launch"
+    assert case.whole.isnan().all(), "no tiles, but a launch"
 
 
 def shared() -> None:
@@ -268,7 +269,7 @@ def shared() -> None:
     case = Case([GatedPart("own", 0, 0, 17)], 30, 256, torch.float32)  # own ones alone
     launch = gated.launch_of(*case.arguments())
     launch.arguments["shared"] = 0
-    gated._launch(launch)
+    loading.enqueue(launch)
     missing = case.whole[: case.rows, : case.n].isnan()
     assert case.table.shared.tiles and missing.any(), "shared tiles are made twice"
 
@@ -321,7 +322,7 @@ def refusals() -> None:
         ("own", None, "own is None"),
         ("own", matrices.own[:19], "own is"),
         ("own", matrices.own[:, :39], "own is"),
-        ("own", matrices.own.t().contiguous().t(), "own has strides"),
+        ("own", matrices.own.t().contiguous().t(), "own has a stride of"),
         ("window", None, "window is None"),
         ("window", matrices.window[:68], "window is"),
         ("window", matrices.window.half(), "window holds"),
@@ -390,28 +391,8 @@ def leaving() -> None:
 
 
 def compiled(case: Case, capability: int, form: str = "ptx") -> str:
-    """Return what a GPU would run for these arguments, in PTX; ptxas takes it, too."""
-    launch = gated.launch_of(*case.arguments())
-    kernel, arguments = launch.kernel, launch.arguments | {"ON_GPU": True}
-    types: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes = {}
-    for number, parameter in enumerate(kernel.params):
-        name, value = parameter.name, arguments[parameter.name]
-        kind, mark = "constexpr", None
-        if not parameter.is_constexpr:
-            special = name not in UNSPECIALIZED
-            kind, mark = native_specialize_impl(BaseBackend, value, False, special, True)
-            kind = parameter.annotation_type or kind
-        types[name] = kind
-        if kind == "constexpr":
-            constants[name] = value
-        elif mark == "D":
-            attributes[number,] = [["tt.divisibility", 16]]
-    source = triton.compiler.ASTSource(kernel, types, constants, attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    target = GPUTarget("cuda", capability, 32)
-    return str(triton.compile(source, target=target, options=options).asm[form])
+    """Return what a GPU would run for these arguments, in PTX or another form."""
+    return str(compiling.compiled(gated.launch_of(*case.arguments()), capability).asm[form])
 
 
 def merged(text: str) -> list[bool]:

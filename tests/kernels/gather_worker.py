@@ -24,7 +24,6 @@ from ficco.errors import InputError, PlanError
 from ficco.kernels import direct_gather as direct
 from ficco.kernels.direct import DirectTile
 from ficco.kernels.direct_gather import Matrices, Operands, gather, prepare, warm
-from ficco.kernels.direct_gather_kernel import direct_gather
 from ficco.kernels.direct_gather_table import table_of
 from ficco.kernels.one_launch import Places
 from ficco.lowering import lower_rank
@@ -213,7 +212,7 @@ def refusals() -> None:
         given = mine._replace(outputs=[first._replace(**{name: value}), mine.outputs[1]])
         refused(InputError, name, lambda given=given: gather(made, given, told, 0))
     turned = mine._replace(x=mine.x.t().contiguous().t())
-    refused(InputError, "neighbours", lambda: gather(made, turned, told, 0))
+    refused(InputError, "must be adjacent", lambda: gather(made, turned, told, 0))
 
     mesh = Machine.named("mesh4")
     for world, name in ((1, "gather_sm"), (4, "serial"), (4, "gated_1d"), (4, "hetero_fused_1d")):
@@ -262,9 +261,9 @@ def assembly() -> None:
         ]
         kept = torch.empty(m, k, dtype=kind) if split else None
         operands = Operands(torch.empty(rows[1], k, dtype=kind), found, kept)
-        arguments = direct._arguments(made, operands, control(5), 0) | {"ON_GPU": True}
-        assert arguments["EDGE"] == 8
-        text = compiled(direct_gather, arguments, num_warps=made.tile.warps)
+        launch = direct.launch_of(made, operands, control(5), 0)
+        assert launch.arguments["EDGE"] == 8
+        text = compiled(launch)
         _check_text(text, m)
 
 

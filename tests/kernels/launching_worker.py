@@ -9,46 +9,34 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
-from compiling import compiled
+from compiling import on_gpu
 from triton.backends.nvidia.driver import make_launcher, wrap_handle_tensordesc
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ficco.compute import DirectOperands, DirectOutput
-from ficco.compute.torch_kernels import direct_places
+from ficco.compute.own_kernels import direct_places
 from ficco.errors import EngineError, FiccoError, InputError
-from ficco.kernels import direct, direct_gather, gated, summing
+from ficco.kernels import direct, direct_gather, gated, loading, summing
+from ficco.kernels.arrays import Bulk
+from ficco.kernels.compiling import compile_variant, why_unknown
 from ficco.kernels.direct_gather_table import table_of as gather_table
 from ficco.kernels.direct_table import table_of as reduce_table
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
-from ficco.kernels.gated_kernel import gated_gemm
-from ficco.kernels.launching import Pitch, Place, Slot, Word, described, parameter_rows
+from ficco.kernels.launching import Code, Pitch, Place, Slot, Word, described, parameter_rows
 from ficco.kernels.one_launch import Control, Places
 from ficco.kernels.tiling import Tile
+from ficco.kernels.variants import Launch, Passed, variant_of
 from ficco.lowering import lower_rank
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 
-Case = tuple[Any, dict[str, Any], dict[str, Place], dict[str, int]]  # kernel, arguments, places
+Case = tuple[Launch, dict[str, Place]]
 BASE_ARGUMENTS = 13  # that Triton's launcher takes before those of the kernel
 BYTES = {"CUtensorMap": 128, "CUdeviceptr": 8} | {
     f"{sign}int{bits}_t": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 SMALL = Tile(64, 64, 64, 4, 4, 2, 1, 1.0)
 PARTS = [GatedPart("own", 0, 0, 70), GatedPart("window", 3, 70, 50, 11)]
-
-
-@triton.jit
-def numbers(a, b, small: tl.int8, odd, one, long: tl.int64, bits: tl.uint32, far):
-    """Store arguments of all kinds, so that none is lost."""
-    tl.store(a, small + odd + one + long)
-    tl.store(b + far, bits)
-
-
-@triton.jit
-def real(a, factor):
-    """Take a number that native code does not pass."""
-    tl.store(a, factor)
 
 
 def words(count: int) -> torch.Tensor:
@@ -67,8 +55,8 @@ def gated_case(dtype: torch.dtype, n: int, k: int, pad: int, turned: bool, bias:
     c = torch.zeros(120, n, dtype=dtype)
     table = prepare(PARTS, n, k, dtype, device, SMALL)
     matrices = Matrices(own, window, b, torch.zeros(1, n, dtype=dtype) if bias else None, c)
-    arguments = gated._arguments(table, matrices, Gate(words(64), words(4), words(4), 10**9))
-    arguments["ON_GPU"] = True
+    launch = on_gpu(gated.launch_of(table, matrices, Gate(words(64), words(4), words(4), 10**9)))
+    arguments = launch.arguments
     item = dtype.itemsize
     places: dict[str, Place] = {
         "own": Slot(0), "window": Slot(1), "b": Slot(2), "c": Slot(3), "words": Word(),
@@ -77,26 +65,20 @@ def gated_case(dtype: torch.dtype, n: int, k: int, pad: int, turned: bool, bias:
     if not bias:
         places["bias"] = Slot(3)
     for name, slot in (("own", 0), ("window", 1)):
-        if not isinstance(arguments[name], TensorDescriptor):
+        if not isinstance(arguments[name], Bulk):
             places[f"{name}_stride"] = Pitch(slot, item)
-    if not isinstance(arguments["b"], TensorDescriptor):
+    if not isinstance(arguments["b"], Bulk):
         places["b_col_stride" if turned else "b_deep_stride"] = Pitch(2, item)
-    return gated_gemm, arguments, places, {"num_warps": 4, "num_stages": 2}
+    return launch, places
 
 
 def sum_case(cols: int) -> Case:
     target, own, slots = (torch.zeros(20, cols, dtype=torch.float16) for _ in range(3))
-    arguments = {
-        "target": target, "slots": slots, "own": own, "bias": target, "rows": 5, "cols": cols,
-        "target_stride": cols, "slots_stride": cols, "slot_rows": 5, "own_stride": cols,
-        "COUNT": 2, "OWN_AT": 1, "HAS_BIAS": False, "ROWS": 8, "COLS": 512,
-    }  # fmt: skip
     places: dict[str, Place] = {
-        "target": Slot(3), "slots": Slot(1, 2), "own": Slot(0, byte=4), "bias": Slot(3),
+        "target": Slot(3), "slots": Slot(1, 2), "own": Slot(0), "bias": Slot(3),
         "target_stride": Pitch(3, 2), "slots_stride": Pitch(1, 2), "own_stride": Pitch(0, 2),
     }  # fmt: skip
-    arguments["slots"], arguments["own"] = slots[2:], own.flatten()[2:]
-    return summing._sum, arguments, places, {"num_warps": 4}
+    return summing.launch_of(slots[2:], 5, 2, own, 1, None, target), places
 
 
 def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case:
@@ -138,38 +120,35 @@ def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case
     else:
         reduce = direct.prepare(reduce_table(plan), windows, torch.device("cpu"))
         launch = direct.launch_of(reduce, direct.Operands(x, *found[0]), told)
-    arguments = launch.arguments | {"ON_GPU": True}
-    return launch.kernel, arguments, direct_places(operands, at, gathers), {"num_warps": 4}
-
-
-def number_case() -> Case:
-    arguments = {
-        "a": words(8), "b": words(8)[1:], "small": -7, "odd": -3, "one": 1, "long": -(1 << 40),
-        "bits": (1 << 32) - 5, "far": 1 << 35,
-    }  # fmt: skip
-    return numbers, arguments, {"a": Word(), "b": Slot(0, byte=4)}, {"num_warps": 1}
+    return on_gpu(launch), direct_places(operands, at, gathers)
 
 
 def cases() -> Iterator[Case]:
     for number, dtype in enumerate((torch.bfloat16, torch.float16, torch.float32)):
         yield gated_case(dtype, 192, 128, 16, number != 1, number == 0)
     yield gated_case(torch.bfloat16, 130, 72, 3, True, False)  # no descriptors
-    yield gated_case(torch.float16, 1, 65, 0, False, True)  # strides that are 1
+    yield gated_case(torch.float16, 1, 65, 0, False, True)  # a stride of 1 that is a pitch, too
     yield sum_case(512)
     yield sum_case(1)
-    yield number_case()
     yield direct_case(False, torch.float16, False, 0)
     yield direct_case(True, torch.bfloat16, True, 0)
     yield direct_case(True, torch.float32, False, 3)
 
 
+def code_of(launch: Launch) -> tuple[Code, Any]:
+    """Return a launch's kernel, and what Triton made of it."""
+    variant = variant_of(launch)
+    made = compile_variant(variant, 90)
+    return loading.code_of(variant, made.record), made.made
+
+
 def tensors(case: Case) -> dict[int, tuple[int, int]]:
     """Return address and pitch of every slot, and of words at -1, as the arguments have them."""
-    _, arguments, places, _ = case
+    launch, places = case
     found: dict[int, tuple[int, int]] = {}
     for name, place in places.items():
-        given = arguments[name]
-        base = given.base if isinstance(given, TensorDescriptor) else given
+        given = launch.arguments[name]
+        base = given.base if isinstance(given, Bulk) else given
         if isinstance(place, Word):
             found[-1] = base.data_ptr(), 4
         elif isinstance(place, Slot):
@@ -224,7 +203,15 @@ def of_triton(kernel: Any, arguments: Mapping[str, Any]) -> list[Any]:
     launcher = wrap_handle_tensordesc(
         lambda *given: given[BASE_ARGUMENTS:], signature, kernel.metadata.tensordesc_meta
     )
-    given = list(launcher(*range(BASE_ARGUMENTS), *(arguments[name] for name in signature)))
+
+    def tensor(value: Any) -> Any:
+        if not isinstance(value, Bulk):
+            return value
+        base, block = value
+        return TensorDescriptor(base, base.shape, base.stride(), list(block))
+
+    passed = [tensor(arguments[name]) for name in signature]
+    given = list(launcher(*range(BASE_ARGUMENTS), *passed))
     kinds = []
     for kind in signature.values():
         kinds += ["map", "i32", "i32", "i64", "i64"] if kind.startswith("tensordesc") else [kind]
@@ -268,32 +255,43 @@ def passed_by_triton(kernel: Any) -> list[int]:
 def layout() -> None:
     """Sizes, alignments, order and values are those of the PTX and of Triton's launcher."""
     for case in cases():
-        kernel, arguments, places, options = case
-        made = compiled(kernel, arguments, **options)
-        rows = parameter_rows(made, arguments, places)
+        launch, places = case
+        code, made = code_of(launch)
+        rows = parameter_rows(code, launch.arguments, places)
         sizes = [row[1] for row in rows if row[1]]
         assert declared_by_ptx(made) == [(count, 64 if count == 128 else count) for count in sizes]
         assert passed_by_triton(made) == sizes
-        assert values(rows, tensors(case)) == of_triton(made, arguments), kernel
+        assert values(rows, tensors(case)) == of_triton(made, launch.arguments), launch.kernel.name
         assert all(len(row) == 16 for row in rows)
 
 
 def held() -> None:
     """What a kernel was compiled for is asked of every call."""
-    kernel, arguments, places, options = sum_case(1)
-    rows = parameter_rows(compiled(kernel, arguments, **options), arguments, places)
-    assert [row[:9] for row in rows if row[0] == 3] == [
-        [3, 0, 1, 1, slot, 0, 0, 0, 2] for slot in (3, 1, 0)
-    ], "strides of one element are compiled into it"
-    kernel, arguments, places, options = gated_case(torch.bfloat16, 192, 128, 16, True, False)
-    rows = parameter_rows(compiled(kernel, arguments, **options), arguments, places)
+    launch, places = gated_case(torch.bfloat16, 192, 128, 16, True, False)
+    rows = parameter_rows(code_of(launch)[0], launch.arguments, places)
     assert [row[2] for row in rows if row[0] == 1] == [16, 16], "addresses of bias and c"
     assert [row[2] for row in rows if row[0] == 3] == [1, 1, 1, 16], "pitches of own, window, b, c"
+    launch, places = gated_case(torch.bfloat16, 130, 72, 3, True, False)
+    rows = parameter_rows(code_of(launch)[0], launch.arguments, places)
+    assert {row[2] for row in rows} == {1}, "of odd sizes nothing is known"
 
 
-def refused(kind: type[FiccoError], pattern: str, made: Any, arguments: Any, places: Any) -> None:
+def numbers() -> None:
+    """Numbers of all widths are passed as they are, and others are refused."""
+    wanted = {"small": ("i8", -7), "long": ("i64", -(1 << 40)), "bits": ("u32", (1 << 32) - 5)}
+    parameters = [Passed(name, kind, 1) for name, (kind, _) in wanted.items()]
+    given = {name: value for name, (_, value) in wanted.items()}
+    rows = parameter_rows(Code("numbers", tuple(parameters), 32, 0), given, {})
+    assert [row[:4] for row in rows] == [
+        [0, 1, 1, -7], [0, 8, 1, -(1 << 40)], [0, 4, 1, (1 << 32) - 5], [0, 8, 1, 0], [0, 8, 1, 0]
+    ]  # fmt: skip
+    real = Code("real", (Passed("factor", "fp32", 1),), 32, 0, function=9)
+    refused(EngineError, "'factor' as fp32", real, {"factor": 0.5}, {})
+
+
+def refused(kind: type[FiccoError], pattern: str, code: Code, arguments: Any, places: Any) -> None:
     try:
-        described(made, (2,), arguments, places)
+        described(code, (2,), arguments, places)
     except kind as error:
         assert re.search(pattern, str(error)), f"{pattern!r} is not in: {error}"
         return
@@ -301,58 +299,53 @@ def refused(kind: type[FiccoError], pattern: str, made: Any, arguments: Any, pla
 
 
 def refusals() -> None:
-    kernel, arguments, places, options = gated_case(torch.bfloat16, 192, 128, 16, True, False)
-    made = compiled(kernel, arguments, **options)
-    refused(EngineError, "not loaded", made, arguments, places)
-    made.function = 9
-    spec = described(made, (2,), arguments, places)
+    launch, places = gated_case(torch.bfloat16, 192, 128, 16, True, False)
+    arguments = launch.arguments
+    code, made = code_of(launch)
+    refused(EngineError, "not loaded", code, arguments, places)
+    code = code._replace(function=9)
+    spec = described(code, (2,), arguments, places)
     assert spec.native[:5] == (9, (2, 1, 1), 128, made.metadata.shared, False)
     assert spec.parameters.shape[1] == 16 and spec.parameters.flags.c_contiguous
+    assert described(code, (2,), arguments, places, chained=True).native[4]
+    refused(EngineError, "3 descriptors, and it is known of 2", code._replace(boxes=code.boxes[1:]),
+            arguments, places)  # fmt: skip
 
     known = made.metadata
-    assert described(made, (2,), arguments, places, chained=True).native[4]
+    assert not why_unknown(known)
     for field, value, pattern in (
-        ("triton_version", "3.7.0", "by Triton 3.7.0"),
+        ("triton_version", "3.9.0", "by Triton 3.9.0"),
         ("num_ctas", 2, "clusters of 2"),
         ("launch_cooperative_grid", True, "cooperative"),
         ("launch_pdl", True, "before it"),
         ("global_scratch_size", 64, "scratch"),
         ("profile_scratch_size", 64, "instrumented"),
-        ("tensordesc_meta", None, "3 descriptors, and says how 0"),
         ("tensordesc_meta", [known.tensordesc_meta[0] | {"fp4_padded": True}] * 3, "4 bits"),
     ):
-        made.metadata = known._replace(**{field: value})
-        refused(EngineError, pattern, made, arguments, places)
-    made.metadata = known
+        assert pattern in why_unknown(known._replace(**{field: value}))
+    for version in ("3.5.1", "3.7.0", "3.8.0"):
+        assert not why_unknown(known._replace(triton_version=version))
 
     for name, place, pattern in (
         ("nothing", Slot(0), "no argument 'nothing'"),
+        ("ROWS", Slot(0), "no argument 'ROWS'"),
         ("c", Pitch(0, 2), "'c' is a pointer"),
         ("k", Slot(0), "'k' is an i32"),
         ("own", Word(), "'own' is a descriptor"),
-        ("ROWS", Slot(0), "compiled for 64"),
     ):
-        refused(InputError, pattern, made, arguments, places | {name: place})
-    refused(InputError, "give it a slot", made, arguments, {"words": Word()})
+        refused(InputError, pattern, code, arguments, places | {name: place})
+    refused(InputError, "give it a slot", code, arguments, {"words": Word()})
     for name, value, pattern in (
         ("k", 1 << 31, "'k' is 2147483648"),
         ("k", 193, "16 divides"),
         ("k", 1.5, "'k' is an i32, not 1.5"),
     ):
-        refused(InputError, pattern, made, arguments | {name: value}, places)
+        refused(InputError, pattern, code, arguments | {name: value}, places)
     less = {name: value for name, value in arguments.items() if name != "places"}
-    refused(InputError, "'places', which has no value", made, less, places)
-
-    other = compiled(real, {"a": torch.zeros(8), "factor": 0.5}, num_warps=1)
-    other.function = 9
-    refused(EngineError, "'factor' as fp32", other, {"a": torch.zeros(8), "factor": 0.5}, {})
-    other.src.attrs = {(0,): [["tt.pointer_range", 32]]}
-    refused(
-        EngineError, "relies on tt.pointer_range", other, {"a": torch.zeros(8), "factor": 1}, {}
-    )
+    refused(InputError, "'places', which has no value", code, less, places)
 
 
 if __name__ == "__main__":
-    for subject in (layout, held, refusals):
+    for subject in (layout, held, numbers, refusals):
         subject()
     print("right")

@@ -338,7 +338,7 @@ def refusals() -> None:
         (pushing, "partial", torch.zeros(59, 50, dtype=torch.float16), "give them one dtype"),
         (summing, "landing", None, "landing is None"),
         (summing, "landing", torch.zeros(60, 49), "landing is"),
-        (summing, "landing", torch.zeros(50, 60).t(), "landing has strides"),
+        (summing, "landing", torch.zeros(50, 60).t(), "landing has a stride of"),
     ):
         table, matrices, gate = case.arguments()
         changed = matrices._replace(**{name: wrong})

@@ -45,6 +45,8 @@ inline constexpr int kNodeMemcpy = 1;
 
 inline constexpr int kLaunchChained = 6;  // programmatic stream serialization
 
+inline constexpr int kMostSharedBytes = 8;  // attribute of a function: dynamic shared memory
+
 inline constexpr int kInterleaveNone = 0;
 inline constexpr int kPromoteTo128Bytes = 2;  // in L2
 
@@ -169,6 +171,7 @@ struct alignas(128) TensorMap {
     X(cuStreamBatchMemOp, 12000, 11070, (Stream, unsigned, MemOp*, unsigned))                  \
     X(cuModuleLoadData, 12000, 2000, (Module*, const void*))                                   \
     X(cuModuleGetFunction, 12000, 2000, (Function*, Module, const char*))                      \
+    X(cuFuncSetAttribute, 12000, 9000, (Function, int, int))                                   \
     X(cuLaunchKernel, 12000, 4000,                                                             \
       (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
        void**, void**))                                                                        \

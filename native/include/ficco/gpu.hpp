@@ -10,6 +10,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ficco {
@@ -154,6 +155,10 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
                       GpuStream stream) = 0;
     virtual void read(void* host, GpuAddress address, std::size_t bytes, GpuStream stream) = 0;
 
+    // Loads a compiled kernel from memory, which may wait for the device, for launches with so many
+    // bytes of dynamic shared memory. It is kept until the process ends.
+    virtual GpuKernel load_code(std::string_view code, const std::string& entry,
+                                unsigned shared_bytes) = 0;
     // Loads a kernel's code, which may wait for the device, and says how many bytes each of its
     // parameters has.
     virtual std::vector<std::size_t> load(GpuKernel kernel) = 0;

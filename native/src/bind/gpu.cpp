@@ -11,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "ficco/cuda.hpp"
+#include "ficco/gpu_call.hpp"
 #include "ficco/gpu_probe.hpp"
 #include "ficco/gpu_program.hpp"
 #include "ficco/gpu_rank.hpp"
@@ -72,15 +73,17 @@ std::shared_ptr<GpuProgram> new_program(std::shared_ptr<GpuRank> rank,
 using LaunchTuple = std::tuple<std::uintptr_t, std::tuple<unsigned, unsigned, unsigned>, unsigned,
                                unsigned, bool, Table<std::int64_t, kParameterFields>>;
 
+LaunchBinding binding_of(const LaunchTuple& launch) {
+    const auto& [function, grid, threads, shared_bytes, chained, parameters] = launch;
+    const auto [x, y, z] = grid;
+    return {{reinterpret_cast<GpuKernel>(function), {x, y, z}, threads, shared_bytes, chained},
+            span_of(parameters)};
+}
+
 void set_launches(GpuProgram& program, int segment, int step, int mark,
                   const std::vector<LaunchTuple>& launches) {
     std::vector<LaunchBinding> bindings;
-    for (const auto& [function, grid, threads, shared_bytes, chained, parameters] : launches) {
-        const auto [x, y, z] = grid;
-        bindings.push_back(
-            {{reinterpret_cast<GpuKernel>(function), {x, y, z}, threads, shared_bytes, chained},
-             span_of(parameters)});
-    }
+    for (const LaunchTuple& launch : launches) bindings.push_back(binding_of(launch));
     const nb::gil_scoped_release release;
     program.set_launches(segment, step, mark, bindings);
 }
@@ -92,7 +95,29 @@ void bind_gpu(nb::module_& module) {
     module.def("cuda_driver_version", [] { return cuda::driver().driver_version; });
     module.def("cuda_device_count", &cuda::device_count);
     module.def("cuda_capabilities", &capability_tuple, "device"_a);
-    nb::class_<Gpu>(module, "Gpu").def_prop_ro("no_store", &Gpu::no_store);
+    nb::class_<Gpu>(module, "Gpu")
+        .def_prop_ro("no_store", &Gpu::no_store)
+        .def(
+            "load_code",
+            [](Gpu& gpu, const nb::bytes& code, const std::string& entry, unsigned shared_bytes) {
+                const std::string_view image(code.c_str(), code.size());
+                const nb::gil_scoped_release release;
+                const Gpu::Current current(gpu);
+                return reinterpret_cast<std::uintptr_t>(gpu.load_code(image, entry, shared_bytes));
+            },
+            "code"_a, "entry"_a, "shared_bytes"_a);
+    nb::class_<GpuCall>(module, "GpuCall")
+        .def(nb::new_([](std::shared_ptr<Gpu> gpu, const LaunchTuple& launch, int slots) {
+                 if (!gpu) throw std::invalid_argument("a launch needs a GPU");
+                 return make<GpuCall>(std::move(gpu), binding_of(launch), slots);
+             }),
+             "gpu"_a, "launch"_a, "slots"_a)
+        .def(
+            "run",
+            [](GpuCall& call, const std::vector<std::uint64_t>& addresses,
+               const std::vector<std::int64_t>& pitches,
+               std::uintptr_t stream) { call.run(addresses, pitches, stream_at(stream)); },
+            "addresses"_a, "pitches"_a, "stream"_a, WithoutGil());
     module.def("open_cuda", &cuda::open_gpu, "device"_a, WithoutGil());
     nb::class_<GpuRank>(module, "GpuRank")
         .def(nb::new_(&make<GpuRank, std::shared_ptr<Gpu>, std::shared_ptr<Group>, int>), "gpu"_a,

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "ficco/clock.hpp"
+#include "ficco/cuda_code.hpp"
 #include "ficco/cuda_constants.hpp"
 #include "ficco/cuda_store.hpp"
 
@@ -217,6 +218,10 @@ class CudaGpu final : public Gpu {
         FICCO_CALL(cuMemcpyDtoHAsync, host, address, bytes, static_cast<Stream>(stream));
     }
 
+    GpuKernel load_code(std::string_view code, const std::string& entry,
+                        unsigned shared_bytes) override {
+        return cuda::load_code(device_, code, entry, shared_bytes);
+    }
     std::vector<std::size_t> load(GpuKernel kernel) override {
         if (table_.cuFuncLoad == nullptr || table_.cuFuncGetParamInfo == nullptr) {
             throw GpuError(

@@ -1,0 +1,67 @@
+"""Kernels of ficco's own on CuPy's arrays; those of the pack need neither torch nor Triton."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from ficco.compute import dtype_of
+from ficco.compute.own_kernels import OwnKernels
+from ficco.errors import InputError
+from ficco.kernels.arrays import Arrays
+
+__all__ = ["CupyArrays", "CupyKernels"]
+
+
+class CupyArrays:
+    """See `ficco.kernels.arrays.Arrays`; on one device, which is current when it is used."""
+
+    on_gpu = True
+
+    def __init__(self, device: int) -> None:
+        self.device: Any = ("cupy", device)
+        facts = cupy.cuda.runtime.getDeviceProperties(device)
+        self.processors: int | None = int(facts["multiProcessorCount"])
+        self.capability = 10 * int(facts["major"]) + int(facts["minor"])
+        if cupy.cuda.runtime.is_hip:
+            self.capability = 0
+
+    def place(self, numbers: Any, dtype: str) -> Any:
+        """See `Arrays.place`. The copy follows what the current stream holds."""
+        host = np.ascontiguousarray(np.asarray(numbers, dtype_of(dtype)))
+        found = cupy.empty(host.shape, host.dtype)
+        found.set(host)
+        cupy.cuda.get_current_stream().synchronize()
+        return found
+
+    def empty(self, count: int, dtype: str) -> Any:
+        """See `Arrays.empty`."""
+        return cupy.empty(count, dtype_of(dtype))
+
+    def current(self) -> tuple[int, int]:
+        """See `Arrays.current`."""
+        return int(cupy.cuda.Device().id), int(cupy.cuda.get_current_stream().ptr)
+
+
+@cache
+def _arrays(device: int) -> CupyArrays:
+    return CupyArrays(device)
+
+
+class CupyKernels(OwnKernels):
+    """See `ficco.compute.DeviceKernels`. Handles are CuPy arrays."""
+
+    def arrays(self) -> Arrays:
+        """See `OwnKernels.arrays`."""
+        return _arrays(int(cupy.cuda.Device().id))
+
+    def check_allocates(self) -> None:
+        """See `OwnKernels.check_allocates`."""
+        if cupy.cuda.get_current_stream().is_capturing():
+            raise InputError(
+                "kernels for a new shape cannot be prepared while a CUDA graph is captured; make "
+                "the call once before the capture"
+            )

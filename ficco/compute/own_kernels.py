@@ -1,0 +1,265 @@
+"""Kernels of ficco's own, for any library of arrays; see `DeviceKernels`.
+
+A subclass says which arrays and which device are meant. Launches come from the pack, or are
+compiled; native code enqueues them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ficco.compute import DirectOperands, DirectWindows, GatedOperands, SumOperands
+from ficco.kernels import direct, direct_gather, gated, launching, loading, one_launch, summing
+from ficco.kernels.arrays import Address, Arrays, address, item_bytes, stride
+from ficco.kernels.direct_gather_table import GatherTable
+from ficco.kernels.direct_table import DirectTable
+from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot
+from ficco.kernels.leaving import leaving_table
+from ficco.kernels.parts import GatedPart, Leaving
+from ficco.kernels.variants import Launch
+from ficco.lowering.direct_gather import MOST_OUTPUTS
+
+__all__ = ["OwnKernels", "direct_places"]
+
+
+class Prepared(NamedTuple):
+    """A prepared GEMM, the words by which it gives up, and its patience."""
+
+    table: gated.Table
+    stop: Address
+    status: Any
+    timeout_ns: int
+
+
+class Whole(NamedTuple):
+    """A whole call, prepared: what launches it, of what, and what ends its waits."""
+
+    kernel: Any
+    made: Any
+    control: one_launch.Control
+
+
+def _whole_operands(prepared: Whole, operands: DirectOperands) -> Any:
+    """Return operands as the kernel's own module takes them."""
+    if prepared.kernel is direct_gather:
+        outputs = [direct_gather.Matrices(*each) for each in operands.outputs]
+        return direct_gather.Operands(operands.x, outputs, operands.kept)
+    return direct.Operands(operands.x, *operands.outputs[0])
+
+
+class OwnKernels:
+    """See `ficco.compute.DeviceKernels`."""
+
+    def arrays(self) -> Arrays:
+        """Return the library of arrays, on the current device."""
+        raise NotImplementedError
+
+    def check_allocates(self) -> None:
+        """Check that memory may be allocated now.
+
+        Raises:
+            InputError: the current stream is captured into a graph.
+        """
+        raise NotImplementedError
+
+    def prepare(
+        self,
+        parts: Sequence[GatedPart],
+        n: int,
+        k: int,
+        dtype: str,
+        timeout_s: float,
+        stop_word: Callable[[], int],
+        begun: bool = False,
+        leaving: Leaving | None = None,
+    ) -> Prepared:
+        """See `DeviceKernels.prepare`."""
+        self.check_allocates()
+        arrays = self.arrays()
+        # Of a group, which has a word of its own, one call follows another.
+        stop = stop_word()
+        words = None if leaving is None else leaving_table(leaving, arrays)
+        table = gated.prepare(parts, n, k, dtype, arrays, begun=begun, turn_of=stop, leaving=words)
+        return Prepared(table, Address(stop), arrays.place([0], "int32"), round(1e9 * timeout_s))
+
+    def place(self, b: Any) -> tuple[int, int, bool]:
+        """See `DeviceKernels.place`."""
+        down, along = stride(b, 0), stride(b, 1)
+        return address(b), max(down, along) * item_bytes(b), down == 1 and along != 1
+
+    def arm(self, prepared: Prepared, operands: GatedOperands) -> Callable[[], None]:
+        """See `DeviceKernels.arm`."""
+        launch = self.launch_of(prepared, operands)
+        return _nothing if launch is None else loading.prepared(launch)
+
+    def launch_of(self, prepared: Prepared, operands: GatedOperands) -> Launch | None:
+        """Return what `arm` enqueues; None: nothing."""
+        table, matrices, gate = _given(prepared, operands)
+        return gated.launch_of(table, matrices, gate) if table.tiles else None
+
+    def described(
+        self, prepared: Prepared, operands: GatedOperands, places: GatedOperands
+    ) -> LaunchSpec | None:
+        """See `DeviceKernels.described`."""
+        launch = self.launch_of(prepared, operands)
+        if launch is None:
+            return None
+        where = _places(launch.arguments, prepared.table, operands, places)
+        return _described(launch, where)
+
+    def prepare_direct(
+        self,
+        table: DirectTable | GatherTable,
+        windows: DirectWindows,
+        digest: int,
+        timeout_s: float,
+        told_word: int,
+        stop_word: Callable[[], int],
+    ) -> Whole:
+        """See `DeviceKernels.prepare_direct`."""
+        self.check_allocates()
+        arrays = self.arrays()
+        counts = Address(windows.counts) if windows.counts else None
+        places = one_launch.Places(windows.words, windows.data, counts)
+        told, stop = Address(told_word), Address(stop_word())  # outside captures, as all here
+        control = one_launch.Control(digest, stop, told, round(1e9 * timeout_s))
+        if isinstance(table, GatherTable):
+            return Whole(direct_gather, direct_gather.prepare(table, places, arrays), control)
+        return Whole(direct, direct.prepare(table, places, arrays), control)
+
+    def arm_direct(
+        self, prepared: Whole, operands: DirectOperands, copy: int
+    ) -> Callable[[], None]:
+        """See `DeviceKernels.arm_direct`."""
+        return loading.prepared(self.direct_launch(prepared, operands, copy))
+
+    def direct_launch(self, prepared: Whole, operands: DirectOperands, copy: int = 0) -> Launch:
+        """Return what `arm_direct` enqueues."""
+        kernel, made, control = prepared
+        which = (copy,) if kernel is direct_gather else ()  # of a mailbox the device knows
+        found: Launch = kernel.launch_of(made, _whole_operands(prepared, operands), control, *which)
+        return found
+
+    def described_direct(
+        self, prepared: Whole, operands: DirectOperands, places: DirectOperands
+    ) -> LaunchSpec:
+        """See `DeviceKernels.described_direct`."""
+        launch = self.direct_launch(prepared, operands)
+        return _described(
+            launch, direct_places(operands, places, prepared.kernel is direct_gather)
+        )  # fmt: skip
+
+    def described_sum(
+        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
+    ) -> LaunchSpec | None:
+        """See `DeviceKernels.described_sum`."""
+        launch = self.sum_launch(operands, count, distance, own_at)
+        if launch is None:
+            return None
+        where: dict[str, Place] = {
+            "target": places.target, "slots": places.slots, "own": places.own,
+            "bias": places.target if places.bias is None else places.bias,
+        }  # fmt: skip
+        for name in ("target", "slots", "own"):
+            place, size = getattr(places, name), item_bytes(getattr(operands, name))
+            where[f"{name}_stride"] = Pitch(place.slot, size)
+        return _described(launch, where)
+
+    def sum_launch(
+        self, operands: SumOperands, count: int, distance: int, own_at: int
+    ) -> Launch | None:
+        """Return the launch of a sum; None: nothing is launched."""
+        slots, own, bias, target = operands
+        if not target.shape[0] or not target.shape[1]:
+            return None
+        return summing.launch_of(
+            slots, distance, count, own, own_at, bias, target, self.arrays()
+        )  # fmt: skip
+
+
+def _nothing() -> None:
+    """Enqueue nothing."""
+
+
+def _described(launch: Launch, places: dict[str, Place]) -> LaunchSpec:
+    code = loading.code(launch)
+    return launching.described(code, launch.grid, launch.arguments, places, launch.chained)
+
+
+def direct_places(
+    operands: DirectOperands, places: DirectOperands, gathers: bool
+) -> dict[str, Place]:
+    """Return where a direct kernel's arguments lie in a call, by name.
+
+    Args:
+        operands: handles, for their strides.
+        places: of the same.
+        gathers: whether it is the direct gather.
+    """
+    item = item_bytes(operands.x)
+    found: dict[str, Place] = {
+        "x": places.x, "x_stride": Pitch(places.x.slot, item)
+    }  # fmt: skip
+    for number in range(MOST_OUTPUTS if gathers else 1):
+        n = str(number) if gathers else ""
+        if number >= len(operands.outputs):  # the kernel does not look at these
+            found |= dict.fromkeys((f"w{n}", f"bias{n}", f"y{n}"), places.x)
+            continue
+        (w, _, _), at = operands.outputs[number], places.outputs[number]
+        deep = "deep" if stride(w, 1) == 1 else "col"
+        found |= {
+            f"w{n}": at.w, f"y{n}": at.y, f"bias{n}": at.y if at.bias is None else at.bias,
+            f"y{n}_stride": Pitch(at.y.slot, item), f"w{n}_{deep}_stride": Pitch(at.w.slot, item),
+        }  # fmt: skip
+    if gathers:
+        found["copy"] = launching.Copy()
+        found["kept"] = places.x if places.kept is None else places.kept
+    if places.kept is not None:
+        found["kept_stride"] = Pitch(places.kept.slot, item)
+    return found
+
+
+def _given(
+    prepared: Prepared, operands: GatedOperands
+) -> tuple[gated.Table, gated.Matrices, gated.Gate]:
+    table, stop, status, timeout_ns = prepared
+    own, window, b, bias, c, partial, landing, words, copy = operands
+    matrices = gated.Matrices(own, window, b, bias, c, partial, landing)
+    return table, matrices, gated.Gate(words, stop, status, timeout_ns, copy=copy)
+
+
+def _places(
+    arguments: dict[str, Any], table: gated.Table, operands: GatedOperands, places: GatedOperands
+) -> dict[str, Place]:
+    """Return where the kernel's arguments lie in a call; what is not named is the same in all."""
+    own: Any
+    window: Any
+    own, window, b, bias, c, partial, landing, words, copy = places
+    if not table.own_tiles:  # the kernel gets one in place of the other
+        own = window
+    elif table.own_tiles == table.tiles:
+        window = own
+    found: dict[str, Place] = {
+        "own": own, "window": window, "b": b, "bias": c if bias is None else bias, "c": c,
+        "words": words, "copy": copy,
+    }  # fmt: skip
+    if table.signalling is not None:
+        found |= {"partial": c if partial is None else partial}
+        found["landing"] = c if landing is None else landing
+        found["signals"] = words
+    item = item_bytes(table.dtype)
+    pitches: list[tuple[str, Slot, int]] = [
+        ("own_stride", own, item), ("window_stride", window, item),
+        ("c_stride", c, item_bytes(operands.c)),
+    ]  # fmt: skip
+    if table.signalling is not None:
+        other = operands.c if operands.partial is None else operands.partial
+        landed = operands.c if operands.landing is None else operands.landing
+        place = c if partial is None else partial
+        pitches += [("partial_stride", place, item_bytes(other))]
+        pitches += [("landing_stride", c if landing is None else landing, item_bytes(landed))]
+    along = "b_deep_stride" if stride(operands.b, 1) == 1 else "b_col_stride"
+    pitches.append((along, b, item))
+    found |= {name: Pitch(slot.slot, size) for name, slot, size in pitches if arguments.get(name)}
+    return {name: place for name, place in found.items() if name in arguments}

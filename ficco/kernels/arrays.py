@@ -1,0 +1,191 @@
+"""What kernels need of arrays and of a library of them. Neither torch, CuPy nor Triton.
+
+Arrays are PyTorch's, CuPy's, or such as `Described`, which has no memory: with it launches can be
+worked out on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple, Protocol
+
+from ficco.errors import EngineError
+
+__all__ = ["Address", "Arrays", "Bulk", "Described", "DescribedArrays", "address", "can_chain",
+           "dtype_name", "has_bulk_loads", "item_bytes", "library_of", "stride",
+           "turned"]  # fmt: skip
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
+_BULK_CAPABILITY = _CHAINING_CAPABILITY = 90  # Hopper
+
+
+class Arrays(Protocol):
+    """A library of arrays, and the device on which it makes them.
+
+    Attributes:
+        device: identifies the device; hashable.
+        on_gpu: False for Triton's interpreter.
+        processors: multiprocessors; None where there is no GPU.
+        capability: 10 x major + minor of the compute capability; 0 for another vendor's GPU.
+    """
+
+    device: Any
+    on_gpu: bool
+    processors: int | None
+    capability: int
+
+    def place(self, numbers: Any, dtype: str) -> Any:
+        """Return numbers (a nested list, an array) as an array that is there when this returns."""
+
+    def empty(self, count: int, dtype: str) -> Any:
+        """Return an array of undefined elements."""
+
+    def current(self) -> tuple[int, int]:
+        """Return the current device, as the driver counts, and its current stream."""
+
+
+def has_bulk_loads(arrays: Arrays) -> bool:
+    """Return whether kernels may use bulk (TMA) loads: from Hopper on, and in the interpreter."""
+    return not arrays.on_gpu or arrays.capability >= _BULK_CAPABILITY
+
+
+def can_chain(arrays: Arrays) -> bool:
+    """Return whether a launch can begin while the one before it ends: from Hopper on.
+
+    Programmatic dependent launch; NVIDIA's CUDA C++ Programming Guide.
+    """
+    return arrays.on_gpu and arrays.capability >= _CHAINING_CAPABILITY
+
+
+class Address:
+    """Memory that somebody else keeps, in the form in which kernels take arrays."""
+
+    dtype = "int32"
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def data_ptr(self) -> int:
+        """Return the address as the device sees it."""
+        return self._at
+
+
+class Described(NamedTuple):
+    """A matrix without memory.
+
+    Attributes:
+        at: its address.
+        shape: rows and columns.
+        strides: in elements.
+        dtype: by name.
+    """
+
+    at: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return self.at
+
+    def stride(self, dim: int) -> int:
+        """Return the elements from one row, or column, to the next."""
+        return self.strides[dim]
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> Described:  # noqa: N802 - as arrays call it
+        """The transposed matrix."""
+        return self._replace(shape=self.shape[::-1], strides=self.strides[::-1])
+
+
+class DescribedArrays:
+    """See `Arrays`: a GPU that need not be there."""
+
+    on_gpu = True
+
+    def __init__(self, capability: int, processors: int) -> None:
+        self.device, self.capability = "none", capability
+        self.processors: int | None = processors
+
+    def place(self, numbers: Any, dtype: str) -> Described:
+        """See `Arrays.place`."""
+        import numpy as np
+
+        return self.empty(int(np.size(numbers)), dtype)
+
+    def empty(self, count: int, dtype: str) -> Described:
+        """See `Arrays.empty`."""
+        return Described(1 << 40, (count,), (1,), dtype)
+
+    def current(self) -> tuple[int, int]:
+        """See `Arrays.current`.
+
+        Raises:
+            EngineError: in any case.
+        """
+        raise EngineError("there is no device; nothing can be launched with described arrays")
+
+
+class Bulk(NamedTuple):
+    """A matrix of which a kernel loads blocks in bulk (by TMA).
+
+    Attributes:
+        base: the matrix; elements of its rows are adjacent.
+        block: rows and columns of a block.
+    """
+
+    base: Any
+    block: tuple[int, int]
+
+
+def library_of(device: Any) -> Arrays:
+    """Return a library as it is, or PyTorch's for a torch.device."""
+    if hasattr(device, "processors"):
+        found: Arrays = device
+        return found
+    return _of_torch(device)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_torch(device: Any) -> Arrays:
+    from ficco.compute.torch_arrays import TorchArrays
+
+    return TorchArrays(device)
+
+
+def dtype_name(of: Any) -> str:
+    """Return the name of a dtype, or of an array's."""
+    kind = getattr(of, "dtype", of)
+    return str(kind).removeprefix("torch.")
+
+
+def item_bytes(of: Any) -> int:
+    """Return the bytes of an element of an array, or of a dtype."""
+    return _BYTES[dtype_name(of)]
+
+
+def address(array: Any) -> int:
+    """Return where an array begins."""
+    if hasattr(array, "data_ptr"):
+        return int(array.data_ptr())
+    return int(array.data.ptr)
+
+
+def stride(array: Any, dim: int) -> int:
+    """Return the distance from one row (dim 0), or column (dim 1), to the next, in elements."""
+    if hasattr(array, "stride"):
+        return int(array.stride(dim))
+    return int(array.strides[dim]) // int(array.itemsize)
+
+
+def turned(b: Any) -> int:
+    """Return which elements of a matrix are adjacent: 0, a row's; 1, a column's; 2, neither."""
+    if stride(b, 1) == 1:
+        return 0
+    return 1 if stride(b, 0) == 1 else 2

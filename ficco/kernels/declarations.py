@@ -1,0 +1,137 @@
+"""The parameters of every kernel: names, types, and what the compiler may assume. No Triton.
+
+The functions themselves are in the modules named here, which import Triton. A launch from the pack
+needs only this module, so Triton need not be installed. tests/kernels hold both against each other.
+
+A parameter is written as name:kind, where kind is
+
+    *       pointer to elements of the array that is passed
+    *i32    pointer to elements of this type
+    matrix  descriptor of bulk loads where one is passed, else as *
+    i32     number of this type
+    =       constant, compiled into the kernel
+
+A "?" behind the kind: nothing may be assumed of the value. Of all others a kernel may be compiled
+for values that 16 divides; see `variants`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["DIRECT", "GATED", "GATHER", "KERNELS", "POOL", "PUSHING", "SUM", "SUMMING", "Kernel",
+           "Parameter"]  # fmt: skip
+
+
+class Parameter(NamedTuple):
+    """One parameter of a kernel.
+
+    Attributes:
+        name: of the parameter.
+        kind: as the module's docstring has it, without "?".
+        unknown: whether nothing may be assumed of its value.
+    """
+
+    name: str
+    kind: str
+    unknown: bool
+
+
+class Kernel(NamedTuple):
+    """A kernel's interface.
+
+    Attributes:
+        name: of the function, which is the entry of the compiled kernel.
+        module: that defines it.
+        parameters: in order.
+    """
+
+    name: str
+    module: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names of which nothing may be assumed, as Triton's `do_not_specialize`."""
+        return tuple([each.name for each in self.parameters if each.unknown])
+
+
+def _kernel(name: str, module: str, text: str) -> Kernel:
+    parameters = []
+    for word in text.split():
+        parameter, kind = word.split(":")
+        parameters.append(Parameter(parameter, kind.removesuffix("?"), kind.endswith("?")))
+    return Kernel(name, f"ficco.kernels.{module}", tuple(parameters))
+
+
+_WAIT = "stop:*i32? status:*i32?"
+_B = "b_deep_stride:i64 b_col_stride:i64 has_bias:i32?"
+_TILE = "ROWS:= COLS:= DEEP:="
+
+GATED = _kernel(
+    "gated_gemm",
+    "gated_kernel",
+    "own:matrix window:matrix b:matrix bias:* c:* places:*i32 scratch:*fp32 shares:*i32 "
+    f"words:*i32? {_WAIT} value:i32? own_tiles:i32? whole:i32? shared:i32? among:i32? "
+    f"k:i32 own_stride:i64 window_stride:i64 {_B} c_stride:i64 timeout_ns:i64? "
+    "cleared:*i32? homes:*i64? ended:*i32? clear_count:i32? copy:i32? raised:i32? peers:i64? "
+    f"{_TILE} OWN_BULK:= WINDOW_BULK:= B_BULK:= B_TURNED:= COL_STEP:= WORLD:= ON_GPU:=",
+)
+PUSHING = _kernel(
+    "pushing_gemm",
+    "pushing_kernel",
+    "own:matrix b:matrix bias:* c:* partial:* places:*i32 scratch:*fp32 shares:*i32 "
+    f"counters:*i32 signals:*i32? {_WAIT} whole:i32? shared:i32? among:i32? "
+    f"k:i32 own_stride:i64 {_B} c_stride:i64 partial_stride:i64 timeout_ns:i64? "
+    f"{_TILE} OWN_BULK:= B_BULK:= B_TURNED:= BEGUN:= COL_STEP:= ON_GPU:=",
+)
+SUMMING = _kernel(
+    "summing_gemm",
+    "summing_kernel",
+    "own:matrix b:matrix bias:* c:* landing:* places:*i32 terms:*i32 counters:*i32 words:*i32? "
+    f"signals:*i32? {_WAIT} value:i32? whole:i32? "
+    f"k:i32 own_stride:i64 {_B} c_stride:i64 landing_stride:i64 timeout_ns:i64? "
+    f"{_TILE} OWN_BULK:= B_BULK:= B_TURNED:= TERMS:= OWN_AT:= BEGUN:= COL_STEP:= ON_GPU:=",
+)
+DIRECT = _kernel(
+    "direct_all_reduce",
+    "direct_kernel",
+    f"x:* w:* bias:* y:* chunks:*i32 places:*i64 counts:*i32? {_WAIT} "
+    "digest:i32? copy_places:i32? items:i32? m:i32? n:i32 k:i32 rank:i32? own_row:i32? "
+    "own_rows:i32? bias_row:i32? bias_rows:i32? slot_rows:i32? peers:i64? targets:i64? owners:i64? "
+    "x_stride:i64 w_deep_stride:i64 w_col_stride:i64 has_bias:i32? y_stride:i64 timeout_ns:i64? "
+    f"WORLD:= TWICE:= {_TILE} STAGES:= SUM_ROWS:= SUM_COLS:= TURNED:= EDGE:= BYTES:= MADE:= "
+    "CHAINED:= ON_GPU:=",
+)
+_FOUR = range(4)  # outputs of the direct gather, see `lowering.direct_gather.MOST_OUTPUTS`
+GATHER = _kernel(
+    "direct_gather",
+    "direct_gather_kernel",
+    "x:* "
+    + " ".join(f"{name}{i}:*" for name in ("w", "bias", "y") for i in _FOUR)
+    + f" kept:* places:*i64 gates:*i32? parts:*fp32 {_WAIT} "
+    "digest:i32? copy:i32? copy_places:i32? slices:i32? stored:i32? width:i32? m:i32? k:i32 "
+    "rank:i32? own_row:i32? own_rows:i32? peers:i64? sources:i64? splits:i32? storing:i32? "
+    "biases:i32? keeps:i32? "
+    + " ".join(f"n{i}:i32" for i in _FOUR)
+    + " x_stride:i64 kept_stride:i64 "
+    + " ".join(f"w{i}_{way}_stride:i64" for way in ("deep", "col") for i in _FOUR)
+    + " "
+    + " ".join(f"y{i}_stride:i64" for i in _FOUR)
+    + f" timeout_ns:i64? WORLD:= OUTPUTS:= TURNED:= SPLIT:= {_TILE} STAGES:= PUSH_ROWS:= "
+    "PUSH_COLS:= EDGE:= BYTES:= ON_GPU:=",
+)
+SUM = _kernel(
+    "sum_terms",
+    "sum_kernel",
+    "target:* slots:* own:* bias:* rows:i32? cols:i32 target_stride:i64 slots_stride:i64 "
+    "slot_rows:i32? own_stride:i64 own_at:i32? has_bias:i32? COUNT:= ROWS:= COLS:=",
+)
+POOL = _kernel(
+    "pool_rows",
+    "pool_kernel",
+    "target:* table:* indices:*i64 offsets:*i64 first:i32? batch:i32? lookups:i64? dim:i32 "
+    "table_stride:i64 target_stride:i64 LOOKUPS:= COLS:=",
+)
+
+KERNELS = {kernel.name: kernel for kernel in (GATED, PUSHING, SUMMING, DIRECT, GATHER, SUM, POOL)}

@@ -1,0 +1,192 @@
+"""Kernels of a process: found in the pack or compiled, loaded to devices, and launched.
+
+A kernel is loaded to a device once, and stays until the process ends: nobody can say when the last
+graph has used it. Loading may wait for the device, so it comes before any stream waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ficco.errors import EngineError
+from ficco.kernels import fallback, pack
+from ficco.kernels.arrays import Bulk, address, item_bytes, stride
+from ficco.kernels.launching import Box, Code, Slot, described
+from ficco.kernels.variants import Launch, Variant, passed, variant_of
+
+__all__ = ["code", "code_of", "enqueue", "gpu", "prepared", "warm"]
+
+_log = logging.getLogger("ficco")
+_lock = threading.RLock()
+_loaded: dict[tuple[int, Variant], Code] = {}
+
+
+@functools.cache
+def gpu(device: int) -> Any:
+    """Return the native object of a device, numbered as the driver counts.
+
+    Raises:
+        GpuError: there is no such device, or no driver.
+    """
+    from ficco import _native
+
+    return _native.open_cuda(device)
+
+
+def code(launch: Launch) -> Code:
+    """Return the kernel that a launch needs, loaded to the current device.
+
+    Not while a stream waits or is captured, unless it has been loaded before.
+
+    Raises:
+        ByTriton: native code cannot load or launch it.
+        EngineError: it is not in the pack, and cannot be compiled.
+    """
+    device, _ = launch.arrays.current()
+    key = device, variant_of(launch)
+    found = _loaded.get(key)
+    if found is None:
+        with _lock:
+            found = _loaded.get(key)
+            if found is None:
+                found = _loaded[key] = _load(*key, launch.arrays.capability)
+    return found
+
+
+def _load(device: int, variant: Variant, capability: int) -> Code:
+    found = pack.find(variant, capability) or fallback.find(variant, capability)
+    made = code_of(variant, found.record)
+    from ficco import _native
+
+    try:
+        handle = gpu(device).load_code(found.cubin, made.name, made.shared_bytes)
+    except _native.GpuError as error:
+        raise fallback.ByTriton(f"the kernel {made.name} cannot be loaded: {error}") from error
+    return made._replace(function=handle)
+
+
+def code_of(variant: Variant, record: Mapping[str, Any]) -> Code:
+    """Return a compiled kernel that is not loaded, from its record (`compiling.Compiled`)."""
+    boxes = [
+        Box(each["block"][0], each["block"][1], each["type"], each["swizzle"], each["bytes"])
+        for each in record["descriptors"]
+    ]
+    return Code(
+        record["name"], passed(variant), record["threads"], record["shared"], tuple(boxes)
+    )  # fmt: skip
+
+
+def enqueue(launch: Launch) -> None:
+    """Enqueue a launch on the current stream; under Triton's interpreter run it.
+
+    Raises:
+        EngineError: as `code`.
+        GpuError: the driver refuses the launch.
+    """
+    if launch.arrays.on_gpu:
+        prepared(launch)()
+    else:
+        _interpret(launch)
+
+
+def warm(launch: Launch, changes: Mapping[str, Any]) -> None:
+    """Load what a launch needs; under Triton's interpreter run it with these arguments changed."""
+    if launch.arrays.on_gpu:
+        prepared(launch)
+    else:
+        _interpret(launch._replace(arguments=launch.arguments | dict(changes)))
+
+
+def prepared(launch: Launch) -> Callable[[], None]:
+    """Return what enqueues a launch on the current stream, whenever it is called.
+
+    By native code; by Triton where native code cannot.
+
+    Raises:
+        EngineError, GpuError: as `code`.
+    """
+    try:
+        return _Native(launch, code(launch))
+    except fallback.ByTriton as reason:
+        _tell(str(reason))
+        return _by_triton(launch)
+
+
+class _Native:
+    """A launch that native code enqueues."""
+
+    def __init__(self, launch: Launch, made: Code) -> None:
+        from ficco import _native
+
+        bulks = {n: each for n, each in launch.arguments.items() if isinstance(each, Bulk)}
+        places = {name: Slot(number) for number, name in enumerate(bulks)}
+        spec = described(made, launch.grid, launch.arguments, places, launch.chained)
+        self._addresses = [address(each.base) for each in bulks.values()]
+        self._pitches = [stride(each.base, 0) * item_bytes(each.base) for each in bulks.values()]
+        self._arrays, self._kept = launch.arrays, (launch, spec)
+        device, _ = launch.arrays.current()
+        self._call = _native.GpuCall(gpu(device), spec.native, len(bulks))
+
+    def __call__(self) -> None:
+        """Enqueue it.
+
+        Raises:
+            GpuError: the driver refuses.
+        """
+        _, stream = self._arrays.current()
+        self._call.run(self._addresses, self._pitches, stream)
+
+
+@functools.cache
+def _tell(reason: str) -> None:
+    _log.warning("kernels are launched by Triton, which takes longer: %s", reason)
+
+
+def _by_triton(launch: Launch) -> Callable[[], None]:
+    """Return what enqueues a launch by Triton's launcher; the kernel is loaded.
+
+    Raises:
+        EngineError: Triton is not installed.
+    """
+    reason = fallback.why_not()
+    if reason:
+        raise EngineError(f"the kernel {launch.kernel.name} has to be launched by Triton: {reason}")
+    from ficco.kernels.compiling import made_by_triton
+
+    made = made_by_triton(variant_of(launch), launch.arrays.capability)
+    _ = made.run  # Triton loads when it is asked for its launcher
+    values = [_as_triton_takes(launch.arguments[name]) for name, *_ in launch.kernel.parameters]
+    x, y, z = (*launch.grid, 1, 1)[:3]
+    return lambda: made[x, y, z](*values)
+
+
+def _as_triton_takes(value: Any) -> Any:
+    if isinstance(value, Bulk):
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        base, block = value
+        strides = [stride(base, dim) for dim in (0, 1)]
+        return TensorDescriptor(base, list(base.shape), strides, list(block))
+    return getattr(value, "array", value)
+
+
+def _interpret(launch: Launch) -> None:
+    """Run a launch by Triton's interpreter, on arrays of PyTorch in the host's memory.
+
+    Raises:
+        EngineError: Triton is not installed, or was imported without its interpreter.
+    """
+    reason = fallback.why_not()
+    if reason:
+        raise EngineError(
+            f"the kernel {launch.kernel.name} was called on arrays of the CPU, which only Triton's "
+            f"interpreter can run: {reason}; pip install triton"
+        )
+    function = getattr(importlib.import_module(launch.kernel.module), launch.kernel.name)
+    arguments = {name: _as_triton_takes(value) for name, value in launch.arguments.items()}
+    function[launch.grid](**arguments, num_warps=launch.warps, num_stages=launch.stages)

@@ -1,0 +1,122 @@
+"""Reading the pack: kernels that were compiled ahead of time, in packs/. No Triton.
+
+A file a compute capability, made by `ficco.packing`: a zip of a manifest and of blocks, each of
+which holds several cubins. A block is unpacked when the first of its kernels is wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import lzma
+import os
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ficco.kernels import sources
+from ficco.kernels.variants import Variant
+
+__all__ = ["FOLDER", "FORMAT", "Found", "Pack", "capabilities", "find", "opened", "why_not"]
+
+FOLDER = Path(__file__).with_name("packs")
+FORMAT = 1
+# Compute capabilities whose kernels have never run; a pack for them is used only if this is "1".
+UNTRIED, ALLOWED_BY = (100,), "FICCO_SM100"
+_SWITCH = "FICCO_PACK"  # "0": the pack is not used
+
+
+class Found(NamedTuple):
+    """A compiled kernel.
+
+    Attributes:
+        cubin: what the driver loads.
+        record: see `compiling.Compiled`.
+    """
+
+    cubin: bytes
+    record: dict[str, Any]
+
+
+class Pack:
+    """The pack of one compute capability.
+
+    Attributes:
+        manifest: what it says of itself; "kernels" are by `Variant.key`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = zipfile.ZipFile(path)
+        self.manifest: dict[str, Any] = json.loads(self._read("manifest.json"))
+
+    def find(self, variant: Variant) -> Found | None:
+        """Return a variant; None: the pack lacks it."""
+        record = self.manifest["kernels"].get(variant.key)
+        if record is None or record["variant"] != variant.text:
+            return None
+        return Found(self._bytes(record["cubin"]), record)
+
+    def ptx(self, variant: Variant) -> str | None:
+        """Return the PTX text of a variant; None: the pack lacks it."""
+        record = self.manifest["kernels"].get(variant.key)
+        if record is None or "ptx" not in record:
+            return None
+        return self._bytes(record["ptx"]).decode()
+
+    def _bytes(self, place: list[Any]) -> bytes:
+        block, begin, size = place
+        return self._block(block)[begin : begin + size]
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - packs live as long as the process
+    def _block(self, name: str) -> bytes:
+        return self._read(name)
+
+    def _read(self, name: str) -> bytes:
+        return lzma.decompress(self._file.read(f"{name}.xz"))
+
+
+def capabilities() -> list[int]:
+    """Return the compute capabilities that have a pack."""
+    return sorted(int(path.stem.removeprefix("sm_")) for path in FOLDER.glob("sm_*.zip"))
+
+
+@functools.cache
+def opened(capability: int) -> Pack:
+    """Return the pack of a compute capability, whether it is to be used or not.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return Pack(FOLDER / f"sm_{capability}.zip")
+
+
+def why_not(capability: int) -> str:
+    """Say why the pack is not used on a device of this compute capability; "": it is used."""
+    if os.environ.get(_SWITCH) == "0":
+        return f"{_SWITCH}=0 is set"
+    if capability in UNTRIED and os.environ.get(ALLOWED_BY) != "1":
+        return (
+            f"kernels for sm_{capability} are in the pack, but have never run on such a GPU; set "
+            f"{ALLOWED_BY}=1 to use them"
+        )
+    return _why_unusable(capability)
+
+
+@functools.cache
+def _why_unusable(capability: int) -> str:
+    if not (FOLDER / f"sm_{capability}.zip").exists():
+        return f"there is no pack of kernels for sm_{capability}"
+    manifest = opened(capability).manifest
+    if manifest["format"] != FORMAT:
+        return f"the pack for sm_{capability} has format {manifest['format']}, not {FORMAT}"
+    if manifest["sources"] != sources.digest():
+        return (
+            f"the pack for sm_{capability} was made of other sources of the kernels; make it again "
+            "by python -m ficco.packing"
+        )
+    return ""
+
+
+def find(variant: Variant, capability: int) -> Found | None:
+    """Return a variant from the pack; None: it lacks it, or is not used (`why_not`)."""
+    return None if why_not(capability) else opened(capability).find(variant)

@@ -1,0 +1,1 @@
+"""Making the pack of compiled kernels: which variants are in it, and the files themselves."""

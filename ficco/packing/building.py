@@ -1,0 +1,151 @@
+"""Making the files of the pack: every variant of the grid is compiled, in parallel.
+
+What is compiled is kept in a work folder by source digest and variant, so that a build that is
+interrupted, or one of a larger grid, goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ficco.errors import EngineError
+from ficco.kernels import pack, sources
+from ficco.kernels.variants import Variant
+from ficco.packing import grid
+
+__all__ = ["TRITON", "compile_all", "packed", "write"]
+
+TRITON = "3.6.0"  # the one version that makes the pack
+_LOOK_S, _WORD_S = 0.2, 10.0  # between looks at the processes, and words about them
+_BLOCK_BYTES = 4 << 20  # unpacked, of a block: what is read for one kernel
+_MOMENT = (2020, 1, 1, 0, 0, 0)  # of every entry of the zip
+_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 8 << 20}]
+
+
+def compile_all(
+    wanted: Sequence[Variant],
+    capability: int,
+    work: Path,
+    processes: int,
+    say: Callable[[str], None],
+) -> dict[Variant, Path]:
+    """Compile variants in processes of their own; return where each one's files are.
+
+    A file is the stem with .cubin, .ptx and .json.
+
+    Raises:
+        EngineError: a process failed; says of which variant.
+    """
+    folder = work / f"{sources.digest()[:16]}-{TRITON}-sm_{capability}"
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {variant: folder / variant.key for variant in wanted}
+    missing = [v for v, stem in places.items() if not stem.with_suffix(".json").exists()]
+    say(f"sm_{capability}: {len(wanted)} kernels, {len(missing)} to be compiled")
+    running: list[subprocess.Popen[bytes]] = []
+    begun = time.monotonic()
+    settings = os.environ | {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_INTERPRET": "0"}
+    for turn in range(min(processes, len(missing))):
+        lines = "\n".join(variant.text for variant in missing[::-1][turn::processes])
+        command = [sys.executable, "-m", "ficco.packing.worker", str(capability), str(folder)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=settings)
+        assert process.stdin is not None
+        process.stdin.write(lines.encode())
+        process.stdin.close()
+        running.append(process)
+    next_word = begun
+    while any(process.poll() is None for process in running):
+        time.sleep(_LOOK_S)
+        if time.monotonic() > next_word:
+            next_word += _WORD_S
+            done = sum(places[v].with_suffix(".json").exists() for v in missing)
+            say(f"sm_{capability}: {done} of {len(missing)}, {time.monotonic() - begun:.0f} s")
+    if any(process.returncode for process in running):
+        raise EngineError("compiling the pack failed; what went wrong stands above")
+    for variant in missing:
+        error = places[variant].with_suffix(".error")
+        if error.exists():
+            raise EngineError(f"{error.read_text()}; it was {variant.text}")
+    return places
+
+
+def packed(capability: int, places: dict[Variant, Path]) -> bytes:
+    """Return the zip of a compute capability's kernels."""
+    kernels: dict[str, Any] = {}
+    blocks = _Blocks()
+    for kind in ("cubin", "ptx"):
+        for variant in sorted(places):
+            place = blocks.add(kind, places[variant].with_suffix(f".{kind}").read_bytes())
+            record = kernels.setdefault(variant.key, {"variant": variant.text})
+            record |= json.loads(places[variant].with_suffix(".json").read_text())
+            record[kind] = place
+    manifest = {
+        "format": pack.FORMAT, "capability": capability, "triton": TRITON,
+        "sources": sources.digest(), "kernels": kernels,
+    }  # fmt: skip
+    found = {"manifest.json": json.dumps(manifest, sort_keys=True, indent=0).encode()}
+    return _zipped(found | blocks.finished())
+
+
+class _Blocks:
+    """Puts contents one behind another into blocks, which are compressed as a whole."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, bytearray] = {}
+        self._last: dict[str, str] = {}
+
+    def add(self, kind: str, content: bytes) -> list[Any]:
+        """Return the block of a content, where it begins there, and its size."""
+        name = self._last.get(kind)
+        if name is None or len(self._blocks[name]) + len(content) > _BLOCK_BYTES:
+            name = self._last[kind] = f"{kind}-{len(self._blocks):03}"
+            self._blocks[name] = bytearray()
+        block = self._blocks[name]
+        block += content
+        return [name, len(block) - len(content), len(content)]
+
+    def finished(self) -> dict[str, bytes]:
+        """Return all blocks."""
+        return {name: bytes(block) for name, block in self._blocks.items()}
+
+
+def _zipped(contents: dict[str, bytes]) -> bytes:
+    """Return a zip of entries that are compressed by xz, the same for the same contents."""
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_STORED) as file:
+        for name, content in sorted(contents.items()):
+            entry = zipfile.ZipInfo(f"{name}.xz", _MOMENT)
+            data = lzma.compress(content, lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=_FILTERS)
+            file.writestr(entry, data)
+    return memory.getvalue()
+
+
+def write(capability: int, work: Path, processes: int, say: Callable[[str], None]) -> Path:
+    """Make the file of a compute capability; return it.
+
+    Raises:
+        EngineError: it cannot be made.
+    """
+    import triton
+
+    if triton.__version__ != TRITON:
+        raise EngineError(
+            f"the pack is made by Triton {TRITON}, and {triton.__version__} is installed; "
+            f"pip install triton=={TRITON}"
+        )
+    places = compile_all(grid.variants(capability), capability, work, processes, say)
+    path = pack.FOLDER / f"sm_{capability}.zip"
+    path.parent.mkdir(exist_ok=True)
+    content = packed(capability, places)
+    path.write_bytes(content)
+    say(f"{path}: {len(content) / 1e6:.1f} MB, {len(places)} kernels")
+    return path

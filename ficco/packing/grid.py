@@ -1,0 +1,199 @@
+"""Which variants are in the pack: those of the launches of a declared grid of problems.
+
+Launches are worked out by the code that works them out for a call, on arrays without memory. So no
+GPU is needed, and what a call of the grid wants is in the pack.
+
+Gated GEMMs get every tile that `tiling` may choose, so that no number of rows wants another kernel.
+Of calls of few rows, every number of rows is gone through.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ficco.compute import DirectOperands, DirectOutput
+from ficco.engines.wanted import DescribedKernels, gated_launches, matrix, whole_launch
+from ficco.kernels import direct_gather_table, direct_table, pooling, summing
+from ficco.kernels.arrays import Described
+from ficco.kernels.tiling import TILES
+from ficco.kernels.variants import Launch, Variant, variant_of
+from ficco.lowering import lower_rank
+from ficco.machine import Machine
+from ficco.problem import Output, Problem
+from ficco.schedule import Schedule
+from ficco.selector.candidates import few_rows
+
+__all__ = ["COVERAGE", "Coverage", "variants"]
+
+_ADDRESS = 1 << 40  # that 16 divides, as do all addresses of allocations
+
+
+class Coverage(NamedTuple):
+    """What the pack of a compute capability covers.
+
+    Attributes:
+        processors: multiprocessors of the GPUs, on which tiles of calls of few rows depend.
+        worlds: ranks, of kernels that are compiled for a number of ranks.
+        dtypes: of the operands.
+        odd: dtypes that have kernels for sizes that 16 does not divide, too.
+        few: whether calls of few rows are in it.
+    """
+
+    processors: tuple[int, ...]
+    worlds: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    odd: tuple[str, ...]
+    few: tuple[str, ...]
+
+
+COVERAGE = {
+    80: Coverage((108,), (2, 4, 8), ("bfloat16", "float16", "float32"), ("bfloat16",), ()),
+    90: Coverage(
+        (132,), (2, 4, 8), ("bfloat16", "float16", "float32"), ("bfloat16", "float16"),
+        ("bfloat16",),
+    ),
+    100: Coverage((148,), (8,), ("bfloat16",), (), ()),
+}  # fmt: skip
+
+# Layers of Llama 3 8B, 70B and 405B, whole: (columns of each output that shares an input, depth).
+_COLUMN_PARALLEL = (
+    ((4096, 1024, 1024), 4096), ((14336, 14336), 4096), ((128256,), 4096),
+    ((8192, 1024, 1024), 8192), ((28672, 28672), 8192), ((128256,), 8192),
+    ((16384, 1024, 1024), 16384), ((53248, 53248), 16384), ((128256,), 16384),
+)  # fmt: skip
+# (columns, whole depth) of layers whose depth is split.
+_ROW_PARALLEL = (
+    (4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672), (16384, 16384), (16384, 53248),
+)  # fmt: skip
+_SUMMED = range(8)  # slots of a sum over ranks
+_POOLED = (16, 32, 64, 128, 256)  # columns that a program of a pooling takes
+
+
+def _schedule(name: str, world: int) -> Schedule:
+    return Schedule.named(name).resolve(world, Machine.named(f"h200x{world}"))
+
+
+@functools.cache
+def variants(capability: int) -> tuple[Variant, ...]:
+    """Return the variants of a compute capability's pack, in a fixed order."""
+    coverage = COVERAGE[capability]
+    found: dict[Variant, None] = {}
+    for processors in coverage.processors:
+        kernels = DescribedKernels(capability, processors)
+        for launch in _launches(kernels, coverage):
+            found.setdefault(variant_of(launch))
+    return tuple(sorted(found))
+
+
+def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]:
+    for dtype in coverage.dtypes:
+        for turned in (True, False):
+            yield from _gated(kernels, dtype, turned, coverage.worlds, 16)
+            if dtype in coverage.odd:
+                yield from _gated(kernels, dtype, turned, (), 8)
+                yield from _gated(kernels, dtype, turned, (), 1)
+        yield from _sums(kernels, dtype)
+        yield from _pools(kernels, dtype)
+    for dtype in coverage.few:
+        for world in coverage.worlds:
+            yield from _reduces(kernels, world, dtype)
+            yield from _gathers(kernels, world, dtype)
+
+
+# ---- gated GEMMs
+
+
+def _gated(
+    kernels: DescribedKernels, dtype: str, turned: bool, worlds: tuple[int, ...], step: int
+) -> Iterator[Launch]:
+    """Yield gated GEMMs in every tile.
+
+    Args:
+        kernels: work launches out.
+        dtype: of the operands.
+        turned: whether columns of the weight lie one behind another, as torch.nn.Linear has it.
+        worlds: ranks of sums within the launch.
+        step: what divides all sizes: 16; 8, of columns alone; or 1, so that nothing is aligned.
+    """
+    item = 2 if dtype != "float32" else 4
+    n, k = {16: (512, 512), 8: (520, 512), 1: (515, 515)}[step]
+    rows = 256 if step > 1 else 255
+    tiles = TILES[item] if step > 1 else TILES[item][-1:]
+    for op, name, world in (
+        ("all_gather_matmul", "gated_1d", 2),
+        ("matmul_reduce_scatter", "gated_1d", 2),
+        *(("matmul_all_reduce", "gated_sums_1d", world) for world in worlds),
+    ):
+        problem = Problem.chunked(op, world, rows * world, n * world, k * world, dtype)
+        plan = lower_rank(problem, _schedule(name, world), 0)
+        for tile in tiles:
+            yield from gated_launches(plan, kernels, turned, tile)
+
+
+# ---- calls of few rows
+
+
+def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
+    for n, depth in _ROW_PARALLEL:
+        k = depth // world
+        for name in ("one_shot_sm", "two_shot_sm"):
+            schedule = _schedule(name, world)
+            for m in _heights(schedule.shots == "two"):
+                problem = Problem.chunked("matmul_all_reduce", world, m, n, depth, dtype)
+                plan = lower_rank(problem, schedule, 0)
+                table = direct_table.table_of(plan)
+                for turned in (True, False):
+                    outputs = [DirectOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))]
+                    operands = DirectOperands(matrix(m, k, dtype), outputs)
+                    yield whole_launch(kernels, table, operands)
+
+
+def _heights(two: bool) -> Iterator[int]:
+    """Yield numbers of rows that want all kernels which any number of few rows wants."""
+    yield from (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+    if two:
+        yield from (65, 128, 129, 256, 257, few_rows("matmul_all_reduce"))
+
+
+def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
+    schedule = _schedule("gather_sm", world)
+    for columns, k in _COLUMN_PARALLEL:
+        mine = [n // world for n in columns]
+        outputs = tuple(Output((n,) * world, f"w{i}") for i, n in enumerate(mine))
+        for m in range(1, few_rows("all_gather_matmul") + 1):
+            share = -(-m // world)
+            rows = tuple([max(min(share, m - i * share), 0) for i in range(world)])
+            problem = Problem("all_gather_matmul", world, rows, k, outputs, dtype)
+            for rank in {min(count, 2): i for i, count in enumerate(rows)}.values():
+                table = direct_gather_table.table_of(lower_rank(problem, schedule, rank))
+                for turned in (True, False):
+                    found = [DirectOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
+                             for n in mine]  # fmt: skip
+                    operands = DirectOperands(matrix(rows[rank], k, dtype), found)
+                    yield whole_launch(kernels, table, operands)
+
+
+# ---- sums and bags
+
+
+def _sums(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
+    owns = (dtype,) if dtype == "float32" else (dtype, "float32")
+    for cols in (512, 500):
+        for own in owns:
+            for count in _SUMMED:
+                here, mine = matrix(16, cols, dtype), matrix(16, cols, own)
+                yield summing.launch_of(
+                    mine if not count else here, 16, count, mine, 0, None, here, kernels.arrays()
+                )
+
+
+def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
+    offsets, indices = (Described(_ADDRESS, (64,), (1,), "int64") for _ in range(2))
+    for cols in _POOLED:
+        for dim in (cols, cols - 3):
+            yield pooling.launch_of(
+                matrix(64, dim, dtype), indices, offsets, (0, 8), matrix(8, dim, dtype),
+                kernels.arrays(),
+            )  # fmt: skip

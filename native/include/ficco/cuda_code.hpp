@@ -1,0 +1,17 @@
+// Compiled kernels (cubins), loaded to a device from memory.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "ficco/cuda_api.hpp"
+
+namespace ficco::cuda {
+
+// Loads a kernel of a cubin for a device, whose primary context is current, and keeps both until
+// the process ends: nobody can say when the last graph has used it. It may wait for the device.
+// `shared_bytes`: of dynamic shared memory that launches will ask for. Throws GpuError.
+Function load_code(Device device, std::string_view cubin, const std::string& entry,
+                   unsigned shared_bytes);
+
+}  // namespace ficco::cuda

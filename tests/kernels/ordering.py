@@ -1,0 +1,155 @@
+"""Checks of the order in a kernel's PTX: words behind data, loads behind words and fences.
+
+Each takes the text and its variant, and fails by an assertion that says what is out of order.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ficco.kernels.variants import Variant
+
+__all__ = ["CHECKS", "places"]
+
+BULK_LOAD = r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global"
+ACQUIRE = r"ld\.acquire\.sys\.global"
+RELEASE = r"st\.release\.sys\.global"
+MET = r"barrier\.red\.or\.pred"
+FENCE = r"fence\.proxy\.async\.global"
+COUNT = r"atom\.add\.acq_rel\.gpu\.global"
+STORE = r"st\.global\."
+LOAD = r"ld\.global|cp\.async\.c"
+
+
+def places(pattern: str, text: str) -> list[int]:
+    return [found.start() for found in re.finditer(pattern, text)]
+
+
+def check_no_bulk_stores(text: str) -> None:
+    bulk = places(r"cp\.async\.bulk", text)
+    assert len(bulk) == len(places(BULK_LOAD, text)), "bulk stores are not ordered before words"
+
+
+def check_gated(text: str, variant: Variant) -> None:
+    constants = dict(variant.constants)
+    acquired, met = places(ACQUIRE, text), places(MET, text)
+    assert acquired, "nothing is awaited"
+    loads = places(LOAD, text)
+    for at in acquired:  # all threads meet behind the one that looks
+        ends = [*[each for each in loads if each > at][:1], len(text)]
+        assert any(at < each < ends[0] for each in met), "a thread goes on before the word"
+    check_no_bulk_stores(text)
+    if constants["WINDOW_BULK"]:
+        loads, fenced = places(BULK_LOAD, text), places(FENCE, text)
+        behind = [load for load in loads if load > acquired[0]]
+        assert behind, "no bulk loads behind a wait"
+        assert fenced, "bulk loads of a part before its fence"
+        if constants["OWN_BULK"]:
+            assert len(loads) > len(behind), "own tiles before the wait, others behind it"
+        for load in behind:
+            last = [max([at for at in each if at < load], default=-1)
+                    for each in (acquired, met, fenced)]  # fmt: skip
+            assert last == sorted(last) and last[0] >= 0, "bulk loads of a part before its fence"
+    else:
+        assert not places(FENCE, text), "a fence without bulk loads"
+        assert max(places(LOAD, text)) > max(acquired), "nothing is loaded behind a wait"
+    ended, raised = places(r"atom\.(\w+\.)*acq_rel", text), places(RELEASE, text)
+    assert ended and raised, "the window is not given back"
+    stored = max(places(STORE, text))
+    assert ended[-1] < stored < raised[-1], "the window is given back before it is cleared"
+    assert max([*places(BULK_LOAD, text), *places(LOAD, text[: ended[-1]])]) < ended[-1], (
+        "the window is given back before it is read"
+    )
+    assert places(r"red\.relaxed\.sys\.global\.max", text), "nobody tells who gave up"
+
+
+def check_raised(text: str) -> None:
+    """Every word is raised behind the stores of its rows, where all threads have met."""
+    stores, counts, releases = (places(what, text) for what in (STORE, COUNT, RELEASE))
+    assert counts and len(counts) == len(releases), "a count without a word"
+    begin = 0
+    for counted, released in zip(counts, releases, strict=True):
+        mine = [store for store in stores if begin < store < counted]
+        met = max([at for at in places(r"bar\.sync", text) if at < counted], default=-1)
+        assert mine and max(mine) < met < counted < released, "a word before its rows"
+        begin = released
+    assert max(stores) < max(releases), "rows that no word tells of"
+
+
+def check_pushing(text: str, variant: Variant) -> None:
+    check_no_bulk_stores(text)
+    check_raised(text)
+
+
+def check_summing(text: str, variant: Variant) -> None:
+    constants = dict(variant.constants)
+    acquired, met, terms = places(ACQUIRE, text), places(MET, text), constants["TERMS"]
+    # All may stand there more than once: for a product without depth, and for the last tile.
+    assert acquired and len(acquired) == len(met), "a wait for each term"
+    assert len(acquired) % terms == 0, "a wait for each term"
+    for i in range(0, len(acquired), terms):
+        stored = next(at for at in places(STORE, text) if at > met[i + terms - 1])
+        landed = [at for at in places(r"ld\.global\.v[24]", text) if acquired[i] < at < stored]
+        assert landed and max(met[i : i + terms]) < min(landed), "terms are read before their word"
+    assert not places(r"ld\.global\S*\.nc", text), "terms are read past the acquire"
+    check_no_bulk_stores(text)
+    check_raised(text)
+
+
+def check_direct(text: str, variant: Variant) -> None:
+    constants = dict(variant.constants)
+    waited = places(r"griddepcontrol\.wait", text)
+    assert len(waited) == constants["CHAINED"], "it does not await the launch before it"
+    assert "griddepcontrol.launch_dependents" not in text, "the next one begins too early"
+    if waited:
+        first = places(r"(ld|st|atom|red)\.\S*global", text)[0]
+        assert waited[0] < first, "it begins too early"
+    assert len(places(RELEASE, text)) == 1, "a word beside the one that says entered"
+    drawn = places(r"atom\.relaxed\.gpu\.global\.add", text)
+    assert len(drawn) == 1, "threads may read the number later"
+    elements = constants["SUM_ROWS"] * constants["SUM_COLS"] // (32 * variant.warps)
+    bits = 32 if "fp32" in variant.types[0] else 16
+    width = {16: "b16", 32: "b32", 64: r"v2\.b32"}.get(elements * bits, r"v4\.b32")
+    looks = [at for at in places(rf"ld\.volatile\.global\.{width}", text) if at > drawn[0]]
+    least = constants["WORLD"] + constants["TWICE"]
+    assert len(looks) >= least, "boxes are read by few bytes, or cached"
+    if width == "b32":  # which counts are, too
+        looks = looks[: constants["WORLD"]]
+    # All threads have seen what they look for before any puts back what it has taken.
+    for begin, end in zip(looks, [*looks[1:], len(text)], strict=True):
+        first_store = places(rf"st\.global\.{width}", text[begin:end])
+        assert not first_store or "barrier.red" in text[begin : begin + first_store[0]], (
+            "a box is vacated before all threads have seen it"
+        )
+    asked = min(places(ACQUIRE, text))
+    assert places(rf"st\.global\.{width}", text[:asked]), "nothing is sent before a wait"
+    assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read from a cache"
+
+
+def check_gather(text: str, variant: Variant) -> None:
+    constants = dict(variant.constants)
+    releases, acquires = places(RELEASE, text), places(ACQUIRE, text)
+    assert len(releases) == 3, f"{len(releases)} raises: enter, the own slices, free"
+    assert len(acquires) == 4, f"{len(acquires)} waits: free, the gate, entered, all slices"
+    for at in releases:  # all threads meet between their stores and a word
+        between = text[max(places(r"st\.global|st\.release", text[:at]), default=0) : at]
+        assert "barrier.sync" in between, "a word before what it tells of is stored"
+    ends = [*acquires[1:], len(text)]
+    for at, end in zip(acquires, ends, strict=True):
+        behind = places(r"ld\.global|cp\.async|st\.global", text[at:end])
+        met = places(r"barrier\.red", text[at:end])
+        assert not behind or (met and met[0] < behind[0]), "a thread goes on before the word"
+    assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read past a word"
+    asked = places(r"prefetch\.global\.L2", text)
+    assert asked and asked[0] < acquires[0], "weights are asked for late"
+    assert places(r"atom\.global\.gpu\.acq_rel\.add", text), "ends are not ordered"
+    if constants["ROWS"] > 1 and constants["EDGE"] == 8:
+        assert places(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", text), (
+            "rows are loaded by fewer than 16 bytes"
+        )
+
+
+CHECKS = {
+    "gated_gemm": check_gated, "pushing_gemm": check_pushing, "summing_gemm": check_summing,
+    "direct_all_reduce": check_direct, "direct_gather": check_gather,
+}  # fmt: skip

@@ -1,0 +1,109 @@
+"""Kernels that the pack lacks: compiled by Triton in other processes, or launched by Triton."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ficco.errors import EngineError
+from ficco.kernels import compiling, fallback, loading, pack
+from ficco.kernels.arrays import Described, DescribedArrays
+from ficco.kernels.pooling import launch_of
+from ficco.kernels.variants import Launch, Variant, variant_of
+
+
+class Arrays(DescribedArrays):
+    """Of a device that is current."""
+
+    def current(self) -> tuple[int, int]:
+        return 0, 7
+
+
+def pool(dim: int, capability: int = 90) -> Launch:
+    matrix = Described(1 << 20, (64, dim), (dim, 1), "float16")
+    numbers = Described(1 << 20, (64,), (1,), "int64")
+    return launch_of(matrix, numbers, numbers, (0, 8), matrix, Arrays(capability, 132))
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "_compiled", {})
+
+
+def test_what_the_pack_lacks_is_compiled_together(
+    nothing_compiled: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Any,
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(fallback, "_FIRST_WORD_S", 0.0)
+    wanted = [variant_of(pool(dim)) for dim in (16, 32, 16)]
+    assert pack.find(wanted[0], 90) is not None
+    fallback.compile_together(wanted, 90)
+    assert not fallback._compiled, "what is in the pack is not compiled"
+
+    monkeypatch.setenv("FICCO_PACK", "0")
+    with caplog.at_level(logging.WARNING, "ficco"):
+        fallback.compile_together(wanted, 90)
+    assert "FICCO_PACK=0 is set" in caplog.text and "of 2 are compiled by Triton" in caplog.text
+    assert set(fallback._compiled) == {(90, each) for each in wanted}
+    found = fallback.find(wanted[0], 90)
+    monkeypatch.delenv("FICCO_PACK")
+    packed = pack.find(wanted[0], 90)
+    assert packed is not None and found.cubin.startswith(b"\177ELF")
+    assert found.record == {name: packed.record[name] for name in found.record}
+
+
+def test_a_kernel_that_cannot_be_compiled_is_an_error(
+    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = Variant("pool_rows", ("*bf16",), True, (), 2, 3)  # it has more parameters
+    pytest.importorskip("triton")
+    with pytest.raises(EngineError, match=r"not in the pack \(1 of pool_rows\); Triton failed"):
+        fallback.find(odd, 90)
+    monkeypatch.setattr(fallback, "why_not", lambda: "Triton is not installed")
+    with pytest.raises(EngineError, match="triton is not installed; pip install triton"):
+        fallback.find(odd, 90)
+
+
+def test_an_unknown_layout_is_launched_by_triton(
+    nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Native code does not describe it; Triton's launcher gets all arguments in order."""
+    pytest.importorskip("triton")
+    launched: list[Any] = []
+
+    class Made:
+        run = None
+        metadata = SimpleNamespace(name="pool_rows")
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *values: launched.append((grid, values))
+
+    def lacks(variant: Variant, capability: int) -> None:
+        raise fallback.ByTriton("the kernel pool_rows is compiled by Triton 9.9.0")
+
+    launch = pool(40, 86)
+    monkeypatch.setattr(loading, "_loaded", {})
+    monkeypatch.setattr(fallback, "find", lacks)
+    monkeypatch.setattr(compiling, "made_by_triton", lambda variant, capability: Made())
+    loading._tell.cache_clear()
+    with pytest.raises(EngineError, match=r"Triton 9\.9\.0"):
+        loading.code(launch)
+    with caplog.at_level(logging.WARNING, "ficco"):
+        enqueue = loading.prepared(launch)
+    assert "launched by Triton, which takes longer" in caplog.text and not launched
+    enqueue()
+    ((grid, values),) = launched
+    assert grid == (8, 1, 1) and len(values) == len(launch.kernel.parameters)
+    assert list(values) == [launch.arguments[name] for name, *_ in launch.kernel.parameters]
+
+
+def test_an_unknown_triton_tells_so() -> None:
+    assert not compiling.known("3.9.0") and not compiling.known("4.0")
+    assert all(compiling.known(version) for version in ("3.5.1", "3.6.0", "3.7.0", "3.8.0"))

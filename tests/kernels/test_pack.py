@@ -1,0 +1,215 @@
+"""The pack of compiled kernels: made of the sources, whole, and in order."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import ordering
+import pytest
+
+from ficco.kernels import pack, sources
+from ficco.kernels.arrays import Address, Described, DescribedArrays
+from ficco.kernels.declarations import KERNELS
+from ficco.kernels.variants import Launch, Variant, is_aligned, passed, variant_of
+from ficco.packing import building, grid
+
+CAPABILITIES = sorted(grid.COVERAGE)
+MOST_BYTES = 25_000_000  # of all files
+SAMPLE = {80: 1, 90: 3, 100: 1}  # variants that are compiled again
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_it_is_made_of_these_sources(capability: int) -> None:
+    manifest = pack.opened(capability).manifest
+    assert manifest["sources"] == sources.digest(), "make it again: python -m ficco.packing"
+    assert manifest["triton"] == building.TRITON and manifest["capability"] == capability
+
+
+def test_its_files_are_small() -> None:
+    assert pack.capabilities() == CAPABILITIES
+    assert sum(path.stat().st_size for path in pack.FOLDER.iterdir()) < MOST_BYTES
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_it_has_what_the_grid_wants_and_nothing_else(capability: int) -> None:
+    wanted = {variant.key: variant for variant in grid.variants(capability)}
+    found = pack.opened(capability).manifest["kernels"]
+    assert found.keys() == wanted.keys()
+    for key, variant in wanted.items():
+        assert found[key]["variant"] == variant.text
+        assert Variant.of_text(variant.text) == variant
+        assert found[key]["name"] == variant.kernel and found[key]["threads"] == 32 * variant.warps
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_a_sample_compiled_again_is_the_same(capability: int, tmp_path: Path) -> None:
+    """Which variants is drawn by the sources, so that a change of them draws others."""
+    triton = pytest.importorskip("triton")
+    assert triton.__version__ == building.TRITON
+    draw = random.Random(sources.digest())
+    variants = draw.sample(grid.variants(capability), SAMPLE[capability])
+    places = building.compile_all(variants, capability, tmp_path, 2, lambda text: None)
+    for variant, stem in places.items():
+        found = pack.opened(capability).find(variant)
+        assert found is not None
+        assert found.cubin == stem.with_suffix(".cubin").read_bytes(), variant.text
+        text = pack.opened(capability).ptx(variant)
+        assert text == stem.with_suffix(".ptx").read_text(), variant.text
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_order_of_every_kernel(capability: int) -> None:
+    checked = set()
+    for variant in grid.variants(capability):
+        text = pack.opened(capability).ptx(variant)
+        assert text is not None and f".entry {variant.kernel}(" in text
+        if variant.kernel in ordering.CHECKS:
+            try:
+                ordering.CHECKS[variant.kernel](text, variant)
+            except AssertionError as error:
+                raise AssertionError(f"sm_{capability} {variant.text}: {error}") from error
+            checked.add(variant.kernel)
+    assert {"gated_gemm", "pushing_gemm", "summing_gemm"} <= checked
+
+
+MOVED = "// moved"
+
+
+def removed(pattern: str, text: str) -> str:
+    """Return the text without what matches: so many characters of a comment stand there."""
+    changed, count = re.subn(pattern, MOVED, text)
+    assert count, f"nothing matches {pattern!r}"
+    return changed
+
+
+def last_moved_to_begin(pattern: str, text: str) -> str:
+    """Return the text with the last that matches before all else."""
+    found = list(re.finditer(pattern, text))[-1]
+    return found[0] + text[: found.start()] + text[found.end() :]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "change", "pattern"),
+    [
+        ("gated_gemm", removed, ordering.FENCE),
+        ("gated_gemm", removed, ordering.MET),
+        ("gated_gemm", removed, ordering.ACQUIRE),
+        ("gated_gemm", last_moved_to_begin, ordering.RELEASE),
+        ("gated_gemm", removed, r"atom\.(\w+\.)*acq_rel"),
+        ("pushing_gemm", removed, r"bar\.sync"),
+        ("pushing_gemm", last_moved_to_begin, ordering.RELEASE),
+        ("pushing_gemm", removed, ordering.COUNT),
+        ("summing_gemm", removed, ordering.MET),
+        ("summing_gemm", removed, ordering.ACQUIRE),
+        ("direct_all_reduce", removed, r"griddepcontrol\.wait"),
+        ("direct_all_reduce", removed, r"barrier\.red"),
+        ("direct_all_reduce", removed, r"atom\.relaxed\.gpu\.global\.add"),
+        ("direct_gather", removed, r"barrier\.sync"),
+        ("direct_gather", removed, r"barrier\.red"),
+        ("direct_gather", removed, r"prefetch\.global\.L2"),
+        ("direct_gather", removed, ordering.RELEASE),
+    ],
+)
+def test_a_fence_or_word_that_is_missing_is_seen(kernel: str, change: object, pattern: str) -> None:
+    variant = next(
+        each
+        for each in grid.variants(90)[::-1]
+        if each.kernel == kernel and dict(each.constants).get("CHAINED", 1)
+    )
+    text = pack.opened(90).ptx(variant)
+    assert text is not None
+    ordering.CHECKS[kernel](text, variant)
+    changed = change(pattern, text)  # type: ignore[operator]
+    with pytest.raises((AssertionError, ValueError)):
+        ordering.CHECKS[kernel](changed, variant)
+
+
+def test_a_bulk_store_is_seen() -> None:
+    variant = next(each for each in grid.variants(90) if each.kernel == "pushing_gemm")
+    text = pack.opened(90).ptx(variant)
+    assert text is not None
+    with pytest.raises(AssertionError, match="bulk stores"):
+        ordering.check_pushing(text + "cp.async.bulk.tensor.2d.global.shared::cta", variant)
+
+
+def test_declarations_are_those_of_the_functions() -> None:
+    pytest.importorskip("triton")
+    from ficco.kernels.compiling import function_of
+
+    for kernel in KERNELS.values():
+        function = function_of(kernel)
+        names = [(each.name, each.is_constexpr) for each in function.params]
+        assert names == [(each.name, each.kind == "=") for each in kernel.parameters], kernel.name
+        for each, said in zip(function.params, kernel.parameters, strict=True):
+            assert each.do_not_specialize == said.unknown, f"{kernel.name}: {each.name}"
+            if said.kind in ("i32", "i64"):
+                assert each.annotation_type == said.kind, f"{kernel.name}: {each.name}"
+
+
+def test_the_digest_covers_all_device_code() -> None:
+    triton = pytest.importorskip("triton")
+    from ficco.kernels.compiling import function_of
+
+    found, new = set(), [function_of(kernel) for kernel in KERNELS.values()]
+    while new:
+        function = new.pop()
+        if function in found:
+            continue
+        found.add(function)
+        names = set(re.findall(r"\w+", "".join(function.raw_src)))
+        known = function.fn.__globals__
+        new += [known[n] for n in names if isinstance(known.get(n), triton.JITFunction)]
+    modules = {function.fn.__module__.removeprefix("ficco.kernels.") for function in found}
+    assert modules <= set(sources.MODULES) and len(found) > 20
+
+
+def test_the_digest_is_of_code_alone() -> None:
+    text = 'def f(a):\n    """Say."""\n    return a  # and why\n'
+    same = 'def f(a):\n    """Say\n    more."""\n\n    # Why.\n    return a\n'
+    assert sources._code_of(text) == sources._code_of(same)
+    assert sources._code_of(text) != sources._code_of(text.replace("return a", "return a + 1"))
+    assert sources._code_of(text) != sources._code_of(text.replace('"""Say."""', 'x = "Say."'))
+
+
+def test_it_is_not_used_where_it_is_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FICCO_PACK", raising=False)
+    monkeypatch.delenv("FICCO_SM100", raising=False)
+    variant = grid.variants(100)[0]
+    assert "never run" in pack.why_not(100) and pack.find(variant, 100) is None
+    monkeypatch.setenv("FICCO_SM100", "1")
+    assert not pack.why_not(100) and pack.find(variant, 100) is not None
+    assert "no pack of kernels for sm_86" in pack.why_not(86)
+    assert not pack.why_not(90) and not pack.why_not(80)
+    monkeypatch.setenv("FICCO_PACK", "0")
+    assert "FICCO_PACK=0" in pack.why_not(90)
+    monkeypatch.delenv("FICCO_PACK")
+    monkeypatch.setattr(sources, "digest", lambda: "other")
+    pack._why_unusable.cache_clear()
+    try:
+        assert "other sources" in pack.why_not(90)
+    finally:
+        pack._why_unusable.cache_clear()
+
+
+def test_variants_have_two_classes_of_sizes() -> None:
+    kernel = KERNELS["sum_terms"]
+
+    def launch(rows: int, cols: int, at: int = 0, **more: int) -> Launch:
+        matrix = Described((1 << 20) + at, (rows, cols), (cols, 1), "bfloat16")
+        given = dict.fromkeys(("target", "slots", "own", "bias"), matrix)
+        numbers = {"rows": rows, "cols": cols, "slot_rows": rows, "own_at": 0, "has_bias": 0}
+        strides = dict.fromkeys(("target_stride", "slots_stride", "own_stride"), cols)
+        constants = {"COUNT": 1, "ROWS": 8, "COLS": 512}
+        arguments = given | numbers | strides | constants | more
+        return Launch(kernel, arguments, (1,), 4, arrays=DescribedArrays(90, 132))
+
+    even = variant_of(launch(16, 64))
+    assert even.aligned and variant_of(launch(7, 64, has_bias=1, own_at=1)) == even
+    assert not is_aligned(launch(16, 60)) and not variant_of(launch(16, 64, at=8)).aligned
+    assert variant_of(launch(16, 64)._replace(odd=True)) == variant_of(launch(3, 33))
+    assert {each.divisor for each in passed(even) if each.name == "rows"} == {1}
+    assert {each.divisor for each in passed(even) if each.name == "cols"} == {16}
+    assert variant_of(launch(16, 64, COUNT=2)) != even
+    assert Address(5).data_ptr() == 5
