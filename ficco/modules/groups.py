@@ -9,11 +9,10 @@ import logging
 import os
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from ficco import compute as computes
@@ -21,6 +20,8 @@ from ficco.engines import cuda
 from ficco.engines.environment import is_set
 from ficco.errors import InputError
 from ficco.machine import Machine
+from ficco.private.finding import ABSENT
+from ficco.private.torch_core import group_named, note_group
 from ficco.runtime.process import ProcessRuntime
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ if os.environ.get("FICCO_LOG"):
     log.setLevel(_level if isinstance(_level, int) else logging.INFO)
     if not isinstance(_level, int):
         log.warning("FICCO_LOG=%s is no level; info is taken", os.environ["FICCO_LOG"])
+for _name, _instead in ABSENT.items():  # found before there was a handler
+    log.info("%s is absent: %s", _name, _instead)
 
 _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
@@ -84,7 +87,7 @@ def process_group(group: Any) -> Any:
         return group.get_group()
     if isinstance(group, str):
         try:
-            return cast(Any, distributed_c10d)._resolve_process_group(group)
+            return group_named(group)
         except (KeyError, RuntimeError, ValueError) as error:
             raise InputError(
                 f"group={group!r}: no process group has this name; pass the ProcessGroup itself or "
@@ -126,6 +129,7 @@ def prepare(
         EngineError: the ranks cannot share memory, or did not all come.
     """
     pg = process_group(group)
+    note_group(pg)
     _close_destroyed()
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     if profile.engine == "cuda":

@@ -22,6 +22,7 @@ from ficco.compute import dtype_of
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.modules import plain
+from ficco.private.torch_core import symmetric_memory
 from ficco.problem import REDUCING, Problem, offsets
 from ficco.runtime import collectives
 from ficco.runtime.process import ProcessRuntime
@@ -70,7 +71,7 @@ class TorchOffers(NamedTuple):
 def torch_offers() -> TorchOffers:
     """Return what the installed PyTorch has for GPUs."""
     try:
-        import torch.distributed._symmetric_memory
+        symmetric_memory()
     except ImportError:
         symmetric = False
     else:
