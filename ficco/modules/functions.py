@@ -418,7 +418,7 @@ def _there(device: torch.device | str) -> torch.device:
 
 def _device(group: Any) -> torch.device:
     """Return where a rank without tables works: where its group is open, or can be."""
-    if groups.opened(group):
-        return torch.device(groups.opened(group)[0].device)
+    if (found := groups.device_of(group)) is not None:
+        return torch.device(found)
     backends = str(torch.distributed.get_backend_config(groups.process_group(group)))
     return torch.device("cuda" if "nccl" in backends and torch.cuda.is_available() else "cpu")

@@ -31,6 +31,7 @@ __all__ = [
     "alone",
     "changes",
     "close",
+    "device_of",
     "disabled",
     "fallback_reason",
     "gpu_runtime",
@@ -56,6 +57,7 @@ for _name, _instead in ABSENT.items():  # found before there was a handler
 
 _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
+_devices: dict[str, str] = {}  # of what is open, by the group's name
 _fallbacks: dict[Any, str] = {}  # groups whose GPUs run plain torch.distributed, and why
 _changes = [0]  # how often a group was opened or closed for GPUs
 
@@ -141,6 +143,7 @@ def prepare(
         raise InputError("the group is open already; ficco.close(group) first")
     _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
     _runtimes[pg].most_window_bytes = most_window_bytes
+    _note_devices()
     log.info("group of %d ranks opened on machine %s", _runtimes[pg].world, profile.name)
 
 
@@ -155,6 +158,7 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     runtime = CudaProcessRuntime(pg, profile, timeout_s)
     runtime.most_window_bytes = most_window_bytes
     _gpu_runtimes[pg] = runtime
+    _note_devices()
     _changed()
     log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)
 
@@ -225,6 +229,22 @@ def opened(group: Any) -> list[ProcessRuntime]:
     return [kind[pg] for kind in (_gpu_runtimes, _runtimes) if pg in kind]
 
 
+def device_of(group: Any) -> str | None:
+    """Return the device that a group is open for, the GPU if it is open for both; None: for none.
+
+    torch.compile can trace it: that of PyTorch 2.9 takes names as keys, but not groups.
+    """
+    return _devices.get(process_group(group).group_name)
+
+
+def _note_devices() -> None:
+    """Note anew which groups are open, after a change."""
+    _devices.clear()
+    for kind in (_runtimes, _gpu_runtimes):
+        for pg, found in kind.items():
+            _devices[pg.group_name] = str(found.device)
+
+
 def reset(group: Any = None) -> None:
     """Make a group usable again after a failed call; all its ranks make this call.
 
@@ -269,6 +289,7 @@ def close(group: Any = None) -> None:
         found = kind.pop(pg, None)
         if found is not None:
             _changed()
+            _note_devices()
             found.close()
 
 

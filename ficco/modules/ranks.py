@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -85,6 +87,19 @@ def torch_offers() -> TorchOffers:
     )
 
 
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send to stderr what this process writes to stdout, native code too."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 class _Rank:
     """One rank; its environment says which (RANK, WORLD_SIZE, and FICCO_STORE or torchrun's).
 
@@ -103,13 +118,14 @@ class _Rank:
 
     def _join(self, backend: str, device: torch.device | None = None) -> None:
         store = os.environ.get("FICCO_STORE")
-        if store is None:
-            dist.init_process_group(backend, device_id=device)
-            return
-        dist.init_process_group(
-            backend, init_method=f"file://{store}", rank=self.rank, world_size=self.world,
-            device_id=device,
-        )  # fmt: skip
+        with _stdout_to_stderr():  # the gloo of PyTorch 2.9 prints to stdout, as `--json` does
+            if store is None:
+                dist.init_process_group(backend, device_id=device)
+                return
+            dist.init_process_group(
+                backend, init_method=f"file://{store}", rank=self.rank, world_size=self.world,
+                device_id=device,
+            )  # fmt: skip
 
     def most(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each value over all ranks."""
