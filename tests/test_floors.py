@@ -16,6 +16,7 @@ PACKAGE = ROOT / "ficco"
 FLOORS = {
     "errors": 0,
     "data": 0,
+    "private": 0,
     "curves": 1,
     "problem": 1,
     "reading": 0,
@@ -55,7 +56,16 @@ SAME_FLOOR = {
     ("modules", "posing"),
 }
 HEAVY = {"torch", "cupy", "triton"}
-MAY_USE_TORCH = {"compute", "kernels", "engines", "runtime", "modules", "profiling", "sweeping"}
+MAY_USE_TORCH = {
+    "compute",
+    "engines",
+    "kernels",
+    "modules",
+    "private",
+    "profiling",
+    "runtime",
+    "sweeping",
+}
 MOST_LINES = 500
 
 

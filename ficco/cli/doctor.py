@@ -316,7 +316,20 @@ def _torch_on_gpus() -> list[Finding]:
     lacking = offers.lacking
     do = "install a CUDA build of torch>=2.9" if lacking and not offers.cuda else ""
     return [Finding("torch on GPUs", not lacking, f"{lacking}; has {found}" if lacking else found,
-                    serves, do)]  # fmt: skip
+                    serves, do), *_absent_names()]  # fmt: skip
+
+
+def _absent_names() -> list[Finding]:
+    """Tell which private names the installed PyTorch lacks, if any, and what serves instead."""
+    from ficco.private import torch_core, torch_layers  # noqa: F401 - they look for the names
+    from ficco.private.finding import ABSENT
+
+    serves = "the speed of calls; results are right without them"
+    do = "use a release of PyTorch that README names"
+    return [
+        Finding(f"name {name}", False, f"absent; instead: {instead}", serves, do)
+        for name, instead in ABSENT.items()
+    ]
 
 
 def _libraries() -> list[Finding]:

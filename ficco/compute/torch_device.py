@@ -14,6 +14,7 @@ from ficco.compute.torch_kernels import TorchKernels
 from ficco.errors import EngineError
 from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
+from ficco.private.torch_core import current_device, current_stream
 
 __all__ = ["TorchDeviceCompute"]
 
@@ -73,7 +74,7 @@ class TorchDeviceCompute:
 
     def stream(self) -> int:
         """See `DeviceCompute.stream`."""
-        return int(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()))
+        return int(current_stream(current_device()))
 
     def exact(self, dtype: str) -> AbstractContextManager[None]:
         """See `DeviceCompute.exact`: cuBLAS may add up parts of k in 16 bits by default.

@@ -19,6 +19,7 @@ import torch
 
 from ficco.modules import groups, plain
 from ficco.modules.auto import AUTO
+from ficco.private.torch_core import current_device, current_stream, is_view, unsafe_view
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -44,17 +45,7 @@ _ASKED = 8  # times that a call asks how it is made again, between two that were
 
 Tensor = torch.Tensor
 _STRIDED = torch.strided
-# No view: autograd would not let the caller change it in place.
-unsafe_view: Any = torch.ops.aten._unsafe_view
 _known: OrderedDict[Any, Known] = OrderedDict()
-
-
-def _current_device() -> int:
-    return torch._C._cuda_getDevice()
-
-
-def _current_stream(device: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device)
 
 
 def _nothing() -> None:
@@ -108,11 +99,11 @@ class Known:
             return self._run_plain(tensors)
         x = tensors[0]
         ys = [x.new_empty(*shape) for shape in self._shapes]
-        here, standing = _current_device() == self._device, self._standing()
+        here, standing = current_device() == self._device, self._standing()
         if here and standing is not None:
             addresses = [tensor.data_ptr() for tensor in tensors]
             addresses += [y.data_ptr() for y in ys]
-            if self._runtime.again(standing, addresses, _current_stream(self._device), ys):
+            if self._runtime.again(standing, addresses, current_stream(self._device), ys):
                 self._more = _ASKED
                 return ys
         arrays = self._matrices(tensors)
@@ -209,7 +200,7 @@ def remember(key: Any, call: Known) -> None:
 def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Return results with the dimensions that they are to have, as no views."""
     return [
-        y if y.shape == shape and not y._is_view() else unsafe_view(y, shape)
+        y if y.shape == shape and not is_view(y) else unsafe_view(y, shape)
         for y, shape in zip(ys, shapes, strict=True)
     ]
 

@@ -33,6 +33,7 @@ from ficco.errors import InputError
 from ficco.modules import gradients, groups, library, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
+from ficco.private.torch_core import DisableAutocast
 from ficco.schedule import Schedule
 
 __all__ = [
@@ -317,7 +318,7 @@ def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
         return custom(name, given)
     if recording:
         return _recorded(name, rest, flat)
-    with torch._C._DisableAutocast():  # plans mean their own dtypes
+    with DisableAutocast():  # plans mean their own dtypes
         return perform(name, given)
 
 
@@ -417,7 +418,7 @@ def _there(device: torch.device | str) -> torch.device:
 
 def _device(group: Any) -> torch.device:
     """Return where a rank without tables works: where its group is open, or can be."""
-    if groups.opened(group):
-        return torch.device(groups.opened(group)[0].device)
+    if (found := groups.device_of(group)) is not None:
+        return torch.device(found)
     backends = str(torch.distributed.get_backend_config(groups.process_group(group)))
     return torch.device("cuda" if "nccl" in backends and torch.cuda.is_available() else "cpu")

@@ -25,6 +25,7 @@ from ficco.modules import groups
 from ficco.modules.again import matrix_of
 from ficco.modules.auto import AUTO
 from ficco.modules.routes import perform
+from ficco.private.torch_core import DisableAutocast, bag_gradient
 from ficco.problem import chunk_sizes
 from ficco.schedule import Schedule
 
@@ -87,7 +88,7 @@ class Recorded(torch.autograd.Function):
     def forward(ctx: Any, name: str, rest: tuple[Any, ...], *tensors: Any) -> Any:
         """Run the operator. Arguments: its name, what is no tensor, its tensors."""
         formula = FORMULAS[name]
-        with torch._C._DisableAutocast():
+        with DisableAutocast():
             found = perform(name, formula.nested(tensors, rest))
         outputs = [found] if isinstance(found, Tensor) else found
         needs = ctx.needs_input_grad[2:]
@@ -102,7 +103,7 @@ class Recorded(torch.autograd.Function):
         name, rest, shapes = ctx.ficco
         refuse_second(name)
         kept = Kept(ctx.saved_tensors, rest, ctx.needs_input_grad[2:], shapes)
-        with torch._C._DisableAutocast():  # formulas mean their own dtypes
+        with DisableAutocast():  # formulas mean their own dtypes
             return (None, None, *FORMULAS[name].backward(kept, dys))
 
 
@@ -379,8 +380,7 @@ def _table_gradient(pooled: Tensor, index: Tensor, start: Tensor, height: int) -
     places = torch.arange(index.shape[0], device=index.device)
     bags = torch.searchsorted(start, places, right=True) - 1  # which bag a place lies in
     unused = index.new_empty(0)  # what means and maxima would need
-    backward: Any = torch.ops.aten._embedding_bag_dense_backward
-    return backward(pooled, index, bags, unused, unused, height, False, 0, None, -1)  # type: ignore[no-any-return]
+    return bag_gradient(pooled, index, bags, unused, unused, height, False, 0, None, -1)  # type: ignore[no-any-return]
 
 
 FORMULAS: dict[str, Formula] = {

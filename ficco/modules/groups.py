@@ -9,11 +9,10 @@ import logging
 import os
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from ficco import compute as computes
@@ -22,6 +21,8 @@ from ficco.engines.environment import is_set
 from ficco.engines.peer_signals import SignalsRefused
 from ficco.errors import InputError
 from ficco.machine import Machine
+from ficco.private.finding import ABSENT
+from ficco.private.torch_core import group_named, note_group
 from ficco.runtime.process import ProcessRuntime
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "alone",
     "changes",
     "close",
+    "device_of",
     "disabled",
     "fallback_reason",
     "gpu_runtime",
@@ -51,9 +53,12 @@ if os.environ.get("FICCO_LOG"):
     log.setLevel(_level if isinstance(_level, int) else logging.INFO)
     if not isinstance(_level, int):
         log.warning("FICCO_LOG=%s is no level; info is taken", os.environ["FICCO_LOG"])
+for _name, _instead in ABSENT.items():  # found before there was a handler
+    log.info("%s is absent: %s", _name, _instead)
 
 _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
+_devices: dict[str, str] = {}  # of what is open, by the group's name
 _fallbacks: dict[Any, str] = {}  # groups whose GPUs run plain torch.distributed, and why
 _changes = [0]  # how often a group was opened or closed for GPUs
 
@@ -85,7 +90,7 @@ def process_group(group: Any) -> Any:
         return group.get_group()
     if isinstance(group, str):
         try:
-            return cast(Any, distributed_c10d)._resolve_process_group(group)
+            return group_named(group)
         except (KeyError, RuntimeError, ValueError) as error:
             raise InputError(
                 f"group={group!r}: no process group has this name; pass the ProcessGroup itself or "
@@ -127,6 +132,7 @@ def prepare(
         EngineError: the ranks cannot share memory, or did not all come.
     """
     pg = process_group(group)
+    note_group(pg)
     _close_destroyed()
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     if profile.engine == "cuda":
@@ -138,6 +144,7 @@ def prepare(
         raise InputError("the group is open already; ficco.close(group) first")
     _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
     _runtimes[pg].most_window_bytes = most_window_bytes
+    _note_devices()
     log.info("group of %d ranks opened on machine %s", _runtimes[pg].world, profile.name)
 
 
@@ -161,6 +168,7 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     runtime.most_window_bytes = most_window_bytes
     runtime.kernels = kernels
     _gpu_runtimes[pg] = runtime
+    _note_devices()
     _changed()
     log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)
 
@@ -231,6 +239,22 @@ def opened(group: Any) -> list[ProcessRuntime]:
     return [kind[pg] for kind in (_gpu_runtimes, _runtimes) if pg in kind]
 
 
+def device_of(group: Any) -> str | None:
+    """Return the device that a group is open for, the GPU if it is open for both; None: for none.
+
+    torch.compile can trace it: that of PyTorch 2.9 takes names as keys, but not groups.
+    """
+    return _devices.get(process_group(group).group_name)
+
+
+def _note_devices() -> None:
+    """Note anew which groups are open, after a change."""
+    _devices.clear()
+    for kind in (_runtimes, _gpu_runtimes):
+        for pg, found in kind.items():
+            _devices[pg.group_name] = str(found.device)
+
+
 def reset(group: Any = None) -> None:
     """Make a group usable again after a failed call; all its ranks make this call.
 
@@ -275,6 +299,7 @@ def close(group: Any = None) -> None:
         found = kind.pop(pg, None)
         if found is not None:
             _changed()
+            _note_devices()
             found.close()
 
 

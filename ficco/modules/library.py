@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._compile import _disable_dynamo
 from torch.utils.flop_counter import register_flop_formula
 
 from ficco.modules import groups, operators
 from ficco.modules.gradients import FORMULAS, Kept, refuse_second
+from ficco.private.torch_core import DisableAutocast, disable_dynamo
 from ficco.problem import chunk_sizes
 
 __all__ = ["NAMES"]
@@ -161,9 +161,9 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
     full, run = f"ficco::{name}", getattr(operators, name)
 
     # It may be called between the parts of a graph that broke, where what runs is compiled.
-    @_disable_dynamo  # torch.compiler.disable would load the compiler now, for seconds
+    @disable_dynamo  # type: ignore[untyped-decorator]
     def impl(*args: Any) -> Any:
-        with torch._C._DisableAutocast():  # plans mean their own dtypes
+        with DisableAutocast():  # plans mean their own dtypes
             return run(*args)
 
     torch.library.define(full, schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -188,7 +188,7 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
         rest, needs, shapes = ctx.ficco
         kept = Kept(ctx.saved_tensors, rest, needs, shapes)
         given = dys[0] if isinstance(dys[0], (list, tuple)) else dys
-        with torch._C._DisableAutocast():  # formulas mean their own dtypes
+        with DisableAutocast():  # formulas mean their own dtypes
             found = formula.nested(formula.backward(kept, given), rest)
         return (*found[: -len(rest)], *[None] * len(rest))
 

@@ -16,9 +16,10 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import plain
-from ficco.modules.again import key_of, known, matrix_of, readable, row_of, unsafe_view
+from ficco.modules.again import key_of, known, matrix_of, readable, row_of
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import Call
+from ficco.private.torch_core import unsafe_view
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows

@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ficco.errors import InputError
 from ficco.modules import groups
@@ -23,6 +24,7 @@ from ficco.modules.layers.finding import Found
 from ficco.modules.layers.layer import ATTRIBUTE, Layer, Left, Options, Ranks, layer_of, ranks_of
 from ficco.modules.layers.plans import Plan, check_patterns, matching, plan_of
 from ficco.modules.layers.sharing import Sharing
+from ficco.private.torch_layers import AFTER, ALWAYS, BEFORE, HOOKS_ARE_KNOWN, hooks_after
 from ficco.schedule import Schedule
 
 __all__ = ["RECORD", "Overlapped", "overlap", "restore"]
@@ -30,8 +32,8 @@ __all__ = ["RECORD", "Overlapped", "overlap", "restore"]
 RECORD = "_ficco_overlapped"  # under which an overlapped model carries its record
 
 _UNWANTED = "schedule= says so"
-_OWN, _HOOKS = "__dict__", "_forward_pre_hooks"
-_AFTER, _ALWAYS = "_forward_hooks", "_forward_hooks_always_called"
+_HIDDEN = "this release of PyTorch does not show a module's hooks"
+_OWN = "__dict__"
 _BEGIN, _SETTLE, _CLEAR = "ficco begin ", "ficco settle ", "ficco clear "  # hooks, and a number
 
 Module = torch.nn.Module
@@ -135,8 +137,8 @@ def overlap(
             _wrap(each, place, options, record)
             check_schedule(layer_of(each.module))
         for parent, gathering in gathers:
-            record.replace(parent, _HOOKS, gathering.key, gathering.hook)
-        if share:
+            record.replace(parent, BEFORE, gathering.key, gathering.hook)
+        if share and HOOKS_ARE_KNOWN:
             _share(named, found, record)
         record.replace(module, _OWN, RECORD, record)
     except BaseException:
@@ -182,6 +184,10 @@ def _look(
             found.append(answer)
         elif answer is not None:
             left.append(answer)
+    if not HOOKS_ARE_KNOWN:  # those of a DTensor layer may do what its forward would do, too
+        hidden = [each for each in found if isinstance(each.module.weight, DTensor)]
+        left += [Left(each.name, each.style, _HIDDEN) for each in hidden]
+        found = [each for each in found if each not in hidden]
     return found, left
 
 
@@ -282,9 +288,9 @@ def _wrap(found: Found, ranks: Ranks, options: Options, record: Overlapped) -> N
         found.gathers, found.output_dim, found.returns_local,
     )  # fmt: skip
     for key in found.passed:
-        record.replace(module, _HOOKS, key, dtensor.pass_on)
+        record.replace(module, BEFORE, key, dtensor.pass_on)
     for key in found.passed_after:
-        record.replace(module, "_forward_hooks", key, dtensor.pass_on)
+        record.replace(module, AFTER, key, dtensor.pass_on)
     record.replace(module, _OWN, ATTRIBUTE, layer)
     record.replace(module, _OWN, "forward", MethodType(found.forward, module))
     record.modules.append(module)
@@ -316,13 +322,13 @@ def _hook(sharing: Sharing, parent: Module, record: Overlapped) -> None:
     As register_forward_hook does, but under keys that are alike in all blocks of a model: by a
     number that no other hook has, torch.compile would tell them apart and compile each by itself.
     """
-    hooks: Any = parent._forward_hooks
+    hooks = hooks_after(parent)
     number = sum(str(key).startswith(_SETTLE) for key in hooks)
     settle, clear = f"{_SETTLE}{number}", f"{_CLEAR}{number}"
-    record.replace(parent, _HOOKS, f"{_BEGIN}{number}", sharing.begin)
-    record.replace(parent, _AFTER, settle, sharing.settle)
-    record.replace(parent, _AFTER, clear, sharing.clear)
-    record.replace(parent, _ALWAYS, clear, True)
+    record.replace(parent, BEFORE, f"{_BEGIN}{number}", sharing.begin)
+    record.replace(parent, AFTER, settle, sharing.settle)
+    record.replace(parent, AFTER, clear, sharing.clear)
+    record.replace(parent, ALWAYS, clear, True)
 
 
 def _chooser(schedule: Schedules, names: list[str]) -> Callable[[str], str | Schedule | None]:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ from ficco.compute import dtype_of
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.modules import plain
+from ficco.private.torch_core import symmetric_memory
 from ficco.problem import REDUCING, Problem, offsets
 from ficco.runtime import collectives
 from ficco.runtime.process import ProcessRuntime
@@ -70,7 +73,7 @@ class TorchOffers(NamedTuple):
 def torch_offers() -> TorchOffers:
     """Return what the installed PyTorch has for GPUs."""
     try:
-        import torch.distributed._symmetric_memory
+        symmetric_memory()
     except ImportError:
         symmetric = False
     else:
@@ -82,6 +85,19 @@ def torch_offers() -> TorchOffers:
         symmetric_memory=symmetric,
         triton=find_spec("triton") is not None,
     )
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send to stderr what this process writes to stdout, native code too."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 class _Rank:
@@ -102,13 +118,14 @@ class _Rank:
 
     def _join(self, backend: str, device: torch.device | None = None) -> None:
         store = os.environ.get("FICCO_STORE")
-        if store is None:
-            dist.init_process_group(backend, device_id=device)
-            return
-        dist.init_process_group(
-            backend, init_method=f"file://{store}", rank=self.rank, world_size=self.world,
-            device_id=device,
-        )  # fmt: skip
+        with _stdout_to_stderr():  # the gloo of PyTorch 2.9 prints to stdout, as `--json` does
+            if store is None:
+                dist.init_process_group(backend, device_id=device)
+                return
+            dist.init_process_group(
+                backend, init_method=f"file://{store}", rank=self.rank, world_size=self.world,
+                device_id=device,
+            )  # fmt: skip
 
     def most(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each value over all ranks."""

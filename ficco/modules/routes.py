@@ -14,6 +14,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import groups, operators
+from ficco.private import torch_core
 from ficco.schedule import Schedule
 
 __all__ = ["DIRECT", "RECORDED", "WATCHED", "autocast", "custom", "is_custom", "perform", "survey"]
@@ -24,20 +25,20 @@ Tensor = torch.Tensor
 _AXES = tuple(field.name for field in fields(Schedule) if field.name != "name")
 _Parameter = torch.nn.Parameter
 _compiling = torch.compiler.is_dynamo_compiling
-_modes = torch._C._len_torch_dispatch_stack
-_functions = torch._C._len_torch_function_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-_forward = torch.autograd.forward_ad
-_traced = torch._C._is_tracing
-_autocast = torch._C._is_any_autocast_enabled
+_modes = torch_core.dispatch_modes
+_functions = torch_core.function_modes
+_transform = torch_core.transform
+_forward, _LEVEL = torch_core.forward_ad, torch_core.forward_level
+_traced = torch_core.is_tracing
+_autocast = torch_core.any_autocast
 _recording = torch.is_grad_enabled
 
 
 def survey(tensors: Iterable[Any]) -> int:
     """Return DIRECT, RECORDED (a gradient is, by eager autograd alone), or WATCHED."""
-    if _compiling() or _modes() or _functions() or _autocast() or _transforms() is not None:
+    if _compiling() or _modes() or _functions() or _autocast() or _transform() is not None:
         return WATCHED
-    if _forward._current_level >= 0 or _traced():
+    if _forward[_LEVEL] >= 0 or _traced():
         return WATCHED
     recording = _recording()
     found = DIRECT
@@ -61,12 +62,12 @@ def is_custom(tensors: Sequence[Any]) -> bool:
     if _compiling():
         _refuse_distributed(tensors)
         return True
-    if _transforms() is not None:
+    if _transform() is not None:
         raise InputError(
             "a transform of torch.func (vmap, grad, jvp, ...) is active, and ficco's operators "
             "have no rule for it; call them outside of it, and backward() for gradients"
         )
-    if _forward._current_level >= 0 and any(map(_has_tangent, tensors)):
+    if _forward[_LEVEL] >= 0 and any(map(_has_tangent, tensors)):
         raise InputError(
             "a tensor with a tangent was given (torch.autograd.forward_ad), and ficco's operators "
             "have no rule for it; use backward() for gradients"
@@ -104,7 +105,12 @@ def custom(name: str, args: Sequence[Any]) -> Any:
 def _name(group: Any, operator: str) -> str:
     if operator == "column_matmul" and not torch.distributed.is_initialized():
         return ""
-    return group if isinstance(group, str) else groups.process_group(group).group_name
+    if isinstance(group, str):
+        return group
+    found = groups.process_group(group)
+    torch_core.note_group(found)
+    name: str = found.group_name
+    return name
 
 
 def _text(schedule: str | Schedule) -> str:
@@ -134,7 +140,7 @@ def autocast(tensors: list[Any]) -> list[Any]:
 
 
 def _has_tangent(tensor: Any) -> bool:
-    unpack: Any = _forward.unpack_dual
+    unpack: Any = torch.autograd.forward_ad.unpack_dual
     return isinstance(tensor, Tensor) and unpack(tensor).tangent is not None
 
 

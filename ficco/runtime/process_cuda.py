@@ -30,6 +30,7 @@ from ficco.errors import EngineError, InputError
 from ficco.kernels.direct_table import VACANT
 from ficco.machine import Machine
 from ficco.plan import RankPlan, Room, Word, room_of, word_place
+from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
 from ficco.runtime.connecting import check_kinds
@@ -92,7 +93,7 @@ def _facts() -> dict[str, Any]:
         facts["reason"] = "CUDA_LAUNCH_BLOCKING is set, so that nothing can overlap"
         return facts
     try:
-        import torch.distributed._symmetric_memory as symmetric
+        symmetric = symmetric_memory()
 
         symmetric.empty(16, dtype=torch.uint8, device=_here())
     except Exception as error:  # whatever PyTorch says of a machine without it
@@ -365,7 +366,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def _join(self, memory: int, facts: Facts) -> shared.Group:
         """Take a place in what the ranks share, with room for the windows: or none of them does."""
-        import torch.distributed._symmetric_memory as symmetric
+        symmetric = symmetric_memory()
 
         self._wanted = room_in(facts)
         size = Layout(self._wanted).size
@@ -402,7 +403,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def _window_in(self, memory: Any) -> Window:
         """Make this rank's window in its memory, and meet all ranks' windows."""
-        import torch.distributed._symmetric_memory as symmetric
+        symmetric = symmetric_memory()
 
         # PyTorch clears new memory on the default stream, which the current one need not be behind.
         torch.cuda.synchronize(self.device)

@@ -70,6 +70,11 @@ enum class NodeType : int {
     kBatchMemOp = 12,
 };
 
+struct EdgeData {  // CUgraphEdgeData; an ordinary edge is all zeros
+    unsigned char from_port, to_port, type, reserved[5];
+};
+static_assert(sizeof(EdgeData) == 8);
+
 enum class CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 enum class CaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 

@@ -87,10 +87,15 @@ DOUBLE_API Status cuStreamGetCaptureInfo_v2(StreamHandle stream, int* status, st
 
 DOUBLE_API Status cuStreamGetCaptureInfo_v3(StreamHandle stream, int* status, std::uint64_t* id,
                                             GraphHandle* graph, const NodeHandle** dependencies,
-                                            const void** edge_data, std::size_t* count) {
+                                            const EdgeData** edge_data, std::size_t* count) {
     return call("cuStreamGetCaptureInfo", [&](Driver& driver, Lock&) {
-        if (edge_data != nullptr) *edge_data = nullptr;  // all edges are ordinary ones
         get_capture_info(driver, stream, status, id, graph, dependencies, count);
+        const auto asked = driver.stream(stream);
+        if (edge_data == nullptr || !asked->capture || !asked->capture->valid) return;
+        if (dependencies == nullptr) throw Failure{kInvalidValue};
+        // An array parallel to the dependencies: cuda-bindings 13.5 reads it unconditionally.
+        asked->edges.assign(asked->dependencies.size(), EdgeData{});
+        *edge_data = asked->edges.data();
     });
 }
 

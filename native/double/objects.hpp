@@ -26,6 +26,7 @@ struct Stream {
     std::shared_ptr<Completion> last;      // of what was enqueued last; null before
     std::shared_ptr<Capture> capture;      // null where nothing is being captured
     std::vector<NodeHandle> dependencies;  // of the next node of the capture
+    std::vector<EdgeData> edges{};         // of these, as cuStreamGetCaptureInfo has shown them
 };
 
 struct Event {

@@ -215,6 +215,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     """
     import torch.distributed._symmetric_memory as symmetric
 
+    from ficco.modules import again
     from ficco.modules.again import Known
     from ficco.runtime import process_cuda
 
@@ -226,9 +227,8 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     for name in ("empty", "zeros", "ones", "full", "arange", "tensor", "as_tensor", "randn"):
         setattr(torch, name, _on_the_cpu(getattr(torch, name)))
     anything.to = _to_the_cpu(Tensor.to)
-    core, gpus = torch._C, torch.cuda
-    core._cuda_getDevice = lambda: rank
-    core._cuda_getCurrentRawStream = lambda device: here.stream
+    gpus = torch.cuda
+    again.current_device, again.current_stream = lambda: rank, lambda device: here.stream
     given = {
         "is_initialized": lambda: True, "current_device": lambda: rank,
         "device_count": lambda: world, "device": _nothing, "synchronize": here.synchronize,
@@ -245,7 +245,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     runtime: Any = process_cuda.CudaProcessRuntime
     runtime.backend = "gloo"
     process_cuda.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]
-    run, again, run_known = runtime._run, runtime.again, Known.run
+    run, make_again, run_known = runtime._run, runtime.again, Known.run
 
     def settle() -> None:
         if here.capturing():
@@ -262,7 +262,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     def again_and_wait(self: Any, standing: Any, addresses: Any, stream: int, ys: Any) -> bool:
         for y in ys:
             here.compute.place(y)
-        made: bool = again(self, standing, addresses, stream, ys)
+        made: bool = make_again(self, standing, addresses, stream, ys)
         if made:
             settle()
         return made

@@ -43,11 +43,12 @@ COPY = 1 << 18  # bytes of a copy of a mailbox
 KEPT = 1 << 16  # bytes of a rank's results, for others to compare
 RELEASE, ACQUIRE = r"st\.release\.sys", r"ld\.acquire\.sys"
 # The barrier has a use of the number, so all threads have read it before the program draws.
+THEN = r"\s+(?:\.loc[^\n]*\s+)*"  # Triton 3.8 writes line numbers within inline assembly
 DRAWN = (
-    r"setp\.eq\.u32 first, (%r\d+), 0;\s+barrier\.red\.or\.pred first, 0, first;"
+    rf"setp\.eq\.u32 first, (%r\d+), 0;{THEN}barrier\.red\.or\.pred first, 0, first;"
     r"[^@]+@first atom\.relaxed\.gpu\.global\.add"
 )
-SAW = r"setp\.ne\.u32 other, %r\d+, %r\d+;\s+barrier\.red\.or\.pred other, 0, other;"
+SAW = rf"setp\.ne\.u32 other, %r\d+, %r\d+;{THEN}barrier\.red\.or\.pred other, 0, other;"
 ENTERED = word_place(Word(0, "entered", 0))
 
 

@@ -408,7 +408,7 @@ def merged(text: str) -> list[bool]:
     return found
 
 
-BULK_LOAD = r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global"
+BULK_LOAD = r"cp\.async\.bulk\.tensor\.2d\.shared::(?:cluster|cta)\.global"  # cta: Triton 3.8
 ACQUIRE = r"ld\.acquire\.sys\.global"
 MET = r"barrier\.red\.or\.pred"
 FENCE = r"fence\.proxy\.async\.global"

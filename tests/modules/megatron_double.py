@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as collectives
 
 
 def config(split: bool) -> SimpleNamespace:
@@ -50,7 +49,9 @@ class ColumnParallelLinear(_Linear):
         skips = self.skip_bias_add
         y = torch.nn.functional.linear(input_, weight, None if skips else self.bias)
         if runtime_gather_output:
-            y = collectives.all_gather_tensor(y, y.dim() - 1, self.tp_group)
+            parts = [torch.empty_like(y) for _ in range(dist.get_world_size(self.tp_group))]
+            dist.all_gather(parts, y.detach().contiguous(), self.tp_group)
+            y = torch.cat(parts, -1)
         return y, self.bias if skips else None
 
 

@@ -83,7 +83,8 @@ def blocks(mesh: DeviceMesh) -> None:
     """Blocks that are compiled one by one share a graph: nothing tells one from another."""
     words = tokens(1)
     wanted = model(3)(words)
-    # The first block of `sequence` reads what a collective still makes, a tensor of its own kind.
+    # The first block of `sequence` reads what a collective still makes, a tensor of its own kind,
+    # for which releases before PyTorch 2.14 make a graph of its own.
     for parallel, most in ((plain, 1), (sequence, 2)):
         net = ficco.overlap(parallel(model(3), mesh))
         net(words)
@@ -92,7 +93,9 @@ def blocks(mesh: DeviceMesh) -> None:
             block.compile(backend=graphs, fullgraph=True)
         with torch.no_grad():
             close(net(words), wanted, f"{parallel.__name__}, blocks compiled")
-        assert len(graphs.targets) == most, f"{parallel.__name__}: {len(graphs.targets)} graphs"
+        assert 1 <= len(graphs.targets) <= most, (
+            f"{parallel.__name__}: {len(graphs.targets)} graphs"
+        )
 
 
 def shares(mesh: DeviceMesh) -> None:

@@ -175,6 +175,8 @@ def fork(ends: list[int]) -> None:
 def main() -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the gloo of PyTorch 2.9 prints to stdout
     for line in sys.stdin:
         asked = json.loads(line)
         begin = time.monotonic()
@@ -186,7 +188,7 @@ def main() -> None:
             reply["text"] = str(error)
             reply["rank"] = getattr(error, "rank", None)
         reply["seconds"] = time.monotonic() - begin
-        print(json.dumps(reply), flush=True)
+        print(json.dumps(reply), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ficco.private.torch_layers import hooks_after, hooks_before
+
 __all__ = ["names_used"]
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # what every module holds
@@ -26,7 +28,7 @@ def names_used(module: torch.nn.Module) -> set[str]:
     """
     cls: Any = type(module)
     held = [value for name, value in vars(module).items() if name not in _OF_MODULES]
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    hooks = [*hooks_before(module).values(), *hooks_after(module).values()]
     return _names_from([*held, *hooks]) | _names_of_class(cls)
 
 

@@ -25,17 +25,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    SequenceParallel,
-)
+from torch.distributed.tensor.parallel import PrepareModuleInput, PrepareModuleOutput
 
 from ficco.modules.layers.code_names import names_used
 from ficco.modules.layers.finding import Found, closure_of, local_of, refuse_transforms, unfit
 from ficco.modules.layers.layer import Left, layer_of
+from ficco.private.torch_layers import (
+    LOCAL,
+    column_input,
+    column_output,
+    hooks_after,
+    hooks_before,
+    prepare_input,
+    prepare_named_input,
+    row_input,
+    row_output,
+    sequence_input,
+)
 
 __all__ = ["COLUMN", "Gathering", "gathering_of", "look", "pass_on"]
 
@@ -48,7 +54,7 @@ _TAKEN_APART = {
     "full_tensor",
     "redistribute",
     "placements",
-    "_local_tensor",
+    LOCAL,
     "device_mesh",
 }
 
@@ -85,13 +91,13 @@ class Gathering(NamedTuple):
 
 def look(name: str, module: Module) -> Found | Left | None:
     """Return what `parallelize_module` made of a module, if anything."""
-    before, after = _styles(module._forward_pre_hooks), _styles(module._forward_hooks)
+    before, after = _styles(hooks_before(module)), _styles(hooks_after(module))
     weight = getattr(module, "weight", None)
     if not isinstance(weight, DTensor):
         return None
-    known = {ColwiseParallel._prepare_input_fn: "column", RowwiseParallel._prepare_input_fn: "row"}
+    known = {column_input: "column", row_input: "row"}
     for style in before:
-        if style.function is SequenceParallel._prepare_input_fn:
+        if style.function is sequence_input:
             return None  # it has no GEMM
         if style.function not in known:
             continue
@@ -115,8 +121,8 @@ def _linear(
         return left
     if "forward" in module.__dict__:
         return Left(name, words, "its forward was replaced before")
-    cls = ColwiseParallel if kind == "column" else RowwiseParallel
-    outputs = [each for each in after if each.function is cls._prepare_output_fn]
+    own = column_output if kind == "column" else row_output
+    outputs = [each for each in after if each.function is own]
     if len(outputs) != 1 or style.mesh.ndim != 1:
         return Left(name, words, "its hooks are not those of one style on a mesh of one dimension")
     weight: Any = module.weight
@@ -129,7 +135,7 @@ def _linear(
     if kind == "column" and not (given.is_replicate() or (given.is_shard() and given.dim != -1)):
         return Left(name, words, f"its input is {given}, neither whole nor split along a sequence")
     found = Found(name, module, words, kind, style.mesh.get_group(), _column)
-    first, last = next(iter(module._forward_hooks)), next(reversed(module._forward_pre_hooks))
+    first, last = next(iter(hooks_after(module))), next(reversed(hooks_before(module)))
     if to_local and outputs[0].key == first and (kind == "row" or wanted == Shard(-1)):
         found.returns_local, found.passed_after = True, (first,)
     if kind == "row":
@@ -271,7 +277,9 @@ def _styles(hooks: Any) -> list[_Style]:
 
 def gathering_of(parent: Module) -> Gathering | None:
     """Return what PrepareModuleInput gathers before a parent, if it does."""
-    for key, hook in parent._forward_pre_hooks.items():
+    if prepare_input is None or prepare_named_input is None:
+        return None
+    for key, hook in hooks_before(parent).items():
         held = closure_of(hook)
         style, mesh = held.get("self"), held.get("device_mesh")
         if type(style) is not PrepareModuleInput or not isinstance(mesh, DeviceMesh):
@@ -310,13 +318,13 @@ def _ungathering(style: PrepareModuleInput) -> PrepareModuleInput | None:
 
 
 def _prepared(style: PrepareModuleInput, mesh: DeviceMesh, module: Module, inputs: Any) -> Any:
-    return style._prepare_input_fn(inputs, mesh)  # type: ignore[no-untyped-call]
+    return prepare_input(style, inputs, mesh)
 
 
 def _prepared_by_name(
     style: PrepareModuleInput, mesh: DeviceMesh, module: Module, inputs: Any, named: Any
 ) -> Any:
-    return style._prepare_input_kwarg_fn(inputs, named, mesh)  # type: ignore[no-untyped-call]
+    return prepare_named_input(style, inputs, named, mesh)
 
 
 def _keeps_whole(hook: Any) -> bool:
@@ -333,11 +341,11 @@ def _trusting(parent: Module, key: int) -> str:
         parent: whose PrepareModuleInput gathers.
         key: of that hook of its.
     """
-    if any(_keeps_whole(hook) for hook in parent._forward_hooks.values()):
+    if any(_keeps_whole(hook) for hook in hooks_after(parent).values()):
         return "its PrepareModuleOutput takes what it returns for whole"
     for name, module in parent.named_modules():
         who = f"{name} ({type(module).__name__})" if name else type(module).__name__
-        hooks = [hook for at, hook in module._forward_pre_hooks.items() if name or at != key]
+        hooks = [hook for at, hook in hooks_before(module).items() if name or at != key]
         if any(type(closure_of(hook).get("self")) is PrepareModuleInput for hook in hooks):
             return f"{who} has a PrepareModuleInput, too, which may take it for whole"
         if names := sorted(names_used(module) & _TAKEN_APART):

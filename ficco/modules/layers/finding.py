@@ -16,6 +16,8 @@ from torch.nn.parameter import is_lazy
 
 from ficco.errors import InputError
 from ficco.modules.layers.layer import Left
+from ficco.private.torch_core import transform
+from ficco.private.torch_layers import local_part
 
 __all__ = ["DTYPES", "Found", "closure_of", "local_of", "refuse_transforms", "unfit"]
 
@@ -81,7 +83,7 @@ def refuse_transforms() -> None:
     Raises:
         InputError: one is active.
     """
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
+    if not torch.compiler.is_compiling() and transform() is not None:
         raise InputError(
             "a transform of torch.func (vmap, grad, jvp, ...) is active, and overlapped layers "
             "have no rule for it; call ficco.restore(model) before it"
@@ -111,5 +113,5 @@ def unfit(name: str, module: Module, style: str, forward: Any) -> Left | None:
 
 
 def _values(weight: Tensor) -> Tensor:
-    local: Tensor = weight._local_tensor if isinstance(weight, DTensor) else weight
+    local: Tensor = local_part(weight)
     return local

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ficco.errors import InputError
 from ficco.modules import functions, groups
 from ficco.modules.layers.sharing import Sharing
+from ficco.private.torch_core import any_autocast
 from ficco.problem import chunk_sizes
 from ficco.schedule import Schedule
 
@@ -34,7 +35,6 @@ __all__ = [
 ATTRIBUTE = "_ficco_layer"  # under which an overlapped module carries its Layer
 
 Tensor = torch.Tensor
-_autocast = torch._C._is_any_autocast_enabled
 
 
 class Ranks:
@@ -260,7 +260,7 @@ class Layer:
             return
         shape, dtype = x.shape, x.dtype
         inner = shape[1] if len(shape) == 3 else 1
-        if _autocast() and torch.is_autocast_enabled(x.device.type):
+        if any_autocast() and torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
         widths = tuple([weight.shape[0] for weight in weights])  # quicker than a generator
         recorded = torch.is_grad_enabled() and True in [each.requires_grad for each in weights]

@@ -12,6 +12,8 @@ import torch
 
 from ficco.modules.layers.finding import Found, unfit
 from ficco.modules.layers.layer import Left, layer_of
+from ficco.private.frameworks import OFFLOADING
+from ficco.private.torch_layers import parameters_of
 
 __all__ = ["look"]
 
@@ -33,7 +35,7 @@ def look(name: str, module: Module, group: Any) -> Found | Left | None:
         why = "its forward was replaced before"
     if why:
         return Left(name, cls.__name__, why)
-    given = module._parameters.get("weight")
+    given = parameters_of(module).get("weight")
     if given is not None and (left := unfit(name, module, cls.__name__, cls.forward)):  # type: ignore[attr-defined]
         return left
     group = facts.get("tp_group", group)
@@ -51,7 +53,7 @@ def _reason(kind: str, module: Any) -> str:
         return "experts communicate in a way of their own"
     if getattr(config, "gradient_accumulation_fusion", False):
         return "gradient_accumulation_fusion adds up weight gradients in a kernel of its own"
-    if getattr(config, "_cpu_offloading_context", None) is not None:
+    if getattr(config, OFFLOADING, None) is not None:
         return "it offloads its activations"
     if kind == "row":
         return "" if module.input_is_parallel else "its input is not parallel, so it splits it"

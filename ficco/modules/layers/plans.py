@@ -19,12 +19,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ficco.errors import InputError, closest
 from ficco.modules import groups
 from ficco.modules.layers.finding import Found, closure_of, local_of, unfit
 from ficco.modules.layers.layer import Left, layer_of
+from ficco.private.frameworks import DEVICE_MESH, TP_PLAN
+from ficco.private.torch_core import is_tracing
+from ficco.private.torch_layers import (
+    disable_modes,
+    hooks_after,
+    hooks_before,
+    modes_can_be_disabled,
+)
 
 __all__ = ["GATHERED", "Plan", "check_patterns", "matching", "plan_of"]
 
@@ -134,11 +141,11 @@ def plan_of(model: Module, plan: Mapping[str, str] | None, group: Any) -> Plan |
         check_patterns("plan", plan, [name for name, _ in model.named_modules()])
         return Plan("the given plan", plan, True, group)
     for prefix, module in model.named_modules():
-        styles = module.__dict__.get("_tp_plan")  # Hugging Face: of its children, too
+        styles = module.__dict__.get(TP_PLAN)  # Hugging Face: of its children, too
         if isinstance(styles, dict) and styles:
             dot = f"{prefix}." if prefix else ""
             named = {dot + pattern: str(style) for pattern, style in styles.items()}
-            mesh = module.__dict__.get("_device_mesh")
+            mesh = module.__dict__.get(DEVICE_MESH)
             return Plan("the Hugging Face plan", named, False, _tensor_parallel(mesh, group))
     return None
 
@@ -177,7 +184,7 @@ def _tensor_parallel(mesh: Any, group: Any) -> Any:
 
 
 def _hooks(module: Module) -> list[Any]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return [*hooks_before(module).values(), *hooks_after(module).values()]
 
 
 def _of_style(hook: Any) -> bool:
@@ -237,14 +244,16 @@ def _row_at_first(module: Module, input: Any) -> Any:
         weight: Any = module.weight
         if _can_look(weight):
             layer_of(module).looked = True
-            with _disable_current_modes():  # some rank's own
+            with disable_modes():  # some rank's own
                 _look_for_copies(module, weight)
     return _row(module, input)
 
 
 def _can_look(weight: Any) -> bool:
     """Whether values may be asked for: no graph is made, and there are some."""
-    if type(weight) not in (Tensor, torch.nn.Parameter) or torch._C._is_tracing():
+    if not modes_can_be_disabled or is_tracing():
+        return False
+    if type(weight) not in (Tensor, torch.nn.Parameter):
         return False
     if weight.is_meta or not weight.numel():
         return False

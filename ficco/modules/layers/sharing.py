@@ -22,6 +22,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ficco.private.torch_layers import (
+    buffers_of,
+    current_graph_task,
+    graph_tasks_are_known,
+    local_part,
+    parameters_of,
+    version_of,
+    versions_are_known,
+)
+
 __all__ = ["Sharing"]
 
 Tensor = torch.Tensor
@@ -29,6 +39,9 @@ Module = torch.nn.Module
 Compute = Callable[[Sequence[Module], Any], list[Any]]
 
 _APART = "it was not called with the input that the others read"
+_UNTOLD = (
+    "this release of PyTorch does not tell whether a backward pass runs, or a tensor was written"
+)
 _MADE = "its {} is made anew whenever it is read (parametrized)"
 
 
@@ -58,7 +71,8 @@ class Sharing:
     def __init__(self, parent: str, layers: Sequence[Module]) -> None:
         self.parent = parent
         self.layers = list(layers)
-        self.alone: list[str | None] = [None for _ in layers]
+        told = graph_tasks_are_known and versions_are_known
+        self.alone: list[str | None] = [None if told else _UNTOLD for _ in layers]
         self.unsteady = [_unsteady(layer) for layer in layers]
         self.uncounted = self.outside = False
         self.proven = [False, False]
@@ -143,7 +157,7 @@ class Sharing:
 
 
 def _within_backward() -> bool:
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and current_graph_task() != -1
 
 
 def _modes(x: Tensor) -> tuple[Any, ...] | None:
@@ -155,10 +169,10 @@ def _modes(x: Tensor) -> tuple[Any, ...] | None:
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     if torch.compiler.is_compiling():
         return None, torch.is_grad_enabled(), cast
-    local = getattr(x, "_local_tensor", x)  # of a DTensor, whose own version stays
+    local = local_part(x)  # of a DTensor, whose own version stays
     if x.is_inference() or local.is_inference():
         return None
-    return x._version, local._version, torch.is_grad_enabled(), cast
+    return version_of(x), version_of(local), torch.is_grad_enabled(), cast
 
 
 def _weights(layer: Module) -> tuple[Any, ...]:
@@ -168,9 +182,9 @@ def _weights(layer: Module) -> tuple[Any, ...]:
     found: list[Any] = []
     for tensor in (layer.weight, layer.bias):
         if isinstance(tensor, Tensor):
-            local = getattr(tensor, "_local_tensor", tensor)
+            local = local_part(tensor)
             plain = type(local) in (Tensor, torch.nn.Parameter) and not local.is_meta
-            found += [id(tensor), None if tensor.is_inference() else tensor._version]
+            found += [id(tensor), None if tensor.is_inference() else version_of(tensor)]
             found.append(local.data_ptr() if plain else None)
     return tuple(found)
 
@@ -180,7 +194,7 @@ def _unsteady(layer: Module) -> str | None:
 
     By what ranks have in common: one that alone made a call apart would part the ranks.
     """
-    held = layer._parameters.keys() | layer.__dict__.keys() | layer._buffers.keys()
+    held = parameters_of(layer).keys() | layer.__dict__.keys() | buffers_of(layer).keys()
     for name in ("weight", "bias"):
         if name not in held and getattr(layer, name, None) is not None:
             return _MADE.format(name)
@@ -204,4 +218,4 @@ def _alike(one: Module, other: Module) -> bool:
 
 
 def _is_empty(weight: Any) -> bool:
-    return not getattr(weight, "_local_tensor", weight).numel()
+    return not local_part(weight).numel()

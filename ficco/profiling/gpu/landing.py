@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
 
+from ficco.private.torch_core import symmetric_memory
 from ficco.profiling.gpu.ranks import Ranks
 
 __all__ = ["MIB", "Landing"]
@@ -27,6 +27,7 @@ class Landing:
 
     def __init__(self, ranks: Ranks) -> None:
         self.size = max(_ALL_MIB, _RANK_MIB * ranks.world) * MIB
+        symmetric = symmetric_memory()
         self.memory = symmetric.empty(self.size, dtype=torch.uint8, device=ranks.device)
         self.memory.zero_()
         torch.cuda.synchronize()

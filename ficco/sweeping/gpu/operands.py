@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric  # it registers the fused operators
 
 from ficco import oracle
+from ficco.private.torch_core import symmetric_memory
 from ficco.runtime import collectives
 from ficco.schedule import Schedule
 from ficco.sweeping.gpu.layout import Layout
 
 __all__ = ["DTYPES", "TOLERANCE", "Landing", "Operands", "plain"]
+
+symmetric = symmetric_memory()  # the import registers the fused operators
 
 Tensor = torch.Tensor
 Run = Callable[[int], Tensor]
