@@ -433,12 +433,12 @@ class Gpu:
 class GpuCall:
     """One launch of a kernel that belongs to no program."""
 
-    def __new__(
-        cls,
+    def __init__(
+        self,
         gpu: Gpu,
         launch: tuple[int, tuple[int, int, int], int, int, bool, npt.NDArray[np.int64]],
         slots: int,
-    ) -> GpuCall:
+    ) -> None:
         """Describe a launch.
 
         Args:

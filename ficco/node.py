@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ficco import compute as computes
 from ficco import posing, selector
 from ficco.compute import dtype_of
+from ficco.engines.wanted import GroupKernels
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.posing import NUMPY, Library, row_contiguous
@@ -432,7 +433,8 @@ class Node:
                 raise InputError(f"grain={grain} with schedule='auto', which chooses it")
             library = self._library
             chosen = self._automatic(problem, library.gates)
-            if chosen.compute == "gated" and not library.serves(problem, chosen):
+            gpu = library.gpu
+            if gpu is not None and not GroupKernels("", False, (gpu,)).serve(problem, chosen):
                 chosen = self._automatic(problem, False)
         if not isinstance(chosen, Schedule):
             chosen = Schedule.named(chosen)

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from ficco.errors import InputError
 from ficco.problem import DTYPES, Output, Problem, chunk_sizes
-from ficco.schedule import Schedule
 
 __all__ = [
     "NUMPY",
@@ -46,8 +45,9 @@ class Library(Protocol):
     def gates(self) -> bool:
         """Whether what computes on its arrays has gated GEMMs."""
 
-    def serves(self, problem: Problem, schedule: Schedule) -> bool:
-        """Whether all kernels are there that a schedule launches for a problem."""
+    @property
+    def gpu(self) -> tuple[int, int] | None:
+        """Compute capability and multiprocessors of its GPUs; None where it has none."""
 
     def refusal(self, array: Any, rank: int) -> str | None:
         """Say why an array is none of a rank's, to follow its name; None: it is one."""
@@ -65,9 +65,7 @@ class _Numpy:
     immediate = True
     device = ""
     gates = True
-
-    def serves(self, problem: Problem, schedule: Schedule) -> bool:
-        return True
+    gpu: tuple[int, int] | None = None
 
     def refusal(self, array: Any, rank: int) -> str | None:
         if not isinstance(array, np.ndarray):

@@ -19,11 +19,8 @@ from cupy.cuda import cublas
 
 from ficco.compute import DeviceKernels, Slots, dtype_of
 from ficco.compute.cupy_kernels import CupyArrays, CupyKernels
-from ficco.engines.wanted import GroupKernels
 from ficco.errors import InputError
 from ficco.kernels import pack
-from ficco.problem import Problem
-from ficco.schedule import Schedule
 
 __all__ = ["CupyCompute"]
 
@@ -87,11 +84,11 @@ class CupyCompute:
         """See `posing.Library`: from the pack alone."""
         return not pack.why_not(CupyArrays(0).capability)
 
-    def serves(self, problem: Problem, schedule: Schedule) -> bool:
+    @property
+    def gpu(self) -> tuple[int, int] | None:
         """See `posing.Library`."""
-        gpu = CupyArrays(0)
-        kernels = GroupKernels("", False, ((gpu.capability, gpu.processors or 1),))
-        return kernels.serve(problem, schedule)
+        found = CupyArrays(0)
+        return found.capability, found.processors or 1
 
     @property
     def device(self) -> str:

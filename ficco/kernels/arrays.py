@@ -154,7 +154,7 @@ def library_of(device: Any) -> Arrays:
 
 @functools.lru_cache(maxsize=64)
 def _of_torch(device: Any) -> Arrays:
-    from ficco.compute.torch_arrays import TorchArrays
+    from ficco.kernels.torch_arrays import TorchArrays
 
     return TorchArrays(device)
 

@@ -32,12 +32,13 @@ from double_control import Cuda  # noqa: E402
 from engine_node import expected  # noqa: E402
 from gated_on_stream import by_name, multiply, parameters_of  # noqa: E402
 
+from ficco import _native  # noqa: E402
 from ficco.compute import GatedOperands, SumOperands  # noqa: E402
 from ficco.compute.own_kernels import OwnKernels  # noqa: E402
 from ficco.errors import EngineError  # noqa: E402
 from ficco.kernels import loading  # noqa: E402
 from ficco.kernels.arrays import Arrays  # noqa: E402
-from ficco.kernels.launching import Code  # noqa: E402
+from ficco.kernels.launching import Code, Copy, Slot, Word  # noqa: E402
 from ficco.kernels.parts import GatedPart  # noqa: E402
 from ficco.kernels.variants import Variant  # noqa: E402
 
@@ -187,7 +188,35 @@ def lacking() -> None:
         kernels.arm(prepared, operands)
 
 
-SCENARIOS = {"gated": gated, "sums": sums, "lacking": lacking}
+def described() -> None:
+    """Launches are described from the pack's records, and their sizes are the driver's."""
+    arrays = OnDouble()
+    kernels = Kernels(arrays)
+    stand_in_for({"sum_terms": added, "gated_gemm": multiply})
+    rows, n, k = 40, 64, 64
+    own, window, c = (arrays.matrix(*shape) for shape in ((rows, k), (rows, k), (2 * rows, n)))
+    words = arrays.place([0] * 64, "int32")
+    parts = [GatedPart("own", 0, 0, rows), GatedPart("window", 0, rows, rows, DATA)]
+    prepared = kernels.prepare(parts, n, k, "bfloat16", 5.0, words.data_ptr)
+    operands = GatedOperands(own, window, arrays.matrix(n, k).T, None, c, None, None, words, 0)
+    places = GatedOperands(Slot(0), Slot(1), Slot(2), None, Slot(3), None, None, Word(), Copy())
+    spec = kernels.described(prepared, operands, places)
+    assert spec is not None
+    with expected(ValueError, "no own words"):  # which is looked at behind the sizes
+        _native.GpuCall(loading.gpu(0), spec.native, 4)
+
+    slots, mine = arrays.matrix(3 * rows, n, "float32"), arrays.matrix(rows, n, "float32")
+    target = arrays.matrix(rows, n, "float32")
+    at = SumOperands(Slot(0), Slot(1), None, Slot(2))
+    summed = kernels.described_sum(SumOperands(slots[:rows], mine, None, target), at, 3, rows, 2)
+    assert summed is not None
+    call = _native.GpuCall(loading.gpu(0), summed.native, 3)
+    call.run([each.data_ptr() for each in (slots, mine, target)], [4 * n] * 3, arrays.stream)
+    arrays.wait()
+    assert torch.allclose(target, slots.reshape(3, rows, n).sum(0) + mine, atol=1e-5)
+
+
+SCENARIOS = {"described": described, "gated": gated, "sums": sums, "lacking": lacking}
 
 if __name__ == "__main__":
     torch.manual_seed(3)
