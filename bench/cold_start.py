@@ -18,12 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROWS, SIZE = 8192, "70B"
 LENGTHS = (1, 2, 7, 16, 40, 64, 100, 200, 300, 520, 777, 1003, 2048, 3001, 4099, 8000)
 LIMIT_S = 240
+MOST_OFF = 0.02  # of the largest element, in bfloat16
 
 
 def main() -> int:
@@ -67,82 +70,108 @@ class Heard(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def rank_main(with_triton: bool, folder: Path) -> int:
-    begin = time.perf_counter()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if not with_triton:
-        sys.modules["triton"] = None  # type: ignore[assignment]
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
+class Rank:
+    """One rank: its group, and a block of Llama by plain PyTorch and by ficco."""
 
-    import ficco
-    from modelling.llama import SIZES, angles_of, made, share_weights
-    from record import gpus, surroundings
+    def __init__(self, with_triton: bool) -> None:
+        begin = time.perf_counter()
+        if not with_triton:
+            sys.modules["triton"] = None  # type: ignore[assignment]
+        import torch
+        import torch.distributed as dist
+        from modelling import llama
+        from torch.distributed.device_mesh import init_device_mesh
 
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    store = f"file://{os.environ['COLD_START_STORE']}"
-    dist.init_process_group("nccl", init_method=store, rank=rank, world_size=world,
-                            device_id=device)  # fmt: skip
-    mesh = init_device_mesh("cuda", (world,))
-    dist.all_reduce(torch.ones(1, device=device))
-    torch.cuda.synchronize()
-    heard, times = Heard(), dict[str, Any](torch_and_nccl_s=time.perf_counter() - begin)
-    log = logging.getLogger("ficco")
-    log.addHandler(heard)
-    log.setLevel(logging.INFO)
+        import ficco
 
-    def timed(action: Any) -> float:
-        dist.barrier()
+        self.torch, self.dist, self.llama, self.ficco = torch, dist, llama, ficco
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = torch.device("cuda", self.rank)
+        torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "nccl", init_method=f"file://{os.environ['COLD_START_STORE']}", rank=self.rank,
+            world_size=self.world, device_id=self.device,
+        )  # fmt: skip
+        self.mesh = init_device_mesh("cuda", (self.world,))
+        dist.all_reduce(torch.ones(1, device=self.device))
         torch.cuda.synchronize()
+        self.times = {"torch_and_nccl_s": round(time.perf_counter() - begin, 4)}
+        self.size = replace(llama.SIZES[SIZE], layers=1)
+        self.plain, self.model = (
+            llama.made(self.size, self.mesh, False, torch.bfloat16) for _ in range(2)
+        )
+        llama.share_weights(self.model, self.plain)
+
+    def timed(self, action: Callable[[], Any]) -> float:
+        """Return the seconds of an action that all ranks begin together."""
+        self.dist.barrier()
+        self.torch.cuda.synchronize()
         start = time.perf_counter()
         action()
-        torch.cuda.synchronize()
+        self.torch.cuda.synchronize()
         return round(time.perf_counter() - start, 4)
 
-    size = SIZES[SIZE].__class__(**{**vars(SIZES[SIZE]), "layers": 1})
-    plain = made(size, mesh, False, torch.bfloat16)
-    model = made(size, mesh, False, torch.bfloat16)
-    share_weights(model, plain)
-    times["open_s"] = timed(lambda: ficco.prepare(mesh, machine="cuda", timeout_s=30.0))
-    ficco.overlap(model, mesh, strict=True)
-    times["size_windows_s"] = timed(lambda: ficco.size_windows(model, ROWS, backward=False))
-    times["size_windows_again_s"] = timed(lambda: ficco.size_windows(model, ROWS, backward=False))
-    rows, wrong = [], []
-    with torch.no_grad():
-        for length in LENGTHS:
-            torch.manual_seed(length)
-            x = torch.randn(length, size.width, dtype=torch.bfloat16, device=device)
-            angles = angles_of(size, length, 0, "cuda", torch.bfloat16)
-            found: list[Any] = []
-            first = timed(lambda x=x, angles=angles: found.append(model(x, angles)))
-            second = timed(lambda x=x, angles=angles: model(x, angles))
-            want = plain(x, angles).float()
-            off = float((found[0].float() - want).abs().max() / want.abs().max())
-            rows.append({"rows": length, "first_s": first, "second_s": second, "off": off})
-            if not off < 0.02:
-                wrong.append(length)
-    ficco.synchronize(mesh)
-    compiled = sum(1 for _ in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))
-    result = {
-        "times": times, "lengths": rows, "compiled": compiled, "triton": with_triton,
-        "wrong": wrong, "fallback": ficco.fallback_reason(mesh),
-    }  # fmt: skip
-    if rank == 0:
-        result["layers"] = str(ficco.explain(model)).splitlines()
-        result["said"] = heard.lines[:40]
-        machine = f"{torch.cuda.get_device_name().split()[1].lower()}x{world}"
-        document = {"bench": "cold_start", "model": SIZE, "rows": ROWS, **surroundings(), **gpus()}
-        name = f"cold_start_{machine}{'_triton' if with_triton else ''}.json"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(document | result, indent=1) + "\n")
-        print(json.dumps({"times": times, "compiled": compiled, "wrong": wrong}))
-        for row in rows:
-            print(row)
-    ficco.close(mesh)
-    dist.destroy_process_group()
+    def prepare(self) -> None:
+        """Open the group, overlap the model, and size its windows twice."""
+        ficco, model = self.ficco, self.model
+        opened = self.timed(lambda: ficco.prepare(self.mesh, machine="cuda", timeout_s=30.0))
+        ficco.overlap(model, self.mesh, strict=True)
+        sized = [
+            self.timed(lambda: ficco.size_windows(model, ROWS, backward=False)) for _ in range(2)
+        ]
+        names = ("open_s", "size_windows_s", "size_windows_again_s")
+        self.times |= dict(zip(names, (opened, *sized), strict=True))
+
+    def serve(self, length: int) -> dict[str, float]:
+        """Return how long the first and the second pass of a length last, and how far it is off."""
+        self.torch.manual_seed(length)
+        dtype = self.torch.bfloat16
+        x = self.torch.randn(length, self.size.width, dtype=dtype, device=self.device)
+        angles = self.llama.angles_of(self.size, length, 0, "cuda", dtype)
+        found: list[Any] = []
+        with self.torch.no_grad():
+            passes = [self.timed(lambda: found.append(self.model(x, angles))) for _ in range(2)]
+            want = self.plain(x, angles).float()
+        off = float((found[0].float() - want).abs().max() / want.abs().max())
+        return {"rows": length, "first_s": passes[0], "second_s": passes[1], "off": off}
+
+
+def rank_main(with_triton: bool, folder: Path) -> int:
+    heard, log = Heard(), logging.getLogger("ficco")
+    log.addHandler(heard)
+    log.setLevel(logging.INFO)
+    here = Rank(with_triton)
+    here.prepare()
+    rows = [here.serve(length) for length in LENGTHS]
+    here.ficco.synchronize(here.mesh)
+    wrong = [row["rows"] for row in rows if not row["off"] < MOST_OFF]
+    if here.rank == 0:
+        write(here, with_triton, folder, rows, wrong, heard.lines)
+    here.ficco.close(here.mesh)
+    here.dist.destroy_process_group()
     return 1 if wrong else 0
+
+
+def write(
+    here: Rank, with_triton: bool, folder: Path, rows: list[dict[str, float]], wrong: list[float],
+    said: list[str],
+) -> None:  # fmt: skip
+    from record import gpus, surroundings
+
+    compiled = sum(1 for _ in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))
+    machine = f"{here.torch.cuda.get_device_name().split()[1].lower()}x{here.world}"
+    document = {
+        "bench": "cold_start", "model": SIZE, "rows": ROWS, **surroundings(), **gpus(),
+        "triton": with_triton, "times": here.times, "lengths": rows, "compiled": compiled,
+        "wrong": wrong, "fallback": here.ficco.fallback_reason(here.mesh), "said": said[:40],
+        "layers": str(here.ficco.explain(here.model)).splitlines(),
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"cold_start_{machine}{'_triton' if with_triton else ''}.json"
+    (folder / name).write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps({"times": here.times, "compiled": compiled, "wrong": wrong}))
+    for row in rows:
+        print(row)
 
 
 if __name__ == "__main__":

@@ -267,7 +267,8 @@ def _no_access(pairs: Sequence[str]) -> EngineError:
     return EngineError(
         f"no peer access from device {', '.join(pairs)}, which windows need; use devices that "
         "NVLink or one PCIe switch connects (nvidia-smi topo -p2p r shows them), named by "
-        "CUDA_VISIBLE_DEVICES"
+        "CUDA_VISIBLE_DEVICES (from CUDA 13.5 on the driver also refuses PCIe pairs that an IOMMU "
+        "or PCI ACS separates)"
     )
 
 

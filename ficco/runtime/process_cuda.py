@@ -410,7 +410,9 @@ class CudaProcessRuntime(ProcessRuntime):
         memory.zero_()
         torch.cuda.synchronize(self.device)
         handle = symmetric.rendezvous(memory, group=self.process_group)
-        bases, layout = list(handle.buffer_ptrs), Layout(self._wanted)
+        # Memory of a pool would begin behind these addresses; a fresh allocation does not.
+        offset = int(getattr(handle, "offset", 0))
+        bases, layout = [base + offset for base in handle.buffer_ptrs], Layout(self._wanted)
         if not self._writable:
             self._writable = self._probed(bases, layout)
             memory.zero_()
