@@ -68,7 +68,7 @@ def compile_together(variants: Iterable[Variant], capability: int) -> None:
         missing = [
             each
             for each in dict.fromkeys(variants)
-            if (capability, each) not in _compiled and pack.find(each, capability) is None
+            if (capability, each) not in _compiled and not pack.has(each, capability)
         ]
         if missing:
             _compile(missing, capability)
