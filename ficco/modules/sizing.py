@@ -127,9 +127,10 @@ def _compile_together(calls: Sequence[_Kind], rows: int) -> None:
     for layer, weights, backward in calls:
         for fewer in (rows,) if backward else (rows, *_heights(rows)):
             posed = _posed(layer, weights, fewer)
-            own, problem = _kernels_of(posed), problem_of(posed)
-            if own is None or problem is None or not own.compiles:
+            asked = _asked(posed)
+            if asked is None or not asked[0].compiles:
                 continue
+            own, problem = asked
             taken = [_taken(posed, "eager"), *_gated(posed)]
             taken += [_taken(posed, "captured")] if fewer == rows else []
             wanted.setdefault(own, []).extend((problem, each) for each in taken if each)
@@ -159,10 +160,15 @@ def _taken(layer: Layer, when: str) -> Schedule | None:
     return None if found is None else found.schedule
 
 
-def _kernels_of(layer: Layer) -> GroupKernels | None:
-    """Return what the group of a layer's call has of ficco's own kernels; None: no GPUs."""
-    on_gpu = layer.seen is not None and layer.seen.device.type == "cuda"
-    return getattr(runtime_of(layer), "kernels", None) if on_gpu else None
+def _asked(layer: Layer) -> tuple[GroupKernels, Problem] | None:
+    """Return what the group of a layer's call has of ficco's own kernels, and the problem.
+
+    None: no GPUs run it, or none of these kernels.
+    """
+    if layer.seen is None or layer.seen.device.type != "cuda":
+        return None
+    own, problem = getattr(runtime_of(layer), "kernels", None), problem_of(layer)
+    return None if own is None or problem is None else (own, problem)
 
 
 def _heights(rows: int) -> Iterator[int]:
@@ -177,18 +183,19 @@ def _fewer(layer: Layer, weights: list[Tensor], rows: int) -> None:
     loaded: set[Any] = set()
     for fewer in _heights(rows):
         posed = _posed(layer, weights, fewer)
-        own, problem = _kernels_of(posed), problem_of(posed)
-        taken = None if own is None else _taken(posed, "eager")
-        if own is None or problem is None or taken is None:
+        asked = _asked(posed)
+        taken = None if asked is None else _taken(posed, "eager")
+        if asked is None or taken is None:
             _call(layer, weights, fewer, backward=False)
             continue
+        own, problem = asked
         for schedule in (taken, *_gated(posed)):
             launched = own.launched(problem, schedule)
             if launched is not None and launched <= loaded:
                 continue
             loaded |= launched or set()
-            asked = layer.options.schedule if schedule == taken else schedule
-            options = replace(layer.options, schedule=asked)
+            by = layer.options.schedule if schedule == taken else schedule
+            options = replace(layer.options, schedule=by)
             _call(replace(layer, options=options), weights, fewer, backward=False)
 
 
@@ -204,10 +211,10 @@ def _gated(layer: Layer) -> list[Schedule]:
     if found is None or found.predicted_ms is None:
         return []
     taken = found.schedule.sums if found.schedule.compute == "gated" else ""
-    own, problem = _kernels_of(layer), problem_of(layer)
+    asked = _asked(layer)
 
     def has(schedule: Schedule) -> bool:
-        return own is None or problem is None or own.compiles or own.has(problem, schedule)
+        return asked is None or asked[0].compiles or asked[0].has(asked[1], schedule)
 
     most, near = _NEAR * found.predicted_ms, dict[str, Schedule]()
     for schedule, ms in found.alternatives:

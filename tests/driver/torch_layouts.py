@@ -58,8 +58,8 @@ class Looked:
     def _gated(self, prepared: Any, operands: GatedOperands) -> None:
         (k, n), dtype = operands.b.shape, operands.b.dtype.name
         made = self._as_on_gpu.prepare(prepared.parts, n, k, dtype, 1.0, lambda: 0, prepared.begun)
-        here = [_as_it_lies(each) for each in operands[:7]]
-        launch = self._as_on_gpu.launch_of(made, GatedOperands(*here, Address(1 << 40), 0))
+        here = [*map(_as_it_lies, operands[:7]), Address(1 << 40), 0]
+        launch = self._as_on_gpu.launch_of(made, GatedOperands(*here))
         if launch is not None:
             self.found.add(variant_of(launch))
 
@@ -89,7 +89,8 @@ def _layouts(matrix: Tensor) -> Iterator[Tensor]:
 def _call(op: str, x: Tensor, w: Tensor, bias: Tensor, schedule: str, world: int) -> Tensor:
     if "all_to_all" in op:
         splits = [[x.shape[0] // world] * world] * world
-        return getattr(ficco, op)(x, w, splits, schedule=schedule)
+        sent: Tensor = getattr(ficco, op)(x, w, splits, schedule=schedule)
+        return sent
     found: Tensor = getattr(ficco, op)(x, w, bias=bias, schedule=schedule)
     return found
 
