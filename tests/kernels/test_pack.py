@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
 from pathlib import Path
 
 import ordering
@@ -17,6 +18,7 @@ from ficco.packing import building, grid
 
 CAPABILITIES = sorted(grid.COVERAGE)
 MOST_BYTES = 25_000_000  # of all files
+MOST_RUNS = 60  # of the assembler; of four outcomes one is missed once in 10^7
 SAMPLE = {80: 1, 90: 3, 100: 1}  # variants that are compiled again
 
 
@@ -45,7 +47,11 @@ def test_it_has_what_the_grid_wants_and_nothing_else(capability: int) -> None:
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_a_sample_compiled_again_is_the_same(capability: int, tmp_path: Path) -> None:
-    """Which variants is drawn by the sources, so that a change of them draws others."""
+    """Which variants is drawn by the sources, so that a change of them draws others.
+
+    The PTX text is the same each time. The assembler schedules some kernels in one of a few ways
+    (four of one kernel, by turns): the cubin is what it makes of the text in one of many runs.
+    """
     triton = pytest.importorskip("triton")
     assert triton.__version__ == building.TRITON
     draw = random.Random(sources.digest())
@@ -54,9 +60,27 @@ def test_a_sample_compiled_again_is_the_same(capability: int, tmp_path: Path) ->
     for variant, stem in places.items():
         found = pack.opened(capability).find(variant)
         assert found is not None
-        assert found.cubin == stem.with_suffix(".cubin").read_bytes(), variant.text
         text = pack.opened(capability).ptx(variant)
         assert text == stem.with_suffix(".ptx").read_text(), variant.text
+        made = stem.with_suffix(".cubin").read_bytes()
+        runs = 0
+        while made != found.cubin:
+            runs += 1
+            assert runs < MOST_RUNS, variant.text
+            made = assembled(stem.with_suffix(".ptx"))
+
+
+def assembled(text: Path) -> bytes:
+    """Return what Triton's assembler makes of a PTX file."""
+    import triton
+
+    target = re.search(r"^\.target (\w+)", text.read_text(), re.MULTILINE)
+    assert target is not None
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    target_file = text.with_suffix(".again")
+    command = [tool, f"--gpu-name={target[1]}", text, "-o", target_file]
+    subprocess.run(command, check=True, timeout=60)
+    return target_file.read_bytes()
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
