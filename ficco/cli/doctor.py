@@ -320,12 +320,14 @@ def _torch_on_gpus() -> list[Finding]:
 
 
 def _absent_names() -> list[Finding]:
-    """Tell which private names the installed PyTorch lacks, if any, and what serves instead."""
+    """Tell which private names PyTorch and Triton lack, if any, and what serves instead."""
     from ficco.private import torch_core, torch_layers  # noqa: F401 - they look for the names
     from ficco.private.finding import ABSENT
 
+    if importlib.util.find_spec("triton") is not None:
+        from ficco.private import triton_core  # noqa: F401
     serves = "the speed of calls; results are right without them"
-    do = "use a release of PyTorch that README names"
+    do = "use releases of PyTorch and Triton that README names"
     return [
         Finding(f"name {name}", False, f"absent; instead: {instead}", serves, do)
         for name, instead in ABSENT.items()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ficco.errors import EngineError
 from ficco.kernels.declarations import KERNELS, Kernel
 from ficco.kernels.variants import ALIGN, Variant, passed
 
-__all__ = ["KNOWN_TRITON", "Compiled", "compile_variant", "function_of", "known", "made_by_triton",
+if TYPE_CHECKING:
+    from ficco.private.triton_core import Facts
+
+__all__ = ["KNOWN_TRITON", "Compiled", "compile_variant", "function_of", "known",
            "why_unknown"]  # fmt: skip
 
 # Versions whose layout of parameters is known: each passes what is no constant in the order of the
@@ -53,10 +56,21 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
     Raises:
         EngineError: native code cannot launch what Triton makes of it; says why.
     """
-    made = made_by_triton(variant, capability)
-    reason = why_unknown(made.metadata)
+    from ficco.private import triton_core
+
+    reason = triton_core.why_not_ahead()
     if reason:
-        raise EngineError(f"the kernel {variant.kernel} {reason}; it has to be launched by Triton")
+        raise _by_triton(variant, f"cannot be compiled before its launch: {reason}")
+    made = triton_core.compile_ahead(
+        *_source(variant), capability, {"num_warps": variant.warps, "num_stages": variant.stages}
+    )
+    try:
+        facts, (cubin, ptx) = triton_core.facts_of(made), triton_core.assemblies_of(made)
+    except EngineError as error:
+        raise _by_triton(variant, f"cannot be described: {error}") from error
+    reason = why_unknown(facts)
+    if reason:
+        raise _by_triton(variant, reason)
     boxes = [
         {
             "block": list(each["block_size"]),
@@ -64,30 +78,22 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
             "swizzle": each["swizzle"],
             "bytes": each["elem_size"],
         }
-        for each in made.metadata.tensordesc_meta or ()
+        for each in facts.tensordesc_meta or ()
     ]
     record = {
-        "name": made.metadata.name, "shared": made.metadata.shared,
-        "threads": 32 * made.metadata.num_warps, "descriptors": boxes,
+        "name": facts.name, "shared": facts.shared,
+        "threads": 32 * facts.num_warps, "descriptors": boxes,
     }  # fmt: skip
-    return Compiled(made.asm["cubin"], made.asm["ptx"], record, made)
+    return Compiled(cubin, ptx, record, made)
 
 
-def made_by_triton(variant: Variant, capability: int) -> Any:
-    """Return what Triton compiles of a variant, or finds in its cache."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    options = {"num_warps": variant.warps, "num_stages": variant.stages}
-    target = GPUTarget("cuda", capability, 32)
-    return triton.compile(_source(variant), target=target, options=options)
+def _by_triton(variant: Variant, reason: str) -> EngineError:
+    return EngineError(f"the kernel {variant.kernel} {reason}; it has to be launched by Triton")
 
 
-def _source(variant: Variant) -> Any:
-    from triton.compiler import ASTSource
-
+def _source(variant: Variant) -> tuple[Any, dict[str, str], dict[str, Any], dict[Any, Any]]:
+    """Return the function, signature, constants and attributes of a variant."""
     kernel = KERNELS[variant.kernel]
-    constants: dict[str, Any] = dict(variant.constants)
     types = {each.name: each.type for each in passed(variant)}
     divided = {each.name for each in passed(variant) if each.divisor == ALIGN}
     names = [each.name for each in kernel.parameters]
@@ -95,21 +101,21 @@ def _source(variant: Variant) -> Any:
     attributes = {
         (i,): [["tt.divisibility", ALIGN]] for i, name in enumerate(names) if name in divided
     }
-    return ASTSource(function_of(kernel), signature, constants, attributes)
+    return function_of(kernel), signature, dict(variant.constants), attributes
 
 
-def why_unknown(metadata: Any) -> str:
+def why_unknown(facts: Facts) -> str:
     """Say why it is not known how to launch what Triton has compiled, or nothing."""
-    version = str(metadata.triton_version)
-    scratch = metadata.global_scratch_size or 0, metadata.profile_scratch_size or 0
-    described = metadata.tensordesc_meta or ()
+    version = str(facts.triton_version)
+    scratch = facts.global_scratch_size or 0, facts.profile_scratch_size or 0
+    described = facts.tensordesc_meta or ()
     found = {
         f"is compiled by Triton {version}; the layout of parameters is known of "
         f"{', '.join(KNOWN_TRITON)}": not known(version),
-        f"is for {metadata.target.backend}, not cuda": metadata.target.backend != "cuda",
-        f"runs in clusters of {metadata.num_ctas}": metadata.num_ctas != 1,
-        "is a cooperative launch": metadata.launch_cooperative_grid,
-        "depends on the launch before it": metadata.launch_pdl,
+        f"is for {facts.target.backend}, not cuda": facts.target.backend != "cuda",
+        f"runs in clusters of {facts.num_ctas}": facts.num_ctas != 1,
+        "is a cooperative launch": facts.launch_cooperative_grid,
+        "depends on the launch before it": facts.launch_pdl,
         "needs scratch memory": scratch[0] > 0,
         "is instrumented": scratch[1] > 0,
         "holds elements of 4 bits": any(each["fp4_padded"] for each in described),

@@ -7,7 +7,6 @@ graph has used it. Loading may wait for the device, so it comes before any strea
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from ficco.errors import EngineError
 from ficco.kernels import fallback, pack
 from ficco.kernels.arrays import Bulk, address, item_bytes, stride
+from ficco.kernels.compiling import function_of
 from ficco.kernels.launching import Box, Code, Slot, described
 from ficco.kernels.variants import Launch, Variant, passed, variant_of
 
@@ -156,22 +156,48 @@ def _by_triton(launch: Launch) -> Callable[[], None]:
     reason = fallback.why_not()
     if reason:
         raise EngineError(f"the kernel {launch.kernel.name} has to be launched by Triton: {reason}")
-    from ficco.kernels.compiling import made_by_triton
+    from ficco.private import triton_core
 
-    made = made_by_triton(variant_of(launch), launch.arrays.capability)
-    _ = made.run  # Triton loads when it is asked for its launcher
-    values = [_as_triton_takes(launch.arguments[name]) for name, *_ in launch.kernel.parameters]
-    x, y, z = (*launch.grid, 1, 1)[:3]
-    return lambda: made[x, y, z](*values)
+    function = function_of(launch.kernel)
+    types = {each.name: each.type for each in passed(variant_of(launch))}
+    arguments = {
+        each.name: _as_launched(launch.arguments[each.name], types.get(each.name, ""))
+        for each in launch.kernel.parameters
+    }
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    triton_core.load(function, launch.grid, arguments, options)
+    return lambda: function[launch.grid](**arguments, **options)
 
 
-def _as_triton_takes(value: Any) -> Any:
+class _Given:
+    """An array of any library, as Triton's launch takes it."""
+
+    def __init__(self, array: Any, dtype: Any) -> None:
+        self.dtype, self._array = dtype, array
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return address(self._array)
+
+
+def _as_launched(value: Any, kind: str) -> Any:
+    """Return an argument as Triton's launch takes it; `kind`: its type as Triton writes it."""
     if isinstance(value, Bulk):
-        from triton.tools.tensor_descriptor import TensorDescriptor
+        return _descriptor(_Given(value.base, value.base.dtype), value)
+    return _Given(value, kind.removeprefix("*")) if kind.startswith("*") else value
 
-        base, block = value
-        strides = [stride(base, dim) for dim in (0, 1)]
-        return TensorDescriptor(base, list(base.shape), strides, list(block))
+
+def _descriptor(given: Any, value: Bulk) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    base, block = value
+    strides = [stride(base, dim) for dim in (0, 1)]
+    return TensorDescriptor(given, list(base.shape), strides, list(block))
+
+
+def _as_interpreted(value: Any) -> Any:
+    if isinstance(value, Bulk):
+        return _descriptor(value.base, value)
     return getattr(value, "array", value)
 
 
@@ -187,6 +213,6 @@ def _interpret(launch: Launch) -> None:
             f"the kernel {launch.kernel.name} was called on arrays of the CPU, which only Triton's "
             f"interpreter can run: {reason}; pip install triton"
         )
-    function = getattr(importlib.import_module(launch.kernel.module), launch.kernel.name)
-    arguments = {name: _as_triton_takes(value) for name, value in launch.arguments.items()}
+    function = function_of(launch.kernel)
+    arguments = {name: _as_interpreted(value) for name, value in launch.arguments.items()}
     function[launch.grid](**arguments, num_warps=launch.warps, num_stages=launch.stages)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ficco.private.torch_core import current_device, current_stream
+
 __all__ = ["TorchArrays"]
 
 
@@ -48,5 +50,5 @@ class TorchArrays:
 
     def current(self) -> tuple[int, int]:
         """See `Arrays.current`."""
-        device = torch._C._cuda_getDevice()
-        return int(device), int(torch._C._cuda_getCurrentRawStream(device))
+        device = current_device()
+        return int(device), int(current_stream(device))

@@ -6,5 +6,6 @@ the installed release lacks; `ficco doctor` shows them.
 
 `ficco.private.torch_core`: names for the path of a call.
 `ficco.private.torch_layers`: names of modules and DTensors, for models.
+`ficco.private.triton_core`: names of Triton, for kernels that the pack lacks.
 `ficco.private.frameworks`: names of Megatron-Core and Hugging Face.
 """

@@ -1,4 +1,8 @@
-"""What Triton 3.6's interpreter needs, to run the kernels, and to run them in less time."""
+"""What Triton's interpreter needs, to run the kernels, and to run them in less time.
+
+From Triton 3.6 on it patches `triton.language` for a launch, and then takes that back by a scope.
+Triton 3.5 has no scope, and leaves the language patched.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ from typing import Any
 
 from triton.runtime import interpreter
 
+HAS_SCOPE = hasattr(interpreter, "_LangPatchScope")
+
 
 def make_ready() -> None:
     """Let the interpreter run the kernels, once it is imported and before the first launch."""
     _let_loops_count()
+    _count_strides_in_bytes()
     _patch_once_a_launch()
     _check_no_overflow_in_vain()
     _keep_dtypes()
@@ -18,15 +25,30 @@ def make_ready() -> None:
 def _let_loops_count() -> None:
     """Let loops run to numbers of the device: NumPy 2.4 makes no int of an array of one element.
 
-    Triton 3.6's interpreter holds scalars in such arrays, and asks NumPy for that.
+    The interpreter of Triton 3.5 and 3.6 holds scalars in such arrays, and asks NumPy for that.
     """
     patch = interpreter._patch_lang_tensor
 
-    def patch_more(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+    def patch_more(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        set_attribute = scope[0].set_attr if scope else setattr
+        set_attribute(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_more
+
+
+def _count_strides_in_bytes() -> None:
+    """Let a descriptor's strides be of 16 bytes: Triton 3.5's interpreter wants 16 elements."""
+    if HAS_SCOPE:
+        return
+
+    def validate(self: Any) -> None:
+        item = self.base.dtype.element_ty.primitive_bitwidth // 8
+        assert self.base.data.item() % 16 == 0
+        assert all(stride.data.item() * item % 16 == 0 for stride in self.strides[:-1])
+        assert self.strides[-1].data.item() == 1
+
+    interpreter.TensorDescHandle.validate = validate
 
 
 def _patch_once_a_launch() -> None:
@@ -40,9 +62,11 @@ def _patch_once_a_launch() -> None:
     def patch_anew(function: Any) -> Any:
         names = id(function.__globals__)
         if names in patched:
-            return interpreter._LangPatchScope()
+            return interpreter._LangPatchScope() if HAS_SCOPE else None
         patched.add(names)
         scope = patch(function)
+        if scope is None:
+            return None
         restore = scope.restore
 
         def end() -> None:  # called for a launch alone

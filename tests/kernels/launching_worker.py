@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 from compiling import on_gpu
-from triton.backends.nvidia.driver import make_launcher, wrap_handle_tensordesc
+from triton.backends.nvidia import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ficco.compute import DirectOperands, DirectOutput
@@ -25,13 +25,16 @@ from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
 from ficco.kernels.launching import Code, Pitch, Place, Slot, Word, described, parameter_rows
 from ficco.kernels.one_launch import Control, Places
 from ficco.kernels.tiling import Tile
-from ficco.kernels.variants import Launch, Passed, variant_of
+from ficco.kernels.variants import Launch, Passed, passed, variant_of
 from ficco.lowering import lower_rank
+from ficco.private import triton_core
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 
 Case = tuple[Launch, dict[str, Place]]
-BASE_ARGUMENTS = 13  # that Triton's launcher takes before those of the kernel
+# Triton 3.8 has one launcher for all kernels, which takes a kernel's arguments as one.
+ONE_LAUNCHER = not hasattr(driver, "make_launcher")
+BASE_ARGUMENTS = 16 if ONE_LAUNCHER else 13  # of Triton's launcher, before those of the kernel
 BYTES = {"CUtensorMap": 128, "CUdeviceptr": 8} | {
     f"{sign}int{bits}_t": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
@@ -196,11 +199,10 @@ def of_triton(kernel: Any, arguments: Mapping[str, Any]) -> list[Any]:
     def fill(*made: Any) -> Any:
         return tuple(tuple(part) if isinstance(part, (list, torch.Size)) else part for part in made)
 
-    triton.runtime.driver.set_active(
-        SimpleNamespace(utils=SimpleNamespace(fill_tma_descriptor=fill))
-    )
+    name = "fill_tma_descriptor_tiled" if ONE_LAUNCHER else "fill_tma_descriptor"
+    triton.runtime.driver.set_active(SimpleNamespace(utils=SimpleNamespace(**{name: fill})))
     signature = dict(kernel.src.signature)
-    launcher = wrap_handle_tensordesc(
+    launcher = driver.wrap_handle_tensordesc(
         lambda *given: given[BASE_ARGUMENTS:], signature, kernel.metadata.tensordesc_meta
     )
 
@@ -211,7 +213,10 @@ def of_triton(kernel: Any, arguments: Mapping[str, Any]) -> list[Any]:
         return TensorDescriptor(base, base.shape, base.stride(), list(block))
 
     passed = [tensor(arguments[name]) for name in signature]
-    given = list(launcher(*range(BASE_ARGUMENTS), *passed))
+    if ONE_LAUNCHER:
+        (given,) = launcher(*range(BASE_ARGUMENTS), tuple(passed))
+    else:
+        given = launcher(*range(BASE_ARGUMENTS), *passed)
     kinds = []
     for kind in signature.values():
         kinds += ["map", "i32", "i32", "i64", "i64"] if kind.startswith("tensordesc") else [kind]
@@ -243,9 +248,13 @@ def declared_by_ptx(kernel: Any) -> list[tuple[int, int]]:
 
 
 def passed_by_triton(kernel: Any) -> list[int]:
-    """Return the bytes of every parameter in the source of Triton's launcher."""
+    """Return the bytes of every parameter that Triton's launcher passes."""
     meta = kernel.metadata.tensordesc_meta
-    source = make_launcher(kernel.src.constants, kernel.src.signature, meta)
+    if ONE_LAUNCHER:  # it adds the two scratch addresses in C
+        kinds = driver.expand_signature(kernel.src.signature.values(), meta, "nvTmaDesc")
+        kept = [driver.ty_to_cpp(kind) for kind in kinds if kind != "constexpr"]
+        return [BYTES[kind] for kind in [*kept, "CUdeviceptr", "CUdeviceptr"]]
+    source = driver.make_launcher(kernel.src.constants, kernel.src.signature, meta)
     (head,) = re.findall(r"static void _launch\((.*?)\) \{", source)
     (given,) = re.findall(r"void \*params\[\] = \{ (.*?) \};", source)
     types = {name: kind for kind, name in re.findall(r"(\w+) (\w+)(?:,|$)", head)}
@@ -311,7 +320,7 @@ def refusals() -> None:
     refused(EngineError, "3 descriptors, and it is known of 2", code._replace(boxes=code.boxes[1:]),
             arguments, places)  # fmt: skip
 
-    known = made.metadata
+    known = triton_core.facts_of(made)
     assert not why_unknown(known)
     for field, value, pattern in (
         ("triton_version", "3.9.0", "by Triton 3.9.0"),
@@ -345,7 +354,44 @@ def refusals() -> None:
     refused(InputError, "'places', which has no value", code, less, places)
 
 
+def by_triton() -> None:
+    """Triton's own launch compiles kernels of the same types, with the same constants."""
+    target = triton_core.Target("cuda", 90, 32)
+    triton.runtime.driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device: 0,
+            get_current_target=lambda: target,
+        )
+    )
+    made: list[Any] = []
+
+    def compiled(function: Any, grid: Any, arguments: Any, options: Any) -> None:
+        made.append(function.warmup(**arguments, **options, grid=grid))
+
+    triton_core.load = compiled
+    chosen = (gated_case(torch.bfloat16, 192, 128, 16, True, False), sum_case(1),
+              direct_case(False, torch.float16, False, 0))  # fmt: skip
+    for launch, _ in chosen:
+        loading._by_triton(launch)
+        variant, kernel = variant_of(launch), made.pop()
+        types = {each.name: each.type for each in passed(variant)}
+        own = dict(variant.constants)
+        constants = {
+            launch.kernel.parameters[i].name: v for (i,), v in kernel.src.constants.items()
+        }
+        ones = {name: 1 for name in constants if name not in own}
+        assert constants == own | ones, launch.kernel.name
+        assert all(launch.arguments[name] == 1 for name in ones)
+        found = {n: kind for n, kind in kernel.src.signature.items() if kind != "constexpr"}
+        same = {n: kind.replace(" ", "") for n, kind in types.items() if n not in ones}
+        assert {n: kind.replace(" ", "") for n, kind in found.items()} == same, launch.kernel.name
+        assert (kernel.metadata.num_warps, kernel.metadata.num_stages) == (
+            launch.warps, launch.stages
+        )  # fmt: skip
+
+
 if __name__ == "__main__":
-    for subject in (layout, held, numbers, refusals):
+    for subject in (layout, held, numbers, refusals, by_triton):
         subject()
     print("right")

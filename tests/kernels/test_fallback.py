@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,16 +76,17 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error(
 def test_an_unknown_layout_is_launched_by_triton(
     nothing_compiled: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Native code does not describe it; Triton's launcher gets all arguments in order."""
+    """Native code does not describe it; Triton's launch gets all arguments, by name."""
     pytest.importorskip("triton")
-    launched: list[Any] = []
+    said: list[Any] = []
 
-    class Made:
-        run = None
-        metadata = SimpleNamespace(name="pool_rows")
+    class Function:
+        def warmup(self, grid: tuple[int, ...], **arguments: Any) -> Any:
+            said.append(("loaded", grid, arguments))
+            return SimpleNamespace(run=None)
 
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *values: launched.append((grid, values))
+            return lambda **arguments: said.append(("launched", grid, arguments))
 
     def lacks(variant: Variant, capability: int) -> None:
         raise fallback.ByTriton("the kernel pool_rows is compiled by Triton 9.9.0")
@@ -91,17 +94,69 @@ def test_an_unknown_layout_is_launched_by_triton(
     launch = pool(40, 86)
     monkeypatch.setattr(loading, "_loaded", {})
     monkeypatch.setattr(fallback, "find", lacks)
-    monkeypatch.setattr(compiling, "made_by_triton", lambda variant, capability: Made())
+    monkeypatch.setattr(loading, "function_of", lambda kernel: Function())
     loading._tell.cache_clear()
     with pytest.raises(EngineError, match=r"Triton 9\.9\.0"):
         loading.code(launch)
     with caplog.at_level(logging.WARNING, "ficco"):
         enqueue = loading.prepared(launch)
-    assert "launched by Triton, which takes longer" in caplog.text and not launched
+    assert "launched by Triton, which takes longer" in caplog.text
+    assert [what for what, *_ in said] == ["loaded"]
     enqueue()
-    ((grid, values),) = launched
-    assert grid == (8, 1, 1) and len(values) == len(launch.kernel.parameters)
-    assert list(values) == [launch.arguments[name] for name, *_ in launch.kernel.parameters]
+    _, (what, grid, arguments) = said
+    assert (what, *said[0][1:]) == ("launched", grid, arguments) and grid == launch.grid
+    names = [name for name, *_ in launch.kernel.parameters]
+    assert [*arguments] == [*names, "num_warps", "num_stages"]
+    assert arguments["num_warps"] == launch.warps and arguments["dim"] == 40
+    assert arguments["target"].data_ptr() == 1 << 20 and arguments["target"].dtype == "fp16"
+    assert arguments["indices"].dtype == "i64"
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        "triton:compile", "triton.compiler:ASTSource", "triton.backends.compiler:GPUTarget",
+        "metadata", "num_ctas", "tensordesc_meta", "asm",
+    ],
+)  # fmt: skip
+def test_without_a_private_name_kernels_are_launched_by_triton(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What native code would need cannot be known, which is a reason and no crash."""
+    pytest.importorskip("triton")
+    from ficco.private import finding, triton_core
+
+    variant = variant_of(pool(40, 86))
+    if ":" in lacks:
+        monkeypatch.setattr(finding, "ASKED", [])
+        monkeypatch.setattr(finding, "ABSENT", {})
+        with monkeypatch.context() as change:
+            change.setattr(finding, "resolve", without(lacks, finding.resolve))
+            importlib.reload(triton_core)
+        absent = dict(finding.ABSENT)
+    else:
+        facts = {name: 0 for name in triton_core.Facts._fields if name != lacks}
+        made = {"metadata": SimpleNamespace(**facts), "asm": {"cubin": b"", "ptx": ""}}
+        made.pop(lacks, None)
+        monkeypatch.setattr(triton_core, "compile_ahead", lambda *given: SimpleNamespace(**made))
+        absent = {}
+    try:
+        with pytest.raises(EngineError, match="it has to be launched by Triton"):
+            compiling.compile_variant(variant, 86)
+        assert list(absent) == [lacks] * (":" in lacks)
+    finally:
+        if ":" in lacks:
+            importlib.reload(triton_core)
+            assert not triton_core.why_not_ahead()
+
+
+def without(name: str, resolve: Callable[[str], Any]) -> Callable[[str], Any]:
+    def resolve_others(asked: str) -> Any:
+        if asked == name:
+            raise AttributeError(asked)
+        return resolve(asked)
+
+    return resolve_others
 
 
 def test_an_unknown_triton_tells_so() -> None:
