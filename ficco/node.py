@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ficco import compute as computes
 from ficco import posing, selector
 from ficco.compute import dtype_of
-from ficco.engines.wanted import GroupKernels
+from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.posing import NUMPY, Library, row_contiguous
@@ -434,7 +434,7 @@ class Node:
             library = self._library
             chosen = self._automatic(problem, library.gates)
             gpu = library.gpu
-            if gpu is not None and not GroupKernels("", False, (gpu,)).serve(problem, chosen):
+            if gpu is not None and not GroupKernels("", False, (gpu,)).has(problem, chosen):
                 chosen = self._automatic(problem, False)
         if not isinstance(chosen, Schedule):
             chosen = Schedule.named(chosen)

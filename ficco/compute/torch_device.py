@@ -215,7 +215,16 @@ class TorchDeviceCompute:
         target: torch.Tensor,
     ) -> None:
         """See `DeviceCompute.bag`."""
-        pool_bags(table, indices, offsets, bags, target)
+        try:
+            pool_bags(table, indices, offsets, bags, target)
+        except EngineError as reason:
+            _tell(str(reason))
+            first, last = bags
+            if last > first and table.shape[1]:
+                sums = torch.nn.functional.embedding_bag(
+                    indices, table.float(), offsets, mode="sum"
+                )
+                target.copy_(sums[first:last])
 
     def spoil(self, handle: torch.Tensor) -> None:
         """See `DeviceCompute.spoil`."""

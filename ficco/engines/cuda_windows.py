@@ -189,14 +189,14 @@ class PeerWindows:
 
     def _probed(self) -> str:
         """Return the kind of signals that reaches all devices; windows are zeros before it."""
-        peers, kinds = self._peers, allowed_kinds(_native.cuda_driver_version())
+        peers, kinds = self._peers, allowed_kinds()
         if peers.world == 1:
             return kinds[0]
 
         def complaints(kind: str, value: int) -> list[str]:
             probes = [
                 Probe(
-                    _native.open_cuda(device), self._bases, self._layout, rank,
+                    device, self._bases, self._layout, rank,
                     writable_words(kind, peers.devices, rank),
                 )
                 for rank, device in enumerate(peers.devices)

@@ -51,14 +51,12 @@ class SignalsRefused(EngineError):
     """No kind of signal reaches all peers. All ranks raise it alike."""
 
 
-def allowed_kinds(driver_version: int) -> tuple[str, ...]:
-    """Return the kinds of signals that may be tried, the preferred one first.
-
-    Args:
-        driver_version: of CUDA that the driver serves, as 13000 for 13.0.
+def allowed_kinds() -> tuple[str, ...]:
+    """Return the kinds of signals that may be tried on this driver, the preferred one first.
 
     Raises:
         InputError: FICCO_SIGNALS names no kind.
+        GpuError: there is no driver.
     """
     asked = os.environ.get("FICCO_SIGNALS", "")
     if asked and asked not in _KINDS:
@@ -68,7 +66,7 @@ def allowed_kinds(driver_version: int) -> tuple[str, ...]:
         )
     if asked:
         return (asked,)
-    if driver_version > _LAST_WITH_WRITES:
+    if _native.cuda_driver_version() > _LAST_WITH_WRITES:
         return ("copy",)
     return (_PREFERRED, *(kind for kind in _KINDS if kind != _PREFERRED))
 
@@ -88,7 +86,7 @@ class Probe:
     """One rank's part in finding out whether a kind of signal arrives.
 
     Args:
-        gpu: the rank's device.
+        device: of the rank, as the driver counts.
         bases: address of every rank's window, zeroed; what lies in them is overwritten.
         layout: of the windows.
         rank: this one.
@@ -96,12 +94,13 @@ class Probe:
     """
 
     def __init__(
-        self, gpu: Any, bases: Sequence[int], layout: Layout, rank: int, writable: list[bool]
+        self, device: int, bases: Sequence[int], layout: Layout, rank: int, writable: list[bool]
     ) -> None:
         words = [base + copy * WORDS_BYTES for base in bases for copy in range(COPIES)]
         data = [base + layout.data for base in bases for _ in range(COPIES)]
         window = _native.GpuWindow(words, data, layout.size - layout.data, writable)
-        self._rank, self._native = rank, _native.GpuProbe(gpu, window, rank)
+        self._rank = rank
+        self._native = _native.GpuProbe(_native.open_cuda(device), window, rank)
 
     def send(self, value: int) -> str:
         """Send to every peer; return what the driver refused, or nothing."""

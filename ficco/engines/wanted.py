@@ -6,31 +6,25 @@ of nearly all calls are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ficco.compute import DirectOperands, DirectOutput, DirectWindows, GatedOperands, SumOperands
 from ficco.compute.own_kernels import OwnKernels
 from ficco.engines.cuda import _is_one_launch, _table_of
 from ficco.engines.gating import launches_of
 from ficco.engines.work import sum_of
-from ficco.kernels import gated, pack
+from ficco.kernels import gated
 from ficco.kernels.arrays import Address, Arrays, Described, DescribedArrays
 from ficco.kernels.tiling import Tile
-from ficco.kernels.variants import Launch, Variant, variant_of
-from ficco.lowering import lower_rank
+from ficco.kernels.variants import Launch
 from ficco.plan import RankPlan, Region
-from ficco.problem import Problem
-from ficco.schedule import Schedule
 
 __all__ = [
     "DescribedKernels",
-    "GroupKernels",
     "gated_launches",
     "launches_in",
     "matrix",
-    "missing",
     "whole_launch",
 ]
 
@@ -59,27 +53,14 @@ def matrix(rows: int, cols: int, dtype: str, turned: bool = False) -> Described:
     return Described(_ADDRESS, (rows, cols), (cols, 1), dtype)
 
 
-def missing(plan: RankPlan, kernels: DescribedKernels) -> list[Variant]:
-    """Return the variants that a plan's launches want and the pack lacks, for either weight layout.
-
-    Either: whether rows or columns of the weights lie one behind another, calls alone say.
-    """
-    capability = kernels.arrays().capability
-    wanted = {
-        variant_of(launch)
-        for turned in (True, False)
-        for launch in launches_in(plan, kernels, turned)
-    }
-    return [each for each in sorted(wanted) if pack.find(each, capability) is None]
-
-
-def launches_in(plan: RankPlan, kernels: OwnKernels, turned: bool) -> Iterator[Launch]:
-    """Yield all launches of a plan. `turned`: columns of the weights lie one behind another."""
+def launches_in(plan: RankPlan, kernels: OwnKernels) -> Iterator[Launch]:
+    """Yield all launches of a plan, for either weight layout."""
     if _is_one_launch(plan):
         table, _ = _table_of(plan)
-        yield _direct(plan, table, kernels, turned)
+        for turned in (True, False):
+            yield _direct(plan, table, kernels, turned)
         return
-    yield from gated_launches(plan, kernels, turned)
+    yield from gated_launches(plan, kernels, (True, False))
     for step in plan.steps:
         found = sum_of(step.reads, step.writes[0]) if step.kind == "reduce" else None
         if found is not None:
@@ -124,9 +105,16 @@ def _direct(plan: RankPlan, table: Any, kernels: OwnKernels, turned: bool) -> La
 
 
 def gated_launches(
-    plan: RankPlan, kernels: OwnKernels, turned: bool, tile: Tile | None = None
+    plan: RankPlan, kernels: OwnKernels, ways: Sequence[bool], tile: Tile | None = None
 ) -> Iterator[Launch]:
-    """Yield the launches of a plan's gated steps; `tile`: how to cut them, None: as is best."""
+    """Yield the launches of a plan's gated steps.
+
+    Args:
+        plan: of one rank.
+        kernels: work launches out.
+        ways: for each, whether columns of the weights lie one behind another.
+        tile: how to cut them; None: as is best.
+    """
     buffers = {buffer.name: buffer for buffer in plan.buffers}
 
     def described(region: Any) -> Described | None:
@@ -145,14 +133,15 @@ def gated_launches(
                     each.parts, each.n, each.k, each.dtype, kernels.arrays(), tile, each.begun
                 )
                 prepared = prepared._replace(table=table)
-            operands = GatedOperands(
-                described(each.own), described(each.window),
-                matrix(each.k, each.n, each.dtype, turned), described(each.bias),
-                described(each.c), described(each.partial), described(each.landing), _WORDS, 0,
-            )  # fmt: skip
-            launch = kernels.launch_of(prepared, operands)
-            if launch is not None:
-                yield launch
+            for turned in ways:
+                operands = GatedOperands(
+                    described(each.own), described(each.window),
+                    matrix(each.k, each.n, each.dtype, turned), described(each.bias),
+                    described(each.c), described(each.partial), described(each.landing), _WORDS, 0,
+                )  # fmt: skip
+                launch = kernels.launch_of(prepared, operands)
+                if launch is not None:
+                    yield launch
 
 
 def whole_launch(kernels: OwnKernels, table: Any, operands: DirectOperands) -> Launch:
@@ -161,41 +150,3 @@ def whole_launch(kernels: OwnKernels, table: Any, operands: DirectOperands) -> L
     windows = DirectWindows(nowhere, nowhere, _ADDRESS)
     prepared = kernels.prepare_direct(table, windows, 0, 1.0, _ADDRESS, lambda: _ADDRESS)
     return kernels.direct_launch(prepared, operands)
-
-
-class GroupKernels(NamedTuple):
-    """What a group's ranks can have.
-
-    Attributes:
-        reason: why they can have no kernels; "": they can.
-        compiles: whether every rank can compile what the pack lacks.
-        gpus: compute capability and multiprocessors of the ranks' GPUs, each pair once.
-    """
-
-    reason: str
-    compiles: bool
-    gpus: tuple[tuple[int, int], ...]
-
-    def serve(self, problem: Problem, schedule: Schedule) -> bool:
-        """Return whether all ranks can have the kernels of a call.
-
-        What each rank finds in the pack is worked out for all ranks, so all come to one answer.
-        """
-        own = schedule.compute == "gated" or schedule.transport == "sm"
-        if schedule.transport == "collective" or not own:
-            return True
-        if self.reason:
-            return False
-        return self.compiles or _in_pack(problem, schedule, self.gpus)
-
-
-@lru_cache(maxsize=1024)
-def _in_pack(
-    problem: Problem, schedule: Schedule, gpus: tuple[tuple[int, int], ...]
-) -> bool:  # fmt: skip
-    for capability, processors in gpus:
-        kernels = DescribedKernels(capability, processors)
-        for rank in range(problem.world):
-            if missing(lower_rank(problem, schedule, rank), kernels):
-                return False
-    return True

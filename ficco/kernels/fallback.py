@@ -68,7 +68,7 @@ def compile_together(variants: Iterable[Variant], capability: int) -> None:
         missing = [
             each
             for each in dict.fromkeys(variants)
-            if (capability, each) not in _compiled and pack.find(each, capability) is None
+            if (capability, each) not in _compiled and not pack.has(each, capability)
         ]
         if missing:
             _compile(missing, capability)
@@ -126,6 +126,8 @@ def _run(missing: list[Variant], capability: int, folder: Path, lacks: str) -> N
         if process.returncode:
             text = said.read_text(errors="replace").strip()[-2000:]
             raise EngineError(f"{lacks}; Triton failed to compile one of them:\n{text}")
+    level = logging.INFO if _compiled else logging.WARNING  # a warning once
+    _log.log(level, "%s; Triton compiled them in %.1f s", lacks, time.monotonic() - begun)
 
 
 def _result(stem: Path) -> pack.Found | str:

@@ -6,24 +6,29 @@ which holds several cubins. A block is unpacked when the first of its kernels is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import lzma
 import os
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ficco.kernels import sources
 from ficco.kernels.variants import Variant
 
-__all__ = ["FOLDER", "FORMAT", "Found", "Pack", "capabilities", "find", "opened", "why_not"]
+__all__ = ["FOLDER", "FORMAT", "Found", "Pack", "capabilities", "find", "has", "keeping_blocks",
+           "opened", "why_not"]  # fmt: skip
 
 FOLDER = Path(__file__).with_name("packs")
 FORMAT = 1
 # Compute capabilities whose kernels have never run; a pack for them is used only if this is "1".
 UNTRIED, ALLOWED_BY = (100,), "FICCO_SM100"
 _SWITCH = "FICCO_PACK"  # "0": the pack is not used
+_FEW_BLOCKS = 4  # that are kept unpacked, of 4 MiB each; all of them inside `keeping_blocks`
 
 
 class Found(NamedTuple):
@@ -47,14 +52,22 @@ class Pack:
 
     def __init__(self, path: Path) -> None:
         self._file = zipfile.ZipFile(path)
+        self._blocks: dict[str, bytes] = {}  # the last one used stands last
+        self._lock = threading.Lock()
         self.manifest: dict[str, Any] = json.loads(self._read("manifest.json"))
 
     def find(self, variant: Variant) -> Found | None:
         """Return a variant; None: the pack lacks it."""
-        record = self.manifest["kernels"].get(variant.key)
-        if record is None or record["variant"] != variant.text:
-            return None
-        return Found(self._bytes(record["cubin"]), record)
+        record = self._record(variant)
+        return None if record is None else Found(self._bytes(record["cubin"]), record)
+
+    def has(self, variant: Variant) -> bool:
+        """Return whether the pack has a variant; nothing is unpacked."""
+        return self._record(variant) is not None
+
+    def _record(self, variant: Variant) -> dict[str, Any] | None:
+        record: dict[str, Any] | None = self.manifest["kernels"].get(variant.key)
+        return None if record is None or record["variant"] != variant.text else record
 
     def ptx(self, variant: Variant) -> str | None:
         """Return the PTX text of a variant; None: the pack lacks it."""
@@ -67,12 +80,40 @@ class Pack:
         block, begin, size = place
         return self._block(block)[begin : begin + size]
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019 - packs live as long as the process
     def _block(self, name: str) -> bytes:
-        return self._read(name)
+        with self._lock:
+            found = self._blocks.pop(name, None)
+            self._blocks[name] = found = self._read(name) if found is None else found
+            if not _keepers:
+                self._drop()
+            return found
+
+    def drop_blocks(self) -> None:
+        """Keep a few unpacked blocks, those that were used last."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        for name in list(self._blocks)[:-_FEW_BLOCKS]:
+            del self._blocks[name]
 
     def _read(self, name: str) -> bytes:
         return lzma.decompress(self._file.read(f"{name}.xz"))
+
+
+_keepers: list[None] = []  # one for each `keeping_blocks` that is entered
+
+
+@contextlib.contextmanager
+def keeping_blocks() -> Iterator[None]:
+    """Keep all blocks that are unpacked meanwhile: many kernels are wanted, of several blocks."""
+    _keepers.append(None)
+    try:
+        yield
+    finally:
+        _keepers.pop()
+        for pack in list(_opened.values()):
+            pack.drop_blocks()
 
 
 def capabilities() -> list[int]:
@@ -80,14 +121,18 @@ def capabilities() -> list[int]:
     return sorted(int(path.stem.removeprefix("sm_")) for path in FOLDER.glob("sm_*.zip"))
 
 
-@functools.cache
+_opened: dict[int, Pack] = {}
+
+
 def opened(capability: int) -> Pack:
     """Return the pack of a compute capability, whether it is to be used or not.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    return Pack(FOLDER / f"sm_{capability}.zip")
+    if capability not in _opened:
+        _opened[capability] = Pack(FOLDER / f"sm_{capability}.zip")
+    return _opened[capability]
 
 
 def why_not(capability: int) -> str:
@@ -120,3 +165,8 @@ def _why_unusable(capability: int) -> str:
 def find(variant: Variant, capability: int) -> Found | None:
     """Return a variant from the pack; None: it lacks it, or is not used (`why_not`)."""
     return None if why_not(capability) else opened(capability).find(variant)
+
+
+def has(variant: Variant, capability: int) -> bool:
+    """Return whether `find` would return a variant; nothing is unpacked."""
+    return not why_not(capability) and opened(capability).has(variant)

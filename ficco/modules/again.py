@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Known",
+    "evenly",
     "is_input",
     "key_of",
     "known",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 MOST = 256  # calls that are remembered, least recently used out first
+_EVEN = 16  # bytes, or elements: what divides where matrices lie that the pack's kernels read
 _ASKED = 8  # times that a call asks how it is made again, between two that were so made
 
 Tensor = torch.Tensor
@@ -220,8 +222,17 @@ def row_of(bias: Tensor) -> Tensor:
     return row if row.numel() <= 1 or row.stride(1) == 1 else row.contiguous()
 
 
-def taken_as(name: str, plainly: bool) -> Callable[[Tensor], Tensor]:
-    """Return what makes a buffer's matrix of a tensor; `plainly`: torch.distributed reads it."""
+def taken_as(name: str, plainly: bool, even: bool = False) -> Callable[[Tensor], Tensor]:
+    """Return what makes a buffer's matrix of a tensor.
+
+    Args:
+        name: of the buffer.
+        plainly: whether torch.distributed reads it.
+        even: whether kernels read it only as `evenly` has it.
+    """
+    if even and not plainly:
+        take = taken_as(name, plainly)
+        return lambda tensor: evenly(name, take(tensor))
     if name.startswith("bias"):
         return row_of
     return _readable_matrix if is_input(name) and not plainly else matrix_of
@@ -229,6 +240,25 @@ def taken_as(name: str, plainly: bool) -> Callable[[Tensor], Tensor]:
 
 def _readable_matrix(x: Tensor) -> Tensor:
     return readable(matrix_of(x))
+
+
+def evenly(name: str, matrix: Tensor) -> Tensor:
+    """Return a matrix that kernels read, or a copy where it lies as the pack's are not made for.
+
+    Those are for what 16 divides: addresses, and the distance of rows unless rows of that length
+    lie one behind another. Others would have to be compiled. No peer sees how a matrix lies.
+    """
+    if not name.startswith(("x", "w", "bias")):
+        return matrix
+    down, along = matrix.stride()
+    turned = along != 1 and down == 1
+    lying = matrix.t() if turned else matrix
+    (_, wide), (pitch, beside) = lying.shape, lying.stride()
+    dense = pitch == wide or pitch % _EVEN == 0 == wide % _EVEN
+    if beside == 1 and dense and matrix.data_ptr() % _EVEN == 0:
+        return matrix
+    copy = lying.new_empty(lying.shape).copy_(lying)
+    return copy.t() if turned else copy
 
 
 def is_input(name: str) -> bool:

@@ -15,9 +15,10 @@ from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
-__all__ = ["AUTO", "automatic", "choice", "for_a_capture", "regime"]
+__all__ = ["AUTO", "automatic", "choice", "for_a_capture", "is_held", "regime"]
 
 if TYPE_CHECKING:
+    from ficco.engines.group_kernels import GroupKernels
     from ficco.runtime.process_cuda import CudaProcessRuntime
 
 AUTO = "auto"
@@ -47,6 +48,8 @@ def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -
         found = choice(problem, runtime, device, "eager")
         if _lacks(runtime, problem, found.schedule):  # there was no such call
             found = choice(problem, runtime, device, kernels=False)
+    if not _compiled(problem, found.schedule, runtime, device):
+        found = choice(problem, runtime, device)
     said = (problem.op, found.schedule.name, found.schedule.grain_text, found.by)
     if said not in _told:
         _told.add(said)
@@ -70,7 +73,35 @@ def for_a_capture(
     large = chosen.transport == "collective" and wanted.transport != "sm"
     if large or not _lacks(runtime, problem, wanted) or runtime.refuses(problem, wanted):
         return None
-    return wanted
+    return wanted if _compiled(problem, wanted, runtime, device) else None
+
+
+def _compiled(problem: Problem, schedule: Schedule, runtime: Any, device: torch.device) -> bool:
+    """Compile what a call lacks, if anything; False: it cannot be compiled."""
+    own = _kernels_of(runtime, device)
+    if own is None or regime() == "captured" or own.has(problem, schedule):
+        return True
+    return own.compile([(problem, schedule)])
+
+
+def is_held(problem: Problem, runtime: Any, device: torch.device) -> bool:
+    """Return whether a later call may take other kernels, which are not compiled yet; count it.
+
+    To be asked once a call, by all ranks; such a call is not to be remembered.
+    """
+    own = _kernels_of(runtime, device)
+    if own is None or not own.compiles or not own.waits(problem) or regime() == "captured":
+        return False
+    for when in ("eager", "captured"):
+        found = _chosen(problem, runtime, device, when, not own.reason)
+        if not own.has(problem, found.schedule):
+            own.hold(problem)
+            return True
+    return False
+
+
+def _kernels_of(runtime: Any, device: torch.device) -> GroupKernels | None:
+    return getattr(runtime, "kernels", None) if device.type == "cuda" else None
 
 
 def choice(
@@ -80,7 +111,10 @@ def choice(
     when: str | None = None,
     kernels: bool = True,
 ) -> selector.Choice:
-    """Return what `automatic` takes, with its reasons; nothing is logged.
+    """Return what `automatic` takes, with its reasons.
+
+    Kernels that have to be compiled, which takes seconds, are taken from call number `OFTEN` of a
+    problem on, and by `size_windows`; before that it is what is best without ficco's own.
 
     Args:
         problem: of this call.
@@ -92,22 +126,28 @@ def choice(
     Raises:
         MachineError: the profile that was given is of another machine.
     """
+    own = _kernels_of(runtime, device)
+
+    def chosen(kernels: bool) -> selector.Choice:
+        return _chosen(problem, runtime, device, when or regime(), kernels)
+
+    found = chosen(kernels and not (own and own.reason))
+    if own is None or own.has(problem, found.schedule):
+        return found
+    if not own.compiles:
+        _say_once(problem.op, found.schedule.name)
+    return chosen(False) if not own.compiles or own.waits(problem) else found
+
+
+def _chosen(
+    problem: Problem, runtime: ProcessRuntime, device: torch.device, when: str, kernels: bool
+) -> selector.Choice:
     on_gpu = device.type == "cuda"
     name = _name(device.index or 0) if on_gpu else ""
     driver = cuda.served_version() if on_gpu else None
-    own = getattr(runtime, "kernels", None) if on_gpu else None
-
-    def chosen(kernels: bool) -> selector.Choice:
-        return selector.automatic(
-            problem, runtime.machine, name, when or regime(), driver, kernels,
-            alone=groups.alone() and kernels,
-        )  # fmt: skip
-
-    found = chosen(kernels and not (own and own.reason))
-    if own is None or own.serve(problem, found.schedule):
-        return found
-    _say_once(problem.op, found.schedule.name)
-    return chosen(False)
+    return selector.automatic(
+        problem, runtime.machine, name, when, driver, kernels, alone=groups.alone() and kernels
+    )
 
 
 @lru_cache(maxsize=256)

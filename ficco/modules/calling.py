@@ -16,6 +16,7 @@ from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
 from ficco.modules.again import (
     Known,
+    evenly,
     is_input,
     matrix_of,
     readable,
@@ -24,7 +25,7 @@ from ficco.modules.again import (
     shaped,
     taken_as,
 )
-from ficco.modules.auto import AUTO, automatic, for_a_capture, regime
+from ficco.modules.auto import AUTO, automatic, for_a_capture, is_held, regime
 from ficco.posing import row_contiguous
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
@@ -138,12 +139,16 @@ class Call:
         ready = asked is not None or regime() == "captured" or runtime.repeats(problem)
         if asked is None and ready:
             later = for_a_capture(problem, chosen, runtime, self.device)
+        if asked is None and is_held(problem, runtime, self.device):
+            ready = False
         plainly, arrays = chosen.transport == "collective", dict[str, Tensor]()
         if not plainly or later is not None:
             ys = self._outputs(problem)
             arrays = {name: tensor for name, tensor in given.items() if name != "like"}
             for name in filter(is_input, arrays):
                 arrays[name] = readable(arrays[name])
+            if _only_even(runtime):
+                arrays = {name: evenly(name, tensor) for name, tensor in arrays.items()}
             arrays |= {f"y{i}": matrix_of(y) for i, y in enumerate(ys)}
         if later is not None:
             try:
@@ -169,7 +174,8 @@ class Call:
     ) -> None:
         if self.key is not None:
             shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
-            takes = tuple((name, taken_as(name, plainly)) for name in given)
+            even = _only_even(runtime)
+            takes = tuple((name, taken_as(name, plainly, even)) for name in given)
             call = Known(runtime, problem, chosen, takes, shapes, ready, changes)
             remember(self.key, call)
 
@@ -209,6 +215,11 @@ class Call:
                 problem.result_shapes(self.rank), problem.outputs, strict=True
             )
         ]
+
+
+def _only_even(runtime: Any) -> bool:
+    """Whether there are no kernels for matrices that lie in other ways than most do."""
+    return runtime.kernels is not None and not runtime.kernels.compiles
 
 
 def _refuse_sparse(given: dict[str, Tensor]) -> None:

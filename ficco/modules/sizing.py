@@ -7,25 +7,24 @@ follows from its plan alone, so the layers' own calls are made once, on zeros.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from numbers import Integral
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from ficco.engines.wanted import DescribedKernels, missing
+from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError
-from ficco.kernels import fallback
-from ficco.kernels.arrays import library_of
-from ficco.kernels.variants import Variant
-from ficco.lowering import lower_rank
+from ficco.kernels import pack
+from ficco.modules import groups
 from ficco.modules.auto import AUTO
-from ficco.modules.layers.choosing import choice_of, problem_of
+from ficco.modules.layers.choosing import choice_of, problem_of, runtime_of, schedule_of
 from ficco.modules.layers.finding import DTYPES, local_of
-from ficco.modules.layers.layer import ATTRIBUTE, Layer, layer_of
+from ficco.modules.layers.layer import ATTRIBUTE, Layer, Seen, layer_of
 from ficco.modules.layers.trial import call, operator_of
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 __all__ = ["size_windows"]
@@ -34,6 +33,7 @@ _NEAR = 1.3  # times as long as the best: what may be the best with other rows
 _FEWER = 0.8  # of rows, from one size that is made ready for serving to the next
 Module = torch.nn.Module
 Tensor = torch.Tensor
+_Kind = tuple[Layer, list[Tensor], bool]  # of calls: the layer, its weights, whether backward runs
 
 
 def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> None:
@@ -42,8 +42,9 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     Afterwards no call with as many rows or fewer, by the same schedule, grows a window; on GPUs
     neither does the same call in a capture. Without backward, calls of fewer rows are made as well,
     each of a fifth fewer, so that nearly all kernels are loaded that requests of other lengths run;
-    what the pack lacks of them is compiled at once, in several processes. It is a collective call:
-    all ranks make it alike. Gradients of the model are not touched.
+    those that launch what others have loaded are left out. What the pack lacks is compiled at once,
+    in several processes, but for kernels of backward. It is a collective call: all ranks make it
+    alike. Gradients of the model are not touched.
 
     Args:
         module: an overlapped model.
@@ -61,21 +62,18 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     if not isinstance(rows, Integral) or rows < 1:
         raise InputError(f"rows={rows!r}: it is batch x sequence, a whole number of 1 or more")
     calls = list(_kinds(found, backward))
-    # Windows grow, which lets go what was made ready.
-    called = [_call(layer, weights, rows, wanted) for layer, weights, wanted in calls]
-    _compile_together(
-        [each for each, (*_, wanted) in zip(called, calls, strict=True) if not wanted], rows
-    )
-    for layer, weights, wanted in calls:
-        if not wanted:
-            _fewer(layer, weights, rows)
-    for layer, weights, wanted in calls * 2:  # the second time makes ready what a capture takes
-        _call(layer, weights, rows, wanted)
+    with pack.keeping_blocks(), _compiling(calls):
+        _compile_together(calls, rows)
+        for layer, weights, wanted in calls:  # windows grow, which lets go what was made ready
+            _call(layer, weights, rows, wanted)
+        for layer, weights, wanted in calls:
+            if not wanted:
+                _fewer(layer, weights, rows)
+        for layer, weights, wanted in calls * 2:  # the second time is for what a capture takes
+            _call(layer, weights, rows, wanted)
 
 
-def _kinds(
-    found: Sequence[Module], backward: bool | None
-) -> Iterator[tuple[Layer, list[Tensor], bool]]:
+def _kinds(found: Sequence[Module], backward: bool | None) -> Iterator[_Kind]:
     """Yield every kind of call: its layer, the weights that share it, whether to run backward."""
     done = set()
     for each in found:
@@ -104,26 +102,73 @@ def _kinds(
         yield layer, weights, wanted
 
 
-def _compile_together(called: Sequence[Layer], rows: int) -> None:
-    """Compile at once what the pack lacks of the kernels that calls of fewer rows launch.
+@contextlib.contextmanager
+def _compiling(calls: Sequence[_Kind]) -> Iterator[None]:
+    """Open the layers' groups for GPUs; let "auto" compile at once what the pack lacks."""
+    opened = []
+    for layer, weights, _ in calls:
+        if weights and weights[0].device.type == "cuda" and not groups.disabled():
+            with torch.cuda.device(weights[0].device):
+                runtime = groups.gpu_runtime(layer.ranks.group, weights[0].device)
+            if runtime is not None and runtime.kernels is not None:
+                opened.append(runtime.kernels)
+    try:
+        for kernels in opened:
+            kernels.at_once = True
+        yield
+    finally:
+        for kernels in opened:
+            kernels.at_once = False
 
-    Without GPUs, or where nothing can be compiled, nothing is done.
+
+def _compile_together(calls: Sequence[_Kind], rows: int) -> None:
+    """Compile at once what the pack lacks of the kernels that calls launch, but for backward's."""
+    wanted: dict[GroupKernels, list[tuple[Problem, Schedule]]] = {}
+    for layer, weights, backward in calls:
+        for fewer in (rows,) if backward else (rows, *_heights(rows)):
+            posed = _posed(layer, weights, fewer)
+            asked = _asked(posed)
+            if asked is None or not asked[0].compiles:
+                continue
+            own, problem = asked
+            taken = [_taken(posed, "eager"), *_gated(posed)]
+            taken += [_taken(posed, "captured")] if fewer == rows else []
+            wanted.setdefault(own, []).extend((problem, each) for each in taken if each)
+    for own, them in wanted.items():
+        own.compile(them)
+
+
+def _posed(layer: Layer, weights: Sequence[Tensor], rows: int) -> Layer:
+    """Return a copy of a layer that has seen the call which `_call` would make."""
+    if not weights:
+        return layer
+    operator, world, first = operator_of(layer), layer.ranks.world, weights[0]
+    whole, dtype, device = -(-rows // world) * world, first.dtype, first.device
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    mine = whole // world if operator == "all_gather_matmul" else whole
+    widths = tuple([weight.shape[0] for weight in weights])
+    seen = Seen(operator, mine, first.shape[1], widths, dtype, device, whole, 1, False)
+    return replace(layer, seen=seen)
+
+
+def _taken(layer: Layer, when: str) -> Schedule | None:
+    """Return the schedule of a layer's last call in a regime."""
+    if layer.options.schedule != AUTO:
+        return schedule_of(layer)
+    found = choice_of(layer, when)
+    return None if found is None else found.schedule
+
+
+def _asked(layer: Layer) -> tuple[GroupKernels, Problem] | None:
+    """Return what the group of a layer's call has of ficco's own kernels, and the problem.
+
+    None: no GPUs run it, or none of these kernels.
     """
-    on_gpus = [each for each in called if each.seen and each.seen.device.type == "cuda"]
-    if not on_gpus or fallback.why_not():
-        return
-    arrays = library_of(on_gpus[0].seen.device)  # type: ignore[union-attr]
-    kernels = DescribedKernels(arrays.capability, arrays.processors or 1)
-    wanted: dict[Variant, None] = {}
-    for layer, fewer in product(on_gpus, _heights(rows)):
-        assert layer.seen is not None
-        smaller = replace(layer, seen=layer.seen._replace(whole=fewer))
-        problem, found = problem_of(smaller), choice_of(smaller)
-        if problem is None or found is None or found.schedule.transport == "collective":
-            continue
-        plan = lower_rank(problem, found.schedule, dist.get_rank(layer.ranks.group))
-        wanted |= dict.fromkeys(missing(plan, kernels))
-    fallback.compile_together(wanted, arrays.capability)
+    if layer.seen is None or layer.seen.device.type != "cuda":
+        return None
+    own, problem = getattr(runtime_of(layer), "kernels", None), problem_of(layer)
+    return None if own is None or problem is None else (own, problem)
 
 
 def _heights(rows: int) -> Iterator[int]:
@@ -134,11 +179,23 @@ def _heights(rows: int) -> Iterator[int]:
 
 
 def _fewer(layer: Layer, weights: list[Tensor], rows: int) -> None:
-    """Make a layer's call of fewer and fewer rows, to one."""
+    """Make a layer's call of fewer and fewer rows, to one, where it may need other kernels."""
+    loaded: set[Any] = set()
     for fewer in _heights(rows):
-        called = _call(layer, weights, fewer, backward=False)
-        for other in _gated(called):
-            options = replace(layer.options, schedule=other)
+        posed = _posed(layer, weights, fewer)
+        asked = _asked(posed)
+        taken = None if asked is None else _taken(posed, "eager")
+        if asked is None or taken is None:
+            _call(layer, weights, fewer, backward=False)
+            continue
+        own, problem = asked
+        for schedule in (taken, *_gated(posed)):
+            launched = own.launched(problem, schedule)
+            if launched is not None and launched <= loaded:
+                continue
+            loaded |= launched or set()
+            by = layer.options.schedule if schedule == taken else schedule
+            options = replace(layer.options, schedule=by)
             _call(replace(layer, options=options), weights, fewer, backward=False)
 
 
@@ -154,9 +211,14 @@ def _gated(layer: Layer) -> list[Schedule]:
     if found is None or found.predicted_ms is None:
         return []
     taken = found.schedule.sums if found.schedule.compute == "gated" else ""
+    asked = _asked(layer)
+
+    def has(schedule: Schedule) -> bool:
+        return asked is None or asked[0].compiles or asked[0].has(asked[1], schedule)
+
     most, near = _NEAR * found.predicted_ms, dict[str, Schedule]()
     for schedule, ms in found.alternatives:
-        if schedule.compute == "gated" and ms < most and schedule.sums != taken:
+        if schedule.compute == "gated" and ms < most and schedule.sums != taken and has(schedule):
             near.setdefault(schedule.sums, schedule)
     return list(near.values())
 

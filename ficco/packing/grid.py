@@ -129,7 +129,7 @@ def _gated(
         problem = Problem.chunked(op, world, rows * world, n * world, k * world, dtype)
         plan = lower_rank(problem, _schedule(name, world), 0)
         for tile in tiles:
-            yield from gated_launches(plan, kernels, turned, tile)
+            yield from gated_launches(plan, kernels, (turned,), tile)
 
 
 # ---- calls of few rows

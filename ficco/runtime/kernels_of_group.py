@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ficco.engines.wanted import GroupKernels
+from ficco.engines.group_kernels import GroupKernels
 from ficco.kernels import fallback, pack
 
 __all__ = ["kernels_of"]
@@ -16,11 +16,14 @@ def kernels_of(group: Any) -> GroupKernels:
 
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, _facts(), group=group)
+    compiles = not any(uncompiled for _, uncompiled, _ in found)
     for rank, (unused, uncompiled, _) in enumerate(found):
-        if unused and uncompiled:
-            return GroupKernels(f"rank {rank}: {unused}, and {uncompiled}", False, ())
+        if unused and not compiles:  # what the pack of one rank lacks, another one cannot compile
+            why = uncompiled or next(each for _, each, _ in found if each)
+            return GroupKernels(f"rank {rank}: {unused}, and {why}", False, ())
     gpus = tuple(sorted({gpu for *_, gpu in found}))
-    return GroupKernels("", not any(uncompiled for _, uncompiled, _ in found), gpus)
+    (mine, _), packed = found[dist.get_rank(group)][2], not any(unused for unused, *_ in found)
+    return GroupKernels("", compiles, gpus, mine, packed)
 
 
 def _facts() -> tuple[str, str, tuple[int, int]]:
@@ -31,8 +34,6 @@ def _facts() -> tuple[str, str, tuple[int, int]]:
 
     device = torch.cuda.current_device()
     facts = cuda.capabilities(device)
-    capability, uncompiled = 10 * facts.major + facts.minor, fallback.why_not()
-    processors = 0  # of no use where all can be compiled
-    if uncompiled:
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return pack.why_not(capability), uncompiled, (capability, processors)
+    capability = 10 * facts.major + facts.minor
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return pack.why_not(capability), fallback.why_not(), (capability, processors)

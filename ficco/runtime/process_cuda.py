@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ficco import _native
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import cuda, shared
 from ficco.engines.cuda_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
@@ -438,7 +437,7 @@ class CudaProcessRuntime(ProcessRuntime):
         kinds: tuple[str, ...] = ()
         problem = ""
         try:
-            kinds = allowed_kinds(_native.cuda_driver_version())
+            kinds = allowed_kinds()
         except InputError as error:  # told to all ranks, so that none waits for this one
             problem = str(error)
         mine = (cuda.capabilities(_ordinal()).pci, kinds, problem)
@@ -457,7 +456,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
         def complaints(kind: str, value: int) -> list[str]:
             writable = writable_words(kind, devices, self.rank)
-            probe = Probe(_native.open_cuda(_ordinal()), bases, layout, self.rank, writable)
+            probe = Probe(_ordinal(), bases, layout, self.rank, writable)
             refused: list[str] = self._gathered(probe.send(value))
             if any(refused):
                 return refused

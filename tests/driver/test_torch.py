@@ -72,6 +72,10 @@ def test_a_group_without_signals_falls_back(
     run(double_folder, tmp_path, 2, "without_signals", peer_writes="lost")
 
 
+def test_without_triton_matrices_may_lie_in_any_way(double_folder: Path, tmp_path: Path) -> None:
+    run(double_folder, tmp_path, 2, "lying_otherwise")
+
+
 def test_a_process_may_end_with_its_group_open(double_folder: Path, tmp_path: Path) -> None:
     """Nothing is said about it."""
     for said in run(double_folder, tmp_path, 2, "left_open"):

@@ -30,6 +30,7 @@ import gradient_worker  # noqa: E402
 import worker  # noqa: E402
 from random_calls import random_calls  # noqa: E402
 from torch_failures import diverging, failures, reduced  # noqa: E402
+from torch_layouts import lying_otherwise  # noqa: E402
 from worker import close, draw, refused  # noqa: E402
 
 Tensor = torch.Tensor
@@ -405,7 +406,7 @@ def without_signals(here: Rank, world: int) -> None:
 
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, diverging, failures, at_random,
-    left_open, without_signals,
+    left_open, without_signals, lying_otherwise,
 )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ def test_kernels_that_a_few_rows_more_need_are_found(monkeypatch: pytest.MonkeyP
     assert found.schedule.compute != "gated" and found.predicted_ms is not None
     answers: list[Any] = [found]
     monkeypatch.setattr(sizing, "choice_of", lambda layer: answers[-1])
+    monkeypatch.setattr(sizing, "_asked", lambda layer: None)
 
     (other,) = sizing._gated(_layer("auto", "cuda"))
     assert other.compute == "gated"

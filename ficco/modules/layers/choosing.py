@@ -79,12 +79,15 @@ def runtime_of(layer: Layer) -> Any:
     return None
 
 
-def choice_of(layer: Layer) -> Choice | None:
-    """Return what "auto" takes for a layer's last call; None: it cannot be said (any more)."""
+def choice_of(layer: Layer, when: str | None = None) -> Choice | None:
+    """Return what "auto" takes for a layer's last call; None: it cannot be said (any more).
+
+    when: the regime; None: that of now.
+    """
     problem, runtime = problem_of(layer), runtime_of(layer)
     if layer.seen is None or problem is None or runtime is None:
         return None
-    return choice(problem, runtime, layer.seen.device)
+    return choice(problem, runtime, layer.seen.device, when)
 
 
 def schedule_of(layer: Layer) -> Schedule | None:

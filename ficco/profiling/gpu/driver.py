@@ -9,7 +9,6 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ficco import _native
 from ficco.engines.peer_signals import allowed_kinds
 from ficco.errors import EngineError
 
@@ -44,12 +43,12 @@ class WordCommand(NamedTuple):
 
 def kind_of_signals() -> str:
     """Return the kind of signals at peers that the driver prefers; see `peer_signals`."""
-    return allowed_kinds(_native.cuda_driver_version())[0]
+    return allowed_kinds()[0]
 
 
 def writes_reach_peers() -> bool:
     """Whether streams may write words in peers' memory on this driver."""
-    return "write" in allowed_kinds(_native.cuda_driver_version())
+    return "write" in allowed_kinds()
 
 
 def copy(target: int, source: int, size: int, stream: int) -> None:

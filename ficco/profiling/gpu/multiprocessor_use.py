@@ -27,7 +27,7 @@ WRITE_AT_PEER = "write of a word at a peer"
 
 LIMIT_NS = 5_000_000_000  # the kernel ends by itself then
 _HELD_S = 2.0  # for all blocks to run
-_ENDS_S = 0.05  # a call that has not ended by then waits
+_ENDS_S = 0.25  # a call that has not ended by then waits; the largest copy lasts 0.2 ms
 _MIB, _KIB = 1 << 20, 1 << 10
 _LARGE = 64 * _MIB
 _ROWS, _ROW_BYTES = 4096, _KIB
