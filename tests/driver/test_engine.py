@@ -89,7 +89,10 @@ def test_graphs_of_writes_give_what_calls_give(
     ("double", "asked", "kind"),
     [
         ({}, "", "copy"),
-        ({"peer_writes": "done"}, "", "copy"),
+        ({"peer_writes": "done"}, "", "write"),
+        ({"peer_writes": "done"}, "copy", "copy"),
+        ({"peer_writes": "done", "version": 13010}, "", "copy"),
+        ({"peer_writes": "lost"}, "", "copy"),
         ({"peer_writes": "done", "version": 13010}, "write", "write"),
         ({"peer_writes": "done"}, "write", "write"),
     ],
@@ -125,11 +128,9 @@ def test_the_probe_finds_signals_that_do_not_arrive(
     run(double_folder, "signals_refused", double, world=2, said=said)
 
 
-def test_where_copies_are_lost_writes_serve(double_folder: Path) -> None:
-    said = run(
-        double_folder, "signals", {"peer_writes": "done", "copies": "lost"}, world=2, kind="write"
-    )
-    assert "signals of kind 'copy' are not used" in said
+def test_a_kind_that_does_not_arrive_is_told(double_folder: Path) -> None:
+    said = run(double_folder, "signals", {"peer_writes": "lost"}, world=2, kind="copy")
+    assert "signals of kind 'write' are not used" in said and "did not arrive" in said
 
 
 def test_a_kind_of_signal_that_there_is_not_is_refused(
@@ -192,7 +193,11 @@ def test_a_capture_that_loses_copies_is_refused(double_folder: Path) -> None:
     run(double_folder, "lost_copies", world=3)
 
 
-def test_every_refusal_of_the_driver_is_an_error(double_folder: Path) -> None:
+def test_every_refusal_of_the_driver_is_an_error(
+    double_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one kind of signals, so that none takes the other's place."""
+    monkeypatch.setenv("FICCO_SIGNALS", "copy")
     header = (ROOT / "native/include/ficco/cuda_api.hpp").read_text()
     windows = (ROOT / "ficco/engines/cuda_windows.py").read_text()
     native = set(re.findall(r"X\((cu\w+),", header))

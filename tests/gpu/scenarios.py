@@ -224,19 +224,24 @@ def kernels(me: Rank) -> None:
                 len(joined_copies(s.reads, s.writes)) for s in plan.steps if s.kind == "local_copy"
             )
             sums = sum(s.kind == "reduce" for s in plan.steps)
+            computing = {s.lane for s in plan.steps if s.kind in ("gemm", "reduce")}
+            words = [
+                word
+                for s in plan.steps
+                if s.kind == "signal" and s.lane not in computing
+                for word in s.words
+            ]
+            pushes += sum(not me.runtime._writable[word.rank] for word in words)  # copies, too
             seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]
             counts = {
                 "pushes": sum("PtoP" in e for e in seen),
                 "local": sum("DtoD" in e or "copy_kernel" in e for e in seen),
-                "sums": sum(e.startswith("_sum") for e in seen),
+                "sums": sum(e.startswith("sum_terms") for e in seen),
             }
             wanted = {"pushes": pushes, "local": local, "sums": sums}
             assert counts == wanted, f"{op} {name}: {counts}, not {wanted}: {seen}"
-            others = [
-                e for e in seen
-                if not any(part in e for part in ("PtoP", "DtoD", "copy_kernel", "_sum", "Memset"))
-                and e != "ficco_store_words"
-            ]  # fmt: skip
+            named = ("PtoP", "DtoD", "copy_kernel", "sum_terms", "Memset", "ficco_store_words")
+            others = [e for e in seen if not any(part in e for part in named)]
             gemms = ("gemm", "nvjet", "cutlass", "splitKreduce", "cublas")
             strange = [e for e in others if not any(part in e for part in gemms)]
             assert not strange, f"{op} {name}: {strange}"
