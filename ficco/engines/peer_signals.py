@@ -10,12 +10,12 @@ Words of the own device, and of ranks that share it, are always written. NVIDIA 
 writes to a peer's memory up to CUDA 13.0 (NCCL issue 2052). From 13.1 on none is issued, unless
 FICCO_SIGNALS=write asks for it: a write that is not allowed may fault later and end the context.
 
-Where a driver allows both, writes are preferred: calls last as long by either kind (two shapes on
-2 x H100, bench/results/ab), and the shipped profiles and books were measured with writes. Behind a copy
-to each of 1, 3, 7 peers, a call by copies takes the device 0.4 to 1.3, 1.7 to 3.1, 4 to 5 us less
-than by writes, and its host 0.7, 2, 5 to 7 us more. Behind a kernel a stored word takes the device
-0.9 us more than a written one in a graph and 2.7 us more eagerly; from three words on both kinds
-store (bench/results/signals_h100x2.json).
+Where a driver allows both, writes are preferred: calls last as long by either kind (two shapes on 2
+x H100, bench/results/ab), and the shipped profiles and books were measured with writes. Behind a
+copy to each of 1, 3, 7 peers, a call by copies takes the device 0.4 to 1.3, 1.7 to 3.1, 4 to 5 us
+less than by writes, and its host 0.7, 2, 5 to 7 us more. Behind a kernel a stored word takes the
+device 0.9 us more than a written one in a graph and 2.7 us more eagerly; from three words on both
+kinds store (bench/results/signals_h100x2.json).
 
 When a group opens, every rank sends data and signals to every peer over the group's own windows,
 by calls and by a graph. The first kind by which all of them arrive is used.
