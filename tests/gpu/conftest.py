@@ -22,6 +22,7 @@ from pool import Pool, Ran, lanes_here
 
 # Those that are not here have the GPUs to themselves, and come last.
 STAGES = ("test_commands", "test_gpu_checks")
+_FAILURE_LINES = 40
 _CONFIG: list[pytest.Config] = []
 
 
@@ -100,7 +101,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a test's outcome, seconds and name when it has ended."""
+    """Print a test's outcome, seconds and name when it has ended, and why it failed."""
     if not _CONFIG or not _here(report) or (report.when != "call" and report.passed):
         return
     terminal: Any = _CONFIG[0].pluginmanager.get_plugin("terminalreporter")
@@ -109,4 +110,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     seconds = dict(report.user_properties).get("ran_s", report.duration)
     terminal.ensure_newline()
     terminal.write_line(f"{report.outcome:7} {seconds:6.1f} s  {report.nodeid}")
+    if report.failed:  # at once, for a run that is cut short prints no summary
+        for line in report.longreprtext.splitlines()[-_FAILURE_LINES:]:
+            terminal.write_line(f"    {line}")
     terminal.flush()
