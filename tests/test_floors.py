@@ -16,8 +16,8 @@ PACKAGE = ROOT / "ficco"
 FLOORS = {
     "errors": 0,
     "data": 0,
-    "private": 0,
     "curves": 1,
+    "private": 1,
     "problem": 1,
     "reading": 0,
     "machine": 1,
