@@ -15,6 +15,7 @@ from ficco.errors import EngineError
 __all__ = [
     "MOST_WORDS",
     "WordCommand",
+    "bindings",
     "copy",
     "copy_rows",
     "kind_of_signals",
@@ -61,7 +62,7 @@ def copy_rows(
     stream: int,
 ) -> None:  # fmt: skip
     """Enqueue a copy of rows that lie a pitch apart; `box`: rows, bytes of each."""
-    driver = _driver()
+    driver = bindings()
     plane, (rows, row_bytes) = driver.CUDA_MEMCPY2D(), box
     plane.srcMemoryType = plane.dstMemoryType = driver.CUmemorytype(_DEVICE_MEMORY)
     plane.srcDevice, plane.srcPitch = source, source_pitch
@@ -72,7 +73,7 @@ def copy_rows(
 
 def words(commands: Sequence[WordCommand], stream: int) -> None:
     """Enqueue commands as one batch, in order; they are no more than MOST_WORDS."""
-    driver, batch = _driver(), []
+    driver, batch = bindings(), []
     for command in commands:
         kind = driver.CUstreamBatchMemOpType(_WAIT_VALUE if command.waits else _WRITE_VALUE)
         entry = driver.CUstreamBatchMemOpParams()
@@ -84,7 +85,12 @@ def words(commands: Sequence[WordCommand], stream: int) -> None:
     _call("cuStreamBatchMemOp", stream, len(batch), batch, 0)
 
 
-def _driver() -> Any:
+def bindings() -> Any:
+    """Return cuda-bindings' module of driver functions.
+
+    Raises:
+        EngineError: cuda-bindings is not installed.
+    """
     try:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as missing:
@@ -94,6 +100,6 @@ def _driver() -> Any:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    (status, *_) = getattr(_driver(), name)(*arguments)
+    (status, *_) = getattr(bindings(), name)(*arguments)
     if int(status) != 0:
         raise EngineError(f"measuring this GPU: {name} answers {status.name} ({int(status)})")

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ficco.errors import EngineError
 from ficco.profiling.gpu import driver as commands
-from ficco.profiling.gpu.driver import WordCommand, writes_reach_peers
+from ficco.profiling.gpu.driver import WordCommand, bindings, writes_reach_peers
 
 __all__ = ["CONTROL", "WRITE_AT_PEER", "Use", "probe"]
 
@@ -158,7 +157,7 @@ class _Holder:
         stack.callback(_call, "cuDevicePrimaryCtxRelease", handle)
         _call("cuCtxPushCurrent", self.context)
         stack.callback(_call, "cuCtxPopCurrent")
-        kinds = _driver().CUdevice_attribute
+        kinds = bindings().CUdevice_attribute
         most, processors, threads = (
             int(_call("cuDeviceGetAttribute", kinds(kind), handle))
             for kind in (_THREADS_OF_BLOCK, _PROCESSORS, _THREADS_OF_PROCESSOR)
@@ -229,7 +228,7 @@ class _Holder:
         return pending
 
     def _pending(self, event: Any) -> bool:
-        (status, *_) = _driver().cuEventQuery(event)
+        (status, *_) = bindings().cuEventQuery(event)
         if int(status) not in (0, _NOT_READY):
             raise _refused("cuEventQuery", status)
         return int(status) == _NOT_READY
@@ -282,7 +281,7 @@ def _memory(device: int, peer: int | None, holder: _Holder, stack: contextlib.Ex
             raise EngineError(f"measuring GPU {device}: it does not reach GPU {peer}; name another")
         context = _call("cuDevicePrimaryCtxRetain", handle)
         stack.callback(_call, "cuDevicePrimaryCtxRelease", handle)
-        (status, *_) = _driver().cuCtxEnablePeerAccess(context, 0)
+        (status, *_) = bindings().cuCtxEnablePeerAccess(context, 0)
         if int(status) not in (0, _REACHED_ALREADY):
             raise _refused("cuCtxEnablePeerAccess", status)
         _call("cuCtxPushCurrent", context)
@@ -324,7 +323,7 @@ def new_event(stack: contextlib.ExitStack) -> Any:
 
 def _captured(call: Callable[[], None], stream: int, stack: contextlib.ExitStack) -> Any:
     """Return an executable graph of one call."""
-    _call("cuStreamBeginCapture", stream, _driver().CUstreamCaptureMode(_RELAXED))
+    _call("cuStreamBeginCapture", stream, bindings().CUstreamCaptureMode(_RELAXED))
     try:
         call()
     finally:
@@ -340,18 +339,9 @@ def _launch(function: Any, blocks: int, threads: int, given: tuple[int, ...], st
     _call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)
 
 
-def _driver() -> Any:
-    try:
-        return importlib.import_module("cuda.bindings.driver")
-    except ImportError as missing:
-        raise EngineError(
-            f"measuring GPUs needs cuda-bindings ({missing}); pip install 'ficco[cuda]'"
-        ) from missing
-
-
 def _call(name: str, *arguments: Any) -> Any:
     """Call the driver; return what it returns, if anything, or raise EngineError."""
-    status, *found = getattr(_driver(), name)(*arguments)
+    status, *found = getattr(bindings(), name)(*arguments)
     if int(status) != 0:
         raise _refused(name, status)
     return found[0] if found else None
