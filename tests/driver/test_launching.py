@@ -25,7 +25,7 @@ def run(folder: Path, place: Path, *scenarios: str, **double: object) -> list[st
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=180,
+        timeout=100,
         check=False,
     )
     said = done.stdout.splitlines()
