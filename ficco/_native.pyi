@@ -127,7 +127,10 @@ class Group:
     def failure(
         self,
     ) -> (
-        tuple[int, int, int, int, Literal["timeout", "stopped", "differs"], float, int, int] | None
+        tuple[
+            int, int, int, int, Literal["timeout", "stopped", "differs", "refused"], float, int, int
+        ]
+        | None
     ):
         """Return the first failure, or None.
 
@@ -139,8 +142,26 @@ class Group:
             is missing, or if, with word_rank, that rank's words could not be read; step is -1 if
             its call is not known any more. After `fail` all but rank and kind are -1 or 0. Where
             `rank` has begun another call than `word_rank` ("differs", told within a second where
-            ranks are processes), expected and found are the digests of theirs.
+            ranks are processes), expected and found are the digests of theirs. Where `rank` has
+            refused the call that `word_rank` has begun ("refused", told within a second), found is
+            the number of that call and expected is 1, or 2 where `rank` resets the group.
         """
+
+    def refuse(self, rank: int, resets: bool, reason: str) -> None:
+        """Note that this rank makes no call where its peers may make one.
+
+        The turn is counted as a call, so that ranks which all refuse stay alike. Where a peer has
+        begun the call of this number, the group fails ("refused"). In a group that has failed or
+        is closed nothing is noted.
+
+        Args:
+            rank: this process's.
+            resets: whether the rank resets the group; else it has raised an error.
+            reason: the error's words; kept up to some 600 bytes.
+        """
+
+    def refusal(self, rank: int, number: int) -> str | None:
+        """Return why a rank refused the call of this number; None: it did not, or long ago."""
 
     def reset(self) -> None:
         """Put all words into their first state and forget the failure. Data stay as they are.

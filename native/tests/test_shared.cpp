@@ -263,20 +263,88 @@ TEST(calls_that_differ_fail_the_group_soon) {
     CHECK_EQ(failure.expected, 12U);
 }
 
+TEST(a_call_that_one_rank_refuses_fails_the_group_with_its_reason) {
+    const Memory memory(3, 0);
+    std::vector<std::shared_ptr<Group>> groups;
+    for (int rank = 0; rank < 3; ++rank) groups.push_back(memory.join(rank));
+    const auto begin = [&](int rank) {
+        groups[static_cast<std::size_t>(rank)]->enter(rank, 7, 0);
+        groups[static_cast<std::size_t>(rank)]->leave();
+    };
+    for (int rank = 0; rank < 3; ++rank) begin(rank);
+    for (int rank = 0; rank < 3; ++rank) {  // all alike, at different moments
+        groups[static_cast<std::size_t>(rank)]->refuse(rank, false, "x is sparse");
+    }
+    begin(0);
+    begin(2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    CHECK(!groups[1]->failed());
+    const std::string longest(2000, 'n');
+    groups[1]->refuse(1, false, longest);
+    wait_until([&] { return groups[0]->failed(); });
+    const auto failure = *groups[0]->failure();
+    CHECK(failure.kind == Failure::Kind::refused);
+    CHECK_EQ(failure.rank, 1);
+    CHECK(failure.word_rank == 0 || failure.word_rank == 2);
+    CHECK_EQ(failure.found, 2U);
+    CHECK_EQ(failure.expected, kRefused);
+    CHECK(longest.starts_with(groups[0]->refusal(1, failure.found).value()));
+    CHECK(groups[0]->refusal(1, 1).value() == "x is sparse");
+    CHECK(!groups[0]->refusal(1, 3) && !groups[0]->refusal(0, 2));
+}
+
+TEST(a_rank_that_resets_is_named_before_one_that_refused) {
+    const Memory memory(2, 0);
+    const auto first = memory.join(0);
+    const auto second = memory.join(1);
+    first->refuse(0, false, "w is None");
+    second->refuse(1, true, "");
+    wait_until([&] { return first->failed(); });
+    CHECK(first->failure()->kind == Failure::Kind::refused);
+    CHECK_EQ(first->failure()->rank, 1);
+    CHECK_EQ(first->failure()->expected, kReset);
+    second->refuse(1, false, "of a group that has failed, nothing is noted");
+    CHECK(!first->refusal(1, 1));
+}
+
+TEST(a_wait_for_a_rank_that_has_closed_ends_soon) {
+    const Memory memory(3);
+    const auto first = memory.join(0, 60.0);
+    const auto second = memory.join(1, 60.0);
+    auto third = memory.join(2, 60.0);
+    Group::raise(first->word(0, 0, data_word(2, 0)), 1);
+    third.reset();
+    // What it raised before is there, and another rank that lives is waited for.
+    const auto met = bound(first, 0, Rows().on(0, 0).wait(0, data_word(2, 0)), {});
+    CHECK(call(*met, 1));
+    std::thread late([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        Group::raise(first->word(0, 0, data_word(1, 0)), 1);
+    });
+    const auto waits = bound(first, 0, Rows().on(0, 0).wait(0, data_word(1, 0)), {});
+    CHECK(call(*waits, 1));
+    late.join();
+    const auto misses = bound(first, 0, Rows().on(0, 0).wait(0, entered_word(2)), {});
+    const std::int64_t start = now_ns();
+    CHECK(!call(*misses, 1));
+    CHECK_LE(now_ns() - start, kSoonNs);
+    CHECK_EQ(first->failure()->word_index, entered_word(2));
+}
+
 TEST(calls_are_compared_while_they_are_remembered_and_not_captured) {
     const Memory memory(2, 0);
     const auto control_memory = Mapping(memory.file(), 0, sizeof(Control));
     auto& control = *reinterpret_cast<Control*>(control_memory.data());
     std::uint32_t compared = 0;
-    for (std::uint32_t call = 0; call < 300; ++call) control.began(0, call);
+    for (std::uint32_t call = 0; call < 300; ++call) control.began(0, 100 + call);
     for (std::uint32_t call = 0; call < 50; ++call) control.began(1, 1000);
     CHECK(control.difference(1, 0, compared).has_value());
     CHECK_EQ(compared, 45U);  // the first that rank 0 is not about to write over
     compared = 50;
-    control.began(1, 50);
+    control.began(1, 150);
     CHECK(!control.difference(1, 0, compared).has_value());
     CHECK_EQ(compared, 51U);
-    control.began(1, 1);
+    control.began(1, 3);
     control.captured();
     CHECK(!control.difference(1, 0, compared).has_value());
 }

@@ -1,5 +1,7 @@
 // What the watch tells and writes once a call waits for ever, when it ceases to write, and that a
 // read which the driver holds up holds nobody else up.
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -13,6 +15,7 @@
 #include "ficco/clock.hpp"
 #include "ficco/gpu_watch.hpp"
 #include "ficco/op.hpp"
+#include "ficco/shared.hpp"
 #include "ficco/thread.hpp"
 
 using namespace ficco;
@@ -65,8 +68,11 @@ bool comes(const Condition& condition) {
 // A call that waits and is never done: the word of its lane stays.
 struct StuckCall {
     // `set` may set the GPU before it is used.
-    explicit StuckCall(const std::function<void(FilledGpu&)>& set = [](FilledGpu&) {}) {
+    explicit StuckCall(
+        const std::function<void(FilledGpu&)>& set = [](FilledGpu&) {},
+        const std::shared_ptr<Group>& of = nullptr) {
         set(*gpu);
+        if (of) group = of;
         watch = std::make_unique<GpuWatch>(gpu, group, 0, kAnswersWithinS);
         const int number =
             watch->add({window, {{kInline, kStep, kMissing, kDigest, 0}, {kInline, 4, 6, 1, 0}}});
@@ -125,6 +131,40 @@ TEST(a_rank_that_has_not_entered_is_told_of_before_data) {
     CHECK(comes([&] { return stuck.group->failed(); }));
     CHECK_EQ(stuck.group->failure()->step, kStep);
     CHECK_EQ(stuck.group->failure()->word_index, kMissing);
+}
+
+TEST(a_call_that_waits_for_a_rank_that_has_left_fails_soon) {
+    const int memory = create_memory(3, 0);
+    std::vector<std::shared_ptr<Group>> groups;
+    for (int rank = 0; rank < 3; ++rank) {
+        groups.push_back(std::make_shared<Group>(Membership{memory, 3, rank, 0}, 60.0, nullptr));
+    }
+    close(memory);
+    const StuckCall stuck([](FilledGpu&) {}, groups[0]);
+    groups[2]->close();  // which is not waited for
+    sleep_until_ns(now_ns() + 1'300'000'000);
+    CHECK(!stuck.group->failed());
+    groups[1]->close();
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    CHECK(stuck.group->failure()->kind == Failure::Kind::timeout);
+    CHECK_EQ(stuck.group->failure()->step, kStep);
+    CHECK_EQ(stuck.group->failure()->word_index, kMissing);
+}
+
+TEST(a_kernel_that_waits_for_a_rank_that_has_left_fails_soon) {
+    const int memory = create_memory(2, 0);
+    const auto first = std::make_shared<Group>(Membership{memory, 2, 0, 0}, 60.0, nullptr);
+    {
+        const Group second(Membership{memory, 2, 1, 0}, 60.0, nullptr);
+    }
+    close(memory);
+    const StuckCall stuck([](FilledGpu&) {}, first);
+    const int number =
+        stuck.watch->add({stuck.window, {{AwaitedWord::kTold, 9, kMissing, kDigest, 0}}});
+    auto* word = reinterpret_cast<std::uint32_t*>(stuck.watch->lane_word(kInline));
+    std::atomic_ref(*word).store(GpuWatch::mark_of(number, 0));
+    CHECK(comes([&] { return first->failed(); }));
+    CHECK_EQ(first->failure()->step, 9);
 }
 
 TEST(data_that_do_not_come_are_told_of) {

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "ficco/futex.hpp"
 #include "ficco/limits.hpp"
@@ -15,16 +17,22 @@ namespace ficco {
 
 // Why a group has failed. Numbers that do not apply are -1, or 0 for values.
 struct Failure {
-    enum class Kind { timeout, stopped, differs };
-    int rank;
+    enum class Kind { timeout, stopped, differs, refused };
+    int rank;  // refused: the one that did not make the call which `word_rank` has begun
     int step;
     int word_rank;   // -1: a wait for the step `word_index` of the same program
     int word_index;  // -1: none is missing, or the words of `word_rank` could not be read
     Kind kind;
     double seconds;
-    std::uint32_t found;  // where calls differ: the digest of that of `word_rank`
+    // differs: digests of the calls of `word_rank` and `rank`; refused: the number of the call, and
+    // which refusal it was
+    std::uint32_t found;
     std::uint32_t expected;
 };
+
+// In place of a call's digest: the rank has raised an error before the call, or resets the group.
+inline constexpr std::uint32_t kRefused = 1;
+inline constexpr std::uint32_t kReset = 2;
 
 // A rank's process. `absent` until it has joined.
 enum class Presence : std::uint32_t { absent, here, closed, died };
@@ -33,7 +41,7 @@ enum class Presence : std::uint32_t { absent, here, closed, died };
 struct RankState {
     Presence presence;
     double age_s;          // since its last heartbeat; 0 where ranks are threads of one process
-    std::uint32_t calls;   // that it has begun
+    std::uint32_t calls;   // that it has begun or refused
     std::uint32_t digest;  // of the last one
 };
 
@@ -55,6 +63,11 @@ class Control {
 
     // ---- ranks
     void began(int rank, std::uint32_t digest) noexcept;
+    // The rank makes no call where its peers may make one: `digest` is kRefused or kReset. The
+    // number of this turn is one of those of calls, so that ranks which all refuse stay alike.
+    void refuse(int rank, std::uint32_t digest, std::string_view reason) noexcept;
+    // Why a rank refused this turn; nothing if it did not, or if that was long ago.
+    std::optional<std::string> refusal(int rank, std::uint32_t number) const;
     // A rank has captured a call, which it may replay: its calls are not those that it begins.
     void captured() noexcept { captured_.store(true, std::memory_order_release); }
     RankState state(int rank) const noexcept;
@@ -69,9 +82,18 @@ class Control {
     // Finds out which ranks have died since they arrived: the kernel tells, by their mutex.
     void look_for_deaths(int world) noexcept;
     bool someone_died() const noexcept { return deaths_.load(std::memory_order_acquire) > 0; }
+    // Whether a rank has closed or died, and whether any has.
+    bool has_left(int rank) const noexcept;
+    bool someone_left() const noexcept { return left_.load(std::memory_order_acquire) > 0; }
 
   private:
     static constexpr std::uint32_t kRemembered = 256;  // calls that a rank may be ahead of another
+    static constexpr std::size_t kReasonBytes = 600;
+
+    struct Reason {
+        std::atomic<std::uint32_t> turn;  // 1 + its number; 0: none
+        char text[kReasonBytes];
+    };
 
     struct alignas(64) Rank {
         std::atomic<std::int64_t> seen_ns;
@@ -79,6 +101,7 @@ class Control {
         Word calls;
         Word digests[kRemembered];  // of the last ones, by number
         RobustMutex alive;          // held from arrive() to depart()
+        Reason reasons[2];          // of the last refusals, by number
     };
 
     std::uint64_t magic_;
@@ -89,6 +112,7 @@ class Control {
     Word told_;     // 1: failure_ is complete
     Failure failure_;
     Word deaths_;
+    Word left_;  // deaths, and ranks that have closed
     std::atomic<bool> captured_;
     Rank ranks_[kMaxWorld];
 };

@@ -90,6 +90,7 @@ class GpuWatch {
     void look();
     void look_at_told();
     bool tell(int lane, std::uint32_t value, double seconds);
+    bool waits_for_who_left(int lane, std::uint32_t value, double seconds);
     void let_go();
     void release(std::uint32_t value, int lane);
     bool ask(const GpuWays::Commands& commands);

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "ficco/control.hpp"
@@ -29,6 +31,10 @@ struct Waiter {
     int word_rank;
     int word_index;
 };
+
+// How long a wait goes on for a rank that has left: enough for the others to end what does not need
+// that rank, such as the call after which it left without a word.
+inline constexpr double kLeftGraceS = 1.0;
 
 // Arguments out of range throw std::invalid_argument, calls out of season std::runtime_error.
 class Group {
@@ -61,7 +67,8 @@ class Group {
     static void raise(Word& word, std::uint32_t value) noexcept;
 
     // Waits with acquire order until `word` is `value`. False: the group has failed, perhaps
-    // because this wait has lasted longer than timeout_s, or than a second where a rank has died.
+    // because this wait has lasted longer than timeout_s, or than a second where a rank has died
+    // or where the one that is to raise the word has left.
     bool await(const Word& word, std::uint32_t value, const Waiter& waiter) noexcept;
 
     // Only the first failure is kept. Everyone looks at `failed` every few ms at least.
@@ -76,6 +83,8 @@ class Group {
     // the group's end says so.
     RankState state(int rank) const;
     void close();
+    bool someone_left() const noexcept { return control_->someone_left(); }
+    bool has_left(int rank) const noexcept { return control_->has_left(rank); }
 
     // A lane's thread starts when it is first asked for and lives as long as the group.
     Lane& lane(int rank, int index);
@@ -84,6 +93,9 @@ class Group {
     // or if a window copy has less than `window_bytes`; between them windows stay where they are.
     void enter(int rank, std::uint32_t digest, std::size_t window_bytes);
     void leave() noexcept;
+    // This rank makes no call where its peers may make one; see Control.
+    void refuse(int rank, bool resets, std::string_view reason);
+    std::optional<std::string> refusal(int rank, std::uint32_t number) const;
     // That call is captured into a graph: ranks' calls are compared no more.
     void captured() noexcept { control_->captured(); }
 

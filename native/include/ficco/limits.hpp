@@ -18,6 +18,14 @@ inline constexpr int kEnteredWords = kMaxWorld * kMaxChunks;
 inline constexpr int kFreeWords = kMaxWorld * (kMaxChunks + 1);
 inline constexpr int kReadyWords = kMaxWorld * (kMaxChunks + 2);
 
+// The rank that raises the word `index` of the window of `word_rank`.
+constexpr int raiser_of(int word_rank, int index) noexcept {
+    if (index < kEnteredWords) return index / kMaxChunks;
+    if (index < kFreeWords) return index - kEnteredWords;
+    if (index < kReadyWords) return index - kFreeWords;
+    return word_rank;
+}
+
 inline constexpr int kWindowCopies = 2;
 
 // How soon anyone who sleeps notices that the group has failed.

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -42,7 +43,7 @@ using FailureTuple =
 std::optional<FailureTuple> failure_tuple(const Group& group) {
     const auto failure = group.failure();
     if (!failure) return std::nullopt;
-    constexpr std::string_view kinds[] = {"timeout", "stopped", "differs"};
+    constexpr std::string_view kinds[] = {"timeout", "stopped", "differs", "refused"};
     return FailureTuple{failure->rank,
                         failure->step,
                         failure->word_rank,
@@ -109,6 +110,8 @@ void bind_group(nb::module_& module) {
             "rank"_a, "copy"_a, "index"_a)
         .def("fail", nb::overload_cast<int>(&Group::fail), "rank"_a)
         .def("failure", &failure_tuple)
+        .def("refuse", &Group::refuse, "rank"_a, "resets"_a, "reason"_a)
+        .def("refusal", &Group::refusal, "rank"_a, "number"_a)
         .def("reset", &Group::reset, WithoutGil())
         .def("rank_state", &state_tuple, "rank"_a)
         .def("close", &Group::close, WithoutGil());

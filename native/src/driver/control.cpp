@@ -1,6 +1,8 @@
 // Failure and presence in memory that processes share. No thread: see watchdog.cpp.
 #include "ficco/control.hpp"
 
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -11,7 +13,7 @@ namespace ficco {
 namespace {
 
 // Says whose memory this is, and changes whenever the layout of shared memory does.
-constexpr std::uint64_t kMagic = 0x32'6f63'6369'66;  // "ficco2"
+constexpr std::uint64_t kMagic = 0x33'6f63'6369'66;  // "ficco3"
 
 // How long one waits for another's failure to be told. Telling takes less than a microsecond.
 constexpr int kTellTries = 20;
@@ -72,6 +74,24 @@ void Control::began(int rank, std::uint32_t digest) noexcept {
     one.calls.store(number + 1, std::memory_order_release);
 }
 
+void Control::refuse(int rank, std::uint32_t digest, std::string_view reason) noexcept {
+    const std::uint32_t number = ranks_[rank].calls.load(std::memory_order_relaxed);
+    Reason& kept = ranks_[rank].reasons[number % 2];
+    kept.turn.store(0, std::memory_order_release);
+    std::size_t bytes = std::min(reason.size(), kReasonBytes - 1);
+    while (bytes < reason.size() && bytes > 0 && (reason[bytes] & 0xC0) == 0x80) --bytes;  // UTF-8
+    std::memcpy(kept.text, reason.data(), bytes);
+    kept.text[bytes] = 0;
+    kept.turn.store(number + 1, std::memory_order_release);
+    began(rank, digest);
+}
+
+std::optional<std::string> Control::refusal(int rank, std::uint32_t number) const {
+    const Reason& kept = ranks_[rank].reasons[number % 2];
+    if (kept.turn.load(std::memory_order_acquire) != number + 1) return std::nullopt;
+    return std::string(kept.text);
+}
+
 RankState Control::state(int rank) const noexcept {
     const Rank& one = ranks_[rank];
     const std::uint32_t calls = one.calls.load(std::memory_order_acquire);
@@ -99,6 +119,17 @@ std::optional<Failure> Control::difference(int rank, int peer,
         };
         if (found == wanted || written_over(own) || written_over(other)) continue;
         if (captured_.load(std::memory_order_acquire)) return std::nullopt;
+        if (std::min(found, wanted) <= kReset) {  // who resets is named before who refused
+            const bool is_mine = wanted == kReset || found > kReset;
+            return Failure{is_mine ? rank : peer,
+                           -1,
+                           is_mine ? peer : rank,
+                           -1,
+                           Failure::Kind::refused,
+                           0.0,
+                           compared,
+                           is_mine ? wanted : found};
+        }
         return Failure{rank, -1, peer, -1, Failure::Kind::differs, 0.0, found, wanted};
     }
     return std::nullopt;
@@ -117,6 +148,7 @@ void Control::beat(int rank) noexcept {
 
 void Control::depart(int rank) noexcept {
     ranks_[rank].presence.store(Presence::closed, std::memory_order_release);
+    left_.fetch_add(1, std::memory_order_release);
     ranks_[rank].alive.unlock();
 }
 
@@ -129,9 +161,15 @@ void Control::look_for_deaths(int world) noexcept {
         if (got == RobustMutex::Got::orphan) {
             one.presence.store(Presence::died, std::memory_order_release);
             deaths_.fetch_add(1, std::memory_order_release);
+            left_.fetch_add(1, std::memory_order_release);
         }
         one.alive.unlock();
     }
+}
+
+bool Control::has_left(int rank) const noexcept {
+    const Presence presence = ranks_[rank].presence.load(std::memory_order_acquire);
+    return presence == Presence::closed || presence == Presence::died;
 }
 
 }  // namespace ficco

@@ -154,6 +154,8 @@ void GpuWatch::loop() noexcept {
 // The device's stores and this exchange are atomic to each other: a mark is set only on what the
 // device wrote last, and any later store of the device removes it.
 void GpuWatch::look() {
+    const double timeout_s = group_->timeout_s();
+    const double patience_s = group_->someone_left() ? std::min(timeout_s, kLeftGraceS) : timeout_s;
     for (int lane = kInline; lane < kMaxLanes; ++lane) {
         Seen& seen = seen_[static_cast<std::size_t>(lane + 1)];
         std::uint32_t value = word(lane).load(std::memory_order_acquire);
@@ -163,7 +165,11 @@ void GpuWatch::look() {
             if (word(lane).compare_exchange_strong(value, value | kMark)) seen = {value, now_ns()};
         } else if (seen.value != 0) {
             const double seconds = static_cast<double>(now_ns() - seen.since_ns) * 1e-9;
-            if (seconds > group_->timeout_s() && tell(lane, seen.value, seconds)) return;
+            if (seconds > timeout_s) {
+                if (tell(lane, seen.value, seconds)) return;
+            } else if (seconds > patience_s && waits_for_who_left(lane, seen.value, seconds)) {
+                return;
+            }
         }
     }
 }
@@ -245,6 +251,26 @@ bool GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
     return fail(failure);
 }
 
+// Fails the group if a lane, or a kernel behind it, misses a word that nobody is left to raise.
+bool GpuWatch::waits_for_who_left(int lane, std::uint32_t value, double seconds) {
+    const auto calls = find(value);
+    if (!calls) return false;
+    const int copy = static_cast<int>(value % kWindowCopies);
+    for (const AwaitedWord& awaited : calls->awaited) {
+        const bool told = lane == kInline && awaited.lane == AwaitedWord::kTold;
+        if (!(told || awaited.lane == lane)) continue;
+        if (!group_->has_left(raiser_of(rank_, awaited.index))) continue;
+        const std::uint32_t* words = read_words(*calls->window, copy ^ awaited.other_copy);
+        if (words == nullptr) return false;
+        const std::uint32_t found = words[awaited.index];
+        if (found == awaited.value) continue;
+        group_->fail({rank_, awaited.step, rank_, awaited.index, Failure::Kind::timeout, seconds,
+                      found, awaited.value});
+        return true;
+    }
+    return false;
+}
+
 // The number of the call that a lane is in, or 0.
 std::uint32_t GpuWatch::waiting(int lane) const noexcept {
     return word(lane).load(std::memory_order_acquire) & ~kMark;
@@ -304,6 +330,9 @@ void GpuWatch::say_stuck() {
         if (failure->kind == Failure::Kind::differs) {
             first = "rank " + std::to_string(failure->rank) + " runs another call than rank " +
                     std::to_string(failure->word_rank);
+        } else if (failure->kind == Failure::Kind::refused) {
+            first = "rank " + std::to_string(failure->rank) + " made no call where rank " +
+                    std::to_string(failure->word_rank) + " made one";
         } else if (failure->kind == Failure::Kind::timeout) {
             std::array<char, 64> waited{};
             std::snprintf(waited.data(), waited.size(), " waited %.3g s for a signal",

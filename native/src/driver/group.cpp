@@ -17,11 +17,7 @@ namespace {
 
 // Shorter than a sleep and its wake; longer would take the core from whoever raises the word.
 constexpr std::int64_t kSpinNs = 300;
-
-// How long a wait may last where a rank has died: enough for the others to end what does not need
-// that rank, such as the call after which it left without a word.
 constexpr double kLocalPatience = 10.0;  // of a wait for a step of the same rank
-constexpr double kDeadGraceS = 1.0;
 
 // More than any memory, and far from overflow when rounded up and multiplied.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
@@ -204,8 +200,13 @@ bool Group::await(const Word& word, std::uint32_t value, const Waiter& waiter) n
         // because it computes, which may take its time.
         const bool local = waiter.word_rank < 0;
         double left = timeout_s() * (local ? kLocalPatience : 1.0) - seconds;
-        if (control_->someone_died() && !local) left = std::min(left, kDeadGraceS - seconds);
+        if (control_->someone_left() && !local &&
+            (control_->someone_died() ||
+             control_->has_left(raiser_of(waiter.word_rank, waiter.word_index)))) {
+            left = std::min(left, kLeftGraceS - seconds);
+        }
         if (left <= 0.0) {
+            if (word.load(std::memory_order_acquire) == value) return true;  // raised, then left
             fail({waiter.rank, waiter.step, waiter.word_rank, waiter.word_index,
                   Failure::Kind::timeout, seconds, found, value});
             return false;
@@ -279,6 +280,17 @@ void Group::enter(int rank, std::uint32_t digest, std::size_t window_bytes) {
     }
     ++running_;
     control_->began(rank, digest);
+}
+
+void Group::refuse(int rank, bool resets, std::string_view reason) {
+    check_own(rank);
+    const std::lock_guard lock(mutex_);
+    if (!closed_ && !failed()) control_->refuse(rank, resets ? kReset : kRefused, reason);
+}
+
+std::optional<std::string> Group::refusal(int rank, std::uint32_t number) const {
+    check_rank(rank);
+    return control_->refusal(rank, number);
 }
 
 void Group::leave() noexcept {
