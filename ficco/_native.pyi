@@ -144,24 +144,26 @@ class Group:
             `rank` has begun another call than `word_rank` ("differs", told within a second where
             ranks are processes), expected and found are the digests of theirs. Where `rank` has
             refused the call that `word_rank` has begun ("refused", told within a second), found is
-            the number of that call and expected is 1, or 2 where `rank` resets the group.
+            the number of that call.
         """
 
-    def refuse(self, rank: int, resets: bool, reason: str) -> None:
+    def refuse(self, rank: int, reason: str) -> None:
         """Note that this rank makes no call where its peers may make one.
 
-        The turn is counted as a call, so that ranks which all refuse stay alike. Where a peer has
-        begun the call of this number, the group fails ("refused"). In a group that has failed or
-        is closed nothing is noted.
+        Where a peer has begun the call, and this rank does not follow soon, the group fails
+        ("refused"). Where all ranks refuse as often, nothing comes of it. In a group that is
+        closed nothing is noted.
 
         Args:
             rank: this process's.
-            resets: whether the rank resets the group; else it has raised an error.
-            reason: the error's words; kept up to some 600 bytes.
+            reason: in words; kept up to some 600 bytes.
         """
 
-    def refusal(self, rank: int, number: int) -> str | None:
-        """Return why a rank refused the call of this number; None: it did not, or long ago."""
+    def refusal(self, rank: int) -> str:
+        """Return the last reason for which a rank refused a call, or nothing."""
+
+    def refuses_next(self, rank: int, peer: int) -> bool:
+        """Whether a peer has refused the next call of `rank`, more often than that did."""
 
     def reset(self) -> None:
         """Put all words into their first state and forget the failure. Data stay as they are.

@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "DevicesRefused",
     "EngineError",
     "FiccoError",
     "InputError",
@@ -44,6 +45,10 @@ class EngineError(FiccoError, RuntimeError):
     """An engine that cannot run what it was given, or has failed before."""
 
 
+class DevicesRefused(EngineError):
+    """The devices of a group cannot run an engine, for a reason that all its ranks raise alike."""
+
+
 class TimeoutExceeded(EngineError, TimeoutError):
     """A wait that outlasted the timeout.
 
@@ -52,6 +57,7 @@ class TimeoutExceeded(EngineError, TimeoutError):
         step: the id of the step that waited.
         signal: the word that never came, in words; "a signal" where it is not known.
         seconds: how long the rank waited.
+        hint: what is known of the cause, and what to do.
     """
 
     def __init__(self, rank: int, step: str, signal: str, seconds: float, hint: str) -> None:
@@ -62,6 +68,7 @@ class TimeoutExceeded(EngineError, TimeoutError):
         self.step = step
         self.signal = signal
         self.seconds = seconds
+        self.hint = hint
 
 
 def closest(asked: str, known: Iterable[str]) -> str:

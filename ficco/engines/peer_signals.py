@@ -30,7 +30,7 @@ from typing import Any
 
 from ficco import _native
 from ficco.engines.cuda_layout import COPIES, WORDS_BYTES, Layout
-from ficco.errors import EngineError, InputError
+from ficco.errors import DevicesRefused, InputError
 
 __all__ = ["Probe", "SignalsRefused", "allowed_kinds", "first_that_arrives", "writable_words"]
 
@@ -48,7 +48,7 @@ _MISSING = (
 _ROUNDS = ("by calls", "captured into a graph")
 
 
-class SignalsRefused(EngineError):
+class SignalsRefused(DevicesRefused):
     """No kind of signal reaches all peers. All ranks raise it alike."""
 
 

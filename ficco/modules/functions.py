@@ -32,6 +32,7 @@ import torch
 from ficco.errors import InputError
 from ficco.modules import gradients, groups, library, operators
 from ficco.modules.auto import AUTO
+from ficco.modules.collective import collective
 from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
 from ficco.private.torch_core import DisableAutocast
 from ficco.schedule import Schedule
@@ -53,6 +54,7 @@ Tensor = torch.Tensor
 _LEAF = torch.zeros(1, 1, requires_grad=True)
 
 
+@collective
 def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
     x: Tensor,
     w: Tensor | Sequence[Tensor],
@@ -134,6 +136,7 @@ def column_matmul(
     return found[0] if isinstance(w, Tensor) else tuple(found)
 
 
+@collective
 def matmul_reduce_scatter(
     x: Tensor | Sequence[Tensor],
     w: Tensor | Sequence[Tensor],
@@ -166,6 +169,7 @@ def matmul_reduce_scatter(
     return _call("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
 
 
+@collective
 def matmul_all_reduce(
     x: Tensor | Sequence[Tensor],
     w: Tensor | Sequence[Tensor],
@@ -187,6 +191,7 @@ def matmul_all_reduce(
     return _call("matmul_all_reduce", args, survey((*xs, *ws, bias)))  # type: ignore[no-any-return]
 
 
+@collective
 def all_to_all_matmul(
     x: Tensor,
     w: Tensor,
@@ -214,6 +219,7 @@ def all_to_all_matmul(
     return _exchange("all_to_all_matmul", x, w, splits, group, schedule, grain)
 
 
+@collective
 def matmul_all_to_all(
     x: Tensor,
     w: Tensor,
@@ -250,6 +256,7 @@ def _exchange(
     return _call(op, args, survey((x, w)))  # type: ignore[no-any-return]
 
 
+@collective
 def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must share
     tables: Sequence[Tensor],
     indices: Sequence[Tensor],

@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from ficco import compute as computes
 from ficco.engines import cuda
 from ficco.engines.environment import is_set
-from ficco.engines.peer_signals import SignalsRefused
-from ficco.errors import InputError
+from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.machine import Machine
 from ficco.private.finding import ABSENT
 from ficco.private.torch_core import group_named, note_group
+from ficco.runtime.members import refuse_to_open
 from ficco.runtime.process import ProcessRuntime
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "opened",
     "prepare",
     "process_group",
+    "refuse",
     "reset",
     "runtime",
     "synchronize",
@@ -60,6 +61,7 @@ _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
 _devices: dict[str, str] = {}  # of what is open, by the group's name
 _fallbacks: dict[Any, str] = {}  # groups whose GPUs run plain torch.distributed, and why
+_TOLD = "_ficco_has_told_it"  # of an error: whether the group's ranks know of it
 _changes = [0]  # how often a group was opened or closed for GPUs
 
 
@@ -150,19 +152,15 @@ def prepare(
 
 def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None) -> None:
     from ficco.runtime.kernels_of_group import kernels_of
-    from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
+    from ficco.runtime.process_cuda import CudaProcessRuntime
 
-    reason = why_not(pg)
-    if reason is None:
-        try:
-            runtime = CudaProcessRuntime(pg, profile, timeout_s)
-        except SignalsRefused as refused:  # on all ranks
-            reason = str(refused)
-    if reason is not None:
-        _fallbacks[pg] = reason
-        log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", reason)
+    try:
+        runtime = CudaProcessRuntime(pg, profile, timeout_s)
+    except DevicesRefused as refused:  # on all ranks
+        _fallbacks[pg] = str(refused)
+        log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", refused)
         return
-    kernels = kernels_of(pg)
+    kernels = kernels_of(runtime)
     if kernels.reason:
         log.warning("schedule='auto' takes none of ficco's own kernels: %s", kernels.reason)
     runtime.most_window_bytes = most_window_bytes
@@ -231,6 +229,25 @@ def _changed() -> None:
 def fallback_reason(group: Any = None) -> str | None:
     """Say why a group's GPUs run plain torch.distributed; None: they do not, or are not opened."""
     return _fallbacks.get(process_group(group))
+
+
+def refuse(group: Any, error: Exception) -> None:
+    """Tell the group's other ranks that this one makes no call, because of an error.
+
+    Nothing is told of an error that the group has raised on all ranks, and nothing twice.
+    """
+    if isinstance(error, EngineError) or vars(error).get(_TOLD) or disabled():
+        return
+    vars(error)[_TOLD] = True
+    try:
+        pg = process_group(group)
+    except InputError:
+        return  # no group is meant
+    found = opened(pg)
+    for each in found:
+        each.refuse(error)
+    if not found and pg not in _fallbacks and dist.get_world_size(pg) > 1:
+        refuse_to_open(pg, f"{type(error).__name__}: {error}")
 
 
 def opened(group: Any) -> list[ProcessRuntime]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ficco import compute as computes
 from ficco import oracle
 from ficco.compute import dtype_of
-from ficco.errors import InputError
+from ficco.errors import DevicesRefused, InputError
 from ficco.machine import Machine
 from ficco.modules import plain
 from ficco.private.torch_core import symmetric_memory
@@ -193,7 +193,7 @@ class GpuExecutor(_Rank):
 
     def __init__(self, world: int, machine: Machine, timeout_s: float) -> None:
         super().__init__(world)
-        from ficco.runtime.process_cuda import CudaProcessRuntime, why_not
+        from ficco.runtime.process_cuda import CudaProcessRuntime
 
         self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
         torch.cuda.set_device(self._device)
@@ -203,9 +203,11 @@ class GpuExecutor(_Rank):
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._has_timeline = False
         self._runtime: Any = None
-        self.reason: str | None = why_not(dist.group.WORLD)
-        if self.reason is None:
+        self.reason: str | None = None
+        try:
             self._runtime = CudaProcessRuntime(dist.group.WORLD, machine, timeout_s)
+        except DevicesRefused as refused:
+            self.reason = str(refused)
 
     def __enter__(self) -> GpuExecutor:
         return self

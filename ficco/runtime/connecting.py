@@ -1,11 +1,19 @@
-"""How the processes of a group find each other, once: through torch.distributed, and then sockets.
+"""How the processes of a group find each other, once: through a store of torch.distributed.
 
-Every rank connects to rank 0. Sockets have names in no file system, and only processes of the same
-user that know what the ranks told each other get past them.
+Every rank connects to rank 0 by a socket. Rank 0 leaves the socket's name in the store, and the
+others look for it until they have connected, so that a rank which comes late, comes again after a
+failure, or never comes, leaves nobody hanging:
+
+    leader     name -> store | hello of every rank  | welcome -> all
+    rank       look in store | connect, hello       | welcome
+
+Sockets have names in no file system, and only processes of the same user that know the secret of
+the store get past them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -13,21 +21,40 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from ficco.errors import EngineError, InputError, TimeoutExceeded
+from ficco.errors import EngineError, TimeoutExceeded
+from ficco.runtime.failures import GONE
 
 __all__ = [
-    "LEADER", "MESSAGE_BYTES", "Members", "check_kinds", "connected", "members_of", "ready",
+    "LEADER", "MESSAGE_BYTES", "Connected", "Members", "Store", "check_kinds", "connected",
+    "note_refusal", "ready",
 ]  # fmt: skip
 
 LEADER = 0  # the rank that all others connect to
 MESSAGE_BYTES = 1 << 16
 _HELLO_S = 1.0  # how long a new connection may take to say who it is
+_LOOK_S = 0.05  # how often one who waits looks for ranks that have died or do not come
+_GRACE_S = 1.0  # for the leader's verdict to arrive after its own deadline
+_TOLD_S = 0.5  # a rank that has raised an error may come after all, as all may have raised it
+_WHAT = "open the group"
+_NAME = "ficco/leader"  # under this key is the name of rank 0's socket
 
 Facts = dict[str, Any]
+
+
+class Store(Protocol):
+    """What a store of torch.distributed does, so far as it is needed here."""
+
+    def set(self, key: str, value: str, /) -> Any:
+        """Keep a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of a key that there is."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether there are these keys."""
 
 
 class Members(NamedTuple):
@@ -35,138 +62,244 @@ class Members(NamedTuple):
 
     Attributes:
         rank, world: this process, of so many.
-        gather: returns what every rank gave to it, by rank; a collective call.
+        kind: of the devices that the group is opened for, in words: "the CPU", "GPUs".
+        store: that all ranks of the group use, and no other group.
+        turn: how often this rank has opened the group, or refused to, this time included.
+        group: the process group, for `members.note_turn`.
     """
 
     rank: int
     world: int
-    gather: Callable[[Any], list[Any]]
+    kind: str
+    store: Store
+    turn: int = 1
+    group: Any = None
 
 
-def members_of(group: Any, backend: str = "gloo") -> Members:
-    """Return this process's place in a ProcessGroup or a DeviceMesh of one dimension.
+class Connected(NamedTuple):
+    """What `connected` found.
 
-    Args:
-        group: the group.
-        backend: what must serve it: "gloo" for CPU tensors, "nccl" for those of GPUs.
-
-    Raises:
-        InputError: it is neither, this process is not in it, or the backend does not serve it.
+    Attributes:
+        peers: sockets that do not block, by rank: rank 0 has one to every other, they one to it.
+        pids: process ids of all ranks.
+        turn: the largest of all ranks, from which all count on.
     """
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh
 
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise InputError(
-                f"group is a DeviceMesh of {group.ndim} dimensions; pass one of them: mesh['tp']"
-            )
-        group = group.get_group()
-    if not isinstance(group, dist.ProcessGroup):
-        raise InputError(
-            f"group: {type(group).__name__} found; a ProcessGroup this process belongs to, or a "
-            "DeviceMesh, is needed (dist.group.WORLD, dist.new_group(...), mesh['tp'])"
-        )
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise InputError("this process is not in the group; only its members may use it")
-    # A backend may stand alone ("gloo") or beside others ("cpu:gloo,cuda:nccl").
-    if backend not in str(dist.get_backend_config(group)):
-        kind = "CPU" if backend == "gloo" else "CUDA"
-        raise InputError(
-            f"group has the backend {dist.get_backend(group)!r}, which does not serve {kind} "
-            f"tensors; make it with backend={backend!r} or 'cpu:gloo,cuda:nccl'"
-        )
-    world = dist.get_world_size(group)
-
-    def gather(mine: Any) -> list[Any]:
-        found = [None] * world
-        dist.all_gather_object(found, mine, group=group)
-        return found
-
-    return Members(rank, world, gather)
+    peers: dict[int, socket.socket]
+    pids: list[int]
+    turn: int
 
 
-def connected(
-    members: Members, facts: Facts, timeout_s: float
-) -> tuple[dict[int, socket.socket], list[int]]:
-    """Connect all ranks; a collective call on the group, whose own timeout holds for it.
+def connected(members: Members, facts: Facts, timeout_s: float) -> Connected:
+    """Connect all ranks; a collective call on the group.
 
     Args:
         members: this process's place.
         facts: what must be equal on all ranks; JSON values.
-        timeout_s: how long connecting may last once all have called.
-
-    Returns:
-        Sockets that do not block, by rank (rank 0 has one to every other, they have one to it), and
-        the process ids of all ranks.
+        timeout_s: how long it may last for all ranks to come.
 
     Raises:
-        EngineError: the ranks are on several hosts, differ in facts, or one did not connect.
+        EngineError: the ranks are on several hosts or differ in facts, or one has died or makes
+            another call; TimeoutExceeded: one did not come. All ranks that came are told.
     """
-    peers: dict[int, socket.socket] = {}
-    listener = _listener() if members.rank == LEADER else None
+    me = {"host": _host(), "facts": facts, "kind": members.kind, "turn": members.turn, **_life()}
+    seeker = _Seeker(members, me, time.monotonic() + timeout_s, timeout_s)
     try:
-        found = members.gather(
-            {
-                "host": _host(),
-                "facts": facts,
-                "pid": os.getpid(),
-                "address": listener.getsockname().hex() if listener else None,
-                "secret": secrets.token_hex(16),
-            }
-        )
-        _check_alike(found)
-        if listener is None:
-            peers[LEADER] = _reach(members.rank, found, timeout_s)
-        else:
-            _accept(listener, peers, found, timeout_s)
-    except BaseException:
-        for peer in peers.values():
-            peer.close()
-        raise
-    finally:
-        if listener:
-            listener.close()
-    return peers, [entry["pid"] for entry in found]
-
-
-def _reach(rank: int, found: list[Facts], timeout_s: float) -> socket.socket:
-    leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        leader.settimeout(timeout_s)
-        leader.connect(bytes.fromhex(found[LEADER]["address"]))
-        _check_user(leader)
-        leader.send(json.dumps({"rank": rank, "secret": found[rank]["secret"]}).encode())
-    except OSError as problem:
-        leader.close()
+        members.store.set(_refusal_of(members.rank), json.dumps(None))  # an earlier one is over
+        members.store.set(_entry_of(members.rank), json.dumps(me))
+        return seeker.lead() if members.rank == LEADER else seeker.follow()
+    except RuntimeError as error:
+        if isinstance(error, EngineError):
+            raise
         raise EngineError(
-            f"rank {rank} cannot reach rank {LEADER} (pid {found[LEADER]['pid']}) on this host: "
-            f"{problem}. Does that process still run, and are both in one container?"
-        ) from None
-    leader.setblocking(False)
-    return leader
+            f"rank {members.rank} cannot {_WHAT}: the store of torch.distributed does not answer "
+            f"({error}). The process that serves it may have ended; restart all processes."
+        ) from error
 
 
-def _accept(
-    listener: socket.socket, peers: dict[int, socket.socket], found: list[Facts], timeout_s: float
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while len(peers) < len(found) - 1:
-        left = deadline - time.monotonic()
-        if left <= 0 or not ready([listener], left):
-            missing = sorted(set(range(len(found))) - {LEADER} - set(peers))
-            who = " and ".join(f"rank {rank} (pid {found[rank]['pid']})" for rank in missing)
-            raise TimeoutExceeded(
-                LEADER, "open the group", f"the connection of {who}", timeout_s,
-                "Look whether these processes still run.",
-            )  # fmt: skip
+def note_refusal(members: Members, reason: str) -> None:
+    """Tell ranks that open the group that this one does not come, because of an error."""
+    note = {"turn": members.turn, "reason": reason[:2000]}
+    members.store.set(_refusal_of(members.rank), json.dumps(note))
+
+
+class _Seeker:
+    """A rank that connects to the others, until a deadline."""
+
+    def __init__(self, members: Members, me: Facts, deadline: float, timeout_s: float) -> None:
+        self._members, self._me, self._deadline = members, me, deadline
+        self._timeout_s = timeout_s
+        self._peers: dict[int, socket.socket] = {}
+        self._refused_at: dict[int, float] = {}  # when it was seen that a rank does not come
+
+    def lead(self) -> Connected:
+        """Wait for all ranks, and tell them that all are here, or why not."""
+        rank, world, _, store, *_ = self._members
+        came = {rank: self._me}
+        listener, secret = _listener(), secrets.token_hex(16)
+        try:
+            name = {"address": listener.getsockname().hex(), "secret": secret}
+            store.set(_NAME, json.dumps({**self._me, **name}))
+            while len(came) < world:
+                if ready([listener], _LOOK_S):
+                    self._accept(listener, secret, came)
+                    continue
+                missing = sorted(set(range(world)) - set(came))
+                for each in missing:
+                    self._look_for(each)
+                if time.monotonic() > self._deadline:
+                    raise self._late(missing)
+            entries = [came[each] for each in range(world)]
+            _check_alike(entries)
+            pids, turn = [each["pid"] for each in entries], max(each["turn"] for each in entries)
+            self._tell({"say": "welcome", "pids": pids, "turn": turn})
+        except BaseException as error:
+            self._tell({"say": "end", "error": _words_of(error, rank)})
+            for peer in self._peers.values():
+                peer.close()
+            raise
+        finally:
+            listener.close()
+        return Connected(self._peers, pids, turn)
+
+    def _accept(self, listener: socket.socket, secret: str, came: dict[int, Facts]) -> None:
         peer, _ = listener.accept()
-        rank = _introduced(peer, found)
-        if rank is None or rank in peers:
+        hello = _introduced(peer, secret, self._members.world)
+        if hello is None:
             peer.close()  # a stranger
-        else:
-            peers[rank] = peer
+            return
+        rank = int(hello["rank"])
+        before = self._peers.pop(rank, None)
+        if before is not None:  # it had given up, and comes again
+            before.close()
+        self._peers[rank], came[rank] = peer, hello
+
+    def _tell(self, message: Facts) -> None:
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):  # it has gone, which the first meeting will notice
+                peer.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def follow(self) -> Connected:
+        """Connect to rank 0, and wait until it says that all are here."""
+        while True:
+            leader = self._reach()
+            if leader is not None:
+                try:
+                    found = self._answer(leader)
+                except BaseException:
+                    leader.close()
+                    raise
+                if found is not None:
+                    return found
+                leader.close()  # rank 0 has given up; it may come again
+            self._look_for(LEADER)
+            if time.monotonic() > self._deadline:
+                raise self._late([LEADER])
+            time.sleep(_LOOK_S / 2)
+
+    def _reach(self) -> socket.socket | None:
+        """Return a connection to rank 0, or None as long as it does not listen."""
+        entry = _read(self._members.store, _NAME)
+        if entry is None:
+            return None
+        _check_hosts({LEADER: entry, self._members.rank: self._me})
+        leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            leader.settimeout(_HELLO_S)
+            leader.connect(bytes.fromhex(entry["address"]))
+            _check_user(leader)
+            hello = {**self._me, "rank": self._members.rank, "secret": entry["secret"]}
+            leader.send(json.dumps(hello).encode())
+        except PermissionError as problem:
+            leader.close()
+            raise EngineError(
+                f"rank {self._members.rank} cannot reach rank {LEADER} (pid {entry['pid']}) on "
+                f"this host: {problem}. Run all ranks as one user, and in one container."
+            ) from None
+        except OSError:  # the name is of an earlier time
+            leader.close()
+            return None
+        leader.setblocking(False)
+        return leader
+
+    def _answer(self, leader: socket.socket) -> Connected | None:
+        """Wait for what rank 0 says; None: it has closed the connection."""
+        while not ready([leader], _LOOK_S):
+            if time.monotonic() > self._deadline + _GRACE_S:
+                raise self._late([LEADER])
+        try:
+            data = leader.recv(MESSAGE_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        message = json.loads(data)
+        if message["say"] == "end":
+            raise _error_of(message["error"])
+        return Connected({LEADER: leader}, message["pids"], message["turn"])
+
+    # ---- ranks that are not here
+
+    def _look_for(self, rank: int) -> None:
+        """Raise if it is known that a rank will not come."""
+        store = self._members.store
+        refused = _read(store, _refusal_of(rank))
+        if refused is None or refused["turn"] != self._members.turn:
+            self._refused_at.pop(rank, None)
+        elif time.monotonic() - self._refused_at.setdefault(rank, time.monotonic()) > _TOLD_S:
+            raise EngineError(
+                f"rank {rank} does not come to {_WHAT}, because of an error: {refused['reason']}"
+            )
+        entry = _read(store, _entry_of(rank))
+        if entry is None:
+            return
+        _check_hosts({rank: entry, self._members.rank: self._me})
+        if _has_ended(entry):
+            raise EngineError(
+                f"rank {rank} (pid {entry['pid']}) has died, so that rank {self._members.rank} "
+                f"cannot {_WHAT}. {GONE}"
+            )
+
+    def _late(self, missing: list[int]) -> TimeoutExceeded:
+        known = []
+        for rank in missing:
+            entry = _read(self._members.store, _entry_of(rank))
+            pid = f" (pid {entry['pid']})" if entry else ""
+            known.append(f"rank {rank}{pid}")
+        return TimeoutExceeded(
+            self._members.rank, _WHAT, " and ".join(known), self._timeout_s,
+            "Every rank makes the same calls in the same order; look whether these processes "
+            f"still run. timeout_s is {self._timeout_s:g}.",
+        )  # fmt: skip
+
+
+def _entry_of(rank: int) -> str:
+    return f"ficco/rank/{rank}"
+
+
+def _refusal_of(rank: int) -> str:
+    return f"ficco/refused/{rank}"
+
+
+def _read(store: Store, key: str) -> Facts | None:
+    if not store.check([key]):
+        return None
+    found: Facts | None = json.loads(store.get(key))
+    return found
+
+
+def _words_of(error: BaseException, rank: int) -> Facts:
+    if isinstance(error, TimeoutExceeded):
+        return {"late": [error.rank, error.step, error.signal, error.seconds, error.hint]}
+    if isinstance(error, EngineError):
+        return {"text": str(error)}
+    return {"text": f"rank {rank} gave up to {_WHAT}: {error!r}"}
+
+
+def _error_of(words: Facts) -> EngineError:
+    if "late" in words:
+        return TimeoutExceeded(*words["late"])
+    return EngineError(words["text"])
 
 
 def ready(sockets: list[socket.socket], wait_s: float) -> list[socket.socket]:
@@ -194,25 +327,55 @@ def _check_user(peer: socket.socket) -> None:
         raise PermissionError(f"the other end belongs to user {user}, not to {os.geteuid()}")
 
 
-def _introduced(peer: socket.socket, found: list[Facts]) -> int | None:
-    """Return the rank that a new connection is of; None: a stranger."""
+def _introduced(peer: socket.socket, secret: str, world: int) -> Facts | None:
+    """Return what a new connection says of itself; None: a stranger."""
     peer.settimeout(_HELLO_S)
     try:
         _check_user(peer)
-        hello = json.loads(peer.recv(MESSAGE_BYTES))
-        rank = int(hello["rank"])
-        known = 0 < rank < len(found) and secrets.compare_digest(
-            str(hello["secret"]), found[rank]["secret"]
+        hello: Facts = json.loads(peer.recv(MESSAGE_BYTES))
+        known = 0 < int(hello["rank"]) < world and secrets.compare_digest(
+            str(hello["secret"]), secret
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     peer.setblocking(False)
-    return rank if known else None
+    return hello if known else None
+
+
+# ---- which process it is
 
 
 def _host() -> list[str]:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return [socket.gethostname(), boot]
+
+
+def _life() -> Facts:
+    """Return what tells whether this process lives, to processes that see the same ones."""
+    return {
+        "pid": os.getpid(),
+        "born": _born(os.getpid()),
+        "sees": os.readlink("/proc/self/ns/pid"),
+    }
+
+
+def _born(pid: int) -> str | None:
+    """Return when a process was started; None: there is none, or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *rest = fields[fields.rindex(")") + 2 :].split()
+    return None if state in "ZX" else rest[18]
+
+
+def _has_ended(entry: Facts) -> bool:
+    if entry["sees"] != os.readlink("/proc/self/ns/pid"):
+        return False  # it may be one of another container
+    return _born(entry["pid"]) != str(entry["born"])
+
+
+# ---- what must be alike
 
 
 def check_kinds(kinds: list[str]) -> None:
@@ -226,17 +389,23 @@ def check_kinds(kinds: list[str]) -> None:
             )
 
 
-def _check_alike(found: list[Facts]) -> None:
-    check_kinds([entry.get("kind", "the CPU") for entry in found])
-    for rank, entry in enumerate(found):
-        if entry["host"] != found[0]["host"]:
+def _check_hosts(entries: dict[int, Facts]) -> None:
+    (first, one), *others = sorted(entries.items())
+    for rank, entry in others:
+        if entry["host"] != one["host"]:
             raise EngineError(
-                f"rank 0 runs on host {found[0]['host'][0]!r} and rank {rank} on "
-                f"{entry['host'][0]!r}; the host engine shares memory, so make groups of ranks "
-                "of one host (and one container)"
+                f"rank {first} runs on host {one['host'][0]!r} and rank {rank} on "
+                f"{entry['host'][0]!r}; ficco's windows are memory of one host, so make groups of "
+                "ranks of one host (and one container)"
             )
-        if entry["facts"] != found[0]["facts"]:
+
+
+def _check_alike(entries: list[Facts]) -> None:
+    _check_hosts(dict(enumerate(entries)))
+    check_kinds([entry["kind"] for entry in entries])
+    for rank, entry in enumerate(entries):
+        if entry["facts"] != entries[0]["facts"]:
             raise EngineError(
-                f"rank 0 asks for {found[0]['facts']} and rank {rank} for {entry['facts']}; "
+                f"rank 0 asks for {entries[0]['facts']} and rank {rank} for {entry['facts']}; "
                 "pass the same on every rank"
             )

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ficco.engines.group_kernels import GroupKernels
 from ficco.kernels import fallback, pack
+from ficco.runtime.process import ProcessRuntime
 
 __all__ = ["kernels_of"]
 
 
-def kernels_of(group: Any) -> GroupKernels:
+def kernels_of(runtime: ProcessRuntime) -> GroupKernels:
     """Return what a group's ranks can have. A collective call on the group."""
-    import torch.distributed as dist
-
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, _facts(), group=group)
+    found = runtime.gathered(_facts())
     compiles = not any(uncompiled for _, uncompiled, _ in found)
     for rank, (unused, uncompiled, _) in enumerate(found):
         if unused and not compiles:  # what the pack of one rank lacks, another one cannot compile
             why = uncompiled or next(each for _, each, _ in found if each)
             return GroupKernels(f"rank {rank}: {unused}, and {why}", False, ())
-    gpus = tuple(sorted({gpu for *_, gpu in found}))
-    (mine, _), packed = found[dist.get_rank(group)][2], not any(unused for unused, *_ in found)
+    gpus = tuple(sorted({tuple(gpu) for *_, gpu in found}))
+    (mine, _), packed = found[runtime.rank][2], not any(unused for unused, *_ in found)
     return GroupKernels("", compiles, gpus, mine, packed)
 
 

@@ -169,7 +169,9 @@ class LocalRuntime:
                 ) from error
         failure = self._group.failure()
         if failure is not None:
-            raise error_of(failure, lambda rank, row: bound[rank].rows[row].name, "reset()")
+            raise error_of(
+                failure, lambda rank, row: bound[rank].rows[row].name, "reset()", self.timeout_s
+            )
 
     def timeline(self) -> Timeline:
         """Return what the last call ran; time 0 is the first step's start."""

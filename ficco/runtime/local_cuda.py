@@ -405,7 +405,11 @@ class CudaLocalRuntime:
     def _failure(self) -> EngineError | None:
         """Return the group's first failure, as far as is known now."""
         failure = self._place.group.failure()
-        return None if failure is None else error_of(failure, self._step_name, "reset()")
+        return (
+            None
+            if failure is None
+            else error_of(failure, self._step_name, "reset()", self.timeout_s)
+        )
 
     def _step_name(self, rank: int, row: int) -> str:
         """Name a row of a rank's program; several calls may be under way, so of all of them."""

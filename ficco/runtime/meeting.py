@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ficco.errors import EngineError, TimeoutExceeded
-from ficco.runtime.connecting import LEADER, MESSAGE_BYTES, Members, connected, ready
+from ficco.runtime.connecting import LEADER, MESSAGE_BYTES, Connected, Members, connected, ready
 
 __all__ = ["Agenda", "Facts", "Meeting"]
 
@@ -36,7 +36,7 @@ class Agenda(NamedTuple):
     Attributes:
         what: in words, equal on all ranks: "open the group".
         facts: what this rank says to the leader; JSON values.
-        make: by the leader, from all ranks' facts: (file descriptor, what to say with it).
+        make: by the leader, from all ranks' facts: (file descriptor or None, what to say with it).
         join: by every rank, from that pair; the descriptor is closed afterwards.
         broken: an error that makes waiting pointless, or None; looked at now and then.
         condition: what is known of a missing rank, as a sentence or nothing.
@@ -44,8 +44,8 @@ class Agenda(NamedTuple):
 
     what: str
     facts: Facts
-    make: Callable[[list[Facts]], tuple[int, Facts]]
-    join: Callable[[int, Facts], Any]
+    make: Callable[[list[Facts]], tuple[int | None, Facts]]
+    join: Callable[[Any, Facts], Any]
     broken: Callable[[], Exception | None]
     condition: Callable[[int], str]
 
@@ -85,17 +85,18 @@ class Meeting:
     Attributes:
         rank, world: this process's place.
         pids: process ids by rank.
+        turn: how often the ranks have opened the group, equal on all.
     """
 
     def __init__(self, members: Members, facts: Facts, timeout_s: float) -> None:
         """Connect all ranks; see `connecting.connected`."""
         self.rank, self.world = members.rank, members.world
-        self.pids = [os.getpid()]
-        self._peers: dict[int, socket.socket] = {}
-        self._turn = 0
+        found = Connected({}, [os.getpid()], members.turn)
         self._gone: Facts | None = None  # the verdict on every meeting, once a rank has left
         if self.world > 1:
-            self._peers, self.pids = connected(members, facts, timeout_s)
+            found = connected(members, facts, timeout_s)
+        self._peers, self.pids, self.turn = found
+        self._turn = 0  # of meetings
 
     # ---- meeting
 
@@ -118,6 +119,19 @@ class Meeting:
             return self._follow(agenda, timeout_s)
         except _Ended as ended:
             raise _error_from(ended.verdict) from None
+
+    def gather(self, what: str, mine: Any, timeout_s: float) -> list[Any]:
+        """Return what every rank brings, by rank; JSON values. Errors are those of `meet`."""
+        agenda = Agenda(
+            what,
+            {"brings": mine},
+            lambda brought: (None, {"all": [facts["brings"] for facts in brought]}),
+            lambda _, facts: facts["all"],
+            lambda: None,
+            lambda rank: "",
+        )
+        found: list[Any] = self.meet(agenda, timeout_s)
+        return found
 
     def _lead(self, agenda: Agenda, timeout_s: float) -> Any:
         turns: dict[int, int] = {}  # of those who are here: the number they gave to this meeting
@@ -207,7 +221,7 @@ class Meeting:
             self._send(LEADER, {"say": "withdraw", "turn": turn})
             raise
 
-    def _join(self, agenda: Agenda, turn: int, memory: int, facts: Facts) -> Any:
+    def _join(self, agenda: Agenda, turn: int, memory: int | None, facts: Facts) -> Any:
         """Join; where that fails the leader is told, who then ends the meeting for all."""
         result, verdict = None, None
         try:
@@ -280,11 +294,12 @@ class Meeting:
         self._peers.clear()
 
 
-def _joined(agenda: Agenda, memory: int, facts: Facts) -> Any:
+def _joined(agenda: Agenda, memory: int | None, facts: Facts) -> Any:
     try:
         return agenda.join(memory, facts)
     finally:
-        os.close(memory)
+        if memory is not None:
+            os.close(memory)
 
 
 def _packed(message: Facts) -> bytes:

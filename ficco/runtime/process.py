@@ -23,19 +23,27 @@ from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.plan import RankPlan, Room, digest_of, room_of
 from ficco.problem import Problem
+from ficco.runtime import forks
 from ficco.runtime.blas import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
-from ficco.runtime.connecting import members_of
-from ficco.runtime.failures import ALIKE, Failure, awaited_word, differing, error_of, raiser_of
+from ficco.runtime.failures import (
+    ALIKE,
+    Failure,
+    awaited_word,
+    differing,
+    error_of,
+    raiser_of,
+)
 from ficco.runtime.meeting import Agenda, Facts, Meeting
+from ficco.runtime.members import members_of, note_turn
+from ficco.runtime.peers import Breaks, condition_of, refusal_of_a_peer, someone_left
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
-__all__ = ["RESET", "Call", "ProcessRuntime", "room_in"]
+__all__ = ["INHERITED", "RESET", "Call", "ProcessRuntime", "room_in"]
 
-# A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
-_STALLED_S = 0.5
 _BEATS_S = 0.1
+INHERITED: list[Any] = []  # what a forked child has of its parent's groups, and never frees
 RESET = "reset() on every rank"
 
 
@@ -93,14 +101,29 @@ class ProcessRuntime:
         self._calls = 0
         self._last: Call | None = None
         self._cause = ""  # why the last meeting ended, until a reset
+        self._of_parent = False  # whether this process was forked from the one that opened it
         self._meeting = Meeting(members, {"machine": repr(machine)}, timeout_s)
+        note_turn(members.group, self._meeting.turn)
         self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
         self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)
         try:
+            self._agree_to_open()
             self._meet("open the group", Room())
         except BaseException:
             self._end()
             raise
+        forks.watch(self)
+
+    def _agree_to_open(self) -> None:
+        """Meet all ranks before there are windows, and raise on all of them if none can be."""
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """Return what every rank brings, by rank; JSON values. A collective call.
+
+        Raises:
+            EngineError: a rank has left; TimeoutExceeded: one did not come within `timeout_s`.
+        """
+        return self._meeting.gather("compare notes", mine, self._timeout_s)
 
     @property
     def timeout_s(self) -> float:
@@ -197,15 +220,36 @@ class ProcessRuntime:
         """Raise EngineError if an earlier call on the group has failed."""
         self._check_alive()
 
+    def refuse(self, error: Exception) -> None:
+        """Tell the peers that this rank makes no call, because of an error that it raises.
+
+        Peers that have begun the call fail within a second. Where all ranks refuse it alike, the
+        group goes on. A group that has failed, and one that is closed, is told nothing.
+        """
+        if self._groups and not self._of_parent and self._group.failure() is None:
+            self._group.refuse(self.rank, f"{type(error).__name__}: {error}")
+
     def reset(self) -> None:
         """Meet all ranks and give the group new windows, after a failure. Bound plans are lost.
+
+        Peers that are in a call fail within a second, and are to reset the group, too.
 
         Raises:
             TimeoutExceeded: a rank did not come within `timeout_s`.
             EngineError: a rank has left, or the runtime is closed.
         """
         with self._lock:
+            self._group.refuse(self.rank, "it resets the group")
             self._meet("reset the group", self._room_had)
+
+    def leave_to_parent(self) -> None:
+        """Refuse all calls in this process, which was forked from the one that opened the group."""
+        self._of_parent = True
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        INHERITED.extend([*self._groups, self._last, self._bound])
+        self._groups.clear()
+        self._bound, self._last = BoundPlans(), None
+        self._meeting.close()  # or peers would take the parent to live as long as this process
 
     def close(self) -> None:
         """End this rank's part: threads, windows, sockets. Later calls raise EngineError."""
@@ -218,6 +262,8 @@ class ProcessRuntime:
 
     @property
     def _group(self) -> shared.Group:
+        if self._of_parent:
+            raise EngineError(forks.REFUSAL)
         if not self._groups:
             raise EngineError("this runtime is closed; make a new one on every rank")
         return self._groups[0]
@@ -245,7 +291,7 @@ class ProcessRuntime:
             {**_room_facts(room), "digest": digest, "rank": self.rank, "said": said},
             self._make,
             self._join,
-            lambda: None if opening or resetting else self._failure(),
+            (lambda: None) if opening or resetting else self._breaks(),
             self._absence,
         )
         try:
@@ -260,6 +306,9 @@ class ProcessRuntime:
             raise
         self._cause = ""
         self._move_to(group)
+
+    def _breaks(self) -> Breaks:
+        return Breaks(self._failure, lambda: refusal_of_a_peer(self._group, self.rank, RESET))
 
     def _move_to(self, group: shared.Group) -> None:
         """Leave the old windows for new ones, in which no call has been made yet."""
@@ -302,7 +351,13 @@ class ProcessRuntime:
             return None
         if failure[4] == "stopped" and self._cause:
             return EngineError(self._cause)
-        return error_of(failure, partial(self._step_name, failure), RESET, self._notes(failure))
+        refusal = ""
+        if failure[4] == "refused":
+            refusal = self._group.refusal(failure[0])
+        return error_of(
+            failure, partial(self._step_name, failure), RESET, self._timeout_s,
+            self._notes(failure), refusal, someone_left(self._group, self.rank),
+        )  # fmt: skip
 
     def _step_name(self, failure: Failure, rank: int, row: int) -> str:
         """Name a row of another rank's program, if it ran the same call as this one."""
@@ -373,15 +428,7 @@ class ProcessRuntime:
         """Return a sentence on a rank that is not as it should be, or nothing."""
         if rank == self.rank or not self._groups:
             return ""
-        state = shared.state_of(self._groups[0], rank)
-        name = f"Rank {rank} (pid {self._meeting.pids[rank]})"
-        if state.presence == "died":
-            return f"{name} has died."
-        if state.presence == "closed":
-            return f"{name} has closed its runtime."
-        if state.age_s > _STALLED_S:
-            return f"{name} has not been seen for {state.age_s:.1f} s: it has died or is stopped."
-        return ""
+        return condition_of(self._groups[0], rank, self._meeting.pids[rank])
 
 
 def _said_of(p: Problem, schedule: Schedule, rank: int, own: bool = True) -> str:

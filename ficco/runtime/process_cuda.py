@@ -11,35 +11,33 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import cuda, shared
 from ficco.engines.cuda_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
 from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
 from ficco.engines.standing import Standing
-from ficco.errors import EngineError, InputError
+from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.kernels.direct_table import VACANT
 from ficco.machine import Machine
 from ficco.plan import RankPlan, Room, Word, room_of, word_place
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
-from ficco.runtime.connecting import check_kinds
 from ficco.runtime.failures import error_of
+from ficco.runtime.gpus_of_group import facts_of_gpu, here, ordinal, reason_of
 from ficco.runtime.meeting import Facts
-from ficco.runtime.process import RESET, Call, ProcessRuntime, room_in
+from ficco.runtime.process import INHERITED, RESET, Call, ProcessRuntime, room_in
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
-__all__ = ["CudaProcessRuntime", "why_not"]
+__all__ = ["CudaProcessRuntime"]
 
 
 _log = logging.getLogger("ficco")
@@ -54,59 +52,6 @@ class _Place(NamedTuple):
     group: shared.Group
     device: cuda.Device
     window: Window
-
-
-def why_not(group: Any) -> str | None:
-    """Say why the GPUs of a group cannot run ficco's engine; None: they can.
-
-    A collective call on the group; all ranks get the same answer.
-    """
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, _facts(), group=group)
-    check_kinds([str(facts.get("kind", "the CPU")) for facts in found])
-    devices = {facts["device"] for facts in found}
-    for rank, facts in enumerate(found):
-        if facts["reason"] is not None:
-            return f"rank {rank}: {facts['reason']}"
-        unreached = sorted(other for other in devices if other in facts["unreached"])
-        if unreached:
-            return f"rank {rank}: device {facts['device']} has no peer access to {unreached}"
-    return None
-
-
-def _facts() -> dict[str, Any]:
-    """Return this rank's device, the devices that it cannot reach, and what keeps it from running.
-
-    Devices are named by their number, so ranks are taken to see the same devices, or one each.
-    """
-    facts: dict[str, Any] = {
-        "kind": "GPUs", "device": _ordinal(), "unreached": [], "reason": None,
-    }  # fmt: skip
-    try:
-        peers = cuda.capabilities(_ordinal()).peers
-        facts["unreached"] = [i for i, reached in enumerate(peers) if not reached]
-    except cuda.GpuError as error:
-        facts["reason"] = str(error)
-        return facts
-    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        facts["reason"] = "CUDA_LAUNCH_BLOCKING is set, so that nothing can overlap"
-        return facts
-    try:
-        symmetric = symmetric_memory()
-
-        symmetric.empty(16, dtype=torch.uint8, device=_here())
-    except Exception as error:  # whatever PyTorch says of a machine without it
-        facts["reason"] = f"PyTorch has no symmetric memory here: {error}"
-    return facts
-
-
-def _here() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _ordinal() -> int:
-    """Return the current device as the driver counts, which is as PyTorch does."""
-    return torch.cuda.current_device()
 
 
 class CudaProcessRuntime(ProcessRuntime):
@@ -127,8 +72,9 @@ class CudaProcessRuntime(ProcessRuntime):
         traced: whether calls take times for `timeline`, which costs a little.
         kernels: which of ficco's own kernels all ranks can have; None: that was not asked.
 
-    Raises: as `ProcessRuntime`; what `why_not` would say is for the caller to ask before.
-        SignalsRefused: signals do not reach all ranks, as all of them say.
+    Raises: as `ProcessRuntime`, and
+        DevicesRefused: these GPUs cannot run the engine, or signals do not reach all of them, as
+            all ranks say.
     """
 
     engine = "cuda"
@@ -137,7 +83,7 @@ class CudaProcessRuntime(ProcessRuntime):
     shares_windows = False
 
     def __init__(self, group: Any, machine: Machine, timeout_s: float) -> None:
-        self.process_group, self.device = group, _here()
+        self.process_group, self.device = group, here()
         self._places: list[_Place] = []  # the last one is in use
         self._wanted = Room()
         self._room: Any = None  # for the next windows, between joining a meeting and moving
@@ -147,6 +93,17 @@ class CudaProcessRuntime(ProcessRuntime):
         self._refused: set[tuple[str, Schedule]] = set()  # what `load` was, for want of room
         self._writable: list[bool] = []  # per rank, once a probe has found the kind of signals
         super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
+
+    def _agree_to_open(self) -> None:
+        reason = reason_of(self.gathered(facts_of_gpu()))
+        if reason is not None:
+            raise DevicesRefused(reason)
+
+    def leave_to_parent(self) -> None:
+        """See `ProcessRuntime`."""
+        INHERITED.extend(self._places)
+        self._places.clear()
+        super().leave_to_parent()
 
     @property
     def window_bytes(self) -> int:
@@ -306,8 +263,9 @@ class CudaProcessRuntime(ProcessRuntime):
             failure = group.failure()
             if failure is not None:
                 return error_of(
-                    failure, lambda _, row: f"number {row} of a call in a CUDA graph", RESET
-                )
+                    failure, lambda _, row: f"number {row} of a call in a CUDA graph", RESET,
+                    self.timeout_s,
+                )  # fmt: skip
         return None
 
     def timeline(self) -> Timeline:
@@ -420,8 +378,7 @@ class CudaProcessRuntime(ProcessRuntime):
         first = word_place(Word(self.rank, "free", 0))
         words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
-        dist.barrier(self.process_group)  # all words are set before anybody raises one
-        torch.cuda.synchronize(self.device)
+        self.gathered(None)  # all words are set before anybody raises one
         return Window(bases, self.rank, self._wanted, (memory, handle), self._writable)
 
     def _probed(self, bases: list[int], layout: Layout) -> list[bool]:
@@ -440,8 +397,8 @@ class CudaProcessRuntime(ProcessRuntime):
             kinds = allowed_kinds()
         except InputError as error:  # told to all ranks, so that none waits for this one
             problem = str(error)
-        mine = (cuda.capabilities(_ordinal()).pci, kinds, problem)
-        everyone = self._gathered(mine)  # behind this, all windows are zeros
+        mine = (cuda.capabilities(ordinal()).pci, kinds, problem)
+        everyone = self.gathered(mine)  # behind this, all windows are zeros
         for rank, (_, theirs, refused) in enumerate(everyone):
             if refused:
                 raise InputError(f"rank {rank}: {refused}")
@@ -456,23 +413,17 @@ class CudaProcessRuntime(ProcessRuntime):
 
         def complaints(kind: str, value: int) -> list[str]:
             writable = writable_words(kind, devices, self.rank)
-            probe = Probe(_ordinal(), bases, layout, self.rank, writable)
-            refused: list[str] = self._gathered(probe.send(value))
+            probe = Probe(ordinal(), bases, layout, self.rank, writable)
+            refused: list[str] = self.gathered(probe.send(value))
             if any(refused):
                 return refused
             missing = probe.look(value)
             torch.cuda.synchronize(self.device)  # nothing of the probe comes later
-            return self._gathered(missing)
+            return self.gathered(missing)
 
         kind = first_that_arrives(kinds, complaints)
         _log.info("rank %d raises words at peers by kind %r", self.rank, kind)
         return writable_words(kind, devices, self.rank)
-
-    def _gathered(self, mine: Any) -> list[Any]:
-        """Return what every rank brings; a collective call."""
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, mine, group=self.process_group)
-        return found
 
     def close(self) -> None:
         """End this rank's part, when what it enqueued has ended. Later calls raise EngineError."""

@@ -37,7 +37,7 @@ from rank import Rank
 from torch.distributed.device_mesh import init_device_mesh
 
 import ficco
-from ficco.runtime.process_cuda import why_not
+from ficco.runtime.gpus_of_group import why_not
 
 __all__ = ["SCENARIOS", "check_one"]
 

@@ -20,7 +20,8 @@ import ficco
 from ficco.modules import functions, plain
 from ficco.modules import groups as open_groups
 from ficco.problem import Output, Problem, chunk_sizes, offsets
-from ficco.runtime import process_cuda
+from ficco.runtime.meeting import Meeting
+from ficco.runtime.members import members_of
 from ficco.schedule import Schedule
 
 NAMED = Schedule.names()
@@ -196,16 +197,15 @@ def kinds(rank: int, world: int) -> None:
             dist.get_backend_config, torch.cuda.is_available = backends, available
     if world == 1:
         return
-    found = process_cuda._facts
-    process_cuda._facts = lambda: {"kind": "GPUs", "device": 0, "unreached": [], "reason": "none"}
     try:
-        process_cuda.why_not(dist.group.WORLD) if rank else ficco.prepare()
+        if rank:
+            Meeting(members_of(dist.group.WORLD)._replace(kind="GPUs"), {}, 20)
+        else:
+            ficco.prepare()
     except ficco.EngineError as error:
         assert "rank 0 opens the group for the CPU and rank 1 for GPUs" in str(error), error
     else:
         raise AssertionError("a group was opened for the CPU and for GPUs at once")
-    finally:
-        process_cuda._facts = found
 
 
 def disabled(rank: int, world: int) -> None:

@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from ficco.errors import EngineError, TimeoutExceeded
-from ficco.machine import Machine
 from ficco.runtime import connecting
-from ficco.runtime.connecting import Members
+from ficco.runtime.connecting import Members, note_refusal
 from ficco.runtime.meeting import Agenda, Meeting
 
 WORLD = 3
-HOST = Machine.named("host")
 
 
-class Gathering:
-    """What an all-gather of torch.distributed does, between threads."""
+class Kept:
+    """A store of torch.distributed, for threads. `change` is given what a rank leaves there."""
 
-    def __init__(self, change: Callable[[int, Any], Any] = lambda rank, mine: mine) -> None:
-        self._barrier = threading.Barrier(WORLD, timeout=10)
-        self._entries: list[Any] = [None] * WORLD
+    def __init__(self, change: Callable[[str, Any], Any] = lambda key, value: value) -> None:
+        self._kept: dict[str, str] = {}
         self._change = change
 
+    def set(self, key: str, value: str) -> None:
+        self._kept[key] = json.dumps(self._change(key, json.loads(value)))
+
+    def get(self, key: str) -> bytes:
+        return self._kept[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._kept for key in keys)
+
     def members(self, rank: int) -> Members:
-        def gather(mine: Any) -> list[Any]:
-            self._entries[rank] = self._change(rank, mine)
-            self._barrier.wait()
-            return list(self._entries)
-
-        return Members(rank, WORLD, gather)
+        return Members(rank, WORLD, "the CPU", self)
 
 
-def together(body: Callable[[int], Any], ranks: range = range(WORLD)) -> dict[int, Any]:
+def together(body: Callable[[int], Any], ranks: Iterable[int] = range(WORLD)) -> dict[int, Any]:
     """Run a body per rank at once; return what each returned or raised."""
     found: dict[int, Any] = {}
 
@@ -57,9 +59,9 @@ def together(body: Callable[[int], Any], ranks: range = range(WORLD)) -> dict[in
     return found
 
 
-def opened(gathering: Gathering, timeout_s: float = 5) -> list[Any]:
-    found = together(lambda rank: Meeting(gathering.members(rank), {}, timeout_s))
-    return [found[rank] for rank in range(WORLD)]
+def opened(store: Kept, timeout_s: float = 20, ranks: Iterable[int] = range(WORLD)) -> list[Any]:
+    found = together(lambda rank: Meeting(store.members(rank), {}, timeout_s), ranks)
+    return [found[rank] for rank in ranks]
 
 
 def agenda(rank: int, what: str = "meet", **changes: Any) -> Agenda:
@@ -83,7 +85,7 @@ def agenda(rank: int, what: str = "meet", **changes: Any) -> Agenda:
 @pytest.fixture
 def meetings():
     before = _files()
-    found = opened(Gathering())
+    found = opened(Kept())
     yield found
     for meeting in found:
         meeting.close()
@@ -94,55 +96,133 @@ def _files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def closed(meetings: Iterable[Any]) -> None:
+    for meeting in meetings:
+        meeting.close()
+
+
 class TestConnecting:
-    def refusal(self, change: Callable[[int, Any], Any]) -> list[Any]:
+    @pytest.fixture(autouse=True)
+    def _leaves_nothing_open(self):
         before = _files()
-        errors = opened(Gathering(change), timeout_s=0.5)
+        yield
         assert _files() == before
-        return errors
 
     def test_other_hosts_are_refused(self) -> None:
-        def elsewhere(rank: int, mine: Any) -> Any:
-            return {**mine, "host": ["there", "1"]} if rank == 2 else mine
-
-        for error in self.refusal(elsewhere):
+        store = Kept()
+        store.set("ficco/rank/2", json.dumps({**_came(), "host": ["there", "1"]}))
+        for error in opened(store, 20, [0, 1]):
             assert isinstance(error, EngineError)
             assert "rank 2 on 'there'" in str(error)
 
-    def test_other_facts_are_refused(self) -> None:
-        def otherwise(rank: int, mine: Any) -> Any:
-            return {**mine, "facts": {"machine": "mesh4"}} if rank == 1 else mine
+    def test_rank_0_on_another_host_is_refused(self) -> None:
+        def elsewhere(key: str, value: Any) -> Any:
+            return {**value, "host": ["there", "1"]} if key == "ficco/leader" else value
 
-        for error in self.refusal(otherwise):
+        for error in opened(Kept(elsewhere), 3)[1:]:
             assert isinstance(error, EngineError)
-            assert "rank 1 for {'machine': 'mesh4'}" in str(error)
+            assert "rank 0 runs on host 'there'" in str(error)
+
+    @pytest.mark.parametrize("what", ["facts", "kind"])
+    def test_what_is_not_alike_is_refused_by_all(self, what: str) -> None:
+        store = Kept()
+
+        def meet(rank: int) -> Meeting:
+            members, facts = store.members(rank), {"machine": "host"}
+            if rank == 1 and what == "kind":
+                members = members._replace(kind="GPUs")
+            elif rank == 1:
+                facts = {"machine": "mesh4"}
+            return Meeting(members, facts, 20)
+
+        wanted = "rank 1 for {'machine': 'mesh4'}" if what == "facts" else "rank 1 for GPUs"
+        for error in together(meet).values():
+            assert isinstance(error, EngineError)
+            assert wanted in str(error)
 
     def test_strangers_are_not_let_in(self) -> None:
         """One that says nothing, one that guesses; the ranks connect all the same."""
         strangers = []
 
-        def disturbed(rank: int, mine: Any) -> Any:
-            if mine["address"]:
+        def disturbed(key: str, value: Any) -> Any:
+            if key == "ficco/leader":
                 for words in (b"", b"[]", b'{"rank": 1, "secret": "x"}', b'{"rank": 9}', b"\xff"):
                     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                    stranger.connect(bytes.fromhex(mine["address"]))
+                    stranger.connect(bytes.fromhex(value["address"]))
                     if words:
                         stranger.send(words)
                     strangers.append(stranger)
-            return mine
+            return value
 
-        found = opened(Gathering(disturbed))
+        found = opened(Kept(disturbed))
         results = together(lambda rank: found[rank].meet(agenda(rank), 5))
         assert results == {0: 20, 1: 20, 2: 20}
-        for each in (*found, *strangers):
-            each.close()
+        closed([*found, *strangers])
 
     def test_another_user_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(connecting.os, "geteuid", lambda: os.getuid() + 1)
-        errors = opened(Gathering(), timeout_s=0.3)
+        errors = opened(Kept(), timeout_s=0.3)
         assert isinstance(errors[0], TimeoutExceeded)
-        assert "the connection of rank 1 (pid" in str(errors[0])
+        assert "rank 1 (pid" in str(errors[0])
         assert all("belongs to user" in str(error) for error in errors[1:])
+
+    @pytest.mark.parametrize("absent", range(WORLD))
+    def test_who_does_not_come_is_named_and_may_come_later(self, absent: int) -> None:
+        store = Kept()
+        others = [rank for rank in range(WORLD) if rank != absent]
+        for error in opened(store, 0.5, others):
+            assert isinstance(error, TimeoutExceeded)
+            assert f"rank {absent} did not come within 0.5 s" in str(error), error
+            assert "timeout_s is 0.5" in str(error)
+        closed(opened(store))
+
+    def test_a_rank_that_gave_up_comes_again(self) -> None:
+        """Rank 1 gives up after 0.2 s and opens anew, while the others wait on."""
+        store = Kept()
+
+        def meet(rank: int) -> Meeting:
+            if rank == 1:
+                with pytest.raises(TimeoutExceeded):
+                    Meeting(store.members(1), {}, 0.2)
+            if rank == 2:
+                time.sleep(2.0)
+            return Meeting(store.members(rank), {}, 20)
+
+        closed(list(together(meet).values()))
+
+    @pytest.mark.parametrize("victim", range(WORLD))
+    def test_who_has_died_is_named_soon(self, victim: int) -> None:
+        """It had come, and its process is no more: nobody waits for the timeout."""
+
+        def ended(key: str, value: Any) -> Any:
+            return {**value, "born": "0"} if key == f"ficco/rank/{victim}" else value
+
+        store = Kept(ended)
+        store.set(f"ficco/rank/{victim}", json.dumps(_came()))
+        begin = time.monotonic()
+        others = [rank for rank in range(WORLD) if rank != victim]
+        for error in opened(store, 30, others):
+            assert isinstance(error, EngineError)
+            assert f"rank {victim} (pid {os.getpid()}) has died" in str(error), error
+            assert "Restart the processes" in str(error)
+        assert time.monotonic() - begin < 10
+
+    def test_who_raised_an_error_is_named_with_it(self) -> None:
+        store = Kept()
+        note_refusal(store.members(1), "InputError: w is None")
+        begin = time.monotonic()
+        for error in opened(store, 30, [0, 2]):
+            assert isinstance(error, EngineError)
+            assert "rank 1 does not come to open the group" in str(error)
+            assert "w is None" in str(error)
+        assert time.monotonic() - begin < 10
+        # All had raised it at their first try: at the second one nobody is missed.
+        closed(together(lambda r: Meeting(store.members(r)._replace(turn=2), {}, 20)).values())
+
+
+def _came() -> dict[str, Any]:
+    return {"host": connecting._host(), "facts": {}, "kind": "the CPU", "turn": 1,
+            **connecting._life()}  # fmt: skip
 
 
 class TestMeeting:
@@ -197,6 +277,11 @@ class TestMeeting:
                 with pytest.raises(EngineError, match=rf"rank {gone} \(pid \d+\) has left"):
                     meetings[rank].meet(agenda(rank), 5)
             assert time.monotonic() - begin < 2
+
+    def test_all_have_what_each_brings(self, meetings: list[Meeting]) -> None:
+        for _ in range(3):
+            found = together(lambda rank: meetings[rank].gather("compare", {"is": rank}, 5))
+            assert all(each == [{"is": 0}, {"is": 1}, {"is": 2}] for each in found.values())
 
     def test_a_broken_group_ends_the_wait(self, meetings: list[Any]) -> None:
         broken = EngineError("it failed")

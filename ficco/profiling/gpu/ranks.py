@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ficco.errors import EngineError
 from ficco.profiling.figures import steady
-from ficco.runtime.process_cuda import why_not
+from ficco.runtime.gpus_of_group import why_not
 
 __all__ = ["Ranks", "captured", "new_stream"]
 

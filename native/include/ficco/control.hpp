@@ -18,21 +18,15 @@ namespace ficco {
 // Why a group has failed. Numbers that do not apply are -1, or 0 for values.
 struct Failure {
     enum class Kind { timeout, stopped, differs, refused };
-    int rank;  // refused: the one that did not make the call which `word_rank` has begun
+    int rank;  // refused: the one that makes no call where `word_rank` has begun one
     int step;
     int word_rank;   // -1: a wait for the step `word_index` of the same program
     int word_index;  // -1: none is missing, or the words of `word_rank` could not be read
     Kind kind;
     double seconds;
-    // differs: digests of the calls of `word_rank` and `rank`; refused: the number of the call, and
-    // which refusal it was
-    std::uint32_t found;
+    std::uint32_t found;  // differs: the digest of the call of `word_rank`; refused: its number
     std::uint32_t expected;
 };
-
-// In place of a call's digest: the rank has raised an error before the call, or resets the group.
-inline constexpr std::uint32_t kRefused = 1;
-inline constexpr std::uint32_t kReset = 2;
 
 // A rank's process. `absent` until it has joined.
 enum class Presence : std::uint32_t { absent, here, closed, died };
@@ -41,7 +35,7 @@ enum class Presence : std::uint32_t { absent, here, closed, died };
 struct RankState {
     Presence presence;
     double age_s;          // since its last heartbeat; 0 where ranks are threads of one process
-    std::uint32_t calls;   // that it has begun or refused
+    std::uint32_t calls;   // that it has begun
     std::uint32_t digest;  // of the last one
 };
 
@@ -63,11 +57,13 @@ class Control {
 
     // ---- ranks
     void began(int rank, std::uint32_t digest) noexcept;
-    // The rank makes no call where its peers may make one: `digest` is kRefused or kReset. The
-    // number of this turn is one of those of calls, so that ranks which all refuse stay alike.
-    void refuse(int rank, std::uint32_t digest, std::string_view reason) noexcept;
-    // Why a rank refused this turn; nothing if it did not, or if that was long ago.
-    std::optional<std::string> refusal(int rank, std::uint32_t number) const;
+    // The rank makes no call where its peers may make one. Where it makes it later, or where all
+    // ranks refuse as often, nothing comes of it.
+    void refuse(int rank, std::string_view reason) noexcept;
+    std::string refusal(int rank) const;  // the last reason
+    // Whether a peer has refused, more often than this rank, the call that it is to make next: one
+    // that this rank has begun, or, if `next`, is to make next, too.
+    std::optional<Failure> refused(int rank, int peer, bool next) const noexcept;
     // A rank has captured a call, which it may replay: its calls are not those that it begins.
     void captured() noexcept { captured_.store(true, std::memory_order_release); }
     RankState state(int rank) const noexcept;
@@ -90,18 +86,15 @@ class Control {
     static constexpr std::uint32_t kRemembered = 256;  // calls that a rank may be ahead of another
     static constexpr std::size_t kReasonBytes = 600;
 
-    struct Reason {
-        std::atomic<std::uint32_t> turn;  // 1 + its number; 0: none
-        char text[kReasonBytes];
-    };
-
     struct alignas(64) Rank {
         std::atomic<std::int64_t> seen_ns;
         std::atomic<Presence> presence;
         Word calls;
-        Word digests[kRemembered];  // of the last ones, by number
-        RobustMutex alive;          // held from arrive() to depart()
-        Reason reasons[2];          // of the last refusals, by number
+        Word digests[kRemembered];      // of the last ones, by number
+        Word refused[kRemembered];      // how often each was refused before it was made
+        Word refusals;                  // of the next one
+        RobustMutex alive;              // held from arrive() to depart()
+        char reasons[2][kReasonBytes];  // of the last refusals
     };
 
     std::uint64_t magic_;

@@ -94,8 +94,9 @@ class Group {
     void enter(int rank, std::uint32_t digest, std::size_t window_bytes);
     void leave() noexcept;
     // This rank makes no call where its peers may make one; see Control.
-    void refuse(int rank, bool resets, std::string_view reason);
-    std::optional<std::string> refusal(int rank, std::uint32_t number) const;
+    void refuse(int rank, std::string_view reason);
+    std::string refusal(int rank) const;
+    bool refuses_next(int rank, int peer) const;
     // That call is captured into a graph: ranks' calls are compared no more.
     void captured() noexcept { control_->captured(); }
 

@@ -110,8 +110,9 @@ void bind_group(nb::module_& module) {
             "rank"_a, "copy"_a, "index"_a)
         .def("fail", nb::overload_cast<int>(&Group::fail), "rank"_a)
         .def("failure", &failure_tuple)
-        .def("refuse", &Group::refuse, "rank"_a, "resets"_a, "reason"_a)
-        .def("refusal", &Group::refusal, "rank"_a, "number"_a)
+        .def("refuse", &Group::refuse, "rank"_a, "reason"_a)
+        .def("refusal", &Group::refusal, "rank"_a)
+        .def("refuses_next", &Group::refuses_next, "rank"_a, "peer"_a)
         .def("reset", &Group::reset, WithoutGil())
         .def("rank_state", &state_tuple, "rank"_a)
         .def("close", &Group::close, WithoutGil());

@@ -71,25 +71,40 @@ void Control::began(int rank, std::uint32_t digest) noexcept {
     Rank& one = ranks_[rank];
     const std::uint32_t number = one.calls.load(std::memory_order_relaxed);
     one.digests[number % kRemembered].store(digest, std::memory_order_release);
+    one.refused[number % kRemembered].store(one.refusals.exchange(0, std::memory_order_acq_rel),
+                                            std::memory_order_release);
     one.calls.store(number + 1, std::memory_order_release);
 }
 
-void Control::refuse(int rank, std::uint32_t digest, std::string_view reason) noexcept {
-    const std::uint32_t number = ranks_[rank].calls.load(std::memory_order_relaxed);
-    Reason& kept = ranks_[rank].reasons[number % 2];
-    kept.turn.store(0, std::memory_order_release);
+void Control::refuse(int rank, std::string_view reason) noexcept {
+    Rank& one = ranks_[rank];
+    const std::uint32_t before = one.refusals.load(std::memory_order_relaxed);
     std::size_t bytes = std::min(reason.size(), kReasonBytes - 1);
     while (bytes < reason.size() && bytes > 0 && (reason[bytes] & 0xC0) == 0x80) --bytes;  // UTF-8
-    std::memcpy(kept.text, reason.data(), bytes);
-    kept.text[bytes] = 0;
-    kept.turn.store(number + 1, std::memory_order_release);
-    began(rank, digest);
+    char* text = one.reasons[(before + 1) % 2];
+    std::memcpy(text, reason.data(), bytes);
+    text[bytes] = 0;
+    one.refusals.store(before + 1, std::memory_order_release);
 }
 
-std::optional<std::string> Control::refusal(int rank, std::uint32_t number) const {
-    const Reason& kept = ranks_[rank].reasons[number % 2];
-    if (kept.turn.load(std::memory_order_acquire) != number + 1) return std::nullopt;
-    return std::string(kept.text);
+std::string Control::refusal(int rank) const {
+    const Rank& one = ranks_[rank];
+    return one.reasons[one.refusals.load(std::memory_order_acquire) % 2];
+}
+
+std::optional<Failure> Control::refused(int rank, int peer, bool next) const noexcept {
+    const Rank& own = ranks_[rank];
+    const Rank& other = ranks_[peer];
+    if (captured_.load(std::memory_order_acquire)) return std::nullopt;
+    const std::uint32_t number = other.calls.load(std::memory_order_acquire);
+    const std::uint32_t often = other.refusals.load(std::memory_order_acquire);
+    const std::uint32_t ahead = own.calls.load(std::memory_order_acquire) - number;
+    if (next ? ahead != 0 : (ahead == 0 || ahead >= kRemembered)) return std::nullopt;
+    const Word& mine = next ? own.refusals : own.refused[number % kRemembered];
+    if (often <= mine.load(std::memory_order_acquire)) return std::nullopt;
+    // It may have begun the call meanwhile, and with it forgotten what it refused.
+    if (other.calls.load(std::memory_order_acquire) != number) return std::nullopt;
+    return Failure{peer, -1, rank, -1, Failure::Kind::refused, 0.0, number, 0};
 }
 
 RankState Control::state(int rank) const noexcept {
@@ -119,17 +134,6 @@ std::optional<Failure> Control::difference(int rank, int peer,
         };
         if (found == wanted || written_over(own) || written_over(other)) continue;
         if (captured_.load(std::memory_order_acquire)) return std::nullopt;
-        if (std::min(found, wanted) <= kReset) {  // who resets is named before who refused
-            const bool is_mine = wanted == kReset || found > kReset;
-            return Failure{is_mine ? rank : peer,
-                           -1,
-                           is_mine ? peer : rank,
-                           -1,
-                           Failure::Kind::refused,
-                           0.0,
-                           compared,
-                           is_mine ? wanted : found};
-        }
         return Failure{rank, -1, peer, -1, Failure::Kind::differs, 0.0, found, wanted};
     }
     return std::nullopt;

@@ -282,15 +282,21 @@ void Group::enter(int rank, std::uint32_t digest, std::size_t window_bytes) {
     control_->began(rank, digest);
 }
 
-void Group::refuse(int rank, bool resets, std::string_view reason) {
+void Group::refuse(int rank, std::string_view reason) {
     check_own(rank);
     const std::lock_guard lock(mutex_);
-    if (!closed_ && !failed()) control_->refuse(rank, resets ? kReset : kRefused, reason);
+    if (!closed_) control_->refuse(rank, reason);
 }
 
-std::optional<std::string> Group::refusal(int rank, std::uint32_t number) const {
+std::string Group::refusal(int rank) const {
     check_rank(rank);
-    return control_->refusal(rank, number);
+    return control_->refusal(rank);
+}
+
+bool Group::refuses_next(int rank, int peer) const {
+    check_rank(rank);
+    check_rank(peer);
+    return control_->refused(rank, peer, true).has_value();
 }
 
 void Group::leave() noexcept {

@@ -37,6 +37,7 @@ void Watchdog::loop() noexcept {
         control_.beat(rank_);
         control_.look_for_deaths(world_);
         compare_calls();
+        look_for_refusals();
         futex_wait(stop_, 0, now_ns() + kBeatNs);
     }
     control_.depart(rank_);
@@ -48,6 +49,21 @@ void Watchdog::compare_calls() noexcept {
         found_ns_ = now_ns();
     }
     if (difference_ && now_ns() - found_ns_ > kToldAfterNs) control_.fail(*difference_);
+}
+
+// A peer that makes the call after all does so soon, or is waited for no longer.
+void Watchdog::look_for_refusals() noexcept {
+    for (int peer = 0; peer < world_; ++peer) {
+        std::int64_t& since = refused_ns_[static_cast<std::size_t>(peer)];
+        const auto found = peer == rank_ ? std::nullopt : control_.refused(rank_, peer, false);
+        if (!found) {
+            since = 0;
+        } else if (since == 0) {
+            since = now_ns();
+        } else if (now_ns() - since > kToldAfterNs) {
+            control_.fail(*found);
+        }
+    }
 }
 
 }  // namespace ficco

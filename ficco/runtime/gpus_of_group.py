@@ -1,0 +1,80 @@
+"""Whether the GPUs of a group can run ficco's engine; all ranks say the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ficco.engines import cuda
+from ficco.private.torch_core import symmetric_memory
+from ficco.runtime.meeting import Meeting
+from ficco.runtime.members import members_of
+
+__all__ = ["facts_of_gpu", "here", "ordinal", "reason_of", "why_not"]
+
+
+def why_not(group: Any, timeout_s: float = 30.0) -> str | None:
+    """Say why the GPUs of a group cannot run ficco's engine; None: they can.
+
+    A collective call on the group; all ranks get the same answer.
+
+    Args:
+        group: a ProcessGroup with the nccl backend.
+        timeout_s: how long it may last for all ranks to come.
+
+    Raises:
+        EngineError: the ranks are on several hosts, or one has died; TimeoutExceeded: one did not
+            come.
+    """
+    meeting = Meeting(members_of(group, "nccl"), {}, timeout_s)
+    try:
+        return reason_of(meeting.gather("compare GPUs", facts_of_gpu(), timeout_s))
+    finally:
+        meeting.close()
+
+
+def reason_of(found: Sequence[dict[str, Any]]) -> str | None:
+    """Return why GPUs of these facts, a rank each, cannot run ficco's engine; None: they can."""
+    devices = {facts["device"] for facts in found}
+    for rank, facts in enumerate(found):
+        if facts["reason"] is not None:
+            return f"rank {rank}: {facts['reason']}"
+        unreached = sorted(other for other in devices if other in facts["unreached"])
+        if unreached:
+            return f"rank {rank}: device {facts['device']} has no peer access to {unreached}"
+    return None
+
+
+def facts_of_gpu() -> dict[str, Any]:
+    """Return this rank's device, the devices that it cannot reach, and what keeps it from running.
+
+    Devices are named by their number, so ranks are taken to see the same devices, or one each.
+    """
+    facts: dict[str, Any] = {"device": ordinal(), "unreached": [], "reason": None}
+    try:
+        peers = cuda.capabilities(ordinal()).peers
+        facts["unreached"] = [i for i, reached in enumerate(peers) if not reached]
+    except cuda.GpuError as error:
+        facts["reason"] = str(error)
+        return facts
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        facts["reason"] = "CUDA_LAUNCH_BLOCKING is set, so that nothing can overlap"
+        return facts
+    try:
+        symmetric_memory().empty(16, dtype=torch.uint8, device=here())
+    except Exception as error:  # whatever PyTorch says of a machine without it
+        facts["reason"] = f"PyTorch has no symmetric memory here: {error}"
+    return facts
+
+
+def here() -> torch.device:
+    """Return the current device."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def ordinal() -> int:
+    """Return the current device as the driver counts, which is as PyTorch does."""
+    return torch.cuda.current_device()
