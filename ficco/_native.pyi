@@ -160,7 +160,7 @@ class Group:
         """
 
     def refusal(self, rank: int) -> str:
-        """Return the last reason for which a rank refused a call, or nothing."""
+        """Return why a rank refuses its next call: the first of its reasons, or an earlier one."""
 
     def refuses_next(self, rank: int, peer: int) -> bool:
         """Whether a peer has refused the next call of `rank`, more often than that did."""

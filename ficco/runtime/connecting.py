@@ -141,9 +141,13 @@ class _Seeker:
             name = {"address": listener.getsockname().hex(), "secret": secret}
             store.set(_NAME, json.dumps({**self._me, **name}))
             while len(came) < world:
-                if ready([listener], _LOOK_S):
+                spoken = ready([listener, *self._peers.values()], _LOOK_S)
+                if listener in spoken:
                     self._accept(listener, secret, came)
                     continue
+                for each in [rank for rank, peer in self._peers.items() if peer in spoken]:
+                    self._peers.pop(each).close()  # it waits, and says nothing: it has gone
+                    del came[each]
                 missing = sorted(set(range(world)) - set(came))
                 for each in missing:
                     self._look_for(each)

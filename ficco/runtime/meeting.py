@@ -124,7 +124,7 @@ class Meeting:
         """Return what every rank brings, by rank; JSON values. Errors are those of `meet`."""
         agenda = Agenda(
             what,
-            {"brings": mine},
+            {"brings": json.loads(json.dumps(mine))},  # alike on all ranks, the leader too
             lambda brought: (None, {"all": [facts["brings"] for facts in brought]}),
             lambda _, facts: facts["all"],
             lambda: None,

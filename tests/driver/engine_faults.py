@@ -217,7 +217,7 @@ def absent_while_copies_are_held(world: int, within_s: float, apart: bool) -> No
     control.hold_copies(True)
     with expected(
         TimeoutExceeded, r"rank [1-9], step '[a-z].*: a signal did not come within 0\.",
-        "Which one is not known, as the memory of its GPU could not be read. Raise timeout_s",
+        "Which one is not known, as the memory of its GPU could not be read. timeout_s is",
     ):  # fmt: skip
         node.runtime.synchronize()
     took = time.monotonic() - begin

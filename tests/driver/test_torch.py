@@ -91,4 +91,13 @@ def test_random_calls_are_right(double_folder: Path, tmp_path: Path, world: int)
 @pytest.mark.parametrize("world", [2, 3])
 def test_captures_and_failures(double_folder: Path, tmp_path: Path, world: int) -> None:
     """Graphs of calls, beside calls and larger windows; ranks that do not come, or call others."""
-    run(double_folder, tmp_path, world, "captures", "made_ready", "diverging", "failures")
+    run(
+        double_folder,
+        tmp_path,
+        world,
+        "captures",
+        "made_ready",
+        "diverging",
+        "failures",
+        "one_sided",
+    )

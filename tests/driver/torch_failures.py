@@ -119,6 +119,52 @@ def failures(here: Rank, world: int) -> None:
         close(reduced(rank, "gated_1d"), want.double(), f"after {function} and a reset")
 
 
+def one_sided(here: Rank, world: int) -> None:
+    """One rank raises an error, resets or closes; those in the call are told soon, with NaN."""
+    rank, last = here.rank, world - 1
+    for schedule in ("hetero_unfused_1d", "gated_1d", "one_shot_sm"):
+        ficco.prepare(machine="cuda", timeout_s=_LONG_S)
+        want = reduced(rank, "serial")
+        for _ in range(3):
+            close(reduced(rank, schedule), want.double(), schedule)
+        if rank == last:
+            _refused(rank, schedule)
+        else:
+            _told(here, schedule, f"rank {last} does not make the call of its peers: InputError")
+        ficco.reset()
+        close(reduced(rank, schedule), want.double(), f"{schedule} after an error and a reset")
+        if rank != last:
+            _told(here, schedule, f"rank {last} does not make the call of its peers: it resets")
+        ficco.reset()
+        for _ in range(3):  # that all ranks raise needs no reset
+            _refused(rank, schedule)
+            close(reduced(rank, schedule), want.double(), f"{schedule} after an error of all")
+        if rank == last:
+            ficco.close()
+        else:
+            _told(here, schedule, "has closed its runtime. Restart the processes")
+            ficco.close()
+        here.waits = True
+
+
+def _refused(rank: int, schedule: str) -> None:
+    try:
+        ficco.matmul_all_reduce(draw(rank, 5, 2), draw(rank, 2, 7).double(), schedule=schedule)
+    except ficco.InputError as error:
+        assert "float64" in str(error), error
+    else:
+        raise AssertionError("float64 was taken")
+
+
+def _told(here: Rank, schedule: str, words: str) -> None:
+    here.waits, begin = False, time.monotonic()
+    y = reduced(here.rank, schedule)
+    _fails(ficco.synchronize, words)
+    assert time.monotonic() - begin < _LONG_S / 3
+    assert bool(torch.isnan(y).any()), schedule
+    here.waits = True
+
+
 def _fails(call: Callable[[], Any], words: str) -> None:
     try:
         call()

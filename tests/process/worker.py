@@ -6,6 +6,7 @@ python worker.py COMMANDS ANSWERS COMMANDS ANSWERS ... (descriptors of pipes, tw
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import hashlib
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import ficco
 from ficco import oracle
 from ficco.compute import dtype_of, named
 from ficco.lowering import lower_rank
@@ -94,6 +96,59 @@ def call(
     return {"wrong": wrong, "bits": digests}
 
 
+def function(name: str, columns: int = 5, spoil: bool = False, times: int = 1) -> bool:
+    """Call all_gather_matmul of whole numbers; return whether all results were right."""
+    group = groups[name]
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    xs = [torch.arange(12.0).reshape(4, 3) + 7 * r for r in range(world)]
+    w = torch.arange(3.0 * columns).reshape(3, columns)
+    given = w.double() if spoil else w
+    wanted = torch.cat(xs) @ w
+    return all(
+        torch.equal(ficco.all_gather_matmul(xs[rank], given, group=group), wanted)
+        for _ in range(times)
+    )
+
+
+def function_in_a_child(name: str) -> str:
+    """Fork, and call in the child; return what that says."""
+    ours, its = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        said = "it returned"
+        try:
+            function(name)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        ficco.close(groups[name])  # nothing, as it is the parent's
+        try:
+            function(name)
+        except Exception as error:
+            said += f" {type(error).__name__}: {error}"
+        os.write(its, said.encode())
+        os._exit(0)
+    os.close(its)
+    with os.fdopen(ours) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+def leave_a_child() -> int:
+    """Fork a process that never calls ficco; return its number."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    return pid
+
+
+def leave() -> None:
+    """End this process in order."""
+    atexit._run_exitfuncs()
+    os._exit(0)
+
+
 def state(name: str) -> dict[str, Any]:
     """What the process holds."""
     windows = runtimes[name].window_bytes if name in runtimes else 0
@@ -141,6 +196,13 @@ COMMANDS = {
     "world": join_world,
     "open": open_group,
     "call": call,
+    "function": function,
+    "function_in_a_child": function_in_a_child,
+    "prepare": lambda name, timeout_s: ficco.prepare(groups[name], timeout_s=timeout_s),
+    "reset_functions": lambda name: ficco.reset(groups[name]),
+    "close_functions": lambda name: ficco.close(groups[name]),
+    "leave_a_child": leave_a_child,
+    "leave": leave,
     "state": state,
     "timeline": timeline,
     "reset": reset,

@@ -60,7 +60,7 @@ class Control {
     // The rank makes no call where its peers may make one. Where it makes it later, or where all
     // ranks refuse as often, nothing comes of it.
     void refuse(int rank, std::string_view reason) noexcept;
-    std::string refusal(int rank) const;  // the last reason
+    std::string refusal(int rank) const;  // why; the first reason counts
     // Whether a peer has refused, more often than this rank, the call that it is to make next: one
     // that this rank has begun, or, if `next`, is to make next, too.
     std::optional<Failure> refused(int rank, int peer, bool next) const noexcept;
@@ -90,11 +90,11 @@ class Control {
         std::atomic<std::int64_t> seen_ns;
         std::atomic<Presence> presence;
         Word calls;
-        Word digests[kRemembered];      // of the last ones, by number
-        Word refused[kRemembered];      // how often each was refused before it was made
-        Word refusals;                  // of the next one
-        RobustMutex alive;              // held from arrive() to depart()
-        char reasons[2][kReasonBytes];  // of the last refusals
+        Word digests[kRemembered];  // of the last ones, by number
+        Word refused[kRemembered];  // how often each was refused before it was made
+        Word refusals;              // of the next one
+        RobustMutex alive;          // held from arrive() to depart()
+        char reason[kReasonBytes];  // of the first of them
     };
 
     std::uint64_t magic_;

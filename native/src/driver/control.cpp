@@ -79,18 +79,16 @@ void Control::began(int rank, std::uint32_t digest) noexcept {
 void Control::refuse(int rank, std::string_view reason) noexcept {
     Rank& one = ranks_[rank];
     const std::uint32_t before = one.refusals.load(std::memory_order_relaxed);
-    std::size_t bytes = std::min(reason.size(), kReasonBytes - 1);
-    while (bytes < reason.size() && bytes > 0 && (reason[bytes] & 0xC0) == 0x80) --bytes;  // UTF-8
-    char* text = one.reasons[(before + 1) % 2];
-    std::memcpy(text, reason.data(), bytes);
-    text[bytes] = 0;
+    if (before == 0) {
+        std::size_t bytes = std::min(reason.size(), kReasonBytes - 1);
+        while (bytes < reason.size() && (reason[bytes] & 0xC0) == 0x80) --bytes;  // UTF-8
+        std::memcpy(one.reason, reason.data(), bytes);
+        one.reason[bytes] = 0;
+    }
     one.refusals.store(before + 1, std::memory_order_release);
 }
 
-std::string Control::refusal(int rank) const {
-    const Rank& one = ranks_[rank];
-    return one.reasons[one.refusals.load(std::memory_order_acquire) % 2];
-}
+std::string Control::refusal(int rank) const { return ranks_[rank].reason; }
 
 std::optional<Failure> Control::refused(int rank, int peer, bool next) const noexcept {
     const Rank& own = ranks_[rank];
