@@ -300,12 +300,37 @@ TEST(a_call_that_one_rank_refuses_fails_the_group_with_its_reason) {
     CHECK(longest.starts_with(groups[0]->refusal(1)) && groups[0]->refusal(1).size() > 500);
 }
 
+TEST(a_call_that_a_rank_had_not_begun_when_it_left_fails_the_group) {
+    const Memory memory(3, 0);
+    std::vector<std::shared_ptr<Group>> groups;
+    for (int rank = 0; rank < 3; ++rank) groups.push_back(memory.join(rank));
+    const auto begin = [&](int rank) {
+        groups[static_cast<std::size_t>(rank)]->enter(rank, 7, 0);
+        groups[static_cast<std::size_t>(rank)]->leave();
+    };
+    for (int rank = 0; rank < 3; ++rank) begin(rank);
+    begin(1);
+    groups[1]->close();  // in order, behind a call that the others make later
+    begin(0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(800));
+    begin(2);
+    CHECK(!groups[0]->failed());
+    begin(2);
+    wait_until([&] { return groups[0]->failed(); });
+    CHECK(groups[0]->failure()->kind == Failure::Kind::stopped);
+    CHECK_EQ(groups[0]->failure()->rank, 1);
+}
+
 TEST(a_wait_for_a_rank_that_has_closed_ends_soon) {
     const Memory memory(3);
     const auto first = memory.join(0, 60.0);
     const auto second = memory.join(1, 60.0);
     auto third = memory.join(2, 60.0);
     Group::raise(first->word(0, 0, data_word(2, 0)), 1);
+    for (int turn = 0; turn < 2; ++turn) {  // both calls that end, and not the one that fails
+        third->enter(2, 0, 0);
+        third->leave();
+    }
     third.reset();
     // What it raised before is there, and another rank that lives is waited for.
     const auto met = bound(first, 0, Rows().on(0, 0).wait(0, data_word(2, 0)), {});

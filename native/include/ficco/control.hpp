@@ -78,6 +78,8 @@ class Control {
     // Finds out which ranks have died since they arrived: the kernel tells, by their mutex.
     void look_for_deaths(int world) noexcept;
     bool someone_died() const noexcept { return deaths_.load(std::memory_order_acquire) > 0; }
+    // Whether a peer has left, and this rank has begun a call that it had not.
+    std::optional<Failure> missed(int rank, int peer) const noexcept;
     // Whether a rank has closed or died, and whether any has.
     bool has_left(int rank) const noexcept;
     bool someone_left() const noexcept { return left_.load(std::memory_order_acquire) > 0; }

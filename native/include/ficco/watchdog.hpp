@@ -1,5 +1,5 @@
 // A thread that says, while it lives, that this process does, and notices when others have died or
-// have begun another call than this one, or refuse one that this rank has begun.
+// have begun another call than this one, or will not come to one that this rank has begun.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ class Watchdog {
   private:
     void loop() noexcept;
     void compare_calls() noexcept;
-    void look_for_refusals() noexcept;
+    void look_at_peers() noexcept;
 
     Control& control_;
     const int world_;
@@ -29,7 +29,7 @@ class Watchdog {
     std::array<std::uint32_t, kMaxWorld> compared_{};  // calls with each peer
     std::optional<Failure> difference_;                // told a while after it was found
     std::int64_t found_ns_ = 0;
-    std::array<std::int64_t, kMaxWorld> refused_ns_{};  // since when each peer refuses, or 0
+    std::array<std::int64_t, kMaxWorld> absent_ns_{};  // since when each does not come, or 0
     Word arrived_{0};
     Word stop_{0};
     Thread thread_;  // last, as it uses all above

@@ -105,6 +105,14 @@ std::optional<Failure> Control::refused(int rank, int peer, bool next) const noe
     return Failure{peer, -1, rank, -1, Failure::Kind::refused, 0.0, number, 0};
 }
 
+std::optional<Failure> Control::missed(int rank, int peer) const noexcept {
+    if (!has_left(peer) || captured_.load(std::memory_order_acquire)) return std::nullopt;
+    const std::uint32_t ahead = ranks_[rank].calls.load(std::memory_order_acquire) -
+                                ranks_[peer].calls.load(std::memory_order_acquire);
+    if (static_cast<std::int32_t>(ahead) <= 0) return std::nullopt;
+    return Failure{peer, -1, -1, -1, Failure::Kind::stopped, 0.0, 0, 0};
+}
+
 RankState Control::state(int rank) const noexcept {
     const Rank& one = ranks_[rank];
     const std::uint32_t calls = one.calls.load(std::memory_order_acquire);

@@ -11,6 +11,8 @@ namespace {
 constexpr std::int64_t kBeatNs = 50'000'000;
 // Calls before the one that differs may still run, and those that end by then are as they should.
 constexpr std::int64_t kToldAfterNs = 500'000'000;
+// Later than a wait for a rank that has left gives up (kLeftGraceS), which says what it waited for.
+constexpr std::int64_t kMissedAfterNs = 1'200'000'000;
 }  // namespace
 
 Watchdog::Watchdog(Control& control, int world, int rank)
@@ -37,7 +39,7 @@ void Watchdog::loop() noexcept {
         control_.beat(rank_);
         control_.look_for_deaths(world_);
         compare_calls();
-        look_for_refusals();
+        look_at_peers();
         futex_wait(stop_, 0, now_ns() + kBeatNs);
     }
     control_.depart(rank_);
@@ -51,16 +53,20 @@ void Watchdog::compare_calls() noexcept {
     if (difference_ && now_ns() - found_ns_ > kToldAfterNs) control_.fail(*difference_);
 }
 
-// A peer that makes the call after all does so soon, or is waited for no longer.
-void Watchdog::look_for_refusals() noexcept {
+// A peer that refuses a call may make it after all, and one that has left may be needed no more by
+// the calls that stand before: both have a while for it.
+void Watchdog::look_at_peers() noexcept {
     for (int peer = 0; peer < world_; ++peer) {
-        std::int64_t& since = refused_ns_[static_cast<std::size_t>(peer)];
-        const auto found = peer == rank_ ? std::nullopt : control_.refused(rank_, peer, false);
+        if (peer == rank_) continue;
+        std::int64_t& since = absent_ns_[static_cast<std::size_t>(peer)];
+        auto found = control_.missed(rank_, peer);
+        const std::int64_t after_ns = found ? kMissedAfterNs : kToldAfterNs;
+        if (!found) found = control_.refused(rank_, peer, false);
         if (!found) {
             since = 0;
         } else if (since == 0) {
             since = now_ns();
-        } else if (now_ns() - since > kToldAfterNs) {
+        } else if (now_ns() - since > after_ns) {
             control_.fail(*found);
         }
     }
