@@ -671,6 +671,9 @@ class GpuProgram:
         Raises: as `start`.
         """
 
+    def can_call_again(self, stream: int, addresses: list[int], pitches: list[int]) -> bool:
+        """Return whether `call_again` would make a call, as far as is known now."""
+
     def fits(self, addresses: list[int], pitches: list[int]) -> bool:
         """Return whether the launches serve such slots, given as to `start`.
 

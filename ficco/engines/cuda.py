@@ -323,12 +323,15 @@ class BoundPlan:
         Nothing is enqueued or allocated.
         """
         launches = self._launches
-        if self._before or launches is None or len(launches.native) < len(self._works):
+        if launches is None or len(launches.native) < len(self._works):
             return None
         if not all(self._compute.reads(arrays[name]) for name in self._weights):
             return None  # it is a copy that is read
         state, parts = launches.state, (self._native, launches, self._compute)
-        found = Standing(*parts, arrays, self._numbers, self._count, self._workspaces, self._window)
+        before = self._make_before_again if self._before else None
+        found = Standing(
+            *parts, arrays, self._numbers, self._count, self._workspaces, self._window, before
+        )
         return found if launches.state is state else None  # another thread has had other matrices
 
     def load(self, arrays: Mapping[str, Any]) -> None:
@@ -376,6 +379,9 @@ class BoundPlan:
         with compute.exact(self._dtype):
             self._submit(view, by_kernels, armed, traced)
         native.finish()
+
+    def _make_before_again(self, matrices: Mapping[str, Any]) -> None:
+        self._make_before(self._view(dict(matrices), 0))  # of which nothing lies in a window
 
     def _make_before(self, view: View) -> None:
         with self._compute.exact(self._dtype):

@@ -7,7 +7,7 @@ that beside the bound plan, so that it goes with the plan, when windows grow, sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ficco.compute import DeviceCompute
@@ -31,18 +31,20 @@ class Standing:
         count: how many slots there are, with those of windows.
         workspaces: what may be allocated for a call.
         window: the plan's.
+        before: enqueues what the library makes before the launch, given the call's matrices by
+            name; None: there is nothing.
 
     Attributes:
-        window: the plan's.
+        window, before: as above.
         call: for the runtime, which keeps there whose call it is.
     """
 
     __slots__ = (
         "__weakref__", "_compute", "_launches", "_pitches", "_program", "_slots", "_state",
-        "_workspaces", "call", "window",
+        "_workspaces", "before", "call", "window",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a call has as many facts
         self,
         program: Any,
         launches: Launches,
@@ -52,6 +54,7 @@ class Standing:
         count: int,
         workspaces: Sequence[Buffer],
         window: Any,
+        before: Callable[[Mapping[str, Any]], None] | None,
     ) -> None:
         self._program, self._launches, self._compute = program, launches, compute
         self._slots = [numbers.get(name, -1) for name in arrays]
@@ -64,7 +67,7 @@ class Standing:
                 addresses[slot], self._pitches[slot] = compute.place(arrays[name])
         launches.place(arrays, addresses, self._pitches)
         self._state = launches.state
-        self.window = window
+        self.window, self.before = window, before
         self.call: Any = None
 
     @property
@@ -72,13 +75,20 @@ class Standing:
         """Whether the plan launches kernels for matrices that lie otherwise now."""
         return self._launches.state is not self._state
 
-    def run(self, addresses: Sequence[int], copy: int, stream: int) -> bool:
+    def run(
+        self,
+        addresses: Sequence[int],
+        copy: int,
+        stream: int,
+        matrices: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Enqueue a call on a stream of the current device; False: nothing is, it needs a look.
 
         Args:
             addresses: of the matrices, in the order of the slots.
             copy: the window copy of this call.
             stream: the library's current one, as the driver knows it.
+            matrices: by name, where something is made `before` the launch.
 
         Raises:
             RuntimeError: the group has failed; nothing was enqueued that waits or is sent.
@@ -94,6 +104,10 @@ class Standing:
         for buffer, slot in self._workspaces:
             made.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
             given[slot] = self._compute.place(made[-1])[0]
+        if self.before is not None and matrices is not None:
+            if not self._program.can_call_again(stream, given, self._pitches):
+                return False
+            self.before(matrices)
         try:
             return bool(self._program.call_again(copy, stream, given, self._pitches))
         except BaseException:

@@ -105,12 +105,12 @@ class Known:
         if here and standing is not None:
             addresses = [tensor.data_ptr() for tensor in tensors]
             addresses += [y.data_ptr() for y in ys]
-            if self._runtime.again(standing, addresses, current_stream(self._device), ys):
+            arrays = None if standing.before is None else self._arrays(tensors, ys)
+            stream = current_stream(self._device)
+            if self._runtime.again(standing, addresses, stream, ys, arrays):
                 self._more = _ASKED
                 return ys
-        arrays = self._matrices(tensors)
-        for i, y in enumerate(ys):
-            arrays[f"y{i}"] = matrix_of(y)
+        arrays = self._arrays(tensors, ys)
         if here:
             self._runtime.execute(self._problem, self._schedule, arrays)
         else:
@@ -141,6 +141,12 @@ class Known:
             return shaped(short(list(arrays.values())), self._shapes)
         ys = plain.run(self._problem, arrays, runtime.process_group, runtime.rank)
         return shaped(ys, self._shapes)
+
+    def _arrays(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:
+        arrays = self._matrices(tensors)
+        for i, y in enumerate(ys):
+            arrays[f"y{i}"] = matrix_of(y)
+        return arrays
 
     def _matrices(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         return {

@@ -188,7 +188,12 @@ class CudaProcessRuntime(ProcessRuntime):
             return found
 
     def again(
-        self, standing: Standing, addresses: Sequence[int], stream: int, ys: Sequence[Any]
+        self,
+        standing: Standing,
+        addresses: Sequence[int],
+        stream: int,
+        ys: Sequence[Any],
+        matrices: Mapping[str, Any] | None = None,
     ) -> bool:
         """Make a call again; False: it was not made, `execute` is to.
 
@@ -197,6 +202,7 @@ class CudaProcessRuntime(ProcessRuntime):
             addresses: of its matrices, in the order in which they were given to `standing`.
             stream: the current one of this rank's device, which is the current device.
             ys: its results, to be spoiled if it fails.
+            matrices: by name, where something is made before its launch (`Standing.before`).
 
         Raises: as `execute`.
         """
@@ -209,7 +215,7 @@ class CudaProcessRuntime(ProcessRuntime):
             if len(places) > 1:  # native code knows of failures in the last one alone
                 self._check_alive()
             try:
-                if not standing.run(addresses, self._calls % 2, stream):
+                if not standing.run(addresses, self._calls % 2, stream, matrices):
                     return False
                 self._calls += 1
                 self._last = call

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import double_control as control
 import numpy as np
+from direct_on_stream import DirectCall, GatherCall
 from numpy_on_stream import Kernels, Prepared
 
-from ficco.compute import GatedOperands, SumOperands
+from ficco.compute import DirectOperands, DirectOutput, GatedOperands, SumOperands
 from ficco.kernels.launching import Code, Copy, LaunchSpec, Pitch, Place, Slot, described
 from ficco.kernels.variants import Passed
 
@@ -44,7 +45,7 @@ class _Like(NamedTuple):
 
 
 class LaunchedKernels(Kernels):
-    """See `ficco.compute.DeviceKernels`; but for whole calls, which Python still launches."""
+    """See `ficco.compute.DeviceKernels`."""
 
     def described(
         self, prepared: Prepared, operands: GatedOperands, places: GatedOperands
@@ -54,6 +55,25 @@ class LaunchedKernels(Kernels):
             prepared.run(self._compute._numpy, GatedOperands(**given))
 
         return self._spec("gated", operands._asdict(), places._asdict(), run)
+
+    def described_direct(
+        self, prepared: DirectCall | GatherCall, operands: DirectOperands, places: DirectOperands
+    ) -> LaunchSpec:
+        def named(found: DirectOperands) -> dict[str, Any]:
+            each = {"x": found.x, "kept": found.kept}
+            for i, output in enumerate(found.outputs):
+                each |= {f"{name}{i}": one for name, one in output._asdict().items()}
+            return each
+
+        def run(found: Mapping[str, Any]) -> None:
+            outputs = [
+                DirectOutput(*(found.get(f"{name}{i}") for name in DirectOutput._fields))
+                for i in range(len(operands.outputs))
+            ]
+            prepared.run(DirectOperands(found["x"], outputs, found.get("kept")), found["copy"])
+
+        given = {**named(operands), "copy": None}
+        return self._spec("direct", given, {**named(places), "copy": Copy()}, run)
 
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int

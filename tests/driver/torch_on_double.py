@@ -261,10 +261,12 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
         settle()
 
     # Of these calls the engine sees no tensors.
-    def again_and_wait(self: Any, standing: Any, addresses: Any, stream: int, ys: Any) -> bool:
+    def again_and_wait(
+        self: Any, standing: Any, addresses: Any, stream: int, ys: Any, matrices: Any = None
+    ) -> bool:
         for y in ys:
             here.compute.place(y)
-        made: bool = make_again(self, standing, addresses, stream, ys)
+        made: bool = make_again(self, standing, addresses, stream, ys, matrices)
         if made:
             settle()
         return made

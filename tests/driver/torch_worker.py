@@ -73,6 +73,26 @@ class _Hits:
         return self.found[-1]
 
 
+def _made_before_again(rank: int, world: int) -> None:
+    """Two shots of more rows than a launch multiplies: the library's product comes before it."""
+    if world == 1:
+        return
+    rows, k, n = 70, 4, 6
+    for biased in (False, True):
+        with Shortly() as shortly:
+            for turn in range(8):
+                x, w = draw(90 + turn + rank, rows, k), draw(60 + turn + rank, k, n)
+                bias = draw(3, n) if biased else None
+                y = ficco.matmul_all_reduce(x, w, bias=bias, schedule="two_shot_sm")
+                want = torch.zeros(rows, n, dtype=torch.float64)
+                for r in range(world):
+                    want += (
+                        draw(90 + turn + r, rows, k).double() @ draw(60 + turn + r, k, n).double()
+                    )
+                close(y, want if bias is None else want + bias.double(), f"turn {turn} {biased}")
+        assert shortly.made >= 4, f"{shortly.made} of 8 calls were prepared"
+
+
 def calls_again(here: Rank, world: int) -> None:
     """The same call with other tensors, laid out in every way, is right, and known."""
     hits, rank = _Hits(), here.rank
@@ -100,12 +120,14 @@ def calls_again(here: Rank, world: int) -> None:
             if turn % 4 == 3 or turn >= 36:
                 assert hits.last(), f"{schedule}, turn {turn}: looked at anew"
             shortly += way_taken.made
-        kernels = schedule == "gated_1d" and world > 1  # those that native code launches here
+        kernels = schedule in ("gated_1d", "gather_sm") and world > 1
         copied = {2, 3, 6, 7} | {5, 8}  # an x that is turned, a bias that is negated
         wanted = 2 * len({*ways} - copied) if kernels else 0  # of four
         assert shortly == wanted or schedule == "auto", f"{schedule}: {shortly}"
         gather(9, 0, schedule, draw(50 + rank, 5, 4).requires_grad_(), None, turned=False)
         gather(10, 0, schedule, draw(50 + rank, 5, 3), None, turned=False)
+    _made_before_again(rank, world)
+
     # Of as many numbers, but not the same call.
     flat, cube = draw(rank, 6, 4), draw(rank, 3, 2, 4)
     w = draw(9, 4, 3)

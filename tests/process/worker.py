@@ -96,12 +96,14 @@ def call(
     return {"wrong": wrong, "bits": digests}
 
 
-def function(name: str, columns: int = 5, spoil: bool = False, times: int = 1) -> bool:
+def function(
+    name: str, columns: int = 5, inner: int = 3, spoil: bool = False, times: int = 1
+) -> bool:
     """Call all_gather_matmul of whole numbers; return whether all results were right."""
     group = groups[name]
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    xs = [torch.arange(12.0).reshape(4, 3) + 7 * r for r in range(world)]
-    w = torch.arange(3.0 * columns).reshape(3, columns)
+    xs = [torch.arange(4.0 * inner).reshape(4, inner) + 7 * r for r in range(world)]
+    w = torch.arange(float(inner * columns)).reshape(inner, columns)
     given = w.double() if spoil else w
     wanted = torch.cat(xs) @ w
     return all(

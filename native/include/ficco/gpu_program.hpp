@@ -68,6 +68,9 @@ class GpuProgram {
     // has told the watch so; the stream is captured.
     bool call_again(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                     std::span<const std::int64_t> pitches);
+    // Whether it would, as far as is known now.
+    bool can_call_again(GpuStream stream, std::span<const std::uint64_t> addresses,
+                        std::span<const std::int64_t> pitches) const;
 
     // Begins a call on the caller's stream. A traced call takes times of every row, unless it is
     // captured into a graph. Addresses and pitches are given per slot; those of windows are not

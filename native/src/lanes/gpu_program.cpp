@@ -50,15 +50,20 @@ void GpuProgram::call(int copy, GpuStream stream, bool traced,
     submit_all();
 }
 
-bool GpuProgram::call_again(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
-                            std::span<const std::int64_t> pitches) {
+bool GpuProgram::can_call_again(GpuStream stream, std::span<const std::uint64_t> addresses,
+                                std::span<const std::int64_t> pitches) const {
     if (rank_->group().failed() || rank_->watch().told() != 0 || !has_all_launches() ||
         !fits(addresses, pitches)) {
         return false;
     }
-    Gpu& gpu = rank_->gpu();
-    const Gpu::Current current(gpu);
-    if (gpu.capturing(stream)) return false;
+    const Gpu::Current current(rank_->gpu());
+    return !rank_->gpu().capturing(stream);
+}
+
+bool GpuProgram::call_again(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+                            std::span<const std::int64_t> pitches) {
+    if (!can_call_again(stream, addresses, pitches)) return false;
+    const Gpu::Current current(rank_->gpu());
     begin(copy, stream, addresses, pitches);
     capturing_ = traced_ = false;
     rank_->after_last_call(stream);
