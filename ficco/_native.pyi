@@ -147,6 +147,12 @@ class Group:
             the number of that call.
         """
 
+    def set_preparing(self, rank: int, does: bool) -> None:
+        """Note whether a rank of this process makes a call ready, which may take long.
+
+        While one does (it compiles kernels, say), waits of streams do not grow older.
+        """
+
     def refuse(self, rank: int, reason: str) -> None:
         """Note that this rank makes no call where its peers may make one.
 

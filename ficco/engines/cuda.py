@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,15 +24,11 @@ from ficco.compute import DeviceCompute
 from ficco.engines.cuda_layout import COPIES, Window
 from ficco.engines.gating import steps_within
 from ficco.engines.launches import Launches, Whole, warn_of_streams
+from ficco.engines.one_launch import is_one_launch, made_before, table_of
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.standing import Standing
-from ficco.engines.work import Call, View, calls_of, whole_product
+from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
-from ficco.kernels import direct_gather_table, direct_table
-from ficco.kernels.direct_gather_table import GatherTable
-from ficco.kernels.direct_table import DirectTable
-from ficco.lowering.direct import is_made_before
-from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.plan import (
     ELEMENT_BYTES,
     WORDS_PER_COPY,
@@ -158,6 +155,15 @@ class Device:
         """
         self.native.forget(window.native)
 
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Let peers wait for as long as this rank makes a call ready, which may compile kernels."""
+        self.group.set_preparing(self.rank, True)
+        try:
+            yield
+        finally:
+            self.group.set_preparing(self.rank, False)
+
     def follow(self, stream: int) -> None:
         """Let a stream of the device go on when this rank's last call has ended."""
         self.native.follow(stream)
@@ -208,20 +214,20 @@ class BoundPlan:
     def __init__(
         self, plan: RankPlan, device: Device, window: Window, compute: DeviceCompute, digest: int
     ) -> None:
-        self.plan, self._compute = plan, compute
+        self.plan, self._compute, self._device = plan, compute, device
         self.rows = trace_rows(plan)
         self._window = window  # keeps its memory
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._places = {} if has_mailbox(plan) else window_places(plan.buffers)[0]
-        stores = _is_one_launch(plan)
+        stores = is_one_launch(plan)
         lanes = _lanes(plan.steps)
         within = set() if stores or compute.kernels is None else steps_within(plan)
         encoded = (
             encode_whole(plan) if stores else encode(plan, lanes, one_launch=True, within=within)
         )
         self._count = len(encoded.slots)
-        table, kept = _table_of(plan) if stores else (None, "")
-        self._before = _before(plan, table)
+        table, kept = table_of(plan) if stores else (None, "")
+        self._before = made_before(plan, table)
         self._works = [
             (work, self._before if stores else [] if work.step.parts else calls_of(plan, work))
             for work in encoded.works
@@ -338,7 +344,8 @@ class BoundPlan:
         """Load what calls with arrays so laid out launch, which no capture may; enqueue nothing."""
         local, addresses, pitches = self._placed(arrays)
         if self._launches is not None:
-            self._launches.ready(self._view(local, 0), 0, addresses, pitches)
+            with self._device.preparing():
+                self._launches.ready(self._view(local, 0), 0, addresses, pitches)
 
     def _placed(self, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[int], list[int]]:
         """Return a call's matrices by name, and where they are, by slot."""
@@ -369,7 +376,8 @@ class BoundPlan:
         view, by_kernels = self._view(local, copy), frozenset[int]()
         armed: dict[int, list[Callable[[], None]]] = {}
         if launches is not None:
-            armed = launches.ready(view, copy, addresses, pitches, by_python)
+            with self._device.preparing():
+                armed = launches.ready(view, copy, addresses, pitches, by_python)
             by_kernels = by_kernels if by_python else launches.native
         if len(by_kernels) == len(self._works):
             self._make_before(view)
@@ -455,31 +463,6 @@ class BoundPlan:
                      begin / 1e3, end / 1e3, moved)
             )  # fmt: skip
         return spans
-
-
-def _is_one_launch(plan: RankPlan) -> bool:
-    """Whether one kernel runs a rank's plan: by transport "sm" even the handshake is in its lane.
-
-    A rank without rows to store is part of such a call, too.
-    """
-    one_lane = len({step.lane for step in plan.steps}) == 1
-    copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
-    return one_lane and copies and any(step.words for step in plan.steps)
-
-
-def _table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
-    """Return what a plan's one launch reads, and the output that keeps x, or "" without one."""
-    if any(buffer.name == GATHERED for buffer in plan.buffers):
-        table = direct_gather_table.table_of(plan)
-        return table, table.kept
-    return direct_table.table_of(plan), ""
-
-
-def _before(plan: RankPlan, table: DirectTable | GatherTable | None) -> list[Call]:
-    """Return what of a plan that is one launch is enqueued before it, which reads it in y."""
-    if not isinstance(table, DirectTable) or not is_made_before(table.m, table.twice):
-        return []
-    return [whole_product(plan, each) for each in table.outputs]
 
 
 def _lanes(steps: Sequence[Step]) -> dict[str, int]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ficco.compute import DirectOperands, DirectOutput, DirectWindows, GatedOperands, SumOperands
 from ficco.compute.own_kernels import OwnKernels
-from ficco.engines.cuda import _is_one_launch, _table_of
 from ficco.engines.gating import launches_of
+from ficco.engines.one_launch import is_one_launch, table_of
 from ficco.engines.work import sum_of
 from ficco.kernels import gated
 from ficco.kernels.arrays import Address, Arrays, Described, DescribedArrays
@@ -55,8 +55,8 @@ def matrix(rows: int, cols: int, dtype: str, turned: bool = False) -> Described:
 
 def launches_in(plan: RankPlan, kernels: OwnKernels) -> Iterator[Launch]:
     """Yield all launches of a plan, for either weight layout."""
-    if _is_one_launch(plan):
-        table, _ = _table_of(plan)
+    if is_one_launch(plan):
+        table, _ = table_of(plan)
         for turned in (True, False):
             yield _direct(plan, table, kernels, turned)
         return

@@ -125,7 +125,8 @@ def prepare(
             engine, opens the group for tensors of the current GPU; others for those of the CPU. A
             group may be opened for both.
         compute: "torch" or "numpy", the library for GEMMs on the CPU.
-        timeout_s: how long any wait may last before the group has failed.
+        timeout_s: how long any wait may last before the group has failed. Ranks may come to open
+            it up to 300 s apart, or up to timeout_s if that is longer.
         most_window_bytes: bound of all ranks' windows and mailboxes, equal on all ranks; a call
             that needs more is refused on every rank. None: as much as the machine has.
 

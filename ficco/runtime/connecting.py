@@ -273,7 +273,7 @@ class _Seeker:
         return TimeoutExceeded(
             self._members.rank, _WHAT, " and ".join(known), self._timeout_s,
             "Every rank makes the same calls in the same order; look whether these processes "
-            f"still run. timeout_s is {self._timeout_s:g}.",
+            "still run.",
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ficco.runtime.members import members_of
 __all__ = ["facts_of_gpu", "here", "ordinal", "reason_of", "why_not"]
 
 
-def why_not(group: Any, timeout_s: float = 30.0) -> str | None:
+def why_not(group: Any, timeout_s: float = 300.0) -> str | None:
     """Say why the GPUs of a group cannot run ficco's engine; None: they can.
 
     A collective call on the group; all ranks get the same answer.

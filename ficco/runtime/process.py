@@ -40,9 +40,10 @@ from ficco.runtime.peers import Breaks, condition_of, refusal_of_a_peer, someone
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
-__all__ = ["INHERITED", "RESET", "Call", "ProcessRuntime", "room_in"]
+__all__ = ["INHERITED", "OPENING_S", "RESET", "Call", "ProcessRuntime", "room_in"]
 
 _BEATS_S = 0.1
+OPENING_S = 300.0  # at least, for all ranks to open a group: processes start at different moments
 INHERITED: list[Any] = []  # what a forked child has of its parent's groups, and never frees
 RESET = "reset() on every rank"
 
@@ -102,7 +103,8 @@ class ProcessRuntime:
         self._last: Call | None = None
         self._cause = ""  # why the last meeting ended, until a reset
         self._of_parent = False  # whether this process was forked from the one that opened it
-        self._meeting = Meeting(members, {"machine": repr(machine)}, timeout_s)
+        opening_s = max(timeout_s, OPENING_S)
+        self._meeting = Meeting(members, {"machine": repr(machine)}, opening_s)
         note_turn(members.group, self._meeting.turn)
         self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
         self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)

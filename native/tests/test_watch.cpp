@@ -151,6 +151,17 @@ TEST(a_call_that_waits_for_a_rank_that_has_left_fails_soon) {
     CHECK_EQ(stuck.group->failure()->word_index, kMissing);
 }
 
+TEST(a_call_waits_longer_for_a_rank_that_makes_its_call_ready) {
+    StuckCall stuck([](FilledGpu&) {}, std::make_shared<Group>(2, 0.1, nullptr));
+    stuck.group->set_preparing(1, true);
+    stuck.group->set_preparing(1, true);
+    sleep_until_ns(now_ns() + 500'000'000);
+    CHECK(!stuck.group->failed());
+    stuck.group->set_preparing(1, false);
+    CHECK(comes([&] { return stuck.group->failed(); }));
+    CHECK_EQ(stuck.group->failure()->word_index, kMissing);
+}
+
 TEST(a_kernel_that_waits_for_a_rank_that_has_left_fails_soon) {
     const int memory = create_memory(2, 0);
     const auto first = std::make_shared<Group>(Membership{memory, 2, 0, 0}, 60.0, nullptr);

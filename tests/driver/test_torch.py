@@ -100,4 +100,5 @@ def test_captures_and_failures(double_folder: Path, tmp_path: Path, world: int) 
         "diverging",
         "failures",
         "one_sided",
+        "slow_to_load",
     )

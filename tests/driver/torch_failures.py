@@ -12,6 +12,7 @@ from torch_on_double import Rank, Shortly
 from worker import close, draw
 
 import ficco
+from ficco.engines.launches import Launches
 
 Tensor = torch.Tensor
 _LONG_S = 60.0  # no test waits as long
@@ -117,6 +118,27 @@ def failures(here: Rank, world: int) -> None:
         ficco.reset()
         here.waits = True
         close(reduced(rank, "gated_1d"), want.double(), f"after {function} and a reset")
+
+
+def slow_to_load(here: Rank, world: int) -> None:
+    """A rank makes its first call ready for longer than a wait may last; its peers wait."""
+    timeout_s = 1.0
+    ficco.prepare(machine="cuda", timeout_s=timeout_s)
+    ready = Launches.ready
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(3 * timeout_s)
+        return ready(*given)
+
+    if here.rank == 0:
+        Launches.ready = slowly  # type: ignore[method-assign]
+    want = reduced(here.rank, "serial").double()
+    try:
+        close(reduced(here.rank, "gated_1d"), want, "behind one who compiles")
+        ficco.synchronize()
+    finally:
+        Launches.ready = ready  # type: ignore[method-assign]
+    ficco.close()
 
 
 def one_sided(here: Rank, world: int) -> None:

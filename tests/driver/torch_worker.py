@@ -29,7 +29,7 @@ sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on th
 import gradient_worker  # noqa: E402
 import worker  # noqa: E402
 from random_calls import random_calls  # noqa: E402
-from torch_failures import diverging, failures, one_sided, reduced  # noqa: E402
+from torch_failures import diverging, failures, one_sided, reduced, slow_to_load  # noqa: E402
 from torch_layouts import lying_otherwise  # noqa: E402
 from worker import close, draw, refused  # noqa: E402
 
@@ -428,6 +428,7 @@ def without_signals(here: Rank, world: int) -> None:
 
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, diverging, failures, one_sided,
+    slow_to_load,
     at_random, left_open, without_signals, lying_otherwise,
 )  # fmt: skip
 

@@ -78,6 +78,11 @@ class Control {
     // Finds out which ranks have died since they arrived: the kernel tells, by their mutex.
     void look_for_deaths(int world) noexcept;
     bool someone_died() const noexcept { return deaths_.load(std::memory_order_acquire) > 0; }
+    // A rank makes its next call ready, which may take longer than a wait may last: it compiles.
+    void set_preparing(int rank, bool does) noexcept;
+    bool someone_prepares() const noexcept {
+        return preparing_.load(std::memory_order_acquire) > 0;
+    }
     // Whether a peer has left, and this rank has begun a call that it had not.
     std::optional<Failure> missed(int rank, int peer) const noexcept;
     // Whether a rank has closed or died, and whether any has.
@@ -95,6 +100,7 @@ class Control {
         Word digests[kRemembered];  // of the last ones, by number
         Word refused[kRemembered];  // how often each was refused before it was made
         Word refusals;              // of the next one
+        std::atomic<bool> preparing;
         RobustMutex alive;          // held from arrive() to depart()
         char reason[kReasonBytes];  // of the first of them
     };
@@ -107,7 +113,8 @@ class Control {
     Word told_;     // 1: failure_ is complete
     Failure failure_;
     Word deaths_;
-    Word left_;  // deaths, and ranks that have closed
+    Word left_;       // deaths, and ranks that have closed
+    Word preparing_;  // ranks that prepare a call and live
     std::atomic<bool> captured_;
     Rank ranks_[kMaxWorld];
 };

@@ -93,6 +93,8 @@ class Group {
     // or if a window copy has less than `window_bytes`; between them windows stay where they are.
     void enter(int rank, std::uint32_t digest, std::size_t window_bytes);
     void leave() noexcept;
+    void set_preparing(int rank, bool does);
+    bool someone_prepares() const noexcept { return control_->someone_prepares(); }
     // This rank makes no call where its peers may make one; see Control.
     void refuse(int rank, std::string_view reason);
     std::string refusal(int rank) const;

@@ -110,6 +110,7 @@ void bind_group(nb::module_& module) {
             "rank"_a, "copy"_a, "index"_a)
         .def("fail", nb::overload_cast<int>(&Group::fail), "rank"_a)
         .def("failure", &failure_tuple)
+        .def("set_preparing", &Group::set_preparing, "rank"_a, "does"_a)
         .def("refuse", &Group::refuse, "rank"_a, "reason"_a)
         .def("refusal", &Group::refusal, "rank"_a)
         .def("refuses_next", &Group::refuses_next, "rank"_a, "peer"_a)

@@ -105,6 +105,11 @@ std::optional<Failure> Control::refused(int rank, int peer, bool next) const noe
     return Failure{peer, -1, rank, -1, Failure::Kind::refused, 0.0, number, 0};
 }
 
+void Control::set_preparing(int rank, bool does) noexcept {
+    if (ranks_[rank].preparing.exchange(does, std::memory_order_acq_rel) == does) return;
+    preparing_.fetch_add(does ? 1U : ~0U, std::memory_order_acq_rel);
+}
+
 std::optional<Failure> Control::missed(int rank, int peer) const noexcept {
     if (!has_left(peer) || captured_.load(std::memory_order_acquire)) return std::nullopt;
     const std::uint32_t ahead = ranks_[rank].calls.load(std::memory_order_acquire) -
@@ -157,6 +162,7 @@ void Control::beat(int rank) noexcept {
 }
 
 void Control::depart(int rank) noexcept {
+    set_preparing(rank, false);
     ranks_[rank].presence.store(Presence::closed, std::memory_order_release);
     left_.fetch_add(1, std::memory_order_release);
     ranks_[rank].alive.unlock();
@@ -170,6 +176,7 @@ void Control::look_for_deaths(int world) noexcept {
         if (got == RobustMutex::Got::no) continue;  // its holder lives
         if (got == RobustMutex::Got::orphan) {
             one.presence.store(Presence::died, std::memory_order_release);
+            set_preparing(rank, false);
             deaths_.fetch_add(1, std::memory_order_release);
             left_.fetch_add(1, std::memory_order_release);
         }

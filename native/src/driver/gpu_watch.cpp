@@ -154,6 +154,9 @@ void GpuWatch::loop() noexcept {
 // The device's stores and this exchange are atomic to each other: a mark is set only on what the
 // device wrote last, and any later store of the device removes it.
 void GpuWatch::look() {
+    if (group_->someone_prepares()) {  // which may take longer than a wait may last
+        for (Seen& seen : seen_) seen.since_ns = now_ns();
+    }
     const double timeout_s = group_->timeout_s();
     const double patience_s = group_->someone_left() ? std::min(timeout_s, kLeftGraceS) : timeout_s;
     for (int lane = kInline; lane < kMaxLanes; ++lane) {

@@ -282,6 +282,11 @@ void Group::enter(int rank, std::uint32_t digest, std::size_t window_bytes) {
     control_->began(rank, digest);
 }
 
+void Group::set_preparing(int rank, bool does) {
+    check_own(rank);
+    control_->set_preparing(rank, does);
+}
+
 void Group::refuse(int rank, std::string_view reason) {
     check_own(rank);
     const std::lock_guard lock(mutex_);

@@ -1,0 +1,38 @@
+"""Plans that are one kernel: which they are, what the kernel reads, and what comes before it."""
+
+from __future__ import annotations
+
+from ficco.engines.work import Call, whole_product
+from ficco.kernels import direct_gather_table, direct_table
+from ficco.kernels.direct_gather_table import GatherTable
+from ficco.kernels.direct_table import DirectTable
+from ficco.lowering.direct import is_made_before
+from ficco.lowering.multiplying import WINDOW as GATHERED
+from ficco.plan import RankPlan
+
+__all__ = ["is_one_launch", "made_before", "table_of"]
+
+
+def is_one_launch(plan: RankPlan) -> bool:
+    """Whether one kernel runs a rank's plan: by transport "sm" even the handshake is in its lane.
+
+    A rank without rows to store is part of such a call, too.
+    """
+    one_lane = len({step.lane for step in plan.steps}) == 1
+    copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
+    return one_lane and copies and any(step.words for step in plan.steps)
+
+
+def table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
+    """Return what a plan's one launch reads, and the output that keeps x, or "" without one."""
+    if any(buffer.name == GATHERED for buffer in plan.buffers):
+        table = direct_gather_table.table_of(plan)
+        return table, table.kept
+    return direct_table.table_of(plan), ""
+
+
+def made_before(plan: RankPlan, table: DirectTable | GatherTable | None) -> list[Call]:
+    """Return what of a plan that is one launch is enqueued before it, which reads it in y."""
+    if not isinstance(table, DirectTable) or not is_made_before(table.m, table.twice):
+        return []
+    return [whole_product(plan, each) for each in table.outputs]
