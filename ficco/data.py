@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ficco import reading
 from ficco.errors import InputError, closest
 
 __all__ = ["load", "names"]
@@ -57,8 +57,9 @@ def _shipped(kind: str, name: str) -> dict[str, Any]:
 
 def _parsed(path: Path, name: str, what: str, error: type[InputError]) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as problem:
         raise error(f"{what} file {name!r} cannot be read: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except ValueError as problem:  # no UTF-8, or a path with a null byte
         raise error(f"{what} file {name!r} is not valid TOML: {problem}") from None
+    return reading.parsed_toml(text, f"{what} file {name!r}", error)

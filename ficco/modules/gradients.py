@@ -194,7 +194,7 @@ class _Column(_Gather):
         grads: list[Maybe] = [None] * len(kept.shapes)
         if kept.needs[0]:
             pairs = [(dy, w.t()) for dy, w in zip(given, ws, strict=True) if dy is not None]
-            if torch.distributed.is_initialized():
+            if group or torch.distributed.is_initialized():
                 args = (*_apart(pairs), None, group, schedule, grain)
                 dx = _mirror("matmul_all_reduce", args)
             else:

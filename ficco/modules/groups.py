@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ficco import compute as computes
+from ficco.checking import positive_seconds, whole_number
 from ficco.engines import cuda
 from ficco.engines.environment import is_set
 from ficco.engines.peer_signals import SignalsRefused
@@ -60,6 +61,10 @@ _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
 _devices: dict[str, str] = {}  # of what is open, by the group's name
 _fallbacks: dict[Any, str] = {}  # groups whose GPUs run plain torch.distributed, and why
+_DESTROYED = (
+    "group: torch.distributed knows it no more, destroy_process_group() was called; make another "
+    "by torch.distributed.new_group() on all ranks and pass that"
+)
 _changes = [0]  # how often a group was opened or closed for GPUs
 
 
@@ -72,22 +77,26 @@ def process_group(group: Any) -> Any:
     """Return a ProcessGroup from one, its name, a DeviceMesh of one dimension, or None (all).
 
     Raises:
-        InputError: torch.distributed is not initialized, the mesh has several dimensions, or no
-            group has the name.
+        InputError: torch.distributed is not initialized, the mesh has several dimensions, no group
+            has the name, or the group was destroyed.
     """
     if group is None and (everyone := dist.group.WORLD) is not None:
         return everyone
     if not dist.is_initialized():
         raise InputError(
-            "torch.distributed is not initialized; call torch.distributed.init_process_group "
-            "on every rank first, with the gloo backend for CPU tensors"
+            "torch.distributed is not initialized, or was destroyed; call "
+            "torch.distributed.init_process_group on every rank first, with the gloo backend "
+            "for CPU tensors"
         )
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise InputError(
                 f"group: a DeviceMesh of {group.ndim} dimensions; pass one of them, mesh['tp']"
             )
-        return group.get_group()
+        try:
+            return group.get_group()
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise InputError(_DESTROYED) from error
     if isinstance(group, str):
         try:
             return group_named(group)
@@ -96,12 +105,23 @@ def process_group(group: Any) -> Any:
                 f"group={group!r}: no process group has this name; pass the ProcessGroup itself or "
                 "a DeviceMesh of one dimension"
             ) from error
-    if isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
+    if isinstance(group, dist.ProcessGroup):
+        if not torch.compiler.is_dynamo_compiling():
+            _check_not_destroyed(group)
+        return group
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
         return group
     raise InputError(
         f"group={group!r:.80}: a ProcessGroup, its name, a DeviceMesh of one dimension or None "
         "(all ranks) is needed"
     )
+
+
+def _check_not_destroyed(group: Any) -> None:
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        raise InputError(_DESTROYED) from None
 
 
 def prepare(
@@ -131,6 +151,9 @@ def prepare(
         InputError: the group is open already, or an argument cannot be.
         EngineError: the ranks cannot share memory, or did not all come.
     """
+    timeout_s = positive_seconds(timeout_s, "timeout_s")
+    if most_window_bytes is not None:
+        most_window_bytes = whole_number(most_window_bytes, "most_window_bytes", 0)
     pg = process_group(group)
     note_group(pg)
     _close_destroyed()
@@ -293,7 +316,8 @@ def close(group: Any = None) -> None:
     if not known and not dist.is_initialized():
         _close_destroyed()
         return
-    pg = group if known else process_group(group)  # it may have been destroyed
+    as_it_is = known or isinstance(group, dist.ProcessGroup)  # it may have been destroyed
+    pg = group if as_it_is else process_group(group)
     _fallbacks.pop(pg, None)
     for kind in (_runtimes, _gpu_runtimes):
         found = kind.pop(pg, None)

@@ -59,11 +59,17 @@ class _Place(NamedTuple):
 def why_not(group: Any) -> str | None:
     """Say why the GPUs of a group cannot run ficco's engine; None: they can.
 
-    A collective call on the group; all ranks get the same answer.
+    A collective call on the group; all ranks get the same answer, or InputError if one has no GPU.
     """
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, _facts(), group=group)
     check_kinds([str(facts.get("kind", "the CPU")) for facts in found])
+    for rank, facts in enumerate(found):
+        if facts["device"] is None:
+            raise InputError(
+                f"rank {rank}: the group is opened for GPUs, and PyTorch has none there "
+                f"({facts['reason']}); use machine='host' and tensors of the CPU"
+            )
     devices = {facts["device"] for facts in found}
     for rank, facts in enumerate(found):
         if facts["reason"] is not None:
@@ -79,11 +85,14 @@ def _facts() -> dict[str, Any]:
 
     Devices are named by their number, so ranks are taken to see the same devices, or one each.
     """
-    facts: dict[str, Any] = {
-        "kind": "GPUs", "device": _ordinal(), "unreached": [], "reason": None,
-    }  # fmt: skip
+    facts: dict[str, Any] = {"kind": "GPUs", "device": None, "unreached": [], "reason": None}
     try:
-        peers = cuda.capabilities(_ordinal()).peers
+        facts["device"] = _ordinal()
+    except (AssertionError, RuntimeError) as error:  # no build with CUDA; no driver, no GPU
+        facts["reason"] = str(error).splitlines()[0]
+        return facts
+    try:
+        peers = cuda.capabilities(facts["device"]).peers
         facts["unreached"] = [i for i, reached in enumerate(peers) if not reached]
     except cuda.GpuError as error:
         facts["reason"] = str(error)
