@@ -18,6 +18,7 @@ from ficco.errors import InputError, closest
 __all__ = [
     "DTYPES",
     "MAX_WORLD",
+    "MOST",
     "OPERATORS",
     "Output",
     "Pair",

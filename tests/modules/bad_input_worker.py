@@ -94,6 +94,17 @@ def _needing(value: Any) -> Any:
     return value.detach().requires_grad_() if isinstance(value, Tensor) else value
 
 
+def windows(rank: int, world: int) -> None:
+    """Rows that no memory holds are refused before anything is made."""
+    for kind in ("colwise", "rowwise"):
+        model = torch.nn.ModuleDict({"wide": torch.nn.Linear(64, 64)})
+        ficco.overlap(model, plan={"wide": kind})
+        for rows in ("4", "", 4.0, True, 0, -1, None, 10**12, 2**31, float("nan")):
+            refused(lambda: ficco.size_windows(model, rows), "rows, batch x sequence=")  # noqa: B023
+        refused(lambda: ficco.size_windows(model, 2**31 - 1), "rows=2147483647: wide would")  # noqa: B023
+        assert not ficco.window_bytes()
+
+
 def destroyed(rank: int, world: int) -> None:
     """A group that was destroyed, whether it had been open or not, and then all of them."""
     x, w = torch.ones(world, 2), torch.ones(2, 2)
@@ -142,7 +153,7 @@ def main(store: str, rank: int, world: int) -> None:
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    for check in (options, sizes, tensors, destroyed):
+    for check in (options, sizes, tensors, windows, destroyed):
         check(rank, world)
     ficco.close()
 

@@ -361,3 +361,18 @@ class TestRefused:
         (tmp_path / "runs.jsonl").mkdir()
         with pytest.raises(InputError, match="Is a directory"):
             Journal(tmp_path / "runs.jsonl")
+
+
+class TestNothingRan:
+    """A sweep without one result fails, and says so."""
+
+    def test_shapes_that_cannot_run(self, sweep: Any, tmp_path: Path) -> None:
+        text = SMALL.replace("[13, 5, 7], [8, 6, 9]", "[2147483647, 6, 9]")
+        text += "m_each = true\n"
+        code, said, err = sweep(write(tmp_path, text), "--out", tmp_path / "out")
+        assert code == 1 and "impossible" in said
+        assert "nothing ran: m=4294967294: it is a whole number from 1 to 2147483647" in err
+
+    def test_time_that_is_up_at_once(self, sweep: Any, tmp_path: Path) -> None:
+        code, _, err = sweep(write(tmp_path, SMALL), "--out", tmp_path / "out", "--seconds", "1e-9")
+        assert code == 1 and "nothing ran" in err and "to go on: " in err
