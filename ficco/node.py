@@ -22,6 +22,7 @@ from ficco.checking import positive_seconds, whole_number
 from ficco.compute import dtype_of
 from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError
+from ficco.logs import log, set_up
 from ficco.machine import Machine
 from ficco.posing import NUMPY, Library, row_contiguous
 from ficco.problem import MAX_WORLD, Problem
@@ -79,6 +80,7 @@ class Node:
         compute: str | None = None,
         timeout_s: float = 30.0,
     ) -> None:
+        set_up()
         world = whole_number(world, "world", 1, MAX_WORLD)
         timeout_s = positive_seconds(timeout_s, "timeout_s")
         if schedule != "auto" and not isinstance(schedule, Schedule):
@@ -94,6 +96,7 @@ class Node:
         else:
             library = computes.named("numpy" if compute is None else compute)
             self._runtime = LocalRuntime(world, profile, library, timeout_s)
+        log.info("node of %d ranks opened on machine %s", world, profile.name)
 
     @property
     def world(self) -> int:

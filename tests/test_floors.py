@@ -16,6 +16,8 @@ PACKAGE = ROOT / "ficco"
 FLOORS = {
     "errors": 0,
     "checking": 0,
+    "logs": 0,
+    "settings": 0,
     "data": 0,
     "curves": 1,
     "private": 1,
@@ -50,6 +52,8 @@ SAME_FLOOR = {
     ("plan_json", "plan"),
     ("checking", "errors"),
     ("data", "errors"),
+    ("logs", "errors"),
+    ("settings", "errors"),
     ("data", "reading"),
     ("machine", "curves"),
     ("machine", "problem"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ficco import data
+from ficco.checking import positive_seconds
 from ficco.cli import choosing
 from ficco.cli.arguments import HOST_RANKS, fitting
 from ficco.errors import EngineError, FiccoError, InputError, MachineError
@@ -73,10 +74,9 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError("a grid and --out DIR are needed: ficco sweep GRID --out DIR")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError("sweep starts its own ranks: run it once, without torchrun")
-    for name in ("seconds", "timeout"):
-        value = getattr(args, name)
-        if not value > 0 or (name == "timeout" and math.isinf(value)):
-            raise InputError(f"--{name} {value}: it is a positive number of seconds")
+    if not args.seconds > 0:
+        raise InputError(f"--seconds {args.seconds}: it is a positive number of seconds")
+    args.timeout = positive_seconds(args.timeout, "--timeout")
     asked = _asked(args, Grid.named(args.grid))
     outcome = run(asked)
     _say(args, asked, outcome)

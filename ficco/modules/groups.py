@@ -5,9 +5,6 @@ A runtime is opened by all ranks of a group together. This file knows no operato
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +18,12 @@ from ficco.engines import cuda
 from ficco.engines.environment import is_set
 from ficco.engines.peer_signals import SignalsRefused
 from ficco.errors import InputError
+from ficco.logs import log, set_up
 from ficco.machine import Machine
 from ficco.private.finding import ABSENT
 from ficco.private.torch_core import group_named, note_group
 from ficco.runtime.process import ProcessRuntime
+from ficco.settings import switch
 
 if TYPE_CHECKING:
     from ficco.runtime.process_cuda import CudaProcessRuntime
@@ -47,13 +46,7 @@ __all__ = [
     "window_bytes",
 ]
 
-log = logging.getLogger("ficco")
-if os.environ.get("FICCO_LOG"):
-    _level = logging.getLevelName(os.environ["FICCO_LOG"].upper())
-    log.addHandler(logging.StreamHandler(sys.stderr))
-    log.setLevel(_level if isinstance(_level, int) else logging.INFO)
-    if not isinstance(_level, int):
-        log.warning("FICCO_LOG=%s is no level; info is taken", os.environ["FICCO_LOG"])
+set_up()
 for _name, _instead in ABSENT.items():  # found before there was a handler
     log.info("%s is absent: %s", _name, _instead)
 
@@ -69,8 +62,12 @@ _changes = [0]  # how often a group was opened or closed for GPUs
 
 
 def disabled() -> bool:
-    """Whether FICCO_DISABLE=1 turns every operator into plain torch.distributed."""
-    return is_set("FICCO_DISABLE")
+    """Whether FICCO_DISABLE=1 turns every operator into plain torch.distributed.
+
+    Raises:
+        InputError: it is something else than 0 and 1.
+    """
+    return is_set("FICCO_DISABLE") and switch("FICCO_DISABLE", False)
 
 
 def process_group(group: Any) -> Any:

@@ -226,8 +226,18 @@ def known(machine: str) -> list[Book]:
 
 
 def given() -> str:
-    """Return the book that FICCO_BOOK names: a shipped name, or a file that ends in .toml."""
-    return os.environ.get("FICCO_BOOK", "")
+    """Return the book that FICCO_BOOK names: a shipped name, or a file that ends in .toml.
+
+    Raises:
+        InputError: it names no book.
+    """
+    name = os.environ.get("FICCO_BOOK", "")
+    if name:
+        try:
+            _named(name)
+        except InputError as error:
+            raise InputError(f"FICCO_BOOK: {error}") from None
+    return name
 
 
 @lru_cache(maxsize=16)

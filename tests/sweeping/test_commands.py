@@ -341,7 +341,7 @@ class TestRefused:
             ((grid, "--out", out, "--ranks", "0"), "--ranks 0"),
             ((grid, "--out", out, "--ranks", "9"), "9 ranks: machine 'mesh4' has 4"),
             ((grid, "--out", out, "--seconds", "-1"), "--seconds -1.0"),
-            ((grid, "--out", out, "--timeout", "nan"), "--timeout nan"),
+            ((grid, "--out", out, "--timeout", "nan"), "--timeout=nan"),
             ((grid, "--out", out, "--simulate", "host"), "no rates"),
             ((grid, "--out", out, "--simulate", "mesh4", "--machine", "mesh4"), "one machine"),
             ((grid, "--out", out, "--machine", "mi300x8"), "AMD yet"),
