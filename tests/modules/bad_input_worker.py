@@ -5,6 +5,7 @@ python bad_input_worker.py STORE RANK WORLD
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from worker import refused
 
 import ficco
+from ficco.modules import functions, gradients
 
 Tensor = torch.Tensor
 NOT_SECONDS = (0, -1, float("nan"), float("inf"), "30", "", None, True, 10**400, [1])
@@ -105,6 +107,54 @@ def windows(rank: int, world: int) -> None:
         assert not ficco.window_bytes()
 
 
+class Mlp(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x))  # type: ignore[no-any-return]
+
+
+def layers(rank: int, world: int) -> None:
+    """An error in an overlapped model names the layer, and stays of its class."""
+    model = torch.nn.ModuleList([Mlp(), Mlp()])
+    ficco.overlap(model, plan={"*.up": "colwise", "*.down": "rowwise"})
+    x, thin = torch.zeros(4, 8), torch.zeros(4, 7)
+    refused(lambda: model[1](thin), "layer '1.up': w[0] is [8, 8]; with x [4, 7]")
+    refused(lambda: model[0].down(thin), "layer '0.down': x has 7 columns")
+    copied = copy.deepcopy(model)
+    refused(lambda: copied[1].down(thin), "layer '1.down': ")
+    assert copied[1].down.forward.__self__ is copied[1].down
+
+    def odd(*_: Any) -> Any:
+        raise KeyError("odd")
+
+    reduce, functions.matmul_all_reduce = functions.matmul_all_reduce, odd
+    try:
+        model[1](x)
+    except KeyError as error:
+        assert error.args == ("odd",) and "layer '1.down'" in error.__notes__[0]
+    else:
+        raise AssertionError("nothing was raised")
+    finally:
+        functions.matmul_all_reduce = reduce
+    refused(lambda: ficco.matmul_all_reduce(thin, x), "x has 7 columns")
+    loss = model[1](x).sum()
+    perform, gradients.perform = gradients.perform, odd
+    try:
+        loss.backward()
+    except KeyError as error:
+        assert "layer '1.up'" in error.__notes__[0]
+    else:
+        raise AssertionError("nothing was raised")
+    finally:
+        gradients.perform = perform
+    ficco.restore(model)
+    assert "forward" not in model[1].up.__dict__
+    ficco.close()
+
+
 def destroyed(rank: int, world: int) -> None:
     """A group that was destroyed, whether it had been open or not, and then all of them."""
     x, w = torch.ones(world, 2), torch.ones(2, 2)
@@ -153,7 +203,7 @@ def main(store: str, rank: int, world: int) -> None:
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    for check in (options, sizes, tensors, windows, destroyed):
+    for check in (options, sizes, tensors, windows, layers, destroyed):
         check(rank, world)
     ficco.close()
 
