@@ -61,7 +61,7 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     found = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
     if not found:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
-    rows = whole_number(rows, "rows, batch x sequence", 1, MOST)
+    rows = whole_number(rows, "rows (batch x sequence)", 1, MOST)
     calls = list(_kinds(found, backward))
     for layer, weights, _ in calls:
         _check_memory(layer, weights, rows)

@@ -102,7 +102,7 @@ def windows(rank: int, world: int) -> None:
         model = torch.nn.ModuleDict({"wide": torch.nn.Linear(64, 64)})
         ficco.overlap(model, plan={"wide": kind})
         for rows in ("4", "", 4.0, True, 0, -1, None, 10**12, 2**31, float("nan")):
-            refused(lambda: ficco.size_windows(model, rows), "rows, batch x sequence=")  # noqa: B023
+            refused(lambda: ficco.size_windows(model, rows), "rows (batch x sequence)=")  # noqa: B023
         refused(lambda: ficco.size_windows(model, 2**31 - 1), "rows=2147483647: wide would")  # noqa: B023
         assert not ficco.window_bytes()
 
@@ -127,7 +127,7 @@ def layers(rank: int, world: int) -> None:
     refused(lambda: copied[1].down(thin), "layer '1.down': ")
     assert copied[1].down.forward.__self__ is copied[1].down
 
-    def odd(*_: Any) -> Any:
+    def odd(*_: Any, **__: Any) -> Any:
         raise KeyError("odd")
 
     reduce, functions.matmul_all_reduce = functions.matmul_all_reduce, odd
@@ -140,7 +140,7 @@ def layers(rank: int, world: int) -> None:
     finally:
         functions.matmul_all_reduce = reduce
     refused(lambda: ficco.matmul_all_reduce(thin, x), "x has 7 columns")
-    loss = model[1](x).sum()
+    loss = model[1](x.clone().requires_grad_()).sum()
     perform, gradients.perform = gradients.perform, odd
     try:
         loss.backward()
