@@ -304,6 +304,8 @@ class Node:
         Returns:
             Per rank, its outputs.
         """
+        if not isinstance(problem, Problem):
+            raise InputError(f"problem={problem!r:.80}: a ficco.Problem is needed")
         if problem.world != self.world:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
         self._check_named(problem, self._per_rank(arrays, "arrays"))

@@ -112,6 +112,8 @@ def gathering(
         raise InputError(f"xs: m={sum(rows)}, k={k}; there is nothing to gather")
     count = len(weights[0])
     axes = ("rows",) * count if axes is None else axes
+    if not isinstance(axes, (tuple, list)):
+        raise InputError(f"axes={axes!r:.80}: a list is needed, 'rows' or 'contraction' a weight")
     if len(axes) != count:
         raise InputError(f"axes has {len(axes)} entries, there are {count} weights a rank")
     biases = _biases(bias, weights)

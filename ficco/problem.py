@@ -357,7 +357,7 @@ def _check(problem: Problem) -> None:
             f"unknown operator {p.op!r}{closest(p.op, OPERATORS)}. Known: {', '.join(OPERATORS)}"
         )
     _world(p.world)
-    if p.dtype not in DTYPES:
+    if not isinstance(p.dtype, str) or p.dtype not in DTYPES:
         raise InputError(
             f"dtype {p.dtype!r} is not implemented{closest(p.dtype, DTYPES)}. "
             f"Known: {', '.join(DTYPES)}"
@@ -473,6 +473,8 @@ def _check_operands(outputs: tuple[Output, ...]) -> None:
 
 
 def _check_per_rank(name: str, sizes: Sequence[int], count: int, what: str = "world") -> None:
+    if not isinstance(sizes, (tuple, list)):
+        raise InputError(f"{name}={sizes!r:.80}: a tuple of sizes is needed, {count} of them")
     if len(sizes) != count:
         raise InputError(f"{name}={list(sizes)}: {len(sizes)} entries found, {what} is {count}")
     if not all(type(size) is int and size >= 0 for size in sizes):
