@@ -6,6 +6,7 @@ python bad_input_worker.py STORE RANK WORLD
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,11 @@ def options(rank: int, world: int) -> None:
         refused(lambda: ficco.prepare(compute=value), "compute=")  # type: ignore[arg-type] # noqa: B023
     if not torch.cuda.is_available():
         refused(lambda: ficco.prepare(machine="cuda"), "rank 0: the group is opened for GPUs")
+    for value in ("yes", "2", "on"):
+        os.environ["FICCO_DISABLE"] = value
+        x = torch.zeros(2, 2)
+        refused(lambda: ficco.all_gather_matmul(x, x), f"FICCO_DISABLE='{value}'")  # noqa: B023
+    del os.environ["FICCO_DISABLE"]
     assert not ficco.window_bytes()
 
 
