@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ficco import reading
 from ficco.errors import InputError, closest
 
-__all__ = ["load", "names"]
+__all__ = ["load", "names", "text"]
 
 
 @cache
@@ -29,6 +29,12 @@ def _root() -> Path:
 def names(kind: str) -> tuple[str, ...]:
     """Return the shipped names of one kind (`named`, `machines`), sorted."""
     return tuple(sorted(path.stem for path in (_root() / kind).glob("*.toml")))
+
+
+def text(kind: str, name: str, what: str, error: type[InputError]) -> str:
+    """Return a file as text; arguments and errors are those of `load`."""
+    path = Path(name) if name.endswith(".toml") else _root() / kind / f"{name}.toml"
+    return _text(path, name, what, error)
 
 
 def load(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, Any]:
@@ -56,9 +62,13 @@ def _shipped(kind: str, name: str) -> dict[str, Any]:
 
 
 def _parsed(path: Path, name: str, what: str, error: type[InputError]) -> dict[str, Any]:
+    return reading.parsed_toml(_text(path, name, what, error), f"{what} file {name!r}", error)
+
+
+def _text(path: Path, name: str, what: str, error: type[InputError]) -> str:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except OSError as problem:
         raise error(f"{what} file {name!r} cannot be read: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except ValueError as problem:  # no UTF-8, or a path with a null byte
         raise error(f"{what} file {name!r} is not valid TOML: {problem}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "DevicesRefused",
@@ -71,7 +72,7 @@ class TimeoutExceeded(EngineError, TimeoutError):
         self.hint = hint
 
 
-def closest(asked: str, known: Iterable[str]) -> str:
+def closest(asked: Any, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the known name nearest to `asked`, or nothing."""
-    near = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(asked), list(known), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""

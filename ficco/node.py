@@ -8,10 +8,8 @@ node = ficco.Node(4, machine="cuda")     # the same on GPUs: CuPy's, that of ran
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +18,11 @@ import numpy.typing as npt
 
 from ficco import compute as computes
 from ficco import posing, selector
+from ficco.checking import positive_seconds, whole_number
 from ficco.compute import dtype_of
 from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError
+from ficco.logs import log, set_up
 from ficco.machine import Machine
 from ficco.posing import NUMPY, Library, row_contiguous
 from ficco.problem import MAX_WORLD, Problem
@@ -80,11 +80,9 @@ class Node:
         compute: str | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        whole = isinstance(world, Integral) and not isinstance(world, bool)
-        if not whole or not 1 <= world <= MAX_WORLD:
-            raise InputError(f"world={world!r}: a node has 1 to {MAX_WORLD} ranks")
-        world = int(world)
-        _check_timeout(timeout_s)
+        set_up()
+        world = whole_number(world, "world", 1, MAX_WORLD)
+        timeout_s = positive_seconds(timeout_s, "timeout_s")
         if schedule != "auto" and not isinstance(schedule, Schedule):
             schedule = Schedule.named(schedule)
         self._schedule: str | Schedule = schedule
@@ -98,6 +96,7 @@ class Node:
         else:
             library = computes.named("numpy" if compute is None else compute)
             self._runtime = LocalRuntime(world, profile, library, timeout_s)
+        log.info("node of %d ranks opened on machine %s", world, profile.name)
 
     @property
     def world(self) -> int:
@@ -116,8 +115,7 @@ class Node:
 
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
-        _check_timeout(value)
-        self._runtime.timeout_s = value
+        self._runtime.timeout_s = positive_seconds(value, "timeout_s")
 
     @property
     def window_bytes(self) -> int:
@@ -306,6 +304,8 @@ class Node:
         Returns:
             Per rank, its outputs.
         """
+        if not isinstance(problem, Problem):
+            raise InputError(f"problem={problem!r:.80}: a ficco.Problem is needed")
         if problem.world != self.world:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
         self._check_named(problem, self._per_rank(arrays, "arrays"))
@@ -447,11 +447,6 @@ class Node:
     def _automatic(self, problem: Problem, gates: bool) -> Schedule:
         device = self._library.device
         return selector.automatic(problem, self.machine, device, "eager", gates=gates).schedule
-
-
-def _check_timeout(value: float) -> None:
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-        raise InputError(f"timeout_s={value!r}: it is a positive number of seconds")
 
 
 def _cupy(compute: str | None) -> CupyCompute:

@@ -27,6 +27,7 @@ from ficco.plan import (
     digest_of,
 )
 from ficco.problem import Problem
+from ficco.reading import parsed_json
 from ficco.schedule import Schedule
 
 __all__ = ["dumps", "loads"]
@@ -113,10 +114,7 @@ def loads(text: str, source: str = "plan") -> Plan:
     Raises:
         PlanError: not JSON, or not of the plan's form; the message names the place.
     """
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as wrong:  # ValueError: a number too long to read, too
-        raise PlanError(f"{source} is not JSON: {wrong}") from None
+    raw = parsed_json(text, source, PlanError)
     top = _Fields(raw, source, ("version", "problem", "schedule", "digest", "ranks"))
     version = top.get("version", _whole)
     if version != VERSION:

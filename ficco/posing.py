@@ -6,13 +6,13 @@ by buffer name. Nothing runs here. Arrays are NumPy's, or another library's that
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ficco.checking import whole_numbers
 from ficco.errors import InputError
 from ficco.problem import DTYPES, Output, Problem, chunk_sizes
 
@@ -112,6 +112,8 @@ def gathering(
         raise InputError(f"xs: m={sum(rows)}, k={k}; there is nothing to gather")
     count = len(weights[0])
     axes = ("rows",) * count if axes is None else axes
+    if not isinstance(axes, (tuple, list)):
+        raise InputError(f"axes={axes!r:.80}: a list is needed, 'rows' or 'contraction' a weight")
     if len(axes) != count:
         raise InputError(f"axes has {len(axes)} entries, there are {count} weights a rank")
     biases = _biases(bias, weights)
@@ -185,7 +187,7 @@ def reducing(
             flat += [x, w]
         arrays.append(mine)
     dtype = _common_dtype(flat, "xs and ws")
-    sizes = chunk_sizes(m, world) if rows is None else _sizes(rows, "rows")
+    sizes = chunk_sizes(m, world) if rows is None else whole_numbers(rows, "rows")
     if len(sizes) != world or sum(sizes) != m or min(sizes) < 0:
         raise InputError(f"rows={list(sizes)}: {world} sizes of 0 or more that add up to m={m}")
     pairs = tuple(
@@ -231,7 +233,7 @@ def exchanging(
             raise InputError(f"ws[{rank}] has {w.shape[0]} rows, xs have k={k} columns")
     if not isinstance(splits, (tuple, list, np.ndarray)):
         raise InputError(f"splits: {type(splits).__name__} found; give a list per rank")
-    table = tuple(_sizes(row, f"splits[{s}]") for s, row in enumerate(splits))
+    table = tuple(whole_numbers(row, f"splits[{s}]") for s, row in enumerate(splits))
     if len(table) != world or any(len(row) != world or min(row) < 0 for row in table):
         raise InputError(f"splits: {world} x {world} sizes of 0 or more are needed, splits[s][r]")
     for rank, (x, row) in enumerate(zip(shards, table, strict=True)):
@@ -293,7 +295,7 @@ def embedding(
             }
         arrays.append(mine)
     assert batch is not None
-    sizes = chunk_sizes(batch, world) if rows is None else _sizes(rows, "rows")
+    sizes = chunk_sizes(batch, world) if rows is None else whole_numbers(rows, "rows")
     if len(sizes) != world or sum(sizes) != batch or min(sizes) < 0 or batch < 1:
         raise InputError(f"rows={list(sizes)}: {world} sizes that add up to the batch, {batch}")
     problem = Problem(
@@ -302,14 +304,6 @@ def embedding(
         lookups=tuple(tuple(len(index) for index in mine) for mine in indices),
     )  # fmt: skip
     return Posed(problem, arrays)
-
-
-def _sizes(values: Any, name: str) -> tuple[int, ...]:
-    """Return whole numbers, NumPy's too."""
-    try:
-        return tuple(operator.index(value) for value in values)
-    except TypeError:
-        raise InputError(f"{name}={values!r}: a list of whole numbers is needed") from None
 
 
 def _check_bags(index: Array, start: Array, height: int, where: str) -> None:

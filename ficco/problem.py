@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError, closest
 
 __all__ = [
     "DTYPES",
     "MAX_WORLD",
+    "MOST",
     "OPERATORS",
     "Output",
     "Pair",
@@ -210,11 +212,9 @@ class Problem:
             raise InputError(
                 f"unknown operator {op!r}{closest(op, OPERATORS)}. Known: {', '.join(OPERATORS)}"
             )
-        for name, value in (("m", m), ("n", n), ("k", k)):
-            if not 1 <= value <= MOST:
-                raise InputError(f"{name}={value}: sizes are from 1 to {MOST}")
-        _check_world(world)
-        row_sizes = tuple(rows) if rows is not None else chunk_sizes(m, world)
+        m, n, k = (whole_number(v, name, 1, MOST) for name, v in (("m", m), ("n", n), ("k", k)))
+        world = _world(world)
+        row_sizes = whole_numbers(rows, "rows") if rows is not None else chunk_sizes(m, world)
         if sum(row_sizes) != m:
             raise InputError(f"rows={list(row_sizes)} add up to {sum(row_sizes)}, but m={m}")
         columns = chunk_sizes(n, world) if op in GATHERING else (n,) * world
@@ -345,9 +345,8 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _check_world(world: int) -> None:
-    if not 1 <= world <= MAX_WORLD:
-        raise InputError(f"world={world}: ficco runs 1 to {MAX_WORLD} ranks")
+def _world(world: int) -> int:
+    return whole_number(world, "world, the number of ranks", 1, MAX_WORLD)
 
 
 def _check(problem: Problem) -> None:
@@ -357,17 +356,17 @@ def _check(problem: Problem) -> None:
         raise InputError(
             f"unknown operator {p.op!r}{closest(p.op, OPERATORS)}. Known: {', '.join(OPERATORS)}"
         )
-    _check_world(p.world)
-    if p.dtype not in DTYPES:
+    _world(p.world)
+    if not isinstance(p.dtype, str) or p.dtype not in DTYPES:
         raise InputError(
             f"dtype {p.dtype!r} is not implemented{closest(p.dtype, DTYPES)}. "
             f"Known: {', '.join(DTYPES)}"
         )
     if p.scales != "none":
         raise InputError(f"scales={p.scales!r}: no scaled dtype is implemented; use 'none'")
-    if not (1 <= p.k <= MOST and 1 <= p.m <= MOST):
-        raise InputError(f"m={p.m}, k={p.k}: sizes are from 1 to {MOST}")
     _check_per_rank("rows", p.rows, p.world)
+    whole_number(p.m, "m", 1, MOST)
+    whole_number(p.k, "k", 1, MOST)
     if not p.outputs:
         raise InputError("outputs: a problem has at least one")
     _check_outputs(p)
@@ -474,7 +473,10 @@ def _check_operands(outputs: tuple[Output, ...]) -> None:
 
 
 def _check_per_rank(name: str, sizes: Sequence[int], count: int, what: str = "world") -> None:
+    if not isinstance(sizes, (tuple, list)):
+        raise InputError(f"{name}={sizes!r:.80}: a tuple of sizes is needed, {count} of them")
     if len(sizes) != count:
         raise InputError(f"{name}={list(sizes)}: {len(sizes)} entries found, {what} is {count}")
-    if any(size < 0 for size in sizes):
-        raise InputError(f"{name}={list(sizes)}: sizes are 0 or more")
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        for at, size in enumerate(sizes):
+            whole_number(size, f"{name}[{at}]", 0)

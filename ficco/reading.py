@@ -1,14 +1,49 @@
-"""Reading parsed TOML: numbers and rows of them, with errors that say where and what was found."""
+"""Reading TOML and JSON: text, numbers and rows of them, with errors that say where and what.
+
+Whatever a file holds, it is one InputError: nesting that Python's parsers cannot follow and numbers
+that they will not convert, too.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from ficco.errors import InputError
 
-__all__ = ["number", "rows", "table", "whole"]
+__all__ = ["number", "parsed_json", "parsed_toml", "rows", "table", "whole"]
+
+
+def parsed_toml(text: str, where: str, error: type[InputError] = InputError) -> dict[str, Any]:
+    """Return the table that TOML text holds.
+
+    Args:
+        text: the whole of it.
+        where: what it is and where it was found, for the message.
+        error: the class to raise.
+
+    Raises:
+        InputError: (as `error`) it is not TOML, or Python's parser cannot take it.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise error(f"{where} is not valid TOML: it is nested too deeply to be read") from None
+    except ValueError as wrong:  # of a number with thousands of digits, too
+        raise error(f"{where} is not valid TOML: {wrong}") from None
+
+
+def parsed_json(text: str | bytes, where: str, error: type[InputError] = InputError) -> Any:
+    """Return the value that JSON text holds; arguments and errors are those of `parsed_toml`."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise error(f"{where} is not JSON: it is nested too deeply to be read") from None
+    except ValueError as wrong:  # of a number with thousands of digits, and of bytes, too
+        raise error(f"{where} is not JSON: {wrong}") from None
 
 
 def table(value: Any, known: Mapping[str, type], where: str) -> Mapping[str, Any]:

@@ -6,13 +6,12 @@ and "machine" (route, order, transport) and become concrete in `resolve`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from typing import Any
 
-from ficco import data
+from ficco import data, reading
 from ficco.errors import ScheduleError, closest
 from ficco.machine import Machine
 
@@ -138,7 +137,8 @@ class Schedule:
                 f"schedule={schedule!r:.80}: a Schedule, its name or its JSON text is needed"
             )
         if schedule.startswith("{"):
-            return cls.from_json(json.loads(schedule))
+            where = f"schedule={schedule!r:.80}"
+            return cls.from_json(reading.parsed_json(schedule, where, ScheduleError))
         return cls.named(schedule)
 
     @staticmethod

@@ -15,6 +15,9 @@ PACKAGE = ROOT / "ficco"
 # A room imports from floors below its own only (and from itself, if it is a package).
 FLOORS = {
     "errors": 0,
+    "checking": 0,
+    "logs": 0,
+    "settings": 0,
     "data": 0,
     "curves": 1,
     "private": 1,
@@ -47,7 +50,11 @@ FLOORS = {
 }
 SAME_FLOOR = {
     ("plan_json", "plan"),
+    ("checking", "errors"),
     ("data", "errors"),
+    ("logs", "errors"),
+    ("settings", "errors"),
+    ("data", "reading"),
     ("machine", "curves"),
     ("machine", "problem"),
     ("reading", "errors"),

@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from ficco.cli.meeting_folder import MeetingFolder, meeting_folder
 from ficco.errors import InputError
+from ficco.logs import log
 
 __all__ = ["launch"]
 
@@ -30,12 +30,13 @@ def launch(world: int) -> int:
 
     if find_spec("torch") is None:
         raise InputError("PyTorch is needed for the ranks to meet; pip install torch")
-    with tempfile.TemporaryDirectory(prefix="ficco-run-") as folder:
+    with meeting_folder() as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             with _uninterrupted():  # or one may be started that nobody knows of
                 for rank in range(world):
-                    ranks.append(_start(rank, world, Path(folder) / "store"))
+                    ranks.append(_start(rank, world, folder))
+                    log.info("rank %d is process %d", rank, ranks[-1].pid)
             return _ended(ranks)
         finally:
             for process in ranks:
@@ -63,18 +64,18 @@ def _uninterrupted() -> Iterator[None]:
             os.kill(os.getpid(), each)
 
 
-def _start(rank: int, world: int, store: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, world: int, folder: MeetingFolder) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
-        "FICCO_STORE": str(store),
+        "FICCO_STORE": str(folder.path / "store"),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     command = [sys.executable, "-P", "-m", "ficco", *sys.argv[1:]]
     stdout = None if rank == 0 else subprocess.DEVNULL
-    return subprocess.Popen(command, env=environment, stdout=stdout)
+    return subprocess.Popen(command, env=environment, stdout=stdout, pass_fds=(folder.lock,))
 
 
 def _ended(ranks: list[subprocess.Popen[bytes]]) -> int:

@@ -6,7 +6,7 @@ Exit codes: 0 right; 1 a wrong result, a rejected plan or a failed run; 2 bad ar
 from __future__ import annotations
 
 import argparse
-import os
+import shlex
 import signal
 import sys
 import threading
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ficco import __version__
-from ficco.cli import doctor, explain, plan, run, sweep
+from ficco import __version__, logs
+from ficco.cli import doctor, explain, plan, run, streams, sweep
 from ficco.errors import FiccoError, InputError
 
 __all__ = ["main", "parser"]
@@ -37,14 +37,23 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = parser()
-    args = given.parse_args(argv)
+    try:
+        args = given.parse_args(argv)
+    except SystemExit:  # of --help, say
+        streams.finish_output()
+        raise
     if args.command is None:
         given.print_help(sys.stderr)
         return 2
     try:
+        streams.make_ready()
+        logs.set_up()
+        asked = sys.argv[1:] if argv is None else argv
+        logs.log.info("%s begins", shlex.join(["ficco", *asked]))
         with _ending():
             code: int = args.main(args)
             sys.stdout.flush()
+        logs.log.info("ficco %s ends with exit code %d", args.command, code)
         return code
     except InputError as error:
         print(f"ficco {args.command}: {error}", file=sys.stderr)
@@ -63,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ficco {args.command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # whoever read us has gone; keep Python from complaining when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.drop_output()
         return 1
     except OSError as error:
         print(f"ficco {args.command}: {error}", file=sys.stderr)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import IO, Any
 
+from ficco import logs, settings
+from ficco.checking import positive_seconds
 from ficco.cli.arguments import HOST_RANKS, Asked, add_problem, asked_from
 from ficco.cli.choosing import MOST_GPUS, chosen_engine
 from ficco.cli.launch import launch
 from ficco.cli.measure import Executor, NodeExecutor, Point, measure
-from ficco.errors import EngineError, InputError
+from ficco.errors import EngineError, FiccoError, InputError
 from ficco.timeline import REGIMES, Timeline
 
 __all__ = ["add_to"]
@@ -69,7 +70,7 @@ def _main(args: argparse.Namespace) -> int:
         )
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun and args.ranks is None:
-        args.ranks = int(os.environ["WORLD_SIZE"])
+        args.ranks = settings.whole("WORLD_SIZE")
     engine, gpus = chosen_engine(args)
     asked = asked_from(args, engine, min(gpus, MOST_GPUS) if engine == "cuda" else HOST_RANKS)
     if engine == "cuda" and args.compute is not None:
@@ -82,13 +83,13 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(f"--iters {args.iters}: it is 1 or more")
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: it is 0 or more")
-    if not (math.isfinite(args.timeout) and args.timeout > 0):
-        raise InputError(f"--timeout {args.timeout}: it is a positive number of seconds")
+    args.timeout = positive_seconds(args.timeout, "--timeout")
     is_rank = under_torchrun or "FICCO_STORE" in os.environ
+    names = ", ".join(schedule.name for schedule in asked.schedules)
+    logs.log.info("engine %s, machine %s, schedules %s", engine, asked.machine.name, names)
     trace = None if is_rank and os.environ.get("RANK") != "0" else _opened(args.trace)
     if (args.processes or engine == "cuda") and not is_rank:
-        if trace is not None:
-            trace.close()
+        _close(trace)
         return launch(asked.problem.world)
     try:
         with _executor(args, asked, is_rank) as executor:
@@ -103,8 +104,7 @@ def _main(args: argparse.Namespace) -> int:
                 _picture(args, best, timeline)
         _write_trace(trace, asked, best, timeline)
     finally:
-        if trace is not None:
-            trace.close()
+        _close(trace)
     return 0 if all(point.row.ok for point in points) else 1
 
 
@@ -123,8 +123,7 @@ def _simulated(args: argparse.Namespace, regime: str) -> int:
         _picture(args, best, best.best)
         _write_trace(trace, asked, best, best.best)
     finally:
-        if trace is not None:
-            trace.close()
+        _close(trace)
     return 0 if all(point.row.ok for point in points) else 1
 
 
@@ -136,9 +135,20 @@ def _write_trace(
     from ficco.report.trace import chrome_trace
 
     empty = Timeline((), asked.machine.engine, asked.machine.name)
-    if stat.S_ISREG(os.fstat(trace.fileno()).st_mode):
-        trace.truncate(0)  # an earlier one, which stays where a run fails
-    trace.write(chrome_trace(timeline or empty, f"{asked.problem.op} {best.row.schedule}"))
+    text = chrome_trace(timeline or empty, f"{asked.problem.op} {best.row.schedule}")
+    try:
+        if stat.S_ISREG(os.fstat(trace.fileno()).st_mode):
+            trace.truncate(0)  # an earlier one, which stays where a run fails
+        trace.write(text)
+        trace.flush()
+    except OSError as error:
+        raise FiccoError(f"--trace {trace.name!r}: {error.strerror}; name another file") from None
+
+
+def _close(trace: IO[str] | None) -> None:
+    if trace is not None:
+        with suppress(OSError):  # of what could not be written, which was told
+            trace.close()
 
 
 @contextmanager
@@ -177,8 +187,9 @@ def _opened(path: str | None) -> IO[str] | None:
         return None
     try:
         return open(path, "a", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--trace {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"--trace {path!r}: {reason}; name a file that can be written") from None
 
 
 def _how(args: argparse.Namespace, asked: Asked, processes: bool) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ficco import data
+from ficco.checking import positive_seconds
 from ficco.cli import choosing
 from ficco.cli.arguments import HOST_RANKS, fitting
 from ficco.errors import EngineError, FiccoError, InputError, MachineError
@@ -32,8 +33,8 @@ def add_to(commands: Any) -> None:
         "sweep", help="measure or simulate many schedules on many shapes, into a folder",
         description="Measure a grid of operators, shapes and schedules on this machine, or "
         "simulate it, and write results, a book and a report. What was measured is never "
-        "measured again: the same command goes on where it ended. Exit 1 where a result was wrong "
-        "or a point failed.",
+        "measured again: the same command goes on where it ended. Exit 1 where a result was wrong, "
+        "a point failed, or nothing ran.",
     )  # fmt: skip
     parser.add_argument(
         "grid", nargs="?", metavar="GRID",
@@ -73,10 +74,9 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError("a grid and --out DIR are needed: ficco sweep GRID --out DIR")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError("sweep starts its own ranks: run it once, without torchrun")
-    for name in ("seconds", "timeout"):
-        value = getattr(args, name)
-        if not value > 0 or (name == "timeout" and math.isinf(value)):
-            raise InputError(f"--{name} {value}: it is a positive number of seconds")
+    if not args.seconds > 0:
+        raise InputError(f"--seconds {args.seconds}: it is a positive number of seconds")
+    args.timeout = positive_seconds(args.timeout, "--timeout")
     asked = _asked(args, Grid.named(args.grid))
     outcome = run(asked)
     _say(args, asked, outcome)
@@ -84,7 +84,9 @@ def _main(args: argparse.Namespace) -> int:
         _report(asked.folder)
     if outcome.interrupted:
         return 130
-    return 1 if outcome.bad.keys() & {"wrong", "failed"} else 0
+    if not outcome.done:
+        print(f"ficco sweep: nothing ran{outcome.why and ': ' + outcome.why}", file=sys.stderr)
+    return 1 if not outcome.done or outcome.bad.keys() & {"wrong", "failed"} else 0
 
 
 def _asked(args: argparse.Namespace, grid: Grid) -> Asked:
@@ -161,9 +163,8 @@ def _profile(machine: Machine, name: str, world: int) -> tuple[Machine | None, s
 
 def _say(args: argparse.Namespace, asked: Asked, outcome: Outcome) -> None:
     """Tell what was found, what is missing and how to go on."""
-    done = outcome.points - outcome.left - sum(outcome.bad.values())
     how = "simulated" if asked.simulated else "measured"
-    print(f"{asked.folder}: {done} of {outcome.points} points {how}{_paced(asked)}")
+    print(f"{asked.folder}: {outcome.done} of {outcome.points} points {how}{_paced(asked)}")
     for kind, count in sorted(outcome.bad.items()):
         print(f'{count} {kind}: see "kind": "bad" in {asked.folder / "results.jsonl"}')
     if outcome.behind:

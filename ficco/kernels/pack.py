@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import lzma
-import os
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ficco.kernels import sources
 from ficco.kernels.variants import Variant
+from ficco.settings import switch
 
 __all__ = ["FOLDER", "FORMAT", "Found", "Pack", "capabilities", "find", "has", "keeping_blocks",
            "opened", "why_not"]  # fmt: skip
@@ -136,10 +136,14 @@ def opened(capability: int) -> Pack:
 
 
 def why_not(capability: int) -> str:
-    """Say why the pack is not used on a device of this compute capability; "": it is used."""
-    if os.environ.get(_SWITCH) == "0":
+    """Say why the pack is not used on a device of this compute capability; "": it is used.
+
+    Raises:
+        InputError: FICCO_PACK or FICCO_SM100 is something else than 0 and 1.
+    """
+    if not switch(_SWITCH, True):
         return f"{_SWITCH}=0 is set"
-    if capability in UNTRIED and os.environ.get(ALLOWED_BY) != "1":
+    if capability in UNTRIED and not switch(ALLOWED_BY, False):
         return (
             f"kernels for sm_{capability} are in the pack, but have never run on such a GPU; set "
             f"{ALLOWED_BY}=1 to use them"

@@ -160,6 +160,15 @@ def key_of(
     """Return what makes a call equal to another one; None: nothing does, look at it anew."""
     if not isinstance(x, Tensor) or not x.is_cuda or x.layout != _STRIDED or groups.disabled():
         return None
+    try:
+        return _facts(op, group, x, others, schedule, rest)
+    except RuntimeError:  # a nested tensor has no shape; checks refuse it by its name
+        return None
+
+
+def _facts(
+    op: str, group: Any, x: Tensor, others: Sequence[Any], schedule: str | Schedule, rest: Any
+) -> Any:
     # In another regime another schedule may be wanted.
     when = torch.cuda.is_current_stream_capturing() if schedule == AUTO else None
     facts: list[Any] = [

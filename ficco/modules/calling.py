@@ -31,13 +31,31 @@ from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
-__all__ = ["Call"]
+__all__ = ["Call", "check_dense"]
 
 _KINDS = {  # as NumPy writes them; bfloat16 as the bits that it has
     torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<i2", torch.int64: "<i8",
 }  # fmt: skip
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 Tensor = torch.Tensor
+
+
+def check_dense(tensor: Tensor, name: str) -> None:
+    """Refuse tensors whose elements do not lie in memory by strides.
+
+    Raises:
+        InputError: it is nested, sparse, or of another library's layout.
+    """
+    if tensor.is_nested:
+        raise InputError(
+            f"{name} is a nested tensor; a dense tensor is needed: pad it by "
+            "torch.nested.to_padded_tensor(), or pass its rows, values() of the jagged layout"
+        )
+    if tensor.layout != torch.strided:
+        kind = "sparse" if "sparse" in str(tensor.layout) else "not dense"
+        raise InputError(
+            f"{name} is {kind} ({tensor.layout}); a dense tensor is needed: pass .to_dense()"
+        )
 
 
 class Call:
@@ -64,6 +82,7 @@ class Call:
         """Refuse what is no tensor of the call's device and dtype (or of `dims` dimensions)."""
         if not isinstance(tensor, Tensor):
             raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
+        check_dense(tensor, name)
         if tensor.device.type not in ("cpu", "cuda"):
             raise InputError(f"{name} is on {tensor.device}; it is to be on the CPU or on a GPU")
         if tensor.device != self.device:
@@ -105,7 +124,6 @@ class Call:
         grain: int | None,
     ) -> list[Tensor]:
         """Run the problem and return this rank's outputs, with the dimensions of x."""
-        _refuse_sparse(given)
         asked = _asked(schedule, grain)
         if groups.disabled():
             groups.log.info("%s: plain torch.distributed (FICCO_DISABLE)", problem.op)
@@ -220,11 +238,6 @@ class Call:
 def _only_even(runtime: Any) -> bool:
     """Whether there are no kernels for matrices that lie in other ways than most do."""
     return runtime.kernels is not None and not runtime.kernels.compiles
-
-
-def _refuse_sparse(given: dict[str, Tensor]) -> None:
-    if sparse := [name for name, t in given.items() if t.layout != torch.strided]:
-        raise InputError(f"{sparse[0]} is sparse; a dense tensor is needed")
 
 
 def _asked(schedule: str | Schedule, grain: int | None) -> Schedule | None:

@@ -23,12 +23,13 @@ Where they do not, name a schedule.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed import is_initialized
 
+from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError
 from ficco.modules import gradients, groups, library, operators
 from ficco.modules.auto import AUTO
@@ -131,6 +132,8 @@ def column_matmul(
     Raises: as `all_gather_matmul`.
     """
     weights, biases, biased = _listed(w, bias)
+    if not torch.compiler.is_dynamo_compiling() and (group is not None or is_initialized()):
+        group = groups.process_group(group)  # backward means it, too, when it is there no more
     args = (x, weights, biases, biased, group, schedule, grain)
     found = _call("column_matmul", args, survey((x, *weights, *biases)))
     return found[0] if isinstance(w, Tensor) else tuple(found)
@@ -246,11 +249,14 @@ def _exchange(
     grain: int | None,
 ) -> Tensor:
     try:
-        table = [size for row in splits for size in _sizes("splits", row)]
+        rows = [_sizes(f"splits[{s}]", row) for s, row in enumerate(splits)]
+        if {len(row) for row in rows} - {len(rows)}:
+            raise TypeError
+        table = [size for row in rows for size in row]
     except TypeError:
         raise InputError(
-            f"splits={splits!r:.80}: a list of lists is needed, in which splits[s][r] rows go from "
-            "rank s to rank r"
+            f"splits={splits!r:.80}: a list for each rank is needed, in which splits[s][r] rows go "
+            "from rank s to rank r"
         ) from None
     args = (x, w, table, group, schedule, grain)
     return _call(op, args, survey((x, w)))  # type: ignore[no-any-return]
@@ -297,12 +303,14 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 
     Raises: as `all_gather_matmul`.
     """
+    dimension, batch = _size("dimension", dimension), _size("batch", batch)
+    tables_per_rank = _sizes("tables_per_rank", tables_per_rank)
     like = _like(tables, dimension, dtype, device, group)
     if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(_needs, tables)):
         like = _needing(like)
     tensors = (*tables, *indices, *offsets, like)
     args = (
-        list(tables), list(indices), list(offsets), like, list(tables_per_rank), batch,
+        list(tables), list(indices), list(offsets), like, tables_per_rank, batch,
         _sizes("rows", rows), group, schedule, grain,
     )  # fmt: skip
     return _call("embedding_all_to_all", args, survey(tensors))  # type: ignore[no-any-return]
@@ -343,14 +351,27 @@ def _sizes(name: str, values: Any) -> Any:
     if values is None or torch.compiler.is_dynamo_compiling():
         return _held(values)
     try:
-        return [s if isinstance(s, torch.SymInt) else operator.index(s) for s in values]
+        if True in [type(each) is torch.SymInt for each in values]:  # of a tracer
+            return list(values)
     except TypeError:
-        raise InputError(f"{name}={values!r:.80}: whole numbers, one a rank, are needed") from None
+        pass  # no sequence, which is refused below
+    return list(whole_numbers(values, name))
+
+
+def _size(name: str, value: Any) -> Any:
+    """Return one size; raises as `_sizes`."""
+    if torch.compiler.is_dynamo_compiling() or isinstance(value, torch.SymInt):
+        return value
+    return whole_number(value, name, 0)
 
 
 def _held(values: Sequence[Any] | None) -> list[Any] | None:
     """Return a list of this call's own: backward reads it, too."""
-    return None if values is None else list(values)
+    if values is None or torch.compiler.is_dynamo_compiling():
+        return None if values is None else list(values)
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise InputError(f"axes={values!r:.80}: a list is needed, 'rows' or 'contraction' a weight")
+    return list(values)
 
 
 def _needing(like: Tensor) -> Tensor:
@@ -377,7 +398,7 @@ def _pairs(x: Any, w: Any) -> tuple[list[Any], list[Any]]:
 
 def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
     """Return weights, biases, and which weights have one."""
-    weights = [w] if isinstance(w, Tensor) else list(w)
+    weights = [w] if isinstance(w, Tensor) or not hasattr(w, "__iter__") else list(w)
     if bias is None:
         return weights, [], [False] * len(weights)
     each = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)

@@ -24,6 +24,7 @@ from ficco.lowering.cutting import EDGED
 from ficco.modules import groups
 from ficco.modules.again import matrix_of
 from ficco.modules.auto import AUTO
+from ficco.modules.blame import current_layer, naming
 from ficco.modules.routes import perform
 from ficco.private.torch_core import DisableAutocast, bag_gradient
 from ficco.problem import chunk_sizes
@@ -94,17 +95,18 @@ class Recorded(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*formula.keep(tensors, rest, needs, outputs))
-        ctx.ficco = (name, rest, [None if t is None else t.shape for t in tensors])
+        shapes = [None if t is None else t.shape for t in tensors]
+        ctx.ficco = (name, rest, shapes, current_layer())
         return tuple(formula.visible(outputs, rest))
 
     @staticmethod
     def backward(ctx: Any, *dys: Maybe) -> Any:
         """Return gradients of the tensors."""
-        name, rest, shapes = ctx.ficco
+        name, rest, shapes, layer = ctx.ficco
         refuse_second(name)
         kept = Kept(ctx.saved_tensors, rest, ctx.needs_input_grad[2:], shapes)
         with DisableAutocast():  # formulas mean their own dtypes
-            return (None, None, *FORMULAS[name].backward(kept, dys))
+            return (None, None, *naming(layer, FORMULAS[name].backward, kept, dys))
 
 
 def refuse_second(name: str) -> None:
@@ -194,7 +196,7 @@ class _Column(_Gather):
         grads: list[Maybe] = [None] * len(kept.shapes)
         if kept.needs[0]:
             pairs = [(dy, w.t()) for dy, w in zip(given, ws, strict=True) if dy is not None]
-            if torch.distributed.is_initialized():
+            if group or torch.distributed.is_initialized():
                 args = (*_apart(pairs), None, group, schedule, grain)
                 dx = _mirror("matmul_all_reduce", args)
             else:

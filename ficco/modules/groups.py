@@ -5,9 +5,6 @@ A runtime is opened by all ranks of a group together. This file knows no operato
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +13,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ficco import compute as computes
+from ficco.checking import positive_seconds, whole_number
 from ficco.engines import cuda
 from ficco.engines.environment import is_set
 from ficco.errors import DevicesRefused, EngineError, InputError
+from ficco.logs import log, set_up
 from ficco.machine import Machine
 from ficco.private.finding import ABSENT
 from ficco.private.torch_core import group_named, note_group
 from ficco.runtime.members import refuse_to_open
 from ficco.runtime.process import ProcessRuntime
+from ficco.settings import switch
 
 if TYPE_CHECKING:
     from ficco.runtime.process_cuda import CudaProcessRuntime
@@ -47,13 +47,7 @@ __all__ = [
     "window_bytes",
 ]
 
-log = logging.getLogger("ficco")
-if os.environ.get("FICCO_LOG"):
-    _level = logging.getLevelName(os.environ["FICCO_LOG"].upper())
-    log.addHandler(logging.StreamHandler(sys.stderr))
-    log.setLevel(_level if isinstance(_level, int) else logging.INFO)
-    if not isinstance(_level, int):
-        log.warning("FICCO_LOG=%s is no level; info is taken", os.environ["FICCO_LOG"])
+set_up()
 for _name, _instead in ABSENT.items():  # found before there was a handler
     log.info("%s is absent: %s", _name, _instead)
 
@@ -62,34 +56,46 @@ _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
 _devices: dict[str, str] = {}  # of what is open, by the group's name
 _fallbacks: dict[Any, str] = {}  # groups whose GPUs run plain torch.distributed, and why
 _TOLD = "_ficco_has_told_it"  # of an error: whether the group's ranks know of it
+_DESTROYED = (
+    "group: torch.distributed knows it no more, destroy_process_group() was called; make another "
+    "by torch.distributed.new_group() on all ranks and pass that"
+)
 _changes = [0]  # how often a group was opened or closed for GPUs
 
 
 def disabled() -> bool:
-    """Whether FICCO_DISABLE=1 turns every operator into plain torch.distributed."""
-    return is_set("FICCO_DISABLE")
+    """Whether FICCO_DISABLE=1 turns every operator into plain torch.distributed.
+
+    Raises:
+        InputError: it is something else than 0 and 1.
+    """
+    return is_set("FICCO_DISABLE") and switch("FICCO_DISABLE", False)
 
 
 def process_group(group: Any) -> Any:
     """Return a ProcessGroup from one, its name, a DeviceMesh of one dimension, or None (all).
 
     Raises:
-        InputError: torch.distributed is not initialized, the mesh has several dimensions, or no
-            group has the name.
+        InputError: torch.distributed is not initialized, the mesh has several dimensions, no group
+            has the name, or the group was destroyed.
     """
     if group is None and (everyone := dist.group.WORLD) is not None:
         return everyone
     if not dist.is_initialized():
         raise InputError(
-            "torch.distributed is not initialized; call torch.distributed.init_process_group "
-            "on every rank first, with the gloo backend for CPU tensors"
+            "torch.distributed is not initialized, or was destroyed; call "
+            "torch.distributed.init_process_group on every rank first, with the gloo backend "
+            "for CPU tensors"
         )
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise InputError(
                 f"group: a DeviceMesh of {group.ndim} dimensions; pass one of them, mesh['tp']"
             )
-        return group.get_group()
+        try:
+            return group.get_group()
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise InputError(_DESTROYED) from error
     if isinstance(group, str):
         try:
             return group_named(group)
@@ -98,12 +104,23 @@ def process_group(group: Any) -> Any:
                 f"group={group!r}: no process group has this name; pass the ProcessGroup itself or "
                 "a DeviceMesh of one dimension"
             ) from error
-    if isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
+    if isinstance(group, dist.ProcessGroup):
+        if not torch.compiler.is_dynamo_compiling():
+            _check_not_destroyed(group)
+        return group
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
         return group
     raise InputError(
         f"group={group!r:.80}: a ProcessGroup, its name, a DeviceMesh of one dimension or None "
         "(all ranks) is needed"
     )
+
+
+def _check_not_destroyed(group: Any) -> None:
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        raise InputError(_DESTROYED) from None
 
 
 def prepare(
@@ -134,6 +151,23 @@ def prepare(
         InputError: the group is open already, or an argument cannot be.
         EngineError: the ranks cannot share memory, or did not all come.
     """
+    try:
+        _prepare(group, machine, compute, timeout_s, most_window_bytes)
+    except Exception as error:
+        refuse(group, error)
+        raise
+
+
+def _prepare(
+    group: Any,
+    machine: str | Machine,
+    compute: str,
+    timeout_s: float,
+    most_window_bytes: int | None,
+) -> None:
+    timeout_s = positive_seconds(timeout_s, "timeout_s")
+    if most_window_bytes is not None:
+        most_window_bytes = whole_number(most_window_bytes, "most_window_bytes", 0)
     pg = process_group(group)
     note_group(pg)
     _close_destroyed()
@@ -311,7 +345,8 @@ def close(group: Any = None) -> None:
     if not known and not dist.is_initialized():
         _close_destroyed()
         return
-    pg = group if known else process_group(group)  # it may have been destroyed
+    as_it_is = known or isinstance(group, dist.ProcessGroup)  # it may have been destroyed
+    pg = group if as_it_is else process_group(group)
     _fallbacks.pop(pg, None)
     for kind in (_runtimes, _gpu_runtimes):
         found = kind.pop(pg, None)

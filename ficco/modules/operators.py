@@ -18,7 +18,7 @@ from ficco.errors import InputError
 from ficco.modules import plain
 from ficco.modules.again import key_of, known, matrix_of, readable, row_of
 from ficco.modules.auto import AUTO
-from ficco.modules.calling import Call
+from ficco.modules.calling import Call, check_dense
 from ficco.modules.collective import collective
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import Output, Problem, chunk_sizes
@@ -200,7 +200,7 @@ def _odd(x: Any, w: Any, other_x: Tensor, other_w: Tensor) -> bool:
     """Whether two matrices are no pair that could stand beside another one."""
     if not (isinstance(x, Tensor) and isinstance(w, Tensor) and w.dim() == 2 and x.dim() > 1):
         return True
-    if not x.layout == w.layout == torch.strided:
+    if not x.layout == w.layout == torch.strided or x.is_nested or w.is_nested:
         return True
     fits = x.shape[:-1] == other_x.shape[:-1] and w.shape[1:] == other_w.shape[1:]
     alike = x.dtype == other_x.dtype == w.dtype and x.device == other_x.device == w.device
@@ -236,11 +236,12 @@ def _reduce(  # noqa: PLR0913 - a call has as many facts
     """Return the sum, or this rank's rows of it; `high` is the result's first dimension."""
     if len(x) != len(w):
         raise InputError(f"{len(x)} inputs, {len(w)} weights: give pairs of x and w")
-    n, each, given = w[0].shape[-1] if isinstance(w[0], Tensor) else 0, [], dict[str, Tensor]()
+    n, each, given = 0, [], dict[str, Tensor]()
     for i, (a, b) in enumerate(zip(x, w, strict=True)):
         at = f"[{i}]" if len(x) > 1 else ""
         call.check(a, f"x{at}", 0)
         call.check(b, f"w{at}", 2)
+        n = n if i else b.shape[1]
         if a.shape[:-1] != x[0].shape[:-1] or b.shape[1] != n:
             raise InputError(
                 f"x[{i}] is {list(a.shape)}, w[{i}] is {list(b.shape)}; with x[0] "
@@ -279,6 +280,8 @@ def column_matmul(
     grain: int | None,
 ) -> list[Tensor]:
     """Return a product per weight; nothing is sent, the group serves the gradient."""
+    if isinstance(x, Tensor):
+        check_dense(x, "x")
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"x is {found}; a tensor of 2 or 3 dimensions is needed")
@@ -306,6 +309,7 @@ def column_matmul(
 def _check_local(x: Tensor, tensor: Any, name: str) -> None:
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
+    check_dense(tensor, name)
     if (tensor.dtype, tensor.device) != (x.dtype, x.device):
         raise InputError(
             f"{name} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}; give one "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, wraps
 from types import MethodType
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
+from ficco.modules.blame import naming
 from ficco.modules.layers import dtensor, megatron
 from ficco.modules.layers.choosing import check_schedule
 from ficco.modules.layers.finding import Found
@@ -292,8 +294,21 @@ def _wrap(found: Found, ranks: Ranks, options: Options, record: Overlapped) -> N
     for key in found.passed_after:
         record.replace(module, AFTER, key, dtensor.pass_on)
     record.replace(module, _OWN, ATTRIBUTE, layer)
-    record.replace(module, _OWN, "forward", MethodType(found.forward, module))
+    record.replace(module, _OWN, "forward", MethodType(_naming(found.forward), module))
     record.modules.append(module)
+
+
+@cache
+def _naming(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward whose errors, and those of its backward, name the layer."""
+
+    @wraps(forward)
+    def run(module: Module, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():  # what is compiled has no frames of layers
+            return forward(module, *args, **options)
+        return naming(layer_of(module).name, forward, module, *args, **options)
+
+    return run
 
 
 def _share(named: Mapping[str, Module], found: Sequence[Found], record: Overlapped) -> None:

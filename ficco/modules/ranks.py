@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ficco import compute as computes
-from ficco import oracle
+from ficco import oracle, settings
 from ficco.compute import dtype_of
 from ficco.errors import DevicesRefused, InputError
 from ficco.machine import Machine
@@ -109,10 +109,10 @@ class _Rank:
     """
 
     def __init__(self, world: int) -> None:
-        found = int(os.environ["WORLD_SIZE"])
+        found = settings.whole("WORLD_SIZE")
         if found != world:
             raise InputError(f"--ranks {world}, but {found} processes were started")
-        self.rank, self.world = int(os.environ["RANK"]), world
+        self.rank, self.world = settings.whole("RANK"), world
         self.ranks: Sequence[int] = [self.rank]
         self.leads = self.rank == 0
 

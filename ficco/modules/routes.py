@@ -56,11 +56,11 @@ def is_custom(tensors: Sequence[Any]) -> bool:
     """Whether a call that is watched is one of the custom operator.
 
     Raises:
-        InputError: a DTensor, a transform of torch.func, a tangent or torch.jit.trace, which
-            nothing here serves.
+        InputError: a DTensor, a nested tensor, a transform of torch.func, a tangent or
+            torch.jit.trace, which nothing here serves.
     """
     if _compiling():
-        _refuse_distributed(tensors)
+        _refuse_subclasses(tensors)
         return True
     if _transform() is not None:
         raise InputError(
@@ -79,7 +79,7 @@ def is_custom(tensors: Sequence[Any]) -> bool:
         )
     plain = all(type(t) in (Tensor, _Parameter) or not isinstance(t, Tensor) for t in tensors)
     if not plain:
-        _refuse_distributed(tensors)
+        _refuse_subclasses(tensors)
     return not plain or bool(_modes() or _functions())
 
 
@@ -144,7 +144,7 @@ def _has_tangent(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and unpack(tensor).tangent is not None
 
 
-def _refuse_distributed(tensors: Iterable[Any]) -> None:
+def _refuse_subclasses(tensors: Iterable[Any]) -> None:
     from torch.distributed.tensor import DTensor
 
     for tensor in tensors:
@@ -152,4 +152,9 @@ def _refuse_distributed(tensors: Iterable[Any]) -> None:
             raise InputError(
                 "a DTensor was given; these functions take this rank's own tensor: pass "
                 "tensor.to_local(), and the mesh as group="
+            )
+        if isinstance(tensor, Tensor) and tensor.is_nested:
+            raise InputError(
+                "a nested tensor was given; dense tensors are needed: pad it by "
+                "torch.nested.to_padded_tensor(), or pass its rows, values() of the jagged layout"
             )

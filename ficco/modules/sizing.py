@@ -8,13 +8,14 @@ follows from its plan alone, so the layers' own calls are made once, on zeros.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 import torch
 
+from ficco.checking import whole_number
 from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError
 from ficco.kernels import pack
@@ -24,7 +25,7 @@ from ficco.modules.layers.choosing import choice_of, problem_of, runtime_of, sch
 from ficco.modules.layers.finding import DTYPES, local_of
 from ficco.modules.layers.layer import ATTRIBUTE, Layer, Seen, layer_of
 from ficco.modules.layers.trial import call, operator_of
-from ficco.problem import Problem
+from ficco.problem import MOST, Problem
 from ficco.schedule import Schedule
 
 __all__ = ["size_windows"]
@@ -53,15 +54,17 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
             requires a gradient.
 
     Raises:
-        InputError: the model is not overlapped, is on the meta device, or its weights are not those
-            that its layers multiply (sharded by FSDP at the moment).
+        InputError: `rows` is no size, or more than memory holds; the model is not overlapped, is on
+            the meta device, or its weights are not those that its layers multiply (sharded by FSDP
+            at the moment).
     """
     found = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
     if not found:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
-    if not isinstance(rows, Integral) or rows < 1:
-        raise InputError(f"rows={rows!r}: it is batch x sequence, a whole number of 1 or more")
+    rows = whole_number(rows, "rows (batch x sequence)", 1, MOST)
     calls = list(_kinds(found, backward))
+    for layer, weights, _ in calls:
+        _check_memory(layer, weights, rows)
     with pack.keeping_blocks(), _compiling(calls):
         _compile_together(calls, rows)
         for layer, weights, wanted in calls:  # windows grow, which lets go what was made ready
@@ -100,6 +103,27 @@ def _kinds(found: Sequence[Module], backward: bool | None) -> Iterator[_Kind]:
         if wanted is None:
             wanted = each.training and any(weight.requires_grad for weight in weights)
         yield layer, weights, wanted
+
+
+def _check_memory(layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
+    """Refuse a call whose input and results alone are larger than the memory of their device."""
+    seen = _posed(layer, weights, rows).seen
+    if seen is None or not weights:
+        return
+    high = seen.rows if seen.operator == "column_matmul" else rows
+    if seen.operator == "matmul_reduce_scatter":
+        high = rows // layer.ranks.world
+    need = (seen.rows * seen.k + high * sum(seen.widths)) * seen.dtype.itemsize
+    if seen.device.type == "cuda":
+        have = torch.cuda.get_device_properties(seen.device).total_memory
+    else:
+        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > have:
+        raise InputError(
+            f"rows={rows}: {layer.name} would read and make {need / 2**30:.0f} GiB on each rank, "
+            f"and {seen.device} has {have / 2**30:.0f} GiB; ask for fewer rows, those of the "
+            "largest input to come"
+        )
 
 
 @contextlib.contextmanager

@@ -7,9 +7,9 @@ from ficco.timeline import Span, Timeline
 __all__ = ["text_timeline"]
 
 _MARKS = {  # kind: mark; later kinds win where several fall into one column
-    "wait": "·",
-    "clear": "·",
-    "signal": "·",
+    "wait": ".",
+    "clear": ".",
+    "signal": ".",
     "local_copy": "c",
     "reduce": "r",
     "copy": "=",
@@ -38,7 +38,7 @@ def text_timeline(timeline: Timeline, width: int = 96) -> str:
         head = f"rank {rank}" if rank != previous else ""
         previous = rank
         lines.append(f"{head:<8}{lane:<{label}} |{''.join(row)}|")
-    legend = "# gemm or bag   = copy or collective   c local copy   r rounding or sum   · waiting"
+    legend = "# gemm or bag   = copy or collective   c local copy   r rounding or sum   . waiting"
     scale = f"{total / 1e3:.2f} ms"
     lines.append(f"{'':<8}{'':<{label}}  0{scale:>{width - 1}}")
     lines.append(f"{'':<8}{'':<{label}}  {legend}")

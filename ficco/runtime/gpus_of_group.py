@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ficco.engines import cuda
+from ficco.errors import InputError
 from ficco.private.torch_core import symmetric_memory
 from ficco.runtime.meeting import Meeting
 from ficco.runtime.members import members_of
@@ -26,6 +27,7 @@ def why_not(group: Any, timeout_s: float = 300.0) -> str | None:
         timeout_s: how long it may last for all ranks to come.
 
     Raises:
+        InputError: a rank has no GPU.
         EngineError: the ranks are on several hosts, or one has died; TimeoutExceeded: one did not
             come.
     """
@@ -37,7 +39,17 @@ def why_not(group: Any, timeout_s: float = 300.0) -> str | None:
 
 
 def reason_of(found: Sequence[dict[str, Any]]) -> str | None:
-    """Return why GPUs of these facts, a rank each, cannot run ficco's engine; None: they can."""
+    """Return why GPUs of these facts, a rank each, cannot run ficco's engine; None: they can.
+
+    Raises:
+        InputError: a rank has no GPU.
+    """
+    for rank, facts in enumerate(found):
+        if facts["device"] is None:
+            raise InputError(
+                f"rank {rank}: the group is opened for GPUs, and PyTorch has none there "
+                f"({facts['reason']}); use machine='host' and tensors of the CPU"
+            )
     devices = {facts["device"] for facts in found}
     for rank, facts in enumerate(found):
         if facts["reason"] is not None:
@@ -53,9 +65,14 @@ def facts_of_gpu() -> dict[str, Any]:
 
     Devices are named by their number, so ranks are taken to see the same devices, or one each.
     """
-    facts: dict[str, Any] = {"device": ordinal(), "unreached": [], "reason": None}
+    facts: dict[str, Any] = {"device": None, "unreached": [], "reason": None}
     try:
-        peers = cuda.capabilities(ordinal()).peers
+        facts["device"] = ordinal()
+    except (AssertionError, RuntimeError) as error:  # no build with CUDA; no driver, no GPU
+        facts["reason"] = str(error).splitlines()[0]
+        return facts
+    try:
+        peers = cuda.capabilities(facts["device"]).peers
         facts["unreached"] = [i for i, reached in enumerate(peers) if not reached]
     except cuda.GpuError as error:
         facts["reason"] = str(error)

@@ -83,7 +83,11 @@ class CudaProcessRuntime(ProcessRuntime):
     shares_windows = False
 
     def __init__(self, group: Any, machine: Machine, timeout_s: float) -> None:
-        self.process_group, self.device = group, here()
+        self.process_group = group
+        try:
+            self.device = here()
+        except (AssertionError, RuntimeError):  # all ranks are told when they have met
+            self.device = torch.device("cuda")
         self._places: list[_Place] = []  # the last one is in use
         self._wanted = Room()
         self._room: Any = None  # for the next windows, between joining a meeting and moving

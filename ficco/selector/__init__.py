@@ -86,9 +86,12 @@ def choose(
 
     Raises:
         MachineError: the machine has no rates.
-        InputError: `regime` or `by` is none, or a book that is asked for cannot serve.
+        InputError: `regime` or `by` is none, or a book that is asked for cannot serve;
+            or FICCO_BOOK names none.
     """
     _check(problem, machine, regime, by)
+    if book is None:
+        given()  # which refuses what names no book, whether it is looked at or not
     facts = facts_of(problem)
     found, passed = _by_book(facts, machine, regime, book, driver, by == "book")
     if found is not None and by in (None, "book"):
@@ -151,6 +154,7 @@ def automatic(
     Raises:
         MachineError: the profile that was given does not fit.
     """
+    given()  # as in `choose`
     profile = profile_for(machine, device, problem.world)
     pools = problem.op == "embedding_all_to_all"
     if profile is None:

@@ -26,6 +26,7 @@ further than a factor of NEAR away. Nothing of another machine or version is eve
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import os
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ficco import data
+from ficco import data, reading
 from ficco.errors import InputError, closest
 from ficco.machine import Machine
 from ficco.problem import DTYPES, OPERATORS, Problem
@@ -149,11 +150,10 @@ class Book:
                 (*WORDS, *SIZES, "ms", "serial_ms", "schedule"),
                 where,
             )
-            try:
-                sizes = [int(entry[size]) for size in SIZES]
-                times = [float(entry[time]) for time in ("ms", "serial_ms")]
-            except (TypeError, ValueError) as wrong:
-                raise InputError(f"{where}: {wrong}") from None
+            sizes = [reading.whole(entry[size], f"{where}: {size}") for size in SIZES]
+            times = [
+                reading.number(entry[each], f"{where}: {each}") for each in ("ms", "serial_ms")
+            ]
             # What one rank, or ranks without rows, send is nothing.
             if min(sizes[:-1]) < 1 or sizes[-1] < 0 or min(times) <= 0:
                 raise InputError(f"{where}: sizes and times are positive, piece_bytes may be 0")
@@ -178,6 +178,9 @@ class Book:
             points.append(
                 Point(op, dtype, regime, ranks, m, n, k, piece, times[0], times[1], schedule)
             )
+        for head in heads:
+            if not isinstance(table[head], (str, datetime.date)):
+                raise InputError(f"book {name!r}: {head}={table[head]!r}: it is a text")
         machine, ficco, driver, date = (str(table[head]) for head in heads)
         return cls(name, machine, ficco, driver, date, tuple(points))
 
@@ -223,8 +226,18 @@ def known(machine: str) -> list[Book]:
 
 
 def given() -> str:
-    """Return the book that FICCO_BOOK names: a shipped name, or a file that ends in .toml."""
-    return os.environ.get("FICCO_BOOK", "")
+    """Return the book that FICCO_BOOK names: a shipped name, or a file that ends in .toml.
+
+    Raises:
+        InputError: it names no book.
+    """
+    name = os.environ.get("FICCO_BOOK", "")
+    if name:
+        try:
+            _named(name)
+        except InputError as error:
+            raise InputError(f"FICCO_BOOK: {error}") from None
+    return name
 
 
 @lru_cache(maxsize=16)

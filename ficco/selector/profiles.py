@@ -25,14 +25,15 @@ def profile_for(machine: Machine, device: str, world: int) -> Machine | None:
         world: ranks of the group.
 
     Raises:
-        MachineError: the profile that was given is of other devices, of too few, or has no rates.
+        MachineError: the profile that was given is of other devices, of too few, or has no rates;
+            or FICCO_MACHINE names none, whether it would have been taken or not.
     """
-    name = "" if machine.rated else os.environ.get("FICCO_MACHINE", "")
+    name = os.environ.get("FICCO_MACHINE", "")
     try:
         given = _named(name) if name else machine
     except MachineError as error:
         raise MachineError(f"FICCO_MACHINE: {error}") from None
-    if given.engine != machine.engine:  # a job may have groups of both
+    if machine.rated or given.engine != machine.engine:  # a job may have groups of both
         name, given = "", machine
     if not given.rated and not name:
         return shipped_for(device, world) if device else None

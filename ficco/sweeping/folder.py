@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ficco.errors import InputError
+from ficco.reading import parsed_json
 from ficco.sweeping.journal import Journal
 
 __all__ = ["HEAD", "JOURNAL", "VERSION", "opened", "read_head", "replaced"]
@@ -41,7 +42,7 @@ def read_head(folder: Path) -> dict[str, Any]:
         InputError: it is no sweep's folder, or a newer ficco's.
     """
     try:
-        head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        head = parsed_json((folder / HEAD).read_bytes(), str(folder / HEAD))
         version = head["version"]
     except FileNotFoundError:
         raise InputError(f"{folder}: it has no {HEAD}; it is no sweep's folder") from None

@@ -18,22 +18,25 @@
     schedules = ["auto", "gated_1d", { name = "hetero_unfused_1d", pace = "in_step" }]
     grains = [1, 2, "world"]   # of schedules that have none of their own; left out: theirs
 
-`serial` is always a point. Where `schedules` is left out, all that the operator has are points.
+Sizes are from 1 to 2147483647, over all ranks. `serial` is always a point. Where `schedules` is
+left out, all that the operator has are points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ficco import data
 from ficco.errors import InputError, MachineError, ScheduleError, closest
 from ficco.machine import Machine
-from ficco.problem import DTYPES, MAX_WORLD, OPERATORS
+from ficco.problem import DTYPES, MAX_WORLD, MOST, OPERATORS
 from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.selector.candidates import few_rows
+from ficco.sweeping.lines import line_of
 from ficco.timeline import REGIMES
 
 __all__ = ["AUTO", "HOW", "Cases", "Grid"]
@@ -125,11 +128,12 @@ class Grid:
             InputError: there is none, or it is no grid.
         """
         table = data.load("sweeps", name, "grid", InputError)
-        return cls.from_toml(table, Path(name).stem if name.endswith(".toml") else name)
+        text = data.text("sweeps", name, "grid", InputError)
+        return cls.from_toml(table, Path(name).stem if name.endswith(".toml") else name, text)
 
     @classmethod
-    def from_toml(cls, table: Mapping[str, Any], name: str) -> Grid:
-        """Build a grid from a parsed file; `name` serves for messages.
+    def from_toml(cls, table: Mapping[str, Any], name: str, text: str = "") -> Grid:
+        """Build a grid from a parsed file; `name`, and lines of its `text`, serve for messages.
 
         Raises:
             InputError: a field is missing, unknown or wrong.
@@ -164,7 +168,10 @@ class Grid:
         )
         return cls(
             name=name,
-            cases=tuple(_cases(entry, f"{where}, cases[{i}]") for i, entry in enumerate(entries)),
+            cases=tuple(
+                _cases(entry, f"{where}, cases[{i}]", partial(line_of, text, i))
+                for i, entry in enumerate(entries)
+            ),
             about=_text(table.get("about", ""), "about", where),
             assumptions=assumptions,
             how=how,
@@ -181,7 +188,7 @@ class Grid:
         return any(AUTO in entry.schedules for entry in self.cases)
 
 
-def _cases(entry: Any, where: str) -> Cases:
+def _cases(entry: Any, where: str, line: Callable[[Any], str]) -> Cases:
     if not isinstance(entry, Mapping):
         raise InputError(f"{where}: {entry!r} found, a table is needed")
     known = [field.name for field in fields(Cases)]
@@ -195,7 +202,7 @@ def _cases(entry: Any, where: str) -> Cases:
         raise InputError(f"{where}: op and shapes have one entry at least")
     return Cases(
         op=tuple(_one(op, OPERATORS, "op", where) for op in ops),
-        shapes=tuple(_sizes(shape, where) for shape in shapes),
+        shapes=tuple(_sizes(shape, where, line) for shape in shapes),
         m_each=m_each,
         dtypes=_some(entry, "dtypes", tuple(DTYPES), where),
         regimes=_some(entry, "regimes", REGIMES, where),
@@ -228,10 +235,13 @@ def _schedule(asked: Any, where: str) -> str | Schedule:
     return str(asked)
 
 
-def _sizes(shape: Any, where: str) -> Sizes:
-    fits = isinstance(shape, list) and len(shape) == 3
-    if not fits or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in shape):
-        raise InputError(f"{where}: shapes: {shape!r} found; each is [m, n, k], 1 or more")
+def _sizes(shape: Any, where: str, line: Callable[[Any], str]) -> Sizes:
+    said = f"{shape!r:.80} found; each is [m, n, k], whole numbers from 1 to {MOST}"
+    if not isinstance(shape, list) or len(shape) != 3:
+        raise InputError(f"{where}{line(shape)}: shapes: {said}")
+    for size in shape:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST:
+            raise InputError(f"{where}{line(size)}: shapes: {said}")
     m, n, k = shape
     return m, n, k
 

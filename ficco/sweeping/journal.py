@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from ficco.errors import InputError
+from ficco.reading import number, parsed_json
 
 __all__ = ["BAD", "Journal", "Record"]
 
@@ -118,12 +119,12 @@ class Journal:
     def _read(self) -> None:
         whole = self.path.read_bytes()
         end = whole.rfind(b"\n") + 1
-        for number, line in enumerate(whole[:end].splitlines(), 1):
+        for at, line in enumerate(whole[:end].splitlines(), 1):
             try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError):
+                self._take(parsed_json(line, f"line {at}"))
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 raise InputError(
-                    f"{self.path}: line {number} is no line of a sweep's; name another folder, or "
+                    f"{self.path}: line {at} is no line of a sweep's; name another folder, or "
                     "remove the line"
                 ) from None
         if end < len(whole):
@@ -157,7 +158,7 @@ class Journal:
             self.lacking.setdefault(shape, {}).setdefault(line["part"], str(line["bad"]))
         elif "part" in line:
             runs = self.parts.setdefault(shape, {}).setdefault(line["part"], {})
-            runs.setdefault(int(line["run"]), float(line["ms"]))
+            runs.setdefault(int(line["run"]), number(line["ms"], "ms"))
         elif "checked" in line:
             self.checked.add(point)
         elif "bad" in line:
@@ -165,9 +166,10 @@ class Journal:
         elif "predicted_ms" in line or "dil" in line:
             self.worked_out[point] = {**self.worked_out.get(point, {}), **line}
         elif "run" in line:
-            self.runs.setdefault(point, {}).setdefault(int(line["run"]), float(line["ms"]))
+            self.runs.setdefault(point, {}).setdefault(int(line["run"]), number(line["ms"], "ms"))
         elif "screen" in line:
-            self.screens.setdefault(point, {}).setdefault(int(line["screen"]), float(line["ms"]))
+            runs = self.screens.setdefault(point, {})
+            runs.setdefault(int(line["screen"]), number(line["ms"], "ms"))
         if "error" in line:
             self.errors[point] = max(self.errors.get(point, 0.0), float(line["error"]))
 

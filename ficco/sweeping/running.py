@@ -68,6 +68,7 @@ class Outcome:
         left: that have fewer runs than they are to have, and no reason for it.
         unended: shapes of which anything is missing, be it a timeline alone.
         bad: per kind of `ficco.sweeping.journal.BAD`, how many.
+        why: the reason of the first of these.
         behind: per shape and regime, how much longer AUTO took than the best point with all rounds.
         interrupted: whether the user ended it.
         book: whether there is one; `no_book`: why not.
@@ -77,10 +78,16 @@ class Outcome:
     left: int = 0
     unended: int = 0
     bad: dict[str, int] = field(default_factory=dict)
+    why: str = ""
     behind: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
     book: bool = False
     no_book: str = ""
+
+    @property
+    def done(self) -> int:
+        """How many points have all their runs."""
+        return self.points - self.left - sum(self.bad.values())
 
 
 def run(asked: Asked) -> Outcome:
@@ -121,8 +128,10 @@ def run(asked: Asked) -> Outcome:
             outcome.left += 0 if ended else _left(work, case)
             outcome.unended += not ended
             for point in case.points:
-                kind = "impossible" if point.reason else journal.bad.get(point.id, {}).get("kind")
+                refused = journal.bad.get(point.id, {})
+                kind = "impossible" if point.reason else refused.get("kind")
                 if kind:
+                    outcome.why = outcome.why or point.reason or str(refused.get("bad", ""))
                     outcome.bad[kind] = outcome.bad.get(kind, 0) + 1
     outcome.book, outcome.no_book = writer.booked, writer.no_book
     return outcome

@@ -237,7 +237,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=here.stream),
         "get_device_name": lambda device=None: "NVIDIA H200",
         "get_device_properties": lambda device=None: SimpleNamespace(
-            multi_processor_count=132, major=9, minor=0
+            multi_processor_count=132, major=9, minor=0, total_memory=141 << 30
         ),
     }  # fmt: skip
     for name, value in given.items():

@@ -155,7 +155,7 @@ class TestRun:
         (["run", "--grain", "0"], "grain=0"),
         (["run", "--iters", "0"], "--iters 0"),
         (["run", "--seed", "-1"], "--seed -1"),
-        (["run", "--timeout", "-1"], "--timeout -1"),
+        (["run", "--timeout", "-1"], "--timeout=-1.0: it is a positive"),
         (["run", "--rows", "1,2"], "4 numbers"),
         (["run", "--rows", "1,2,3,4", "--m", "11"], "add up to 10"),
         (["run", "--splits", "1,2;3,4"], "--splits is for"),

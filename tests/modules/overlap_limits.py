@@ -182,7 +182,7 @@ def refusals(mesh: DeviceMesh) -> None:
     assert all("forward" not in m.__dict__ for m in net.modules())
     net = ficco.overlap(plain(model(), mesh))
     refused(lambda: ficco.overlap(net), "overlapped already")
-    refused(lambda: ficco.size_windows(net, "8"), "a whole number of 1 or more")
+    refused(lambda: ficco.size_windows(net, "8"), "a whole number from 1 to")
     refused(lambda: ficco.overlap(net.layers[0]), "overlapped already")
     refused(lambda: ficco.restore(net.layers[0]), "part of an overlapped model")
     x = torch.randn(2, 24)

@@ -209,7 +209,7 @@ def refusals(rank: int, world: int) -> None:
         refused(lambda: call(x, w, schedule=schedule), "a Schedule, its name")  # noqa: B023
     swap: Any = ficco.all_to_all_matmul
     for splits in (None, [4, 0], 7, [[1.9, 2.1]] * world):
-        refused(lambda: swap(x, w, splits), "splits=")  # noqa: B023
+        refused(lambda: swap(x, w, splits), "splits")  # noqa: B023
     refused(lambda: ficco.matmul_all_reduce(x.to("meta"), w), "on meta; it is to be on the CPU")
     refused(lambda: ficco.column_matmul(x, w.t()), "w[0] is [5, 6]")
     refused(lambda: ficco.column_matmul(x, w, bias=torch.zeros(6)), "bias[0] is [6]")

@@ -163,7 +163,7 @@ def arguments(rank: int, world: int) -> None:
         (([z, z], [w, w[:, :2]]), "w[1] is [3, 2]"),
         (([z, z[:, :2]], [w, w]), "x[1] has 2 columns"),
         (([z, z.half()], [w, w]), "give one dtype"),
-        (([z, z.to_sparse()], [w, w]), "x1 is sparse"),
+        (([z, z.to_sparse()], [w, w]), "x[1] is sparse"),
     ):
         refused(lambda p=pair: ficco.matmul_all_reduce(*p), said)
     if world > 1:

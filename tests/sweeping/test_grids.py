@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,10 @@ def cases(machine: str, world: int, simulated: bool = False, **fields: Any) -> t
         ({"cases": [{"op": "all_gather_matmul"}]}, "the field 'shapes' is missing"),
         ({"cases": [{**CASE, "op": "allgather_matmul"}]}, "did you mean 'all_gather_matmul'"),
         ({"cases": [{**CASE, "shapes": [[1, 2]]}]}, "[1, 2] found; each is [m, n, k]"),
-        ({"cases": [{**CASE, "shapes": [[1, 2, 0]]}]}, "each is [m, n, k], 1 or more"),
+        (
+            {"cases": [{**CASE, "shapes": [[1, 2, 0]]}]},
+            "each is [m, n, k], whole numbers from 1 to 2147483647",
+        ),
         ({"cases": [{**CASE, "dtypes": ["bf16"]}]}, "did you mean 'bfloat16'"),
         ({"cases": [{**CASE, "regimes": ["eagerly"]}]}, "did you mean 'eager'"),
         ({"cases": [{**CASE, "schedules": ["gated_2d"]}]}, "did you mean 'gated_1d'"),
@@ -138,3 +142,39 @@ def test_the_digest_follows_points_and_rounds() -> None:
     more = Grid.from_toml({"cases": [CASE], "rounds": 21}, "g")
     assert digest_of(grid, one) == digest_of(same, one) != digest_of(more, one)
     assert digest_of(grid, one) != digest_of(grid, cases("mesh4", 4))
+
+
+FILE = """
+about = "shapes = [[2147483648, 1, 1]]"
+
+[[cases]]
+op = "all_gather_matmul"
+shapes = [[64, 32, 48]]
+
+[[cases]] # more
+op = "all_gather_matmul"
+shapes = [
+    [64, 32, 48],
+    [8, 8, {size}],
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "line"),
+    [
+        ("2147483648", 12), ("2_147_483_648", 12), ("-1", 12), ("0", 12),
+        ("0x80000000", 8), ("8.0", 8), ("true", 8), ("nan", 8), ('"8"', 8),
+    ],
+)  # fmt: skip
+def test_a_size_that_cannot_be_is_refused_with_its_line(
+    tmp_path: Path, size: str, line: int
+) -> None:
+    file = tmp_path / "large.toml"
+    file.write_text(FILE.replace("{size}", size))
+    with pytest.raises(
+        InputError, match=rf"'large', cases\[1\], line {line}: shapes: .*2147483647"
+    ):
+        Grid.named(str(file))
+    file.write_text(FILE.replace("{size}", "2147483647"))
+    assert Grid.named(str(file)).cases[1].shapes[1] == (8, 8, 2147483647)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ficco import settings
 from ficco.errors import EngineError
 from ficco.profiling.figures import steady
 from ficco.runtime.gpus_of_group import why_not
@@ -59,7 +60,7 @@ class Ranks:
 
     def __init__(self) -> None:
         faulthandler.dump_traceback_later(STUCK_S, exit=True)
-        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank, self.world = settings.whole("RANK"), settings.whole("WORLD_SIZE")
         self.device = torch.device("cuda", self.rank)
         torch.cuda.set_device(self.device)
         limit = timedelta(seconds=WAIT_S)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ficco.errors import InputError
+from ficco.reading import number, parsed_json, whole
 from ficco.timeline import Span, Timeline
 
 __all__ = ["VERSION", "Bad", "Case", "Point", "Sweep", "Traced", "read"]
@@ -185,14 +186,13 @@ def read(folder: Path) -> Sweep:
 
 def _head(path: Path) -> Mapping[str, Any]:
     try:
-        head = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except OSError as problem:
         raise InputError(
             f"{str(path.parent)!r} is no folder of a sweep: {path.name} in it cannot be read "
             f"({problem.strerror}); give the folder that `ficco sweep --out` wrote"
         ) from None
-    except ValueError as problem:
-        raise InputError(f"{path}: no JSON ({problem}); it is no sweep's, or damaged") from None
+    head = parsed_json(text, f"{path}, which is no sweep's or is damaged,")
     if not isinstance(head, dict) or head.get("version") != VERSION:
         found = head.get("version") if isinstance(head, dict) else None
         raise InputError(
@@ -212,12 +212,9 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         return
     except (OSError, UnicodeDecodeError) as problem:
         raise InputError(f"{path} cannot be read: {problem}") from None
-    for number, line in enumerate(text.splitlines(), 1):
-        where = f"{path}, line {number}"
-        try:
-            entry = json.loads(line)
-        except ValueError as problem:
-            raise InputError(f"{where}: no JSON ({problem}); run the sweep again") from None
+    for at, line in enumerate(text.splitlines(), 1):
+        where = f"{path}, line {at}"
+        entry = parsed_json(line, f"{where} (run the sweep again)")
         if not isinstance(entry, dict):
             raise InputError(f"{where}: a JSON object is needed")
         yield where, entry
@@ -230,10 +227,17 @@ def _take(line: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _number(line: Mapping[str, Any], name: str, where: str) -> float:
-    value = _take(line, name, where)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{where}: {name}={value!r}; a number is needed")
-    return float(value)
+    return number(_take(line, name, where), f"{where}: {name}")
+
+
+def _whole(line: Mapping[str, Any], name: str, where: str) -> int:
+    return whole(_take(line, name, where), f"{where}: {name}")
+
+
+def _error(line: Mapping[str, Any], where: str) -> float | None:
+    """Return the largest error of a point's results, which is infinite where they are wrong."""
+    found = line.get("max_rel_error")
+    return math.inf if found == math.inf else _maybe(line, "max_rel_error", where)
 
 
 def _maybe(line: Mapping[str, Any], name: str, where: str) -> float | None:
@@ -245,7 +249,7 @@ def _case(line: Mapping[str, Any], where: str) -> Case:
     for name in ("shape", "op", "dtype", "regime"):
         fields[name] = str(_take(line, name, where))
     for name in ("world", "m", "n", "k"):
-        fields[name] = int(_number(line, name, where))
+        fields[name] = _whole(line, name, where)
     for name in ("flops", "bytes_out"):
         fields[name] = _number(line, name, where)
     for name in ("gemm_ms", "transfer_ms", "ideal_ms", "floor_ms", "op_to_byte", "serial_ms"):
@@ -257,17 +261,18 @@ def _case(line: Mapping[str, Any], where: str) -> Case:
 
 
 def _point(line: Mapping[str, Any], where: str) -> Point:
-    known = ("iqr_ms", "max_rel_error", "predicted_ms", "speedup", "efficiency", "dil", "cil")
+    known = ("iqr_ms", "predicted_ms", "speedup", "efficiency", "dil", "cil")
     figures: dict[str, Any] = {name: _maybe(line, name, where) for name in known}
     return Point(
         id=str(_take(line, "id", where)),
         name=str(_take(line, "name", where)),
-        grain=int(_number(line, "grain", where)),
+        grain=_whole(line, "grain", where),
         schedule=_take(line, "schedule", where),
         ms=_number(line, "ms", where),
-        runs=int(_number(line, "runs", where)),
+        runs=_whole(line, "runs", where),
         screened=bool(line.get("screened", False)),
         ok=bool(_take(line, "ok", where)),
+        max_rel_error=_error(line, where),
         chosen=_chosen(line, where),
         **figures,
     )

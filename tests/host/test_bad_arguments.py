@@ -1,0 +1,81 @@
+"""What cannot be is refused by Node, Problem and Schedule in one InputError that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ficco
+from ficco.errors import InputError
+
+XS, WS = [np.ones((2, 3), np.float32)] * 2, [np.ones((3, 4), np.float32)] * 2
+NOT_SECONDS = (0, -1, 0.0, float("nan"), float("inf"), 1e300, "30", "", None, True, 10**400, [1])
+NOT_SIZES = ("4", "", 4.0, True, None, float("nan"), [4], -1, 10**30)
+
+
+def refused(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError) as error:
+        call()
+    assert words in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ficco.Node]:
+    with ficco.Node(2, machine="host") as found:
+        yield found
+
+
+@pytest.mark.parametrize("value", NOT_SECONDS, ids=lambda value: f"{value!r:.9}")
+def test_timeouts(node: ficco.Node, value: Any) -> None:
+    refused(lambda: ficco.Node(1, timeout_s=value), "timeout_s=")
+    refused(lambda: setattr(node, "timeout_s", value), "timeout_s=")
+    assert node.timeout_s == 30.0
+    for right in (1, 0.5, np.float32(2), 1e6):
+        with ficco.Node(1, timeout_s=right) as other:  # type: ignore[arg-type]
+            assert other.timeout_s == float(right)
+
+
+@pytest.mark.parametrize("value", NOT_SIZES, ids=lambda value: f"{value!r:.9}")
+def test_sizes(node: ficco.Node, value: Any) -> None:
+    refused(lambda: ficco.Node(value), "world=")
+    right: dict[str, Any] = {"op": "all_gather_matmul", "world": 2, "m": 8, "n": 4, "k": 4}
+    for name in ("world", "m", "n", "k"):
+        refused(lambda: ficco.Problem.chunked(**right | {name: value}), name)  # noqa: B023
+    for rows in ([value, 7], value):
+        if rows is not None:
+            refused(lambda: ficco.Problem.chunked(**right, rows=rows), "rows")  # noqa: B023
+            refused(lambda: node.matmul_reduce_scatter(XS, WS, rows=rows), "rows")  # noqa: B023
+        refused(lambda: node.all_to_all_matmul(XS, WS, [[1, 1], rows]), "splits")  # noqa: B023
+    for rows, k, columns in (
+        ((value, 4), 4, (1, 1)), ((4, 4), value, (1, 1)), ((4, 4), 4, (value, 1)),
+        (value, 4, (1, 1)), ((4, 4), 4, value),
+    ):  # fmt: skip
+        outputs = (ficco.Output(columns),)
+        refused(lambda: ficco.Problem("all_gather_matmul", 2, rows, k, outputs), "")  # noqa: B023
+    if value is not None:
+        refused(lambda: node.all_gather_matmul(XS, WS, grain=value), "grain=")
+
+
+@pytest.mark.parametrize("value", [None, "", "xs", 3, XS[0], [None, None], [XS[0]], ["a", "b"]])
+def test_arrays(node: ficco.Node, value: Any) -> None:
+    for call in (node.all_gather_matmul, node.matmul_reduce_scatter, node.matmul_all_reduce):
+        refused(lambda: call(value, WS), "")  # noqa: B023
+        refused(lambda: call(XS, value), "")  # noqa: B023
+    refused(lambda: node.all_to_all_matmul(value, WS, [[1, 1], [1, 1]]), "xs")
+
+
+@pytest.mark.parametrize("value", ["", 3, b"serial", ["serial"], "x.toml", "\0.toml", True])
+def test_names(node: ficco.Node, value: Any) -> None:
+    refused(lambda: ficco.Node(1, schedule=value), "schedule")
+    refused(lambda: ficco.Node(1, machine=value), "machine")
+    refused(lambda: ficco.Node(1, compute=value), "compute")
+    refused(lambda: node.all_gather_matmul(XS, WS, schedule=value), "schedule")
+    right: dict[str, Any] = {"op": "all_gather_matmul", "world": 2, "m": 8, "n": 4, "k": 4}
+    refused(lambda: ficco.Problem.chunked(**right | {"op": value}), "operator")
+    refused(lambda: ficco.Problem.chunked(**right, dtype=value), "dtype")
+    refused(lambda: ficco.Schedule(route=value), "route")
+    refused(lambda: node.all_gather_matmul(XS, WS, axes=value), "axes")
+    refused(lambda: node.run(value, [{}, {}]), "problem=")

@@ -1,0 +1,219 @@
+"""A rank that passes what cannot be to ficco's functions, and is told so in one clear error.
+
+python bad_input_worker.py STORE RANK WORLD
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from worker import refused
+
+import ficco
+from ficco.modules import functions, gradients
+
+Tensor = torch.Tensor
+NOT_SECONDS = (0, -1, float("nan"), float("inf"), "30", "", None, True, 10**400, [1])
+NOT_SIZES = ("1024", "", -1, 1.5, True, float("nan"), [1])
+
+
+def options(rank: int, world: int) -> None:
+    """Timeouts, bounds and machines that cannot be; the group stays closed."""
+    for value in NOT_SECONDS:
+        refused(lambda: ficco.prepare(timeout_s=value), "timeout_s=")  # noqa: B023
+    for value in NOT_SIZES:
+        refused(lambda: ficco.prepare(most_window_bytes=value), "most_window_bytes=")  # noqa: B023
+    for value in ("", "nope", None, 3, True, ["host"]):
+        refused(lambda: ficco.prepare(machine=value), "machine")  # noqa: B023
+    for value in ("cupy", "", None, 3):
+        refused(lambda: ficco.prepare(compute=value), "compute=")  # type: ignore[arg-type] # noqa: B023
+    if not torch.cuda.is_available():
+        refused(lambda: ficco.prepare(machine="cuda"), "rank 0: the group is opened for GPUs")
+    for value in ("yes", "2", "on"):
+        os.environ["FICCO_DISABLE"] = value
+        x = torch.zeros(2, 2)
+        refused(lambda: ficco.all_gather_matmul(x, x), f"FICCO_DISABLE='{value}'")  # noqa: B023
+    del os.environ["FICCO_DISABLE"]
+    assert not ficco.window_bytes()
+
+
+def sizes(rank: int, world: int) -> None:
+    x, w = torch.zeros(2 * world, 3), torch.zeros(3, 4)
+    for call in (ficco.all_gather_matmul, ficco.matmul_reduce_scatter):
+        for rows in ("2", 2, ["2"] * world, [2.0] * world, [None] * world, [True] * world):
+            refused(lambda: call(x, w, rows=rows), "a list of whole numbers")  # noqa: B023
+        for grain in ("2", 2.0, True, 0, 10**9, float("nan")):
+            refused(lambda: call(x, w, schedule="serial", grain=grain), "grain=")  # noqa: B023
+        for text in ("{", '{"a":' * 5000, '{"grain": ' + "1" * 5000 + "}", "{" * 5000):
+            refused(lambda: call(x, w, schedule=text), "not JSON")  # noqa: B023
+    for splits in (3, [3], ["2"] * world, [[1.0] * world] * world, [[2] * (world + 1)] * world):
+        refused(lambda: ficco.all_to_all_matmul(x, w, splits), "splits")  # type: ignore[arg-type] # noqa: B023
+    uneven = [[0] * (world + 1), *[[0] * world] * (world - 2), [0] * (world - 1)]
+    refused(lambda: ficco.all_to_all_matmul(x[:0], w, uneven), "splits=")
+    for axes in ("rows", 3):
+        refused(lambda: ficco.all_gather_matmul(x, w, axes=axes), "axes=")  # noqa: B023
+    none: dict[str, Any] = {"tables_per_rank": [0] * world, "dimension": 3, "batch": world}
+    for name, value in (
+        ("batch", "4"), ("batch", 2.0), ("dimension", "3"), ("dimension", True),
+        ("tables_per_rank", "00"), ("tables_per_rank", [0.0] * world),
+    ):  # fmt: skip
+        options = none | {name: value}
+        refused(lambda: ficco.embedding_all_to_all([], [], [], **options), f"{name}=")  # noqa: B023
+
+
+def tensors(rank: int, world: int) -> None:
+    """Every function, with None and with tensors that have no matrix; gradients or not."""
+    x, w = torch.zeros(2 * world, 3), torch.zeros(3, 4)
+    for call in (
+        ficco.all_gather_matmul, ficco.column_matmul, ficco.matmul_reduce_scatter,
+        ficco.matmul_all_reduce,
+    ):  # fmt: skip
+        for pair, words in _without_matrix(x, w):
+            for other in (pair, [_needing(each) for each in pair]):
+                refused(lambda: call(*other), words)  # type: ignore[operator] # noqa: B023
+        refused(lambda: call(x, w, bias=torch.zeros(4).to_sparse()), "sparse")  # type: ignore[operator] # noqa: B023
+    table = [[2] * world for _ in range(world)]
+    for pair, words in _without_matrix(x, w):
+        refused(lambda: ficco.all_to_all_matmul(*pair, table), words)  # noqa: B023
+
+
+def _without_matrix(x: Tensor, w: Tensor) -> list[tuple[Any, str]]:
+    found: list[tuple[Any, str]] = [
+        ((None, w), "NoneType"), ((x, None), "NoneType found"), ((x.numpy(), w), "ndarray"),
+        ((x, 3), "int found"),
+        ((x.to_sparse(), w), "x is sparse"), ((x, w.to_sparse_csr()), "is sparse"),
+        ((x.to("meta"), w), "on meta"), ((x, w.to("meta")), "on meta"),
+    ]  # fmt: skip
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=layout)
+        found += [((nested, w), "nested tensor"), ((x, nested), "nested tensor")]
+    return found
+
+
+def _needing(value: Any) -> Any:
+    return value.detach().requires_grad_() if isinstance(value, Tensor) else value
+
+
+def windows(rank: int, world: int) -> None:
+    """Rows that no memory holds are refused before anything is made."""
+    for kind in ("colwise", "rowwise"):
+        model = torch.nn.ModuleDict({"wide": torch.nn.Linear(64, 64)})
+        ficco.overlap(model, plan={"wide": kind})
+        for rows in ("4", "", 4.0, True, 0, -1, None, 10**12, 2**31, float("nan")):
+            refused(lambda: ficco.size_windows(model, rows), "rows (batch x sequence)=")  # noqa: B023
+        refused(lambda: ficco.size_windows(model, 2**31 - 1), "rows=2147483647: wide would")  # noqa: B023
+        assert not ficco.window_bytes()
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x))  # type: ignore[no-any-return]
+
+
+def layers(rank: int, world: int) -> None:
+    """An error in an overlapped model names the layer, and stays of its class."""
+    model = torch.nn.ModuleList([Mlp(), Mlp()])
+    ficco.overlap(model, plan={"*.up": "colwise", "*.down": "rowwise"})
+    x, thin = torch.zeros(4, 8), torch.zeros(4, 7)
+    refused(lambda: model[1](thin), "layer '1.up': w[0] is [8, 8]; with x [4, 7]")
+    refused(lambda: model[0].down(thin), "layer '0.down': x has 7 columns")
+    copied = copy.deepcopy(model)
+    refused(lambda: copied[1].down(thin), "layer '1.down': ")
+    assert copied[1].down.forward.__self__ is copied[1].down
+
+    def odd(*_: Any, **__: Any) -> Any:
+        raise KeyError("odd")
+
+    reduce, functions.matmul_all_reduce = functions.matmul_all_reduce, odd
+    try:
+        model[1](x)
+    except KeyError as error:
+        assert error.args == ("odd",) and "layer '1.down'" in error.__notes__[0]
+    else:
+        raise AssertionError("nothing was raised")
+    finally:
+        functions.matmul_all_reduce = reduce
+    refused(lambda: ficco.matmul_all_reduce(thin, x), "x has 7 columns")
+    loss = model[1](x.clone().requires_grad_()).sum()
+    perform, gradients.perform = gradients.perform, odd
+    try:
+        loss.backward()
+    except KeyError as error:
+        assert "layer '1.up'" in error.__notes__[0]
+    else:
+        raise AssertionError("nothing was raised")
+    finally:
+        gradients.perform = perform
+    ficco.restore(model)
+    assert "forward" not in model[1].up.__dict__
+    ficco.close()
+
+
+def destroyed(rank: int, world: int) -> None:
+    """A group that was destroyed, whether it had been open or not, and then all of them."""
+    x, w = torch.ones(world, 2), torch.ones(2, 2)
+    for opened in (False, True):
+        group = dist.new_group(list(range(world)))
+        if opened:
+            ficco.all_gather_matmul(x, w, group=group)
+        dist.destroy_process_group(group)
+        for call in _calls(x, w, group):
+            refused(call, "destroy_process_group() was called")
+        ficco.close(group)
+    leaf = x.clone().requires_grad_()
+    y, everyone = ficco.column_matmul(leaf, w), dist.group.WORLD
+    dist.destroy_process_group()
+    for call in (*_calls(x, w, everyone), *_calls(x, w, None)[1:]):
+        refused(call, "was destroyed; call torch.distributed.init_process_group")
+    # The gradient is a sum over ranks that are there no more: not this rank's part alone.
+    refused(y.sum().backward, "was destroyed")
+
+
+def _calls(x: Tensor, w: Tensor, group: Any) -> list[Callable[[], Any]]:
+    bag = torch.zeros(1, dtype=torch.int64)
+    shapes: dict[str, Any] = {"tables_per_rank": [1], "dimension": 2, "batch": 1}
+    return [
+        lambda: ficco.column_matmul(x, w, group=group),  # alone without a group
+        lambda: ficco.all_gather_matmul(x, w, group=group),
+        lambda: ficco.all_gather_matmul(x.clone().requires_grad_(), w, group=group),
+        lambda: ficco.matmul_reduce_scatter(x, w, group=group),
+        lambda: ficco.matmul_all_reduce(x, w, group=group),
+        lambda: ficco.all_to_all_matmul(x, w, [[1]], group=group),
+        lambda: ficco.embedding_all_to_all([x], [bag], [bag], group=group, **shapes),
+        lambda: ficco.embedding_all_to_all([], [], [], group=group, **shapes),
+        lambda: ficco.overlap(torch.nn.Linear(2, 2), group, plan={"": "colwise"}),
+        lambda: ficco.prepare(group),
+        lambda: ficco.reset(group),
+        lambda: ficco.synchronize(group),
+        lambda: ficco.window_bytes(group),
+        lambda: ficco.fallback_reason(group),
+    ]
+
+
+def main(store: str, rank: int, world: int) -> None:
+    warnings.simplefilter("ignore")  # of nested and sparse tensors, which are PyTorch's prototypes
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    for check in (options, sizes, tensors, windows, layers, destroyed):
+        check(rank, world)
+    ficco.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    print("right")
