@@ -22,6 +22,7 @@ from ficco import compute as computes
 from ficco import posing, selector
 from ficco.compute import dtype_of
 from ficco.engines.group_kernels import GroupKernels
+from ficco.engines.room import LOOKED_AT, check_host
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.posing import NUMPY, Library, row_contiguous
@@ -305,11 +306,19 @@ class Node:
 
         Returns:
             Per rank, its outputs.
+
+        Raises:
+            MemoryError: results, or windows and workspaces, are more than the host has available.
         """
         if problem.world != self.world:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
         self._check_named(problem, self._per_rank(arrays, "arrays"))
         dtype = dtype_of(problem.dtype)
+        if self._runtime.machine.engine == "host":  # CuPy refuses what does not fit on a GPU
+            shapes = [shape for rank in range(self.world) for shape in problem.result_shapes(rank)]
+            size = sum(rows * cols for rows, cols in shapes) * problem.itemsize
+            if size >= LOOKED_AT:
+                check_host(size, f"results of {problem.op} on {self.world} ranks")
         results = [
             [self._library.new(shape, dtype, rank) for shape in problem.result_shapes(rank)]
             for rank in range(self.world)

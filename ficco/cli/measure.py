@@ -37,6 +37,9 @@ class Executor(Protocol):
     ranks: Sequence[int]
     leads: bool
 
+    def check_room(self, problem: Problem) -> None:
+        """Refuse a problem whose data cannot be held, with a MemoryError, before it is made."""
+
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
         """Return all ranks' inputs, where `run` and the oracle take them."""
 
@@ -72,6 +75,13 @@ class NodeExecutor:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.ranks: Sequence[int] = range(node.world)
+
+    def check_room(self, problem: Problem) -> None:
+        """See `Executor.check_room`."""
+        from ficco import oracle
+        from ficco.engines.room import check_host
+
+        check_host(oracle.bytes_needed(problem), "inputs and results of all ranks")
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
         """See `Executor.inputs`."""
@@ -141,6 +151,7 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
     from ficco import oracle
 
     p = asked.problem
+    executor.check_room(p)
     serial = Schedule.named("serial").resolve(p.world, asked.machine)
     others = [schedule for schedule in asked.schedules if schedule != serial]
     points = [Point(s, row_of(p, s)) for s in [serial, *others]]
