@@ -16,6 +16,7 @@ PACKAGE = ROOT / "ficco"
 FLOORS = {
     "errors": 0,
     "data": 0,
+    "temporary": 0,
     "curves": 1,
     "private": 1,
     "problem": 1,

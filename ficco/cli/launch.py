@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ficco import temporary
 from ficco.errors import InputError
 
 __all__ = ["launch"]
@@ -30,12 +30,12 @@ def launch(world: int) -> int:
 
     if find_spec("torch") is None:
         raise InputError("PyTorch is needed for the ranks to meet; pip install torch")
-    with tempfile.TemporaryDirectory(prefix="ficco-run-") as folder:
+    with temporary.folder("ficco-run-") as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             with _uninterrupted():  # or one may be started that nobody knows of
                 for rank in range(world):
-                    ranks.append(_start(rank, world, Path(folder) / "store"))
+                    ranks.append(_start(rank, world, folder / "store"))
             return _ended(ranks)
         finally:
             for process in ranks:
