@@ -304,6 +304,12 @@ class Program:
         They are those of the last call, of native rows alone; 0 where nothing ran.
         """
 
+def available_bytes() -> int:
+    """Return the bytes that this process may still take without the kernel ending a process.
+
+    The least of what /proc/meminfo calls available and what its control groups have left.
+    """
+
 def create_memory(world: int, data_bytes: int) -> int:
     """Make the memory of a group whose ranks are processes: words, windows and paced links.
 

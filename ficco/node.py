@@ -21,6 +21,7 @@ from ficco import posing, selector
 from ficco.checking import positive_seconds, whole_number
 from ficco.compute import dtype_of
 from ficco.engines.group_kernels import GroupKernels
+from ficco.engines.room import LOOKED_AT, check_host
 from ficco.errors import InputError
 from ficco.logs import log, set_up
 from ficco.machine import Machine
@@ -303,6 +304,9 @@ class Node:
 
         Returns:
             Per rank, its outputs.
+
+        Raises:
+            MemoryError: results, or windows and workspaces, are more than the host has available.
         """
         if not isinstance(problem, Problem):
             raise InputError(f"problem={problem!r:.80}: a ficco.Problem is needed")
@@ -310,6 +314,11 @@ class Node:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
         self._check_named(problem, self._per_rank(arrays, "arrays"))
         dtype = dtype_of(problem.dtype)
+        if self._runtime.machine.engine == "host":  # CuPy refuses what does not fit on a GPU
+            shapes = [shape for rank in range(self.world) for shape in problem.result_shapes(rank)]
+            size = sum(rows * cols for rows, cols in shapes) * problem.itemsize
+            if size >= LOOKED_AT:
+                check_host(size, f"results of {problem.op} on {self.world} ranks")
         results = [
             [self._library.new(shape, dtype, rank) for shape in problem.result_shapes(rank)]
             for rank in range(self.world)

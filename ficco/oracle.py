@@ -23,6 +23,7 @@ __all__ = [
     "Draw",
     "Exact",
     "Verdict",
+    "bytes_needed",
     "inputs",
     "judge",
     "results",
@@ -143,6 +144,25 @@ def inputs(problem: Problem, seed: int, draw: Draw | None = None) -> list[dict[s
         for mine in found:
             mine["bias0"] = found[0]["bias0"]  # the same on every rank
     return found
+
+
+def bytes_needed(problem: Problem, ranks: Sequence[int] | None = None) -> int:
+    """Return the bytes that `inputs`, and `results` of so many ranks, hold at least."""
+    p, elements = problem, 0
+    for rank in range(p.world):
+        if p.op == "embedding_all_to_all":
+            elements += sum(p.tables[rank]) * p.n
+            continue
+        depth = p.depths[rank] if p.depths else p.k
+        elements += (p.m if p.op in REDUCING else p.rows[rank]) * depth
+        for output in p.products:
+            inner = p.m if output.axis == "contraction" else depth
+            elements += inner * output.columns[rank]
+    bags = sum(sum(row) for row in p.lookups) + p.m * sum(len(row) for row in p.tables)
+    wanted = range(p.world) if ranks is None else ranks
+    results = sum(height * width for rank in wanted for height, width in p.result_shapes(rank))
+    exact = 2 * 8  # bytes of a value and its magnitude, in float64
+    return elements * p.itemsize + bags * 8 + results * (p.itemsize + exact)
 
 
 def results(

@@ -19,6 +19,7 @@ FLOORS = {
     "logs": 0,
     "settings": 0,
     "data": 0,
+    "temporary": 0,
     "curves": 1,
     "private": 1,
     "problem": 1,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ficco.cli.arguments import HOST_RANKS, add_problem, problem_from
 from ficco.cli.choosing import MOST_GPUS, driver_of, gpus, profile_of
+from ficco.cli.working import Working
 from ficco.selector import METHODS, Book, Choice, choose
 from ficco.timeline import REGIMES
 
@@ -43,7 +44,10 @@ def _main(args: argparse.Namespace) -> int:
     profile = profile_of(machine, problem.world)
     book = None if args.book is None else Book.named(args.book)
     driver = driver_of(machine)
-    found = choose(problem, profile, args.regime, book=book, by=args.by, driver=driver)
+    with Working("ficco explain") as work:
+        found = choose(
+            problem, profile, args.regime, book=book, by=args.by, driver=driver, told=work.say
+        )
     p = problem
     if args.json:
         about = {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "ranks": p.world, "dtype": p.dtype}

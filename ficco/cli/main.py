@@ -1,21 +1,19 @@
 """The `ficco` command: parses, calls one command, turns errors into one line and an exit code.
 
-Exit codes: 0 right; 1 a wrong result, a rejected plan or a failed run; 2 bad arguments.
+Exit codes: 0 right; 1 a wrong result, a rejected plan or a failed run; 2 bad arguments; 130 and
+143: ended by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from ficco import __version__, logs
 from ficco.cli import doctor, explain, plan, run, streams, sweep
+from ficco.cli.ending import ending
 from ficco.errors import FiccoError, InputError
 
 __all__ = ["main", "parser"]
@@ -50,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs.set_up()
         asked = sys.argv[1:] if argv is None else argv
         logs.log.info("%s begins", shlex.join(["ficco", *asked]))
-        with _ending():
+        with ending():
             code: int = args.main(args)
             sys.stdout.flush()
         logs.log.info("ficco %s ends with exit code %d", args.command, code)
@@ -77,24 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"ficco {args.command}: {error}", file=sys.stderr)
         return 1
-
-
-@contextmanager
-def _ending() -> Iterator[None]:
-    """Let SIGTERM, as from `timeout`, end a command as an error does: with the ranks it started."""
-
-    def end(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    mine = threading.current_thread() is threading.main_thread()
-    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

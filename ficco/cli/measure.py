@@ -6,13 +6,13 @@ Where the ranks are (threads of a node, a process each, a GPU each) is an Execut
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ficco.cli.arguments import Asked
+from ficco.cli.working import Working
 from ficco.lowering import lower
 from ficco.problem import DTYPES, Problem
 from ficco.schedule import Schedule
@@ -36,6 +36,9 @@ class Executor(Protocol):
 
     ranks: Sequence[int]
     leads: bool
+
+    def check_room(self, problem: Problem) -> None:
+        """Refuse a problem whose data cannot be held, with a MemoryError, before it is made."""
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
         """Return all ranks' inputs, where `run` and the oracle take them."""
@@ -72,6 +75,13 @@ class NodeExecutor:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.ranks: Sequence[int] = range(node.world)
+
+    def check_room(self, problem: Problem) -> None:
+        """See `Executor.check_room`."""
+        from ficco import oracle
+        from ficco.engines.room import check_host
+
+        check_host(oracle.bytes_needed(problem), "inputs and results of all ranks")
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
         """See `Executor.inputs`."""
@@ -138,20 +148,30 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
     of the whole compute and the whole transfer, each alone: as the executor measured them at the
     start, else as they ran within serial.
     """
+    with Working("ficco run", executor.leads) as work:
+        return _measured(executor, asked, iters, seed, work)
+
+
+def _measured(
+    executor: Executor, asked: Asked, iters: int, seed: int, work: Working
+) -> list[Point]:
     from ficco import oracle
 
     p = asked.problem
+    executor.check_room(p)
     serial = Schedule.named("serial").resolve(p.world, asked.machine)
     others = [schedule for schedule in asked.schedules if schedule != serial]
     points = [Point(s, row_of(p, s)) for s in [serial, *others]]
     alone: list[Sequence[float]] = []
     for turn in range(iters + 1):  # the first round warms up; it is checked, not timed
+        work.say(f"round {turn} of {iters}: inputs and exact results")
         given = executor.inputs(p, seed + 1000 * turn)
         exact = oracle.results(p, given, executor.ranks)
         measured = executor.alone(p, given) if turn == 0 else None
         if measured is not None:
             alone.append(executor.most(measured))
         for point in points:
+            work.say(f"round {turn} of {iters}: {point.schedule.name}")
             executor.meet()
             begin = time.perf_counter()
             found = executor.run(p, given, point.schedule, traced=turn == 0)
@@ -178,8 +198,6 @@ def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Poi
             point.times_ms.append(elapsed_ms)
             if point is points[0] and timeline is not None:
                 alone.append(parts)
-        _progress(executor, f"round {turn} of {iters}")
-    _progress(executor, "")
     ideal_ms = max(statistics.median(found) for found in zip(*alone, strict=True))
     serial_ms = statistics.median(points[0].times_ms)
     for point in points:
@@ -207,8 +225,3 @@ def finish(row: Row, times_ms: list[float], serial_ms: float, ideal_ms: float) -
     row.speedup = serial_ms / row.overlap_ms
     row.ideal_ms = ideal_ms
     row.efficiency = ideal_ms / row.overlap_ms
-
-
-def _progress(executor: Executor, text: str) -> None:
-    if executor.leads and sys.stderr.isatty():
-        print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)

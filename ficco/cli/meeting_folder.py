@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ficco import temporary
+
 __all__ = ["MeetingFolder", "meeting_folder"]
 
 PREFIX = "ficco-run-"
@@ -42,7 +44,8 @@ def meeting_folder() -> Iterator[MeetingFolder]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Other commands look at folders of this name alone, and this one is locked by now.
             path = path.rename(path.with_name(path.name.removeprefix(".")))
-            yield MeetingFolder(path, lock)
+            with temporary.noted(path):
+                yield MeetingFolder(path, lock)
         finally:
             os.close(lock)
     finally:

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ficco.cli.arguments import add_problem, asked_from
+from ficco.cli.working import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
 from ficco.plan import Plan
@@ -40,7 +41,9 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise InputError("ficco plan prints one plan; give one --schedule")
     if args.rank is not None and not 0 <= args.rank < asked.problem.world:
         raise InputError(f"--rank {args.rank}: ranks are 0 to {asked.problem.world - 1}")
-    plan = lower(asked.problem, asked.schedules[0])
+    with Working("ficco plan") as work:
+        work.say("makes the plan")
+        plan = lower(asked.problem, asked.schedules[0])
     if args.json and args.rank is not None:
         raise InputError("--rank is for the readable form; --json prints the plan of all ranks")
     if args.json:
@@ -72,8 +75,11 @@ def _check(source: str, as_json: bool) -> int:
         raise InputError(f"--check {source}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"--check {source}: it is not a text file") from None
-    plan = loads(text, "stdin" if source == "-" else source)
-    violations = verify(plan)
+    with Working("ficco plan") as work:
+        work.say("reads the plan")
+        plan = loads(text, "stdin" if source == "-" else source)
+        work.say(f"proves {_steps(plan)} steps")
+        violations = verify(plan)
     if as_json:
         found = [violation._asdict() for violation in violations]
         print(json.dumps({"ok": not violations, "violations": found}))
@@ -86,5 +92,8 @@ def _check(source: str, as_json: bool) -> int:
 
 
 def _right(plan: Plan) -> str:
-    steps = sum(len(entry.steps) for entry in plan.ranks)
-    return f"right: {plan.problem.op}, {plan.problem.world} ranks, {steps} steps"
+    return f"right: {plan.problem.op}, {plan.problem.world} ranks, {_steps(plan)} steps"
+
+
+def _steps(plan: Plan) -> int:
+    return sum(len(entry.steps) for entry in plan.ranks)

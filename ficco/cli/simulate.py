@@ -5,6 +5,7 @@ from __future__ import annotations
 from ficco import simulator
 from ficco.cli.arguments import Asked
 from ficco.cli.measure import Point, finish, row_of
+from ficco.cli.working import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
 from ficco.schedule import Schedule
@@ -26,16 +27,23 @@ def simulated(asked: Asked, regime: str) -> list[Point]:
     serial = Schedule.named("serial").resolve(p.world, asked.machine)
     others = [schedule for schedule in asked.schedules if schedule != serial]
     points = [Point(s, row_of(p, s)) for s in [serial, *others]]
-    for point in points:
-        point.best = simulator.predict(p, point.schedule, asked.machine, regime)
-        point.times_ms = [simulator.predict_ms(p, point.schedule, asked.machine, regime)]
-        point.row.max_rel_error = None
-        point.row.ok = _proved(asked, point.schedule)
+    with Working("ficco run") as work:
+        _predict(asked, regime, points, work)
     ideal_ms = max(alone_ms(points[0].best))
     (serial_ms,) = points[0].times_ms
     for point in points:
         finish(point.row, point.times_ms, serial_ms, ideal_ms)
     return points if serial in asked.schedules else points[1:]
+
+
+def _predict(asked: Asked, regime: str, points: list[Point], work: Working) -> None:
+    p = asked.problem
+    for number, point in enumerate(points, 1):
+        work.say(f"simulates and proves schedule {number} of {len(points)}")
+        point.best = simulator.predict(p, point.schedule, asked.machine, regime)
+        point.times_ms = [simulator.predict_ms(p, point.schedule, asked.machine, regime)]
+        point.row.max_rel_error = None
+        point.row.ok = _proved(asked, point.schedule)
 
 
 def _proved(asked: Asked, schedule: Schedule) -> bool:

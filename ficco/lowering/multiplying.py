@@ -6,6 +6,7 @@ is said by groups; nothing here knows pushes or the order of arrivals.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 from ficco.lowering.blocks import Blocks
@@ -109,18 +110,19 @@ class Multiplied:
         self, groups: list[Group], wanted: list[int]
     ) -> list[dict[tuple[int, int], bool]]:
         """Return per group, by (output, piece): whether its product adds to an earlier one."""
-        seen: dict[int, list[tuple[int, int]]] = {i: [] for i in wanted}
+        seen: dict[int, list[tuple[int, int]]] = {i: [] for i in wanted}  # disjoint, in order
         result = []
         for group in groups:
             adds: dict[tuple[int, int], bool] = {}
             for p, piece in enumerate(group.pieces):
                 for i in wanted:
                     begin, end = _range_in(self.problem.outputs[i], piece)
-                    adds[i, p] = any(b < end and begin < e for b, e in seen[i])
+                    at = bisect_right(seen[i], begin, key=_end)
+                    adds[i, p] = at < len(seen[i]) and seen[i][at][0] < end
                     if adds[i, p]:
                         self.summed.add(i)
                     else:
-                        seen[i].append((begin, end))
+                        seen[i].insert(at, (begin, end))
             result.append(adds)
         return result
 
@@ -202,3 +204,7 @@ def _range_in(output: Output, piece: Piece) -> tuple[int, int]:
     if output.axis == "rows":
         return piece.row0, piece.row1
     return piece.col0, piece.col1
+
+
+def _end(interval: tuple[int, int]) -> int:
+    return interval[1]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ficco.engines.room import LOOKED_AT, check_host
 from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
 from ficco.modules.again import (
@@ -219,10 +220,12 @@ class Call:
         return found
 
     def _outputs(self, problem: Problem) -> list[Tensor]:
-        return [
-            torch.empty(shape, dtype=self.torch_dtype, device=self.device)
-            for shape in self._shapes(problem)
-        ]
+        shapes = self._shapes(problem)
+        if self.device.type == "cpu":  # on a GPU PyTorch's allocator refuses what does not fit
+            size = sum([math.prod(shape) for shape in shapes]) * self.torch_dtype.itemsize
+            if size >= LOOKED_AT:
+                check_host(size, f"results of {problem.op}")
+        return [torch.empty(shape, dtype=self.torch_dtype, device=self.device) for shape in shapes]
 
     def _shapes(self, problem: Problem) -> list[tuple[int, ...]]:
         """Return the shapes of this rank's outputs: rows are split as those of x are."""

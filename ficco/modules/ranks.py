@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ficco import compute as computes
 from ficco import oracle, settings
 from ficco.compute import dtype_of
+from ficco.engines import room
 from ficco.errors import DevicesRefused, InputError
 from ficco.machine import Machine
 from ficco.modules import plain
@@ -150,6 +151,11 @@ class RankExecutor(_Rank):
             dist.group.WORLD, machine, computes.named(compute), timeout_s
         )
 
+    def check_room(self, problem: Problem) -> None:
+        """Refuse a problem whose data this machine cannot hold, in all processes."""
+        need = self.world * oracle.bytes_needed(problem, self.ranks)
+        room.check_host(need, "inputs and results of all ranks, in every process")
+
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
         """Return all ranks' inputs."""
         return oracle.inputs(problem, seed)
@@ -224,6 +230,11 @@ class GpuExecutor(_Rank):
             if self._runtime is not None:
                 self._runtime.close()
             dist.destroy_process_group()
+
+    def check_room(self, problem: Problem) -> None:
+        """Refuse a problem whose data this GPU cannot hold."""
+        need = oracle.bytes_needed(problem, self.ranks)
+        room.check_gpu(need, "inputs of all ranks and results of one", self._device)
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Tensor]]:
         """Return all ranks' inputs, drawn on this GPU; other GPUs of its kind draw the same."""

@@ -17,6 +17,7 @@ import torch
 
 from ficco.checking import whole_number
 from ficco.engines.group_kernels import GroupKernels
+from ficco.engines.room import LOOKED_AT, check_on
 from ficco.errors import InputError
 from ficco.kernels import pack
 from ficco.modules import groups
@@ -252,6 +253,12 @@ def _call(layer: Layer, weights: list[Tensor], rows: int, backward: bool) -> Lay
     world, first, operator = layer.ranks.world, weights[0].detach(), operator_of(layer)
     split = operator == "all_gather_matmul"
     mine = -(-rows // world) if split else -(-rows // world) * world
+    each = 2 if backward else 1  # data, and its gradient
+    width = sum([weight.shape[0] for weight in weights])
+    elements = mine * first.shape[1] + (mine * world if split else mine) * width
+    need = each * elements * first.element_size()
+    if need >= LOOKED_AT:
+        check_on(first.device, need, f"a call of {layer.name} with {rows} rows")
     x = first.new_zeros((mine, first.shape[1]), requires_grad=backward)
     given = [weight.detach().requires_grad_(backward) for weight in weights]
     with torch.set_grad_enabled(backward):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ficco import temporary
 from ficco.errors import InputError, MachineError
 from ficco.machine import Machine
 from ficco.profiling.figures import rounded
@@ -64,8 +65,8 @@ def write_profile(target: Path, table: Table) -> Machine:
     if machine != Machine.from_toml(figures, str(target)):
         raise MachineError(f"{target}: the profile would not read back as it was measured")
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".ficco-") as folder:
-            file = Path(folder) / target.name
+        with temporary.folder(".ficco-", target.parent) as folder:
+            file = folder / target.name
             file.write_text(text, encoding="utf-8")
             os.replace(file, target)
     except OSError as error:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from ficco.compute import Compute
-from ficco.engines import host
+from ficco.engines import host, room
 from ficco.errors import EngineError
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import Plan, window_places
+from ficco.plan import ELEMENT_BYTES, Plan, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
@@ -114,7 +114,17 @@ class LocalRuntime:
     def _bind(self, plan: Plan) -> list[host.BoundPlan]:
         self._check_alive()
         need = max(window_places(entry.buffers)[1] for entry in plan.ranks)
-        if need > self._group.capacity:
+        grows = need > self._group.capacity
+        size = 2 * self.world * need if grows else 0
+        size += sum(
+            buffer.rows * buffer.cols * ELEMENT_BYTES[buffer.dtype]
+            for entry in plan.ranks
+            for buffer in entry.buffers
+            if buffer.role == "workspace"
+        )
+        if size >= room.LOOKED_AT:
+            room.check_host(size, f"windows and workspaces of {self.world} ranks")
+        if grows:
             self._group.grow(need)
         return [
             host.BoundPlan(entry, self._group, self.machine, self._compute, self._in_order)

@@ -11,6 +11,7 @@ ranks of a group know alike, so all come to the same one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -73,6 +74,7 @@ def choose(
     book: Book | None = None,
     by: str | None = None,
     driver: str | None = None,
+    told: Callable[[str], None] | None = None,
 ) -> Choice:
     """Choose with all that is known: a book, else the simulator.
 
@@ -83,6 +85,7 @@ def choose(
         book: instead of FICCO_BOOK's and the shipped one of this machine.
         by: one of METHODS, to be used alone.
         driver: of the GPUs at hand, for which a book must have been measured; None: not known.
+        told: is called with what is being done, again and again.
 
     Raises:
         MachineError: the machine has no rates.
@@ -108,10 +111,12 @@ def choose(
     else:
         from ficco import simulator  # loads the native core
 
-        predicted = [
-            (schedule, simulator.predict_ms(problem, schedule, machine, regime))
-            for schedule in candidates(facts, machine)
-        ]
+        points, predicted = candidates(facts, machine), []
+        for number, schedule in enumerate(points, 1):
+            if told is not None:
+                told(f"simulates schedule {number} of {len(points)}")
+            ms = simulator.predict_ms(problem, schedule, machine, regime)
+            predicted.append((schedule, ms))
     return decide(predicted, facts, machine, method, passed)
 
 

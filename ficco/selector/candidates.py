@@ -8,7 +8,7 @@ from functools import lru_cache
 from ficco.lowering.cutting import EDGED
 from ficco.machine import Machine
 from ficco.problem import GATHERING
-from ficco.schedule import Schedule
+from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.selector.facts import Facts
 
 __all__ = ["FEW_ROWS", "are_few", "candidates", "few_rows", "plainness", "points", "serial"]
@@ -48,12 +48,14 @@ def _sums(op: str, machine: Machine) -> bool:
     return machine.engine == "host" or op == "matmul_all_reduce"
 
 
-def _rings(op: str, machine: Machine) -> bool:
+def _rings(op: str, machine: Machine, world: int, grain: int) -> bool:
     """Whether sums on a ring may win: it uses one link of a mesh.
 
-    Those that are passed on meet what still goes round; measured, see `bench/NOTES.md`.
+    Those that are passed on meet what still goes round; measured, see `bench/NOTES.md`. One chunk
+    alone is made or travels, never both; and there are words for so many chunks only.
     """
-    return op == "matmul_reduce_scatter" and machine.best_route == "rotation"
+    rings = op == "matmul_reduce_scatter" and machine.best_route == "rotation"
+    return rings and grain > 1 and grain * (world - 1) <= MAX_CHUNKS
 
 
 def _turns(op: str, machine: Machine) -> bool:
@@ -128,8 +130,8 @@ def points(
                 continue
             if named.sums == "within" and not (alone and _sums(op, machine)):
                 continue
-            if named.sums == "along" and (grain == 1 or not _rings(op, machine)):
-                continue  # one chunk alone is made or travels, never both
+            if named.sums == "along" and not _rings(op, machine, world, grain):
+                continue
             if named.compute == "gated" and (sums or not _gates(op, machine, gates)):
                 continue
             if name == "uniform_fused_2d" and op == "embedding_all_to_all":

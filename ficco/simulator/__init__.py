@@ -20,6 +20,7 @@ from ficco.machine import Machine
 from ficco.plan import ELEMENT_BYTES, Plan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
+from ficco.simulator.alike import are_alike, encode_alike
 from ficco.simulator.collectives import spans_of
 from ficco.simulator.encoding import Encoded, encode, is_one_launch, names
 from ficco.timeline import REGIMES, Span, Timeline
@@ -66,12 +67,22 @@ def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float
     _check(plan.problem, machine, regime)
     encoded = encode(plan, machine, regime == "synchronized")
     times = _times(plan, encoded, machine)
+    return _call_ms(encoded, times, machine, regime, is_one_launch(plan, machine))
+
+
+def _call_ms(encoded: Encoded, times: Any, machine: Machine, regime: str, once: bool) -> float:
     us = (float(times[:, 1].max()) if len(times) else 0.0) / 1e3
-    if not is_one_launch(plan, machine):
+    if not once:
         us += machine.costs.call_us
     if regime == "eager":
         us = max(us, max(encoded.host_ns) / 1e3)
     return us / 1e3
+
+
+def _alike_ms(encoded: Encoded, machine: Machine, regime: str) -> float | None:
+    """Return the same of ranks that are alike; None: a wait never ends, which a plan can name."""
+    times, stuck = _run(encoded, machine, once=False)
+    return None if stuck else _call_ms(encoded, times, machine, regime, once=False)
 
 
 def predict(
@@ -103,11 +114,16 @@ def predict_ms(
 ) -> float:
     """Predict how long a call lasts in ms, as `simulate_ms`, at the least cost.
 
+    Where ranks are alike, it lowers and encodes only one of them; the figure is the same.
     A collective and its GEMM fork and join nothing, so no `call_us` is added to them. Raises as
     `predict`.
     """
     _check(problem, machine, regime)
     if schedule.transport != "collective":
+        if are_alike(problem, schedule, machine):
+            encoded = encode_alike(problem, schedule, machine, regime == "synchronized")
+            if encoded is not None and (found := _alike_ms(encoded, machine, regime)) is not None:
+                return found
         return simulate_ms(lower(problem, schedule), machine, regime)
     spans = spans_of(problem, machine, regime == "synchronized")
     us = max(span.end_us for span in spans)
@@ -129,7 +145,15 @@ def _check(problem: Problem, machine: Machine, regime: str) -> None:
 
 def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
     """Return [rows, 2]: start and end in ns, from rank 0's begin."""
-    costs, once = machine.costs, is_one_launch(plan, machine)
+    times, stuck = _run(encoded, machine, is_one_launch(plan, machine))
+    if stuck:
+        raise PlanError(_why_stuck(plan, encoded, stuck))
+    return times
+
+
+def _run(encoded: Encoded, machine: Machine, once: bool) -> tuple[Any, list[tuple[int, int, int]]]:
+    """Return [rows, 2], and the waits that never end: row, word, row it comes after."""
+    costs = machine.costs
     given = (
         0.0 if once else 1e3 * costs.wait_us,
         1e3 * (costs.store_us if once else costs.raise_us),
@@ -138,14 +162,11 @@ def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
         machine.copy_engines,
     )
     try:
-        times, stuck = _native.simulate(*encoded.tables, *encoded.ports, given)
+        return _native.simulate(*encoded.tables, *encoded.ports, given)
     except ValueError as wrong:
         raise PlanError(
             f"the plan cannot be simulated ({wrong}); `ficco plan --check` proves a plan"
         ) from None
-    if stuck:
-        raise PlanError(_why_stuck(plan, encoded, stuck))
-    return times
 
 
 def _why_stuck(plan: Plan, encoded: Encoded, stuck: list[tuple[int, int, int]]) -> str:

@@ -47,10 +47,14 @@ class Calls:
             return self.gemms(step.products, step.transpose_a)
         if step.kind == "local_copy":
             joined = joined_copies(step.reads, step.writes)
-            return [self._stream_ns(2 * self._bytes(source)) for source, _ in joined]
+            return [self.copied(self._bytes(source)) for source, _ in joined]
         if step.kind == "reduce":
             return [self._stream_ns(self._bytes(*step.reads, *step.writes))]
         return self.bags(step.reads, step.writes)
+
+    def copied(self, size_bytes: int) -> float:
+        """Return how long one local copy of so many bytes lasts."""
+        return self._stream_ns(2 * size_bytes)
 
     def use_as_one(self, steps: Sequence[Step], gathers: bool, twice: bool) -> None:
         """Take the GEMMs of the rank for parts of one launch, whose products have the same rows.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -26,10 +26,22 @@ from ficco.problem import GATHERING
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
 
-__all__ = ["Encoded", "encode", "is_one_launch", "names", "start_ns"]
+__all__ = [
+    "ACTION",
+    "COPY",
+    "ROW",
+    "WORDS",
+    "Encoded",
+    "Encoder",
+    "encode",
+    "is_one_launch",
+    "names",
+    "start_ns",
+]
 
-_WAIT, _RAISE, _CLEAR, _DELAY, _WORK, _COPY = range(6)
-_ROW, _ACTION, _TRANSFER = 4, 3, 3  # numbers in a row of each table
+_WAIT, _RAISE, _CLEAR, _DELAY, _WORK, COPY = range(6)
+WORDS = (_WAIT, _RAISE, _CLEAR)  # actions on words
+ROW, ACTION, _TRANSFER = 4, 3, 3  # numbers in a row of each table
 
 Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -86,7 +98,7 @@ def encode(plan: Plan, machine: Machine, submitted: bool) -> Encoded:
         PlanError: a step of a kind that is not known, or after one that does not come before it.
         MachineError: ranks on different nodes, and no rate of the network.
     """
-    encoder = _Encoder(plan, machine, submitted)
+    encoder = Encoder(plan, machine, submitted)
     host_ns = [encoder.add(entry) for entry in plan.ranks]
     words = list(encoder.words)
     starts = [start_ns(rank, machine) for rank in range(plan.problem.world)]
@@ -94,9 +106,9 @@ def encode(plan: Plan, machine: Machine, submitted: bool) -> Encoded:
     tables = (
         _integers(encoder.lanes),
         _numbers(starts),
-        _numbers(encoder.rows).reshape(-1, _ROW),
+        _numbers(encoder.rows).reshape(-1, ROW),
         _integers(encoder.afters),
-        _numbers(encoder.actions).reshape(-1, _ACTION),
+        _numbers(encoder.actions).reshape(-1, ACTION),
         _numbers(encoder.transfers).reshape(-1, _TRANSFER),
         _integers(at_start).reshape(-1, 2),
     )
@@ -119,8 +131,12 @@ class _Wire(NamedTuple):
     by_turns: bool
 
 
-class _Encoder:
-    """Rows under construction, of one rank after another."""
+class Encoder:
+    """Rows under construction, of one rank after another.
+
+    Attributes:
+        submitting: of the last rank: what the call takes its host, before all steps and a step.
+    """
 
     def __init__(self, plan: Plan, machine: Machine, submitted: bool) -> None:
         costs = machine.costs
@@ -145,8 +161,9 @@ class _Encoder:
         self.afters: list[int] = []
         self.actions: list[float] = []
         self.transfers: list[float] = []
+        self.submitting: list[float] = []
         self.known: dict[tuple[str, int, int, bool], int] = {}  # transfers, as `Wires` tells them
-        compute = self._compute
+        compute = self.compute
         self.encoders: dict[str, Callable[[Step], float]] = {
             "copy": self._copy, "signal": self._signal, "wait": self._wait, "clear": self._clear,
             "gemm": compute, "reduce": compute, "local_copy": compute, "bag": compute,
@@ -176,9 +193,10 @@ class _Encoder:
             direct_ns = 1e3 * self.costs.host_direct_us
             host_ns = direct_ns or host_ns + self.host_kernel_ns
             host_ns += self.host_launch_ns if self.calls.before_ns else 0.0
+        self.submitting = [host_ns]
         lanes: dict[str, int] = {}
         row_of: dict[str, int] = {}
-        number = len(rows) // _ROW
+        number = len(rows) // ROW
         for step in entry.steps:
             lane = lanes.get(step.lane)
             if lane is None:
@@ -193,7 +211,8 @@ class _Encoder:
                     )
                 self.afters.append(row_of[other])
             if step.parts:
-                host_ns += self.host_kernel_ns
+                submitting_ns = self.host_kernel_ns
+                host_ns += submitting_ns
                 number += self._parts(step, lane, host_ns if self.submitted else 0.0)
             else:
                 if step.kind not in encoders:
@@ -203,19 +222,25 @@ class _Encoder:
                     )
                 before = len(actions)
                 if self.once and not row_of:
-                    if self.calls.before_ns:
-                        self._delay(self.launch_ns)
-                        actions += (_WORK, 0, self.calls.before_ns)
-                    meeting_us = self.costs.direct_us if self.gathers else 0.0
-                    self._delay(self.launch_ns + 1e3 * meeting_us)
+                    self._launch()
                 submitting_ns = encoders[step.kind](step)
-                host_ns += 0.0 if self.once else submitting_ns
-                number_of_actions = (len(actions) - before) // _ACTION
+                submitting_ns = 0.0 if self.once else submitting_ns
+                host_ns += submitting_ns
+                number_of_actions = (len(actions) - before) // ACTION
                 not_before = host_ns if self.submitted else 0.0
                 rows += (lane, not_before, len(step.after), number_of_actions)
                 number += 1
+            self.submitting.append(submitting_ns)
             row_of[step.id] = number - 1
         return host_ns
+
+    def _launch(self) -> None:
+        """Add what comes before a rank's one launch has begun."""
+        if self.calls.before_ns:
+            self._delay(self.launch_ns)
+            self.actions += (_WORK, 0, self.calls.before_ns)
+        meeting_us = self.costs.direct_us if self.gathers else 0.0
+        self._delay(self.launch_ns + 1e3 * meeting_us)
 
     # What follows appends the actions of a step and returns what submitting it takes the host.
 
@@ -255,22 +280,26 @@ class _Encoder:
                 else:
                     self._delay(ns)
             else:
-                self.actions += (_COPY, target.rank, self._transfer(source, target, size))
+                self.actions += (COPY, target.rank, self._transfer(source, target, size))
         return self.host_copy_ns * len(step.reads)
 
-    def _compute(self, step: Step) -> float:
+    def compute(self, step: Step) -> float:
+        """Add the calls of a step that is not gated; return what submitting them takes the host."""
         if self.once:
             ns = self.calls.within(step)
             if ns:
                 self.actions += (_WORK, 0, ns)
             return 0.0
-        calls = self.calls.of(step)
+        return self.called(step.kind, self.calls.of(step))
+
+    def called(self, kind: str, calls: Sequence[float]) -> float:
+        """Add calls that last so long, of a step of a kind; return what they take the host."""
         for ns in calls:
             self._delay(self.launch_ns)
             if ns:
                 self.actions += (_WORK, 0, ns)
         native = {"reduce": self.host_kernel_ns, "local_copy": self.host_copy_ns}
-        return native.get(step.kind, self.host_launch_ns) * len(calls)
+        return native.get(kind, self.host_launch_ns) * len(calls)
 
     def _parts(self, step: Step, lane: int, not_before: float) -> int:
         """Add a row for every part of a gated step; return how many."""
@@ -288,7 +317,7 @@ class _Encoder:
                 for word in part.signals:
                     actions += (_RAISE, self.words[word], 0)
             afters = 0 if number else len(step.after)
-            self.rows += (lane, not_before, afters, (len(actions) - before) // _ACTION)
+            self.rows += (lane, not_before, afters, (len(actions) - before) // ACTION)
         return len(step.parts)
 
     def _delay(self, ns: float) -> None:

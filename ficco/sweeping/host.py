@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ficco import oracle
+from ficco.engines import room
 from ficco.errors import FiccoError
 from ficco.node import Node
 from ficco.problem import Problem
@@ -86,11 +87,13 @@ class _Measuring:
         order = sorted(points, key=lambda point: point.id)
         random.Random(f"{self._case.shape.id} {purpose} {number}").shuffle(order)
         try:
+            room.check_host(oracle.bytes_needed(problem), "inputs and results of all ranks")
             given = oracle.inputs(problem, 10_000 * purpose + number)
             exact = oracle.results(problem, given)
-        except MemoryError:
+        except MemoryError as full:
             for point in order:
-                self._work.refuse(point, "not enough memory for these sizes", "impossible")
+                why = f"not enough memory for these sizes ({full})"
+                self._work.refuse(point, why, "impossible")
             return True
         for point in order:
             if self._work.late:
@@ -110,8 +113,8 @@ class _Measuring:
         begin = time.perf_counter()
         try:
             found = self._node.run(problem, given, schedule=schedule)
-        except MemoryError:
-            work.refuse(point, "not enough memory for these sizes", "impossible")
+        except MemoryError as full:
+            work.refuse(point, f"not enough memory for these sizes ({full})", "impossible")
             return
         except FiccoError as failure:
             work.refuse(point, f"{type(failure).__name__}: {failure}", "failed")

@@ -24,6 +24,7 @@ def check_submission(plan: Plan, words: WordUses) -> list[Violation]:
         return []
     raised = {word for word in words if word.name == "free"}
     entered = [0] * plan.problem.world  # collectives that each rank has entered
+    passed = [0] * plan.problem.world  # ... and left
     at = [0] * plan.problem.world
     moved = True
     while moved:
@@ -32,10 +33,10 @@ def check_submission(plan: Plan, words: WordUses) -> list[Violation]:
             while at[rank] < len(entry.steps):
                 step = entry.steps[at[rank]]
                 if step.kind == "collective":
-                    number = sum(s.kind == "collective" for s in entry.steps[: at[rank] + 1])
-                    entered[rank] = number
-                    if min(entered) < number:
+                    entered[rank] = passed[rank] + 1
+                    if min(entered) < entered[rank]:
                         break  # whoever enters last passes, and lets the others be looked at again
+                    passed[rank] += 1
                 if any(word not in raised for word in _awaited(step)):
                     break
                 raised.update(_raised(step))

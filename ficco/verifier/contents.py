@@ -6,14 +6,11 @@ Everything is written in the buffer's own coordinates: element (i, j) of a `Sour
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 __all__ = [
-    "Box",
     "Content",
-    "Field",
     "Owner",
     "Source",
     "Sum",
@@ -26,40 +23,6 @@ __all__ = [
 Owner = tuple[int, str]  # rank and buffer of an operand
 Key = tuple[object, ...]
 Interval = tuple[int, int]
-
-
-class Box(NamedTuple):
-    """Rows [r0, r1), columns [c0, c1)."""
-
-    r0: int
-    r1: int
-    c0: int
-    c1: int
-
-    @property
-    def area(self) -> int:
-        """Elements in the box."""
-        return (self.r1 - self.r0) * (self.c1 - self.c0)
-
-    def clip(self, other: Box) -> Box | None:
-        """Return the common box, or None."""
-        r0, r1 = max(self.r0, other.r0), min(self.r1, other.r1)
-        c0, c1 = max(self.c0, other.c0), min(self.c1, other.c1)
-        return Box(r0, r1, c0, c1) if r0 < r1 and c0 < c1 else None
-
-    def minus(self, hole: Box) -> Iterator[Box]:
-        """Yield what is left of this box around a hole that lies inside it."""
-        if self.r0 < hole.r0:
-            yield Box(self.r0, hole.r0, self.c0, self.c1)
-        if hole.r1 < self.r1:
-            yield Box(hole.r1, self.r1, self.c0, self.c1)
-        if self.c0 < hole.c0:
-            yield Box(hole.r0, hole.r1, self.c0, hole.c0)
-        if hole.c1 < self.c1:
-            yield Box(hole.r0, hole.r1, hole.c1, self.c1)
-
-    def __str__(self) -> str:
-        return f"[{self.r0}:{self.r1}, {self.c0}:{self.c1}]"
 
 
 class Source(NamedTuple):
@@ -150,52 +113,3 @@ def _shifted(key: Any, down: int, right: int) -> Key:
     if key[0] == "row":
         return ("row", key[1], key[2] + right)
     return ("one", key[1], key[2] + down, key[3] + right)
-
-
-@dataclass(slots=True)
-class Field:
-    """The contents of one buffer copy, as disjoint boxes grouped by content."""
-
-    boxes: dict[Content, list[Box]] = field(default_factory=dict)
-
-    def read(self, box: Box) -> list[tuple[Box, Content]]:
-        """Return the known parts of a box; what is missing was never written."""
-        return [
-            (part, content)
-            for content, boxes in self.boxes.items()
-            for known in boxes
-            if (part := known.clip(box))
-        ]
-
-    def write(self, box: Box, content: Content) -> None:
-        """Put content into a box, over whatever it held."""
-        for known in list(self.boxes):
-            boxes = self.boxes[known]
-            if any(entry.clip(box) for entry in boxes):
-                left = []
-                for entry in boxes:
-                    hole = entry.clip(box)
-                    left += list(entry.minus(hole)) if hole else [entry]
-                if left:
-                    self.boxes[known] = left
-                else:
-                    del self.boxes[known]
-        mine = self.boxes.setdefault(content, [])
-        while True:  # join with neighbours of the same content
-            for i, entry in enumerate(mine):
-                joined = _touching(entry, box)
-                if joined:
-                    del mine[i]
-                    box = joined
-                    break
-            else:
-                mine.append(box)
-                return
-
-
-def _touching(a: Box, b: Box) -> Box | None:
-    if (a.c0, a.c1) == (b.c0, b.c1) and (a.r1 == b.r0 or b.r1 == a.r0):
-        return Box(min(a.r0, b.r0), max(a.r1, b.r1), a.c0, a.c1)
-    if (a.r0, a.r1) == (b.r0, b.r1) and (a.c1 == b.c0 or b.c1 == a.c0):
-        return Box(a.r0, a.r1, min(a.c0, b.c0), max(a.c1, b.c1))
-    return None

@@ -5,6 +5,7 @@ No order, no values. What passes here can be given to the later stages without f
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from ficco.plan import (
@@ -20,6 +21,7 @@ from ficco.plan import (
     regions_of,
 )
 from ficco.verifier.meaning import required_buffers
+from ficco.verifier.tiles import Box, Tiles
 from ficco.verifier.violation import Violation
 
 __all__ = ["check_form"]
@@ -234,28 +236,44 @@ def _overlaps(step: Step) -> Iterator[tuple[str, str]]:
         inputs = [region for p in work.products for region in (p.a, p.b)]
         terms = [region for p in work.products for region in p.add]
         (terms if step.kind == "reduce" else inputs).extend(work.reads)
-        outputs = [*work.writes, *(p.c for p in work.products)]
-        for target in outputs:
-            for source in inputs:
-                if _meet(source, target):
-                    yield f"it writes {target} and reads {source}", mend
-            for term in terms:
-                if _meet(term, target) and term != target:
+        outputs = _Outputs()
+        for target in work.writes:
+            for other in outputs.under(target):
+                yield f"it writes {target} and {other}", mend
+            outputs.add(target)
+        for product in work.products:
+            outputs.add(product.c)
+        for source in inputs:
+            for target in outputs.under(source):
+                yield f"it writes {target} and reads {source}", mend
+        for term in terms:
+            for target in outputs.under(term):
+                if term != target:
                     yield f"it writes {target} and adds {term}, which only overlaps", mend
-        for i, target in enumerate(work.writes):
-            for other in work.writes[:i]:
-                if _meet(target, other):
-                    yield f"it writes {target} and {other}", mend
 
 
-def _meet(a: Region, b: Region) -> bool:
-    return (
-        (a.rank, a.buffer, a.copy) == (b.rank, b.buffer, b.copy)
-        and a.row0 < b.row1
-        and b.row0 < a.row1
-        and a.col0 < b.col1
-        and b.col0 < a.col1
-    )
+class _Outputs:
+    """Regions that a step writes, to be found by where they lie."""
+
+    def __init__(self) -> None:
+        self.tiles: dict[tuple[int, str, int], Tiles[tuple[Region, ...]]] = defaultdict(Tiles)
+
+    def under(self, region: Region) -> list[Region]:
+        """Return those that share elements with a region, each once."""
+        tiles = self.tiles.get((region.rank, region.buffer, region.copy))
+        if tiles is None:
+            return []
+        parts = tiles.read(Box(*region[2:6]))
+        return list(dict.fromkeys([target for _, targets in parts for target in targets]))
+
+    def add(self, region: Region) -> None:
+        tiles, box = self.tiles[region.rank, region.buffer, region.copy], Box(*region[2:6])
+        under = tiles.read(box)
+        if sum(part.area for part, _ in under) < box.area:
+            tiles.write(box, (region,))
+        for part, targets in under:
+            if region not in targets:
+                tiles.write(part, (*targets, region))
 
 
 def _all_regions(step: Step) -> list[Region]:

@@ -14,10 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from ficco.plan import Region, Step, Word, has_mailbox
 from ficco.verifier.order import Event, Order
+from ficco.verifier.tiles import Box, Tiles
 from ficco.verifier.violation import Violation
 from ficco.verifier.words import WordUses
 
@@ -71,32 +70,64 @@ def _accesses(order: Order, event: Event) -> Iterator[_Access]:
         yield _Access(first, event, region, True)
 
 
+class _State(NamedTuple):
+    """What has been done to an element so far: its last writer, and who has read it since.
+
+    Of the readers on one chain the last one stands for all.
+    """
+
+    writer: _Access | None
+    readers: tuple[_Access, ...] = ()
+
+
 def _races(order: Order, place: Place, found: list[_Access]) -> Iterator[Violation]:
+    """Follow the accesses of a buffer in an order that respects all edges; yield races.
+
+    To be ordered with all accesses that it conflicts with, a read has to come after the last write
+    of each of its elements, and a write after the last write and the reads since then: with these,
+    accesses before them have been compared.
+    """
     if not any(access.writes for access in found):
         return
-    boxes = np.array([access.region[2:6] for access in found])
-    count = 0
-    for i, one in enumerate(found):
-        if not one.writes:
-            continue
-        r0, r1, c0, c1 = boxes[i]
-        overlaps = (boxes[:, 0] < r1) & (boxes[:, 1] > r0) & (boxes[:, 2] < c1) & (boxes[:, 3] > c0)
-        for j in np.flatnonzero(overlaps):
-            other = found[j]
-            if other.last is one.last or (other.writes and j < i):
-                continue
-            if order.hb(one.last, other.first) or order.hb(other.last, one.first):
-                continue
+    tiles: Tiles[_State] = Tiles()
+    untouched, count = _State(None), 0
+    for access in found:
+        box = Box(*access.region[2:6])
+        parts = tiles.read(box)
+        if sum(part.area for part, _ in parts) < box.area:
+            tiles.write(box, _after(untouched, access))
+        raced: dict[_Access, None] = {}  # once, whichever elements they share
+        for part, state in parts:
+            tiles.write(part, _after(state, access))
+            for other in (state.writer, *(state.readers if access.writes else ())):
+                if other is None or other.last is access.last:
+                    continue
+                if not order.hb(other.last, access.first):
+                    raced[other] = None
+        for other in raced:
             count += 1
             if count > MOST_RACES:
                 return
-            verb = "writes" if other.writes else "reads"
-            yield Violation(
-                one.last.rank, one.last.name, "race",
-                f"it writes {one.region} while {other.last.name} of rank {other.last.rank} {verb} "
-                f"{other.region}: nothing orders the two",
-                "let the later one wait for a signal behind the earlier one",
-            )  # fmt: skip
+            yield _race(*((access, other) if access.writes else (other, access)))
+
+
+def _after(state: _State, access: _Access) -> _State:
+    """Return the state of elements behind one more access."""
+    if access.writes:
+        return _State(access)
+    chain = access.last.chain
+    others = [reader for reader in state.readers if reader.last.chain != chain]
+    return _State(state.writer, (*others, access))
+
+
+def _race(one: _Access, other: _Access) -> Violation:
+    verb = "writes" if other.writes else "reads"
+    return Violation(
+        one.last.rank, one.last.name, "race",
+        f"it writes {one.region} while {other.last.name} of rank {other.last.rank} {verb} "
+        f"{other.region}: nothing orders the two",
+        "let the later one wait for a signal behind the earlier one",
+    )  # fmt: skip
 
 
 def _handover(
@@ -141,6 +172,11 @@ def _word_handover(order: Order, words: WordUses) -> Iterator[Violation]:
 def _released(
     order: Order, words: WordUses, owner: int, copy: int, events: list[Event]
 ) -> Iterator[Violation]:
+    last_of: dict[int, Event] = {}  # on each chain: the others come before it
+    for event in events:
+        known = last_of.setdefault(event.chain, event)
+        if event.pos > known.pos:
+            last_of[event.chain] = event
     for peer in range(order.plan.problem.world):
         if peer == owner:
             continue
@@ -153,14 +189,18 @@ def _released(
             )  # fmt: skip
             continue
         free = order.at(*uses.raises[0])
-        for event in events:
-            if event is not free and not order.hb(event, free):
-                yield _bad(
-                    event, f"it uses the window of rank {owner} perhaps after {free.name} of rank "
-                    f"{owner} has told rank {peer} that it is free",
-                    "raise free after the last use of the window",
-                )  # fmt: skip
-                break
+        if any(_is_late(order, last, free) for last in last_of.values()):
+            late = next(event for event in events if _is_late(order, event, free))
+            yield _bad(
+                late, f"it uses the window of rank {owner} perhaps after {free.name} of rank "
+                f"{owner} has told rank {peer} that it is free",
+                "raise free after the last use of the window",
+            )  # fmt: skip
+
+
+def _is_late(order: Order, event: Event, free: Event) -> bool:
+    """Whether a use of a window may come after the signal that says that it is free."""
+    return event is not free and not order.hb(event, free)
 
 
 def _bad(event: Event, message: str, mend: str) -> Violation:

@@ -60,6 +60,7 @@ What follows for a kernel S that signals and waits, and another kernel T that ma
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -77,17 +78,18 @@ class _Spinner(NamedTuple):
 
     Attributes:
         begin, end: its first event and its last.
-        steps: ids of the steps that it runs.
         waits: per wait: the event that waits, and the events that it waits for. A whole lane also
             waits for steps of other lanes that its own come after.
         meets: whether it waits for its peers' kernels by its nature: a collective or a whole lane.
+        frees: by id of the steps that it runs: how many parts wait for nothing and stand in front
+            of all that wait; -1 where one that waits for nothing stands behind one that waits.
     """
 
     begin: Event
     end: Event
-    steps: frozenset[str]
     waits: tuple[tuple[Event, tuple[Event, ...]], ...]
     meets: bool
+    frees: dict[str, int]
 
 
 def check_spins(order: Order) -> list[Violation]:
@@ -131,7 +133,7 @@ def _spinners(order: Order, entry: RankPlan) -> list[_Spinner]:
         if waiting:
             waits = tuple([(event, _others(order, event, begin)) for event in waiting])
             meets = step.kind == "collective"
-            found.append(_Spinner(begin, end, frozenset([step.id]), waits, meets))
+            found.append(_Spinner(begin, end, waits, meets, {step.id: _frees(step)}))
     lanes: dict[str, list[Step]] = {}
     for step in entry.steps:
         if step.lane in order.whole[rank]:
@@ -141,9 +143,15 @@ def _spinners(order: Order, entry: RankPlan) -> list[_Spinner]:
         steps_behind = [order.first[rank, step.id] for step in steps[1:]]
         each = [(event, _others(order, event, begin)) for event in steps_behind]
         if waits := tuple([(event, raisers) for event, raisers in each if raisers]):
-            ids = frozenset([step.id for step in steps])
-            found.append(_Spinner(begin, end, ids, waits, True))
+            frees = {step.id: _frees(step) for step in steps}
+            found.append(_Spinner(begin, end, waits, True, frees))
     return found
+
+
+def _frees(step: Step) -> int:
+    """Return how many parts of a step wait for nothing; -1 where these are not all in front."""
+    waiting = [bool(part.waits) for part in step.parts]
+    return waiting.count(False) if waiting == sorted(waiting) else -1
 
 
 def _others(order: Order, event: Event, begin: Event) -> tuple[Event, ...]:
@@ -158,9 +166,10 @@ def _bounds(order: Order, spinners: dict[int, list[_Spinner]]) -> _Bounds:
     With no spinners given, all events of kernels.
     """
     bounds: _Bounds = defaultdict(list)
+    starts = set(order.starts)
     for event in order.events:
         held = event.sm and not (spinners and _is_free(order, event, spinners[event.rank]))
-        if held or event in order.starts:
+        if held or event in starts:
             bounds[event.chain].append(event)
     for events in bounds.values():
         events.sort(key=lambda event: event.pos)
@@ -171,12 +180,11 @@ def _is_free(order: Order, event: Event, spinners: list[_Spinner]) -> bool:
     """Whether none of the kernels that spin on its rank can hold an event back: (b) above."""
     step = event.step
     for spinner in spinners:
-        if step is None or step.id not in spinner.steps:
+        if step is None or step.id not in spinner.frees:
             if not (order.hb(event, spinner.begin) or order.hb(spinner.end, event)):
                 return False
             continue
-        waiting = [bool(part.waits) for part in step.parts]
-        if waiting != sorted(waiting) or (event.part >= 0 and waiting[event.part]):
+        if event.part >= spinner.frees[step.id]:
             return False
     return True
 
@@ -186,7 +194,11 @@ def _late(order: Order, begin: Event, raisers: tuple[Event, ...], bounds: _Bound
     for raiser in raisers:
         for chain, events in bounds.items():
             reach = raiser.pos if raiser.chain == chain else int(raiser.known[chain])
-            past = [event for event in events if event.pos <= reach]
-            if past and past[-1] is not begin and not order.hb(past[-1], begin):
-                return past[-1]
+            past = bisect_right(events, reach, key=_position)
+            if past and events[past - 1] is not begin and not order.hb(events[past - 1], begin):
+                return events[past - 1]
     return None
+
+
+def _position(event: Event) -> int:
+    return event.pos

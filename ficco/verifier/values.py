@@ -11,9 +11,10 @@ from typing import cast
 
 from ficco.plan import Part, Product, Region, Step
 from ficco.problem import Problem
-from ficco.verifier.contents import Box, Content, Field, Owner, Source, combined, dot, row_of, shift
+from ficco.verifier.contents import Content, Owner, Source, combined, dot, row_of, shift
 from ficco.verifier.meaning import expected
 from ficco.verifier.order import Event, Order
+from ficco.verifier.tiles import Box, Tiles
 from ficco.verifier.violation import Violation
 
 __all__ = ["check_values"]
@@ -43,17 +44,27 @@ class _Memory:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.fields: dict[tuple[int, str, int], Field] = {}
+        self.fields: dict[tuple[int, str, int], Tiles[Content]] = {}
         self.writers: dict[tuple[int, str], str] = {}
         self.gathered: dict[int, list[list[list[tuple[Box, Content]]]]] = {}
+        self.collectives = [
+            [step for step in entry.steps if step.kind == "collective"]
+            for entry in order.plan.ranks
+        ]
+        self.numbers = {
+            (rank, step.id): number
+            for rank, steps in enumerate(self.collectives)
+            for number, step in enumerate(steps)
+        }
         for entry in order.plan.ranks:
             for buffer in entry.buffers:
-                field = Field()
+                field: Tiles[Content] = Tiles()
                 if buffer.role in ("input", "weight") and buffer.rows and buffer.cols:
                     whole = Box(0, buffer.rows, 0, buffer.cols)
                     field.write(whole, Source((entry.rank, buffer.name), 0, 0))
-                for copy in range(buffer.copies):
-                    self.fields[entry.rank, buffer.name, copy] = field if copy == 0 else Field()
+                self.fields[entry.rank, buffer.name, 0] = field
+                for copy in range(1, buffer.copies):
+                    self.fields[entry.rank, buffer.name, copy] = Tiles()
 
     def run(self, event: Event, step: Step | None, work: Step | Part) -> Iterator[Violation]:
         """Carry out the work of one event."""
@@ -87,7 +98,7 @@ class _Memory:
                                 f"{want.buffer}{want.box} is not written wholly",
                                 "write every element of the output")  # fmt: skip
 
-    def _field(self, region: Region) -> Field:
+    def _field(self, region: Region) -> Tiles[Content]:
         return self.fields[region.rank, region.buffer, region.copy]
 
     def _read(self, region: Region) -> tuple[list[tuple[Box, Content]], Region | None]:
@@ -199,14 +210,9 @@ class _Memory:
         step = event.step
         assert step is not None
         world = self.order.plan.problem.world
-        number = [
-            s.id for s in self.order.plan.ranks[event.rank].steps if s.kind == "collective"
-        ].index(step.id)
+        number = self.numbers[event.rank, step.id]
         given = self.gathered.setdefault(number, [[] for _ in range(world)])
-        peers = [
-            [s for s in entry.steps if s.kind == "collective"][number]
-            for entry in self.order.plan.ranks
-        ]
+        peers = [steps[number] for steps in self.collectives]
         if event.work is None:
             for region in step.reads:
                 parts, hole = self._read(region)
@@ -318,15 +324,28 @@ def _sums(terms: list[list[tuple[Box, Content]]], target: Box) -> list[tuple[Box
     A column of a product list may hold several boxes over one place: its slices of k.
     """
     boxes = [(box, content) for parts in terms for box, content in parts]
-    rows = sorted({target.r0, target.r1, *(edge for box, _ in boxes for edge in box[:2])})
-    cols = sorted({target.c0, target.c1, *(edge for box, _ in boxes for edge in box[2:])})
     found = []
-    for r0, r1 in pairwise(rows):
-        across = [(box, content) for box, content in boxes if box.r0 <= r0 and r1 <= box.r1]
-        for c0, c1 in pairwise(cols):
-            here = [content for box, content in across if box.c0 <= c0 and c1 <= box.c1]
-            found.append((Box(r0, r1, c0, c1), combined(here)))
+    for r0, r1, across in _slices(boxes, 0, target.r0, target.r1):
+        for c0, c1, here in _slices(across, 2, target.c0, target.c1):
+            found.append((Box(r0, r1, c0, c1), combined([content for _, content in here])))
     return found
+
+
+def _slices(
+    boxes: list[tuple[Box, Content]], axis: int, begin: int, end: int
+) -> Iterator[tuple[int, int, list[tuple[Box, Content]]]]:
+    """Cut an interval of rows (axis 0) or columns (2) where boxes begin or end.
+
+    Yields every piece, and the boxes that lie over it. The work follows from their number.
+    """
+    edges = sorted({begin, end, *(edge for box, _ in boxes for edge in box[axis : axis + 2])})
+    starting = sorted(boxes, key=lambda entry: entry[0][axis], reverse=True)
+    over: list[tuple[Box, Content]] = []
+    for low, high in pairwise(edges):
+        over = [entry for entry in over if entry[0][axis + 1] > low]
+        while starting and starting[-1][0][axis] <= low:
+            over.append(starting.pop())
+        yield low, high, over
 
 
 def _unwritten(event: Event, region: Region) -> Violation:

@@ -148,3 +148,74 @@ def test_a_closed_node_has_no_timeline() -> None:
         assert node.timeline().spans
     with pytest.raises(ficco.EngineError, match="closed"):
         node.timeline()
+
+
+def worked_s(process: int) -> float:
+    """Return the CPU time that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def ended(command: list[str], folder: Path, begun: Callable[[int], Any]) -> tuple[int, float]:
+    """Start a command, send it SIGTERM once it has begun; return its code, and how long it took."""
+    run = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
+    try:
+        until(lambda: run.poll() is not None or begun(run.pid), 120)
+        assert run.poll() is None, run.communicate()[1]
+        begin = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+        code = run.wait(60)
+        lasted = time.monotonic() - begin
+    finally:
+        os.killpg(run.pid, signal.SIGKILL) if run.poll() is None else None
+    assert until(lambda: not left_of(run.pid), 10), left_of(run.pid)
+    return code, lasted
+
+
+LARGE = ["--m", "4096", "--n", "4096", "--k", "4096", "--machine", "host"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", *LARGE, "--ranks", "4", "--iters", "100000"],
+        ["run", "--machine", "mesh4", "--m", "8192", "--n", "8192", "--k", "8192"],
+        ["sweep", "laptop", "--machine", "mesh4"],
+        ["explain", "--machine", "PROFILE", "--ranks", "64", "--m", "65600"],
+    ],
+)
+def test_sigterm_ends_a_command_at_work(args: list[str], tmp_path: Path) -> None:
+    """Each would work on for long; the bound is far above a second, for a busy machine."""
+    profile, temporary = tmp_path / "large.toml", tmp_path / "temporary"
+    temporary.mkdir()
+    shipped = (Path(ficco.__file__).parent.parent / "schedules/machines/h200x8.toml").read_text()
+    profile.write_text(shipped.replace("devices = 8", "devices = 64"))
+    args = [str(profile) if word == "PROFILE" else word for word in args]
+    args += ["--out", str(tmp_path / "swept")] if args[0] == "sweep" else []
+    code, lasted = ended([*COMMAND, *args], temporary, lambda process: worked_s(process) > 2)
+    assert code == 128 + signal.SIGTERM and lasted < 15
+    assert not list(temporary.iterdir())
+
+
+IN_A_NATIVE_CALL = """
+import hashlib, pathlib, subprocess, sys
+from ficco import temporary
+from ficco.cli.ending import ending
+with ending(), temporary.folder("ficco-test-"):
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE)
+    pathlib.Path(sys.argv[1]).touch()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)  # minutes, in which no handler runs
+"""
+
+
+def test_sigterm_ends_a_native_call_with_its_children_and_folders(tmp_path: Path) -> None:
+    begun, temporary = tmp_path / "begun", tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-c", IN_A_NATIVE_CALL, str(begun)]
+    code, lasted = ended(command, temporary, lambda process: begun.exists())
+    assert code == 128 + signal.SIGTERM and lasted < 15
+    assert not list(temporary.iterdir())

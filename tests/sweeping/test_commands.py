@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from folders import MANY, PACED, SIMULATED, lines, outline, write
 
+from ficco import _native
 from ficco.cli import choosing
 from ficco.cli import sweep as command
 from ficco.cli.main import main
@@ -141,6 +142,18 @@ class TestExecuted:
         assert {line["name"] for line in bad} == {"gated_1d"}
         assert all("TimeoutExceeded" in line["reason"] for line in bad)
         assert sum(line["kind"] == "point" for line in found) == 4
+
+    def test_shapes_that_memory_cannot_hold_are_left_out_with_both_sizes(
+        self, sweep: Any, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setattr(_native, "available_bytes", lambda: 500)
+        out = tmp_path / "out"
+        sweep(write(tmp_path, SMALL), "--out", out)
+        found = lines(out / "results.jsonl")
+        assert not [line for line in found if line["kind"] == "point"]
+        reasons = [line["reason"] for line in found if line["kind"] == "bad"]
+        full = [reason for reason in reasons if "not enough memory" in reason]
+        assert full and all("asked for, this machine has 500 bytes free" in why for why in full)
 
     def test_time_that_is_up_leaves_the_rest(self, sweep: Any, tmp_path: Path) -> None:
         grid, out = write(tmp_path, SMALL), tmp_path / "out"

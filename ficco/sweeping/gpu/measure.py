@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from ficco import temporary
 from ficco.errors import EngineError
 from ficco.sweeping.gpu.launching import run_ranks
 from ficco.sweeping.gpu.todo import TODO, Todo, layout_of
@@ -93,10 +93,9 @@ class _Session:
             journal.checked, journal.lacking, set(journal.timelines),
             {point for point, known in journal.worked_out.items() if "dil" in known},
         )  # fmt: skip
-        with tempfile.TemporaryDirectory(prefix="ficco-sweep-") as name:
-            folder = Path(name)
+        with temporary.folder("ficco-sweep-") as folder:
             (folder / TODO).write_bytes(pickle.dumps(todo))
-            command = [*RANK, name]
+            command = [*RANK, str(folder)]
             limit = left + _GRACE_S if math.isfinite(left) else math.inf
             return run_ranks(command, work.world, folder, limit, lambda: self._watch(folder))
 

@@ -120,6 +120,7 @@ void bind_group(nb::module_& module) {
 }
 
 void bind_shared(nb::module_& module) {
+    module.def("available_bytes", &ficco::available_bytes, WithoutGil());
     module.def("create_memory", &ficco::create_memory, "world"_a, "data_bytes"_a, WithoutGil());
     module.def(
         "join_fabric",

@@ -79,14 +79,28 @@ std::size_t number_in(const std::string& path, const std::string& key) {
     return std::numeric_limits<std::size_t>::max();
 }
 
-// What is left below the limit of a control group (version 2). Cached files can be given back.
-std::size_t left_in_cgroup(const std::string& folder) {
+// The files of a version of control groups.
+struct CgroupFiles {
+    const char* root;
+    const char* most;
+    const char* used;
+    std::array<const char*, 2> cached;  // keys of memory.stat
+};
+constexpr CgroupFiles kVersion2{
+    "/sys/fs/cgroup", "/memory.max", "/memory.current", {"inactive_file", "active_file"}};
+constexpr CgroupFiles kVersion1{"/sys/fs/cgroup/memory",
+                                "/memory.limit_in_bytes",
+                                "/memory.usage_in_bytes",
+                                {"total_inactive_file", "total_active_file"}};
+
+// What is left below the limit of a control group. Cached files can be given back.
+std::size_t left_in_cgroup(const std::string& folder, const CgroupFiles& files) {
     constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
-    const std::size_t most = number_in(folder + "/memory.max", "");
-    const std::size_t used = number_in(folder + "/memory.current", "");
+    const std::size_t most = number_in(folder + files.most, "");
+    const std::size_t used = number_in(folder + files.used, "");
     if (most == unlimited || used == unlimited) return unlimited;
     std::size_t cached = 0;
-    for (const char* kind : {"inactive_file", "active_file"}) {
+    for (const char* kind : files.cached) {
         const std::size_t bytes = number_in(folder + "/memory.stat", kind);
         if (bytes != unlimited) cached += bytes;
     }
@@ -174,16 +188,20 @@ std::size_t available_bytes() {
     std::size_t available = std::numeric_limits<std::size_t>::max();
     const std::size_t kib = number_in("/proc/meminfo", "MemAvailable:");
     if (kib < available / 1024) available = kib * 1024;
-    // "0::/path" of the second version; in a container the path is mostly "/".
+    // "0::/path" of the second version, "9:memory:/path" of the first; in a container the path is
+    // mostly "/".
     const TextFile file(std::fopen("/proc/self/cgroup", "re"));
     std::array<char, 4096> line{};
     while (file && std::fgets(line.data(), line.size(), file.get()) != nullptr) {
         std::string_view path(line.data());
-        if (!path.starts_with("0::/")) continue;
-        path.remove_prefix(3);
-        std::string folder = "/sys/fs/cgroup" + std::string(path.substr(0, path.find('\n')));
-        while (folder.size() >= std::string("/sys/fs/cgroup").size()) {
-            available = std::min(available, left_in_cgroup(folder));
+        const bool second = path.starts_with("0::/");
+        if (!second && path.find(":memory:/") == std::string_view::npos) continue;
+        const CgroupFiles& files = second ? kVersion2 : kVersion1;
+        const std::string root = files.root;
+        path.remove_prefix(path.find('/'));
+        std::string folder = root + std::string(path.substr(0, path.find('\n')));
+        while (folder.size() >= root.size()) {
+            available = std::min(available, left_in_cgroup(folder, files));
             folder.resize(folder.find_last_of('/'));
         }
     }
