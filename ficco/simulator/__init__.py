@@ -136,6 +136,7 @@ def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
         costs.gemm_beside_copies,
         costs.copies_beside_gemm,
         machine.copy_engines,
+        machine.cores,
     )
     try:
         times, stuck = _native.simulate(*encoded.tables, *encoded.ports, given)
