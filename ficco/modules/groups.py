@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,7 @@ __all__ = [
     "process_group",
     "reset",
     "runtime",
+    "serving",
     "synchronize",
     "window_bytes",
 ]
@@ -179,6 +182,19 @@ def runtime(group: Any) -> ProcessRuntime:
     if pg not in _runtimes:
         prepare(pg)
     return _runtimes[pg]
+
+
+@contextmanager
+def serving(group: Any, other: ProcessRuntime) -> Iterator[None]:
+    """Let another runtime serve a group's calls on the CPU meanwhile."""
+    pg = process_group(group)
+    before = {pg: _runtimes[pg]} if pg in _runtimes else {}
+    _runtimes[pg] = other
+    try:
+        yield
+    finally:
+        del _runtimes[pg]
+        _runtimes.update(before)
 
 
 def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
