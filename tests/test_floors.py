@@ -55,6 +55,7 @@ SAME_FLOOR = {
     ("cli", "report"),
     ("node", "posing"),
     ("modules", "posing"),
+    ("modules", "profiling"),
 }
 HEAVY = {"torch", "cupy", "triton"}
 MAY_USE_TORCH = {
