@@ -97,7 +97,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     schedule, edge, more = _uncut(facts, schedule)
     whole = _work(facts, machine, m)
     if world == 1:
-        return whole, costs.host_launch_us
+        return whole + bool(machine.cores) * (costs.launch_us + costs.call_us), costs.host_launch_us
     if schedule.transport == "collective":
         moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
