@@ -373,7 +373,7 @@ def simulate(
     routes: npt.NDArray[np.int64],
     kinds: npt.NDArray[np.int64],
     rates: list[list[float]],
-    costs: tuple[float, float, float, float, int],
+    costs: tuple[float, float, float, float, int, int],
 ) -> tuple[npt.NDArray[np.float64], list[tuple[int, int, int]]]:
     """Work out when the rows of a plan, of all ranks, would begin and end. The GIL is released.
 
@@ -405,7 +405,9 @@ def simulate(
             on, the last of them for more.
         costs: (wait_ns, raise_ns, how much longer work lasts while bytes flow from or to its rank,
             by how much a transfer's most sinks while its sender or receiver works, how many copies
-            of a rank may flow at once (0: any number)).
+            of a rank may flow at once (0: any number), cores that all ranks share (0: every rank is
+            a device of its own)). With cores, every work and every copy takes one core while it
+            lasts, and where there are more of them than cores each has an equal part.
 
     Returns:
         [rows, 2]: ns of each row's start (its first action that is no wait, or where there is

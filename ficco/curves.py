@@ -59,6 +59,7 @@ class Curve:
 # cuBLAS, bench/NOTES.md) times follow tiles of this size; a last round that is not full costs a
 # little of a whole one, every tile as much as so many columns of k more, and a call so many us.
 TILE_M, TILE_N, TILE_K, ROUNDED, START_US = 64, 128, 170, 0.12, 3.5
+CORE_START_US = 1.0  # of a call on one core, before the library multiplies
 NEIGHBOURS = 12
 _NEAR = 0.1  # squared distance, in doublings, within which points count alike
 
@@ -68,19 +69,23 @@ class GemmTimes:
     """How long GEMMs last on one device, from points that were measured.
 
     Between points the time follows the tiles: rounds of tiles over the multiprocessors, bound by
-    memory where that is slower. The nearest points say by how much reality differs.
+    memory where that is slower. The nearest points say by how much reality differs. One core of a
+    processor knows no such tiles: there the time follows the operations.
 
     Attributes:
         points: (m, n, k, us).
         units: multiprocessors.
         memory_gbps: rate of memory; 0: not known.
+        tiled: whether it is tiles that the time follows.
     """
 
     points: tuple[tuple[int, int, int, float], ...]
     units: int
     memory_gbps: float = 0.0
+    tiled: bool = True
     _places: tuple[tuple[float, float, float, float], ...] = field(init=False, repr=False)
     _us_per_flop: float = field(init=False, repr=False)
+    _start_us: float = field(init=False, repr=False)
     _known: dict[tuple[int, int, int], float] = field(
         init=False, repr=False, compare=False, hash=False
     )
@@ -95,13 +100,14 @@ class GemmTimes:
         if self.units < 1:
             raise MachineError("gemm points need `units`, the number of multiprocessors, too")
         object.__setattr__(self, "_known", {})
-        object.__setattr__(self, "_us_per_flop", 0.0)
+        start = START_US if self.tiled else CORE_START_US
         slow = [
-            (us - START_US) / (2.0 * self._padded(m, n, k))
+            (us - start) / (2.0 * self._padded(m, n, k))
             for m, n, k, us in self.points
-            if us > 4 * START_US
+            if us > 4 * start
         ] or [us / (2.0 * self._padded(m, n, k)) for m, n, k, us in self.points]
         object.__setattr__(self, "_us_per_flop", median(slow))
+        object.__setattr__(self, "_start_us", start)
         places = tuple(
             (math.log2(m), math.log2(n), math.log2(k), math.log(us / self.tiled_us(m, n, k)))
             for m, n, k, us in self.points
@@ -123,12 +129,14 @@ class GemmTimes:
         """Return the time by rounds of tiles and memory alone, without the points around it."""
         tiled = 2.0 * self._padded(m, n, k) * self._us_per_flop
         if not self.memory_gbps:
-            return tiled + START_US
+            return tiled + self._start_us
         memory = 2.0 * (m * k + k * n + m * n) / (self.memory_gbps * 1e3)
-        return float((tiled**4 + memory**4) ** 0.25) + START_US
+        return float((tiled**4 + memory**4) ** 0.25) + self._start_us
 
     def _padded(self, m: float, n: float, k: float) -> float:
-        """Return m.n.k, rounded up to tiles and, in part, to rounds of them."""
+        """Return m.n.k, rounded up to tiles and, in part, to rounds of them, if it is tiled."""
+        if not self.tiled:
+            return m * n * k
         rounds = self.rounds(m, n)
         full = (1 - ROUNDED) * max(rounds, 1.0) + ROUNDED * math.ceil(rounds - 1e-9)
         return full * self.units * TILE_M * TILE_N * (k + TILE_K)

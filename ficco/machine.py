@@ -178,6 +178,8 @@ class Machine:
         device: what the driver calls a device; empty: the profile is of no device in particular.
         source: where the figures come from and when, in one line; empty: it has none.
         units: multiprocessors of a device; 0: not known.
+        cores: that all ranks of the host engine share; times and rates are then those of a core
+            that does nothing else. 0: every rank is a device of its own.
         memory_gbps: rate of a device's memory under kernels that stream; 0: not known.
         gemms: measured GEMM times by dtype.
         collectives: (bytes that leave a rank, us) of torch.distributed, by collective.
@@ -199,6 +201,7 @@ class Machine:
     device: str = ""
     source: str = ""
     units: int = 0
+    cores: int = 0
     memory_gbps: float = 0.0
     gemms: tuple[tuple[str, GemmTimes], ...] = ()
     collectives: tuple[tuple[str, Curve], ...] = ()
@@ -214,6 +217,9 @@ class Machine:
             raise MachineError(
                 f"machine {self.name!r}: engine {self.engine!r} is not one of host, cuda, hip"
             )
+        if self.cores and self.engine != "host":
+            what = f"machine {self.name!r}: cores={self.cores} with engine {self.engine!r}"
+            raise MachineError(f"{what}: ranks share cores on the host engine alone; remove it")
         if self.signals not in ("write", "copy"):
             raise MachineError(
                 f"machine {self.name!r}: signals={self.signals!r}: it is 'write' or 'copy'"
@@ -226,7 +232,7 @@ class Machine:
             )
         if self.nodes > 1 and "network" not in scopes:
             raise MachineError(f"machine {self.name!r}: several nodes need a link 'network'")
-        for field in ("copy_engines", "units", "memory_gbps"):
+        for field in ("copy_engines", "units", "cores", "memory_gbps"):
             if not 0 <= getattr(self, field) <= MOST:
                 raise MachineError(
                     f"machine {self.name!r}: {field}={getattr(self, field)}: it is from 0 (not "
@@ -380,8 +386,8 @@ class Machine:
         known = {
             "name": str, "about": str, "nodes": int, "devices": int, "engine": str,
             "copy_engines": int, "gemm_gflops": dict, "links": list, "device": str, "source": str,
-            "units": int, "memory_gbps": float, "gemms": dict, "collectives": dict, "costs": dict,
-            "pieces": list, "signals": str, "paced": bool,
+            "units": int, "cores": int, "memory_gbps": float, "gemms": dict, "collectives": dict,
+            "costs": dict, "pieces": list, "signals": str, "paced": bool,
         }  # fmt: skip
         where = f"machine {name!r}"
         try:
@@ -393,11 +399,12 @@ class Machine:
                 _link(entry, f"{where}, links[{at}]") for at, entry in enumerate(table["links"])
             )
             gemm = _rates(table.get("gemm_gflops", {}), f"{where}, gemm_gflops")
-            units, memory = table.get("units", 0), float(table.get("memory_gbps", 0.0))
+            units, cores = table.get("units", 0), table.get("cores", 0)
+            memory = float(table.get("memory_gbps", 0.0))
             known = dict.fromkeys(DTYPES, list)
             measured = reading.table(table.get("gemms", {}), known, f"{where}, gemms")
             gemms = tuple(
-                (dtype, _gemm_times(points, units, memory, f"{where}, gemms.{dtype}"))
+                (dtype, _gemm_times(points, units, memory, not cores, f"{where}, gemms.{dtype}"))
                 for dtype, points in measured.items()
             )
             known = {field.name: float for field in fields(Costs)}
@@ -428,6 +435,7 @@ class Machine:
             device=table.get("device", ""),
             source=table.get("source", ""),
             units=units,
+            cores=cores,
             memory_gbps=memory,
             gemms=gemms,
             collectives=tuple(collectives.items()),
@@ -469,14 +477,14 @@ def _curve(points: Any, where: str) -> Curve:
         raise MachineError(f"{where}: {wrong}") from None
 
 
-def _gemm_times(points: Any, units: int, memory_gbps: float, where: str) -> GemmTimes:
+def _gemm_times(points: Any, units: int, memory_gbps: float, tiled: bool, where: str) -> GemmTimes:
     found = reading.rows(points, 4, where)
     places = []
     for at, (*sizes, us) in enumerate(found):
         m, n, k = (reading.whole(size, f"{where}[{at}], size") for size in sizes)
         places.append((m, n, k, us))
     try:
-        return GemmTimes(tuple(places), units, memory_gbps)
+        return GemmTimes(tuple(places), units, memory_gbps, tiled)
     except MachineError as wrong:
         raise MachineError(f"{where}: {wrong}") from None
 

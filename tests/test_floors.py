@@ -63,6 +63,7 @@ SAME_FLOOR = {
     ("cli", "report"),
     ("node", "posing"),
     ("modules", "posing"),
+    ("modules", "profiling"),
 }
 HEAVY = {"torch", "cupy", "triton"}
 MAY_USE_TORCH = {

@@ -50,6 +50,11 @@ def add_to(commands: Any) -> None:
         "--ranks", type=int, help=f"with --profile: ranks ({HOST_RANKS}; on GPUs as many as these)"
     )
     parser.add_argument(
+        "--processes", action="store_true",
+        help="with --profile: measure the host engine with processes and PyTorch, as the torch "
+        "functions have them, and not with threads and NumPy, as ficco run has them",
+    )  # fmt: skip
+    parser.add_argument(
         "--hold-multiprocessors", action="store_true",
         help="measure which driver calls need a multiprocessor, while a kernel holds all of GPU 0 "
         "for about three seconds in all; other work of this GPU waits meanwhile",
@@ -65,7 +70,9 @@ def _main(args: argparse.Namespace) -> int:
     if args.profile is not None:
         from ficco.cli.profile import write_profile
 
-        return write_profile(args.profile, args.ranks)
+        return write_profile(args.profile, args.ranks, args.processes)
+    if args.processes:
+        raise InputError("--processes: it goes with --profile FILE")
     if args.ranks is not None:
         raise InputError(f"--ranks {args.ranks}: it goes with --profile FILE")
     findings = [

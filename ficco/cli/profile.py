@@ -20,12 +20,13 @@ __all__ = ["write_profile"]
 _SETTINGS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
-def write_profile(path: str, ranks: int | None) -> int:
+def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
     """Measure this machine, on its GPUs where several serve, else on the host engine.
 
     Args:
         path: the file to write; it ends in .toml and is not there yet.
         ranks: how many; None: as many as there are GPUs, else HOST_RANKS.
+        processes: measure the host engine, with processes as ranks.
 
     Returns:
         The exit code.
@@ -39,11 +40,13 @@ def write_profile(path: str, ranks: int | None) -> int:
 
     target = check_target(path)
     if "FICCO_STORE" in os.environ:
-        return _as_rank(target)
+        return _as_host_rank(target) if processes else _as_rank(target)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError("--profile starts its own ranks: run it once, without torchrun")
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise InputError(f"--ranks {ranks}: ficco runs 1 to {MAX_WORLD} ranks")
+    if processes:
+        return launch(ranks or HOST_RANKS)
     found = choosing.gpus(ranks or choosing.MOST_GPUS)
     if found.devices < 2 or found.trouble:
         if found.devices:
@@ -74,11 +77,30 @@ def _check_bindings() -> None:
 
 
 def _on_host(target: Path, world: int) -> int:
+    from ficco.profiling.host.extent import THOROUGH
     from ficco.profiling.host.profile import profile
+    from ficco.profiling.host.threads import ThreadRig
     from ficco.profiling.progress import Progress
 
     progress = Progress()
-    return _written(target, profile(world, target.stem, progress), progress)
+    with ThreadRig(world, len(os.sched_getaffinity(0)), THOROUGH) as rig:
+        table = profile(rig, target.stem, progress)
+    return _written(target, table, progress)
+
+
+def _as_host_rank(target: Path) -> int:
+    """Take part in the measurement of the host engine; rank 0 writes what all have found."""
+    from ficco.modules.host_profile import measured
+    from ficco.profiling.host.extent import THOROUGH
+    from ficco.profiling.host.processes import joined
+    from ficco.profiling.progress import Progress
+
+    leads = os.environ["RANK"] == "0"
+    progress = Progress(leads)
+    with joined() as group:
+        cores = len(os.sched_getaffinity(0))
+        table = measured(group, cores, "torch", THOROUGH, target.stem, progress)
+    return _written(target, table, progress) if leads else 0
 
 
 def _as_rank(target: Path) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from ficco import selector
 from ficco.engines import cuda
-from ficco.modules import groups
+from ficco.modules import groups, host_profile
 from ficco.modules.groups import log
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
@@ -32,15 +32,20 @@ def regime() -> str:
     return "captured" if captured else "eager"
 
 
-def automatic(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> Schedule:
+def automatic(
+    problem: Problem, runtime: ProcessRuntime, device: torch.device, group: Any
+) -> Schedule:
     """Return the schedule that every rank of the group takes for this problem.
 
-    In a capture it is one that calls before the capture have made ready: see `for_a_capture`.
+    The first one of a group on the CPU may measure the machine: see `host_profile`. In a capture it
+    is one that calls before the capture have made ready: see `for_a_capture`.
 
     Raises:
         MachineError: the profile that was given is of another machine.
     """
     on_gpu = device.type == "cuda"
+    if not on_gpu:
+        host_profile.measure_once(runtime, group)
     found = choice(problem, runtime, device)
     if on_gpu and regime() == "captured" and _lacks(runtime, problem, found.schedule):
         log.info("%s in a capture: %s would be better, but no call before it made that ready",
@@ -145,8 +150,9 @@ def _chosen(
     on_gpu = device.type == "cuda"
     name = _name(device.index or 0) if on_gpu else ""
     driver = cuda.served_version() if on_gpu else None
+    machine = runtime.machine if on_gpu else host_profile.machine_of(runtime)
     return selector.automatic(
-        problem, runtime.machine, name, when, driver, kernels, alone=groups.alone() and kernels
+        problem, machine, name, when, driver, kernels, alone=groups.alone() and kernels
     )
 
 

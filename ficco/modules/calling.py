@@ -203,7 +203,7 @@ class Call:
     ) -> Schedule:
         """Return the schedule of this call, resolved."""
         if asked is None:
-            found = automatic(problem, runtime, self.device)
+            found = automatic(problem, runtime, self.device, self.group)
         else:
             found = asked.resolve(runtime.world, runtime.machine)
             waits = {"transport": found.transport == "sm", "sums": found.sums == "within"}

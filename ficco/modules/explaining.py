@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from ficco.errors import InputError
 from ficco.modules import groups, measuring
 from ficco.modules.auto import AUTO
+from ficco.modules.host_profile import said_of
 from ficco.modules.layers.choosing import choice_of, problem_of, schedule_of
 from ficco.modules.layers.layer import Layer, layer_of
 from ficco.modules.layers.trial import operator_of
@@ -19,6 +21,9 @@ from ficco.problem import REDUCING, Problem
 from ficco.schedule import Schedule
 
 __all__ = ["Explanation", "explain"]
+
+OVERLAPS, SERIAL, PLAIN = "overlap", "serial", "in plain torch.distributed"  # states of a layer
+LATER = "to be chosen at the first call"
 
 Module = torch.nn.Module
 
@@ -85,7 +90,7 @@ def _record(record: Overlapped, asked: bool) -> Iterator[str]:
     layers = [layer_of(module) for module in record.modules]
     lost = [left for left in record.left if left.overlappable]
     total = len(layers) + len(lost)
-    yield f"ficco overlaps {len(layers)} of {total} tensor-parallel layers"
+    yield from _head(layers, total)
     yield from _groups(layers)
     reasons: list[str] = []  # said once, below; layers name them by number
     said = [(name, "\n".join(_layer(layer, reasons, asked))) for name, layer in _calls(layers)]
@@ -100,6 +105,56 @@ def _record(record: Overlapped, asked: bool) -> Iterator[str]:
         for names, text in _merged(entries):
             yield f"  {names}"
             yield f"    {text}"
+
+
+def _head(layers: Sequence[Layer], total: int) -> Iterator[str]:
+    """Say how many layers overlap, how many do not, why, and what can be done about it."""
+    states = {layer: _state(layer) for layer in layers}
+    counts = Counter(states.values())
+    one_of = f"{len(layers)} of {total} tensor-parallel layers"
+    if counts[OVERLAPS] == len(layers):
+        yield f"ficco overlaps {one_of}"
+        return
+    order = (OVERLAPS, SERIAL, PLAIN, LATER)
+    parts = [f"{counts[state]} {state}" for state in order if counts[state]]
+    yield f"ficco runs {one_of}: {', '.join(parts)}"
+    chosen = [each for each in layers if states[each] == SERIAL and _asked(each) == AUTO]
+    found = [choice for each in chosen if (choice := choice_of(each)) is not None]
+    unknown = sum(choice.predicted_ms is None for choice in found)
+    if unknown:
+        yield (
+            f"serial: {unknown} could overlap, but nothing is known of what pays on this machine: "
+            "the reasons below say how to measure it"
+        )
+    if len(found) > unknown:
+        yield (
+            f"serial: {len(found) - unknown} could overlap, but serial is predicted to be fastest "
+            "here, for the reasons below; ficco.overlap(model, schedule=NAME) overlaps them all "
+            "the same, and ficco.explain(model, measure=True) then times both"
+        )
+
+
+def _asked(layer: Layer) -> str:
+    """Return the name of the schedule that a layer was given; AUTO: none."""
+    named = layer.options.schedule
+    return named.name if isinstance(named, Schedule) else named
+
+
+def _state(layer: Layer) -> str:
+    """Say whether a layer overlaps, as one of four words."""
+    try:
+        stopped = groups.fallback_reason(layer.ranks.group) is not None
+    except InputError:  # torch.distributed has ended
+        stopped = True
+    if groups.disabled() or stopped or layer.ranks.world == 1:
+        return PLAIN
+    name = _asked(layer)
+    if name == AUTO:
+        found = choice_of(layer)
+        if found is None:
+            return LATER
+        name = found.schedule.name
+    return SERIAL if name == "serial" else OVERLAPS
 
 
 def _calls(layers: Iterable[Layer]) -> Iterator[tuple[str, Layer]]:
@@ -134,6 +189,7 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
             yield "their group has been destroyed: restore the model, and overlap it with another"
             continue
         yield f"group of {ranks.world} ranks {members}, windows {groups.window_bytes(group)} bytes"
+        yield from filter(None, map(said_of, groups.opened(group)))
         if reason := groups.fallback_reason(group):
             yield f"nothing overlaps on its GPUs, which run plain torch.distributed: {reason}"
         if ranks.world == 1:

@@ -5,6 +5,8 @@ A runtime is opened by all ranks of a group together. This file knows no operato
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,7 @@ __all__ = [
     "refuse",
     "reset",
     "runtime",
+    "serving",
     "synchronize",
     "window_bytes",
 ]
@@ -212,6 +215,19 @@ def runtime(group: Any) -> ProcessRuntime:
     if pg not in _runtimes:
         prepare(pg)
     return _runtimes[pg]
+
+
+@contextmanager
+def serving(group: Any, other: ProcessRuntime) -> Iterator[None]:
+    """Let another runtime serve a group's calls on the CPU meanwhile."""
+    pg = process_group(group)
+    before = {pg: _runtimes[pg]} if pg in _runtimes else {}
+    _runtimes[pg] = other
+    try:
+        yield
+    finally:
+        del _runtimes[pg]
+        _runtimes.update(before)
 
 
 def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:

@@ -146,7 +146,10 @@ def overlap(
     except BaseException:
         record.undo()
         raise
-    groups.log.info("overlap: %d layers, %d left as they were", len(found), len(left))
+    groups.log.info(
+        "overlap: %d layers can overlap, %d are left as they were; which of them do is chosen at "
+        "their first call, and ficco.explain(model) then tells", len(found), len(left),
+    )  # fmt: skip
     return module
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import product
 
-__all__ = ["HOST_GEMMS", "SEED", "Shape", "gemm_shapes", "wide_shapes"]
+__all__ = ["HOST_GEMMS", "QUICK_GEMMS", "SEED", "Shape", "gemm_shapes", "wide_shapes"]
 
 Shape = tuple[int, int, int]  # m, n, k
 
@@ -56,3 +56,9 @@ HOST_GEMMS: tuple[Shape, ...] = tuple(
     for m, n, k in product((32, 128, 512, 2048), (32, 128, 512), (64, 256, 1024))
     if 2 * m * n * k <= 6e8
 )
+# Few, the smallest first: corners of the space of shapes, and its middle.
+QUICK_GEMMS: tuple[Shape, ...] = (
+    (16, 32, 32), (32, 64, 64), (64, 256, 64), (256, 32, 256), (32, 512, 256), (128, 128, 512),
+    (512, 256, 64), (256, 256, 256), (64, 512, 1024), (512, 128, 512), (256, 512, 512),
+    (1024, 512, 256),
+)  # fmt: skip

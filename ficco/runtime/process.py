@@ -21,7 +21,7 @@ from ficco.engines.rows import trace_rows
 from ficco.errors import EngineError, InputError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import RankPlan, Room, digest_of, room_of
+from ficco.plan import Plan, RankPlan, Room, digest_of, room_of
 from ficco.problem import Problem
 from ficco.runtime import forks
 from ficco.runtime.blas import single_threaded
@@ -128,6 +128,12 @@ class ProcessRuntime:
         return self._meeting.gather("compare notes", mine, self._timeout_s)
 
     @property
+    def compute(self) -> str:
+        """The name of the library for GEMMs."""
+        name: str = self._compute.name
+        return name
+
+    @property
     def timeout_s(self) -> float:
         """How long any wait of this rank may last, in seconds."""
         return self._timeout_s
@@ -165,9 +171,21 @@ class ProcessRuntime:
             call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
             self._run(call, arrays)
 
+    def execute_plan(self, plan: Plan, arrays: Mapping[str, Any]) -> None:
+        """Run a plan made elsewhere, as it is. Verify it first: the engine believes it.
+
+        A collective call: all ranks run the same plan. Raises as `execute`.
+        """
+        with self._lock:
+            self._check_alive()
+            entry = plan.ranks[self.rank]
+            self._run(self._bind_plan(plan.problem, plan.schedule, entry, plan.digest), arrays)
+
     def _bind(self, problem: Problem, schedule: Schedule) -> Call:
-        digest = digest_of(problem, schedule)
         plan = lower_rank(problem, schedule, self.rank)
+        return self._bind_plan(problem, schedule, plan, digest_of(problem, schedule))
+
+    def _bind_plan(self, problem: Problem, schedule: Schedule, plan: RankPlan, digest: int) -> Call:
         need, have, most = self._need(plan), self._room_had, self.most_window_bytes
         least = have.joined(need)
         if most is not None and 2 * self.world * sum(least) > most:

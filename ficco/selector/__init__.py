@@ -163,10 +163,11 @@ def automatic(
     profile = profile_for(machine, device, problem.world)
     pools = problem.op == "embedding_all_to_all"
     if profile is None:
+        how = "" if device else f" --processes --ranks {problem.world}"
         reason = (
             f"there is no profile of {device or 'this machine'} with {problem.world} devices or "
-            "more, so nothing can be promised; `ficco doctor --profile FILE` measures one, "
-            "FICCO_MACHINE=FILE names it"
+            f"more, so nothing can be promised; `ficco doctor --profile FILE{how}` "
+            "measures one, FICCO_MACHINE=FILE names it"
         )
     elif pools or profile.multiplies(problem.dtype):
         return quick(problem, profile, regime, driver, gates, alone)

@@ -37,7 +37,7 @@ def _gemm_us(machine: Machine, m: float, n: float, k: float, dtype: str) -> floa
     times = machine.gemm_times(dtype)
     if times is None:
         return machine.rated_gemm_us(2.0 * m * n * k, dtype)
-    return times.tiled_us(m, n, k)
+    return times.tiled_us(m, n, k) if times.tiled else times.us(round(m), round(n), round(k))
 
 
 def _transfer_us(link: Link, facts: Facts, schedule: Schedule) -> float:
@@ -97,7 +97,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     schedule, edge, more = _uncut(facts, schedule)
     whole = _work(facts, machine, m)
     if world == 1:
-        return whole, costs.host_launch_us
+        return whole + bool(machine.cores) * (costs.launch_us + costs.call_us), costs.host_launch_us
     if schedule.transport == "collective":
         moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
@@ -116,11 +116,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     cut, steps, calls = _steps(facts, schedule)
     fused = steps == (1 if schedule.compute == "whole" else grain)
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
-    between = costs.raise_us + costs.launch_us
-    piece = _piece(facts, machine, schedule, m * cut / world / steps, calls)
-    if schedule.compute == "gated":  # parts of one launch
-        piece, between = costs.gated_gemm * whole * cut / world / steps, 0.0
-    piece = piece * costs.gemm_beside_copies + between
+    piece = _step_us(facts, machine, schedule, cut, steps, calls)
     own = 0.0 if schedule.start == "together" else _own_us(facts, machine, schedule)
     block = m * facts.n / world * facts.item
     late = steps * piece / arrivals * edge  # what of the work goes with one arrival
@@ -128,9 +124,11 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     if facts.gathers:
         stage = machine.stream_us(2.0 * facts.piece_bytes) if cut == world else 0.0
         end = max(stage + made, send / arrivals + steps * piece, send + late)
+        worked = stage + made + send
     else:
         sent = max(late + send, steps * piece + send / arrivals)
         last = machine.stream_us((world + 1) * block)  # adding up, or moving into the output
+        worked = made + send + last
         if schedule.sums == "within":  # beside the product of the own tiles, the last behind all
             last = own / grain * costs.gated_gemm
             made -= last
@@ -141,6 +139,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             moved = machine.stream_us(2.0 * block * (1 if schedule.route == "rotation" else peers))
             parts = _Sums(steps * piece, own, late, send, send_on, sent, made, last, moved)
             end = _passed_on(parts, schedule, peers)
+            worked += send_on + moved
+    end = _on_cores(end, worked, machine, world)
     words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
     if not (facts.gathers and schedule.compute == "gated"):  # whose launch does those of the end
         words += _leaving_us(machine, peers)
@@ -148,6 +148,35 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     pushes = _pushes(facts, schedule) + more
     host += (steps + more + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
     return end + words + costs.call_us, host
+
+
+def _step_us(
+    facts: Facts, machine: Machine, schedule: Schedule, cut: int, steps: int, calls: int
+) -> float:
+    """Return how long a step of the work lasts beside copies; see `_steps` for its arguments."""
+    costs, world, m = machine.costs, facts.world, facts.m
+    if schedule.compute == "gated":
+        piece = costs.gated_gemm * _work(facts, machine, m) * cut / world / steps
+        if not machine.cores:  # parts of one launch; cores make each by itself
+            return piece * costs.gemm_beside_copies
+    else:
+        piece = _piece(facts, machine, schedule, m * cut / world / steps, calls)
+    return piece * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
+
+
+def _on_cores(end: float, worked: float, machine: Machine, world: int) -> float:
+    """Return when a call ends where ranks share cores, from its end where each has its own.
+
+    Args:
+        end: in us, were there cores enough.
+        worked: what cores do for one rank, in us: its GEMMs and its copies.
+        machine: whose cores.
+        world: ranks that share them.
+    """
+    if not machine.cores:
+        return end
+    share = world / machine.cores
+    return max(end * max(share, 1.0), worked * share)
 
 
 def _pushes(facts: Facts, schedule: Schedule) -> int:
@@ -231,6 +260,8 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
     if reduces:
         end = max(made + on * together / grain, 2 * piece + added + passed + on)
         end += machine.stream_us(2.0 * chunk * (world - 1))
+    worked = turns * piece + (turns - grain) * added + passed + (on if reduces else 0.0)
+    end = _on_cores(end, worked, machine, world)
     copies = (world - 1) * grain * (2 if reduces else 1)
     host = costs.host_call_us + _launching(schedule, machine, turns)
     host += (copies + turns + 2) * costs.host_words_us + copies * costs.host_copy_us
@@ -325,8 +356,12 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
         said.append(
             f"collectives were measured with {machine.devices} ranks, these are {facts.world}"
         )
+    if 2 * facts.world > machine.cores > 0:
+        said.append(
+            f"{facts.world} ranks share {machine.cores} cores, so copies take cores that GEMMs need"
+        )
     times = machine.gemm_times(facts.dtype)
-    if times is not None and facts.flops:
+    if times is not None and times.tiled and facts.flops:
         rows = facts.m / facts.world
         whole, shard = times.rounds(facts.m, facts.n), times.rounds(rows, facts.n)
         chunk = times.rounds(rows / chosen.chunks, facts.n)

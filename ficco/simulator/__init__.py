@@ -160,6 +160,7 @@ def _run(encoded: Encoded, machine: Machine, once: bool) -> tuple[Any, list[tupl
         costs.gemm_beside_copies,
         costs.copies_beside_gemm,
         machine.copy_engines,
+        machine.cores,
     )
     try:
         return _native.simulate(*encoded.tables, *encoded.ports, given)

@@ -308,7 +308,7 @@ class Encoder:
             before = len(actions)
             for word in part.waits:
                 actions += (_WAIT, self.words[word], 0)
-            if number == 0:
+            if number == 0 or self.machine.cores:  # cores make each part by itself
                 self._delay(self.launch_ns)
             if ns:
                 actions += (_WORK, 0, ns)
@@ -322,7 +322,7 @@ class Encoder:
 
     def _delay(self, ns: float) -> None:
         if ns:
-            self.actions += (_DELAY, 0, ns)
+            self.actions += (_WORK if self.machine.cores else _DELAY, 0, ns)
 
     def _transfer(self, source: Region, target: Region, size: int) -> int:
         """Return the number of a transfer like this one."""

@@ -179,6 +179,37 @@ TEST(simulated_work_and_copies_slow_each_other) {
     check_span(times[1], 0.0, 130.0);
 }
 
+TEST(simulated_work_and_copies_share_cores) {
+    // Two cores, three ranks: two multiply, the third one copies.
+    Lanes plan(3);
+    plan.costs.cores = 2;
+    plan.row(plan.lane(0), {{kWork, 0, 40.0}});
+    plan.row(plan.lane(1), {{kDelay, 0, 60.0}, {kWork, 0, 10.0}});
+    plan.row(plan.lane(1), {{kWork, 0, 100.0}});
+    plan.row(plan.lane(2), {{kCopy, 0, plan.transfer(10.0, 80.0) * 1.0}});
+    const auto times = plan.run();
+    // To 10 each has a core. Then three share two: the first one's 30 last 45, in which 30 of the
+    // others pass, too; from 55 on each has a core again, but from 60 to 75.
+    check_span(times[0], 0.0, 55.0);
+    check_span(times[1], 0.0, 75.0);   // 10 at two thirds
+    check_span(times[2], 0.0, 120.0);  // 10 + 30 + 5 + 10, and 45 alone
+    check_span(times[3], 0.0, 110.0);  // 30 + 5 + 10 of its 80 bytes by then, and 35 alone
+}
+
+TEST(simulated_cores_that_suffice_change_nothing) {
+    for (const int cores : {0, 4}) {
+        Lanes plan(2);
+        plan.costs.cores = cores;
+        plan.costs.work_beside_copies = 2.0;
+        plan.costs.copies_beside_work = 4.0;
+        plan.row(plan.lane(0), {{kCopy, 1, plan.transfer(10.0, 100.0) * 1.0}});
+        plan.row(plan.lane(1), {{kWork, 0, 70.0}});
+        const auto times = plan.run();
+        check_span(times[0], 0.0, 200.0);
+        check_span(times[1], 0.0, 130.0);
+    }
+}
+
 TEST(simulated_copies_last_as_the_model_of_links_says) {
     std::mt19937 random(5);
     constexpr int kWorld = 5;

@@ -48,7 +48,8 @@ def main() -> None:
     told = ficco.explain(blocks)
     ficco.restore(blocks)
     seconds = time.process_time() - begun
-    assert told.startswith(f"ficco overlaps {7 * LAYERS} of {7 * LAYERS} "), told
+    number = 7 * LAYERS
+    assert told.startswith(f"ficco runs {number} of {number} "), told
     assert f"*.{{wq, wk, wv, gate, up}} ({LAYERS} layers)" in told, told
     assert all("forward" not in module.__dict__ for module in blocks.modules())
     print(f"{seconds:.2f} s")

@@ -45,7 +45,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def _call(runtime: Any) -> str:
     """Choose as a call does, for a problem that the pack has no kernels for."""
-    found = auto.automatic(LACKED, runtime, PLACE).name
+    found = auto.automatic(LACKED, runtime, PLACE, None).name
     auto.is_held(LACKED, runtime, PLACE)
     return found
 

@@ -53,6 +53,10 @@ def test_explain_measures(tmp_path: Path, torch: Any) -> None:
     run("overlap_worker.py", 2, tmp_path, checks=checks)
 
 
+def test_a_first_call_measures_the_machine(tmp_path: Path, torch: Any) -> None:
+    run("host_profile_worker.py", 2, tmp_path)
+
+
 def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
     run("overlap_meta_worker.py", 1, tmp_path)
 
@@ -66,7 +70,8 @@ def test_the_example_trains(tmp_path: Path, torch: Any) -> None:
         timeout=120,
     )  # fmt: skip
     assert code == 0, said
-    assert "ficco overlaps 3 of 3" in said, said
+    assert "ficco runs 3 of 3 tensor-parallel layers: 3 serial" in said, said
+    assert "3 could overlap, but nothing is known" in said and "FICCO_MEASURE=0" in said, said
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
     assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
 

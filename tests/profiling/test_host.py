@@ -77,7 +77,7 @@ def test_progress_goes_to_stderr_and_the_file_to_stdout(
 ) -> None:
     from ficco.profiling.host import profile as whole
 
-    monkeypatch.setattr(whole.compute, "gemm_points", lambda world, dtype: [(8, 8, 8, 1.0)])
+    monkeypatch.setattr(whole.compute, "gemm_points", lambda rig, dtype: [(8, 8, 8, 1.0)])
     target = tmp_path / "one.toml"
     assert main(["doctor", "--profile", str(target), "--ranks", "1"]) == 0
     out, err = capsys.readouterr()
@@ -86,6 +86,47 @@ def test_progress_goes_to_stderr_and_the_file_to_stdout(
     assert [line.split(": ")[1] for line in err.splitlines()] == parts
     machine = Machine.named(str(target))
     assert machine.devices == 1 and machine.rated and not machine.link.out_gbps
+
+
+def test_ranks_may_be_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One rank of those that the command starts, in this process; it measures with PyTorch."""
+    from ficco.profiling.host import extent
+
+    started: list[int] = []
+    monkeypatch.setattr(profile, "launch", lambda world: started.append(world) or 0)
+    target = tmp_path / "ranks.toml"
+    assert main(["doctor", "--profile", str(target), "--processes", "--ranks", "3"]) == 0
+    assert started == [3] and not target.exists()
+    monkeypatch.setattr(extent, "THOROUGH", extent.quick(1))
+    given = {"RANK": "0", "WORLD_SIZE": "1", "FICCO_STORE": str(tmp_path / "store")}
+    for name, value in {**given, "GLOO_SOCKET_IFNAME": "lo"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor", "--profile", str(target), "--processes"]) == 0
+    assert str(target) in capsys.readouterr().out
+    machine = Machine.named(str(target))
+    assert machine.rated and machine.devices == 1 and machine.cores
+    assert "processes" in machine.about and "torch" in machine.source
+
+
+def test_figures_are_the_least_of_turns_and_of_the_slowest_rank() -> None:
+    """Where others had the core, the time that it worked for this rank counts."""
+    from ficco.profiling.host.extent import quick
+    from ficco.profiling.host.rig import own_us, slowest
+
+    worked = iter(range(1000))
+
+    def made() -> Any:
+        return lambda: time.sleep(0.001)
+
+    idle = own_us([made, made], quick(2), lambda: 0.0)
+    assert idle == [0.0, 0.0]
+    busy = own_us([made], quick(2), lambda: float(next(worked)))
+    assert busy[0] >= 1000  # a second of work in each turn is more than has passed
+    spent = own_us([made, made], quick(2)._replace(budget_s=0.0), lambda: 0.0)
+    assert len(spent) == 1, "the first is always measured"
+    assert slowest([[1.0, 5.0, 9.0], [2.0, 4.0]]) == [2.0, 5.0]
 
 
 def slow(paced: bool, tmp_path: Path) -> Machine:
@@ -123,6 +164,8 @@ def test_only_a_profile_that_paces_is_slow(paced: bool, tmp_path: Path) -> None:
         (["--profile", "machine.toml", "--ranks", "0"], "--ranks 0"),
         (["--profile", "machine.toml", "--ranks", "65"], "--ranks 65"),
         (["--ranks", "3"], "it goes with --profile"),
+        (["--processes"], "it goes with --profile"),
+        (["--processes", "--profile", "machine.toml", "--ranks", "65"], "--ranks 65"),
         (["--json", "--profile", "machine.toml"], "not allowed with"),
     ],
 )

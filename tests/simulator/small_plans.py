@@ -21,10 +21,13 @@ SCHEDULE = Schedule(grain=1, route="rotation", name="by hand")
 def machine(per: str = "pair", costs: Costs | None = None, **link: Any) -> Machine:
     """A machine of 64 devices: 1 GB/s, no latency, 1 GFLOP/s, no costs, or as given."""
     given = {"gbps": ((1, 1.0),), **link}
-    more = {name: given.pop(name) for name in ("copy_engines", "memory_gbps") if name in given}
+    more = {
+        name: given.pop(name) for name in ("copy_engines", "memory_gbps", "cores") if name in given
+    }
+    engine = "host" if "cores" in more else "cuda"
     return Machine(
-        "by hand", 1, 64, "cuda", (Link("node", per, **given),), gemm_gflops=(("any", 1.0),),
-        costs=costs or Costs(), **more,
+        "by hand", 1, 64, engine, (Link("node", per, **given),), gemm_gflops=(("any", 1.0),),
+        costs=costs or Costs(), pacing=engine == "cuda", **more,
     )  # fmt: skip
 
 

@@ -205,6 +205,24 @@ class TestDevices:
         pair = plan(3, (0, gemm("here", 0, 100)), *[(0, copy(f"{to}", 0, to, 10)) for to in (1, 2)])
         assert ends(pair, machine("port", costs=slow)) == {"here": 110, "1": 20, "2": 20}
 
+    def test_ranks_share_cores(self) -> None:
+        """Work and copies of all ranks take a core each; four ranks on two cores take twice."""
+        four = plan(4, *[(rank, gemm(f"{rank}", rank, 30)) for rank in range(4)])
+        assert ends(four, machine(cores=4)) == dict.fromkeys("0123", 30)
+        assert ends(four, machine(cores=2)) == dict.fromkeys("0123", 60)
+        both = plan(2, (0, gemm("a", 0, 30)), (1, gemm("b", 1, 30)), (1, copy("push", 1, 0, 10)))
+        assert ends(both, machine(cores=3)) == {"a": 30, "b": 30, "push": 10}
+        # The copy lasts 15, in which 10 of each GEMM is done.
+        assert ends(both, machine(cores=2)) == {"a": 35, "b": 35, "push": 15}
+        # One core does all that is to be done, one thing at a time or not.
+        assert max(ends(both, machine(cores=1)).values()) == pytest.approx(70)
+
+    def test_launches_take_cores_too(self) -> None:
+        two = plan(2, (0, gemm("a", 0, 10)), (1, gemm("b", 1, 10)))
+        costs = Costs(launch_us=5)
+        assert ends(two, machine(cores=2, costs=costs)) == {"a": 15, "b": 15}
+        assert ends(two, machine(cores=1, costs=costs)) == {"a": 30, "b": 30}
+
     def test_latency_disturbs_nobody(self) -> None:
         both = plan(2, (0, copy("push", 0, 1, 10)), (1, gemm("there", 1, 40)))
         on = machine(costs=Costs(gemm_beside_copies=2.0), latency_us=20)

@@ -1,113 +1,92 @@
-"""What ranks compute when all of them do, and what a step costs them besides."""
+"""What ranks compute that have a core each, and what a step costs them besides."""
 
 from __future__ import annotations
 
 import statistics
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ficco.compute import dtype_of, named
+from ficco.compute import dtype_of
 from ficco.plan import Step
 from ficco.profiling.figures import gbps, slower
-from ficco.profiling.grids import HOST_GEMMS, Shape
-from ficco.profiling.host.rig import COLS, MOST_GEMM, ROWS, Rig, copy_step, gemm_step, lasted
-from ficco.runtime.blas import single_threaded
+from ficco.profiling.grids import Shape
+from ficco.profiling.host.rig import COLS, MOST_GEMM, Made, Rig, copy_step, gemm_step, lasted
 from ficco.timeline import Span
 
 __all__ = ["gemm_points", "memory_gbps", "step_costs"]
 
-_TURNS, _TURN_US = 3, 10_000.0  # of which the median is taken
-_STREAMED = 32 << 20  # bytes
-_GEMMS, _SMALL = 20, (32, 32, 64)  # of a plan; m, n, k of those whose starts are timed
-
-Run = Callable[[], object]
+_SMALL: Shape = (32, 32, 64)  # m, n, k of GEMMs whose starts are timed
 
 
-def gemm_points(world: int, dtype: str) -> list[tuple[int, int, int, float]]:
-    """Return points (m, n, k, us): the slowest rank's time, all of them at once, a thread each."""
-    return [(*shape, _gemm_us(world, shape, dtype)) for shape in HOST_GEMMS]
+def gemm_points(rig: Rig, dtype: str) -> list[tuple[int, int, int, float]]:
+    """Return points (m, n, k, us): the slowest rank's time, all that have a core at once."""
+    shapes = rig.extent.shapes
+    times = rig.least_us([_gemm(rig, shape, dtype) for shape in shapes])
+    return [(*shape, us) for shape, us in zip(shapes, times, strict=False)]
 
 
-def _gemm_us(world: int, shape: Shape, dtype: str) -> float:
+def _gemm(rig: Rig, shape: Shape, dtype: str) -> Made:
     m, n, k = shape
-    compute, kind = named("numpy"), dtype_of(dtype)
+    compute, kind = rig.compute, dtype_of(dtype)
 
-    def made() -> Run:
+    def made() -> Callable[[], object]:
         rng = np.random.default_rng(0)
         a, b = (rng.standard_normal(size).astype(kind) for size in ((m, k), (k, n)))
-        c, handle = np.empty((m, n), kind), compute.handle(b, operand=True)
-        return lambda: compute.gemm(a, handle, c, False, [])
+        a, b, c = (
+            compute.handle(a), compute.handle(b, operand=True),
+            compute.handle(np.empty((m, n), kind)),
+        )  # fmt: skip
+        return lambda: compute.gemm(a, b, c, False, [])
 
-    return _us(world, made)
-
-
-def memory_gbps(world: int) -> float:
-    """Return GB/s that a rank reads and writes, all of them at once, the slowest's."""
-
-    def made() -> Run:
-        source = np.ones(_STREAMED, np.uint8)
-        target = np.empty_like(source)
-        return lambda: np.copyto(target, source)
-
-    return gbps(2 * _STREAMED, _us(world, made))
+    return made
 
 
-def _us(world: int, made: Callable[[], Run]) -> float:
-    """Return how long a run lasts on the slowest rank; each has a thread that makes such runs."""
-    together = threading.Barrier(world)
+def memory_gbps(rig: Rig) -> float:
+    """Return GB/s that a rank reads and writes when it adds up, as all that have a core do."""
+    rows, compute = rig.extent.rows, rig.compute
 
-    def rank() -> float:
-        run = made()
-        run()
-        begin = time.perf_counter()
-        run()
-        count = max(1, round(_TURN_US / (1e6 * (time.perf_counter() - begin) + 1)))
-        times = []
-        for _ in range(_TURNS):
-            together.wait()
-            begin = time.perf_counter()
-            for _ in range(count):
-                run()
-            times.append(1e6 * (time.perf_counter() - begin) / count)
-        return statistics.median(times)
+    def made() -> Callable[[], object]:
+        one, other, total = (compute.handle(np.ones((rows, COLS), np.float32)) for _ in range(3))
+        return lambda: compute.reduce([one, other], total)
 
-    with single_threaded(), ThreadPoolExecutor(world) as threads:
-        futures = [threads.submit(rank) for _ in range(world)]
-        return max(future.result() for future in futures)
+    return gbps(3 * rows * COLS * 4, rig.least_us([made])[0])
 
 
 def step_costs(rig: Rig) -> dict[str, float]:
     """Return launch_us, gemm_beside_copies and copies_beside_gemm of a profile's costs.
 
     `launch_us` is what a compute step lasts more than its GEMM. The others compare plans that
-    compute, that copy, and that do both.
+    compute, that copy, and that do both, of as many ranks as have two cores each: a rank that
+    copies and computes keeps two busy. With one core nothing goes on beside anything.
     """
+    number, both = rig.extent.gemms, min(rig.world, rig.cores // 2)
 
     def computes(rank: int, shape: Shape = MOST_GEMM) -> list[Step]:
-        return [gemm_step(f"gemm{i}", rank, shape) for i in range(_GEMMS)]
+        return [gemm_step(f"gemm{i}", rank, shape) for i in range(number)]
 
     def copies(rank: int, count: int = 1) -> list[Step]:
-        peer, box = (rank + 1) % rig.world, (0, ROWS, 0, COLS)
+        peer, box = (rank + 1) % rig.world, (0, rig.extent.rows, 0, COLS)
         return [copy_step(f"copy{i}", "push", rank, peer, box) for i in range(count)]
 
-    small_us = _busy(rig.spans(lambda rank: computes(rank, _SMALL)), "gemm") / _GEMMS
-    gemms_us = _busy(rig.spans(computes), "gemm")
-    count = max(1, round(gemms_us / _busy(rig.spans(copies), "copy")))
-    copies_us = _busy(rig.spans(lambda rank: copies(rank, count)), "copy")
-    both = rig.spans(lambda rank: copies(rank, count) + computes(rank))
-    return {
-        "launch_us": max(0.0, small_us - _gemm_us(rig.world, _SMALL, "float32")),
-        "gemm_beside_copies": slower(_busy(both, "gemm"), gemms_us),
-        "copies_beside_gemm": slower(_busy(both, "copy"), copies_us),
+    small = rig.spans(lambda rank: computes(rank, _SMALL) if rank < rig.active else [])
+    small_us = _busy(small, "gemm") / number
+    found = {"launch_us": max(0.0, small_us - rig.least_us([_gemm(rig, _SMALL, "float32")])[0])}
+    if not both:
+        return found
+    gemms_us = _busy(rig.spans(lambda rank: computes(rank) if rank < both else []), "gemm")
+    once_us = _busy(rig.spans(lambda rank: copies(rank) if rank < both else []), "copy")
+    count = max(1, round(gemms_us / once_us))
+    copies_us = _busy(rig.spans(lambda rank: copies(rank, count) if rank < both else []), "copy")
+    beside = rig.spans(lambda rank: copies(rank, count) + computes(rank) if rank < both else [])
+    return found | {
+        "gemm_beside_copies": slower(_busy(beside, "gemm"), gemms_us),
+        "copies_beside_gemm": slower(_busy(beside, "copy"), copies_us),
     }
 
 
 def _busy(runs: Sequence[Sequence[Span]], kind: str) -> float:
-    """Return how long steps of a kind last together, of the median rank and run."""
-    return statistics.median(
+    """Return how long steps of a kind last together, of the median rank, in the fastest run."""
+    return min(
         statistics.median(lasted(span for span in spans if span.kind == kind)) for spans in runs
     )

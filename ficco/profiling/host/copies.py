@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from ficco.plan import Step
 from ficco.profiling.figures import Points, gbps, latency_and_rates, net_rates
-from ficco.profiling.host.rig import COLS, ROW_BYTES, ROWS, Rig, Steps, copy_step, lasted
+from ficco.profiling.host.rig import COLS, ROW_BYTES, Rig, Steps, copy_step, lasted
 
 __all__ = ["measure"]
 
-_ROW_COUNTS = (1, 4, 16, 64, 256, 1024, ROWS)  # of a copy: 8 KiB to 16 MiB
-_RUN_ROWS, _LEAST, _MOST = 2 * ROWS, 2, 64
+_ROW_COUNTS = (1, 4, 16, 64, 256, 1024, 2048)  # of a copy: 8 KiB to 16 MiB
+_LEAST, _MOST = 2, 64  # copies of a run
 _WIDTHS = (64, 256, 1024)  # columns of a box; 256 B .. 4 KiB, half a row
 
 
 def measure(rig: Rig) -> dict[str, Any]:
-    """Return a profile's link within a node; all ranks copy at once, figures are the slowest's.
+    """Return a profile's link within a node: of ranks that copy at once, the slowest's figures.
 
-    Ranks share one memory, so what a rank reaches is shared by all its copies, as by a port.
+    As many copies go on at once as there are cores. Ranks share one memory, so what a rank reaches
+    is shared by all its copies, as by a port.
     """
     latency, rates = latency_and_rates(_by_size(rig))
     found: dict[str, Any] = {"scope": "node", "per": "port", "latency_us": latency, "gbps": rates}
     if rig.world > 1:
-        found["out_gbps"] = [_to_several(rig, peers) for peers in range(1, rig.world)]
-        found["in_gbps"] = [_from_several(rig, peers) for peers in range(1, rig.world)]
+        most = min(rig.world - 1, max(rig.cores // rig.active, 1))
+        found["out_gbps"] = [_to_several(rig, peers) for peers in range(1, most + 1)]
+        most = min(rig.world - 1, rig.cores)
+        found["in_gbps"] = [_from_several(rig, peers) for peers in range(1, most + 1)]
     found["row_gbps"] = net_rates(_by_width(rig), latency)
     return found
 
@@ -33,14 +35,15 @@ def measure(rig: Rig) -> dict[str, Any]:
 def _by_size(rig: Rig) -> Points:
     """Return (bytes, us of one copy), behind one another on one lane."""
     found = []
-    for rows in _ROW_COUNTS:
-        count = max(_LEAST, min(_MOST, _RUN_ROWS // rows))
+    most = rig.extent.rows
+    for rows in (count for count in _ROW_COUNTS if count <= most):
+        count = max(_LEAST, min(_MOST, 2 * most // rows))
 
         def steps(rank: int, rows: int = rows, count: int = count) -> list[Step]:
-            peer, places = (rank + 1) % rig.world, ROWS // rows
+            peer, places = (rank + 1) % rig.world, most // rows
             return [
                 _push(f"copy{i}", "push", rank, peer, (i % places * rows, rows))
-                for i in range(count)
+                for i in range(count if rank < rig.active else 0)
             ]
 
         found.append((rows * ROW_BYTES, _us(rig, steps) / count))
@@ -49,13 +52,13 @@ def _by_size(rig: Rig) -> Points:
 
 def _to_several(rig: Rig, peers: int) -> tuple[int, float]:
     """Return (peers, GB/s of all): every rank to so many, a lane each."""
-    rows = ROWS // rig.world
+    rows = rig.extent.rows // rig.world
 
     def steps(rank: int) -> list[Step]:
         return [
             _push(f"copy{i}to{turn}", f"push{turn}", rank, (rank + turn) % rig.world,
                   (rank * rows, rows))
-            for i in range(_LEAST)
+            for i in range(_LEAST if rank < rig.active else 0)
             for turn in range(1, peers + 1)
         ]  # fmt: skip
 
@@ -64,7 +67,7 @@ def _to_several(rig: Rig, peers: int) -> tuple[int, float]:
 
 def _from_several(rig: Rig, peers: int) -> tuple[int, float]:
     """Return (peers, GB/s of all): so many ranks to rank 0 at once."""
-    rows = ROWS // rig.world
+    rows = rig.extent.rows // rig.world
 
     def steps(rank: int) -> list[Step]:
         count = _LEAST if 1 <= rank <= peers else 0
@@ -79,11 +82,12 @@ def _by_width(rig: Rig) -> list[tuple[int, int, float]]:
     for width in _WIDTHS:
 
         def steps(rank: int, width: int = width) -> list[Step]:
-            peer, box = (rank + 1) % rig.world, (0, ROWS, 0, width)
-            return [copy_step(f"copy{i}", "push", rank, peer, box) for i in range(_LEAST)]
+            peer, box = (rank + 1) % rig.world, (0, rig.extent.rows, 0, width)
+            count = _LEAST if rank < rig.active else 0
+            return [copy_step(f"copy{i}", "push", rank, peer, box) for i in range(count)]
 
         row_bytes = width * ROW_BYTES // COLS
-        found.append((row_bytes, row_bytes * ROWS, _us(rig, steps) / _LEAST))
+        found.append((row_bytes, row_bytes * rig.extent.rows, _us(rig, steps) / _LEAST))
     return found
 
 
@@ -94,5 +98,5 @@ def _push(name: str, lane: str, rank: int, peer: int, rows: tuple[int, int]) -> 
 
 
 def _us(rig: Rig, steps: Steps) -> float:
-    """Return how long all of a plan's copies last, on the slowest rank."""
-    return statistics.median(max(lasted(spans)) for spans in rig.spans(steps))
+    """Return how long all of a plan's copies last, on the slowest rank, in the fastest run."""
+    return min(max(lasted(spans)) for spans in rig.spans(steps))

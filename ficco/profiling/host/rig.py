@@ -1,40 +1,39 @@
-"""Hand-made plans on the host engine, and when their steps ran."""
+"""Ranks to measure: hand-made plans on the host engine, when their steps ran, and plain runs.
+
+What is timed never has more threads busy than there are cores. So figures are those of a core that
+does nothing else, and what ranks lose by sharing cores is left to the simulator. The fastest of
+several runs counts: whatever else the machine does only lengthens them.
+"""
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from ficco.compute import named
-from ficco.machine import Machine
+from ficco.compute import Compute
 from ficco.plan import Buffer, Plan, Product, RankPlan, Region, Step
 from ficco.problem import Problem
 from ficco.profiling.grids import Shape
-from ficco.runtime.local import LocalRuntime
+from ficco.profiling.host.extent import Extent
 from ficco.schedule import Schedule
 from ficco.timeline import Span
 
 __all__ = [
-    "COLS",
-    "MOST_GEMM",
-    "ROWS",
-    "ROW_BYTES",
-    "Rig",
-    "Steps",
-    "copy_step",
-    "gemm_step",
-    "lasted",
-]
+    "COLS", "MOST_GEMM", "ROW_BYTES", "Made", "Rig", "Steps", "copy_step", "gemm_step", "lasted",
+    "own_us", "slowest",
+]  # fmt: skip
 
-ROWS, COLS = 2048, 2048  # of what is copied, and where it lands: 16 MiB of float32
+COLS = 2048  # of what is copied: rows of 8 KiB in float32
 ROW_BYTES = 4 * COLS
 MOST_GEMM: Shape = (256, 256, 256)
-RUNS = 7
 _WARM = 2  # runs, one for each copy of the windows
 Steps = Callable[[int], list[Step]]  # of a rank
+Made = Callable[[], Callable[[], object]]  # makes what is timed
 
 
 def copy_step(name: str, lane: str, rank: int, peer: int, box: tuple[int, int, int, int]) -> Step:
@@ -64,28 +63,66 @@ def lasted(spans: Iterable[Span]) -> list[float]:
     ]
 
 
-class Rig:
-    """Ranks of this process that run plans of copies, words and GEMMs. A context.
+def own_us(makes: Sequence[Made], extent: Extent, cpu: Callable[[], float]) -> list[float]:
+    """Return how long each run lasts here, as `Rig.least_us`.
+
+    Args:
+        makes: of what is timed.
+        extent: how often, and how long in all.
+        cpu: returns the seconds that a core has worked for this rank. They count where they are
+            less than those that have passed, for then others had the core.
+    """
+    found: list[float] = []
+    begun = time.perf_counter()
+    for made in makes:
+        if found and time.perf_counter() - begun > extent.budget_s:
+            break
+        run = made()
+        run()
+        begin = time.perf_counter()
+        run()
+        count = max(1, round(extent.turn_us / (1e6 * (time.perf_counter() - begin) + 1)))
+        turns = []
+        for _ in range(extent.turns):
+            begin, worked = time.perf_counter(), cpu()
+            for _ in range(count):
+                run()
+            turns.append(min(time.perf_counter() - begin, cpu() - worked) / count)
+        found.append(1e6 * min(turns))
+    return found
+
+
+def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """Return the largest time of each run that all ranks have timed."""
+    return [max(times) for times in zip(*ranks, strict=False)]
+
+
+class Rig(ABC):
+    """Ranks that run plans of copies, words and GEMMs. A context.
 
     Args:
         world: number of ranks.
+        cores: that they share.
+        compute: the library for GEMMs.
+        extent: how much is measured.
+        kind: what the ranks are.
+
+    Attributes:
+        active: ranks that have a core each.
     """
 
-    def __init__(self, world: int) -> None:
-        self.world = world
+    def __init__(self, world: int, cores: int, compute: Compute, extent: Extent, kind: str) -> None:
+        self.world, self.cores, self.compute, self.extent = world, cores, compute, extent
+        self.kind = kind
+        self.active = min(world, cores)
         m, n, k = MOST_GEMM
         self._buffers = (
-            Buffer("x", "input", ROWS, COLS, "float32"),
+            Buffer("x", "input", extent.rows, COLS, "float32"),
             Buffer("a", "input", m, k, "float32"),
             Buffer("b", "weight", k, n, "float32"),
             Buffer("c", "output", m, n, "float32"),
-            Buffer("landing", "window", ROWS, COLS, "float32", copies=2),
+            Buffer("landing", "window", extent.rows, COLS, "float32", copies=2),
         )
-        self._arrays: list[dict[str, Any]] = [
-            {b.name: np.ones((b.rows, b.cols), np.float32) for b in self._buffers[:-1]}
-            for _ in range(world)
-        ]
-        self._runtime = LocalRuntime(world, Machine.named("host"), named("numpy"), timeout_s=30.0)
 
     def __enter__(self) -> Rig:
         return self
@@ -96,22 +133,42 @@ class Rig:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._runtime.close()
+        self.close()
 
-    def spans(self, steps: Steps, runs: int = RUNS) -> list[Sequence[Span]]:
-        """Run a plan some times; return what ran each time.
+    def spans(self, steps: Steps) -> list[Sequence[Span]]:
+        """Run a plan some times; return what ran on all ranks each time.
 
         Args:
             steps: of every rank; when they have run, words are as they were before.
-            runs: how many times, after some that warm up.
         """
         problem = Problem.chunked("all_gather_matmul", self.world, self.world, self.world, 1)
         ranks = tuple(
             RankPlan(rank, self._buffers, tuple(steps(rank))) for rank in range(self.world)
         )
         plan = Plan(problem, Schedule.named("shard_p2p"), 1, ranks)
-        found: list[Sequence[Span]] = []
-        for _ in range(_WARM + runs):
-            self._runtime.execute_plan(plan, self._arrays)
-            found.append(self._runtime.timeline().spans)
-        return found[_WARM:]
+        return self._run(plan, _WARM + self.extent.runs)[_WARM:]
+
+    @abstractmethod
+    def _run(self, plan: Plan, runs: int) -> list[Sequence[Span]]:
+        """Run a plan so often; return the spans of all ranks."""
+
+    @abstractmethod
+    def least_us(self, makes: Sequence[Made]) -> list[float]:
+        """Return how long each run lasts on the slowest of the active ranks, all of them at once.
+
+        Args:
+            makes: of what is timed. Those that are left when the extent's budget is spent are left
+                out, but for the first.
+        """
+
+    @abstractmethod
+    def probe_us(self, problem: Problem, schedule: Schedule) -> float:
+        """Return how long a call lasts on the slowest rank, one behind another on all ranks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the ranks."""
+
+    def arrays(self) -> dict[str, Any]:
+        """Return a rank's arrays for plans."""
+        return {b.name: np.ones((b.rows, b.cols), np.float32) for b in self._buffers[:-1]}

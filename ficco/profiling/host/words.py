@@ -18,13 +18,13 @@ _LANE = "words"
 def measure(rig: Rig) -> dict[str, float]:
     """Return signal_us, raise_us, wait_us and clear_us of a profile's costs.
 
-    A word of many in a step, all ranks at once, the median rank; `raise_us` is half of what it
-    takes a word to go from rank 0 to rank 1 and another one back, without what raising and awaiting
-    take. A single rank has no words.
+    A word of many in a step, all ranks that have a core at once, the median rank of the fastest
+    run; `raise_us` is half of what it takes a word to go from rank 0 to rank 1 and another one
+    back, without what raising and awaiting take. A single rank has no words.
     """
     if rig.world == 1:
         return dict.fromkeys(("signal_us", "raise_us", "wait_us", "clear_us"), 0.0)
-    runs = rig.spans(lambda rank: _steps(rig.world, rank))
+    runs = rig.spans(lambda rank: _steps(rig.active, rank) if rank < rig.active else [])
     found = {f"{name}_us": _each(runs, {name}) / _WORDS for name in ("signal", "wait", "clear")}
     rounds = {f"{kind}{i}" for kind in ("send", "wait") for i in range(_ROUNDS)}
     half = _each(rig.spans(_to_and_fro), rounds) / (2 * _ROUNDS)
@@ -60,7 +60,7 @@ def _to_and_fro(rank: int) -> list[Step]:
 
 
 def _each(runs: Sequence[Sequence[Span]], steps: set[str]) -> float:
-    """Return how long steps last together, of the median rank and run."""
-    return statistics.median(
+    """Return how long steps last together, of the median rank in the fastest run."""
+    return min(
         statistics.median(lasted(span for span in spans if span.step in steps)) for spans in runs
     )

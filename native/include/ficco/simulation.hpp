@@ -51,6 +51,8 @@ struct SimulatedCosts {
     double work_beside_copies = 1.0;  // how much longer work lasts while bytes flow from or to it
     double copies_beside_work = 1.0;  // how much a copy's limit sinks while either device works
     int copy_engines = 0;             // copies of a rank whose bytes flow at once; 0: any number
+    int cores = 0;  // of the host that all ranks run on: each work and each copy takes one while it
+                    // lasts, and where there are more of them they share; 0: every rank is a device
 };
 
 // A row runs from its first action that is no wait, or, where there is none, from when its lane
@@ -158,7 +160,9 @@ class Simulation {
     void settle_flows();
     void end_flows();
     void share_links();
+    double core_share() const noexcept;
     double pace(const Rank& rank) const noexcept;
+    void take_cores(int number);
     void settle_work(Rank& rank);
     void foresee_work(Rank& rank);
     void start_work(std::int32_t lane, double ns);
@@ -189,6 +193,7 @@ class Simulation {
     std::vector<fluid::Flow> flows_;  // of each lane: its copy
     fluid::Indices live_;             // lanes whose bytes flow
     fluid::Indices ended_;
+    int on_cores_ = 0;          // work and copies of all ranks that take a core
     double flows_at_ns_ = 0.0;  // when `left_bytes` held
     double flows_next_ns_ = fluid::kNever;
     bool stale_ = false;  // the rates are those of other flows

@@ -18,7 +18,7 @@ namespace {
 using namespace nb::literals;
 using Spans = nb::ndarray<nb::numpy, double, nb::shape<-1, 2>>;
 using StuckTuples = std::vector<std::tuple<int, int, int>>;  // row, word, row it comes after
-using CostsTuple = std::tuple<double, double, double, double, int>;
+using CostsTuple = std::tuple<double, double, double, double, int, int>;
 
 std::pair<Spans, StuckTuples> simulate(
     const Column<std::int64_t>& lanes, const Column<double>& starts,
@@ -28,7 +28,8 @@ std::pair<Spans, StuckTuples> simulate(
     const Column<std::int64_t>& kinds, const std::vector<std::vector<double>>& rates,
     const CostsTuple& costs) {
     static_assert(sizeof(SimulatedTimes) == 2 * sizeof(double));
-    const auto [wait_ns, raise_ns, work_beside_copies, copies_beside_work, copy_engines] = costs;
+    const auto [wait_ns, raise_ns, work_beside_copies, copies_beside_work, copy_engines, cores] =
+        costs;
     auto* times = new std::vector<SimulatedTimes>();
     const nb::capsule owner(times,
                             [](void* data) noexcept { delete static_cast<decltype(times)>(data); });
@@ -39,7 +40,7 @@ std::pair<Spans, StuckTuples> simulate(
             {span_of(lanes), span_of(starts), span_of(rows), span_of(afters), span_of(actions),
              span_of(transfers), span_of(words)},
             {span_of(routes), span_of(kinds), rates},
-            {wait_ns, raise_ns, work_beside_copies, copies_beside_work, copy_engines});
+            {wait_ns, raise_ns, work_beside_copies, copies_beside_work, copy_engines, cores});
         simulation.run();
         *times = simulation.times();
         for (const Stuck& each : simulation.stuck()) {

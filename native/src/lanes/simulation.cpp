@@ -348,6 +348,7 @@ void Simulation::start_flow(std::int32_t number) {
     live_.push(number);
     stale_ = true;
     ++rank_at(lane.rank).engines;
+    take_cores(1);
     add_flows(lane.rank, 1);
     add_flows(copy.number, 1);
 }
@@ -368,6 +369,7 @@ void Simulation::end_flows() {
         const Lane& lane = lane_at(number);
         Rank& rank = rank_at(lane.rank);
         --rank.engines;
+        take_cores(-1);
         add_flows(lane.rank, -1);
         add_flows(copy_of(lane).number, -1);
         ready_.push_back(number);
@@ -382,14 +384,15 @@ void Simulation::end_flows() {
 void Simulation::share_links() {
     settle_flows();
     stale_ = false;
-    if (costs_.copies_beside_work > 1.0) {
+    if (costs_.copies_beside_work > 1.0 || costs_.cores > 0) {
+        const double share = core_share();
         for (const std::int32_t number : live_) {
             const Lane& lane = lane_at(number);
             const Action& copy = copy_of(lane);
             const bool beside =
                 !rank_at(lane.rank).tasks.empty() || !rank_at(copy.number).tasks.empty();
             flows_[static_cast<std::size_t>(number)].limit =
-                transfers_[static_cast<std::size_t>(copy.amount)].limit /
+                transfers_[static_cast<std::size_t>(copy.amount)].limit * share /
                 (beside ? costs_.copies_beside_work : 1.0);
         }
     }
@@ -406,10 +409,31 @@ void Simulation::add_flows(std::int32_t number, int count) {
 
 // ---- work
 
+// The part of a core that each work and each copy has; 1 where every rank is a device.
+double Simulation::core_share() const noexcept {
+    if (costs_.cores == 0 || on_cores_ <= costs_.cores) return 1.0;
+    return static_cast<double>(costs_.cores) / on_cores_;
+}
+
 // How fast each task goes, of how fast it would go alone.
 double Simulation::pace(const Rank& rank) const noexcept {
     const double beside = rank.flows > 0 ? costs_.work_beside_copies : 1.0;
+    if (costs_.cores > 0) return core_share() / beside;
     return 1.0 / (beside * static_cast<double>(rank.tasks.size()));
+}
+
+// Counts work and copies that take a core. Where that changes their share, all ranks' work is
+// settled before, and foreseen again after.
+void Simulation::take_cores(int number) {
+    if (costs_.cores == 0) return;
+    if (std::max(on_cores_, on_cores_ + number) <= costs_.cores) {
+        on_cores_ += number;
+        return;
+    }
+    for (Rank& rank : ranks_) settle_work(rank);
+    on_cores_ += number;
+    for (Rank& rank : ranks_) foresee_work(rank);
+    stale_ = true;
 }
 
 void Simulation::settle_work(Rank& rank) {
@@ -429,16 +453,18 @@ void Simulation::start_work(std::int32_t number, double ns) {
     settle_work(rank);
     if (rank.tasks.empty()) stale_ |= costs_.copies_beside_work > 1.0;
     rank.tasks.push_back({number, ns});
+    take_cores(1);
     foresee_work(rank);
 }
 
 void Simulation::end_work(Rank& rank) {
     settle_work(rank);
-    std::erase_if(rank.tasks, [this](const Task& task) {
+    const auto ended = std::erase_if(rank.tasks, [this](const Task& task) {
         if (task.left_ns > equal_ns(now_ns_)) return false;
         ready_.push_back(task.lane);
         return true;
     });
+    take_cores(-static_cast<int>(ended));
     if (rank.tasks.empty()) stale_ |= costs_.copies_beside_work > 1.0;
     foresee_work(rank);
 }
