@@ -235,6 +235,8 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
         "device_count": lambda: world, "device": _nothing, "synchronize": here.synchronize,
         "is_current_stream_capturing": here.capturing, "Event": lambda: _Event(here),
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=here.stream),
+        "mem_get_info": lambda device=None: (1 << 36, 1 << 36),
+        "memory_reserved": lambda device=None: 0, "memory_allocated": lambda device=None: 0,
         "get_device_name": lambda device=None: "NVIDIA H200",
         "get_device_properties": lambda device=None: SimpleNamespace(
             multi_processor_count=132, major=9, minor=0, total_memory=141 << 30
