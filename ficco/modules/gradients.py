@@ -34,6 +34,7 @@ __all__ = ["FORMULAS", "Formula", "Kept", "Recorded"]
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
+_GROUP = -3  # its place among the arguments that are no tensors: before schedule and grain
 
 
 class Kept(NamedTuple):
@@ -103,10 +104,14 @@ class Recorded(torch.autograd.Function):
     def backward(ctx: Any, *dys: Maybe) -> Any:
         """Return gradients of the tensors."""
         name, rest, shapes, layer = ctx.ficco
-        refuse_second(name)
-        kept = Kept(ctx.saved_tensors, rest, ctx.needs_input_grad[2:], shapes)
-        with DisableAutocast():  # formulas mean their own dtypes
-            return (None, None, *naming(layer, FORMULAS[name].backward, kept, dys))
+        try:
+            refuse_second(name)
+            kept = Kept(ctx.saved_tensors, rest, ctx.needs_input_grad[2:], shapes)
+            with DisableAutocast():  # formulas mean their own dtypes
+                return (None, None, *naming(layer, FORMULAS[name].backward, kept, dys))
+        except Exception as error:
+            groups.refuse(rest[_GROUP], error)
+            raise
 
 
 def refuse_second(name: str) -> None:

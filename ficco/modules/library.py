@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.utils.flop_counter import register_flop_formula
 
 from ficco.modules import groups, operators
+from ficco.modules.collective import collective
 from ficco.modules.gradients import FORMULAS, Kept, refuse_second
 from ficco.private.torch_core import DisableAutocast, disable_dynamo
 from ficco.problem import chunk_sizes
@@ -122,6 +123,7 @@ _SCHEMAS: dict[str, tuple[str, Callable[..., Any]]] = {
     "token": ("(Tensor x) -> Tensor", operators.token),
     "exchange_rows": ("(Tensor x, SymInt[] splits, str group) -> Tensor", _rows_shape),
 }  # fmt: skip
+_LOCAL = ("column_matmul", "token")  # what sends nothing
 NAMES = tuple(f"ficco::{name}" for name in _SCHEMAS)
 
 
@@ -159,6 +161,8 @@ _FLOPS: dict[str, Callable[..., int]] = {
 def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
     """Make one operator; not by `custom_op`, whose checks of every call take half as long again."""
     full, run = f"ficco::{name}", getattr(operators, name)
+    if name not in _LOCAL:
+        run = collective(run)
 
     # It may be called between the parts of a graph that broke, where what runs is compiled.
     @disable_dynamo  # type: ignore[untyped-decorator]

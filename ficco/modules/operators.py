@@ -19,7 +19,6 @@ from ficco.modules import plain
 from ficco.modules.again import key_of, known, matrix_of, readable, row_of
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import Call, check_dense
-from ficco.modules.collective import collective
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
@@ -40,7 +39,6 @@ __all__ = [
 Tensor = torch.Tensor
 
 
-@collective
 def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to group
     x: Tensor,
     w: Sequence[Tensor],
@@ -129,7 +127,6 @@ def _interleaved(
     return found
 
 
-@collective
 def matmul_reduce_scatter(
     x: Sequence[Tensor],
     w: Sequence[Tensor],
@@ -157,7 +154,6 @@ def matmul_reduce_scatter(
     return _reduce("matmul_reduce_scatter", call, x, w, sizes, bias, schedule, grain, mine)
 
 
-@collective
 def matmul_all_reduce(
     x: Sequence[Tensor],
     w: Sequence[Tensor],
@@ -317,7 +313,6 @@ def _check_local(x: Tensor, tensor: Any, name: str) -> None:
         )
 
 
-@collective
 def all_to_all_matmul(
     x: Tensor,
     w: Tensor,
@@ -330,7 +325,6 @@ def all_to_all_matmul(
     return _exchange("all_to_all_matmul", x, w, splits, group, schedule, grain)
 
 
-@collective
 def matmul_all_to_all(
     x: Tensor,
     w: Tensor,
@@ -370,7 +364,6 @@ def _exchange(
     return call.run(problem, {"x": x, "w": w}, schedule, grain)[0]
 
 
-@collective
 def exchange_rows(x: Tensor, splits: Sequence[int], group: Any) -> Tensor:
     """Send every rank its block of rows and return what this rank got, by a collective alone."""
     call = Call(group, x, "x")
@@ -395,7 +388,6 @@ def _table(flat: tuple[int, ...], call: Call) -> tuple[tuple[int, ...], ...]:
     return table
 
 
-@collective
 def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must share
     tables: Sequence[Tensor],
     indices: Sequence[Tensor],

@@ -113,4 +113,5 @@ def test_every_line_runs_on_the_double(
         document = check_document(line, done, 1 if name == "one" else 2)
         assert [row["schedule"] for row in document["results"]] == rows_of(document["op"])
         if traced:
-            check_trace(tmp_path / "trace.json", 2)
+            # On a loaded machine a thread may stand between looking at one clock and at the other.
+            check_trace(tmp_path / "trace.json", 2, clocks_differ_us=1e5)

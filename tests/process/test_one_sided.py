@@ -88,6 +88,17 @@ def test_an_error_of_one_rank_is_told_to_those_in_the_call(patient: Ranks, grown
     right(patient)
 
 
+def test_an_error_in_a_backward_is_told(patient: Ranks) -> None:
+    patient.good(range(3), "gradient", NAME)
+    for rank in range(3):
+        patient.all[rank].send("gradient", NAME, second=rank == 1)
+    answer = patient.all[1].receive()
+    assert answer.get("error") == "InputError" and "create_graph" in answer["text"], answer
+    told(patient, [0, 2], "rank 1 does not make the call of its peers: InputError: all_gather")
+    patient.good(range(3), "reset_functions", NAME)
+    right(patient)
+
+
 def test_an_error_that_all_ranks_share_needs_no_reset(patient: Ranks) -> None:
     for _ in range(3):
         call(patient, range(3), spoil=True)

@@ -112,6 +112,13 @@ def function(
     )
 
 
+def gradient(name: str, second: bool = False) -> None:
+    """Call all_gather_matmul and its gradient, or ask for a second one, which is refused."""
+    x = torch.ones(4, 3, requires_grad=True)
+    y = ficco.all_gather_matmul(x, torch.ones(3, 5), group=groups[name])
+    y.sum().backward(create_graph=second)
+
+
 def function_in_a_child(name: str) -> str:
     """Fork, and call in the child; return what that says."""
     ours, its = os.pipe()
@@ -199,6 +206,7 @@ COMMANDS = {
     "open": open_group,
     "call": call,
     "function": function,
+    "gradient": gradient,
     "function_in_a_child": function_in_a_child,
     "prepare": lambda name, timeout_s: ficco.prepare(groups[name], timeout_s=timeout_s),
     "reset_functions": lambda name: ficco.reset(groups[name]),
