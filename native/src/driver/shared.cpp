@@ -193,13 +193,13 @@ std::size_t available_bytes() {
     const TextFile file(std::fopen("/proc/self/cgroup", "re"));
     std::array<char, 4096> line{};
     while (file && std::fgets(line.data(), line.size(), file.get()) != nullptr) {
-        std::string_view path(line.data());
-        const bool second = path.starts_with("0::/");
-        if (!second && path.find(":memory:/") == std::string_view::npos) continue;
+        const std::string entry(line.data());
+        const bool second = entry.starts_with("0::/");
+        if (!second && entry.find(":memory:/") == std::string::npos) continue;
         const CgroupFiles& files = second ? kVersion2 : kVersion1;
         const std::string root = files.root;
-        path.remove_prefix(path.find('/'));
-        std::string folder = root + std::string(path.substr(0, path.find('\n')));
+        const std::size_t path = entry.find('/');
+        std::string folder = root + entry.substr(path, entry.find('\n') - path);
         while (folder.size() >= root.size()) {
             available = std::min(available, left_in_cgroup(folder, files));
             folder.resize(folder.find_last_of('/'));
