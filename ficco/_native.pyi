@@ -148,17 +148,17 @@ class Group:
         """
 
     def set_preparing(self, rank: int, does: bool) -> None:
-        """Note whether a rank of this process makes a call ready, which may take long.
+        """Note whether a rank of this process prepares a call, for example by compiling kernels.
 
-        While one does (it compiles kernels, say), waits of streams do not grow older.
+        That time does not count towards the timeout of streams that wait, on any rank.
         """
 
     def refuse(self, rank: int, reason: str) -> None:
-        """Note that this rank makes no call where its peers may make one.
+        """Note that this rank has raised an error instead of making its next call.
 
-        Where a peer has begun the call, and this rank does not follow soon, the group fails
-        ("refused"). Where all ranks refuse as often, nothing comes of it. In a group that is
-        closed nothing is noted.
+        If a peer has begun that call, and this rank does not make it soon, the group fails
+        ("refused"). If all ranks refuse the call equally often, the group does not fail. A closed
+        group ignores it.
 
         Args:
             rank: this process's.
@@ -169,7 +169,7 @@ class Group:
         """Return why a rank refuses its next call: the first of its reasons, or an earlier one."""
 
     def refuses_next(self, rank: int, peer: int) -> bool:
-        """Whether a peer has refused the next call of `rank`, more often than that did."""
+        """Return whether a peer has refused the next call of `rank` more often than `rank` has."""
 
     def reset(self) -> None:
         """Put all words into their first state and forget the failure. Data stay as they are.

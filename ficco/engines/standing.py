@@ -80,7 +80,7 @@ class Standing:
         addresses: Sequence[int],
         copy: int,
         stream: int,
-        matrices: Mapping[str, Any] | None = None,
+        matrices: Mapping[str, Any],
     ) -> bool:
         """Enqueue a call on a stream of the current device; False: nothing is, it needs a look.
 
@@ -88,7 +88,7 @@ class Standing:
             addresses: of the matrices, in the order of the slots.
             copy: the window copy of this call.
             stream: the library's current one, as the driver knows it.
-            matrices: by name, where something is made `before` the launch.
+            matrices: by name, if something is made `before` the launch; else empty.
 
         Raises:
             RuntimeError: the group has failed; nothing was enqueued that waits or is sent.
@@ -104,7 +104,7 @@ class Standing:
         for buffer, slot in self._workspaces:
             made.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
             given[slot] = self._compute.place(made[-1])[0]
-        if self.before is not None and matrices is not None:
+        if self.before is not None:
             if not self._program.can_call_again(stream, given, self._pitches):
                 return False
             self.before(matrices)

@@ -105,7 +105,7 @@ class Known:
         if here and standing is not None:
             addresses = [tensor.data_ptr() for tensor in tensors]
             addresses += [y.data_ptr() for y in ys]
-            arrays = None if standing.before is None else self._arrays(tensors, ys)
+            arrays = {} if standing.before is None else self._arrays(tensors, ys)
             stream = current_stream(self._device)
             if self._runtime.again(standing, addresses, stream, ys, arrays):
                 self._more = _ASKED

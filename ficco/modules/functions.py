@@ -33,7 +33,7 @@ from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError
 from ficco.modules import gradients, groups, library, operators
 from ficco.modules.auto import AUTO
-from ficco.modules.collective import collective
+from ficco.modules.groups import collective
 from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
 from ficco.private.torch_core import DisableAutocast
 from ficco.schedule import Schedule

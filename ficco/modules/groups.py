@@ -5,10 +5,11 @@ A runtime is opened by all ranks of a group together. This file knows no operato
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ __all__ = [
     "alone",
     "changes",
     "close",
+    "collective",
     "device_of",
     "disabled",
     "fallback_reason",
@@ -49,6 +51,9 @@ __all__ = [
     "synchronize",
     "window_bytes",
 ]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 set_up()
 for _name, _instead in ABSENT.items():  # found before there was a handler
@@ -126,6 +131,46 @@ def _check_not_destroyed(group: Any) -> None:
         raise InputError(_DESTROYED) from None
 
 
+def refuse(group: Any, error: Exception) -> None:
+    """Tell the group's other ranks that this one makes no call, because of an error.
+
+    Nothing is told of an error that the group has raised on all ranks, and nothing twice.
+    """
+    if isinstance(error, EngineError) or vars(error).get(_TOLD) or disabled():
+        return
+    vars(error)[_TOLD] = True
+    try:
+        pg = process_group(group)
+    except InputError:
+        return  # no group is meant
+    found = opened(pg)
+    for each in found:
+        each.refuse(error)
+    if not found and pg not in _fallbacks and dist.get_world_size(pg) > 1:
+        refuse_to_open(pg, f"{type(error).__name__}: {error}")
+
+
+def collective(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Tell the other ranks of `group`, a parameter of the function, of an error that it raises.
+
+    All ranks of the group call the function, and would wait for this one otherwise.
+    """
+    place = list(inspect.signature(function).parameters).index("group")
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if torch.compiler.is_dynamo_compiling():
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            refuse(args[place] if len(args) > place else kwargs.get("group"), error)
+            raise
+
+    return call
+
+
+@collective
 def prepare(
     group: Any = None,
     *,
@@ -154,20 +199,6 @@ def prepare(
         InputError: the group is open already, or an argument cannot be.
         EngineError: the ranks cannot share memory, or did not all come.
     """
-    try:
-        _prepare(group, machine, compute, timeout_s, most_window_bytes)
-    except Exception as error:
-        refuse(group, error)
-        raise
-
-
-def _prepare(
-    group: Any,
-    machine: str | Machine,
-    compute: str,
-    timeout_s: float,
-    most_window_bytes: int | None,
-) -> None:
     timeout_s = positive_seconds(timeout_s, "timeout_s")
     if most_window_bytes is not None:
         most_window_bytes = whole_number(most_window_bytes, "most_window_bytes", 0)
@@ -280,25 +311,6 @@ def _changed() -> None:
 def fallback_reason(group: Any = None) -> str | None:
     """Say why a group's GPUs run plain torch.distributed; None: they do not, or are not opened."""
     return _fallbacks.get(process_group(group))
-
-
-def refuse(group: Any, error: Exception) -> None:
-    """Tell the group's other ranks that this one makes no call, because of an error.
-
-    Nothing is told of an error that the group has raised on all ranks, and nothing twice.
-    """
-    if isinstance(error, EngineError) or vars(error).get(_TOLD) or disabled():
-        return
-    vars(error)[_TOLD] = True
-    try:
-        pg = process_group(group)
-    except InputError:
-        return  # no group is meant
-    found = opened(pg)
-    for each in found:
-        each.refuse(error)
-    if not found and pg not in _fallbacks and dist.get_world_size(pg) > 1:
-        refuse_to_open(pg, f"{type(error).__name__}: {error}")
 
 
 def opened(group: Any) -> list[ProcessRuntime]:

@@ -36,6 +36,7 @@ from ficco.profiling.writing import write_profile
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.selector import profile_for
+from ficco.settings import switch, whole
 
 __all__ = ["cache_file", "machine_of", "measure_once", "measured", "said_of", "shared_cores"]
 
@@ -73,12 +74,15 @@ def measure_once(runtime: ProcessRuntime, group: Any) -> None:
     Args:
         runtime: of the group, on the host engine.
         group: its ProcessGroup.
+
+    Raises:
+        InputError: FICCO_MEASURE is something else than 0 and 1.
     """
     if runtime in _found or runtime.world == 1:
         return
     if profile_for(runtime.machine, "", runtime.world) is not None:
         return
-    if os.environ.get("FICCO_MEASURE", "1") == "0":
+    if not switch("FICCO_MEASURE", True):
         _found[runtime] = _Found(None, "FICCO_MEASURE=0 keeps this machine from being measured")
         return
     _found[runtime] = _obtained(runtime, group)
@@ -121,7 +125,7 @@ def _obtained(runtime: ProcessRuntime, group: Any) -> _Found:
     """Return a profile, kept or measured; every rank of the group returns the same."""
     world, leads = runtime.world, runtime.rank == 0
     affinities = runtime.gathered(sorted(os.sched_getaffinity(0)))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0)
+    local = whole("LOCAL_WORLD_SIZE") if os.environ.get("LOCAL_WORLD_SIZE") else 0
     cores = shared_cores(affinities, world, max(runtime.gathered(local)))
     file = cache_file(world, cores, runtime.compute)
     kept = runtime.gathered(_read(file) if leads else None)[0]

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.utils.flop_counter import register_flop_formula
 
 from ficco.modules import groups, operators
-from ficco.modules.collective import collective
 from ficco.modules.gradients import FORMULAS, Kept, refuse_second
 from ficco.private.torch_core import DisableAutocast, disable_dynamo
 from ficco.problem import chunk_sizes
@@ -162,7 +161,7 @@ def _register(name: str, schema: str, shapes: Callable[..., Any]) -> None:
     """Make one operator; not by `custom_op`, whose checks of every call take half as long again."""
     full, run = f"ficco::{name}", getattr(operators, name)
     if name not in _LOCAL:
-        run = collective(run)
+        run = groups.collective(run)
 
     # It may be called between the parts of a graph that broke, where what runs is compiled.
     @disable_dynamo  # type: ignore[untyped-decorator]

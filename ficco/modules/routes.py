@@ -14,6 +14,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import groups, operators
+from ficco.modules.calling import check_dense
 from ficco.private import torch_core
 from ficco.schedule import Schedule
 
@@ -153,8 +154,5 @@ def _refuse_subclasses(tensors: Iterable[Any]) -> None:
                 "a DTensor was given; these functions take this rank's own tensor: pass "
                 "tensor.to_local(), and the mesh as group="
             )
-        if isinstance(tensor, Tensor) and tensor.is_nested:
-            raise InputError(
-                "a nested tensor was given; dense tensors are needed: pad it by "
-                "torch.nested.to_padded_tensor(), or pass its rows, values() of the jagged layout"
-            )
+        if isinstance(tensor, Tensor):
+            check_dense(tensor, "one of the tensors")

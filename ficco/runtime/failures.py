@@ -43,8 +43,8 @@ def raiser_of(word: Word) -> int:
 
 
 def refused_in_words(rank: int, reason: str) -> str:
-    """Return a sentence on a rank that made no call where its peers make one."""
-    return f"rank {rank} does not make the call of its peers: {reason.rstrip('.')}."
+    """Return a sentence on a rank that does not make a call which other ranks make."""
+    return f"rank {rank} does not make the call that other ranks make: {reason.rstrip('.')}."
 
 
 def error_of(
@@ -71,8 +71,8 @@ def error_of(
     notes = f" {notes}" if notes else ""
     if kind == "refused":
         return EngineError(
-            f"{refused_in_words(rank, refusal)} Rank {word_rank} made its call number {found + 1} "
-            f"of the group meanwhile, and waited.{notes} Call {remedy} to go on."
+            f"{refused_in_words(rank, refusal)} Rank {word_rank} has begun it, as call number "
+            f"{found + 1} of the group.{notes} Call {remedy} to go on."
         )
     remedy = GONE if gone else f"Call {remedy} to go on."
     if kind == "differs":

@@ -1,4 +1,4 @@
-"""What a group's memory says of its ranks: who has left, who stands still, who makes no call."""
+"""What the shared memory of a group tells of its ranks: which have left, stopped or refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Breaks", "condition_of", "refusal_of_a_peer", "someone_left"]
 
 # A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
 _STALLED_S = 0.5
-# How long a rank that meets others is told to have refused, before the meeting ends: all may have
-# been told in the meeting, one a little before another, what they raise.
+# How long a peer's refusal must last before it ends a meeting: where all ranks raise the error of a
+# meeting, some of them raise it, and refuse the call, a little before the others.
 _TOLD_S = 0.3
 
 
@@ -47,9 +47,9 @@ def refusal_of_a_peer(group: shared.Group, own: int, remedy: str) -> EngineError
 
 
 class Breaks:
-    """Says why a meeting of an open group can come to nothing; None as long as it can.
+    """Returns the error that ends a meeting of an open group; None while the meeting can go on.
 
-    It is asked again and again while a rank waits for the others.
+    A rank calls it again and again while it waits for the others.
 
     Args:
         failure: what the group has failed with, or None.

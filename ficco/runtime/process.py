@@ -125,7 +125,7 @@ class ProcessRuntime:
         Raises:
             EngineError: a rank has left; TimeoutExceeded: one did not come within `timeout_s`.
         """
-        return self._meeting.gather("compare notes", mine, self._timeout_s)
+        return self._meeting.gather("exchange data", mine, self._timeout_s)
 
     @property
     def compute(self) -> str:
@@ -259,7 +259,7 @@ class ProcessRuntime:
             EngineError: a rank has left, or the runtime is closed.
         """
         with self._lock:
-            self._group.refuse(self.rank, "it resets the group")
+            self._group.refuse(self.rank, "it called reset()")
             self._meet("reset the group", self._room_had)
 
     def leave_to_parent(self) -> None:

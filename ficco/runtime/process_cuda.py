@@ -197,7 +197,7 @@ class CudaProcessRuntime(ProcessRuntime):
         addresses: Sequence[int],
         stream: int,
         ys: Sequence[Any],
-        matrices: Mapping[str, Any] | None = None,
+        matrices: Mapping[str, Any],
     ) -> bool:
         """Make a call again; False: it was not made, `execute` is to.
 
@@ -206,7 +206,8 @@ class CudaProcessRuntime(ProcessRuntime):
             addresses: of its matrices, in the order in which they were given to `standing`.
             stream: the current one of this rank's device, which is the current device.
             ys: its results, to be spoiled if it fails.
-            matrices: by name, where something is made before its launch (`Standing.before`).
+            matrices: by name, if something is made before its launch (`Standing.before`); else
+                empty.
 
         Raises: as `execute`.
         """

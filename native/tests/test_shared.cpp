@@ -45,6 +45,21 @@ class Memory {
     int file_;
 };
 
+// Three ranks, whose windows have no room for data.
+struct Three {
+    Three() {
+        for (int rank = 0; rank < 3; ++rank) groups.push_back(memory.join(rank));
+    }
+    // A call that ends at once.
+    void begin(int rank, std::uint32_t digest) const {
+        groups[static_cast<std::size_t>(rank)]->enter(rank, digest, 0);
+        groups[static_cast<std::size_t>(rank)]->leave();
+    }
+
+    Memory memory{3, 0};
+    std::vector<std::shared_ptr<Group>> groups;
+};
+
 // A process that runs `body` and then waits to be killed.
 class Child {
   public:
@@ -237,13 +252,9 @@ TEST(who_fails_at_once_tells_one_failure) {
 }
 
 TEST(calls_that_differ_fail_the_group_soon) {
-    const Memory memory(3, 0);
-    std::vector<std::shared_ptr<Group>> groups;
-    for (int rank = 0; rank < 3; ++rank) groups.push_back(memory.join(rank));
-    const auto begin = [&](int rank, std::uint32_t digest) {
-        groups[static_cast<std::size_t>(rank)]->enter(rank, digest, 0);
-        groups[static_cast<std::size_t>(rank)]->leave();
-    };
+    const Three three;
+    const auto& groups = three.groups;
+    const auto begin = [&](int rank, std::uint32_t digest) { three.begin(rank, digest); };
     for (std::uint32_t call = 0; call < 600; ++call) {  // the memory of calls goes round
         for (int rank = 0; rank < 3; ++rank) begin(rank, 7 + call);
     }
@@ -264,13 +275,9 @@ TEST(calls_that_differ_fail_the_group_soon) {
 }
 
 TEST(a_call_that_one_rank_refuses_fails_the_group_with_its_reason) {
-    const Memory memory(3, 0);
-    std::vector<std::shared_ptr<Group>> groups;
-    for (int rank = 0; rank < 3; ++rank) groups.push_back(memory.join(rank));
-    const auto begin = [&](int rank) {
-        groups[static_cast<std::size_t>(rank)]->enter(rank, 7, 0);
-        groups[static_cast<std::size_t>(rank)]->leave();
-    };
+    const Three three;
+    const auto& groups = three.groups;
+    const auto begin = [&](int rank) { three.begin(rank, 7); };
     const auto refuse = [&](int rank, std::string_view reason) {
         groups[static_cast<std::size_t>(rank)]->refuse(rank, reason);
     };
@@ -301,13 +308,9 @@ TEST(a_call_that_one_rank_refuses_fails_the_group_with_its_reason) {
 }
 
 TEST(a_call_that_a_rank_had_not_begun_when_it_left_fails_the_group) {
-    const Memory memory(3, 0);
-    std::vector<std::shared_ptr<Group>> groups;
-    for (int rank = 0; rank < 3; ++rank) groups.push_back(memory.join(rank));
-    const auto begin = [&](int rank) {
-        groups[static_cast<std::size_t>(rank)]->enter(rank, 7, 0);
-        groups[static_cast<std::size_t>(rank)]->leave();
-    };
+    const Three three;
+    const auto& groups = three.groups;
+    const auto begin = [&](int rank) { three.begin(rank, 7); };
     for (int rank = 0; rank < 3; ++rank) begin(rank);
     begin(1);
     groups[1]->close();  // in order, behind a call that the others make later

@@ -144,6 +144,7 @@ def slow_to_load(here: Rank, world: int) -> None:
 def one_sided(here: Rank, world: int) -> None:
     """One rank raises an error, resets or closes; those in the call are told soon, with NaN."""
     rank, last = here.rank, world - 1
+    absent = f"rank {last} does not make the call that other ranks make"
     for schedule in ("hetero_unfused_1d", "gated_1d", "one_shot_sm"):
         ficco.prepare(machine="cuda", timeout_s=_LONG_S)
         want = reduced(rank, "serial")
@@ -152,11 +153,11 @@ def one_sided(here: Rank, world: int) -> None:
         if rank == last:
             _refused(rank, schedule)
         else:
-            _told(here, schedule, f"rank {last} does not make the call of its peers: InputError")
+            _told(here, schedule, f"{absent}: InputError")
         ficco.reset()
         close(reduced(rank, schedule), want.double(), f"{schedule} after an error and a reset")
         if rank != last:
-            _told(here, schedule, f"rank {last} does not make the call of its peers: it resets")
+            _told(here, schedule, f"{absent}: it called reset()")
         ficco.reset()
         for _ in range(3):  # that all ranks raise needs no reset
             _refused(rank, schedule)

@@ -264,7 +264,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
 
     # Of these calls the engine sees no tensors.
     def again_and_wait(
-        self: Any, standing: Any, addresses: Any, stream: int, ys: Any, matrices: Any = None
+        self: Any, standing: Any, addresses: Any, stream: int, ys: Any, matrices: Any
     ) -> bool:
         for y in ys:
             here.compute.place(y)

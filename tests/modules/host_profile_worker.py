@@ -17,19 +17,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from worker import Listener
 
 import ficco
 from ficco.machine import Machine
 from ficco.modules import groups, host_profile
-
-
-class Listener(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
 
 
 def call(rank: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ficco import oracle
+from ficco import oracle, settings
 from ficco.compute import named
 from ficco.errors import EngineError
 from ficco.machine import Machine
@@ -37,8 +37,8 @@ def joined() -> Iterator[Any]:
     import torch.distributed as dist
 
     dist.init_process_group(
-        "gloo", init_method=f"file://{os.environ['FICCO_STORE']}", rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
+        "gloo", init_method=f"file://{os.environ['FICCO_STORE']}", rank=settings.whole("RANK"),
+        world_size=settings.whole("WORLD_SIZE"),
     )  # fmt: skip
     try:
         yield dist.group.WORLD

@@ -57,12 +57,12 @@ class Control {
 
     // ---- ranks
     void began(int rank, std::uint32_t digest) noexcept;
-    // The rank makes no call where its peers may make one. Where it makes it later, or where all
-    // ranks refuse as often, nothing comes of it.
+    // Notes that the rank has raised an error instead of making its next call. The group does not
+    // fail if the rank makes that call after all, or if all ranks refuse it equally often.
     void refuse(int rank, std::string_view reason) noexcept;
     std::string refusal(int rank) const;  // why; the first reason counts
-    // Whether a peer has refused, more often than this rank, the call that it is to make next: one
-    // that this rank has begun, or, if `next`, is to make next, too.
+    // The failure of this rank's call, if a peer has refused to make it more often than this rank
+    // did: a call that this rank has begun, or, if `next`, the next call of both.
     std::optional<Failure> refused(int rank, int peer, bool next) const noexcept;
     // A rank has captured a call, which it may replay: its calls are not those that it begins.
     void captured() noexcept { captured_.store(true, std::memory_order_release); }
@@ -78,12 +78,13 @@ class Control {
     // Finds out which ranks have died since they arrived: the kernel tells, by their mutex.
     void look_for_deaths(int world) noexcept;
     bool someone_died() const noexcept { return deaths_.load(std::memory_order_acquire) > 0; }
-    // A rank makes its next call ready, which may take longer than a wait may last: it compiles.
+    // Notes whether a rank prepares its next call. It may compile kernels, which may take longer
+    // than a wait may last.
     void set_preparing(int rank, bool does) noexcept;
     bool someone_prepares() const noexcept {
         return preparing_.load(std::memory_order_acquire) > 0;
     }
-    // Whether a peer has left, and this rank has begun a call that it had not.
+    // The failure of this rank's call, if a peer has left without having begun that call.
     std::optional<Failure> missed(int rank, int peer) const noexcept;
     // Whether a rank has closed or died, and whether any has.
     bool has_left(int rank) const noexcept;

@@ -95,7 +95,7 @@ class Group {
     void leave() noexcept;
     void set_preparing(int rank, bool does);
     bool someone_prepares() const noexcept { return control_->someone_prepares(); }
-    // This rank makes no call where its peers may make one; see Control.
+    // What `Control` does, for a rank of this process.
     void refuse(int rank, std::string_view reason);
     std::string refusal(int rank) const;
     bool refuses_next(int rank, int peer) const;

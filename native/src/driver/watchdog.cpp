@@ -53,8 +53,8 @@ void Watchdog::compare_calls() noexcept {
     if (difference_ && now_ns() - found_ns_ > kToldAfterNs) control_.fail(*difference_);
 }
 
-// A peer that refuses a call may make it after all, and one that has left may be needed no more by
-// the calls that stand before: both have a while for it.
+// A peer that refuses a call may still make it, and calls that do not need a peer which has left
+// may still end. So the group fails only when a peer has been absent for some time.
 void Watchdog::look_at_peers() noexcept {
     for (int peer = 0; peer < world_; ++peer) {
         if (peer == rank_) continue;
