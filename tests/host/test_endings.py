@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import ficco
+from ficco import data
 
 COMMAND = [sys.executable, "-P", "-m", "ficco"]
 SMALL = ["--m", "67", "--n", "29", "--k", "31", "--engine", "host"]
@@ -191,7 +192,7 @@ def test_sigterm_ends_a_command_at_work(args: list[str], tmp_path: Path) -> None
     """Each would work on for long; the bound is far above a second, for a busy machine."""
     profile, temporary = tmp_path / "large.toml", tmp_path / "temporary"
     temporary.mkdir()
-    shipped = (Path(ficco.__file__).parent.parent / "schedules/machines/h200x8.toml").read_text()
+    shipped = data.text("machines", "h200x8", "machine", ficco.MachineError)
     profile.write_text(shipped.replace("devices = 8", "devices = 64"))
     args = [str(profile) if word == "PROFILE" else word for word in args]
     args += ["--out", str(tmp_path / "swept")] if args[0] == "sweep" else []
