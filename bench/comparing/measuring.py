@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch.distributed._symmetric_memory  # it registers the fused operators
-
 from comparing import summary
+from comparing.by_pytorch import FUSED, fused
 from comparing.cases import Case, points
 from ficco.sweeping.gpu.launching import Meeting
 from ficco.sweeping.gpu.measuring import Measuring
-from ficco.sweeping.gpu.operands import Landing, Operands
+from ficco.sweeping.gpu.operands import Landing
 from ficco.sweeping.gpu.timing import Config
-
-FUSED = ("all_gather_matmul", "matmul_reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -28,20 +22,6 @@ class Settings:
     rounds: int = 20
     screening_rounds: int = 3
     keep: int = 2
-
-
-def torch_fused(operands: Operands) -> Callable[[int], torch.Tensor]:
-    """Return PyTorch's own fused operator."""
-    name = dist.group.WORLD.group_name
-
-    def run(i: int) -> torch.Tensor:
-        x, w = operands.x[i % operands.sets], operands.w[i % operands.sets]
-        if operands.layout.op == "all_gather_matmul":
-            found = torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)
-            return found[1][0]
-        return torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
-
-    return run
 
 
 def about(schedule: Any, asked: Any) -> dict[str, Any]:
@@ -68,7 +48,7 @@ def measure(
     run = Measuring(case, rank, meeting, landing)
     baselines = [Config("serial", run.operands.serial)]
     if case.op in FUSED:
-        baselines.append(Config("torch_fused", torch_fused(run.operands)))
+        baselines.append(Config("torch_fused", fused(run.operands)))
     baselines = [config for config in baselines if run.ready(config)]
     alone = run.parts()
     machine = Machine.named("cuda")

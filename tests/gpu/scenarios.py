@@ -317,7 +317,8 @@ def faults(
         problem = Problem.chunked("matmul_all_reduce", me.world, 16, 512, 64 * me.world, "bfloat16")
         point, other = Schedule.named("one_shot_sm"), Schedule.named("two_shot_sm")
     arrays, exact = me.arrays(problem, 1)
-    me.judge(problem, me.execute(problem, point, arrays), exact, "at first")
+    for each in (point, other):  # their kernels are compiled before a timeout counts
+        me.judge(problem, me.execute(problem, each, arrays), exact, "at first")
     me.meet()
     last = me.world - 1
     for kind in ("absent", "diverged"):
@@ -333,7 +334,7 @@ def faults(
             try:
                 ys = me.execute(problem, mine, arrays)
             except EngineError as error:  # who comes late is told at its call; two came before
-                assert kind == "diverged" and "runs another call than rank" in str(error)
+                assert kind == "diverged" and "runs another call than rank" in str(error), error
                 ys = {}
             for _ in range(ahead):
                 counter.add_(1)
@@ -349,7 +350,8 @@ def faults(
                 said = str(error)
             else:
                 raise AssertionError(f"{kind}: the next call did not raise")
-        assert kind == "absent" or f"rank {last} runs another call than rank" in said, said
+        another = f"rank {last} runs another call than rank"
+        assert kind == "absent" or another in said.lower(), said
         named = f"[{last}]" in said or f"rank {last}" in said or me.rank == last
         assert named or (loads and "Which one is not known" in said), said
         print(kind, said)

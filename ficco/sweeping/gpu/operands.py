@@ -102,8 +102,8 @@ class Operands:
         self.move(self.y, self.product)
         return self.y
 
-    def ficco(self, schedule: Schedule) -> Run:
-        """Return ficco's operator with a schedule."""
+    def ficco(self, schedule: Schedule | str) -> Run:
+        """Return ficco's operator with a schedule or its name."""
         import ficco
 
         function = getattr(ficco, self.layout.op)

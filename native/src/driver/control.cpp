@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint64_t kMagic = 0x33'6f63'6369'66;  // "ficco3"
 
 // How long one waits for another's failure to be told. Telling takes less than a microsecond.
-constexpr int kTellTries = 20;
+constexpr int kTellTries = 200;
 constexpr std::int64_t kTellNs = 1'000'000;
 
 }  // namespace

@@ -1,0 +1,77 @@
+"""What PyTorch has for an operator beside NCCL and torch.mm: its fused and symmetric operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric  # it registers the operators
+
+from ficco.sweeping.gpu.layout import Layout
+from ficco.sweeping.gpu.operands import DTYPES, Operands
+
+__all__ = ["FUSED", "SHOTS", "Shared", "fused", "ways"]
+
+FUSED = ("all_gather_matmul", "matmul_reduce_scatter")
+SHOTS = ("one_shot", "two_shot")  # torch.mm, then an all-reduce of symm_mem
+
+Run = Callable[[int], torch.Tensor]
+
+
+def fused(operands: Operands) -> Run:
+    """Return PyTorch's own fused operator."""
+    name = dist.group.WORLD.group_name
+
+    def run(i: int) -> torch.Tensor:
+        x, w = operands.x[i % operands.sets], operands.w[i % operands.sets]
+        if operands.layout.op == "all_gather_matmul":
+            found = torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, name, return_A=False)
+            return found[1][0]
+        return torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
+
+    return run
+
+
+class Shared:
+    """Symmetric memory for the products of every all-reduce of a run. Making it is collective."""
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        sizes = [
+            layout.m * layout.n * layout.item_bytes
+            for layout in layouts
+            if layout.op == "matmul_all_reduce"
+        ]
+        self._memory: Any = None
+        if sizes:
+            empty: Any = symmetric.empty
+            self._memory = empty(max(sizes), dtype=torch.uint8, device="cuda")
+            symmetric.rendezvous(self._memory, group=dist.group.WORLD)
+
+    def product(self, layout: Layout) -> torch.Tensor:
+        """Return memory for a layout's product."""
+        size = layout.m * layout.n * layout.item_bytes
+        return self._memory[:size].view(DTYPES[layout.dtype]).view(layout.m, layout.n)
+
+
+def _shots(operands: Operands, shared: Shared, name: str) -> Run:
+    operators: Any = torch.ops.symm_mem
+    reduce = getattr(operators, f"{name}_all_reduce{'_' if name == 'two_shot' else ''}")
+    product, group = shared.product(operands.layout), dist.group.WORLD.group_name
+
+    def run(i: int) -> torch.Tensor:
+        torch.mm(operands.x[i % operands.sets], operands.w[i % operands.sets], out=product)
+        return reduce(product, "sum", group)
+
+    return run
+
+
+def ways(operands: Operands, shared: Shared) -> dict[str, Run]:
+    """Return all of them for an operator, by name."""
+    op = operands.layout.op
+    if op in FUSED:
+        return {"torch_fused": fused(operands)}
+    if op == "matmul_all_reduce":
+        return {name: _shots(operands, shared, name) for name in SHOTS}
+    return {}

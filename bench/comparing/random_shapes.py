@@ -1,0 +1,57 @@
+"""Random shapes on which `auto` is judged; equal for a seed. No torch here."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+from ficco.problem import EXCHANGING
+from ficco.sweeping.gpu.layout import Layout
+
+__all__ = ["DRAWN", "MOST_ROWS", "OPERATORS", "drawn"]
+
+OPERATORS = (
+    "matmul_all_reduce", "all_gather_matmul", "matmul_reduce_scatter",
+    "all_to_all_matmul", "matmul_all_to_all",
+)  # fmt: skip
+MOST_ROWS = 16384  # over all ranks
+WIDTHS = (512, 32768)  # of n and k
+STEP = 128  # n and k are multiples
+MOST_FLOPS = 6e11  # of one rank: about a millisecond
+MOST_BYTES = 1 << 29  # of one tensor of a rank
+DRAWN = (
+    f"log-uniform: 1 to {MOST_ROWS} rows over all ranks (all-reduce: any number; else a multiple "
+    f"of the ranks), n and k {WIDTHS[0]} to {WIDTHS[1]} in steps of {STEP}; at most "
+    f"{MOST_FLOPS:g} operations of a rank and {MOST_BYTES} bytes of a tensor; bfloat16"
+)
+
+
+def drawn(op: str, world: int, count: int, seed: int) -> list[Layout]:
+    """Return so many shapes of an operator."""
+    endless = _shapes(op, world, random.Random(f"{op} {seed}"))
+    return [next(endless) for _ in range(count)]
+
+
+def _shapes(op: str, world: int, source: random.Random) -> Iterator[Layout]:
+    while True:
+        rows = _size(source, 1, MOST_ROWS, 1)
+        n, k = (_size(source, *WIDTHS, STEP) for _ in range(2))
+        if op != "matmul_all_reduce":
+            rows = max(world, rows // world * world)
+        layout = Layout(op, rows // world if op in EXCHANGING else rows, n, k, world)
+        if op in EXCHANGING and layout.m % world:  # each rank sends as many rows to each
+            continue
+        if layout.flops <= MOST_FLOPS and _largest(layout) <= MOST_BYTES:
+            yield layout
+
+
+def _size(source: random.Random, least: int, most: int, step: int) -> int:
+    size = math.exp(source.uniform(math.log(least), math.log(most)))
+    return max(step, round(size / step) * step)
+
+
+def _largest(layout: Layout) -> int:
+    gathered = (layout.m, layout.w[0])
+    sizes = (layout.x, layout.w, layout.y, layout.product, gathered)
+    return layout.item_bytes * max(rows * columns for rows, columns in sizes)

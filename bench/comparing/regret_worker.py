@@ -1,0 +1,119 @@
+"""One rank of regret.py: measures `auto` beside the others, shape after shape."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from record import spread
+
+import ficco
+from comparing.by_pytorch import Shared, ways
+from comparing.random_shapes import OPERATORS, drawn
+from comparing.regrets import judged
+from ficco.engines.group_kernels import OFTEN
+from ficco.modules import auto, groups
+from ficco.schedule import Schedule
+from ficco.selector import Choice
+from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
+from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.layout import Layout
+from ficco.sweeping.gpu.measuring import Measuring
+from ficco.sweeping.gpu.operands import Landing
+from ficco.sweeping.gpu.timing import Config, beat
+from ficco.timeline import REGIMES
+
+LONGEST_S = 5.0  # that a shape may take; none is begun with less time left
+
+
+def _choices(layout: Layout) -> dict[str, Choice]:
+    """Return what `auto` takes of a shape, by regime."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    runtime = groups.gpu_runtime(None, device)
+    assert runtime is not None, groups.fallback_reason()
+    return {
+        regime: auto.choice(layout.problem, runtime, device, regime)
+        for regime in ("eager", "captured")
+    }
+
+
+def text_of(schedule: Schedule) -> str:
+    """Name a schedule as results do."""
+    words = [schedule.name, f"g{schedule.chunks}"]
+    words += ["in_step"] if schedule.pace == "in_step" else []
+    return " ".join(words + (["edge"] if schedule.taper == "edge" else []))
+
+
+def _rivals(choices: dict[str, Choice], count: int) -> dict[str, Schedule]:
+    """Return the schedules that `auto` took, and so many more that were predicted next to them."""
+    found: dict[str, Schedule] = {}
+    for choice in choices.values():
+        others = [schedule for schedule, _ in choice.alternatives][:count]
+        for schedule in (choice.schedule, *others):
+            found[f"ficco {text_of(schedule)}"] = schedule
+    return found
+
+
+def measure(
+    layout: Layout, rank: int, meeting: Meeting, landing: Landing, shared: Shared,
+    settings: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Return a shape's result, equal on all ranks. A collective call."""
+    run = Measuring(layout, rank, meeting, landing)
+    call = run.operands.ficco(auto.AUTO)
+    for i in range(2 * OFTEN):  # kernels that calls have to compile are compiled
+        run.attempt(partial(call, i))
+    choices = _choices(layout)
+    configs = [Config("auto", call), Config("serial", run.operands.serial)]
+    configs += [Config(name, way) for name, way in ways(run.operands, shared).items()]
+    configs = [config for config in configs if run.ready(config)]
+    if settings["rivals"]:
+        rivals = _rivals(choices, settings["rivals"] - 1)
+        run.ours = [Config(name, run.operands.ficco(each)) for name, each in rivals.items()]
+        configs += [config for config in run.ours if run.ready(config)]
+    times = run.rounds(run.entries(configs), settings["rounds"], 1)
+    for config in configs:
+        if config.name == "auto":
+            run.still_right(config)
+    ms: dict[str, Any] = {regime: {} for regime in REGIMES}
+    for (name, regime), found in times.items():
+        if (name, regime) not in run.bad:
+            ms[regime][name] = spread(found)
+    verdicts = {regime: judged(ms[regime], regime) for regime in REGIMES}
+    return {
+        "case": layout.id, "op": layout.op, "m": layout.m, "n": layout.n, "k": layout.k,
+        "auto": {regime: text_of(each.schedule) for regime, each in choices.items()},
+        "by": {regime: each.by for regime, each in choices.items()},
+        "predicted_ms": {regime: each.predicted_ms for regime, each in choices.items()},
+        "ms": ms,
+        "verdicts": {regime: each for regime, each in verdicts.items() if each},
+        "refused": {f"{name}, {regime}": why for (name, regime), why in run.bad.items()},
+    }  # fmt: skip
+
+
+def run(folder: Path) -> int:
+    """Measure the shapes of todo.json until the deadline."""
+    todo = json.loads((folder / "todo.json").read_text())
+    rank, world = open_group(folder)
+    meeting, said = Meeting(folder, rank, world, WAIT_S), Said(folder, rank)
+    ficco.prepare(machine="cuda", timeout_s=20.0)
+    if reason := ficco.fallback_reason():
+        raise RuntimeError(f"ficco would run plain torch.distributed: {reason}")
+    by_op = [drawn(op, world, todo["count"], todo["seed"]) for op in OPERATORS if op in todo["ops"]]
+    layouts = [layout for one_of_each in zip(*by_op, strict=True) for layout in one_of_each]
+    grow_windows(layouts, rank)
+    shared, landing = Shared(layouts), Landing()
+    for layout in layouts:
+        if meeting.gather(float(time.time() + LONGEST_S > todo["deadline"]))[0]:
+            said("left_out", layout.id)
+            continue
+        beat()
+        said("case", measure(layout, rank, meeting, landing, shared, todo))
+        gc.collect()
+    said("done", True)
+    return leave()

@@ -1,0 +1,88 @@
+"""How much longer `auto` took than the best of what else there is, and whether that is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ficco.timeline import REGIMES
+
+__all__ = ["ALLOWED_MS", "BAR", "judged", "lines", "summed_up"]
+
+SHARE = 0.03
+ALLOWED_MS = {"captured": 0.002, "eager": 0.005, "synchronized": 0.005}
+BAR = (
+    f"auto took at most {SHARE:.0%}, or 2 us captured and 5 us otherwise, longer than the best "
+    "of serial and PyTorch's operators, or no more than the larger interquartile range of the two"
+)
+
+
+def judged(figures: Mapping[str, Mapping[str, float]], regime: str) -> dict[str, Any] | None:
+    """Return the verdict on a shape in a regime; None where there is nothing to compare.
+
+    Args:
+        figures: median and iqr in ms by the name of a way, `auto` among them, and ficco's other
+            schedules, whose names begin with "ficco ".
+        regime: one of REGIMES.
+    """
+    others = {name: each for name, each in figures.items() if not name.startswith("ficco ")}
+    auto = others.pop("auto", None)
+    if auto is None or not others:
+        return None
+    best = min(others, key=lambda name: others[name]["median"])
+    lost = auto["median"] - others[best]["median"]
+    allowed = max(SHARE * others[best]["median"], ALLOWED_MS[regime])
+    noise = max(auto["iqr"], others[best]["iqr"])
+    return {
+        "best": best,
+        "times_faster": round(others[best]["median"] / auto["median"], 4),
+        "lost_ms": round(lost, 5),
+        "within": lost <= max(allowed, noise),
+    }
+
+
+def summed_up(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return by operator and regime: shapes, how many are within the bar, the gains of `auto`."""
+    found: dict[str, Any] = {}
+    for op in dict.fromkeys(case["op"] for case in cases):
+        for regime in REGIMES:
+            verdicts = [
+                case["verdicts"][regime]
+                for case in cases
+                if case["op"] == op and regime in case["verdicts"]
+            ]
+            if not verdicts:
+                continue
+            gains = sorted(each["times_faster"] for each in verdicts)
+            found.setdefault(op, {})[regime] = {
+                "shapes": len(verdicts),
+                "within": sum(each["within"] for each in verdicts),
+                "times_faster": {
+                    "least": gains[0], "median": gains[len(gains) // 2], "most": gains[-1],
+                },
+            }  # fmt: skip
+    return found
+
+
+def lines(document: Mapping[str, Any]) -> list[str]:
+    """Return a short text: the sums, then every shape that is not within the bar."""
+    found = []
+    for op, regimes in document["summary"].items():
+        for regime, each in regimes.items():
+            gains = each["times_faster"]
+            found.append(
+                f"{op:24} {regime:12} {each['within']:3} of {each['shapes']:3} within; "
+                f"{gains['least']:.2f}x to {gains['most']:.2f}x, median {gains['median']:.2f}x"
+            )
+    for case in document["cases"]:
+        for regime, each in case["verdicts"].items():
+            if not each["within"]:
+                ms = {name: row["median"] for name, row in case["ms"][regime].items()}
+                auto = case["auto"]["captured" if regime == "captured" else "eager"]
+                texts = [f"{name} {value:.4f}" for name, value in ms.items()]
+                found.append(f"{case['case']} {regime}: auto is {auto}; {', '.join(texts)}")
+        for way, reason in case["refused"].items():
+            found.append(f"{case['case']} {way}: {reason}"[:300])
+    if document["left_out"]:
+        found.append(f"left out: {len(document['left_out'])}")
+    return found

@@ -1,0 +1,107 @@
+"""Holds `auto` against serial and PyTorch's operators on random shapes that no book holds.
+
+`auto` takes turns with torch.mm and NCCL, PyTorch's fused operators, and torch.mm followed by the
+one-shot and two-shot all-reduces of `symm_mem`: captured, called back to back, and synchronized. A
+figure is that of the slowest rank. NCCL and PyTorch's operators run without NVLink multicast.
+
+    python bench/regret.py --gpus 2 --out bench/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from comparing.random_shapes import DRAWN, OPERATORS
+from comparing.regrets import BAR, lines, summed_up
+from naming import machine_name
+from record import gpus, surroundings
+
+from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, required=True, metavar="N")
+    parser.add_argument("--ops", default=",".join(OPERATORS), help="default: %(default)s")
+    parser.add_argument("--count", type=int, default=40, help="shapes of each operator")
+    parser.add_argument("--seed", type=int, default=1, help="of the shapes (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="that count (%(default)s)")
+    parser.add_argument(
+        "--rivals", type=int, default=0, metavar="K",
+        help="time the K schedules that were predicted to be fastest, too (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for all of it")
+    parser.add_argument("--label", default="", metavar="WORD", help="regret_MACHINE_WORD.json")
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="of regret_MACHINE.json")
+    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _document(args: argparse.Namespace) -> dict[str, Any]:
+    found, about = surroundings(), gpus()
+    found["versions"] |= about.pop("more")
+    return {
+        "bench": "regret", **found, **about, "world": args.gpus, "environment": NO_MULTICAST,
+        "how": {
+            "shapes": DRAWN, "seed": args.seed, "count": args.count, "rounds": args.rounds,
+            "m": "rows on each rank for all-to-all, else over all ranks",
+            "figure": "ms a call of the slowest rank; median and interquartile range of rounds",
+            "bar": BAR,
+        },
+        "reason": "", "summary": {}, "left_out": [], "cases": [],
+    }  # fmt: skip
+
+
+def _taken_over(document: dict[str, Any], folder: Path) -> None:
+    """Take over what rank 0 has said."""
+    path = folder / "said.jsonl"
+    text = path.read_text().split("\n")[:-1] if path.exists() else []
+    values = [item for line in text for item in json.loads(line).items()]
+    document["cases"] = [value for kind, value in values if kind == "case"]
+    document["left_out"] = [value for kind, value in values if kind == "left_out"]
+    document["summary"] = summed_up(document["cases"])
+
+
+def main() -> int:
+    args = arguments()
+    if args.rank_of:
+        from comparing import regret_worker
+
+        return regret_worker.run(Path(args.rank_of))
+    ops = args.ops.split(",")
+    if unknown := set(ops) - {*OPERATORS}:
+        print(
+            f"--ops: {sorted(unknown)} found; choose from {', '.join(OPERATORS)}", file=sys.stderr
+        )
+        return 2
+    document = _document(args)
+    with tempfile.TemporaryDirectory(prefix="regret") as name:
+        folder = Path(name)
+        todo = {
+            "ops": ops, "count": args.count, "seed": args.seed, "rounds": args.rounds,
+            "rivals": args.rivals, "deadline": time.time() + args.seconds,
+        }  # fmt: skip
+        (folder / "todo.json").write_text(json.dumps(todo))
+        command = [__file__, "--gpus", str(args.gpus), "--rank-of", name]
+        document["reason"] = run_ranks(
+            command, args.gpus, folder, args.seconds + 30.0, lambda: None
+        )
+        _taken_over(document, folder)
+    label = f"_{args.label}" if args.label else ""
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    path = Path(args.out, f"regret_{machine_name(document)}{label}.json")
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print("\n".join(lines(document)))
+    if document["reason"]:
+        print(document["reason"], file=sys.stderr)
+    return 1 if document["reason"] or not document["cases"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
