@@ -36,6 +36,9 @@ def arguments() -> argparse.Namespace:
         "--rivals", type=int, default=0, metavar="K",
         help="time the K schedules that were predicted to be fastest, too (%(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--named", default="", metavar="NAMES", help="schedules to time, too: two_shot_sm,serial"
+    )
     parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for all of it")
     parser.add_argument("--label", default="", metavar="WORD", help="regret_MACHINE_WORD.json")
     parser.add_argument("--out", default=".", metavar="FOLDER", help="of regret_MACHINE.json")
@@ -85,7 +88,8 @@ def main() -> int:
         folder = Path(name)
         todo = {
             "ops": ops, "count": args.count, "seed": args.seed, "rounds": args.rounds,
-            "rivals": args.rivals, "deadline": time.time() + args.seconds,
+            "rivals": args.rivals, "named": args.named.split(","),
+            "deadline": time.time() + args.seconds,
         }  # fmt: skip
         (folder / "todo.json").write_text(json.dumps(todo))
         command = [__file__, "--gpus", str(args.gpus), "--rank-of", name]

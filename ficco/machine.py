@@ -14,14 +14,18 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ficco import data, reading
+from ficco.costs import Costs
 from ficco.curves import LEAST, MOST, Curve, GemmTimes
 from ficco.errors import InputError, MachineError
 from ficco.problem import DTYPES
 
-__all__ = ["COLLECTIVES", "Costs", "Link", "Machine"]
+__all__ = ["COLLECTIVES", "SLICED_ROWS", "Costs", "Link", "Machine"]
 
 _UNKNOWN = Curve(())
+_FREE = Costs()
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+SLICED_ROWS = 64  # see `Machine.sliced_gemm_us`
+_SLICED_STEP, _SLICED_STEP_US = 128, 0.55  # rows and depth of a step, and what it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,66 +90,6 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What steps cost besides bytes and operations, in us, and how much work slows work down.
-
-    Attributes:
-        launch_us: from the end of a kernel to the start of the next one on its stream.
-        call_us: what a call lasts besides its steps (its lanes fork and join).
-        signal_us: what raising a word takes its lane; `raise_us`: from then until a lane that
-            waits for it goes on. wait_us, clear_us: what a wait that holds already and clearing
-            take a lane, per word.
-        host_call_us: what the host does for a call before its first step and after its last.
-        host_launch_us, host_copy_us, host_words_us: what submitting one call of a library, one
-            copy, and one step of words takes the host.
-        host_kernel_us: what submitting one kernel of ficco's own takes it (gated GEMMs, sums).
-        host_serial_us: what a call that is a whole GEMM and a collective takes it, checks and all.
-        host_direct_us: what a call that is one launch (transport "sm") takes it, checks and all; 0:
-            taken to be host_call_us and host_kernel_us.
-        skew_us: how far apart ranks begin a call.
-        store_us: from a kernel's store at a peer until a kernel there that awaits it has it; 0: not
-            known, so that nothing is predicted of transport "sm" here.
-        direct_us: how much longer a gather by stores lasts than its launch, product and stores, for
-            ranks hear of each other by words; where they do by mailboxes, nothing.
-        gated_gemm: how much longer a gated GEMM lasts than the library's, alone.
-        direct_gemm: the same of a launch that gathers by stores.
-        gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
-        copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.
-        gemm_beside_collective, collective_beside_gemm: the same, for torch.distributed; for the
-            record, nothing is predicted from them.
-    """
-
-    launch_us: float = 0.0
-    call_us: float = 0.0
-    signal_us: float = 0.0
-    raise_us: float = 0.0
-    wait_us: float = 0.0
-    clear_us: float = 0.0
-    host_call_us: float = 0.0
-    host_launch_us: float = 0.0
-    host_kernel_us: float = 0.0
-    host_copy_us: float = 0.0
-    host_words_us: float = 0.0
-    host_serial_us: float = 0.0
-    host_direct_us: float = 0.0
-    skew_us: float = 0.0
-    store_us: float = 0.0
-    direct_us: float = 0.0
-    gated_gemm: float = 1.0
-    direct_gemm: float = 1.0
-    gemm_beside_copies: float = 1.0
-    copies_beside_gemm: float = 1.0
-    gemm_beside_collective: float = 1.0
-    collective_beside_gemm: float = 1.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), 0.0 if field.name.endswith("_us") else 1.0
-            if not (math.isfinite(value) and value >= least):
-                raise MachineError(f"costs: {field.name}={value}: it is {least:g} or more")
-
-
-@dataclass(frozen=True, slots=True)
 class Pieces:
     """What running a GEMM in pieces loses (decomposition-induced loss).
 
@@ -205,7 +149,7 @@ class Machine:
     memory_gbps: float = 0.0
     gemms: tuple[tuple[str, GemmTimes], ...] = ()
     collectives: tuple[tuple[str, Curve], ...] = ()
-    costs: Costs = Costs()
+    costs: Costs = _FREE
     pieces: tuple[Pieces, ...] = ()
     signals: str = "write"
     pacing: bool = True
@@ -339,6 +283,20 @@ class Machine:
         if times is None:
             return self.rated_gemm_us(2.0 * m * n * k, dtype)
         return times.us(m, n, k)
+
+    def sliced_gemm_us(self, m: int, n: int, k: int, dtype: str, slices: int) -> float:
+        """Return how long a GEMM lasts whose slices of columns are made by programs each, in us.
+
+        That is how kernels multiply which store at peers. Of few rows it lasts as long as the
+        library's. Of more, each program reads all of x again, and goes through it step by step
+        (three shapes on an H100, 2026-11-25).
+        """
+        whole = self.gemm_us(m, n, k, dtype)
+        if m <= SLICED_ROWS:
+            return whole
+        read = self.stream_us(float(slices) * m * k * DTYPES[dtype])
+        steps = math.ceil(m / _SLICED_STEP) * math.ceil(k / _SLICED_STEP)
+        return max(whole, read, steps * _SLICED_STEP_US)
 
     def rated_gemm_us(self, flops: float, dtype: str) -> float:
         """Return how long so many operations last by the plain rate; 0 where there is none."""

@@ -49,9 +49,12 @@ def text_of(schedule: Schedule) -> str:
     return " ".join(words + (["edge"] if schedule.taper == "edge" else []))
 
 
-def _rivals(choices: dict[str, Choice], count: int) -> dict[str, Schedule]:
-    """Return the schedules that `auto` took, and so many more that were predicted next to them."""
-    found: dict[str, Schedule] = {}
+def _rivals(
+    op: str, choices: dict[str, Choice], count: int, named: list[str]
+) -> dict[str, Schedule]:
+    """Return the schedules that `auto` took, so many that were predicted next, and named ones."""
+    known = [Schedule.named(name) for name in Schedule.names(op) if name in named]
+    found = {f"ficco {text_of(schedule)}": schedule for schedule in known}
     for choice in choices.values():
         others = [schedule for schedule, _ in choice.alternatives][:count]
         for schedule in (choice.schedule, *others):
@@ -72,8 +75,9 @@ def measure(
     configs = [Config("auto", call), Config("serial", run.operands.serial)]
     configs += [Config(name, way) for name, way in ways(run.operands, shared).items()]
     configs = [config for config in configs if run.ready(config)]
-    if settings["rivals"]:
-        rivals = _rivals(choices, settings["rivals"] - 1)
+    if settings["rivals"] or settings["named"]:
+        more = max(settings["rivals"] - 1, 0)
+        rivals = _rivals(layout.op, choices, more, settings["named"])
         run.ours = [Config(name, run.operands.ficco(each)) for name, each in rivals.items()]
         configs += [config for config in run.ours if run.ready(config)]
     times = run.rounds(run.entries(configs), settings["rounds"], 1)

@@ -228,6 +228,7 @@ class BoundPlan:
         self._count = len(encoded.slots)
         table, kept = table_of(plan) if stores else (None, "")
         self._before = made_before(plan, table)
+        self._made_before = table.outputs if self._before and table is not None else ()
         self._works = [
             (work, self._before if stores else [] if work.step.parts else calls_of(plan, work))
             for work in encoded.works
@@ -265,13 +266,16 @@ class BoundPlan:
             window.recent.append(self._launches)
         # Slots of what is given or allocated for a call.
         own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == plan.rank]
-        self._numbers = {name: slot for name, slot in own if name not in self._places}
+        # What one launch makes for peers, it stores there, and keeps nowhere.
+        self._workspaces = [b for b in plan.buffers if b.role == "workspace" and not stores]
+        unused = {b.name for b in plan.buffers if b.role == "workspace" and stores}
+        elsewhere = {*self._places, *unused}
+        self._numbers = {name: slot for name, slot in own if name not in elsewhere}
         placed = set() if self._launches is None else self._launches.placed
         self._slots = [(slot, name) for name, slot in self._numbers.items() if slot not in placed]
         self._held = False  # whether the window holds the launches
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
         self._weights = [b.name for b in plan.buffers if b.role == "weight"]
-        self._workspaces = [b for b in plan.buffers if b.role == "workspace"]
         self._dtype = next(b.dtype for b in plan.buffers if b.role == "output")
 
     def _window_handles(self, copy: int) -> dict[tuple[str, int], Any]:
@@ -389,7 +393,11 @@ class BoundPlan:
         native.finish()
 
     def _make_before_again(self, matrices: Mapping[str, Any]) -> None:
-        self._make_before(self._view(dict(matrices), 0))  # of which nothing lies in a window
+        gemm, x = self._compute.gemm, matrices["x"]
+        with self._compute.exact(self._dtype):
+            for names in self._made_before:
+                w = matrices[names.w]
+                gemm(x, w.T if names.turned else w, matrices[names.y], False, [])
 
     def _make_before(self, view: View) -> None:
         with self._compute.exact(self._dtype):

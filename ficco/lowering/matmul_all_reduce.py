@@ -7,7 +7,9 @@ With pace="in_step" a sum goes to the next peer when the last turn's sum has com
 sums, which are pushed as they are made, there are no turns to keep.
 
 With sums="within" a launch of the own parts adds up, chunk by chunk, and tells of each, which is
-pushed on meanwhile from lanes of their own, "spread". With sums="along" the sums come to their
+pushed on meanwhile: from lanes of their own, "spread"; or, where all of the peers' parts are made
+before the first sum, behind these on their lanes, for on GPUs the word behind a push may wait for
+pushes of other lanes (`bench/NOTES.md`). With sums="along" the sums come to their
 owners round a ring (see `ring`), and are pushed on from there while later chunks go round.
 
 With transport="sm" the kernel that multiplies stores at the peers itself: see `direct`.
@@ -103,14 +105,18 @@ def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) 
     made = make_and_push(cut, products)
     opened = tuple(dict.fromkeys(f"{lane}.wait_free" for lane in made.lanes.values()))
     several = len(set(made.lanes.values())) > 1
+    behind = schedule.order == "by_peer"  # all parts are made before the first sum
     lanes = {peer: f"{SPREAD}{peer}" if several else SPREAD for peer in made.lanes}
+    lanes = made.lanes if behind else lanes
+    waiting = SPREAD if several else next(iter(lanes.values()))
     for index in range(schedule.chunks):
         chunk = cut.sent(rank, index)
         if chunk.empty:
             continue
         made.told.append(Word(rank, "ready", rank, index))
-        made.steps.append(Step(f"summed.{index}", SPREAD, "wait", "none", words=(made.told[-1],)))
-        after = (*opened, f"summed.{index}") if several else opened
+        made.steps.append(Step(f"summed.{index}", waiting, "wait", "none", words=(made.told[-1],)))
+        after = (f"summed.{index}",) if several else ()
+        after = after if behind else (*opened, *after)
         own = Own(index, cut.piece(rank, chunk).target, after)
         made.steps += _push_on(cut, lanes, own, False, schedule.pace == "in_step")
     data = [word for batch in batches(cut, per_chunk=False) for word in batch.words]

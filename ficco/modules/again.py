@@ -70,8 +70,10 @@ class Known:
         ready, changes: as above.
     """
 
-    __slots__ = ("_device", "_flat", "_more", "_plain", "_problem", "_runtime", "_schedule",
-                 "_shapes", "_short", "_standing", "_takes", "changes", "ready")  # fmt: skip
+    __slots__ = (
+        "_device", "_flat", "_more", "_names", "_plain", "_problem", "_runtime", "_schedule",
+        "_shapes", "_short", "_standing", "_takes", "changes", "ready",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -85,9 +87,12 @@ class Known:
     ) -> None:
         self._runtime, self._problem, self._schedule = runtime, problem, schedule
         self._takes, self._shapes = takes, shapes
+        self._names = (*(name for name, _ in takes), *(f"y{i}" for i in range(len(shapes))))
         self.ready, self.changes = ready, changes
         self._plain = schedule.transport == "collective"
-        self._short = plain.short(problem, runtime.process_group) if self._plain else None
+        self._short = (
+            plain.short(problem, runtime.process_group, runtime.rank) if self._plain else None
+        )
         self._flat = all(len(shape) == 2 for shape in shapes)  # then the tensors are the matrices
         self._device: int = runtime.device.index
         # What makes it again, for as long as its plan is bound; how often it may still ask for it
@@ -105,7 +110,10 @@ class Known:
         if here and standing is not None:
             addresses = [tensor.data_ptr() for tensor in tensors]
             addresses += [y.data_ptr() for y in ys]
-            arrays = {} if standing.before is None else self._arrays(tensors, ys)
+            arrays: dict[str, Any] = {}
+            if standing.before is not None:
+                # `_ask` has made sure that matrices are the tensors' own memory.
+                arrays = self._named(tensors, ys) if self._flat else self._arrays(tensors, ys)
             stream = current_stream(self._device)
             if self._runtime.again(standing, addresses, stream, ys, arrays):
                 self._more = _ASKED
@@ -147,6 +155,10 @@ class Known:
         for i, y in enumerate(ys):
             arrays[f"y{i}"] = matrix_of(y)
         return arrays
+
+    def _named(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:
+        """Return tensors and results by the names of their buffers."""
+        return dict(zip(self._names, (*tensors, *ys), strict=True))
 
     def _matrices(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         return {

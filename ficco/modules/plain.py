@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - as PyTorch names it
 
-from ficco.problem import Problem, offsets
+from ficco.problem import EXCHANGING, Problem, offsets
 from ficco.runtime import collectives
 
 __all__ = ["exchange", "gathered", "products", "run", "short"]
@@ -46,7 +46,9 @@ def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Ten
     return products(problem, given, x)
 
 
-def short(problem: Problem, group: Any) -> Callable[[Matrices], list[torch.Tensor]] | None:
+def short(
+    problem: Problem, group: Any, rank: int
+) -> Callable[[Matrices], list[torch.Tensor]] | None:
     """Return what makes a call of GPUs anew, of matrices alone: x, then each w; None: nothing does.
 
     It does what `run` does, but looks at nothing: few rows are multiplied in less time than the
@@ -84,7 +86,27 @@ def short(problem: Problem, group: Any) -> Callable[[Matrices], list[torch.Tenso
             return [mine]
 
         return scatter
+    if problem.op in EXCHANGING:
+        return _short_exchange(problem, group, rank)
     return None
+
+
+def _short_exchange(
+    problem: Problem, group: Any, rank: int
+) -> Callable[[Matrices], list[torch.Tensor]]:
+    given, taken = list(problem.splits[rank]), [row[rank] for row in problem.splits]
+    exchanged, received, mm = dist.all_to_all_single, sum(taken), torch.mm
+    even = len({*given, *taken}) == 1
+    into, out_of = (None, None) if even else (taken, given)
+
+    def move(mine: torch.Tensor) -> torch.Tensor:
+        found = mine.new_empty((received, mine.shape[1]))
+        exchanged(found, mine.contiguous(), into, out_of, group=group)
+        return found
+
+    if problem.op == "all_to_all_matmul":
+        return lambda matrices: [mm(move(matrices[0]), matrices[1])]
+    return lambda matrices: [move(mm(*matrices))]
 
 
 def products(problem: Problem, given: Named, x: torch.Tensor) -> list[torch.Tensor]:

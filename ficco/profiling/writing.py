@@ -18,7 +18,10 @@ from ficco.profiling.figures import rounded
 __all__ = ["check_target", "profile_text", "write_profile"]
 
 _WIDTH = 100
-_HEAD = "# Measured; ficco/machine.py says what the fields mean. Times are in us, rates in GB/s."
+_HEAD = (
+    "# Measured; ficco/machine.py and ficco/costs.py say what the fields mean. Times are in us, "
+    "rates in GB/s."
+)
 _ABOUT = {
     "links": "gbps: [bytes of a copy, rate]; out, in: [peers, rate of all]; row: [bytes, rate]",
     "gemms": "[m, n, k, us] of one device",

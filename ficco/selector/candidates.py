@@ -22,7 +22,8 @@ _PLAINEST = (
 )  # fmt: skip
 
 FEW_ROWS = 64  # with more the kernel that stores at peers multiplies more slowly than it saves
-_SUMMED_ROWS = 512  # with more of these copy engines hide more than stores take less
+_SUMMED_ROWS = 512  # with more of these stores into mailboxes take longer than NCCL
+_MULTIPLIED_ROWS = 384  # with more the kernel that sums in one shot multiplies far more slowly
 
 
 @lru_cache(maxsize=64)
@@ -114,7 +115,7 @@ def points(
         gates: whether the library for GEMMs has gated ones.
         alone: whether kernels may wait for peers' kernels.
         few: whether rows are few, for which some problems have points of their own: see `are_few`.
-        more: whether they are more of these than FEW_ROWS, for which one shot is no choice.
+        more: whether they are so many of these that one shot is no choice.
     """
     found = [serial(world, machine)]
     if world == 1 or (sums and machine.engine == "cuda"):
@@ -161,5 +162,5 @@ def candidates(
     facts: Facts, machine: Machine, gates: bool = True, alone: bool = True
 ) -> tuple[Schedule, ...]:
     """Return the points for a problem; see `points`."""
-    few, more = are_few(facts), facts.m > FEW_ROWS
+    few, more = are_few(facts), facts.m > _MULTIPLIED_ROWS
     return points(facts.op, facts.world, machine, facts.sums, gates, alone, few, few and more)

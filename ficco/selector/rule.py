@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.direct import is_made_before
+from ficco.lowering.one_launch import slices
 from ficco.lowering.scattering import finishes_between
-from ficco.machine import Link, Machine
+from ficco.machine import SLICED_ROWS, Link, Machine
 from ficco.problem import COLLECTIVE
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts
@@ -144,8 +145,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
     if not (facts.gathers and schedule.compute == "gated"):  # whose launch does those of the end
         words += _leaving_us(machine, peers)
-    host = costs.host_call_us + _launching(schedule, machine, steps * calls)
     pushes = _pushes(facts, schedule) + more
+    host = _calling_us(facts, schedule, machine, steps * calls)
     host += (steps + more + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
     return end + words + costs.call_us, host
 
@@ -263,7 +264,7 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
     worked = turns * piece + (turns - grain) * added + passed + (on if reduces else 0.0)
     end = _on_cores(end, worked, machine, world)
     copies = (world - 1) * grain * (2 if reduces else 1)
-    host = costs.host_call_us + _launching(schedule, machine, turns)
+    host = _calling_us(facts, schedule, machine, turns)
     host += (copies + turns + 2) * costs.host_words_us + copies * costs.host_copy_us
     words = (world + 1) * costs.signal_us + costs.raise_us + _leaving_us(machine, world - 1)
     return end + words + costs.call_us, host
@@ -275,12 +276,14 @@ def _leaving_us(machine: Machine, peers: int) -> float:
     return costs.launch_us if machine.engine == "cuda" else peers * costs.signal_us
 
 
-def _launching(schedule: Schedule, machine: Machine, calls: int) -> float:
-    """Return what launching GEMMs, and what stands at the ends of a call, takes the host."""
+def _calling_us(facts: Facts, schedule: Schedule, machine: Machine, calls: int) -> float:
+    """Return what a call takes the host, and launching its GEMMs and what stands at its ends."""
     costs = machine.costs
     if schedule.compute == "gated" and machine.engine == "cuda":
-        return 2 * costs.host_kernel_us
-    return (calls + 2) * costs.host_launch_us
+        kernels = 1 if facts.gathers else 2
+        native = costs.host_native_us
+        return (costs.host_call_us if native is None else native) + kernels * costs.host_kernel_us
+    return costs.host_call_us + (calls + 2) * costs.host_launch_us
 
 
 def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
@@ -302,6 +305,10 @@ def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) ->
     if _is_made_before(facts, schedule):  # by a launch of its own
         whole += costs.launch_us
         moved += machine.stream_us(2 * rows)
+    elif not facts.gathers:
+        programs = len(slices(facts.n, schedule.chunks))
+        sliced = machine.sliced_gemm_us(facts.m, facts.n, facts.k, facts.dtype, programs)
+        whole = sliced if facts.m > SLICED_ROWS else whole
     meeting = costs.direct_us if facts.gathers else 0.0
     fixed = costs.launch_us + meeting + (2 if twice else 1) * costs.store_us
     return fixed + whole + send + moved

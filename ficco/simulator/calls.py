@@ -62,18 +62,23 @@ class Calls:
         They are slices of columns, or whole outputs, in one or in several pieces of rows. More rows
         are multiplied before the launch, which moves them then: see `is_made_before`.
         """
-        products = [product for step in steps if step.kind == "gemm" for product in step.products]
-        if products:
-            rows = sum([p.c.rows for p in products if p.b == products[0].b])
-            rows = min(rows, max([p.c.row1 for p in products]))  # outputs may share a weight
-            area = sum([product.c.area for product in products])
-            whole = self.machine.gemm_us(rows, area // rows, products[0].a.cols, self.dtype)
-            whole *= self.machine.costs.direct_gemm if gathers else 1.0
-            self._ns_an_element = 1e3 * whole / area
-            if not gathers and is_made_before(rows, twice):  # then the launch moves the product
-                self.before_ns = 1e3 * whole
-                moved = 2 * area * ELEMENT_BYTES[self.dtype]
-                self._ns_an_element = self._stream_ns(moved) / area
+        made = [step for step in steps if step.kind == "gemm"]
+        products = [product for step in made for product in step.products]
+        if not products:
+            return
+        rows = sum([p.c.rows for p in products if p.b == products[0].b])
+        rows = min(rows, max([p.c.row1 for p in products]))  # outputs may share a weight
+        area = sum([product.c.area for product in products])
+        depth, item = products[0].a.cols, ELEMENT_BYTES[self.dtype]
+        shape = (rows, area // rows, depth, self.dtype)
+        whole = 1e3 * self.machine.gemm_us(*shape)
+        if gathers:
+            whole *= self.machine.costs.direct_gemm
+        elif is_made_before(rows, twice):  # then the launch moves the product
+            self.before_ns, whole = whole, self._stream_ns(2 * area * item)
+        else:
+            whole = 1e3 * self.machine.sliced_gemm_us(*shape, len(made))
+        self._ns_an_element = whole / area
 
     def within(self, step: Step) -> float:
         """Return how long a step lasts as a part of the rank's one launch."""

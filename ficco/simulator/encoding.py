@@ -153,6 +153,8 @@ class Encoder:
         self.host_launch_ns = 1e3 * costs.host_launch_us
         own = machine.engine == "cuda"  # which launches its own kernels natively
         self.host_kernel_ns = 1e3 * costs.host_kernel_us if own else self.host_launch_ns
+        native_us = costs.host_native_us if own and plan.schedule.compute == "gated" else None
+        self.native_ns = None if native_us is None else 1e3 * native_us
         self.machine, self.wires = machine, Wires(machine, plan.problem.world)
         self.calls = Calls(machine, plan.problem.dtype)
         self.words: defaultdict[Word, int] = defaultdict(count().__next__)
@@ -188,6 +190,8 @@ class Encoder:
         self.calls.use(entry)
         rows, actions, encoders = self.rows, self.actions, self.encoders
         host_ns = 1e3 * self.costs.host_call_us
+        if self.native_ns is not None:
+            host_ns = self.native_ns
         if self.once:
             self.calls.use_as_one(entry.steps, self.gathers, self.twice)
             direct_ns = 1e3 * self.costs.host_direct_us
