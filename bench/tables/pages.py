@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from comparing.few import few_rows_gains, few_rows_table
+from comparing.regrets import regret_lines
 from modelling.tables import METHOD, model_sections, results_of
 from modelling.tables import headline as models_headline
 from naming import MACHINES, SHARED, machine_name, where
@@ -91,7 +92,8 @@ def results_page(page: Page) -> list[str]:
                 "`hetero_unfused_1d`, captured, in milliseconds. These are the medians of a few "
                 f"screening runs, good to some per cent ({page.links(documents)}).", *grains, "",
             ]  # fmt: skip
-    return wrapped([*lines, *_few_rows(page), *_machinery(page), *_foresight(page)][:-1])
+    parts = (_few_rows, _regrets, _machinery, _foresight)
+    return wrapped([*lines, *(line for part in parts for line in part(page))][:-1])
 
 
 def first_machine(page: Page) -> str:
@@ -174,6 +176,15 @@ def _few_rows(page: Page) -> list[str]:
         for path, document in _every(page, name):
             lines += [*few_rows_table(document), "", *machines([(path, document)], page), ""]
     return ["## Few rows", "", *lines] if lines else []
+
+
+def _regrets(page: Page) -> list[str]:
+    """Return how `auto` fares on random shapes, on every machine."""
+    lines: list[str] = []
+    for path, document in _every(page, "regret"):
+        lines += [*regret_lines(document, where(document)), ""]
+        lines += [*machines([(path, document)], page), ""]
+    return ["## `auto` on shapes that no book holds", "", *lines] if lines else []
 
 
 def _paced(page: Page) -> list[str]:

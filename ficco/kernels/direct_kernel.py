@@ -4,7 +4,8 @@ The first program of a launch keeps the door; the others share the chunks, which
 columns, and each takes its chunks through all stages:
 
     door      enter
-    program   make: multiply, or take from y what a library multiplied; store at the owners
+    program   make: multiply, or take from y what a library multiplied; store at the owners (own
+              rows stay in y then)
               take: the others' products
               await entered
               finish: add them up, store and, as an owner, pass on
@@ -155,17 +156,20 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
         if opened:
             enter(places, rank, peers, digest, number, WORLD, ON_GPU)
 
+    sent_rows = m
+    if MADE:
+        sent_rows = m - own_rows
     for item in tl.range(first, items, workers):
         entry = chunks + item * _FIELDS
         begin = tl.multiple_of(tl.load(entry + _BEGIN), EDGE)
         end = tl.multiple_of(tl.load(entry + _END), EDGE)
         for left in tl.range(begin, end, COLS):
-            for top in tl.range(0, m, ROWS):
+            for top in tl.range(0, sent_rows, ROWS):
                 # Those behind the own ones come first, so that not all ranks store at one.
                 first_row = top + own_row + own_rows
                 row = first_row + tl.arange(0, ROWS)
                 row = tl.where(row < m, row, row - m)
-                in_m = top + tl.arange(0, ROWS) < m
+                in_m = top + tl.arange(0, ROWS) < sent_rows
                 col = left + tl.arange(0, COLS)
                 if MADE:
                     made_at = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
@@ -221,9 +225,14 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     inside = (row < own_rows)[:, None] & (col < end)[None, :] & opened
                     at = tl.multiple_of(landing.to(y.dtype), BYTES)
                     at = at + row.to(tl.int64)[:, None] * n + col[None, :]
+                    here = y + (own_row + row).to(tl.int64)[:, None] * y_stride + col[None, :]
+                    mine = 0.0
+                    if MADE:
+                        mine = tl.load(here, mask=inside, other=0).to(tl.float32)
                     total, late = take(
-                        at, slot_rows.to(tl.int64) * n, inside, stop, patience_ns, WORLD, ON_GPU
-                    )
+                        at, slot_rows.to(tl.int64) * n, inside, stop, patience_ns,
+                        rank, mine, WORLD, MADE, ON_GPU,
+                    )  # fmt: skip
                     if TWICE:
                         added = (col < end) & (has_bias != 0)
                         term = tl.load(bias + col, mask=added, other=0)
@@ -250,7 +259,6 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                             there = there + (own_row + row).to(tl.int64)[:, None] * n + col[None, :]
                             tl.store(there, sums, inside)
                         result = sums.to(y.dtype.element_ty, bitcast=True)  # as all others get it
-                    here = y + (own_row + row).to(tl.int64)[:, None] * y_stride + col[None, :]
                     tl.store(here, result, (row < own_rows)[:, None] & (col < end)[None, :])
 
     if met == 0:
@@ -278,7 +286,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                     inside = wanted & opened
                     at = tl.multiple_of(sums_at[WORLD - 1].to(y.dtype), BYTES)
                     at = at + row.to(tl.int64)[:, None] * n + col[None, :]
-                    total, late = take(at, 0, inside, stop, patience_ns, 1, ON_GPU)
+                    total, late = take(at, 0, inside, stop, patience_ns, 0, 0.0, 1, False, ON_GPU)
                     if late >= 0:
                         word = passing * _CHUNKS + tl.load(entry + _SUM)
                         give_up(counts, number, status, word + 1)

@@ -264,13 +264,16 @@ def _all_came(missing, stop, begin_ns, patience_ns, ON_GPU: tl.constexpr):  # no
 
 
 @triton.jit
-def take(
+def take(  # noqa: PLR0913
     at,
     distance,
     inside,
     stop,
     patience_ns,
+    own,
+    mine,
     COUNT: tl.constexpr,  # noqa: N803
+    HAS_OWN: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Await blocks of a mailbox; return their sum in float32, and -1. They are vacant then.
@@ -286,7 +289,10 @@ def take(
         inside: which elements are awaited.
         stop: pointer to int32.
         patience_ns: int64.
+        own: if HAS_OWN, the number of a block that is not in the mailbox.
+        mine: what is added in its place, float32 [rows, cols].
         COUNT: blocks, which are added up in order.
+        HAS_OWN: whether one block is not in the mailbox.
         ON_GPU: False in the interpreter.
     """
     if ON_GPU:
@@ -308,12 +314,21 @@ def take(
         total = tl.zeros(at.shape, tl.float32)
         empty = tl.zeros(at.shape, tl.int32)
         for source in tl.static_range(COUNT):
-            bits = tl.load(boxes + source * distance, mask=inside, other=0, volatile=True)
+            sent = inside
+            if HAS_OWN:
+                sent = inside & (source != own)
+            bits = tl.load(boxes + source * distance, mask=sent, other=0, volatile=True)
             empty = tl.maximum(empty, tl.where(bits == vacant, source + 1, 0))
-            total += bits.to(kind, bitcast=True).to(tl.float32)
+            block = bits.to(kind, bitcast=True).to(tl.float32)
+            if HAS_OWN:
+                block = tl.where(source == own, mine, block)
+            total += block
         missing = tl.max(tl.max(empty, 1), 0)
         state = _all_came(missing, stop, begin, patience_ns, ON_GPU)
     late = tl.where(state == 2, tl.maximum(missing, 1) - 1, -1)
     for source in tl.static_range(COUNT):
-        tl.store(boxes + source * distance, vacant, mask=inside & (late < 0))
+        sent = inside & (late < 0)
+        if HAS_OWN:
+            sent = sent & (source != own)
+        tl.store(boxes + source * distance, vacant, mask=sent)
     return total, late

@@ -152,9 +152,9 @@ def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
 
 def _heights(two: bool) -> Iterator[int]:
     """Yield numbers of rows that want all kernels which any number of few rows wants."""
-    yield from (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+    yield from (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 129, 257)
     if two:
-        yield from (65, 128, 129, 256, 257, few_rows("matmul_all_reduce"))
+        yield from (128, 256, few_rows("matmul_all_reduce"))
 
 
 def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:

@@ -65,17 +65,25 @@ def tally(plan: RankPlan, signals: str = "write") -> Tally:
 
 
 def submission_costs(
-    tallies: Sequence[Tally], us: Sequence[float], launch_us: float
+    tallies: Sequence[Tally], us: Sequence[float], launch_us: float, direct_us: float
 ) -> dict[str, float]:
     """Return what a call and what it submits cost the host, from calls that were timed.
+
+    Calls without a library's launches are made by native code as a whole: they cost what a call of
+    one kernel does, and what more they submit. See `Costs.host_native_us`.
 
     Args:
         tallies: of each call.
         us: what each call took the host.
         launch_us: what a launch costs at least.
+        direct_us: what a call of one kernel of ficco's own costs, checks and all.
     """
-    rows = [(1.0, *each) for each in tallies]
-    rest = [took - each.launches * launch_us for took, each in zip(us, tallies, strict=True)]
+    rows, rest = [], []
+    for took, each in zip(us, tallies, strict=True):
+        native = not each.launches
+        submitted = (each.launches, each.kernels - native, each.copies, each.words)
+        rows.append((0.0 if native else 1.0, *submitted))
+        rest.append(took - (direct_us if native else each.launches * launch_us))
     (call, more, kernel, copy, words), _ = least_squares(rows, rest)
     return {
         "host_call_us": call,

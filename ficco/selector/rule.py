@@ -139,7 +139,8 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             # What comes in turns is moved in turns, all but the last one meanwhile.
             moved = machine.stream_us(2.0 * block * (1 if schedule.route == "rotation" else peers))
             parts = _Sums(steps * piece, own, late, send, send_on, sent, made, last, moved)
-            end = _passed_on(parts, schedule, peers)
+            # Sums are told of to the lane that pushes them on, and to the one that moves them.
+            end = _passed_on(parts, schedule, peers) + 2 * costs.raise_us + costs.launch_us
             worked += send_on + moved
     end = _on_cores(end, worked, machine, world)
     words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
@@ -304,7 +305,7 @@ def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) ->
     send = sent / (links * machine.link.peak_gbps * 1e3)
     if _is_made_before(facts, schedule):  # by a launch of its own
         whole += costs.launch_us
-        moved += machine.stream_us(2 * rows)
+        moved += machine.stream_us(2 * rows * (world - 1) / world)
     elif not facts.gathers:
         programs = len(slices(facts.n, schedule.chunks))
         sliced = machine.sliced_gemm_us(facts.m, facts.n, facts.k, facts.dtype, programs)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ficco.grouping import joined_copies, runs_of
 from ficco.lowering.direct import is_made_before
+from ficco.lowering.scattering import LANDING
 from ficco.machine import Machine
 from ficco.plan import ELEMENT_BYTES, Product, RankPlan, Region, Step
 
@@ -74,8 +75,9 @@ class Calls:
         whole = 1e3 * self.machine.gemm_us(*shape)
         if gathers:
             whole *= self.machine.costs.direct_gemm
-        elif is_made_before(rows, twice):  # then the launch moves the product
-            self.before_ns, whole = whole, self._stream_ns(2 * area * item)
+        elif is_made_before(rows, twice):  # then the launch moves what others add up
+            sent = sum([p.c.area for p in products if p.c.buffer != LANDING])
+            self.before_ns, whole = whole, self._stream_ns(2 * sent * item)
         else:
             whole = 1e3 * self.machine.sliced_gemm_us(*shape, len(made))
         self._ns_an_element = whole / area

@@ -131,15 +131,20 @@ def test_costs_of_submission_are_found_in_the_calls_that_are_timed(torch: Any, w
         problem = Problem.chunked(op, world, 64 * world, 128 * world, 256 * world, "bfloat16")
         for schedule in hosting._schedules():
             tallies.append(tally(lower_rank(problem, schedule.resolve(world, machine), 0)))
-    us = [20 + 9 * t.launches + 4 * t.kernels + 3 * t.copies + 1.5 * t.words for t in tallies]
-    found = submission_costs(tallies, us, 5.0)
+    assert {t.launches == 0 for t in tallies} == {False, True}
+    us = [
+        (20 if t.launches else 11 - 4)  # one kernel's call takes 11
+        + 9 * t.launches + 4 * t.kernels + 3 * t.copies + 1.5 * t.words
+        for t in tallies
+    ]  # fmt: skip
+    found = submission_costs(tallies, us, 5.0, 11.0)
     costs = {
         "host_call_us": 20, "host_launch_us": 9, "host_kernel_us": 4, "host_copy_us": 3,
         "host_words_us": 1.5,
     }  # fmt: skip
     assert found == pytest.approx(costs, abs=1e-6)
     # a launch is never cheaper than it was seen to be
-    assert submission_costs(tallies, us, 12.0)["host_launch_us"] >= 12
+    assert submission_costs(tallies, us, 12.0, 11.0)["host_launch_us"] >= 12
 
 
 @pytest.mark.parametrize("grain", [1, 4])

@@ -49,7 +49,8 @@ def measure(ranks: Ranks) -> dict[str, float]:
         ranks.slowest(min(each)) for each in zip(*turns, strict=True)
     )
     found = {"host_serial_us": serial_us, "host_direct_us": direct_us}
-    return found | submission_costs([_tally(ranks, *point) for point in points], times, launch)
+    tallies = [_tally(ranks, *point) for point in points]
+    return found | submission_costs(tallies, times, launch, direct_us)
 
 
 def _schedules() -> list[Schedule]:
