@@ -88,7 +88,7 @@ def main() -> int:
         folder = Path(name)
         todo = {
             "ops": ops, "count": args.count, "seed": args.seed, "rounds": args.rounds,
-            "rivals": args.rivals, "named": args.named.split(","),
+            "rivals": args.rivals, "named": [each for each in args.named.split(",") if each],
             "deadline": time.time() + args.seconds,
         }  # fmt: skip
         (folder / "todo.json").write_text(json.dumps(todo))

@@ -133,6 +133,10 @@ class GemmTimes:
         memory = 2.0 * (m * k + k * n + m * n) / (self.memory_gbps * 1e3)
         return float((tiled**4 + memory**4) ** 0.25) + self._start_us
 
+    def busy_us(self, elements: float, k: int) -> float:
+        """Return how long one multiprocessor takes to make so many elements of a product."""
+        return 2.0 * elements * (k + TILE_K) * self.units * self._us_per_flop + self._start_us
+
     def _padded(self, m: float, n: float, k: float) -> float:
         """Return m.n.k, rounded up to tiles and, in part, to rounds of them, if it is tiled."""
         if not self.tiled:

@@ -63,6 +63,7 @@ SAME_FLOOR = {
     ("reading", "errors"),
     ("compute", "kernels"),
     ("cli", "report"),
+    ("simulator", "kernels"),
     ("node", "posing"),
     ("modules", "posing"),
     ("modules", "profiling"),

@@ -112,9 +112,9 @@ def regret_lines(document: Mapping[str, Any], where: str) -> list[str]:
     return [
         f"`auto` on {where} against the best of `serial` by hand (NCCL and `torch.mm` into memory "
         "that is there), PyTorch's fused operators, and `torch.mm` with the one-shot or two-shot "
-        f"all-reduce of `symm_mem`, on {how['count']} random shapes of each operator that no book "
-        "holds. A cell says how many shapes are within the bar, and the least, the median and the "
-        "largest of how many times faster `auto` is.",
+        f"all-reduce of `symm_mem`, on up to {how['count']} random shapes of each operator that "
+        "no book holds. A cell says how many shapes are within the bar, and the least, the median "
+        "and the largest of how many times faster `auto` is.",
         "",
         f"The bar: {how['bar']}. Shapes: {how['shapes']}.",
         "",

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-__all__ = ["TILES", "UNSHARED", "Shares", "Tile", "choose_tile", "count_tiles", "shared_tiles"]
+__all__ = [
+    "TILES", "UNSHARED", "Shares", "Tile", "busiest", "choose_tile", "count_tiles", "shared_tiles",
+]  # fmt: skip
 
 
 class Tile(NamedTuple):
@@ -143,15 +145,7 @@ def choose_tile(
 
     def cost(tile: Tile) -> float:
         """Return the end, in what an element's multiplication takes one multiprocessor."""
-        at_once = processors * tile.per_sm
-        round_cost = tile.per_sm * tile.rows * tile.cols / tile.speed
-        done = list(accumulate(count_tiles(rows, cols, tile), initial=0))
-        made = [-(-each // at_once) * round_cost for each in done[1:]]
-        most = 0 if apart is None else done[-1] - done[apart]
-        last = shared_tiles(done[-1], most, at_once, tile, k)
-        if last.tiles:
-            rounds = done[-1] // at_once + 1 / last.among + _SHARE_DEPTH / k
-            made[-1] = rounds * round_cost
+        made = _made(tile, rows, cols, processors, k, apart)
         push_end = 0.0
         for i in range(len(pushed)):
             if pushed[i]:
@@ -159,9 +153,47 @@ def choose_tile(
                 push_end = max(push_end, made[i]) + push
         return max(push_end, made[-1] if made else 0.0)
 
-    tiles = TILES[element_bytes]
     if not aligned:
-        return tiles[-1]
+        return TILES[element_bytes][-1]
+    return min(_fitting(rows, element_bytes), key=cost)
+
+
+def busiest(
+    rows: Sequence[int], cols: Sequence[int], element_bytes: int, processors: int, k: int
+) -> float:
+    """Return how many elements of c the busiest multiprocessor makes in a launch, by whole rounds.
+
+    As many as it makes of the fastest tiles in that time, of parts that nothing waits for; the
+    arguments are those of `choose_tile`.
+    """
+    return min(
+        _made(tile, rows, cols, processors, k, 0)[-1] for tile in _fitting(rows, element_bytes)
+    )
+
+
+def _fitting(rows: Sequence[int], element_bytes: int) -> list[Tile]:
+    """Return the tiles that are not far too high for parts of so many rows."""
+    tiles = TILES[element_bytes]
     most, least = max(rows, default=0), min(tile.rows for tile in tiles)
-    fitting = [tile for tile in tiles if tile.rows < 2 * most or tile.rows == least]
-    return min(fitting, key=cost)
+    return [tile for tile in tiles if tile.rows < 2 * most or tile.rows == least]
+
+
+def _made(
+    tile: Tile,
+    rows: Sequence[int],
+    cols: Sequence[int],
+    processors: int,
+    k: int,
+    apart: int | None,
+) -> list[float]:
+    """Return when each part is made, in what an element's multiplication takes a multiprocessor."""
+    at_once = processors * tile.per_sm
+    round_cost = tile.per_sm * tile.rows * tile.cols / tile.speed
+    done = list(accumulate(count_tiles(rows, cols, tile), initial=0))
+    made = [-(-each // at_once) * round_cost for each in done[1:]]
+    most = 0 if apart is None else done[-1] - done[apart]
+    last = shared_tiles(done[-1], most, at_once, tile, k)
+    if last.tiles:
+        rounds = done[-1] // at_once + 1 / last.among + _SHARE_DEPTH / k
+        made[-1] = rounds * round_cost
+    return made

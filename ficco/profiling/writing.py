@@ -19,8 +19,8 @@ __all__ = ["check_target", "profile_text", "write_profile"]
 
 _WIDTH = 100
 _HEAD = (
-    "# Measured; ficco/machine.py and ficco/costs.py say what the fields mean. Times are in us, "
-    "rates in GB/s."
+    "# Measured; ficco/machine.py and costs.py say what the fields mean. Times are in us, rates "
+    "in GB/s."
 )
 _ABOUT = {
     "links": "gbps: [bytes of a copy, rate]; out, in: [peers, rate of all]; row: [bytes, rate]",

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from ficco.kernels.tiling import busiest
 from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.direct import is_made_before
 from ficco.lowering.one_launch import slices
@@ -60,6 +61,8 @@ def _transfer_us(link: Link, facts: Facts, schedule: Schedule) -> float:
 def _own_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
     """Return the time to make the own part, chunk by chunk where steps are finished by it."""
     rows = facts.m / facts.world
+    if schedule.compute == "gated":
+        return _gated_us(facts, machine, rows, schedule.chunks)
     chunks = schedule.chunks if schedule.cut == "rows" else 1
     if facts.op != "matmul_all_reduce" or not finishes_between(schedule):
         chunks = 1
@@ -131,7 +134,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         last = machine.stream_us((world + 1) * block)  # adding up, or moving into the output
         worked = made + send + last
         if schedule.sums == "within":  # beside the product of the own tiles, the last behind all
-            last = own / grain * costs.gated_gemm
+            last = own / grain
             made -= last
         at_once = facts.op == "matmul_reduce_scatter" and schedule.order == "by_peer"
         end = max(made + last, sent + last / (1 if schedule.sums == "within" or at_once else grain))
@@ -158,12 +161,27 @@ def _step_us(
     """Return how long a step of the work lasts beside copies; see `_steps` for its arguments."""
     costs, world, m = machine.costs, facts.world, facts.m
     if schedule.compute == "gated":
-        piece = costs.gated_gemm * _work(facts, machine, m) * cut / world / steps
+        piece = _gated_us(facts, machine, m * cut / world, steps) / steps
         if not machine.cores:  # parts of one launch; cores make each by itself
             return piece * costs.gemm_beside_copies
     else:
         piece = _piece(facts, machine, schedule, m * cut / world / steps, calls)
     return piece * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
+
+
+def _gated_us(facts: Facts, machine: Machine, rows: float, parts: int) -> float:
+    """Return how long one launch makes so many rows of the product, in parts of equal height.
+
+    That is its share of the whole GEMM, but no less than the rounds that its tiles take: those of
+    few columns or rows are fewer than multiprocessors, and the last ones of parts are in vain.
+    """
+    share = machine.costs.gated_gemm * _work(facts, machine, facts.m) * rows / facts.m
+    times = machine.gemm_times(facts.dtype)
+    if times is None or not times.tiled or not facts.flops or machine.engine != "cuda":
+        return share
+    heights = [max(1, round(rows / parts))] * parts
+    elements = busiest(heights, [facts.n] * parts, facts.item, times.units, facts.k)
+    return max(share, times.busy_us(elements, facts.k))
 
 
 def _on_cores(end: float, worked: float, machine: Machine, world: int) -> float:

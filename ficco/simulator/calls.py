@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficco.grouping import joined_copies, runs_of
+from ficco.kernels.tiling import busiest
 from ficco.lowering.direct import is_made_before
 from ficco.lowering.scattering import LANDING
 from ficco.machine import Machine
@@ -114,16 +115,25 @@ class Calls:
         """
         if step.kind == "bag":
             return [sum(self.bags(part.reads, part.writes)) for part in step.parts]
-        rows: dict[tuple[int, int], int] = {}
+        rows: dict[tuple[int, int], list[int]] = {}
         flops = []
         for part in step.parts:
             shapes = [self._shape(product, 1, step.transpose_a) for product in part.products]
             for m, n, k, _ in shapes:
-                rows[n, k] = rows.get((n, k), 0) + m
+                rows.setdefault((n, k), []).append(m)
             flops.append(sum([m * n * k for m, n, k, _ in shapes]))
-        whole = sum([self._gemm_ns((m, n, k, 0)) for (n, k), m in rows.items()])
-        whole *= self.machine.costs.gated_gemm
+        whole = sum([self._gated_ns(heights, n, k) for (n, k), heights in rows.items()])
         return [whole * part / max(sum(flops), 1) for part in flops]
+
+    def _gated_ns(self, heights: list[int], n: int, k: int) -> float:
+        """Return how long one launch makes parts of so many rows: no less than tiles' rounds."""
+        machine, times = self.machine, self.machine.gemm_times(self.dtype)
+        whole = self._gemm_ns((sum(heights), n, k, 0)) * machine.costs.gated_gemm
+        if times is None or not times.tiled or machine.engine != "cuda" or not (n and k):
+            return whole
+        item, cols = ELEMENT_BYTES[self.dtype], [n] * len(heights)
+        elements = busiest(heights, cols, item, times.units, k)
+        return max(whole, 1e3 * times.busy_us(elements, k))
 
     def _shape(self, product: Product, number: int, transpose_a: bool) -> _Shape:
         a, _, c, accumulate, add = product
