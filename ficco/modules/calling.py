@@ -32,7 +32,7 @@ from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
-__all__ = ["Call", "check_dense"]
+__all__ = ["Call", "check_dense", "check_held"]
 
 _KINDS = {  # as NumPy writes them; bfloat16 as the bits that it has
     torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<i2", torch.int64: "<i8",
@@ -56,6 +56,24 @@ def check_dense(tensor: Tensor, name: str) -> None:
         kind = "sparse" if "sparse" in str(tensor.layout) else "not dense"
         raise InputError(
             f"{name} is {kind} ({tensor.layout}); a dense tensor is needed: pass .to_dense()"
+        )
+
+
+def check_held(tensor: Tensor, name: str) -> None:
+    """Refuse a tensor whose storage is smaller than what it shows of it, or gone.
+
+    Raises:
+        InputError: it is.
+    """
+    if not tensor.numel():
+        return
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum([(size - 1) * step for size, step in steps])
+    held, needed = tensor.untyped_storage().nbytes(), (last + 1) * tensor.element_size()
+    if held < needed:
+        raise InputError(
+            f"{name} needs {needed} bytes of its storage, which has {held}: it was freed or made "
+            "smaller (by FSDP after a forward, say); give it its memory back before the call"
         )
 
 
@@ -98,6 +116,7 @@ class Call:
             raise InputError(f"{name} is {dtype}, the first input is {self.dtype}; give one dtype")
         if dims and tensor.dim() != dims:
             raise InputError(f"{name} is {list(tensor.shape)}; it has {dims} dimensions")
+        check_held(tensor, name)
 
     def rows_of(self, rows: Sequence[int] | None, total: int | None = None) -> tuple[int, ...]:
         """Return rows per rank, of matrices; `total`: what they add up to, else mine is given."""

@@ -77,6 +77,7 @@ def measure_once(runtime: ProcessRuntime, group: Any) -> None:
 
     Raises:
         InputError: FICCO_MEASURE is something else than 0 and 1.
+        EngineError: the group has failed, or this process was forked from one that has it open.
     """
     if runtime in _found or runtime.world == 1:
         return
@@ -85,6 +86,7 @@ def measure_once(runtime: ProcessRuntime, group: Any) -> None:
     if not switch("FICCO_MEASURE", True):
         _found[runtime] = _Found(None, "FICCO_MEASURE=0 keeps this machine from being measured")
         return
+    runtime.check()  # ranks measure together, and a group that has failed cannot
     _found[runtime] = _obtained(runtime, group)
     if runtime.rank == 0:
         level = log.info if _found[runtime].machine is not None else log.warning

@@ -18,7 +18,7 @@ from ficco.errors import InputError
 from ficco.modules import plain
 from ficco.modules.again import key_of, known, matrix_of, readable, row_of
 from ficco.modules.auto import AUTO
-from ficco.modules.calling import Call, check_dense
+from ficco.modules.calling import Call, check_dense, check_held
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
@@ -278,6 +278,7 @@ def column_matmul(
     """Return a product per weight; nothing is sent, the group serves the gradient."""
     if isinstance(x, Tensor):
         check_dense(x, "x")
+        check_held(x, "x")
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"x is {found}; a tensor of 2 or 3 dimensions is needed")
@@ -306,6 +307,7 @@ def _check_local(x: Tensor, tensor: Any, name: str) -> None:
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name}: {type(tensor).__name__} found; a torch tensor is needed")
     check_dense(tensor, name)
+    check_held(tensor, name)
     if (tensor.dtype, tensor.device) != (x.dtype, x.device):
         raise InputError(
             f"{name} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}; give one "

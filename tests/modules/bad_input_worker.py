@@ -80,9 +80,17 @@ def tensors(rank: int, world: int) -> None:
             for other in (pair, [_needing(each) for each in pair]):
                 refused(lambda: call(*other), words)  # type: ignore[operator] # noqa: B023
         refused(lambda: call(x, w, bias=torch.zeros(4).to_sparse()), "sparse")  # type: ignore[operator] # noqa: B023
+        refused(lambda: call(x, w, bias=_freed(4)), "needs 16 bytes of its storage, which has 0")  # type: ignore[operator] # noqa: B023
     table = [[2] * world for _ in range(world)]
     for pair, words in _without_matrix(x, w):
         refused(lambda: ficco.all_to_all_matmul(*pair, table), words)  # noqa: B023
+
+
+def _freed(*shape: int, bytes_left: int = 0) -> Tensor:
+    """Return a tensor whose memory was taken away, as FSDP does with what it has gathered."""
+    found = torch.zeros(*shape)
+    found.untyped_storage().resize_(bytes_left)
+    return found
 
 
 def _without_matrix(x: Tensor, w: Tensor) -> list[tuple[Any, str]]:
@@ -91,6 +99,9 @@ def _without_matrix(x: Tensor, w: Tensor) -> list[tuple[Any, str]]:
         ((x, 3), "int found"),
         ((x.to_sparse(), w), "x is sparse"), ((x, w.to_sparse_csr()), "is sparse"),
         ((x.to("meta"), w), "on meta"), ((x, w.to("meta")), "on meta"),
+        ((_freed(*x.shape), w), "its storage, which has 0"),
+        ((x, _freed(*w.shape)), "needs 48 bytes of its storage, which has 0"),
+        ((x, _freed(*w.shape, bytes_left=44)), "needs 48 bytes of its storage, which has 44"),
     ]  # fmt: skip
     for layout in (torch.strided, torch.jagged):
         nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=layout)

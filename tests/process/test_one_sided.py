@@ -202,6 +202,16 @@ class TestForks:
                 assert "spawn" in said
             right(patient, 20)
 
+    def test_a_child_that_would_measure_the_machine_is_refused_at_once(self, fresh: Any) -> None:
+        """The first call of a group does so, together with the other ranks."""
+        ranks = fresh()
+        ranks.good(range(3), "prepare", NAME, LONG_S)
+        begin = time.monotonic()
+        said = ranks.good([1], "function_in_a_child", NAME, measured=True)[1]
+        assert said.count("EngineError: this process was forked from one that uses") == 2, said
+        assert time.monotonic() - begin < 5
+        right(ranks)
+
     def test_a_child_does_not_hide_that_its_parent_has_died(self, fresh: Any) -> None:
         """As the workers of a DataLoader do, it outlives the rank for some time."""
         ranks = fresh()

@@ -119,11 +119,12 @@ def gradient(name: str, second: bool = False) -> None:
     y.sum().backward(create_graph=second)
 
 
-def function_in_a_child(name: str) -> str:
-    """Fork, and call in the child; return what that says."""
+def function_in_a_child(name: str, measured: bool = False) -> str:
+    """Fork, and call in the child, which may measure the machine first; return what that says."""
     ours, its = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.environ["FICCO_MEASURE"] = str(int(measured))
         said = "it returned"
         try:
             function(name)
