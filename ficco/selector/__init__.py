@@ -210,7 +210,7 @@ def _by_rule(
 
 
 def _promising(facts: Facts, machine: Machine, regime: str) -> tuple[list[Schedule], str]:
-    """Return the schedules to simulate, `serial` first; and a sentence on the others, or nothing."""
+    """Return the schedules to simulate, `serial` first; and words on the others, or nothing."""
     every = _by_rule(facts, machine, regime)
     if facts.world <= _MANY_RANKS:
         return [schedule for schedule, _ in every], ""

@@ -37,8 +37,8 @@ def patient(three: Ranks):
 def fresh(tmp_path_factory: pytest.TempPathFactory):
     """Hands out processes that no test has used, three at a time, as ranks of a group."""
     pytest.importorskip("torch")
-    with Ranks(30, tmp_path_factory.mktemp("fresh")) as ranks:
-        free = iter(range(30))
+    with Ranks(33, tmp_path_factory.mktemp("fresh")) as ranks:
+        free = iter(range(33))
 
         def three() -> Ranks:
             numbers = [next(free) for _ in range(3)]

@@ -69,3 +69,18 @@ def test_of_more_than_few_rows_one_shot_is_taken_where_the_host_decides() -> Non
     problem = problem_of("matmul_all_reduce", 287, 896, 1792)
     assert quick(problem, H100, "eager").schedule.name == "one_shot_sm"
     assert quick(problem, H100, "captured").schedule.name == "two_shot_sm"
+
+
+def test_of_many_ranks_hopeless_schedules_are_not_simulated() -> None:
+    """What would take many times as long as the best, at fine grains, takes longest to simulate."""
+    machine = replace(Machine.named("h200x4"), devices=64)
+    for world, fewer in ((16, False), (32, True)):
+        problem = Problem.chunked("matmul_all_reduce", world, 16384, 8192, 8192, "bfloat16")
+        every = candidates(facts_of(problem), machine)
+        found = choose(problem, machine, by="simulator")
+        kept = {found.schedule, *(schedule for schedule, _ in found.alternatives)}
+        assert (len(kept) < len(every)) == fewer
+        assert any("were not simulated" in reason for reason in found.reasons) == fewer
+        ms = {each: estimate_us(facts_of(problem), machine, each, "captured") for each in every}
+        assert all(ms[each] > 4 * min(ms.values()) for each in set(every) - kept)
+        assert every[0] in kept
