@@ -71,6 +71,9 @@ class _Compute(NumpyOnStream):
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
         return super().part(_array(handle), row0, row1, col0, col1)
 
+    def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
+        super().gemm(_array(a), _array(b), _array(c), accumulate, add)
+
     def place(self, handle: Any) -> tuple[int, int]:
         if isinstance(handle, Tensor) and handle.numel():
             storage = handle.untyped_storage()
