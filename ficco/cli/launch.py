@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,12 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ficco import settings
 from ficco.cli.meeting_folder import MeetingFolder, meeting_folder
 from ficco.errors import InputError
 from ficco.logs import log
 
-__all__ = ["launch"]
+__all__ = ["end_with_launcher", "launch"]
 
+_PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
 GRACE_S = 10.0  # for the other ranks to end by themselves after one has failed
 
 
@@ -46,6 +49,16 @@ def launch(world: int) -> int:
                 process.wait()
 
 
+def end_with_launcher() -> None:
+    """In a rank that `launch` has started: end this process when its launcher does, however so."""
+    parent = settings.whole("FICCO_PARENT") if os.environ.get("FICCO_PARENT") else None
+    if parent is None or "FICCO_STORE" not in os.environ:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before
+        sys.exit("ficco: the process that started this rank has ended")
+
+
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Hold back SIGTERM and SIGINT; what came is sent again behind this."""
@@ -70,6 +83,7 @@ def _start(rank: int, world: int, folder: MeetingFolder) -> subprocess.Popen[byt
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "FICCO_STORE": str(folder.path / "store"),
+        "FICCO_PARENT": str(os.getpid()),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }

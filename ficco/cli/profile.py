@@ -10,7 +10,7 @@ from typing import Any
 
 from ficco.cli import choosing
 from ficco.cli.arguments import HOST_RANKS
-from ficco.cli.launch import launch
+from ficco.cli.launch import end_with_launcher, launch
 from ficco.errors import EngineError, InputError
 from ficco.problem import MAX_WORLD
 
@@ -40,6 +40,7 @@ def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
 
     target = check_target(path)
     if "FICCO_STORE" in os.environ:
+        end_with_launcher()
         return _as_host_rank(target) if processes else _as_rank(target)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError("--profile starts its own ranks: run it once, without torchrun")

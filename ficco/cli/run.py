@@ -16,7 +16,7 @@ from ficco import logs, settings
 from ficco.checking import positive_seconds
 from ficco.cli.arguments import HOST_RANKS, Asked, add_problem, asked_from
 from ficco.cli.choosing import MOST_GPUS, chosen_engine
-from ficco.cli.launch import launch
+from ficco.cli.launch import end_with_launcher, launch
 from ficco.cli.measure import Executor, NodeExecutor, Point, measure
 from ficco.errors import EngineError, FiccoError, InputError
 from ficco.timeline import REGIMES, Timeline
@@ -85,6 +85,8 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(f"--seed {args.seed}: it is 0 or more")
     args.timeout = positive_seconds(args.timeout, "--timeout")
     is_rank = under_torchrun or "FICCO_STORE" in os.environ
+    if is_rank:
+        end_with_launcher()
     names = ", ".join(schedule.name for schedule in asked.schedules)
     logs.log.info("engine %s, machine %s, schedules %s", engine, asked.machine.name, names)
     trace = None if is_rank and os.environ.get("RANK") != "0" else _opened(args.trace)

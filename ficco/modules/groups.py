@@ -283,6 +283,28 @@ def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
     return found
 
 
+def gathered(group: Any, device: Any, mine: Any) -> list[Any]:
+    """Return what every rank of a group brings, by rank: any objects. A collective call.
+
+    Args:
+        group: a ProcessGroup.
+        device: where the calls run for which it is.
+        mine: what this rank brings.
+
+    Raises:
+        TimeoutExceeded: a rank did not come within the group's timeout; EngineError: it has left.
+    """
+    on_gpu, pg = device.type == "cuda", process_group(group)
+    found = None if disabled() else gpu_runtime(pg, device) if on_gpu else runtime(pg)
+    if found is not None:
+        from ficco.runtime.exchanging import gathered_objects
+
+        return gathered_objects(found, pg, mine)
+    each: list[Any] = [None] * dist.get_world_size(pg)
+    dist.all_gather_object(each, mine, group=pg)
+    return each
+
+
 def alone() -> bool:
     """Whether kernels of a group may wait for what peers' kernels make.
 

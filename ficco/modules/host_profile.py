@@ -40,6 +40,7 @@ from ficco.settings import switch, whole
 
 __all__ = ["cache_file", "machine_of", "measure_once", "measured", "said_of", "shared_cores"]
 
+_LEAST_TIMEOUT_S = 5.0
 _FORMAT = 1  # of what is measured; another one makes kept profiles stale
 
 
@@ -135,7 +136,7 @@ def _obtained(runtime: ProcessRuntime, group: Any) -> _Found:
         return _Found(Machine.from_toml(kept, file.name), f"profile of this machine: {file}")
     begin = time.monotonic()
     try:
-        table = measured(group, cores, runtime.compute)
+        table = measured(group, cores, runtime.compute, timeout_s=runtime.timeout_s)
     except (FiccoError, MemoryError) as error:  # on all ranks
         return _Found(
             None,
@@ -158,6 +159,7 @@ def measured(
     extent: Extent | None = None,
     name: str = "host",
     progress: Progress | None = None,
+    timeout_s: float = 60.0,
 ) -> dict[str, Any]:
     """Measure this machine with all ranks of a group; return a profile's fields.
 
@@ -170,12 +172,15 @@ def measured(
         extent: how much is measured; None: what a first call measures.
         name: of the machine.
         progress: is told of every part; None: nobody is.
+        timeout_s: how long ranks wait for one another, some seconds at least, as one may have a
+            core that another program uses.
 
     Raises:
         EngineError: some rank failed. MemoryError: there is none for windows. Both on all ranks.
     """
     extent = extent or quick(torch.distributed.get_world_size(group))
-    with ProcessRig(group, cores, compute, extent, _caller(group)) as rig:
+    timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
+    with ProcessRig(group, cores, compute, extent, _caller(group), timeout_s) as rig:
         table = rounded(profile(rig, name, progress or Progress(tells=False)))
         first: dict[str, Any] = rig.told(table)[0]
     return first

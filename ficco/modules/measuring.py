@@ -97,8 +97,10 @@ def _kinds(group: Any, layers: Sequence[Layer]) -> list[list[Layer]]:
     """
     reasons = [unmeasured(layer) for layer in layers]
     mine = [_facts(layer, why) for layer, why in zip(layers, reasons, strict=True)]
-    with _device_of(next((layer.seen for layer in layers if layer.seen), None)):
-        told = _told(group, layers[0].ranks.world, mine)
+    seen = next((layer.seen for layer in layers if layer.seen), None)
+    device = torch.device("cpu") if seen is None else seen.device
+    with _device_of(seen):
+        told = groups.gathered(group, device, mine)
     counts = [len(theirs) for theirs in told]
     if len(set(counts)) > 1:
         raise InputError(
@@ -172,7 +174,7 @@ def _data(layer: Layer, seen: Seen) -> tuple[Tensor, list[Tensor]]:
         weights = [normal(width, seen.k).requires_grad_(seen.recorded) for width in seen.widths]
     except (RuntimeError, MemoryError) as error:  # torch has no class of its own for a full host
         why = str(error)
-    reasons = _told(layer.ranks.group, layer.ranks.world, why)
+    reasons = groups.gathered(layer.ranks.group, seen.device, why)
     for rank, reason in enumerate(reasons):
         if reason is not None:
             raise MemoryError(
@@ -203,17 +205,8 @@ def _turn(way: Callable[[], object], calls: int, group: Any, device: torch.devic
 
 def _slowest(group: Any, device: torch.device, seconds: Sequence[float]) -> list[float]:
     """Return the largest of each time over all ranks."""
-    found = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
-    largest: list[float] = found.tolist()
-    return largest
-
-
-def _told(group: Any, world: int, mine: Any) -> list[Any]:
-    """Return what every rank of a group gives."""
-    found: list[Any] = [None] * world
-    dist.all_gather_object(found, mine, group=group)
-    return found
+    ranks = groups.gathered(group, device, list(seconds))
+    return [max(each) for each in zip(*ranks, strict=True)]
 
 
 @contextmanager

@@ -125,6 +125,8 @@ class ProcessRuntime:
         Raises:
             EngineError: a rank has left; TimeoutExceeded: one did not come within `timeout_s`.
         """
+        if self._of_parent:
+            raise EngineError(forks.REFUSAL)
         return self._meeting.gather("exchange data", mine, self._timeout_s)
 
     @property

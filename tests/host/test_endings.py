@@ -89,6 +89,23 @@ class TestRanks:
         assert not [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+    def test_they_end_with_the_command_however_it_ends(
+        self, torch: Any, tmp_path: Path, number: signal.Signals
+    ) -> None:
+        run, ranks = self.start(tmp_path, RANKS)
+        until(lambda: all(worked_s(rank) > 1.5 for rank in ranks), 60)  # they have begun
+        run.send_signal(number)
+        try:
+            run.communicate(timeout=60)
+            alive = [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
+            assert until(lambda: not left_of(run.pid), 10), alive
+        finally:
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGKILL)
+        assert run.returncode == -number
+
 
 @pytest.mark.parametrize(
     ("args", "code", "words"),
@@ -185,7 +202,7 @@ LARGE = ["--m", "4096", "--n", "4096", "--k", "4096", "--machine", "host"]
         ["run", *LARGE, "--ranks", "4", "--iters", "100000"],
         ["run", "--machine", "mesh4", "--m", "8192", "--n", "8192", "--k", "8192"],
         ["sweep", "laptop", "--machine", "mesh4"],
-        ["explain", "--machine", "PROFILE", "--ranks", "64", "--m", "65600"],
+        ["explain", "--machine", "PROFILE", "--ranks", "64", "--m", "65601"],
     ],
 )
 def test_sigterm_ends_a_command_at_work(args: list[str], tmp_path: Path) -> None:

@@ -270,8 +270,7 @@ def _look_for_copies(module: Module, weight: Tensor) -> None:
         return
     values = weight.detach().flatten()[:_LOOKED_AT].double().cpu()
     with torch.cuda.device(weight.device) if weight.is_cuda else nullcontext():
-        found: list[Any] = [None] * layer.ranks.world
-        dist.all_gather_object(found, values.tolist(), group=layer.ranks.group)
+        found = groups.gathered(layer.ranks.group, weight.device, values.tolist())
     if bool((values == values[0]).all()):
         return
     alike = next((places for each in found if len(places := _places(each, found)) > 1), [])

@@ -19,6 +19,7 @@ from ficco.problem import Problem
 from ficco.profiling.host.extent import Extent
 from ficco.profiling.host.rig import Made, Rig, own_us, slowest
 from ficco.runtime.blas import single_threaded
+from ficco.runtime.exchanging import gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Span
@@ -56,20 +57,27 @@ class ProcessRig(Rig):
         cores, extent: as of `Rig`.
         compute: name of the library for GEMMs.
         caller: makes, of a runtime and a call, what is run to make it; None: `execute`.
+        timeout_s: how long ranks wait for one another.
 
     Raises:
         EngineError: some rank failed; on all of them.
     """
 
     def __init__(
-        self, group: Any, cores: int, compute: str, extent: Extent, caller: Caller | None = None
+        self,
+        group: Any,
+        cores: int,
+        compute: str,
+        extent: Extent,
+        caller: Caller | None = None,
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         import torch.distributed as dist
 
         super().__init__(dist.get_world_size(group), cores, named(compute), extent, "processes")
         self._rank, self._group, self._caller = dist.get_rank(group), group, caller
         self._arrays = self.arrays()
-        self._runtime = ProcessRuntime(group, Machine.named("host"), self.compute, _TIMEOUT_S)
+        self._runtime = ProcessRuntime(group, Machine.named("host"), self.compute, timeout_s)
 
     def close(self) -> None:
         """See `Rig`."""
@@ -77,11 +85,7 @@ class ProcessRig(Rig):
 
     def told(self, mine: Any) -> list[Any]:
         """Return what every rank brings, by rank: objects, which may be large."""
-        import torch.distributed as dist
-
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, mine, group=self._group)
-        return found
+        return gathered_objects(self._runtime, self._group, mine)
 
     def _run(self, plan: Plan, runs: int) -> list[Sequence[Span]]:
         def mine() -> list[Sequence[Span]]:
@@ -103,7 +107,7 @@ class ProcessRig(Rig):
             with single_threaded():
                 return own_us(makes, self.extent, time.process_time)
 
-        self.told(None)  # begin together
+        self._runtime.gathered(None)  # begin together
         return slowest(self._gathered(mine)[: self.active])
 
     def probe_us(self, problem: Problem, schedule: Schedule) -> float:
