@@ -283,20 +283,24 @@ def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
     return found
 
 
-def gathered(group: Any, device: Any, mine: Any) -> list[Any]:
+def gathered(group: Any, device: Any, mine: Any, opening: bool = False) -> list[Any]:
     """Return what every rank of a group brings, by rank: any objects. A collective call.
 
     Args:
         group: a ProcessGroup.
         device: where the calls run for which it is.
         mine: what this rank brings.
+        opening: whether the group is opened where it is not; else ranks that do not come are waited
+            for as long as torch.distributed does.
 
     Raises:
         TimeoutExceeded: a rank did not come within the group's timeout; EngineError: it has left.
     """
     on_gpu, pg = device.type == "cuda", process_group(group)
-    found = None if disabled() else gpu_runtime(pg, device) if on_gpu else runtime(pg)
-    if found is not None:
+    found = (_gpu_runtimes if on_gpu else _runtimes).get(pg)
+    if found is None and opening and not disabled():
+        found = gpu_runtime(pg, device) if on_gpu else runtime(pg)
+    if found is not None and not disabled():
         from ficco.runtime.exchanging import gathered_objects
 
         return gathered_objects(found, pg, mine)

@@ -97,7 +97,7 @@ def fails_on_all(rank: int, world: int) -> None:
     if rank == 1:
 
         def broken(rig: host_profile.ProcessRig, makes: object) -> list[float]:
-            rig.told(None)
+            rig._runtime.gathered(None)
             return [each[0] for each in rig._gathered(lambda: 1 // 0)]
 
         host_profile.ProcessRig.least_us = broken  # type: ignore[method-assign,assignment]

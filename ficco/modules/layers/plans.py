@@ -270,7 +270,8 @@ def _look_for_copies(module: Module, weight: Tensor) -> None:
         return
     values = weight.detach().flatten()[:_LOOKED_AT].double().cpu()
     with torch.cuda.device(weight.device) if weight.is_cuda else nullcontext():
-        found = groups.gathered(layer.ranks.group, weight.device, values.tolist())
+        group, mine = layer.ranks.group, values.tolist()
+        found = groups.gathered(group, weight.device, mine, opening=True)
     if bool((values == values[0]).all()):
         return
     alike = next((places for each in found if len(places := _places(each, found)) > 1), [])
