@@ -22,11 +22,12 @@ def listed(values: Any, name: str) -> list[Tensor]:
     Raises:
         InputError: it is a tensor, or nothing to iterate over; an entry is no dense tensor.
     """
-    if isinstance(values, (Tensor, type)) or not hasattr(values, "__iter__"):
+    one = isinstance(values, (Tensor, type)) or hasattr(values, "shape")
+    if one or not hasattr(values, "__iter__"):
         raise InputError(
             f"{name}: {type(values).__name__} found; give a list of torch tensors, one per table"
         )
-    found = [] if getattr(values, "shape", None) == () else list(values)  # as NumPy's numbers are
+    found = list(values)
     for i, each in enumerate(found):
         if not isinstance(each, Tensor):
             weight = "; pass its weight" if isinstance(each, torch.nn.Module) else ""

@@ -411,10 +411,18 @@ def _pairs(x: Any, w: Any) -> tuple[list[Any], list[Any]]:
     return xs, ws
 
 
+def _several(w: Any) -> list[Any]:
+    """Return weights as a list; what is none, an array or a class say, is refused later."""
+    if isinstance(w, (tuple, list)):
+        return list(w)
+    if isinstance(w, (Tensor, type)) or hasattr(w, "shape") or not hasattr(w, "__iter__"):
+        return [w]
+    return list(w)
+
+
 def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
     """Return weights, biases, and which weights have one."""
-    one = isinstance(w, (Tensor, type)) or not hasattr(w, "__iter__")  # a class is refused later
-    weights = [w] if one else list(w)
+    weights = _several(w)
     if bias is None:
         return weights, [], [False] * len(weights)
     each = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
