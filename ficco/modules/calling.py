@@ -67,7 +67,7 @@ def check_sized(tensor: Tensor, name: str) -> None:
     Raises:
         InputError: it is one.
     """
-    if is_lazy(tensor):
+    if not torch.compiler.is_dynamo_compiling() and is_lazy(tensor):
         raise InputError(
             f"{name} has no size yet, as a parameter of a lazy module; call that module once before"
         )
