@@ -44,7 +44,9 @@ def load(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, 
         InputError: (as `error`) there is no such file, or it is not TOML.
     """
     if not isinstance(name, str):
-        raise error(f"{what}={name!r}: a name, or a path that ends in .toml, is needed")
+        raise error(
+            f"{what}: {type(name).__name__} found; a name, or a path that ends in .toml, is needed"
+        )
     if name.endswith(".toml"):
         return _parsed(Path(name), name, what, error)
     known = names(kind)

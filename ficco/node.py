@@ -84,9 +84,7 @@ class Node:
         set_up()
         world = whole_number(world, "world", 1, MAX_WORLD)
         timeout_s = positive_seconds(timeout_s, "timeout_s")
-        if schedule != "auto" and not isinstance(schedule, Schedule):
-            schedule = Schedule.named(schedule)
-        self._schedule: str | Schedule = schedule
+        self._schedule = _named(schedule)
         profile = machine if isinstance(machine, Machine) else Machine.named(machine)
         self._library: Library = NUMPY
         self._runtime: LocalRuntime | CudaLocalRuntime
@@ -390,6 +388,12 @@ class Node:
         """End the node's threads and refuse further calls."""
         self._runtime.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ficco.Node has threads and memory of this process, and can be neither copied nor "
+            "pickled; make a new Node where another one is needed"
+        )
+
     def __enter__(self) -> Node:
         return self
 
@@ -436,8 +440,8 @@ class Node:
     def _resolved(
         self, problem: Problem, schedule: str | Schedule | None, grain: int | None
     ) -> Schedule:
-        chosen = self._schedule if schedule is None else schedule
-        if chosen == "auto":
+        chosen = self._schedule if schedule is None else _named(schedule)
+        if not isinstance(chosen, Schedule):  # "auto"
             if grain is not None:
                 raise InputError(f"grain={grain} with schedule='auto', which chooses it")
             library = self._library
@@ -445,8 +449,6 @@ class Node:
             gpu = library.gpu
             if gpu is not None and not GroupKernels("", False, (gpu,)).has(problem, chosen):
                 chosen = self._automatic(problem, False)
-        if not isinstance(chosen, Schedule):
-            chosen = Schedule.named(chosen)
         if grain is not None:
             chosen = replace(chosen, grain=grain)
         if chosen.transport in ("machine", "collective"):
@@ -456,6 +458,13 @@ class Node:
     def _automatic(self, problem: Problem, gates: bool) -> Schedule:
         device = self._library.device
         return selector.automatic(problem, self.machine, device, "eager", gates=gates).schedule
+
+
+def _named(schedule: str | Schedule) -> str | Schedule:
+    """Return a schedule, or "auto"."""
+    if isinstance(schedule, Schedule) or (isinstance(schedule, str) and schedule == "auto"):
+        return schedule
+    return Schedule.named(schedule)  # which refuses what is no text
 
 
 def _cupy(compute: str | None) -> CupyCompute:

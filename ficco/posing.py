@@ -261,6 +261,10 @@ def embedding(
 ) -> Posed:
     """Pose embedding_all_to_all: per rank, tables [rows, d], indices and offsets of the batch."""
     world = len(tables)
+    tables, indices, offsets = (
+        [_of_tables(entry, f"{name}[{rank}]") for rank, entry in enumerate(entries)]
+        for name, entries in (("tables", tables), ("indices", indices), ("offsets", offsets))
+    )
     flat = [
         _matrix(table, f"tables[{r}][{i}]", r, library)
         for r, mine in enumerate(tables)
@@ -304,6 +308,13 @@ def embedding(
         lookups=tuple(tuple(len(index) for index in mine) for mine in indices),
     )  # fmt: skip
     return Posed(problem, arrays)
+
+
+def _of_tables(entry: Any, name: str) -> list[Any]:
+    """Return what a rank has for its tables as a list; rows of one array serve, too."""
+    if isinstance(entry, (tuple, list)) or getattr(entry, "ndim", 0) > 0:
+        return list(entry)
+    raise InputError(f"{name}: {type(entry).__name__} found; give a list, an array per table")
 
 
 def _check_bags(index: Array, start: Array, height: int, where: str) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from ficco import data, reading
-from ficco.errors import ScheduleError, closest
+from ficco.errors import InputError, ScheduleError, closest
 from ficco.machine import Machine
 
 __all__ = ["AXES", "MAX_CHUNKS", "Schedule"]
@@ -93,26 +93,28 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise ScheduleError(f"schedule name={self.name!r}: it is a text")
+            raise ScheduleError(f"schedule name={_shown(self.name)}: it is a text")
         for axis, values in AXES.items():
             value = getattr(self, axis)
-            if value not in values:
+            if not isinstance(value, str) or value not in values:
+                near = closest(value, values) if isinstance(value, str) else ""
                 raise ScheduleError(
-                    f"schedule {self.name!r}: {axis}={value!r}{closest(str(value), values)}. "
+                    f"schedule {self.name!r}: {axis}={_shown(value)}{near}. "
                     f"{axis} is one of {', '.join(values)}"
                 )
         grain = self.grain
-        if isinstance(grain, Integral) and not isinstance(grain, bool):
-            object.__setattr__(self, "grain", int(grain))  # NumPy's, too
-        if grain != "world" and (
-            isinstance(grain, bool)
-            or not isinstance(grain, Integral)
-            or not 1 <= int(grain) <= MAX_CHUNKS
-        ):
+        if isinstance(grain, str):
+            fits = grain == "world"
+        else:
+            fits = isinstance(grain, Integral) and not isinstance(grain, bool)
+            fits = fits and 1 <= int(grain) <= MAX_CHUNKS
+        if not fits:
             raise ScheduleError(
-                f"schedule {self.name!r}: grain={grain!r}; it is a whole number from 1 to "
+                f"schedule {self.name!r}: grain={_shown(grain)}; it is a whole number from 1 to "
                 f"{MAX_CHUNKS}, or 'world' for as many chunks as there are ranks"
             )
+        if not isinstance(grain, str):
+            object.__setattr__(self, "grain", int(grain))  # NumPy's, too
 
     @classmethod
     def named(cls, name: str) -> Schedule:
@@ -134,7 +136,7 @@ class Schedule:
             return schedule
         if not isinstance(schedule, str):
             raise ScheduleError(
-                f"schedule={schedule!r:.80}: a Schedule, its name or its JSON text is needed"
+                f"schedule={_shown(schedule)}: a Schedule, its name or its JSON text is needed"
             )
         if schedule.startswith("{"):
             where = f"schedule={schedule!r:.80}"
@@ -147,19 +149,25 @@ class Schedule:
 
         Args:
             op: None: only those that are for every operator.
+
+        Raises:
+            InputError: `op` is no text.
         """
+        if op is not None and not isinstance(op, str):
+            raise InputError(f"op={_shown(op)}: the name of an operator, or None, is needed")
         first = ("serial", "shard_p2p")
         others = {name for names in _OF_FEW.values() for name in names}
         general = sorted(set(data.names("named")) - {*first, *others}, reverse=True)
         return (*first, *general, *_OF_FEW.get(op or "", ()))
 
     @classmethod
-    def from_toml(cls, table: Mapping[str, Any], name: str) -> Schedule:
+    def from_toml(cls, table: Mapping[str, Any], name: str = "custom") -> Schedule:
         """Build a schedule from a parsed file; `name` serves for messages.
 
         Raises:
-            ScheduleError: a field is unknown or its value impossible.
+            ScheduleError: it is no table, a field is unknown or its value impossible.
         """
+        _check_table(table, name)
         known = [field.name for field in fields(cls)]
         for field in table:
             if field not in known and field != "about":
@@ -217,6 +225,22 @@ class Schedule:
         """Read what `to_json` wrote.
 
         Raises:
-            ScheduleError: a field is unknown or its value impossible.
+            ScheduleError: it is no table, a field is unknown or its value impossible.
         """
+        _check_table(table, "custom")
         return cls.from_toml(table, str(table.get("name", "custom")))
+
+
+def _check_table(table: Any, name: str) -> None:
+    if not isinstance(table, Mapping):
+        raise ScheduleError(
+            f"schedule {name!r}: {type(table).__name__} found; a table is needed, with a value by "
+            "the name of each axis"
+        )
+
+
+def _shown(value: Any) -> str:
+    """Return what stands in a message for a value: of arrays, lists and others their type alone."""
+    if value is None or isinstance(value, (str, Real)):
+        return f"{value!r:.80}"
+    return f"<{type(value).__name__}>"

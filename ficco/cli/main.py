@@ -32,6 +32,14 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def _check_values(args: argparse.Namespace) -> None:
+    """Refuse `--ranks=--`, of which argparse makes an empty list; no option here takes a list."""
+    for name, value in vars(args).items():
+        if isinstance(value, list):
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option}=--: '--' is no value of {option}; give one")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = parser()
@@ -45,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         streams.make_ready()
+        _check_values(args)
         logs.set_up()
         asked = sys.argv[1:] if argv is None else argv
         logs.log.info("%s begins", shlex.join(["ficco", *asked]))

@@ -23,6 +23,8 @@ from ficco.timeline import REGIMES, Timeline
 
 __all__ = ["add_to"]
 
+MOST_ITERS = 1_000_000
+
 
 def add_to(commands: Any) -> None:
     """Register the command."""
@@ -79,8 +81,8 @@ def _main(args: argparse.Namespace) -> int:
             "--engine host"
         )
     args.compute = args.compute or "numpy"
-    if args.iters < 1:
-        raise InputError(f"--iters {args.iters}: it is 1 or more")
+    if not 1 <= args.iters <= MOST_ITERS:
+        raise InputError(f"--iters {args.iters}: it is from 1 to {MOST_ITERS:,}")
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: it is 0 or more")
     args.timeout = positive_seconds(args.timeout, "--timeout")

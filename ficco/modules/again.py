@@ -174,7 +174,7 @@ def key_of(
         return None
     try:
         return _facts(op, group, x, others, schedule, rest)
-    except RuntimeError:  # a nested tensor has no shape; checks refuse it by its name
+    except (RuntimeError, ValueError):  # a nested tensor has no shape, an array no truth value
         return None
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.parameter import is_lazy
 
 from ficco.engines.room import LOOKED_AT, check_host
 from ficco.errors import InputError, ScheduleError
@@ -32,7 +34,7 @@ from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
-__all__ = ["Call", "check_dense", "check_held"]
+__all__ = ["Call", "check_asked", "check_dense", "check_held", "check_sized"]
 
 _KINDS = {  # as NumPy writes them; bfloat16 as the bits that it has
     torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<i2", torch.int64: "<i8",
@@ -56,6 +58,18 @@ def check_dense(tensor: Tensor, name: str) -> None:
         kind = "sparse" if "sparse" in str(tensor.layout) else "not dense"
         raise InputError(
             f"{name} is {kind} ({tensor.layout}); a dense tensor is needed: pass .to_dense()"
+        )
+
+
+def check_sized(tensor: Tensor, name: str) -> None:
+    """Refuse a parameter of a lazy module that was not called yet.
+
+    Raises:
+        InputError: it is one.
+    """
+    if not torch.compiler.is_dynamo_compiling() and is_lazy(tensor):
+        raise InputError(
+            f"{name} has no size yet, as a parameter of a lazy module; call that module once before"
         )
 
 
@@ -264,7 +278,7 @@ def _only_even(runtime: Any) -> bool:
 
 def _asked(schedule: str | Schedule, grain: int | None) -> Schedule | None:
     """Return the schedule that is asked for; None: what the selector takes."""
-    if schedule == AUTO:
+    if isinstance(schedule, str) and schedule == AUTO:
         if grain is not None:
             raise InputError(
                 f"grain={grain} with schedule='auto', which chooses it; name a schedule, or leave "
@@ -273,6 +287,21 @@ def _asked(schedule: str | Schedule, grain: int | None) -> Schedule | None:
         return None
     chosen = Schedule.read(schedule)
     return chosen if grain is None else replace(chosen, grain=grain)
+
+
+def check_asked(schedule: str | Schedule, grain: int | None) -> None:
+    """Refuse a schedule that does not exist, or a grain that it cannot have.
+
+    Raises:
+        InputError: grain with "auto"; ScheduleError: no such schedule or grain.
+    """
+    try:
+        _asked_before(schedule, grain)
+    except TypeError:  # some argument has no hash
+        _asked(schedule, grain)
+
+
+_asked_before = lru_cache(maxsize=64, typed=True)(_asked)
 
 
 class _Memory:

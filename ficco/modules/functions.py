@@ -31,11 +31,13 @@ from torch.distributed import is_initialized
 
 from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError
-from ficco.modules import gradients, groups, library, operators
+from ficco.modules import bags, gradients, groups, library, operators
 from ficco.modules.auto import AUTO
+from ficco.modules.calling import check_asked
 from ficco.modules.groups import collective
 from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
 from ficco.private.torch_core import DisableAutocast
+from ficco.problem import MOST
 from ficco.schedule import Schedule
 
 __all__ = [
@@ -132,8 +134,10 @@ def column_matmul(
     Raises: as `all_gather_matmul`.
     """
     weights, biases, biased = _listed(w, bias)
-    if not torch.compiler.is_dynamo_compiling() and (group is not None or is_initialized()):
-        group = groups.process_group(group)  # backward means it, too, when it is there no more
+    if not torch.compiler.is_dynamo_compiling():
+        check_asked(schedule, grain)  # which are those of backward
+        if group is not None or is_initialized():
+            group = groups.process_group(group)  # backward means it, too, when it is there no more
     args = (x, weights, biases, biased, group, schedule, grain)
     found = _call("column_matmul", args, survey((x, *weights, *biases)))
     return found[0] if isinstance(w, Tensor) else tuple(found)
@@ -304,14 +308,18 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
     Raises: as `all_gather_matmul`.
     """
     dimension, batch = _size("dimension", dimension), _size("batch", batch)
+    if tables_per_rank is None:
+        raise InputError("tables_per_rank=None: a list is needed, how many tables each rank has")
     tables_per_rank = _sizes("tables_per_rank", tables_per_rank)
-    like = _like(tables, dimension, dtype, device, group)
+    tables, indices = bags.listed(tables, "tables"), bags.listed(indices, "indices")
+    offsets = bags.listed(offsets, "offsets")
+    like = bags.like(tables, dimension, dtype, device, group)
     if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(_needs, tables)):
         like = _needing(like)
     tensors = (*tables, *indices, *offsets, like)
     args = (
-        list(tables), list(indices), list(offsets), like, tables_per_rank, batch,
-        _sizes("rows", rows), group, schedule, grain,
+        tables, indices, offsets, like, tables_per_rank, batch, _sizes("rows", rows), group,
+        schedule, grain,
     )  # fmt: skip
     return _call("embedding_all_to_all", args, survey(tensors))  # type: ignore[no-any-return]
 
@@ -362,16 +370,23 @@ def _size(name: str, value: Any) -> Any:
     """Return one size; raises as `_sizes`."""
     if torch.compiler.is_dynamo_compiling() or isinstance(value, torch.SymInt):
         return value
-    return whole_number(value, name, 0)
+    return whole_number(value, name, 0, MOST)
 
 
 def _held(values: Sequence[Any] | None) -> list[Any] | None:
     """Return a list of this call's own: backward reads it, too."""
     if values is None or torch.compiler.is_dynamo_compiling():
         return None if values is None else list(values)
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+    try:
+        found = None if isinstance(values, (str, bytes)) else list(values)
+    except TypeError:
+        found = None
+    if found is None:
         raise InputError(f"axes={values!r:.80}: a list is needed, 'rows' or 'contraction' a weight")
-    return list(values)
+    for i, axis in enumerate(found):
+        if not isinstance(axis, str):
+            raise InputError(f"axes[{i}]={axis!r:.80}: it is 'rows' or 'contraction'")
+    return found
 
 
 def _needing(like: Tensor) -> Tensor:
@@ -396,9 +411,18 @@ def _pairs(x: Any, w: Any) -> tuple[list[Any], list[Any]]:
     return xs, ws
 
 
+def _several(w: Any) -> list[Any]:
+    """Return weights as a list; what is none, an array or a class say, is refused later."""
+    if isinstance(w, (tuple, list)):
+        return list(w)
+    if isinstance(w, (Tensor, type)) or hasattr(w, "shape") or not hasattr(w, "__iter__"):
+        return [w]
+    return list(w)
+
+
 def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
     """Return weights, biases, and which weights have one."""
-    weights = [w] if isinstance(w, Tensor) or not hasattr(w, "__iter__") else list(w)
+    weights = _several(w)
     if bias is None:
         return weights, [], [False] * len(weights)
     each = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
@@ -407,46 +431,3 @@ def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
         [offset for offset in each if offset is not None],
         [offset is not None for offset in each],
     )
-
-
-def _like(
-    tables: Sequence[Tensor],
-    dimension: int,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    group: Any,
-) -> Tensor:
-    """Return an empty tensor of the dtype and device of all tables."""
-    if device is not None:
-        device = _there(device)
-    if not tables:
-        where = _device(group) if device is None else device
-        return torch.empty((0, dimension), dtype=dtype or torch.float32, device=where)
-    like = tables[0].new_empty((0, dimension))
-    if dtype is not None and dtype != like.dtype:
-        raise InputError(f"dtype={dtype}, and tables[0] is {like.dtype}; leave one of them out")
-    if device is not None and device != like.device:
-        raise InputError(f"device={device}, and tables[0] is on {like.device}; give one device")
-    return like
-
-
-def _there(device: torch.device | str) -> torch.device:
-    """Return the device that PyTorch means by this.
-
-    Raises:
-        InputError: there is none.
-    """
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(
-            f"device={device!r}: PyTorch has no such device here ({error}); give 'cpu' or 'cuda'"
-        ) from None
-
-
-def _device(group: Any) -> torch.device:
-    """Return where a rank without tables works: where its group is open, or can be."""
-    if (found := groups.device_of(group)) is not None:
-        return torch.device(found)
-    backends = str(torch.distributed.get_backend_config(groups.process_group(group)))
-    return torch.device("cuda" if "nccl" in backends and torch.cuda.is_available() else "cpu")

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
+from ficco.checking import whole_number
 from ficco.errors import InputError
 from ficco.modules import plain
 from ficco.modules.again import key_of, known, matrix_of, readable, row_of
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import Call, check_dense, check_held
 from ficco.private.torch_core import unsafe_view
-from ficco.problem import Output, Problem, chunk_sizes
+from ficco.problem import MOST, Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
 
@@ -185,9 +186,13 @@ def _as_pairs(
     if any(_odd(a, b, x[0], w[0]) for a, b in zip(x, w, strict=True)):
         return x, w  # which is checked later
     m, n = math.prod(x[0].shape[:-1]), w[0].shape[1]
-    few = schedule == AUTO and m <= few_rows("matmul_all_reduce")
     copied = (m + n) * sum(b.shape[0] for b in w)
-    if few or _stores(schedule) or copied <= (len(x) - 1) * m * n:
+    try:
+        few = schedule == AUTO and m <= few_rows("matmul_all_reduce")
+        stored = few or _stores(schedule)
+    except (TypeError, ValueError):  # no schedule
+        return x, w  # which is checked later
+    if stored or copied <= (len(x) - 1) * m * n:
         return [torch.cat(list(x), dim=-1)], [torch.cat(list(w))]
     return x, w
 
@@ -284,6 +289,9 @@ def column_matmul(
         raise InputError(f"x is {found}; a tensor of 2 or 3 dimensions is needed")
     if not len(w) == len(biased) or not w:
         raise InputError(f"{len(w)} weights, {len(biased)} biases: give one of each")
+    compiling = torch.compiler.is_dynamo_compiling()
+    if not compiling and (m := math.prod(x.shape[:-1])) > MOST:
+        whole_number(m, "m", 0, MOST)  # which refuses it
     offsets, ys = iter(bias), []
     for i, (weight, has) in enumerate(zip(w, biased, strict=True)):
         _check_local(x, weight, f"w[{i}]")
@@ -292,6 +300,8 @@ def column_matmul(
                 f"w[{i}] is {list(weight.shape)}; with x {list(x.shape)} it is "
                 f"[{x.shape[-1]}, n_r] (pass linear.weight.t())"
             )
+        if not compiling and weight.shape[1] > MOST:
+            raise InputError(f"w[{i}] has {weight.shape[1]} columns; {MOST} is the most of a rank")
         offset = next(offsets) if has else None
         if offset is not None:
             _check_local(x, offset, f"bias[{i}]")
@@ -408,9 +418,9 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
     `counts` are tables per rank.
     """
     call = Call(group, like, "tables[0]")
-    if len(counts) != call.world or counts[call.rank] != len(tables):
+    if len(counts) != call.world or min(counts) < 0 or counts[call.rank] != len(tables):
         raise InputError(
-            f"tables_per_rank={list(counts)}: {call.world} entries are needed, and this "
+            f"tables_per_rank={list(counts)}: {call.world} sizes of 0 or more are needed, and this "
             f"rank ({call.rank}) has {len(tables)} tables"
         )
     if not len(tables) == len(indices) == len(starts):
@@ -424,6 +434,8 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
         call.check(table, f"tables[{i}]", 2)
         if table.shape[1] != dimension:
             raise InputError(f"tables[{i}] is {list(table.shape)}; dimension={dimension}")
+        for tensor, name in ((indices[i], "indices"), (starts[i], "offsets")):
+            _check_whole(tensor, f"{name}[{i}]", call.device)
         _check_bags(indices[i], starts[i], table.shape[0], batch, i)
         given[f"table{i}"] = readable(table) if table.is_cuda else table
         given[f"indices{i}"] = row_of(indices[i])
@@ -442,10 +454,20 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
     return call.run(problem, given, schedule, grain)[0]
 
 
+def _check_whole(tensor: Tensor, name: str, device: torch.device) -> None:
+    """Refuse what is no row of whole numbers on the device of the tables."""
+    check_dense(tensor, name)
+    if tensor.dtype != torch.int64:
+        raise InputError(f"{name} is {tensor.dtype}; int64 is needed")
+    if tensor.dim() != 1:
+        raise InputError(f"{name} is {list(tensor.shape)}; it has 1 dimension")
+    if tensor.device != device:
+        raise InputError(f"{name} is on {tensor.device}, tables are on {device}; give one device")
+    check_held(tensor, name)
+
+
 def _check_bags(index: Tensor, start: Tensor, height: int, batch: int, i: int) -> None:
     """Refuse bags that cannot be. Values are looked at on the CPU only: GPUs would have to stop."""
-    if index.dtype != torch.int64 or start.dtype != torch.int64:
-        raise InputError(f"indices[{i}] and offsets[{i}]: int64 is needed")
     if start.numel() != batch:
         raise InputError(f"offsets[{i}] has {start.numel()} entries, batch={batch}")
     if index.is_cuda:

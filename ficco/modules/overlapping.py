@@ -162,6 +162,8 @@ def restore(module: Module) -> Module:
     Raises:
         InputError: nothing in it is overlapped, or it is a part of what was overlapped as a whole.
     """
+    if not isinstance(module, Module):
+        raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
     records = [m for m in module.modules() if RECORD in m.__dict__]
     if not records:
         part = any(ATTRIBUTE in m.__dict__ for m in module.modules())
@@ -359,11 +361,13 @@ def _chooser(schedule: Schedules, names: list[str]) -> Callable[[str], str | Sch
     if isinstance(schedule, Mapping):
         check_patterns("schedule", patterns, names)
     for value in patterns.values():
-        if value is None or isinstance(value, Schedule) or value == AUTO:
+        if value is None or isinstance(value, Schedule):
             continue
         if not isinstance(value, str):
-            raise InputError(f"schedule: {value!r:.80}; it is a Schedule, its name, or 'auto'")
-        Schedule.named(value)
+            kind = type(value).__name__
+            raise InputError(f"schedule: {kind} found; it is a Schedule, its name, or 'auto'")
+        if value != AUTO:
+            Schedule.named(value)
 
     def chosen(name: str) -> str | Schedule | None:
         pattern = matching(name, patterns)

@@ -14,7 +14,7 @@ import torch
 
 from ficco.errors import InputError
 from ficco.modules import groups, operators
-from ficco.modules.calling import check_dense
+from ficco.modules.calling import check_dense, check_sized
 from ficco.private import torch_core
 from ficco.schedule import Schedule
 
@@ -118,6 +118,8 @@ def _text(schedule: str | Schedule) -> str:
     """Return what `Schedule.read` reads; by hand, since torch.compile cannot trace json."""
     if isinstance(schedule, str):
         return schedule
+    if not isinstance(schedule, Schedule):
+        Schedule.read(schedule)  # which refuses it
     values = [(axis, getattr(schedule, axis)) for axis in _AXES]
     quoted = [f'"{axis}": {v}' if isinstance(v, int) else f'"{axis}": "{v}"' for axis, v in values]
     return "{" + ", ".join(quoted) + "}"
@@ -155,4 +157,5 @@ def _refuse_subclasses(tensors: Iterable[Any]) -> None:
                 "tensor.to_local(), and the mesh as group="
             )
         if isinstance(tensor, Tensor):
+            check_sized(tensor, "one of the tensors")
             check_dense(tensor, "one of the tensors")

@@ -59,6 +59,8 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
             the meta device, or its weights are not those that its layers multiply (sharded by FSDP
             at the moment).
     """
+    if not isinstance(module, Module):
+        raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
     found = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
     if not found:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,3 +81,29 @@ def test_names(node: ficco.Node, value: Any) -> None:
     refused(lambda: ficco.Schedule(route=value), "route")
     refused(lambda: node.all_gather_matmul(XS, WS, axes=value), "axes")
     refused(lambda: node.run(value, [{}, {}]), "problem=")
+
+
+@pytest.mark.parametrize(
+    "value", [np.zeros(2), np.array("auto"), np.array(["auto", "serial"]), ["auto"], {}]
+)
+def test_schedules_of_other_types(node: ficco.Node, value: Any) -> None:
+    words = f"schedule: {type(value).__name__} found"
+    refused(lambda: ficco.Node(1, schedule=value), words)
+    refused(lambda: node.all_gather_matmul(XS, WS, schedule=value), words)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", {}, np.array(1)])
+def test_lists_of_tables(node: ficco.Node, value: Any) -> None:
+    right: dict[str, Any] = {"tables": [[XS[0]]] * 2, "indices": [[np.zeros(2, np.int64)]] * 2}
+    right["offsets"] = right["indices"]
+    assert len(node.embedding_all_to_all(**right)) == 2
+    for name in right:
+        given = right | {name: [value] * 2}
+        words = f"{name}[0]: {type(value).__name__} found; give a list"
+        refused(lambda: node.embedding_all_to_all(**given), words)  # noqa: B023
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_node_is_not_copied(node: ficco.Node, take: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="make a new Node"):
+        take(node)

@@ -154,6 +154,12 @@ class TestRun:
         (["run", "--machine", "/no/such.toml"], "cannot be read"),
         (["run", "--grain", "0"], "grain=0"),
         (["run", "--iters", "0"], "--iters 0"),
+        (["run", "--iters", "1000001"], "--iters 1000001: it is from 1 to 1,000,000"),
+        (["run", "--ranks=--"], "'--'"),  # by newer Pythons' argparse, too
+        (["run", "--iters=--"], "'--'"),
+        (["run", "--seed=--"], "'--'"),
+        (["plan", "--rank=--"], "'--'"),
+        (["explain", "--ranks=--"], "'--'"),
         (["run", "--seed", "-1"], "--seed -1"),
         (["run", "--timeout", "-1"], "--timeout=-1.0: it is a positive"),
         (["run", "--rows", "1,2"], "4 numbers"),

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parameter import is_lazy
 from worker import refused
 
 import ficco
@@ -58,15 +60,79 @@ def sizes(rank: int, world: int) -> None:
         refused(lambda: ficco.all_to_all_matmul(x, w, splits), "splits")  # type: ignore[arg-type] # noqa: B023
     uneven = [[0] * (world + 1), *[[0] * world] * (world - 2), [0] * (world - 1)]
     refused(lambda: ficco.all_to_all_matmul(x[:0], w, uneven), "splits=")
-    for axes in ("rows", 3):
+    for axes in ("rows", 3, np.array(1), torch.tensor(1), list):
         refused(lambda: ficco.all_gather_matmul(x, w, axes=axes), "axes=")  # noqa: B023
+    for axis in (["rows"], {}, None, 1, b"rows"):
+        refused(lambda: ficco.all_gather_matmul(x, w, axes=[axis]), "axes[0]=")  # noqa: B023
+    many, thin = torch.zeros(1).expand(10**12, 3), torch.zeros(1).expand(3, 10**12)
+    for gathering in (ficco.all_gather_matmul, ficco.column_matmul):
+        refused(lambda: gathering(many, w), "000: it is a whole number")  # type: ignore[operator] # noqa: B023
+        refused(lambda: gathering(x, thin), "is the most of a rank")  # type: ignore[operator] # noqa: B023
+
+
+def schedules(rank: int, world: int) -> None:
+    """What is no schedule, in every function; by column_matmul, too, without a gradient."""
+    x, w = torch.zeros(2 * world, 3), torch.zeros(3, 4)
+    wrong: list[Any] = [
+        np.array(["serial", "auto"]), np.array("auto"), np.zeros(1), ["serial"], {}, None, 3,
+        torch.zeros(2), b"auto",
+    ]  # fmt: skip
+    for value in wrong:
+        words = "schedule=None" if value is None else "a Schedule, its name or its JSON text"
+        for call in (
+            ficco.all_gather_matmul, ficco.column_matmul, ficco.matmul_reduce_scatter,
+            ficco.matmul_all_reduce,
+        ):  # fmt: skip
+            refused(lambda: call(x, w, schedule=value), words)  # type: ignore[operator] # noqa: B023
+        refused(lambda: ficco.matmul_all_reduce([x, x], [w, w], schedule=value), words)  # noqa: B023
+        table = [[2] * world for _ in range(world)]
+        refused(lambda: ficco.all_to_all_matmul(x, w, table, schedule=value), words)  # noqa: B023
+    with torch.device("cpu"):  # a mode that looks on: it is a custom operator
+        refused(lambda: ficco.all_gather_matmul(x, w, schedule=wrong[0]), "schedule=<ndarray>")
+    for value in (*wrong[:4], *wrong[6:]):
+        model = torch.nn.Linear(2, 2)
+        refused(lambda: ficco.overlap(model, plan={"": "colwise"}, schedule=value), "schedule: ")  # noqa: B023
+    refused(lambda: ficco.column_matmul(x, w, schedule="nope", grain=-1), "schedule 'nope'")
+    for grain in (-1, 2.0, True, [2]):
+        refused(lambda: ficco.column_matmul(x, w, schedule="serial", grain=grain), "grain=")  # type: ignore[arg-type] # noqa: B023
+    refused(lambda: ficco.column_matmul(x, w, grain=2), "grain=2 with schedule='auto'")
+    assert ficco.column_matmul(x, w, schedule="serial", grain=2).shape == (2 * world, 4)
+
+
+def bags(rank: int, world: int) -> None:
+    """What embedding_all_to_all is given; any iterable of tensors serves."""
+    table, index = torch.zeros(5, 3), torch.tensor([0, 1, 4])
+    start = torch.zeros(world, dtype=torch.int64)
+    shapes: dict[str, Any] = {"tables_per_rank": [1] * world, "dimension": 3, "batch": world}
+    lists: dict[str, Any] = {"tables": [table], "indices": [index], "offsets": [start]}
+    for name, (value,) in lists.items():
+        lone: list[Any] = [value, None, value.numpy(), np.array(1), 3, torch.Tensor]
+        wrong = [(each, f"{name}: {type(each).__name__} found; give a list") for each in lone]
+        listed: list[Any] = [None, value.numpy(), value.tolist(), torch.nn.Embedding(5, 3)]
+        wrong += [([each], f"{name}[0]: {type(each).__name__} found") for each in listed]
+        wrong.append(([value.to_sparse()], f"{name}[0] is sparse"))
+        if name != "tables":
+            wrong += [([value[None]], f"{name}[0] is [1, "), ([value.to("meta")], "is on meta")]
+        for each, words in wrong:
+            given = lists | shapes | {name: each}
+            refused(lambda: ficco.embedding_all_to_all(**given), words)  # noqa: B023
+    lazy = torch.nn.LazyLinear(4).weight
+    refused(lambda: ficco.embedding_all_to_all([lazy], [index], [start], **shapes), "no size yet")
+    for dtype in ("float32", np.float32):
+        given = lists | shapes | {"dtype": dtype}
+        refused(lambda: ficco.embedding_all_to_all(**given), "a torch dtype is needed")  # noqa: B023
+    for tables in (torch.nn.ParameterList([table]), (each for each in [table])):
+        y = ficco.embedding_all_to_all(tables, [index], [start], **shapes)
+        assert y.shape == (1, 3 * world)
     none: dict[str, Any] = {"tables_per_rank": [0] * world, "dimension": 3, "batch": world}
     for name, value in (
-        ("batch", "4"), ("batch", 2.0), ("dimension", "3"), ("dimension", True),
-        ("tables_per_rank", "00"), ("tables_per_rank", [0.0] * world),
+        ("batch", "4"), ("batch", 2.0), ("batch", 10**12), ("dimension", "3"), ("dimension", True),
+        ("dimension", 10**12), ("tables_per_rank", "00"), ("tables_per_rank", [0.0] * world),
+        ("tables_per_rank", None), ("tables_per_rank", [-1] * world), ("dtype", "float32"),
     ):  # fmt: skip
         options = none | {name: value}
         refused(lambda: ficco.embedding_all_to_all([], [], [], **options), f"{name}=")  # noqa: B023
+    ficco.close()
 
 
 def tensors(rank: int, world: int) -> None:
@@ -96,7 +162,8 @@ def _freed(*shape: int, bytes_left: int = 0) -> Tensor:
 def _without_matrix(x: Tensor, w: Tensor) -> list[tuple[Any, str]]:
     found: list[tuple[Any, str]] = [
         ((None, w), "NoneType"), ((x, None), "NoneType found"), ((x.numpy(), w), "ndarray"),
-        ((x, 3), "int found"),
+        ((x, 3), "int found"), ((x, torch.Tensor), "found"), ((x, np.array(1)), "ndarray found"),
+        ((x, torch.nn.LazyLinear(4).weight), "has no size yet"),
         ((x.to_sparse(), w), "x is sparse"), ((x, w.to_sparse_csr()), "is sparse"),
         ((x.to("meta"), w), "on meta"), ((x, w.to("meta")), "on meta"),
         ((_freed(*x.shape), w), "its storage, which has 0"),
@@ -110,7 +177,9 @@ def _without_matrix(x: Tensor, w: Tensor) -> list[tuple[Any, str]]:
 
 
 def _needing(value: Any) -> Any:
-    return value.detach().requires_grad_() if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor) or is_lazy(value):
+        return value
+    return value.detach().requires_grad_()
 
 
 def windows(rank: int, world: int) -> None:
@@ -120,6 +189,9 @@ def windows(rank: int, world: int) -> None:
         ficco.overlap(model, plan={"wide": kind})
         for rows in ("4", "", 4.0, True, 0, -1, None, 10**12, 2**31, float("nan")):
             refused(lambda: ficco.size_windows(model, rows), "rows (batch x sequence)=")  # noqa: B023
+        for value in (None, "x", [model]):
+            refused(lambda: ficco.size_windows(value, 8), "pass a torch.nn.Module")  # noqa: B023
+            refused(lambda: ficco.restore(value), "pass a torch.nn.Module")  # noqa: B023
         refused(lambda: ficco.size_windows(model, 2**31 - 1), "rows=2147483647: wide would")  # noqa: B023
         assert not ficco.window_bytes()
 
@@ -220,7 +292,7 @@ def main(store: str, rank: int, world: int) -> None:
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    for check in (options, sizes, tensors, windows, layers, destroyed):
+    for check in (options, sizes, schedules, bags, tensors, windows, layers, destroyed):
         check(rank, world)
     ficco.close()
 

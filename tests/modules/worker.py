@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.modules import functions, plain
+from ficco.modules import bags, plain
 from ficco.modules import groups as open_groups
 from ficco.problem import Output, Problem, chunk_sizes, offsets
 from ficco.runtime.meeting import Meeting
@@ -192,7 +192,7 @@ def kinds(rank: int, world: int) -> None:
         dist.get_backend_config = lambda _: served  # noqa: B023
         torch.cuda.is_available = lambda: gpus  # noqa: B023
         try:
-            assert functions._device(None).type == kind, (served, gpus)
+            assert bags._device(None).type == kind, (served, gpus)
         finally:
             dist.get_backend_config, torch.cuda.is_available = backends, available
     if world == 1:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +112,27 @@ class TestSchedule:
     def test_an_impossible_grain(self, grain: object) -> None:
         with pytest.raises(ScheduleError, match="grain"):
             Schedule(grain=grain)
+
+    @pytest.mark.parametrize(
+        "value", [np.zeros(3), np.zeros(1), np.array("rows"), ["rows"], {}, np.array(2)]
+    )
+    def test_values_of_other_types_are_named_by_them(self, value: Any) -> None:
+        kind = type(value).__name__
+        for field in ("cut", "grain", "name"):
+            with pytest.raises(ScheduleError, match=f"{field}=<{kind}>"):
+                Schedule(**{field: value})
+        with pytest.raises(ScheduleError, match=f"schedule=<{kind}>"):
+            Schedule.read(value)
+        with pytest.raises(ScheduleError, match=f"schedule: {kind} found"):
+            Schedule.named(value)
+        with pytest.raises(InputError, match=f"op=<{kind}>"):
+            Schedule.names(value)
+
+    @pytest.mark.parametrize("value", [None, [], "serial", 3, np.zeros(3)])
+    def test_what_is_no_table(self, value: Any) -> None:
+        for read in (Schedule.from_json, Schedule.from_toml):
+            with pytest.raises(ScheduleError, match=f"{type(value).__name__} found; a table"):
+                read(value)
 
     @pytest.mark.parametrize(
         ("fields", "nearest"),
