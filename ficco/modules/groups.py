@@ -303,7 +303,7 @@ def gathered(group: Any, device: Any, mine: Any, opening: bool = False) -> list[
     if found is not None and not disabled():
         from ficco.runtime.exchanging import gathered_objects
 
-        return gathered_objects(found, pg, mine)
+        return gathered_objects(found, mine)
     each: list[Any] = [None] * dist.get_world_size(pg)
     dist.all_gather_object(each, mine, group=pg)
     return each

@@ -1,39 +1,38 @@
-"""Objects that ranks exchange by torch.distributed, once all of them have come."""
+"""Python objects that the ranks of a group exchange, by the timeout of the group.
+
+Collectives of torch.distributed wait by a timeout of their own, of half an hour or so. The objects
+go over the connection on which the ranks of a runtime meet instead.
+"""
 
 from __future__ import annotations
 
+import base64
+import pickle
 from typing import Any
 
-import torch.distributed as dist
-
-from ficco.errors import EngineError
+from ficco.runtime.connecting import MESSAGE_BYTES
 from ficco.runtime.process import ProcessRuntime
 
 __all__ = ["gathered_objects"]
 
+_SHARE = MESSAGE_BYTES // 2  # of a message that brings a piece of every rank; the rest is JSON
 
-def gathered_objects(runtime: ProcessRuntime, group: Any, mine: Any) -> list[Any]:
+
+def gathered_objects(runtime: ProcessRuntime, mine: Any) -> list[Any]:
     """Return what every rank brings, by rank: any objects, which may be large. A collective call.
-
-    Collectives of torch.distributed wait by a timeout of their own, of half an hour or so. Ranks
-    meet before, so that one that does not come is found by the runtime's.
 
     Args:
         runtime: of the group.
-        group: the ProcessGroup.
-        mine: what this rank brings.
+        mine: what this rank brings; `pickle` must know it.
 
     Raises:
         TimeoutExceeded: a rank did not come within the runtime's timeout.
         EngineError: a rank has left.
     """
-    runtime.gathered(None)
-    found: list[Any] = [None] * runtime.world
-    try:
-        dist.all_gather_object(found, mine, group=group)
-    except RuntimeError as error:  # the backend's own, of a rank that died meanwhile
-        raise EngineError(
-            f"rank {runtime.rank} could not exchange data with the other ranks of its group "
-            f"({error}); if one of them has died, restart the processes"
-        ) from error
-    return found
+    text = base64.b64encode(pickle.dumps(mine)).decode()
+    size = _SHARE // runtime.world
+    texts = [""] * runtime.world
+    for begin in range(0, max(runtime.gathered(len(text))), size):
+        pieces = runtime.gathered(text[begin : begin + size])
+        texts = [known + piece for known, piece in zip(texts, pieces, strict=True)]
+    return [pickle.loads(base64.b64decode(each)) for each in texts]

@@ -15,6 +15,7 @@ import pytest
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.runtime import connecting
 from ficco.runtime.connecting import Members, note_refusal
+from ficco.runtime.exchanging import gathered_objects
 from ficco.runtime.meeting import Agenda, Meeting
 
 WORLD = 3
@@ -290,3 +291,39 @@ class TestMeeting:
                 meetings[rank].meet(agenda(rank, broken=lambda: broken), 30)
         assert time.monotonic() - begin < 2
         assert set(together(lambda rank: meetings[rank].meet(agenda(rank), 5)).values()) == {20}
+
+
+class Exchanging:
+    """What `gathered_objects` asks of a runtime, over a meeting."""
+
+    def __init__(self, meeting: Meeting, timeout_s: float) -> None:
+        self.world, self._meeting, self._timeout_s = WORLD, meeting, timeout_s
+
+    def gathered(self, mine: Any) -> list[Any]:
+        return self._meeting.gather("exchange data", mine, self._timeout_s)
+
+
+class TestObjects:
+    @pytest.mark.parametrize("size", [0, 1, 10**6])
+    def test_ranks_exchange_objects_of_any_size(self, meetings: Any, size: int) -> None:
+        def brought(rank: int) -> Any:
+            return {"rank": (rank, b"\xff" * (size * rank)), "none": None}
+
+        def exchange(rank: int) -> Any:
+            runtime: Any = Exchanging(meetings[rank], 20)
+            return gathered_objects(runtime, brought(rank))
+
+        for found in together(exchange).values():
+            assert found == [brought(rank) for rank in range(WORLD)]
+
+    def test_a_rank_that_stops_halfway_is_named_by_the_timeout(self, meetings: Any) -> None:
+        def exchange(rank: int) -> Any:
+            if rank == 1:
+                return Exchanging(meetings[rank], 20).gathered(10**6)  # its length, no more
+            runtime: Any = Exchanging(meetings[rank], 0.3)
+            return gathered_objects(runtime, bytes(10**6))
+
+        found = together(exchange)
+        for rank in (0, 2):
+            assert isinstance(found[rank], TimeoutExceeded)
+            assert "rank 1" in str(found[rank])

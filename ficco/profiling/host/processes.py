@@ -75,7 +75,7 @@ class ProcessRig(Rig):
         import torch.distributed as dist
 
         super().__init__(dist.get_world_size(group), cores, named(compute), extent, "processes")
-        self._rank, self._group, self._caller = dist.get_rank(group), group, caller
+        self._rank, self._caller = dist.get_rank(group), caller
         self._arrays = self.arrays()
         self._runtime = ProcessRuntime(group, Machine.named("host"), self.compute, timeout_s)
 
@@ -85,7 +85,7 @@ class ProcessRig(Rig):
 
     def told(self, mine: Any) -> list[Any]:
         """Return what every rank brings, by rank: objects, which may be large."""
-        return gathered_objects(self._runtime, self._group, mine)
+        return gathered_objects(self._runtime, mine)
 
     def _run(self, plan: Plan, runs: int) -> list[Sequence[Span]]:
         def mine() -> list[Sequence[Span]]:
