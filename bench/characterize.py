@@ -35,16 +35,16 @@ def rank_main(folder: Path) -> int:
     for name, value in NO_MULTICAST.items():
         os.environ.setdefault(name, value)
     os.environ["FICCO_STORE"] = str(folder / "store-of-ranks")
-    from ficco.profiling.gpu import beside, pieces
-    from ficco.profiling.gpu.landing import Landing
+    from ficco.profiling.gpu import contention, pieces
     from ficco.profiling.gpu.ranks import Ranks
+    from ficco.profiling.gpu.recv_buffer import Landing
 
     ranks = Ranks()
     landing = Landing(ranks)
     losses = []
     for shape in BESIDE:
         ranks.beat()
-        losses.append({"shape": shape, "found": beside.measure(ranks, landing, shape)})
+        losses.append({"shape": shape, "found": contention.measure(ranks, landing, shape)})
     cuts = []
     for shape in SHAPES:
         ranks.beat()

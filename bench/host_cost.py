@@ -96,7 +96,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
 
     `made`: what the runtime keeps of the call.
     """
-    from ficco.engines.standing import Standing
+    from ficco.engines.prepared import Standing
 
     bound = made.bound
     native, run, launches = bound._native, bound.run, bound._launches

@@ -20,15 +20,15 @@ from ficco import compute as computes
 from ficco import posing, selector
 from ficco.checking import positive_seconds, whole_number
 from ficco.compute import dtype_of
+from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.engines.group_kernels import GroupKernels
-from ficco.engines.room import LOOKED_AT, check_host
 from ficco.errors import InputError
 from ficco.logs import log, set_up
 from ficco.machine import Machine
 from ficco.posing import NUMPY, Library, row_contiguous
 from ficco.problem import MAX_WORLD, Problem
 from ficco.runtime.local import LocalRuntime
-from ficco.runtime.local_cuda import CudaLocalRuntime
+from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 from ficco.verifier.meaning import required_buffers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
-from ficco.cli.choosing import MOST_GPUS, driver_of, profile_of
+from ficco.cli.engine_choice import MOST_GPUS, driver_of, profile_of
 from ficco.engines.gating import check_served
 from ficco.errors import InputError, ScheduleError, closest
 from ficco.machine import Machine

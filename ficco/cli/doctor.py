@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ficco.cli.arguments import HOST_RANKS
-from ficco.cli.choosing import MOST_GPUS, profile_of, strangers, told
+from ficco.cli.engine_choice import MOST_GPUS, profile_of, strangers, told
 from ficco.errors import EngineError, InputError, MachineError
 from ficco.machine import Machine
 
@@ -216,7 +216,7 @@ def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
     if strangers(peers):
         return []
     from ficco.engines.cuda import GpuError
-    from ficco.engines.cuda_windows import Peers, PeerWindows
+    from ficco.engines.peer_windows import Peers, PeerWindows
     from ficco.plan import Room
 
     serves = "groups of GPUs: words that tell peers of data"

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from ficco.cli.arguments import HOST_RANKS, add_problem, problem_from
-from ficco.cli.choosing import MOST_GPUS, driver_of, gpus, profile_of
-from ficco.cli.working import Working
+from ficco.cli.engine_choice import MOST_GPUS, driver_of, gpus, profile_of
+from ficco.cli.progress_line import Working
 from ficco.selector import METHODS, Book, Choice, choose
 from ficco.timeline import REGIMES
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ficco import settings
-from ficco.cli.meeting_folder import MeetingFolder, meeting_folder
+from ficco.cli.rendezvous_folder import MeetingFolder, meeting_folder
 from ficco.errors import InputError
 from ficco.logs import log
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ficco.cli.arguments import Asked
-from ficco.cli.working import Working
+from ficco.cli.progress_line import Working
 from ficco.lowering import lower
 from ficco.problem import DTYPES, Problem
 from ficco.schedule import Schedule
@@ -79,7 +79,7 @@ class NodeExecutor:
     def check_room(self, problem: Problem) -> None:
         """See `Executor.check_room`."""
         from ficco import oracle
-        from ficco.engines.room import check_host
+        from ficco.engines.available_memory import check_host
 
         check_host(oracle.bytes_needed(problem), "inputs and results of all ranks")
 

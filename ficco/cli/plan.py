@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ficco.cli.arguments import add_problem, asked_from
-from ficco.cli.working import Working
+from ficco.cli.progress_line import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
 from ficco.plan import Plan

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ficco.cli import choosing
+from ficco.cli import engine_choice
 from ficco.cli.arguments import HOST_RANKS
 from ficco.cli.launch import end_with_launcher, launch
 from ficco.errors import EngineError, InputError
@@ -48,13 +48,13 @@ def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
         raise InputError(f"--ranks {ranks}: ficco runs 1 to {MAX_WORLD} ranks")
     if processes:
         return launch(ranks or HOST_RANKS)
-    found = choosing.gpus(ranks or choosing.MOST_GPUS)
+    found = engine_choice.gpus(ranks or engine_choice.MOST_GPUS)
     if found.devices < 2 or found.trouble:
         if found.devices:
             reason = found.trouble or "a profile of GPUs needs two of them"
             print(f"ficco doctor: the host engine is measured: {reason}", file=sys.stderr)
         return _on_host(target, ranks or HOST_RANKS)
-    world = min(found.devices, choosing.MOST_GPUS) if ranks is None else ranks
+    world = min(found.devices, engine_choice.MOST_GPUS) if ranks is None else ranks
     if not 2 <= world <= found.devices:
         raise InputError(
             f"--ranks {world}: a profile of GPUs takes 2 to {found.devices} of those here"

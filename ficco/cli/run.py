@@ -15,7 +15,7 @@ from typing import IO, Any
 from ficco import logs, settings
 from ficco.checking import positive_seconds
 from ficco.cli.arguments import HOST_RANKS, Asked, add_problem, asked_from
-from ficco.cli.choosing import MOST_GPUS, chosen_engine
+from ficco.cli.engine_choice import MOST_GPUS, chosen_engine
 from ficco.cli.launch import end_with_launcher, launch
 from ficco.cli.measure import Executor, NodeExecutor, Point, measure
 from ficco.errors import EngineError, FiccoError, InputError

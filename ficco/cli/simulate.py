@@ -5,7 +5,7 @@ from __future__ import annotations
 from ficco import simulator
 from ficco.cli.arguments import Asked
 from ficco.cli.measure import Point, finish, row_of
-from ficco.cli.working import Working
+from ficco.cli.progress_line import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
 from ficco.schedule import Schedule

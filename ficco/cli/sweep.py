@@ -12,7 +12,7 @@ from typing import Any
 
 from ficco import data
 from ficco.checking import positive_seconds
-from ficco.cli import choosing
+from ficco.cli import engine_choice
 from ficco.cli.arguments import HOST_RANKS, fitting
 from ficco.errors import EngineError, FiccoError, InputError, MachineError
 from ficco.machine import Machine
@@ -110,12 +110,18 @@ def _asked(args: argparse.Namespace, grid: Grid) -> Asked:
     if simulated:
         profile = machine = Machine.named(name)
         machine.check_rated()
-        world, driver, profile_name = ranks or min(machine.ranks, choosing.MOST_GPUS), None, name
+        world, driver, profile_name = (
+            ranks or min(machine.ranks, engine_choice.MOST_GPUS),
+            None,
+            name,
+        )
     else:
         machine, world = _here(name, ranks, grid.name)
         name = name or machine.name
         profile, profile_name = _profile(machine, name, world)
-        driver = choosing.driver_of(Machine.named("cuda")) if machine.engine == "cuda" else None
+        driver = (
+            engine_choice.driver_of(Machine.named("cuda")) if machine.engine == "cuda" else None
+        )
     if world > machine.ranks:
         raise InputError(f"{world} ranks: machine {machine.name!r} has {machine.ranks}")
     return Asked(
@@ -133,7 +139,7 @@ def _here(name: str, ranks: int, grid: str) -> tuple[Machine, int]:
         )
     if machine is not None and machine.engine == "host":
         return machine, ranks or min(machine.ranks, HOST_RANKS)
-    found = choosing.gpus(ranks or choosing.MOST_GPUS)
+    found = engine_choice.gpus(ranks or engine_choice.MOST_GPUS)
     if found.devices < 2 or found.trouble:
         reason = found.trouble or "there is one GPU here, and two are needed"
         if machine is None:
@@ -145,7 +151,7 @@ def _here(name: str, ranks: int, grid: str) -> tuple[Machine, int]:
         if found.devices:
             raise EngineError(say)
         raise InputError(f"{say}, --simulate h200x8 needs no GPU")
-    world = ranks or min(found.devices, choosing.MOST_GPUS)
+    world = ranks or min(found.devices, engine_choice.MOST_GPUS)
     if not 2 <= world <= found.devices:
         raise InputError(f"--ranks {world}: a sweep takes 2 to {found.devices} of the GPUs here")
     return machine or Machine.named("cuda"), world
@@ -154,7 +160,7 @@ def _here(name: str, ranks: int, grid: str) -> tuple[Machine, int]:
 def _profile(machine: Machine, name: str, world: int) -> tuple[Machine | None, str | None]:
     """Return the profile to predict from and its name, if there is one."""
     try:
-        found = choosing.profile_of(machine, world)
+        found = engine_choice.profile_of(machine, world)
     except MachineError as missing:
         print(f"ficco sweep: no predictions and no book: {missing}", file=sys.stderr)
         return None, None

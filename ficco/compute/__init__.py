@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
-from ficco.kernels.direct_gather_table import GatherTable
-from ficco.kernels.direct_table import DirectTable
-from ficco.kernels.launching import LaunchSpec
-from ficco.kernels.parts import GatedPart, Leaving
+from ficco.kernels.gated_parts import GatedPart, Leaving
+from ficco.kernels.native_launch import LaunchSpec
+from ficco.kernels.one_kernel_all_reduce_table import DirectTable
+from ficco.kernels.one_kernel_gather_table import GatherTable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,7 +154,7 @@ class DeviceKernels(Protocol):
         Args:
             prepared: by `prepare`.
             operands: of a call.
-            places: where calls have them, as `ficco.kernels.launching` names places.
+            places: where calls have them, as `ficco.kernels.native_launch` names places.
 
         Returns:
             The launch for all calls whose operands are laid out alike; None: nothing is launched.

@@ -67,7 +67,7 @@ struct alignas(sizeof(Element) * kCount) Pack { Element at[kCount]; };
 
 
 class CupyCompute:
-    """See `ficco.compute.DeviceCompute` and `ficco.runtime.local_cuda.NodeCompute`.
+    """See `ficco.compute.DeviceCompute` and `ficco.runtime.local_gpu.NodeCompute`.
 
     It is an array library for `ficco.posing`, too. Handles are CuPy arrays.
     """

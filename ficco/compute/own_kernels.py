@@ -10,15 +10,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ficco.compute import DirectOperands, DirectWindows, GatedOperands, SumOperands
-from ficco.kernels import direct, direct_gather, gated, launching, loading, one_launch, summing
+from ficco.kernels import (
+    gated,
+    loading,
+    native_launch,
+    one_kernel,
+    one_kernel_all_reduce,
+    one_kernel_gather,
+    summing,
+)
 from ficco.kernels.arrays import Address, Arrays, address, item_bytes, stride
-from ficco.kernels.direct_gather_table import GatherTable
-from ficco.kernels.direct_table import DirectTable
-from ficco.kernels.launching import LaunchSpec, Pitch, Place, Slot
-from ficco.kernels.leaving import leaving_table
-from ficco.kernels.parts import GatedPart, Leaving
+from ficco.kernels.gated_parts import GatedPart, Leaving
+from ficco.kernels.native_launch import LaunchSpec, Pitch, Place, Slot
+from ficco.kernels.one_kernel_all_reduce_table import DirectTable
+from ficco.kernels.one_kernel_gather_table import GatherTable
 from ficco.kernels.variants import Launch
-from ficco.lowering.direct_gather import MOST_OUTPUTS
+from ficco.kernels.window_release import leaving_table
+from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
 
 __all__ = ["OwnKernels", "direct_places"]
 
@@ -37,15 +45,15 @@ class Whole(NamedTuple):
 
     kernel: Any
     made: Any
-    control: one_launch.Control
+    control: one_kernel.Control
 
 
 def _whole_operands(prepared: Whole, operands: DirectOperands) -> Any:
     """Return operands as the kernel's own module takes them."""
-    if prepared.kernel is direct_gather:
-        outputs = [direct_gather.Matrices(*each) for each in operands.outputs]
-        return direct_gather.Operands(operands.x, outputs, operands.kept)
-    return direct.Operands(operands.x, *operands.outputs[0])
+    if prepared.kernel is one_kernel_gather:
+        outputs = [one_kernel_gather.Matrices(*each) for each in operands.outputs]
+        return one_kernel_gather.Operands(operands.x, outputs, operands.kept)
+    return one_kernel_all_reduce.Operands(operands.x, *operands.outputs[0])
 
 
 class OwnKernels:
@@ -121,12 +129,16 @@ class OwnKernels:
         self.check_allocates()
         arrays = self.arrays()
         counts = Address(windows.counts) if windows.counts else None
-        places = one_launch.Places(windows.words, windows.data, counts)
+        places = one_kernel.Places(windows.words, windows.data, counts)
         told, stop = Address(told_word), Address(stop_word())  # outside captures, as all here
-        control = one_launch.Control(digest, stop, told, round(1e9 * timeout_s))
+        control = one_kernel.Control(digest, stop, told, round(1e9 * timeout_s))
         if isinstance(table, GatherTable):
-            return Whole(direct_gather, direct_gather.prepare(table, places, arrays), control)
-        return Whole(direct, direct.prepare(table, places, arrays), control)
+            return Whole(
+                one_kernel_gather, one_kernel_gather.prepare(table, places, arrays), control
+            )
+        return Whole(
+            one_kernel_all_reduce, one_kernel_all_reduce.prepare(table, places, arrays), control
+        )
 
     def arm_direct(
         self, prepared: Whole, operands: DirectOperands, copy: int
@@ -137,7 +149,7 @@ class OwnKernels:
     def direct_launch(self, prepared: Whole, operands: DirectOperands, copy: int = 0) -> Launch:
         """Return what `arm_direct` enqueues."""
         kernel, made, control = prepared
-        which = (copy,) if kernel is direct_gather else ()  # of a mailbox the device knows
+        which = (copy,) if kernel is one_kernel_gather else ()  # of a mailbox the device knows
         found: Launch = kernel.launch_of(made, _whole_operands(prepared, operands), control, *which)
         return found
 
@@ -147,7 +159,7 @@ class OwnKernels:
         """See `DeviceKernels.described_direct`."""
         launch = self.direct_launch(prepared, operands)
         return _described(
-            launch, direct_places(operands, places, prepared.kernel is direct_gather)
+            launch, direct_places(operands, places, prepared.kernel is one_kernel_gather)
         )  # fmt: skip
 
     def described_sum(
@@ -184,7 +196,7 @@ def _nothing() -> None:
 
 def _described(launch: Launch, places: dict[str, Place]) -> LaunchSpec:
     code = loading.code(launch)
-    return launching.described(code, launch.grid, launch.arguments, places, launch.chained)
+    return native_launch.described(code, launch.grid, launch.arguments, places, launch.chained)
 
 
 def direct_places(
@@ -213,7 +225,7 @@ def direct_places(
             f"y{n}_stride": Pitch(at.y.slot, item), f"w{n}_{deep}_stride": Pitch(at.w.slot, item),
         }  # fmt: skip
     if gathers:
-        found["copy"] = launching.Copy()
+        found["copy"] = native_launch.Copy()
         found["kept"] = places.x if places.kept is None else places.kept
     if places.kept is not None:
         found["kept_stride"] = Pitch(places.kept.slot, item)

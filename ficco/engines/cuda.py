@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import DeviceCompute
-from ficco.engines.cuda_layout import COPIES, Window
 from ficco.engines.gating import steps_within
 from ficco.engines.launches import Launches, Whole, warn_of_streams
-from ficco.engines.one_launch import is_one_launch, made_before, table_of
+from ficco.engines.one_kernel import is_one_launch, made_before, table_of
+from ficco.engines.prepared import Standing
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
-from ficco.engines.standing import Standing
+from ficco.engines.window_layout import COPIES, Window
 from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
 from ficco.plan import (

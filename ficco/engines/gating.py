@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ficco.errors import EngineError, ScheduleError
 from ficco.grouping import ends_of
-from ficco.kernels.parts import GatedPart, Landed, Leaving
+from ficco.kernels.gated_parts import GatedPart, Landed, Leaving
 from ficco.lowering import lower_rank
 from ficco.plan import Part, Product, RankPlan, Region, Step, word_place
 from ficco.problem import Problem

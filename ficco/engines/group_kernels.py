@@ -15,7 +15,7 @@ from ficco.errors import EngineError
 from ficco.kernels import fallback, pack
 from ficco.kernels.variants import Variant, variant_of
 from ficco.lowering import lower_rank
-from ficco.lowering.direct import is_made_before
+from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 

@@ -19,7 +19,7 @@ from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import Work
 from ficco.engines.work import Sum, View, sum_of
 from ficco.errors import EngineError, InputError
-from ficco.kernels.launching import Copy, LaunchSpec, Slot, Word
+from ficco.kernels.native_launch import Copy, LaunchSpec, Slot, Word
 from ficco.kernels.plan_reader import OutputNames
 from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ficco import _native
-from ficco.engines.cuda_layout import COPIES, WORDS_BYTES, Layout
+from ficco.engines.window_layout import COPIES, WORDS_BYTES, Layout
 from ficco.errors import DevicesRefused, InputError
 
 __all__ = ["Probe", "SignalsRefused", "allowed_kinds", "first_that_arrives", "writable_words"]

@@ -12,7 +12,7 @@ from typing import Any
 from ficco.compute import DirectOperands, DirectOutput, DirectWindows, GatedOperands, SumOperands
 from ficco.compute.own_kernels import OwnKernels
 from ficco.engines.gating import launches_of
-from ficco.engines.one_launch import is_one_launch, table_of
+from ficco.engines.one_kernel import is_one_launch, table_of
 from ficco.engines.work import sum_of
 from ficco.kernels import gated
 from ficco.kernels.arrays import Address, Arrays, Described, DescribedArrays

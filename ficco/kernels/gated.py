@@ -25,8 +25,8 @@ from ficco.kernels import loading
 from ficco.kernels.arrays import Bulk, address, dtype_name, item_bytes, stride
 from ficco.kernels.arrays import turned as turned_of
 from ficco.kernels.declarations import GATED, PUSHING, SUMMING
-from ficco.kernels.parts import GatedPart, Landed
-from ficco.kernels.tables import Signalling, Table, prepare
+from ficco.kernels.gated_parts import GatedPart, Landed
+from ficco.kernels.gated_tables import Signalling, Table, prepare
 from ficco.kernels.variants import Launch, is_aligned
 
 __all__ = ["Gate", "GatedPart", "Landed", "Launch", "Matrices", "Table", "gated_matmul",

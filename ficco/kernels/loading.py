@@ -16,7 +16,7 @@ from ficco.errors import EngineError
 from ficco.kernels import fallback, pack
 from ficco.kernels.arrays import Bulk, address, item_bytes, stride
 from ficco.kernels.compiling import function_of
-from ficco.kernels.launching import Box, Code, Slot, described
+from ficco.kernels.native_launch import Box, Code, Slot, described
 from ficco.kernels.variants import Launch, Variant, passed, variant_of
 
 __all__ = ["code", "code_of", "enqueue", "gpu", "prepared", "warm"]

@@ -7,7 +7,7 @@ from typing import Any
 from ficco.kernels import loading
 from ficco.kernels.arrays import library_of, stride
 from ficco.kernels.declarations import POOL
-from ficco.kernels.one_launch import power
+from ficco.kernels.one_kernel import power
 from ficco.kernels.variants import Launch
 
 __all__ = ["launch_of", "pool_bags"]

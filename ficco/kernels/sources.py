@@ -11,8 +11,8 @@ import functools
 import hashlib
 from pathlib import Path
 
-from ficco.kernels.direct_gather_table import GATES
-from ficco.kernels.direct_table import VACANT
+from ficco.kernels.one_kernel_all_reduce_table import VACANT
+from ficco.kernels.one_kernel_gather_table import GATES
 from ficco.plan import WORDS, Word, word_place
 from ficco.problem import MAX_WORLD
 

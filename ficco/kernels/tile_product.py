@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.landed_sum import halves, store_columns, store_sum
-from ficco.kernels.releasing import count_tiles
+from ficco.kernels.sum_epilogue import halves, store_columns, store_sum
+from ficco.kernels.tile_signal import count_tiles
 
 __all__ = ["AWAITED", "COLUMN", "COLUMNS_END", "COUNT", "HEIGHT", "PART", "PLACE_FIELDS", "RAISED",
            "TARGET_ROW", "count_stored", "multiplied", "store_summed", "store_tile",

@@ -6,8 +6,8 @@ With transport="sm" the kernel that multiplies stores at the peers itself: see `
 from __future__ import annotations
 
 from ficco.lowering.blocks import gathered
-from ficco.lowering.direct_gather import lower_direct_gather
 from ficco.lowering.gathering import lower_gathering
+from ficco.lowering.one_kernel_gather import lower_direct_gather
 from ficco.plan import RankPlan
 from ficco.problem import Problem
 from ficco.schedule import Schedule

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ficco.lowering.handshake import closed
-from ficco.lowering.moving import Arrival, moves
 from ficco.lowering.producing import COMPUTE
+from ficco.lowering.recv_copies import Arrival, moves
 from ficco.lowering.scattering import Chunk, Cut, Made
 from ficco.plan import Region, Step, Word
 

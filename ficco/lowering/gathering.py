@@ -21,8 +21,8 @@ from ficco.errors import ScheduleError
 from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, check_implemented, departures, turn_bounds
 from ficco.lowering.handshake import await_entered, closed, enter_all, push_lanes
-from ficco.lowering.moving import Arrival, moves
 from ficco.lowering.multiplying import COMPUTE, WINDOW, Group, Multiplied, Piece
+from ficco.lowering.recv_copies import Arrival, moves
 from ficco.plan import RankPlan, Region, Step, Word
 from ficco.problem import Problem
 from ficco.schedule import Schedule

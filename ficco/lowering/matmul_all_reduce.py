@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ficco.errors import ScheduleError
-from ficco.lowering import direct
+from ficco.lowering import one_kernel_all_reduce
 from ficco.lowering.cutting import check_implemented
-from ficco.lowering.direct import REDUCED
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
 from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
-from ficco.lowering.moving import Arrival, moves
+from ficco.lowering.one_kernel_all_reduce import REDUCED
 from ficco.lowering.producing import Products
+from ficco.lowering.recv_copies import Arrival, moves
 from ficco.lowering.ring import OPENED, PUSH, Own, check_ring, circulate, ring_words
 from ficco.lowering.scattering import Chunk, Cut, Made, finishes_between, make_and_push
 from ficco.lowering.single import alone
@@ -45,7 +45,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering`."""
     check_implemented(problem.op, schedule)
     if schedule.transport == "sm":
-        return direct.lower_rank(problem, schedule, rank)
+        return one_kernel_all_reduce.lower_rank(problem, schedule, rank)
     if schedule.shots == "one":
         raise ScheduleError(
             f"matmul_all_reduce: shots='one' with transport={schedule.transport!r} is not "

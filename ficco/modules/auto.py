@@ -19,7 +19,7 @@ __all__ = ["AUTO", "automatic", "choice", "for_a_capture", "is_held", "regime"]
 
 if TYPE_CHECKING:
     from ficco.engines.group_kernels import GroupKernels
-    from ficco.runtime.process_cuda import CudaProcessRuntime
+    from ficco.runtime.process_gpu import CudaProcessRuntime
 
 AUTO = "auto"
 _told: set[tuple[str, ...]] = set()  # choices that were logged with their reasons, once each

@@ -14,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch.nn.parameter import is_lazy
 
-from ficco.engines.room import LOOKED_AT, check_host
+from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
-from ficco.modules.again import (
+from ficco.modules.auto import AUTO, automatic, for_a_capture, is_held, regime
+from ficco.modules.call_cache import (
     Known,
     evenly,
     is_input,
@@ -28,7 +29,6 @@ from ficco.modules.again import (
     shaped,
     taken_as,
 )
-from ficco.modules.auto import AUTO, automatic, for_a_capture, is_held, regime
 from ficco.posing import row_contiguous
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime

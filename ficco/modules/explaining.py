@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from ficco.errors import InputError
-from ficco.modules import groups, measuring
+from ficco.modules import groups, layer_timing
 from ficco.modules.auto import AUTO
 from ficco.modules.host_profile import said_of
+from ficco.modules.layer_timing import unmeasured
 from ficco.modules.layers.choosing import choice_of, problem_of, schedule_of
 from ficco.modules.layers.layer import Layer, layer_of
-from ficco.modules.layers.trial import operator_of
-from ficco.modules.measuring import unmeasured
+from ficco.modules.layers.sample_call import operator_of
 from ficco.modules.overlapping import RECORD, Overlapped
 from ficco.problem import REDUCING, Problem
 from ficco.schedule import Schedule
@@ -79,7 +79,7 @@ def explain(module: Module, *, measure: bool = False) -> Explanation:
                     f"measure=True: {layer_of(each).name} is on the meta device; give the model "
                     "memory (to_empty) and call it first"
                 )
-        measuring.measure([layer_of(each) for each in modules])
+        layer_timing.measure([layer_of(each) for each in modules])
     lines: list[str] = []
     for record in records:
         lines += _record(record, measure)

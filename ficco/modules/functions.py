@@ -31,7 +31,7 @@ from torch.distributed import is_initialized
 
 from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError
-from ficco.modules import bags, gradients, groups, library, operators
+from ficco.modules import autograd, bags, groups, operators, torch_library
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import check_asked
 from ficco.modules.groups import collective
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 DEFAULT = AUTO
-OPERATORS = library.NAMES  # as custom operators; naming them here registers them
+OPERATORS = torch_library.NAMES  # as custom operators; naming them here registers them
 SEVERAL = ("all_gather_matmul", "column_matmul")  # operators with a list of outputs
 Tensor = torch.Tensor
 _LEAF = torch.zeros(1, 1, requires_grad=True)
@@ -328,12 +328,12 @@ def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
     """Make a call on the way that its tensors ask for."""
     if way == DIRECT:
         return getattr(operators, name)(*args)
-    flat, rest = gradients.FORMULAS[name].flat(args)
+    flat, rest = autograd.FORMULAS[name].flat(args)
     if way == RECORDED:
         return _recorded(name, rest, flat)
     if name != "embedding_all_to_all":  # a look-up is no product: torch does not cast it either
         flat = autocast(flat)
-    given = gradients.FORMULAS[name].nested(flat, rest)
+    given = autograd.FORMULAS[name].nested(flat, rest)
     recording = torch.is_grad_enabled() and any(map(_needs, flat))
     if is_custom(flat):
         if name == "column_matmul" and not recording and torch.compiler.is_dynamo_compiling():
@@ -346,7 +346,7 @@ def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
 
 
 def _recorded(name: str, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
-    found = gradients.Recorded.apply(name, rest, *flat)  # type: ignore[no-untyped-call]
+    found = autograd.Recorded.apply(name, rest, *flat)  # type: ignore[no-untyped-call]
     return found if name in SEVERAL else found[0]
 
 

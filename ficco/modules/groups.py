@@ -29,7 +29,7 @@ from ficco.runtime.process import ProcessRuntime
 from ficco.settings import switch
 
 if TYPE_CHECKING:
-    from ficco.runtime.process_cuda import CudaProcessRuntime
+    from ficco.runtime.process_gpu import CudaProcessRuntime
 
 __all__ = [
     "alone",
@@ -221,7 +221,7 @@ def prepare(
 
 def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None) -> None:
     from ficco.runtime.kernels_of_group import kernels_of
-    from ficco.runtime.process_cuda import CudaProcessRuntime
+    from ficco.runtime.process_gpu import CudaProcessRuntime
 
     try:
         runtime = CudaProcessRuntime(pg, profile, timeout_s)
@@ -301,7 +301,7 @@ def gathered(group: Any, device: Any, mine: Any, opening: bool = False) -> list[
     if found is None and opening and not disabled():
         found = gpu_runtime(pg, device) if on_gpu else runtime(pg)
     if found is not None and not disabled():
-        from ficco.runtime.exchanging import gathered_objects
+        from ficco.runtime.object_exchange import gathered_objects
 
         return gathered_objects(found, mine)
     each: list[Any] = [None] * dist.get_world_size(pg)

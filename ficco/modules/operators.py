@@ -17,8 +17,8 @@ import torch
 from ficco.checking import whole_number
 from ficco.errors import InputError
 from ficco.modules import plain
-from ficco.modules.again import key_of, known, matrix_of, readable, row_of
 from ficco.modules.auto import AUTO
+from ficco.modules.call_cache import key_of, known, matrix_of, readable, row_of
 from ficco.modules.calling import Call, check_dense, check_held
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import MOST, Output, Problem, chunk_sizes

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
-from ficco.modules.blame import naming
+from ficco.modules.error_context import naming
 from ficco.modules.layers import dtensor, megatron
 from ficco.modules.layers.choosing import check_schedule
 from ficco.modules.layers.finding import Found

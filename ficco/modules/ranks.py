@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ficco import compute as computes
 from ficco import oracle, settings
 from ficco.compute import dtype_of
-from ficco.engines import room
+from ficco.engines import available_memory
 from ficco.errors import DevicesRefused, InputError
 from ficco.machine import Machine
 from ficco.modules import plain
@@ -154,7 +154,7 @@ class RankExecutor(_Rank):
     def check_room(self, problem: Problem) -> None:
         """Refuse a problem whose data this machine cannot hold, in all processes."""
         need = self.world * oracle.bytes_needed(problem, self.ranks)
-        room.check_host(need, "inputs and results of all ranks, in every process")
+        available_memory.check_host(need, "inputs and results of all ranks, in every process")
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
         """Return all ranks' inputs."""
@@ -199,7 +199,7 @@ class GpuExecutor(_Rank):
 
     def __init__(self, world: int, machine: Machine, timeout_s: float) -> None:
         super().__init__(world)
-        from ficco.runtime.process_cuda import CudaProcessRuntime
+        from ficco.runtime.process_gpu import CudaProcessRuntime
 
         self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
         torch.cuda.set_device(self._device)
@@ -234,7 +234,7 @@ class GpuExecutor(_Rank):
     def check_room(self, problem: Problem) -> None:
         """Refuse a problem whose data this GPU cannot hold."""
         need = oracle.bytes_needed(problem, self.ranks)
-        room.check_gpu(need, "inputs of all ranks and results of one", self._device)
+        available_memory.check_gpu(need, "inputs of all ranks and results of one", self._device)
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Tensor]]:
         """Return all ranks' inputs, drawn on this GPU; other GPUs of its kind draw the same."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ficco.checking import whole_number
+from ficco.engines.available_memory import LOOKED_AT, check_on
 from ficco.engines.group_kernels import GroupKernels
-from ficco.engines.room import LOOKED_AT, check_on
 from ficco.errors import InputError
 from ficco.kernels import pack
 from ficco.modules import groups
@@ -25,7 +25,7 @@ from ficco.modules.auto import AUTO
 from ficco.modules.layers.choosing import choice_of, problem_of, runtime_of, schedule_of
 from ficco.modules.layers.finding import DTYPES, local_of
 from ficco.modules.layers.layer import ATTRIBUTE, Layer, Seen, layer_of
-from ficco.modules.layers.trial import call, operator_of
+from ficco.modules.layers.sample_call import call, operator_of
 from ficco.problem import MOST, Problem
 from ficco.schedule import Schedule
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ficco.compute import DirectOperands, DirectOutput
 from ficco.engines.wanted import DescribedKernels, gated_launches, matrix, whole_launch
-from ficco.kernels import direct_gather_table, direct_table, pooling, summing
+from ficco.kernels import one_kernel_all_reduce_table, one_kernel_gather_table, pooling, summing
 from ficco.kernels.arrays import Described
 from ficco.kernels.tiling import TILES
 from ficco.kernels.variants import Launch, Variant, variant_of
@@ -143,7 +143,7 @@ def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
             for m in _heights(schedule.shots == "two"):
                 problem = Problem.chunked("matmul_all_reduce", world, m, n, depth, dtype)
                 plan = lower_rank(problem, schedule, 0)
-                table = direct_table.table_of(plan)
+                table = one_kernel_all_reduce_table.table_of(plan)
                 for turned in (True, False):
                     outputs = [DirectOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))]
                     operands = DirectOperands(matrix(m, k, dtype), outputs)
@@ -167,7 +167,7 @@ def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
             rows = tuple([max(min(share, m - i * share), 0) for i in range(world)])
             problem = Problem("all_gather_matmul", world, rows, k, outputs, dtype)
             for rank in {min(count, 2): i for i, count in enumerate(rows)}.values():
-                table = direct_gather_table.table_of(lower_rank(problem, schedule, rank))
+                table = one_kernel_gather_table.table_of(lower_rank(problem, schedule, rank))
                 for turned in (True, False):
                     found = [DirectOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
                              for n in mine]  # fmt: skip

@@ -11,8 +11,8 @@ import torch
 from ficco.engines import cuda
 from ficco.errors import InputError
 from ficco.private.torch_core import symmetric_memory
-from ficco.runtime.meeting import Meeting
 from ficco.runtime.members import members_of
+from ficco.runtime.rendezvous import Meeting
 
 __all__ = ["facts_of_gpu", "here", "ordinal", "reason_of", "why_not"]
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from ficco.compute import Compute
-from ficco.engines import host, room
+from ficco.engines import available_memory, host
 from ficco.errors import EngineError
 from ficco.lowering import lower
 from ficco.machine import Machine
 from ficco.plan import ELEMENT_BYTES, Plan, window_places
 from ficco.problem import Problem
-from ficco.runtime.blas import single_threaded
+from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
 from ficco.runtime.failures import error_of
 from ficco.schedule import Schedule
@@ -122,8 +122,8 @@ class LocalRuntime:
             for buffer in entry.buffers
             if buffer.role == "workspace"
         )
-        if size >= room.LOOKED_AT:
-            room.check_host(size, f"windows and workspaces of {self.world} ranks")
+        if size >= available_memory.LOOKED_AT:
+            available_memory.check_host(size, f"windows and workspaces of {self.world} ranks")
         if grows:
             self._group.grow(need)
         return [

@@ -8,7 +8,7 @@ from typing import Any
 
 from ficco.errors import EngineError, InputError
 from ficco.runtime import forks
-from ficco.runtime.connecting import Members, note_refusal
+from ficco.runtime.bootstrap import Members, note_refusal
 
 __all__ = ["members_of", "note_turn", "refuse_to_open"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ficco.engines import shared
+from ficco.engines import shared_memory
 from ficco.errors import EngineError
 from ficco.runtime.failures import refused_in_words
 
@@ -18,9 +18,9 @@ _STALLED_S = 0.5
 _TOLD_S = 0.3
 
 
-def condition_of(group: shared.Group, rank: int, pid: int) -> str:
+def condition_of(group: shared_memory.Group, rank: int, pid: int) -> str:
     """Return a sentence on a rank that is not as it should be, or nothing."""
-    state = shared.state_of(group, rank)
+    state = shared_memory.state_of(group, rank)
     name = f"Rank {rank} (pid {pid})"
     if state.presence == "died":
         return f"{name} has died."
@@ -31,13 +31,13 @@ def condition_of(group: shared.Group, rank: int, pid: int) -> str:
     return ""
 
 
-def someone_left(group: shared.Group, own: int) -> bool:
+def someone_left(group: shared_memory.Group, own: int) -> bool:
     """Whether a peer of rank `own` has died or closed its runtime, so that no reset can succeed."""
     peers = set(range(group.world)) - {own}
-    return any(shared.state_of(group, rank).presence in ("died", "closed") for rank in peers)
+    return any(shared_memory.state_of(group, rank).presence in ("died", "closed") for rank in peers)
 
 
-def refusal_of_a_peer(group: shared.Group, own: int, remedy: str) -> EngineError | None:
+def refusal_of_a_peer(group: shared_memory.Group, own: int, remedy: str) -> EngineError | None:
     """Return the error of the next call of rank `own`, if a peer has refused to make it."""
     for rank in range(group.world):
         if rank != own and group.refuses_next(own, rank):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ficco.engines import host, shared
+from ficco.engines import host, shared_memory
 from ficco.engines.rows import trace_rows
 from ficco.errors import EngineError, InputError
 from ficco.lowering import lower_rank
@@ -24,7 +24,7 @@ from ficco.machine import Machine
 from ficco.plan import Plan, RankPlan, Room, digest_of, room_of
 from ficco.problem import Problem
 from ficco.runtime import forks
-from ficco.runtime.blas import single_threaded
+from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
 from ficco.runtime.failures import (
     ALIKE,
@@ -34,9 +34,9 @@ from ficco.runtime.failures import (
     error_of,
     raiser_of,
 )
-from ficco.runtime.meeting import Agenda, Facts, Meeting
 from ficco.runtime.members import members_of, note_turn
 from ficco.runtime.peers import Breaks, condition_of, refusal_of_a_peer, someone_left
+from ficco.runtime.rendezvous import Agenda, Facts, Meeting
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
@@ -106,7 +106,9 @@ class ProcessRuntime:
         opening_s = max(timeout_s, OPENING_S)
         self._meeting = Meeting(members, {"machine": repr(machine)}, opening_s)
         note_turn(members.group, self._meeting.turn)
-        self._groups: list[shared.Group] = []  # one, none before it is opened and when closed
+        self._groups: list[
+            shared_memory.Group
+        ] = []  # one, none before it is opened and when closed
         self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)
         try:
             self._agree_to_open()
@@ -283,7 +285,7 @@ class ProcessRuntime:
     # ---- the group
 
     @property
-    def _group(self) -> shared.Group:
+    def _group(self) -> shared_memory.Group:
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
         if not self._groups:
@@ -332,7 +334,7 @@ class ProcessRuntime:
     def _breaks(self) -> Breaks:
         return Breaks(self._failure, lambda: refusal_of_a_peer(self._group, self.rank, RESET))
 
-    def _move_to(self, group: shared.Group) -> None:
+    def _move_to(self, group: shared_memory.Group) -> None:
         """Leave the old windows for new ones, in which no call has been made yet."""
         for old in self._groups:
             old.close()
@@ -352,15 +354,15 @@ class ProcessRuntime:
         for facts in brought:
             room = room.joined(room_in(facts))
         shared_bytes = room.window if self.shares_windows else 0
-        return shared.create(self.world, shared_bytes), _room_facts(room)
+        return shared_memory.create(self.world, shared_bytes), _room_facts(room)
 
     @staticmethod
     def _agreed(brought: list[Facts]) -> int:
         digest: int = brought[0]["digest"]
         return digest
 
-    def _join(self, memory: int, facts: Facts) -> shared.Group:
-        return shared.join(
+    def _join(self, memory: int, facts: Facts) -> shared_memory.Group:
+        return shared_memory.join(
             memory, self.world, self.rank, facts["window_bytes"], self.machine, self._timeout_s
         )
 
@@ -384,7 +386,7 @@ class ProcessRuntime:
     def _step_name(self, failure: Failure, rank: int, row: int) -> str:
         """Name a row of another rank's program, if it ran the same call as this one."""
         call = self._last
-        if call is not None and shared.state_of(self._group, rank).digest == call.digest:
+        if call is not None and shared_memory.state_of(self._group, rank).digest == call.digest:
             plan = call.bound.plan
             if rank != self.rank:
                 plan = lower_rank(call.problem, call.schedule, rank)
@@ -405,8 +407,8 @@ class ProcessRuntime:
         word = awaited_word(failure)
         waiter = failure[0]
         if word is not None and not notes[raiser := raiser_of(word)]:
-            here = shared.state_of(self._group, waiter)
-            there = shared.state_of(self._group, raiser)
+            here = shared_memory.state_of(self._group, waiter)
+            there = shared_memory.state_of(self._group, raiser)
             if there.calls < here.calls:
                 notes[raiser] = (
                     f"Rank {raiser} runs, but has begun {there.calls} calls and rank {waiter} "
@@ -438,7 +440,9 @@ class ProcessRuntime:
         known = self._condition(rank)
         if known or not self._groups:
             return known
-        there, here = (shared.state_of(self._groups[0], each).calls for each in (rank, self.rank))
+        there, here = (
+            shared_memory.state_of(self._groups[0], each).calls for each in (rank, self.rank)
+        )
         if there == here:
             return ""
         return f"Rank {rank} runs, and has begun {there} calls where rank {self.rank} has {here}."
@@ -470,7 +474,7 @@ def room_in(facts: Facts) -> Room:
     return Room(facts["window_bytes"], facts["mailbox_bytes"])
 
 
-def _end(process: int, meeting: Meeting, groups: list[shared.Group]) -> None:
+def _end(process: int, meeting: Meeting, groups: list[shared_memory.Group]) -> None:
     """Leave the group; also where the user forgot to, when the interpreter ends."""
     if os.getpid() != process:
         return  # a fork, whose parent goes on and which has none of its threads

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ficco.lowering.direct_gather import is_direct
+from ficco.lowering.one_kernel_gather import is_direct
 from ficco.problem import EXCHANGING, POOLING, REDUCING, Problem
 
 __all__ = ["Facts", "facts_of"]

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from ficco.kernels.tiling import busiest
 from ficco.lowering.cutting import chunk_bounds
-from ficco.lowering.direct import is_made_before
-from ficco.lowering.one_launch import slices
+from ficco.lowering.one_kernel import slices
+from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.lowering.scattering import finishes_between
 from ficco.machine import SLICED_ROWS, Link, Machine
 from ficco.problem import COLLECTIVE

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ficco.grouping import joined_copies, runs_of
 from ficco.kernels.tiling import busiest
-from ficco.lowering.direct import is_made_before
+from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.lowering.scattering import LANDING
 from ficco.machine import Machine
 from ficco.plan import ELEMENT_BYTES, Product, RankPlan, Region, Step

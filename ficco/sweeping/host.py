@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ficco import oracle
-from ficco.engines import room
+from ficco.engines import available_memory
 from ficco.errors import FiccoError
 from ficco.node import Node
 from ficco.problem import Problem
@@ -87,7 +87,9 @@ class _Measuring:
         order = sorted(points, key=lambda point: point.id)
         random.Random(f"{self._case.shape.id} {purpose} {number}").shuffle(order)
         try:
-            room.check_host(oracle.bytes_needed(problem), "inputs and results of all ranks")
+            available_memory.check_host(
+                oracle.bytes_needed(problem), "inputs and results of all ranks"
+            )
             given = oracle.inputs(problem, 10_000 * purpose + number)
             exact = oracle.results(problem, given)
         except MemoryError as full:

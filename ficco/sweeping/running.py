@@ -146,7 +146,7 @@ def _executor(asked: Asked) -> Callable[[Work], bool]:
         from ficco.sweeping.host import measure as on_host
 
         return on_host
-    from ficco.sweeping.gpu.measure import measure as on_gpus
+    from ficco.sweeping.gpu.session import measure as on_gpus
 
     return on_gpus
 

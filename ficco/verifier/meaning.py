@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ficco.plan import Buffer
 from ficco.problem import Pair, Problem, offsets
-from ficco.verifier.contents import Content, Source, combined, dot, row_of
+from ficco.symbolic import Content, Source, combined, dot, row_of
 from ficco.verifier.tiles import Box
 
 __all__ = ["Expected", "expected", "required_buffers"]

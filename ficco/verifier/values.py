@@ -11,7 +11,7 @@ from typing import cast
 
 from ficco.plan import Part, Product, Region, Step
 from ficco.problem import Problem
-from ficco.verifier.contents import Content, Owner, Source, combined, dot, row_of, shift
+from ficco.symbolic import Content, Owner, Source, combined, dot, row_of, shift
 from ficco.verifier.meaning import expected
 from ficco.verifier.order import Event, Order
 from ficco.verifier.tiles import Box, Tiles

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ficco.compute import DirectOperands, DirectWindows, dtype_of
-from ficco.kernels.direct_table import VACANT
-from ficco.lowering.direct import is_made_before
+from ficco.kernels.one_kernel_all_reduce_table import VACANT
+from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.plan import WORDS_PER_COPY, Word, word_place
 
 __all__ = ["DirectCall", "GatherCall"]

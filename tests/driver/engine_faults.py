@@ -14,11 +14,11 @@ import numpy as np
 from engine_node import Arrays, Node, captured, expected, named
 
 from ficco.engines.cuda import Device, GpuError, Window
-from ficco.engines.cuda_layout import Layout
-from ficco.engines.cuda_windows import PeerWindows
+from ficco.engines.peer_windows import PeerWindows
+from ficco.engines.window_layout import Layout
 from ficco.errors import EngineError, InputError, ScheduleError, TimeoutExceeded
 from ficco.problem import Problem
-from ficco.runtime import local_cuda
+from ficco.runtime import local_gpu
 from ficco.schedule import Schedule
 
 CAPTURES = ("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiateWithFlags")  # ours
@@ -327,7 +327,7 @@ def never_let_go(world: int) -> None:
         control.fail_call("cuCtxCreate", 2)
     with node.compute.on(1, node.streams[1]):
         bound[1].run(arrays[1], 0)
-    local_cuda._RESTS_WITHIN_S = 4.0  # the test's own reach inside
+    local_gpu._RESTS_WITHIN_S = 4.0  # the test's own reach inside
     begin = time.monotonic()
     with expected(EngineError, r"ranks \[1\] still work 4 s after the failure"):
         node.runtime.synchronize()

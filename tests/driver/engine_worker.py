@@ -22,7 +22,7 @@ from ficco.engines.peer_signals import SignalsRefused
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering.cutting import EDGED
 from ficco.problem import GATHERING, REDUCING, Output, Problem
-from ficco.runtime.local_cuda import CudaLocalRuntime
+from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
 
 DTYPES = ("float32", "float16", "bfloat16")

@@ -25,7 +25,7 @@ from compiling import on_gpu
 
 from ficco.kernels import loading
 from ficco.kernels.compiling import compile_variant
-from ficco.kernels.launching import Code
+from ficco.kernels.native_launch import Code
 from ficco.kernels.variants import Launch, Variant, passed, variant_of
 from ficco.problem import MAX_WORLD
 

@@ -18,7 +18,7 @@ from direct_on_stream import DirectCall, GatherCall
 from numpy_on_stream import Kernels, Prepared
 
 from ficco.compute import DirectOperands, DirectOutput, GatedOperands, SumOperands
-from ficco.kernels.launching import Code, Copy, LaunchSpec, Pitch, Place, Slot, described
+from ficco.kernels.native_launch import Code, Copy, LaunchSpec, Pitch, Place, Slot, described
 from ficco.kernels.variants import Passed
 
 __all__ = ["LaunchedKernels"]

@@ -25,13 +25,13 @@ from gated_on_stream import GatedOnStream, on_gpu
 
 from ficco import _native
 from ficco.engines.cuda import Device, GpuError
-from ficco.engines.cuda_layout import COPIES, Layout, Window
 from ficco.engines.peer_signals import writable_words
+from ficco.engines.window_layout import COPIES, Layout, Window
 from ficco.kernels import gated, loading
 from ficco.kernels.arrays import Address
 from ficco.kernels.compiling import compile_variant
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
-from ficco.kernels.launching import Pitch, Place, Slot, Word, described
+from ficco.kernels.native_launch import Pitch, Place, Slot, Word, described
 from ficco.kernels.tiling import Tile
 from ficco.kernels.variants import variant_of
 from ficco.plan import Room

@@ -31,10 +31,10 @@ from ficco.compute import (
 )
 from ficco.compute.numpy import NumpyCompute
 from ficco.errors import EngineError
-from ficco.kernels.direct_gather_table import GatherTable
-from ficco.kernels.direct_table import DirectTable
-from ficco.kernels.launching import LaunchSpec
-from ficco.kernels.parts import GatedPart, Leaving
+from ficco.kernels.gated_parts import GatedPart, Leaving
+from ficco.kernels.native_launch import LaunchSpec
+from ficco.kernels.one_kernel_all_reduce_table import DirectTable
+from ficco.kernels.one_kernel_gather_table import GatherTable
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -142,7 +142,7 @@ class Kernels:
 
 
 class NumpyOnStream:
-    """See `ficco.runtime.local_cuda.NodeCompute`.
+    """See `ficco.runtime.local_gpu.NodeCompute`.
 
     Args:
         streams: the stream that is current on every device.

@@ -199,7 +199,7 @@ def test_every_refusal_of_the_driver_is_an_error(
     """With one kind of signals, so that none takes the other's place."""
     monkeypatch.setenv("FICCO_SIGNALS", "copy")
     header = (ROOT / "native/include/ficco/cuda_api.hpp").read_text()
-    windows = (ROOT / "ficco/engines/cuda_windows.py").read_text()
+    windows = (ROOT / "ficco/engines/peer_windows.py").read_text()
     native = set(re.findall(r"X\((cu\w+),", header))
     functions = native | set(re.findall(r'"(cu[A-Z]\w+)"', windows))
     functions.remove("cuStreamEndCapture")  # it ends a capture even where it fails; the double not

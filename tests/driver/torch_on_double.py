@@ -24,7 +24,7 @@ from double_control import Cuda
 from launched_on_stream import LaunchedKernels
 from numpy_on_stream import NumpyOnStream
 
-from ficco.runtime import process_cuda
+from ficco.runtime import process_gpu
 
 __all__ = ["Rank", "Shortly", "dress"]
 
@@ -37,18 +37,18 @@ class Shortly:
 
     def __enter__(self) -> Shortly:
         self.made = 0
-        self._again = again = process_cuda.CudaProcessRuntime.again
+        self._again = again = process_gpu.CudaProcessRuntime.again
 
         def counted(*args: Any) -> bool:
             made = again(*args)
             self.made += made
             return made
 
-        process_cuda.CudaProcessRuntime.again = counted  # type: ignore[method-assign]
+        process_gpu.CudaProcessRuntime.again = counted  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        process_cuda.CudaProcessRuntime.again = self._again  # type: ignore[method-assign]
+        process_gpu.CudaProcessRuntime.again = self._again  # type: ignore[method-assign]
 
 
 class _Kernels(LaunchedKernels):
@@ -219,9 +219,9 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     import torch.distributed._symmetric_memory as symmetric
 
     from ficco.kernels import pack
-    from ficco.modules import again
-    from ficco.modules.again import Known
-    from ficco.runtime import process_cuda
+    from ficco.modules import call_cache
+    from ficco.modules.call_cache import Known
+    from ficco.runtime import process_gpu
 
     here = Rank(rank, folder)
     place = torch.device(_HERE, rank)
@@ -232,7 +232,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
         setattr(torch, name, _on_the_cpu(getattr(torch, name)))
     anything.to = _to_the_cpu(Tensor.to)
     gpus = torch.cuda
-    again.current_device, again.current_stream = lambda: rank, lambda device: here.stream
+    call_cache.current_device, call_cache.current_stream = lambda: rank, lambda device: here.stream
     given = {
         "is_initialized": lambda: True, "current_device": lambda: rank,
         "device_count": lambda: world, "device": _nothing, "synchronize": here.synchronize,
@@ -248,9 +248,9 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     for name, value in given.items():
         setattr(gpus, name, value)
     symmetric.empty, symmetric.rendezvous = here.empty, here.rendezvous  # type: ignore[assignment]
-    runtime: Any = process_cuda.CudaProcessRuntime
+    runtime: Any = process_gpu.CudaProcessRuntime
     runtime.backend = "gloo"
-    process_cuda.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]
+    process_gpu.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]
     pack.has = lambda *_: True  # NumPy's kernels are there for all sizes
     run, make_again, run_known = runtime._run, runtime.again, Known.run
 

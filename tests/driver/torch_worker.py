@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch_on_double import Rank, Shortly, dress
 
 import ficco
-from ficco.modules import again, auto, groups, operators
+from ficco.modules import auto, call_cache, groups, operators
 from ficco.modules.calling import Call
-from ficco.runtime import process_cuda
+from ficco.runtime import process_gpu
 from ficco.schedule import Schedule
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
@@ -60,7 +60,7 @@ class _Hits:
 
     def __init__(self) -> None:
         self.found: list[bool] = []
-        known = again.known
+        known = call_cache.known
 
         def counted(key: Any) -> Any:
             call = known(key)
@@ -350,7 +350,7 @@ def made_ready(here: Rank, world: int) -> None:
     import torch.distributed._symmetric_memory as symmetric
 
     taken, make, loads = auto.choice, symmetric.empty, list[str]()
-    load = process_cuda.CudaProcessRuntime.load
+    load = process_gpu.CudaProcessRuntime.load
 
     def counted(self: Any, problem: Any, schedule: Any, arrays: Any) -> None:
         loads.append(schedule.name)
@@ -372,7 +372,7 @@ def made_ready(here: Rank, world: int) -> None:
         (draw(r, 4, 6).double() @ draw(50 + r, 6, 8).double() for r in range(world)),
         torch.zeros(4, 8),
     )
-    auto.choice, process_cuda.CudaProcessRuntime.load = choice, counted  # type: ignore[assignment]
+    auto.choice, process_gpu.CudaProcessRuntime.load = choice, counted  # type: ignore[assignment]
     try:
         for room in (True, False):
             ficco.prepare(machine="cuda", timeout_s=3.0)
@@ -389,7 +389,7 @@ def made_ready(here: Rank, world: int) -> None:
             ficco.close()
     finally:
         auto.choice, symmetric.empty = taken, make
-        process_cuda.CudaProcessRuntime.load = load  # type: ignore[method-assign]
+        process_gpu.CudaProcessRuntime.load = load  # type: ignore[method-assign]
 
 
 def _larger(world: int) -> Tensor:

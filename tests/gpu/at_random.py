@@ -11,7 +11,7 @@ import torch.distributed as dist
 from random_calls import random_calls
 
 import ficco
-from ficco.runtime.process_cuda import CudaProcessRuntime
+from ficco.runtime.process_gpu import CudaProcessRuntime
 
 
 class Graphs:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from rank import CUDA, Rank
 
 from ficco.problem import Problem
-from ficco.runtime.process_cuda import CudaProcessRuntime
+from ficco.runtime.process_gpu import CudaProcessRuntime
 from ficco.schedule import Schedule
 
 # Every block takes a multiprocessor whole, by its shared memory, until it is let go.

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from ficco import oracle
-from ficco.lowering import moving
+from ficco.lowering import recv_copies
 from ficco.machine import Machine
 from ficco.problem import Output, Problem, chunk_sizes
-from ficco.runtime.process_cuda import CudaProcessRuntime
+from ficco.runtime.process_gpu import CudaProcessRuntime
 from ficco.schedule import Schedule
 
 CUDA = Machine.named("cuda")
@@ -45,15 +45,15 @@ class Rank:
     def __init__(self, rank: int, world: int, timeout_s: float = 30.0) -> None:
         self.rank, self.world, self.timeout_s = rank, world, timeout_s
         self.runtime = CudaProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
-        self._small_bytes = moving.SMALL_BYTES
+        self._small_bytes = recv_copies.SMALL_BYTES
         if rank % 2:
-            moving.SMALL_BYTES = 0  # pieces leave the window as large ones do
+            recv_copies.SMALL_BYTES = 0  # pieces leave the window as large ones do
 
     def close(self) -> None:
         """Leave nothing behind for what runs next in this process."""
         self.meet()
         self.runtime.close()
-        moving.SMALL_BYTES = self._small_bytes
+        recv_copies.SMALL_BYTES = self._small_bytes
 
     def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:
         given = oracle.inputs(problem, seed)
@@ -83,8 +83,8 @@ class Rank:
         """Fill the own windows' data with NaN, between calls of all ranks; mailboxes are vacant."""
         self.meet()
         window = self.runtime._places[-1].window  # the test's own reach inside
-        from ficco.engines.cuda_layout import COPIES, Layout
-        from ficco.kernels.direct_table import VACANT
+        from ficco.engines.window_layout import COPIES, Layout
+        from ficco.kernels.one_kernel_all_reduce_table import VACANT
 
         layout, memory = Layout(window.room), window.keep[0]
         memory[layout.data : layout.data + COPIES * layout.room.window].fill_(0xFF)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ficco import data
-from ficco.cli import meeting_folder
+from ficco.cli import rendezvous_folder
 from ficco.cli.main import main
 
 COMMAND = [sys.executable, "-P", "-m", "ficco"]
@@ -286,13 +286,16 @@ class TestFoldersOfKilledRuns:
         (shared / "ficco-run-file").touch()
         with (held / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with meeting_folder.meeting_folder() as mine, meeting_folder.meeting_folder() as second:
+            with (
+                rendezvous_folder.meeting_folder() as mine,
+                rendezvous_folder.meeting_folder() as second,
+            ):
                 assert mine.path.is_dir() and second.path.is_dir() and mine.path != second.path
                 assert not left.exists() and not old.exists()
                 assert (held / "store").exists() and bare.exists()
         assert not mine.path.exists() and not second.path.exists()
         assert (shared / "target" / "lock").exists() and (shared / "ficco-run-file").exists()
-        with meeting_folder.meeting_folder():
+        with rendezvous_folder.meeting_folder():
             assert not held.exists()
 
     def test_those_of_other_users_stay(self, shared: Path, monkeypatch: Any) -> None:
@@ -300,7 +303,7 @@ class TestFoldersOfKilledRuns:
         left.mkdir()
         (left / "lock").touch()
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        with meeting_folder.meeting_folder():
+        with rendezvous_folder.meeting_folder():
             assert left.exists()
 
     def test_a_run_that_is_killed(self, torch: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from forking import Forked
 
 from ficco import oracle
-from ficco.cli import choosing, run
+from ficco.cli import engine_choice, run
 from ficco.cli.arguments import Asked, asked_from
 from ficco.cli.main import main
 from ficco.problem import OPERATORS, Problem
@@ -29,7 +29,9 @@ def gpus(monkeypatch: Any) -> Any:
     """Let commands of this process see so many GPUs; none, unless a test says otherwise."""
 
     def seen(devices: int, trouble: str = "") -> None:
-        monkeypatch.setattr(choosing, "gpus", lambda ranks: choosing.Gpus(devices, trouble))
+        monkeypatch.setattr(
+            engine_choice, "gpus", lambda ranks: engine_choice.Gpus(devices, trouble)
+        )
 
     seen(0, "libcuda.so.1 not found")
     return seen

@@ -15,7 +15,6 @@ from test_operators import assert_all_right, random_problem, schedules_for
 
 import ficco
 from ficco import oracle
-from ficco.lowering import moving
 from ficco.machine import Link, Machine
 from ficco.problem import OPERATORS
 

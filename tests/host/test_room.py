@@ -10,7 +10,7 @@ import pytest
 import ficco
 from ficco import _native, oracle
 from ficco.cli.main import main
-from ficco.engines import room
+from ficco.engines import available_memory
 from ficco.problem import OPERATORS, Problem
 
 MIB = 1 << 20
@@ -30,9 +30,9 @@ def test_what_is_available_is_no_more_than_the_kernel_says() -> None:
 
 
 def test_both_sizes_are_said(little: int) -> None:
-    room.check_host(little, "so much")
+    available_memory.check_host(little, "so much")
     with pytest.raises(MemoryError, match=r"more: 3\.00 GiB asked for, this machine has 100\.00 M"):
-        room.check_host(3 << 30, "more")
+        available_memory.check_host(3 << 30, "more")
 
 
 @pytest.mark.usefixtures("little")

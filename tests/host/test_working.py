@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ficco.cli import working
 from ficco.cli.main import main
-from ficco.cli.working import Working
+from ficco.cli.progress_line import Working
 
 CLEAR = "\r\x1b[K"
 SMALL = ["--m", "64", "--n", "32", "--k", "32", "--ranks", "2"]
@@ -28,7 +27,7 @@ def as_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """
     found = Terminal()
     monkeypatch.setattr(sys, "stderr", found)
-    monkeypatch.setattr(working, "AFTER_S", 0.0)
+    monkeypatch.setattr(progress_line, "AFTER_S", 0.0)
     return found
 
 
@@ -62,10 +61,10 @@ def test_nothing_is_shown_before_a_while_or_where_nobody_looks(
 ) -> None:
     soon, file = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", soon)
-    monkeypatch.setattr(working, "AFTER_S", 1e9)
+    monkeypatch.setattr(progress_line, "AFTER_S", 1e9)
     with Working("ficco plan") as work:
         work.say("reads")
-    monkeypatch.setattr(working, "AFTER_S", 0.0)
+    monkeypatch.setattr(progress_line, "AFTER_S", 0.0)
     with Working("ficco plan", tells=False) as work:
         work.say("reads")
     monkeypatch.setattr(sys, "stderr", file)
@@ -78,7 +77,7 @@ def test_a_line_stays_for_long_calls_and_is_gone_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = as_terminal(monkeypatch)
-    monkeypatch.setattr(working, "EVERY_S", 0.001)
+    monkeypatch.setattr(progress_line, "EVERY_S", 0.001)
     with Working("ficco plan"):
         while not terminal.getvalue():  # shown by a thread of its own
             pass

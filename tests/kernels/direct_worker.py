@@ -25,9 +25,17 @@ from interpreting import make_ready
 from triton.compiler.errors import CompilationError
 
 from ficco.errors import InputError, PlanError
-from ficco.kernels import direct
-from ficco.kernels.direct import Control, DirectTile, Operands, Places, all_reduce, prepare, warm
-from ficco.kernels.direct_table import VACANT, table_of
+from ficco.kernels import one_kernel_all_reduce
+from ficco.kernels.one_kernel_all_reduce import (
+    Control,
+    DirectTile,
+    Operands,
+    Places,
+    all_reduce,
+    prepare,
+    warm,
+)
+from ficco.kernels.one_kernel_all_reduce_table import VACANT, table_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.plan import Word, digest_of, window_places, word_place
@@ -336,7 +344,7 @@ def text_of(name: str, world: int, m: int, n: int, dtype: str, **fields: Any) ->
     y = torch.empty(m, n, dtype=case.kind)
     operands = Operands(empty[0], empty[1].t(), None, y)
     assert not prepared.chained, "the interpreter's launches follow one another"
-    launch = direct.launch_of(prepared._replace(chained=True), operands, control(5))
+    launch = one_kernel_all_reduce.launch_of(prepared._replace(chained=True), operands, control(5))
     assert launch.chained and launch.arguments["CHAINED"]
     return on_gpu(launch, **fields).arguments, compiled(launch, **fields)
 

@@ -23,10 +23,10 @@ from triton.runtime import interpreter
 from ficco.errors import InputError
 from ficco.kernels import gated, loading, tiling
 from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
-from ficco.kernels.leaving import leaving_table
-from ficco.kernels.parts import Leaving
+from ficco.kernels.gated_parts import Leaving
 from ficco.kernels.tiling import TILES, Tile
 from ficco.kernels.variants import Variant, variant_of
+from ficco.kernels.window_release import leaving_table
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CPU = torch.device("cpu")

@@ -21,11 +21,11 @@ from direct_worker import ACQUIRE, CPU, RELEASE, control, forked, places, refuse
 from interpreting import make_ready
 
 from ficco.errors import InputError, PlanError
-from ficco.kernels import direct_gather as direct
-from ficco.kernels.direct import DirectTile
-from ficco.kernels.direct_gather import Matrices, Operands, gather, prepare, warm
-from ficco.kernels.direct_gather_table import table_of
-from ficco.kernels.one_launch import Places
+from ficco.kernels import one_kernel_gather as direct
+from ficco.kernels.one_kernel import Places
+from ficco.kernels.one_kernel_all_reduce import DirectTile
+from ficco.kernels.one_kernel_gather import Matrices, Operands, gather, prepare, warm
+from ficco.kernels.one_kernel_gather_table import table_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.plan import WORDS_PER_COPY, Word, digest_of, window_places, word_place

@@ -16,14 +16,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ficco.compute import DirectOperands, DirectOutput
 from ficco.compute.own_kernels import direct_places
 from ficco.errors import EngineError, FiccoError, InputError
-from ficco.kernels import direct, direct_gather, gated, loading, summing
+from ficco.kernels import gated, loading, one_kernel_all_reduce, one_kernel_gather, summing
 from ficco.kernels.arrays import Bulk
 from ficco.kernels.compiling import compile_variant, why_unknown
-from ficco.kernels.direct_gather_table import table_of as gather_table
-from ficco.kernels.direct_table import table_of as reduce_table
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
-from ficco.kernels.launching import Code, Pitch, Place, Slot, Word, described, parameter_rows
-from ficco.kernels.one_launch import Control, Places
+from ficco.kernels.native_launch import Code, Pitch, Place, Slot, Word, described, parameter_rows
+from ficco.kernels.one_kernel import Control, Places
+from ficco.kernels.one_kernel_all_reduce_table import table_of as reduce_table
+from ficco.kernels.one_kernel_gather_table import table_of as gather_table
 from ficco.kernels.tiling import Tile
 from ficco.kernels.variants import Launch, Passed, passed, variant_of
 from ficco.lowering import lower_rank
@@ -117,12 +117,16 @@ def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case
     told = Control(5, words(4), words(4), 10**9)
     launch: Any
     if gathers:
-        given = direct_gather.Operands(x, [direct_gather.Matrices(*o) for o in found], kept_x[0])
-        gather = direct_gather.prepare(gather_table(plan), windows, torch.device("cpu"))
-        launch = direct_gather.launch_of(gather, given, told)
+        given = one_kernel_gather.Operands(
+            x, [one_kernel_gather.Matrices(*o) for o in found], kept_x[0]
+        )
+        gather = one_kernel_gather.prepare(gather_table(plan), windows, torch.device("cpu"))
+        launch = one_kernel_gather.launch_of(gather, given, told)
     else:
-        reduce = direct.prepare(reduce_table(plan), windows, torch.device("cpu"))
-        launch = direct.launch_of(reduce, direct.Operands(x, *found[0]), told)
+        reduce = one_kernel_all_reduce.prepare(reduce_table(plan), windows, torch.device("cpu"))
+        launch = one_kernel_all_reduce.launch_of(
+            reduce, one_kernel_all_reduce.Operands(x, *found[0]), told
+        )
     return on_gpu(launch), direct_places(operands, at, gathers)
 
 

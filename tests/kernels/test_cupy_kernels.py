@@ -13,7 +13,7 @@ import pytest
 from ficco.compute import GatedOperands
 from ficco.errors import InputError
 from ficco.kernels import pack
-from ficco.kernels.parts import GatedPart
+from ficco.kernels.gated_parts import GatedPart
 from ficco.kernels.variants import variant_of
 
 

@@ -34,7 +34,7 @@ def test_it_is_right(
 @pytest.mark.parametrize("item", [2, 4])
 @pytest.mark.parametrize("m", [1, 2, 16, 33, 64, 100, 512])
 def test_a_tile_covers_its_chunk_and_leaves_room(m: int, item: int, torch: object) -> None:
-    from ficco.kernels.direct import choose_tile
+    from ficco.kernels.one_kernel_all_reduce import choose_tile
 
     for width in (1, 16, 32, 40, 64, 112, 128, 1000):
         for k in (1, 64, 1000, 13312):
@@ -53,7 +53,7 @@ def test_a_tile_covers_its_chunk_and_leaves_room(m: int, item: int, torch: objec
 def test_a_gather_shares_out_its_work(
     m: int, columns: tuple[int, ...], k: int, torch: object
 ) -> None:
-    from ficco.kernels.direct_gather import choose
+    from ficco.kernels.one_kernel_gather import choose
 
     workers = 131
     tile, splits = choose(m, columns, k, 2, workers)

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from worker import refused
 
 import ficco
-from ficco.modules import functions, gradients
+from ficco.modules import autograd, functions
 
 Tensor = torch.Tensor
 NOT_SECONDS = (0, -1, float("nan"), float("inf"), "30", "", None, True, 10**400, [1])
@@ -230,7 +230,7 @@ def layers(rank: int, world: int) -> None:
         functions.matmul_all_reduce = reduce
     refused(lambda: ficco.matmul_all_reduce(thin, x), "x has 7 columns")
     loss = model[1](x.clone().requires_grad_()).sum()
-    perform, gradients.perform = gradients.perform, odd
+    perform, autograd.perform = autograd.perform, odd
     try:
         loss.backward()
     except KeyError as error:
@@ -238,7 +238,7 @@ def layers(rank: int, world: int) -> None:
     else:
         raise AssertionError("nothing was raised")
     finally:
-        gradients.perform = perform
+        autograd.perform = perform
     ficco.restore(model)
     assert "forward" not in model[1].up.__dict__
     ficco.close()

@@ -28,8 +28,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import ficco
-from ficco.modules import again, functions, groups, overlapping
-from ficco.modules.again import matrix_of
+from ficco.modules import call_cache, functions, groups, overlapping
+from ficco.modules.call_cache import matrix_of
 from ficco.runtime.bound import BOUND_PLANS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -382,7 +382,7 @@ def serving(mesh: DeviceMesh) -> None:
     assert len(os.listdir("/proc/self/task")) <= tasks, "threads grew"
     assert threading.active_count() <= threads
     kept = groups.runtime(mesh)._bound._plans
-    assert len(kept) <= BOUND_PLANS and len(again._known) <= again.MOST
+    assert len(kept) <= BOUND_PLANS and len(call_cache._known) <= call_cache.MOST
     ficco.close(mesh)
     ficco.prepare(mesh, machine="mesh4")
     large = parallelize_module(nn.Linear(256, 64 * world), mesh, ColwiseParallel(

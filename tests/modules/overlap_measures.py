@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import ficco
-from ficco.modules import functions, measuring
+from ficco.modules import functions, layer_timing
 from ficco.modules.layers.finding import local_of
 from ficco.modules.layers.layer import layer_of
 
@@ -37,7 +37,7 @@ from overlap_results import gradients, model, refused, tokens
 FIGURES = re.compile(
     r"measured here( \(paced\))? ([\d.]+)x of serial, ([\d.]+) ms a (call|forward)"
 )
-measuring.BUDGET_S = 0.01  # what is checked here needs no good medians
+layer_timing.BUDGET_S = 0.01  # what is checked here needs no good medians
 
 
 def told(net: nn.Module) -> str:
@@ -134,7 +134,7 @@ def measured_rank(mesh: DeviceMesh) -> None:
     for paced, gain, ms, call in found:
         assert not paced and call == "call"
         assert 20 <= float(ms) < 2000 and float(gain) < 0.9, text
-    kept, counted = measuring._turn, itertools.count()
+    kept, counted = layer_timing._turn, itertools.count()
     with Watched() as calls:
 
         def turn(way: Any, *_: Any) -> float:
@@ -143,9 +143,9 @@ def measured_rank(mesh: DeviceMesh) -> None:
             late = 10 if next(counted) // 2 % 5 == 0 else 1
             return (1e-3 * (1 + mesh.get_local_rank()) if calls[-1][2] != "serial" else 5e-3) * late
 
-        measuring._turn = turn
+        layer_timing._turn = turn
         text = told(net)
-        measuring._turn = kept
+        layer_timing._turn = kept
     assert text.count(f"measured here {5 / world:.2f}x of serial, {world}.000 ms a call") == 2, text
 
 

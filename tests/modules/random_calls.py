@@ -16,7 +16,7 @@ import torch
 from worker import close, draw
 
 import ficco
-from ficco.lowering import moving
+from ficco.lowering import recv_copies
 
 __all__ = ["Graphs", "random_calls"]
 
@@ -293,7 +293,7 @@ def random_calls(
 ) -> None:
     """Make random calls; `place` puts a tensor where it is to be, laid out as it is."""
     if rank % 2:
-        moving.SMALL_BYTES = 0  # pieces leave the window as large ones do
+        recv_copies.SMALL_BYTES = 0  # pieces leave the window as large ones do
     player = _Player(rank, world, seed, place, graphs)
     for number in range(calls):
         player.step(number)

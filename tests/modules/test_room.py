@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import ficco
 from ficco import _native
-from ficco.engines import room
+from ficco.engines import available_memory
 
 GIB = 1 << 30
 
@@ -28,9 +28,9 @@ def test_memory_that_pytorch_keeps_counts_as_free(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 9 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 4 * GIB)
     device = torch.device("cuda", 3)
-    room.check_on(device, 7 * GIB, "a problem")
+    available_memory.check_on(device, 7 * GIB, "a problem")
     with pytest.raises(MemoryError, match=r"8\.00 GiB asked for, GPU 3 has 7\.00 GiB free"):
-        room.check_on(device, 8 * GIB, "a problem")
+        available_memory.check_on(device, 8 * GIB, "a problem")
 
 
 @pytest.mark.usefixtures("group")

@@ -20,8 +20,8 @@ import ficco
 from ficco.modules import bags, plain
 from ficco.modules import groups as open_groups
 from ficco.problem import Output, Problem, chunk_sizes, offsets
-from ficco.runtime.meeting import Meeting
 from ficco.runtime.members import members_of
+from ficco.runtime.rendezvous import Meeting
 from ficco.schedule import Schedule
 
 NAMED = Schedule.names()

@@ -7,9 +7,9 @@ from unittest import mock
 
 from hypothesis import strategies as st
 
-from ficco.lowering import lower, moving
+from ficco.lowering import lower, recv_copies
 from ficco.lowering.cutting import EDGED
-from ficco.lowering.direct_gather import is_direct
+from ficco.lowering.one_kernel_gather import is_direct
 from ficco.machine import Link, Machine
 from ficco.plan import Plan
 from ficco.problem import DTYPES, OPERATORS, REDUCING, Output, Problem
@@ -163,6 +163,6 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
 def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None, gated: bool = False) -> Plan:
     problem = draw(problems(max_world, op))
     schedule = draw(schedules(problem, gated))
-    small = draw(st.sampled_from((0, moving.SMALL_BYTES)))  # 0: as of large problems
-    with mock.patch.object(moving, "SMALL_BYTES", small):
+    small = draw(st.sampled_from((0, recv_copies.SMALL_BYTES)))  # 0: as of large problems
+    with mock.patch.object(recv_copies, "SMALL_BYTES", small):
         return lower(problem, schedule)

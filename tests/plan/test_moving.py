@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ficco.grouping import joined_copies
 from ficco.lowering import lower
-from ficco.lowering.moving import GROWTH, SMALL_BYTES, Arrival, moves
+from ficco.lowering.recv_copies import GROWTH, SMALL_BYTES, Arrival, moves
 from ficco.machine import Machine
 from ficco.plan import Region, Word
 from ficco.problem import Output, Problem

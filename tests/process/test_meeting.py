@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ficco.errors import EngineError, TimeoutExceeded
-from ficco.runtime import connecting
-from ficco.runtime.connecting import Members, note_refusal
-from ficco.runtime.exchanging import gathered_objects
-from ficco.runtime.meeting import Agenda, Meeting
+from ficco.runtime import bootstrap
+from ficco.runtime.bootstrap import Members, note_refusal
+from ficco.runtime.object_exchange import gathered_objects
+from ficco.runtime.rendezvous import Agenda, Meeting
 
 WORLD = 3
 
@@ -161,7 +161,7 @@ class TestConnecting:
         closed([*found, *strangers])
 
     def test_another_user_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connecting.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(bootstrap.os, "geteuid", lambda: os.getuid() + 1)
         errors = opened(Kept(), timeout_s=0.3)
         assert isinstance(errors[0], TimeoutExceeded)
         assert "rank 1 (pid" in str(errors[0])
@@ -221,8 +221,8 @@ class TestConnecting:
 
 
 def _came() -> dict[str, Any]:
-    return {"host": connecting._host(), "facts": {}, "kind": "the CPU", "turn": 1,
-            **connecting._life()}  # fmt: skip
+    return {"host": bootstrap._host(), "facts": {}, "kind": "the CPU", "turn": 1,
+            **bootstrap._life()}  # fmt: skip
 
 
 class TestMeeting:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ficco
-from ficco.cli import choosing, profile
+from ficco.cli import engine_choice, profile
 from ficco.cli.main import main
 from ficco.machine import Costs, Machine
 from ficco.problem import DTYPES
@@ -23,7 +23,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let commands of this process see so many GPUs; none, unless a test says otherwise."""
 
     def seen(devices: int, trouble: str = "") -> None:
-        monkeypatch.setattr(choosing, "gpus", lambda ranks: choosing.Gpus(devices, trouble))
+        monkeypatch.setattr(
+            engine_choice, "gpus", lambda ranks: engine_choice.Gpus(devices, trouble)
+        )
 
     seen(0, "libcuda.so.1 not found")
     return seen
@@ -34,7 +36,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A profile of the host engine with two ranks."""
     target = tmp_path_factory.mktemp("profile") / "desk.toml"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing, "gpus", lambda ranks: choosing.Gpus(0, "none"))
+        patch.setattr(engine_choice, "gpus", lambda ranks: engine_choice.Gpus(0, "none"))
         assert main(["doctor", "--profile", str(target), "--ranks", "2"]) == 0
     return target
 

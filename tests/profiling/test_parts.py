@@ -18,7 +18,7 @@ def test_pieces_of_a_collective(torch: Any, world: int, bytes_out: int) -> None:
 
 
 def test_the_worst_of_the_larger_chunks_counts(torch: Any) -> None:
-    from ficco.profiling.gpu.beside import worst
+    from ficco.profiling.gpu.contention import worst
 
     entries = [
         {"chunk_bytes": 64e6, "gemm": 1.02, "transfer": 1.2},

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ficco
-from ficco.cli import choosing, explain
+from ficco.cli import engine_choice, explain
 from ficco.cli.main import main
 from ficco.problem import OPERATORS
 from ficco.schedule import Schedule
@@ -23,8 +23,8 @@ SIZES = ["--m", "1024", "--n", "256", "--k", "1024"]
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands see no GPU, wherever the tests run."""
-    for module in (choosing, explain):
-        monkeypatch.setattr(module, "gpus", lambda ranks: choosing.Gpus(0, "none"))
+    for module in (engine_choice, explain):
+        monkeypatch.setattr(module, "gpus", lambda ranks: engine_choice.Gpus(0, "none"))
 
 
 def call(capsys: Any, *args: str) -> tuple[int, str, str]:

@@ -13,7 +13,7 @@ import pytest
 from folders import MANY, PACED, SIMULATED, lines, outline, write
 
 from ficco import _native
-from ficco.cli import choosing
+from ficco.cli import engine_choice
 from ficco.cli import sweep as command
 from ficco.cli.main import main
 from ficco.errors import InputError
@@ -33,8 +33,8 @@ SMALL = MANY.replace("[8, 6, 9], [21, 4, 3], [5, 3, 17], [16, 8, 8]", "[8, 6, 9]
 @pytest.fixture(autouse=True)
 def _no_gpus(monkeypatch: Any) -> None:
     """Let commands see no GPU, wherever they run."""
-    found = choosing.Gpus(0, "libcuda.so.1 not found")
-    monkeypatch.setattr(choosing, "gpus", lambda ranks: found)
+    found = engine_choice.Gpus(0, "libcuda.so.1 not found")
+    monkeypatch.setattr(engine_choice, "gpus", lambda ranks: found)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
 
 

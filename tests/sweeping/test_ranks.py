@@ -15,7 +15,7 @@ from forking import forked_rank
 
 from ficco.errors import EngineError
 from ficco.machine import Machine
-from ficco.sweeping.gpu import launching, measure
+from ficco.sweeping.gpu import launching
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.running import Asked, Outcome, run
 
@@ -41,7 +41,7 @@ def _double(torch: Any, monkeypatch: Any) -> None:
 
 def _as_double(patch: pytest.MonkeyPatch) -> None:
     """Let ranks be doubles, of which most are forked, for to import PyTorch takes the longest."""
-    patch.setattr(measure, "RANK", ("-P", str(DOUBLE)))
+    patch.setattr(session, "RANK", ("-P", str(DOUBLE)))
     patch.setattr(launching, "GRACE_S", 1.0)
     patch.setattr(launching, "subprocess", STARTING)
 
@@ -161,7 +161,7 @@ def test_traces_that_end_their_ranks_are_given_up(tmp_path: Path, monkeypatch: A
 
 def test_ranks_that_cannot_begin_end_the_sweep(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(launching, "subprocess", subprocess)
-    monkeypatch.setattr(measure, "RANK", ("-P", "-c", "raise SystemExit('no GPU')"))
+    monkeypatch.setattr(session, "RANK", ("-P", "-c", "raise SystemExit('no GPU')"))
     with pytest.raises(EngineError, match=r"before they had tried a point: rank 0.*no GPU"):
         swept(tmp_path, ONE)
 

@@ -12,7 +12,7 @@ from ficco.modules import groups
 from ficco.modules.auto import AUTO, choice
 from ficco.modules.layers.finding import DTYPES
 from ficco.modules.layers.layer import Layer
-from ficco.modules.layers.trial import operator_of
+from ficco.modules.layers.sample_call import operator_of
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.schedule import Schedule
 from ficco.selector import Choice

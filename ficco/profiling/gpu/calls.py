@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import ficco
-from ficco.profiling.calling import probe
+from ficco.profiling.call_overhead import probe
 from ficco.profiling.gpu import driver
 from ficco.profiling.gpu.driver import WordCommand
 from ficco.profiling.gpu.ranks import Ranks

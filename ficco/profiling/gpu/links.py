@@ -9,8 +9,8 @@ import torch
 
 from ficco.profiling.figures import Points, gbps, latency_and_rates, links_per, net_rates
 from ficco.profiling.gpu import driver
-from ficco.profiling.gpu.landing import MIB, Landing
 from ficco.profiling.gpu.ranks import Ranks, new_stream
+from ficco.profiling.gpu.recv_buffer import MIB, Landing
 
 __all__ = ["measure"]
 

@@ -11,24 +11,24 @@ import torch
 
 import ficco
 from ficco.engines import cuda
-from ficco.profiling.calling import call_us
+from ficco.profiling.call_overhead import call_us
 from ficco.profiling.figures import slug
 from ficco.profiling.gpu import (
-    beside,
     calls,
     collectives,
+    contention,
     driver,
     gating,
     gemms,
-    hosting,
+    host_costs,
     links,
     memory,
+    one_kernel,
     pieces,
-    storing,
-    words,
+    signals,
 )
-from ficco.profiling.gpu.landing import Landing
 from ficco.profiling.gpu.ranks import Ranks
+from ficco.profiling.gpu.recv_buffer import Landing
 from ficco.profiling.progress import Progress
 from ficco.profiling.sources import source_line
 
@@ -50,11 +50,11 @@ def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
         landing = Landing(ranks)
         table["links"] = [links.measure(ranks, landing)]
     with _part(ranks, progress, "words"):
-        costs = words.measure(ranks, landing)
+        costs = signals.measure(ranks, landing)
     with _part(ranks, progress, "collectives"):
         table["collectives"] = collectives.measure(ranks)
     with _part(ranks, progress, "GEMM beside transfers"):
-        costs |= beside.worst(beside.measure(ranks, landing))
+        costs |= contention.worst(contention.measure(ranks, landing))
     with _part(ranks, progress, "GEMMs in pieces"):
         table["pieces"] = pieces.measure(ranks)
     table["gemms"] = {}
@@ -68,14 +68,14 @@ def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
         costs["gated_gemm"] = gating.measure(ranks)
     ficco.prepare(machine="cuda", timeout_s=_PATIENCE_S)
     with _part(ranks, progress, "host"):
-        costs |= hosting.measure(ranks)
+        costs |= host_costs.measure(ranks)
     with _part(ranks, progress, "launches and calls"):
         costs["launch_us"] = calls.launch(ranks, costs["wait_us"])
         table["costs"] = costs
         probed = calls.probed(ranks)
         costs["call_us"] = call_us(probed, ranks.world, calls.DTYPE, table)
     with _part(ranks, progress, "stores at peers"):
-        costs |= storing.measure(ranks, costs["launch_us"])
+        costs |= one_kernel.measure(ranks, costs["launch_us"])
     ficco.close()
     return table
 

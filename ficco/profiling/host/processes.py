@@ -18,8 +18,8 @@ from ficco.plan import Plan
 from ficco.problem import Problem
 from ficco.profiling.host.extent import Extent
 from ficco.profiling.host.rig import Made, Rig, own_us, slowest
-from ficco.runtime.blas import single_threaded
-from ficco.runtime.exchanging import gathered_objects
+from ficco.runtime.blas_threads import single_threaded
+from ficco.runtime.object_exchange import gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Span

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ficco.problem import DTYPES
-from ficco.profiling.calling import call_us, probe
-from ficco.profiling.host import compute, copies, words
+from ficco.profiling.call_overhead import call_us, probe
+from ficco.profiling.host import compute, copies, signals
 from ficco.profiling.host.rig import Rig
 from ficco.profiling.progress import Progress
 from ficco.profiling.sources import source_line
@@ -44,7 +44,7 @@ def profile(rig: Rig, name: str, progress: Progress) -> dict[str, Any]:
     with progress.part("copies"):
         table["links"] = [copies.measure(rig)]
     with progress.part("words"):
-        costs = words.measure(rig)
+        costs = signals.measure(rig)
     with progress.part("GEMMs beside copies"):
         costs |= compute.step_costs(rig)
     table["costs"] = costs

@@ -15,7 +15,7 @@ from ficco.plan import Plan
 from ficco.problem import Problem
 from ficco.profiling.host.extent import Extent
 from ficco.profiling.host.rig import Made, Rig, own_us, slowest
-from ficco.runtime.blas import single_threaded
+from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.local import LocalRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Span

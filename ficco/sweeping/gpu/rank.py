@@ -30,7 +30,7 @@ from ficco.sweeping.gpu.measuring import PARTS, Measuring
 from ficco.sweeping.gpu.operands import Landing
 from ficco.sweeping.gpu.pieces import pieces_of
 from ficco.sweeping.gpu.timing import Config, beat
-from ficco.sweeping.gpu.todo import TODO, Todo, layout_of
+from ficco.sweeping.gpu.worklist import TODO, Todo, layout_of
 from ficco.sweeping.points import Case, Point
 from ficco.sweeping.results import extremes, kept, screens
 from ficco.sweeping.simulated import timeline_json

@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import GATHER
-from ficco.kernels.direct_gather_table import GATES
-from ficco.kernels.direct_handshake import (
+from ficco.kernels.one_kernel_gather_table import GATES
+from ficco.kernels.one_kernel_handshake import (
     MET,
     OPEN,
     give_back,
@@ -34,8 +34,8 @@ from ficco.kernels.direct_handshake import (
     open_window,
     tell,
 )
-from ficco.kernels.direct_product import product
-from ficco.kernels.many_words import await_all_words, await_words, raise_words
+from ficco.kernels.one_kernel_product import product
+from ficco.kernels.signal_sets import await_all_words, await_words, raise_words
 from ficco.plan import WORDS
 
 __all__ = ["direct_gather"]

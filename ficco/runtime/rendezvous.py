@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ficco.errors import EngineError, TimeoutExceeded
-from ficco.runtime.connecting import LEADER, MESSAGE_BYTES, Connected, Members, connected, ready
+from ficco.runtime.bootstrap import LEADER, MESSAGE_BYTES, Connected, Members, connected, ready
 
 __all__ = ["Agenda", "Facts", "Meeting"]
 

@@ -21,7 +21,7 @@ from ficco.modules import groups
 from ficco.modules.layers.choosing import runtime_of, schedule_of
 from ficco.modules.layers.finding import DTYPES
 from ficco.modules.layers.layer import Layer, Measured, Seen
-from ficco.modules.layers.trial import call
+from ficco.modules.layers.sample_call import call
 
 __all__ = ["measure", "unmeasured"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ficco.kernels.arrays import library_of
-from ficco.kernels.one_launch import ranks_as_bits
-from ficco.kernels.parts import Leaving
+from ficco.kernels.gated_parts import Leaving
+from ficco.kernels.one_kernel import ranks_as_bits
 from ficco.problem import MAX_WORLD
 
 __all__ = ["LeavingTable", "leaving_table"]

@@ -16,11 +16,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.acquiring import await_if
 from ficco.kernels.declarations import GATED
-from ficco.kernels.leaving_kernel import give_window_back
-from ficco.kernels.sharing import share_tiles
+from ficco.kernels.signal_wait import await_if
+from ficco.kernels.split_k import share_tiles
 from ficco.kernels.tile_product import AWAITED, PART, PLACE_FIELDS, multiplied, store_tile
+from ficco.kernels.window_release_kernel import give_window_back
 
 __all__ = ["gated_gemm"]
 

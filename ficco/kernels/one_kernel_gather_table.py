@@ -1,6 +1,6 @@
 """What the direct gather reads of a plan. Numbers only: neither torch nor Triton is needed here.
 
-As in `direct_table`: the steps themselves are read, in the order of `ficco.lowering.direct_gather`,
+As in `direct_table`: the steps themselves are read, in the order of `ficco.lowering.one_kernel_gather`,
 and a step that the kernel would not do is refused.
 """
 

@@ -8,8 +8,8 @@ import torch
 
 from ficco.profiling.gpu import driver
 from ficco.profiling.gpu.driver import WordCommand
-from ficco.profiling.gpu.landing import Landing
 from ficco.profiling.gpu.ranks import Ranks
+from ficco.profiling.gpu.recv_buffer import Landing
 
 __all__ = ["measure"]
 

@@ -19,9 +19,7 @@ from ficco.errors import InputError
 from ficco.kernels import loading
 from ficco.kernels.arrays import Arrays, address, item_bytes, library_of, stride, turned
 from ficco.kernels.declarations import GATHER
-from ficco.kernels.direct import DirectTile, choose_tile
-from ficco.kernels.direct_gather_table import GATES, GatherTable
-from ficco.kernels.one_launch import (
+from ficco.kernels.one_kernel import (
     ALIGN,
     Control,
     Places,
@@ -31,8 +29,10 @@ from ficco.kernels.one_launch import (
     ranks_as_bits,
     signed,
 )
+from ficco.kernels.one_kernel_all_reduce import DirectTile, choose_tile
+from ficco.kernels.one_kernel_gather_table import GATES, GatherTable
 from ficco.kernels.variants import Launch
-from ficco.lowering.direct_gather import MOST_OUTPUTS
+from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
 from ficco.plan import ELEMENT_BYTES
 
 __all__ = ["Gather", "Matrices", "Operands", "choose", "gather", "launch_of", "prepare", "warm"]

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ficco.engines.cuda_layout import COPIES, WORDS_BYTES, Layout, Window
 from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
+from ficco.engines.window_layout import COPIES, WORDS_BYTES, Layout, Window
 from ficco.errors import EngineError
-from ficco.kernels.direct_table import VACANT
+from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.plan import Room, Word, word_place
 
 try:

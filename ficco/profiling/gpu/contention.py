@@ -9,9 +9,9 @@ import torch
 
 from ficco.profiling.figures import slower
 from ficco.profiling.gpu import driver
-from ficco.profiling.gpu.landing import MIB, Landing
 from ficco.profiling.gpu.operands import Pool
 from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.profiling.gpu.recv_buffer import MIB, Landing
 from ficco.profiling.grids import Shape
 from ficco.runtime import collectives
 

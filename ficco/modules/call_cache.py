@@ -24,8 +24,8 @@ from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 if TYPE_CHECKING:
-    from ficco.engines.standing import Standing
-    from ficco.runtime.process_cuda import CudaProcessRuntime
+    from ficco.engines.prepared import Standing
+    from ficco.runtime.process_gpu import CudaProcessRuntime
 
 __all__ = [
     "Known",

@@ -21,8 +21,7 @@ from ficco.errors import InputError
 from ficco.kernels import loading
 from ficco.kernels.arrays import Arrays, address, can_chain, item_bytes, library_of, stride, turned
 from ficco.kernels.declarations import DIRECT
-from ficco.kernels.direct_table import COUNTS, THREADS, DirectTable
-from ficco.kernels.one_launch import (
+from ficco.kernels.one_kernel import (
     ALIGN,
     Control,
     Places,
@@ -32,8 +31,9 @@ from ficco.kernels.one_launch import (
     ranks_as_bits,
     signed,
 )
+from ficco.kernels.one_kernel_all_reduce_table import COUNTS, THREADS, DirectTable
 from ficco.kernels.variants import Launch
-from ficco.lowering.direct import is_made_before
+from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.plan import ELEMENT_BYTES
 
 __all__ = [
@@ -79,7 +79,7 @@ class Direct(NamedTuple):
         table: what it was made of.
         tile: how programs multiply.
         chunks, places: what the kernel reads, on the device.
-        counts: words of the mailbox; see `ficco.kernels.mailing`.
+        counts: words of the mailbox; see `ficco.kernels.mailbox`.
         copy_places: numbers of one copy of the mailbox in `places`.
         programs: of a launch; an idle device runs all of them at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
@@ -252,7 +252,7 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
     widest = _WIDEST_MOVE if direct.made else _WIDEST_SUM
     sum_cols = min(power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
     sum_rows = min(power(tallest), widest // sum_cols)
-    sum_rows = max(sum_rows, THREADS * tile.warps // sum_cols)  # see `ficco.kernels.mailing.take`
+    sum_rows = max(sum_rows, THREADS * tile.warps // sum_cols)  # see `ficco.kernels.mailbox.take`
     return {
         "x": x,
         "w": w,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.direct_gather_table import GATES
-from ficco.kernels.many_words import await_words, raise_words
+from ficco.kernels.one_kernel_gather_table import GATES
+from ficco.kernels.signal_sets import await_words, raise_words
 from ficco.plan import Word, word_place
 
 __all__ = ["MET", "OPEN", "give_back", "leave", "meet", "open_window", "tell"]

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ficco.compute import DeviceCompute
 from ficco.engines import cuda
-from ficco.engines.cuda_layout import LEAST, Window
-from ficco.engines.cuda_windows import Group, Peers, PeerWindows, new_group
+from ficco.engines.peer_windows import Group, Peers, PeerWindows, new_group
+from ficco.engines.window_layout import LEAST, Window
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Machine

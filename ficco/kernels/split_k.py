@@ -18,9 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.acquiring import await_if
-from ficco.kernels.landed_sum import quarter, store_columns
-from ficco.kernels.releasing import count_tiles
+from ficco.kernels.signal_wait import await_if
+from ficco.kernels.sum_epilogue import quarter, store_columns
 from ficco.kernels.tile_product import (
     AWAITED,
     COLUMN,
@@ -34,6 +33,7 @@ from ficco.kernels.tile_product import (
     multiplied,
     target_of,
 )
+from ficco.kernels.tile_signal import count_tiles
 
 __all__ = ["share_tiles"]
 

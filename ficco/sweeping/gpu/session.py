@@ -16,7 +16,7 @@ from typing import Any
 from ficco import temporary
 from ficco.errors import EngineError
 from ficco.sweeping.gpu.launching import run_ranks
-from ficco.sweeping.gpu.todo import TODO, Todo, layout_of
+from ficco.sweeping.gpu.worklist import TODO, Todo, layout_of
 from ficco.sweeping.points import Case
 from ficco.sweeping.simulated import predict
 from ficco.sweeping.work import Work

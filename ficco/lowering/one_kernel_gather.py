@@ -1,6 +1,6 @@
 """Direct gather: all_gather_matmul by stores of the kernel that multiplies, for few rows.
 
-One lane, for one kernel runs all of it (`ficco.kernels.direct_gather`). Each chunk, a slice of the
+One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_gather`). Each chunk, a slice of the
 own shard's columns, goes to all peers. Behind all that comes each weight is multiplied once, by all
 rows together; own rows are read where the user has them. A gathered x that is an output is copied
 out of the window at the end. With three ranks:
@@ -16,7 +16,7 @@ from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.handshake import await_entered
 from ficco.lowering.multiplying import WINDOW, Group, Multiplied, Piece
-from ficco.lowering.one_launch import LANE, check_axes, closed, opened, slices, stored
+from ficco.lowering.one_kernel import LANE, check_axes, closed, opened, slices, stored
 from ficco.plan import RankPlan, Region, Step, Word
 from ficco.problem import Problem
 from ficco.schedule import Schedule

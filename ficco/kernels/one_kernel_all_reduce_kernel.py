@@ -17,7 +17,7 @@ many multiprocessors). GPUs begin programs in the order of their numbers: nobody
 tests rely on it. So a launch ends on however few multiprocessors other kernels leave it: even those
 that end only when a peer's do, which in turn wait for this call to end there (NCCL's).
 
-Data are their own signals: a mailbox holds a value that nobody sends (`ficco.kernels.mailing`), so
+Data are their own signals: a mailbox holds a value that nobody sends (`ficco.kernels.mailbox`), so
 what differs from it has come, and is taken by putting that value back. A word that tells of data
 would have to wait for the data's arrival, and be waited for. Loops must be neither flattened nor
 spread over specialized warps: loads would move ahead of waits.
@@ -32,8 +32,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from ficco.kernels.declarations import DIRECT
-from ficco.kernels.direct_product import product
-from ficco.kernels.mailing import (
+from ficco.kernels.mailbox import (
     call_number,
     count_call,
     draw,
@@ -45,6 +44,7 @@ from ficco.kernels.mailing import (
     sendable,
     take,
 )
+from ficco.kernels.one_kernel_product import product
 from ficco.plan import WORDS
 
 __all__ = ["direct_all_reduce"]
@@ -116,7 +116,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     places: int64 [2, copy_places], of both copies of the mailbox: where each rank's words begin;
     where each rank keeps sums, if TWICE; where the own products' mailbox begins; and where each
     row of the own products goes: if TWICE to its owner, else to every rank, the own one last.
-    counts: int32 [3], of the mailbox; see `ficco.kernels.mailing`.
+    counts: int32 [3], of the mailbox; see `ficco.kernels.mailbox`.
     stop, status: int32. The status becomes 1 + the place of a word that was given up.
     own_row, own_rows: rows that this rank adds up. slot_rows: of a source.
     bias: one row of adjacent elements; has_bias: 0 if there is none, and it is not read.

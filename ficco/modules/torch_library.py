@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.flop_counter import register_flop_formula
 
 from ficco.modules import groups, operators
-from ficco.modules.gradients import FORMULAS, Kept, refuse_second
+from ficco.modules.autograd import FORMULAS, Kept, refuse_second
 from ficco.private.torch_core import DisableAutocast, disable_dynamo
 from ficco.problem import chunk_sizes
 

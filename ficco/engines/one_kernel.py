@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ficco.engines.work import Call, whole_product
-from ficco.kernels import direct_gather_table, direct_table
-from ficco.kernels.direct_gather_table import GatherTable
-from ficco.kernels.direct_table import DirectTable
-from ficco.lowering.direct import is_made_before
+from ficco.kernels import one_kernel_all_reduce_table, one_kernel_gather_table
+from ficco.kernels.one_kernel_all_reduce_table import DirectTable
+from ficco.kernels.one_kernel_gather_table import GatherTable
 from ficco.lowering.multiplying import WINDOW as GATHERED
+from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.plan import RankPlan
 
 __all__ = ["is_one_launch", "made_before", "table_of"]
@@ -26,9 +26,9 @@ def is_one_launch(plan: RankPlan) -> bool:
 def table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
     """Return what a plan's one launch reads, and the output that keeps x, or "" without one."""
     if any(buffer.name == GATHERED for buffer in plan.buffers):
-        table = direct_gather_table.table_of(plan)
+        table = one_kernel_gather_table.table_of(plan)
         return table, table.kept
-    return direct_table.table_of(plan), ""
+    return one_kernel_all_reduce_table.table_of(plan), ""
 
 
 def made_before(plan: RankPlan, table: DirectTable | GatherTable | None) -> list[Call]:

@@ -22,9 +22,9 @@ import torch
 from ficco.errors import InputError
 from ficco.lowering.cutting import EDGED
 from ficco.modules import groups
-from ficco.modules.again import matrix_of
 from ficco.modules.auto import AUTO
-from ficco.modules.blame import current_layer, naming
+from ficco.modules.call_cache import matrix_of
+from ficco.modules.error_context import current_layer, naming
 from ficco.modules.routes import perform
 from ficco.private.torch_core import DisableAutocast, bag_gradient
 from ficco.problem import chunk_sizes

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
-from ficco.engines import cuda, shared
-from ficco.engines.cuda_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
+from ficco.engines import cuda, shared_memory
 from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
-from ficco.engines.standing import Standing
+from ficco.engines.prepared import Standing
+from ficco.engines.window_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
 from ficco.errors import DevicesRefused, EngineError, InputError
-from ficco.kernels.direct_table import VACANT
+from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.machine import Machine
 from ficco.plan import RankPlan, Room, Word, room_of, word_place
 from ficco.private.torch_core import symmetric_memory
@@ -32,8 +32,8 @@ from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
 from ficco.runtime.failures import error_of
 from ficco.runtime.gpus_of_group import facts_of_gpu, here, ordinal, reason_of
-from ficco.runtime.meeting import Facts
 from ficco.runtime.process import INHERITED, RESET, Call, ProcessRuntime, room_in
+from ficco.runtime.rendezvous import Facts
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
@@ -49,7 +49,7 @@ _LET_GO_S = 10.0  # the watch lets a stream go, once the group has failed, in a 
 class _Place(NamedTuple):
     """What calls run in until the windows grow or are reset."""
 
-    group: shared.Group
+    group: shared_memory.Group
     device: cuda.Device
     window: Window
 
@@ -332,7 +332,7 @@ class CudaProcessRuntime(ProcessRuntime):
         with torch.cuda.device(self.device):
             super()._meet(what, room, digest, said)
 
-    def _join(self, memory: int, facts: Facts) -> shared.Group:
+    def _join(self, memory: int, facts: Facts) -> shared_memory.Group:
         """Take a place in what the ranks share, with room for the windows: or none of them does."""
         symmetric = symmetric_memory()
 
@@ -344,7 +344,7 @@ class CudaProcessRuntime(ProcessRuntime):
             raise MemoryError(f"windows of {size} bytes on {self.device}: {error}") from None
         return super()._join(memory, {**facts, "window_bytes": 0})
 
-    def _move_to(self, group: shared.Group) -> None:
+    def _move_to(self, group: shared_memory.Group) -> None:
         try:
             device = cuda.Device(self.device.index, group, self.rank)
             place = _Place(group, device, self._window_in(self._room))

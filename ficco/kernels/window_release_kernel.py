@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.many_words import raise_words
+from ficco.kernels.signal_sets import raise_words
 from ficco.problem import MAX_WORLD
 
 __all__ = ["give_window_back"]

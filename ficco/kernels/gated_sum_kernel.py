@@ -14,9 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.acquiring import await_if
 from ficco.kernels.declarations import SUMMING
-from ficco.kernels.landed_sum import TERM_FIELDS, TERM_WORD
+from ficco.kernels.signal_wait import await_if
+from ficco.kernels.sum_epilogue import TERM_FIELDS, TERM_WORD
 from ficco.kernels.tile_product import (
     PART,
     PLACE_FIELDS,

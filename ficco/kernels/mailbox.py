@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import num_threads
 
-from ficco.kernels.direct_handshake import tell
-from ficco.kernels.direct_table import VACANT
-from ficco.kernels.many_words import await_words, raise_words
+from ficco.kernels.one_kernel_all_reduce_table import VACANT
+from ficco.kernels.one_kernel_handshake import tell
+from ficco.kernels.signal_sets import await_words, raise_words
 from ficco.plan import Word, word_place
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Direct: matmul_all_reduce by stores of the kernel that multiplies, for products of few rows.
 
-One lane, for one kernel runs all of it (`ficco.kernels.direct`), or all but the product of many
+One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_all_reduce`), or all but the product of many
 rows (`is_made_before`); chunks are slices of columns, over all rows, and lie behind one another in
 order. Copies are stores: unit "sm". With three ranks:
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from ficco.errors import ScheduleError
 from ficco.lowering.handshake import await_entered
-from ficco.lowering.one_launch import Slice, check_axes, closed, opened, slices, stored
+from ficco.lowering.one_kernel import Slice, check_axes, closed, opened, slices, stored
 from ficco.lowering.producing import COMPUTE, PARTIAL, Piece, Products
 from ficco.lowering.scattering import LANDING
 from ficco.lowering.single import alone

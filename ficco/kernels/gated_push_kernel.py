@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import PUSHING
-from ficco.kernels.sharing import share_tiles
+from ficco.kernels.split_k import share_tiles
 from ficco.kernels.tile_product import (
     PLACE_FIELDS,
     count_stored,

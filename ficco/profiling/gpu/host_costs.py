@@ -15,9 +15,9 @@ import ficco
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.problem import Problem
+from ficco.profiling.entry_costs import Tally, submission_costs, tally
 from ficco.profiling.gpu.driver import kind_of_signals
 from ficco.profiling.gpu.ranks import Ranks
-from ficco.profiling.tallies import Tally, submission_costs, tally
 from ficco.schedule import Schedule
 
 __all__ = ["measure"]

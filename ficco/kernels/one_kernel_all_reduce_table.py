@@ -1,6 +1,6 @@
 """What the direct kernel reads of a plan. Numbers only: neither torch nor Triton is needed here.
 
-`table_of` reads the steps themselves, in the order of `ficco.lowering.direct`, so that what the
+`table_of` reads the steps themselves, in the order of `ficco.lowering.one_kernel_all_reduce`, so that what the
 kernel does is what was proved; a step that the kernel would not do is refused.
 """
 

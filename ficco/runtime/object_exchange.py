@@ -10,7 +10,7 @@ import base64
 import pickle
 from typing import Any
 
-from ficco.runtime.connecting import MESSAGE_BYTES
+from ficco.runtime.bootstrap import MESSAGE_BYTES
 from ficco.runtime.process import ProcessRuntime
 
 __all__ = ["gathered_objects"]
