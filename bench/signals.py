@@ -23,7 +23,7 @@ import torch
 from record import gpus, spread, surroundings
 
 from ficco import _native
-from ficco.plan import WORDS_PER_COPY, Word, word_place
+from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
 from ficco.profiling.figures import slug
 
 CALLS, ROUNDS, WARM = 20, 25, 3
@@ -38,7 +38,7 @@ class Sender:
 
     def __init__(self, peers: int) -> None:
         self.peers, world = peers, peers + 1
-        words = 2 * WORDS_PER_COPY * world
+        words = 2 * SIGNALS_PER_COPY * world
         self.words = [torch.zeros(words, dtype=torch.int32, device=f"cuda:{gpu}") for gpu in (0, 1)]
         self.source = torch.ones(max(BYTES), dtype=torch.uint8, device="cuda:0")
         self.target = torch.zeros(max(BYTES) * peers, dtype=torch.uint8, device="cuda:1")
@@ -53,7 +53,7 @@ class Sender:
         """Return the window in which streams may, or may not, write to the peers' words."""
         world = self.peers + 1
         bases = [
-            self.words[rank > 0].data_ptr() + 4 * WORDS_PER_COPY * (2 * rank + copy)
+            self.words[rank > 0].data_ptr() + 4 * SIGNALS_PER_COPY * (2 * rank + copy)
             for rank in range(world)
             for copy in range(2)
         ]
@@ -65,7 +65,7 @@ class Sender:
         for peer in range(1, self.peers + 1):
             if size:
                 rows.append([0, lane, COPY, 0, 0, 0, 0, peer, 0, 0, 1, size, -1, -1, 0, 0])
-            word = word_place(Word(peer, "data", 0, 0))
+            word = signal_place(Signal(peer, "data", 0, 0))
             rows.append([0, lane, RAISE, 0, peer, word, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
         program = _native.GpuProgram(
             self.rank, self.window(writes), np.array(rows, np.int64), np.empty((0, 4), np.int64),

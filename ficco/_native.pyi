@@ -26,8 +26,8 @@ MAX_CHUNKS: int
 MAX_LANES: int
 """Most native lanes of a rank."""
 
-WORDS_PER_COPY: int
-"""Words in one copy of a window; their places are those of `ficco.plan.word_place`."""
+SIGNALS_PER_COPY: int
+"""Words in one copy of a window; their places are those of `ficco.plan.signal_place`."""
 
 def is_set(name: str) -> bool:
     """Return whether an environment variable is neither empty nor 0, nor missing."""

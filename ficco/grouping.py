@@ -20,7 +20,7 @@ __all__ = [
     "stores_of",
 ]
 
-FEWEST_STORED = 3  # words that a kernel stores rather than a stream; as in the native core
+FEWEST_STORED = 3  # signals that a kernel stores rather than a stream; as in the native core
 MOST_STORED = 128  # by one kernel; likewise
 
 
@@ -41,7 +41,7 @@ def joined_copies(reads: Sequence[Region], writes: Sequence[Region]) -> list[tup
 
 
 def ends_of(plan: RankPlan) -> dict[str, tuple[Step, Step]]:
-    """Return gated steps whose one kernel gives the window back: what clears words, and raises.
+    """Return gated steps whose one kernel gives the window back: what clears signals, and raises.
 
     These two stand right behind it in its lane and come after nothing else, and its parts wait for
     the rows that they multiply.
@@ -56,14 +56,16 @@ def ends_of(plan: RankPlan) -> dict[str, tuple[Step, Step]]:
             reads = [p.a.buffer for part in step.parts if part.waits for p in part.products]
             if (
                 any(roles[name] == "window" for name in reads)
-                and (clear.kind, leave.kind) == ("clear", "signal")
+                and (clear.kind, leave.kind) == ("clear", "raise")
                 and not (clear.after or leave.after)
             ):
                 found[step.id] = clear, leave
     return found
 
 
-def stores_of(plan: RankPlan, within: Collection[str], signals: str = "write") -> dict[str, int]:
+def stores_of(
+    plan: RankPlan, within: Collection[str], signal_kind: str = "write"
+) -> dict[str, int]:
     """Return the steps whose words kernels store on a GPU, and how many of these begin with one.
 
     They stand in the lane that computes. What is raised right behind what is cleared is stored by
@@ -72,7 +74,7 @@ def stores_of(plan: RankPlan, within: Collection[str], signals: str = "write") -
     Args:
         plan: of one rank.
         within: steps that other kernels do.
-        signals: the kind of signals; with "copy" a kernel stores even one word of a peer.
+        signal_kind: "write" or "copy"; with "copy" a kernel stores even one signal of a peer.
     """
     found: dict[str, int] = {}
     computing = {step.lane for step in plan.steps if step.kind in ("gemm", "reduce", "bag")}
@@ -80,12 +82,12 @@ def stores_of(plan: RankPlan, within: Collection[str], signals: str = "write") -
     for step in plan.steps:
         if step.lane not in computing or step.id in within:
             continue
-        joins = [s.kind for s in before] == ["clear"] and step.kind == "signal" and not step.after
-        before = [*before, step] if joins else [step] if step.kind in ("clear", "signal") else []
-        words = sum(len(s.words) for s in before)
-        at_peers = any(w.rank != plan.rank for s in before if s.kind == "signal" for w in s.words)
-        if words >= FEWEST_STORED or (signals == "copy" and at_peers):
-            found.update({s.id: 0 for s in before} | {before[0].id: -(-words // MOST_STORED)})
+        joins = [s.kind for s in before] == ["clear"] and step.kind == "raise" and not step.after
+        before = [*before, step] if joins else [step] if step.kind in ("clear", "raise") else []
+        signals = sum(len(s.signals) for s in before)
+        at_peers = any(w.rank != plan.rank for s in before if s.kind == "raise" for w in s.signals)
+        if signals >= FEWEST_STORED or (signal_kind == "copy" and at_peers):
+            found.update({s.id: 0 for s in before} | {before[0].id: -(-signals // MOST_STORED)})
     return found
 
 

@@ -6,13 +6,13 @@ one. Types are named tuples because a plan of 8 ranks has thousands of them and 
 
 How a plan runs. Each rank forks all its lanes from the call's start and joins them at its end. A
 lane runs its steps one after another, in the order of the list; lanes are concurrent. Steps meet
-through words (`signal`, `wait`, `clear`) and through `after`. Every window exists `copies` times; a
-call uses one copy, and the number in a region or word is counted from the copy of this call.
+through signals (`raise`, `wait`, `clear`) and through `after`. Every window exists `copies` times;
+a call uses one copy, and the number in a region or signal is counted from the copy of this call.
 
 Which copy a call uses does not matter, since its peers say when their windows are free. A mailbox
 is a window without that: calls take its two copies in turn, each rank by a count of its own, and
 every rank awaits that all have entered. Whoever has ended a call knows then that all have ended
-the one before it. A plan has windows or mailboxes, with words of their own.
+the one before it. A plan has windows or mailboxes, with signals of their own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = [
     "KINDS",
     "ROLES",
     "SHARED",
+    "SIGNALS",
+    "SIGNALS_PER_COPY",
     "UNITS",
     "VERSION",
-    "WORDS",
-    "WORDS_PER_COPY",
     "Buffer",
     "Part",
     "Plan",
@@ -40,19 +40,19 @@ __all__ = [
     "RankPlan",
     "Region",
     "Room",
+    "Signal",
     "Step",
-    "Word",
     "copy_unit",
     "digest_of",
     "has_mailbox",
     "regions_of",
     "room_of",
+    "signal_at",
+    "signal_place",
     "window_places",
-    "word_at",
-    "word_place",
 ]
 
-VERSION = 2
+VERSION = 3
 
 # Bytes of a buffer's element: a problem's dtypes, and the indices of an embedding.
 ELEMENT_BYTES = {**DTYPES, "int64": 8}
@@ -65,7 +65,7 @@ SHARED = ("window", "mailbox")  # roles of what peers write to
 UNITS: dict[str, tuple[str, ...]] = {
     "copy": ("dma", "sm"),
     "local_copy": ("sm",),
-    "signal": ("none",),
+    "raise": ("none",),
     "wait": ("none",),
     "clear": ("none",),
     "gemm": ("sm",),
@@ -75,13 +75,13 @@ UNITS: dict[str, tuple[str, ...]] = {
 }
 KINDS = tuple(UNITS)
 
-# Words of a window copy, on the rank that holds (waits for and clears) them:
+# Signals of a window copy, on the rank that holds (waits for and clears) them:
 #   data[writer][chunk]  the writer's chunk has landed          raised by the writer
 #   entered[writer]      the writer has started this call       raised by the writer
 #   free[reader]         the reader is done with its own window raised by the reader
 #   ready[peer][chunk]   a part of a gated step is done         raised by the holder itself
 # Their places never depend on sizes, grain or operator.
-WORDS: dict[str, int] = {  # name: words per peer
+SIGNALS: dict[str, int] = {  # name: signals per peer
     "data": MAX_CHUNKS,
     "entered": 1,
     "free": 1,
@@ -93,7 +93,7 @@ _BASES = {
     "free": MAX_WORLD * (MAX_CHUNKS + 1),
     "ready": MAX_WORLD * (MAX_CHUNKS + 2),
 }
-WORDS_PER_COPY = MAX_WORLD * (2 * MAX_CHUNKS + 2)
+SIGNALS_PER_COPY = MAX_WORLD * (2 * MAX_CHUNKS + 2)
 
 
 class Region(NamedTuple):
@@ -128,8 +128,8 @@ class Region(NamedTuple):
         )
 
 
-class Word(NamedTuple):
-    """A signal word in the window of `rank`. `entered` carries the plan's digest, others 1."""
+class Signal(NamedTuple):
+    """A signal in the window of `rank`. `entered` carries the plan's digest, others 1."""
 
     rank: int
     name: str
@@ -138,7 +138,7 @@ class Word(NamedTuple):
     copy: int = 0
 
     def __str__(self) -> str:
-        chunk = f"[{self.chunk}]" if WORDS.get(self.name, 1) > 1 else ""
+        chunk = f"[{self.chunk}]" if SIGNALS.get(self.name, 1) > 1 else ""
         return f"{self.name}[{self.peer}]{chunk}@{self.rank}" + (
             f" copy +{self.copy}" if self.copy else ""
         )
@@ -159,16 +159,16 @@ class Product(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a gated step: waits for its words, does its work, raises its signals.
+    """A part of a gated step: waits for its signals, does its work, raises its signals.
 
-    Parts of one step may run at the same time; only words order them.
+    Parts of one step may run at the same time; only signals order them.
     """
 
-    waits: tuple[Word, ...] = ()
+    waits: tuple[Signal, ...] = ()
     products: tuple[Product, ...] = ()
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
-    signals: tuple[Word, ...] = ()
+    raises: tuple[Signal, ...] = ()
 
 
 class Step(NamedTuple):
@@ -184,14 +184,14 @@ class Step(NamedTuple):
             every row, none at all give zeros. collective: reads is what this rank gives, writes
             what it gets. bag: reads table, indices, offsets (of its bags), again and again, and
             writes[i] gets the sums of the i-th three.
-        words: signal: raises them, in any order; wait: waits for all; clear: sets them to 0.
+        signals: raise: raises them, in any order; wait: waits for all; clear: sets them to 0.
         products: gemm: its products, in order.
         transpose_a, transpose_b: gemm: the operand is stored transposed.
         after: ids of earlier steps of this rank, of any lane, that are done before this one starts.
         parts: a gated gemm or bag: its parts; then products, reads and writes stay empty.
         collective: "all_gather" or "all_to_all": which.
         concurrent: a gated step that waits for what peers' kernels make, as any does that both
-            waits and signals: its plan needs lanes that really run at the same time, and devices
+            waits and raises: its plan needs lanes that really run at the same time, and devices
             without kernels of other groups.
     """
 
@@ -201,7 +201,7 @@ class Step(NamedTuple):
     unit: str
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
-    words: tuple[Word, ...] = ()
+    signals: tuple[Signal, ...] = ()
     products: tuple[Product, ...] = ()
     transpose_a: bool = False
     transpose_b: bool = False
@@ -277,28 +277,28 @@ class Plan(NamedTuple):
     ranks: tuple[RankPlan, ...]
 
 
-def digest_of(problem: Problem, schedule: Schedule) -> int:
+def digest_of(problem: Problem, schedule: Schedule, version: int = VERSION) -> int:
     """Return the 32-bit non-zero number that says two ranks run the same call.
 
     It covers the version, what the ranks must agree on in the problem, and the schedule without
     its name, so that every rank has it without lowering the others.
     """
     axes = {axis: value for axis, value in schedule.to_json().items() if axis != "name"}
-    text = json.dumps([VERSION, problem.agreed(), axes], sort_keys=True)
+    text = json.dumps([version, problem.agreed(), axes], sort_keys=True)
     number = int.from_bytes(hashlib.blake2s(text.encode(), digest_size=4).digest(), "little")
     return number or 1
 
 
-def word_place(word: Word) -> int:
-    """Return the index of a word within its window copy's words."""
-    return _BASES[word.name] + word.peer * WORDS[word.name] + word.chunk
+def signal_place(signal: Signal) -> int:
+    """Return the index of a signal within its window copy's signals."""
+    return _BASES[signal.name] + signal.peer * SIGNALS[signal.name] + signal.chunk
 
 
-def word_at(rank: int, place: int) -> Word:
-    """Return the word that `word_place` puts at this index, in the window of `rank`."""
+def signal_at(rank: int, place: int) -> Signal:
+    """Return the signal that `signal_place` puts at this index, in the window of `rank`."""
     name = max((n for n, base in _BASES.items() if base <= place), key=_BASES.__getitem__)
-    peer, chunk = divmod(place - _BASES[name], WORDS[name])
-    return Word(rank, name, peer, chunk)
+    peer, chunk = divmod(place - _BASES[name], SIGNALS[name])
+    return Signal(rank, name, peer, chunk)
 
 
 def has_mailbox(plan: RankPlan) -> bool:

@@ -14,16 +14,16 @@ from ficco.plan import (
     ELEMENT_BYTES,
     KINDS,
     ROLES,
+    SIGNALS,
     VERSION,
-    WORDS,
     Buffer,
     Part,
     Plan,
     Product,
     RankPlan,
     Region,
+    Signal,
     Step,
-    Word,
     digest_of,
 )
 from ficco.problem import Problem
@@ -63,7 +63,7 @@ def _step(step: Step) -> dict[str, Any]:
         "unit": step.unit,
         "reads": [_region(r) for r in step.reads],
         "writes": [_region(r) for r in step.writes],
-        "words": [w._asdict() for w in step.words],
+        "signals": [w._asdict() for w in step.signals],
         "products": [_product(p) for p in step.products],
         "transpose_a": step.transpose_a,
         "transpose_b": step.transpose_b,
@@ -103,7 +103,7 @@ def _part(part: Part) -> dict[str, Any]:
         "products": [_product(p) for p in part.products],
         "reads": [_region(r) for r in part.reads],
         "writes": [_region(r) for r in part.writes],
-        "signals": [w._asdict() for w in part.signals],
+        "raises": [w._asdict() for w in part.raises],
     }
     return {key: value for key, value in out.items() if value}
 
@@ -117,25 +117,46 @@ def loads(text: str, source: str = "plan") -> Plan:
     raw = parsed_json(text, source, PlanError)
     top = _Fields(raw, source, ("version", "problem", "schedule", "digest", "ranks"))
     version = top.get("version", _whole)
-    if version != VERSION:
+    if version not in (2, VERSION):
         raise PlanError(
-            f"{source}: version {version} found, this ficco reads version {VERSION}; write the "
-            "plan again with `ficco plan --json`"
+            f"{source}: version {version} found, this ficco reads versions 2 and {VERSION}; write "
+            "the plan again with `ficco plan --json`"
         )
+    if version == 2:
+        _rename_fields_of_version_2(raw)
     try:
         problem = Problem.from_json(top.get("problem", _mapping))
         schedule = Schedule.from_json(top.get("schedule", _mapping))
     except (InputError, TypeError) as wrong:
         raise PlanError(f"{source}: {wrong}") from None
     ranks = top.list("ranks", _read_rank)
-    expected = digest_of(problem, schedule)
+    expected = digest_of(problem, schedule, version)
     digest = top.get("digest", _whole, expected)
     if digest != expected:
         raise PlanError(
             f"{source}: digest {digest} found, version, problem and schedule give {expected}; "
             "leave the field out or write that number"
         )
-    return Plan(problem, schedule, digest, ranks)
+    return Plan(problem, schedule, digest_of(problem, schedule), ranks)
+
+
+def _rename_fields_of_version_2(raw: Any) -> None:
+    """Change a plan of version 2 to the names of version 3, in place. Readers check its form."""
+    steps = [s for rank in _objects(raw, "ranks") for s in _objects(rank, "steps")]
+    for step in steps:
+        if step.get("kind") == "signal":
+            step["kind"] = "raise"
+        if "words" in step:
+            step["signals"] = step.pop("words")
+        for part in _objects(step, "parts"):
+            if "signals" in part:
+                part["raises"] = part.pop("signals")
+
+
+def _objects(raw: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
+    """Return the objects in a field; whatever else stands there is left to the readers."""
+    entries = raw.get(field)
+    return [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
 
 
 def _read_rank(raw: Any, where: str) -> RankPlan:
@@ -169,7 +190,7 @@ def _read_step(raw: Any, where: str) -> Step:
         unit=unit,
         reads=f.list("reads", _read_region, ()),
         writes=f.list("writes", _read_region, ()),
-        words=f.list("words", _read_word, ()),
+        signals=f.list("signals", _read_signal, ()),
         products=f.list("products", _read_product, ()),
         transpose_a=f.get("transpose_a", _flag, False),
         transpose_b=f.get("transpose_b", _flag, False),
@@ -190,11 +211,11 @@ def _read_region(raw: Any, where: str) -> Region:
     )
 
 
-def _read_word(raw: Any, where: str) -> Word:
-    f = _Fields(raw, where, Word._fields)
-    return Word(
+def _read_signal(raw: Any, where: str) -> Signal:
+    f = _Fields(raw, where, Signal._fields)
+    return Signal(
         f.get("rank", _whole),
-        f.get("name", _one_of(WORDS)),
+        f.get("name", _one_of(SIGNALS)),
         f.get("peer", _whole),
         f.get("chunk", _whole, 0),
         f.get("copy", _whole, 0),
@@ -215,11 +236,11 @@ def _read_product(raw: Any, where: str) -> Product:
 def _read_part(raw: Any, where: str) -> Part:
     f = _Fields(raw, where, Part._fields)
     return Part(
-        f.list("waits", _read_word, ()),
+        f.list("waits", _read_signal, ()),
         f.list("products", _read_product, ()),
         f.list("reads", _read_region, ()),
         f.list("writes", _read_region, ()),
-        f.list("signals", _read_word, ()),
+        f.list("raises", _read_signal, ()),
     )
 
 

@@ -31,7 +31,7 @@ from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
 from ficco.plan import (
     ELEMENT_BYTES,
-    WORDS_PER_COPY,
+    SIGNALS_PER_COPY,
     RankPlan,
     Region,
     Step,
@@ -243,7 +243,7 @@ class BoundPlan:
         )
         self._handles = [self._window_handles(copy) for copy in range(COPIES)]
         words = [
-            compute.at(window.words[copy][window.rank], 1, WORDS_PER_COPY, "int32")
+            compute.at(window.words[copy][window.rank], 1, SIGNALS_PER_COPY, "int32")
             for copy in range(COPIES)
         ]
         self._launches = None

@@ -1,9 +1,9 @@
 """A gated step as launches: one for every output, over the parts of its rows.
 
-    gathering    own rows | rows of a peer's chunk, behind its word | ...     into the output
-    scattering   rows for a peer, which raise a word | ... | own rows         into two buffers
-    summing      own rows, added to what peers have pushed, behind its words  into the output;
-                 they may raise a word, too
+    gathering    own rows | rows of a peer's chunk, behind its signal | ...     into the output
+    scattering   rows for a peer, which raise a signal | ... | own rows         into two buffers
+    summing      own rows, added to what peers have pushed, behind its signals  into the output;
+                 they may raise a signal, too
 
 What scatters or is summed may be added to what its target holds.
 
@@ -21,7 +21,7 @@ from ficco.errors import EngineError, ScheduleError
 from ficco.grouping import ends_of
 from ficco.kernels.gated_parts import GatedPart, Landed, Leaving
 from ficco.lowering import lower_rank
-from ficco.plan import Part, Product, RankPlan, Region, Step, word_place
+from ficco.plan import Part, Product, RankPlan, Region, Step, signal_place
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -46,7 +46,7 @@ class Launch(NamedTuple):
         partial: where parts go that are pushed, if others go to c; else None.
         landing: what peers push that is added to own parts, or None.
         begun: whether parts are added to what their targets hold.
-        leaving: the words by which it gives the window back when it ends, or None.
+        leaving: the signals by which it gives the window back when it ends, or None.
     """
 
     parts: tuple[GatedPart, ...]
@@ -92,7 +92,7 @@ def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
     """
     if step.kind != "gemm" or step.transpose_a:
         raise _refusal(step, "there is a kernel for GEMMs along rows alone")
-    pushes = any(part.signals for part in step.parts)
+    pushes = any(part.raises for part in step.parts)
     found: dict[tuple[str, str], _Entries] = {}
     for part in step.parts:
         for product in part.products:
@@ -102,10 +102,10 @@ def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
     ends = ends_of(plan).get(step.id)
     if ends and _waits(launches[-1]):  # the others have ended before it
         clear, leave = ends
-        words = tuple([word_place(word) for word in clear.words])
-        peers = tuple([word.rank for word in leave.words])
-        (raised,) = {word_place(word) for word in leave.words}
-        launches[-1] = launches[-1]._replace(leaving=Leaving(words, raised, peers))
+        signals = tuple([signal_place(signal) for signal in clear.signals])
+        peers = tuple([signal.rank for signal in leave.signals])
+        (raised,) = {signal_place(signal) for signal in leave.signals}
+        launches[-1] = launches[-1]._replace(leaving=Leaving(signals, raised, peers))
     return launches
 
 
@@ -127,7 +127,7 @@ def _waits(launch: Launch) -> bool:
 def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
     first = entries[0][1]
     roles = {buffer.name: buffer.role for buffer in plan.buffers}
-    kept = [product for part, product in entries if not part.signals]  # results, or all there is
+    kept = [product for part, product in entries if not part.raises]  # results, or all there is
     result = (kept or [first])[0]
     landed = {name for name, role in roles.items() if role == "window"}
     _, bias = _split(result.add, landed)
@@ -160,8 +160,8 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
                 product.a.row0,
                 product.c.row0,
                 product.a.rows,
-                word_place(part.waits[0]) if part.waits and not terms else -1,
-                word_place(part.signals[0]) if part.signals else -1,
+                signal_place(part.waits[0]) if part.waits and not terms else -1,
+                signal_place(part.raises[0]) if part.raises else -1,
                 target,
                 begin,
                 past - begin,
@@ -205,21 +205,25 @@ def _split(
 def _summed(terms: tuple[Region, ...], part: Part) -> tuple[Landed | None, ...]:
     """Return a sum's terms as the kernel takes them, the own product first.
 
-    All of a part's words come before any of its terms is read, so that it does not matter which
-    term stands beside which word.
+    All of a part's signals come before any of its terms is read, so that it does not matter which
+    term stands beside which signal.
     """
-    words = [word_place(word) for word in part.waits]
-    words += [-1] * (len(terms) - len(words))
-    return (None, *[Landed(term.row0, word) for term, word in zip(terms, words, strict=True)])
+    signals = [signal_place(signal) for signal in part.waits]
+    signals += [-1] * (len(terms) - len(signals))
+    return (None, *[Landed(term.row0, signal) for term, signal in zip(terms, signals, strict=True)])
 
 
 def _check(
     step: Step, part: Part, product: Product, terms: tuple[Region, ...], added: tuple[Region, ...]
 ) -> None:
     """Refuse a part that waits, adds or raises more than a launch can."""
-    if len(part.waits) > max(len(terms), 1) or len(part.signals) > 1:
-        raise _refusal(step, "a part waits for one word, or one a term, and raises one, at most")
-    if any(word.copy for word in (*part.waits, *part.signals)) or product.a.copy or product.c.copy:
+    if len(part.waits) > max(len(terms), 1) or len(part.raises) > 1:
+        raise _refusal(step, "a part waits for one signal, or one a term, and raises one, at most")
+    if (
+        any(signal.copy for signal in (*part.waits, *part.raises))
+        or product.a.copy
+        or product.c.copy
+    ):
         raise _refusal(step, "a launch works on the call's own copy of the window")
     if len(added) > 1 or any(r.rows != 1 for r in added):
         raise _refusal(step, "a part is one product, what peers push, and a bias at most")

@@ -19,7 +19,7 @@ from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import Work
 from ficco.engines.work import Sum, View, sum_of
 from ficco.errors import EngineError, InputError
-from ficco.kernels.native_launch import Copy, LaunchSpec, Slot, Word
+from ficco.kernels.native_launch import Copy, LaunchSpec, Signal, Slot
 from ficco.kernels.plan_reader import OutputNames
 from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 
@@ -272,7 +272,7 @@ class Launches:
 
         return GatedOperands(
             place(launch.own), place(launch.window), place(launch.b), place(launch.bias),
-            place(launch.c), place(launch.partial), place(launch.landing), Word(), Copy(),
+            place(launch.c), place(launch.partial), place(launch.landing), Signal(), Copy(),
         )  # fmt: skip
 
     def _place_of(self, region: Region) -> Slot:

@@ -20,7 +20,7 @@ def is_one_launch(plan: RankPlan) -> bool:
     """
     one_lane = len({step.lane for step in plan.steps}) == 1
     copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
-    return one_lane and copies and any(step.words for step in plan.steps)
+    return one_lane and copies and any(step.signals for step in plan.steps)
 
 
 def table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:

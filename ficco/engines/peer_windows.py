@@ -17,7 +17,7 @@ from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives,
 from ficco.engines.window_layout import COPIES, WORDS_BYTES, Layout, Window
 from ficco.errors import EngineError
 from ficco.kernels.one_kernel_all_reduce_table import VACANT
-from ficco.plan import Room, Word, word_place
+from ficco.plan import Room, Signal, signal_place
 
 try:
     from ficco import _native
@@ -212,7 +212,7 @@ class PeerWindows:
         asked = f"filling a window on device {peers.devices[rank]}"
         with peers.current(rank):
             _call("cuMemsetD8", base, 0, layout.size, asked=asked)
-            first = 4 * word_place(Word(rank, "free", 0))
+            first = 4 * signal_place(Signal(rank, "free", 0))
             for copy in range(COPIES):
                 place = base + copy * WORDS_BYTES + first
                 _call("cuMemsetD32", place, 1, peers.world, asked=asked)

@@ -21,11 +21,11 @@ from ficco.plan import (
     Part,
     RankPlan,
     Region,
+    Signal,
     Step,
-    Word,
     regions_of,
+    signal_place,
     window_places,
-    word_place,
 )
 
 __all__ = ["COMPUTE", "INLINE", "Encoded", "Work", "encode", "encode_whole", "trace_rows"]
@@ -58,7 +58,7 @@ def trace_rows(plan: RankPlan) -> list[Row]:
             name = f"{step.id}[{number}]"
             rows.append(Row(f"{name}.wait", step, "wait"))
             rows.append(Row(name, step, step.kind))
-            rows.append(Row(f"{name}.signal", step, "signal"))
+            rows.append(Row(f"{name}.signal", step, "raise"))
     return rows
 
 
@@ -110,8 +110,8 @@ def encode(
         at_once: whether native lanes get all their rows in the first segment. They are threads
             then, and find out by themselves what they come after; streams get theirs in the plan's
             order.
-        one_launch: whether a gated step is one piece of work, which awaits and raises its words by
-            itself; else its parts are, between rows that do so. What kernels work on has slots.
+        one_launch: whether a gated step is one piece of work, which awaits and raises its signals
+            by itself; else its parts are, between rows that do so. What kernels work on has slots.
         within: ids of steps that such work does, which have no rows.
 
     Raises:
@@ -135,7 +135,7 @@ def encode_whole(plan: RankPlan) -> Encoded:
     first = next((i for i, step in enumerate(plan.steps) if step.kind in COMPUTE), 0)
     for index, step in enumerate(plan.steps):
         if step.kind == "wait":
-            encoder.expect(index, step.words, _TOLD)
+            encoder.expect(index, step.signals, _TOLD)
     encoder.works.append(Work(first, plan.steps[first], plan.steps[first], -1))
     return encoder.finished()
 
@@ -180,7 +180,7 @@ class _Encoder:
                     self._signals(lane, _WAIT, extra, part.waits)
                     last = number == len(step.parts) - 1
                     self._work(Work(extra + 1, step, part, mark if last else -1))
-                    self._signals(lane, _RAISE, extra + 2, part.signals)
+                    self._signals(lane, _RAISE, extra + 2, part.raises)
                     extra += 3
             elif step.kind in COMPUTE:
                 if self.one_launch and step.kind == "reduce":
@@ -193,8 +193,8 @@ class _Encoder:
                 for source, target in joined_copies(step.reads, step.writes):
                     self._copy(lane, i, source, target)
             else:
-                kind = {"signal": _RAISE, "wait": _WAIT, "clear": _CLEAR}[step.kind]
-                self._signals(lane, kind, i, step.words)
+                kind = {"raise": _RAISE, "wait": _WAIT, "clear": _CLEAR}[step.kind]
+                self._signals(lane, kind, i, step.signals)
         return self.finished()
 
     def finished(self) -> Encoded:
@@ -202,9 +202,9 @@ class _Encoder:
         flat = np.frombuffer(array("q", self.ahead + self.rows), np.int64)
         return Encoded(flat.reshape(-1, _COLUMNS), self._windows(), self.slots, self.works)
 
-    def expect(self, index: int, words: tuple[Word, ...], kind: int = _EXPECT) -> None:
-        """Add that the work which follows waits for words by itself."""
-        self._signals(INLINE, kind, index, words)
+    def expect(self, index: int, signals: tuple[Signal, ...], kind: int = _EXPECT) -> None:
+        """Add that the work which follows waits for signals by itself."""
+        self._signals(INLINE, kind, index, signals)
 
     def _place(self, lane: int) -> tuple[list[int], int]:
         """Return the rows that a lane's ops go to, and their segment."""
@@ -223,11 +223,11 @@ class _Encoder:
         return np.array(found, np.int64).reshape(-1, 4)
 
     def _launch(self, index: int, step: Step, extra: int, mark: int) -> None:
-        """Add a gated step as one piece of work, and what it waits for, each word once."""
-        known: set[Word] = set()
+        """Add a gated step as one piece of work, and what it waits for, each signal once."""
+        known: set[Signal] = set()
         for number, part in enumerate(step.parts):
             self._name(regions_of(part))
-            fresh = tuple([word for word in part.waits if word not in known])
+            fresh = tuple([signal for signal in part.waits if signal not in known])
             known.update(fresh)
             self.expect(extra + 3 * number, fresh)
         self._work(Work(index, step, step, mark))
@@ -248,14 +248,14 @@ class _Encoder:
         self.works.append(work)
         self.segment += 1
 
-    def _signals(self, lane: int, kind: int, index: int, words: tuple[Word, ...]) -> None:
+    def _signals(self, lane: int, kind: int, index: int, signals: tuple[Signal, ...]) -> None:
         rows, segment = self._place(lane)
         value = 0 if kind == _CLEAR else 1
-        for word in words:
-            digest = 1 if word.name == "entered" and kind != _CLEAR else 0
+        for signal in signals:
+            digest = 1 if signal.name == "entered" and kind != _CLEAR else 0
             rows += (
-                segment, lane, kind, index, word.rank, word_place(word), value, digest,
-                0, 0, 0, 0, 0, 0, 0, word.copy,
+                segment, lane, kind, index, signal.rank, signal_place(signal), value, digest,
+                0, 0, 0, 0, 0, 0, 0, signal.copy,
             )  # fmt: skip
 
     def _copy(self, lane: int, index: int, source: Region, target: Region) -> None:

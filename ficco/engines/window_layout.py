@@ -8,13 +8,13 @@ from typing import Any
 
 from ficco import _native
 from ficco.compute import DirectWindows
-from ficco.plan import WORDS_PER_COPY, Room
+from ficco.plan import SIGNALS_PER_COPY, Room
 from ficco.problem import MAX_WORLD
 
 __all__ = ["COPIES", "LEAST", "WORDS_BYTES", "Layout", "Window"]
 
 COPIES = 2
-WORDS_BYTES = 4 * WORDS_PER_COPY  # of one copy of a window
+WORDS_BYTES = 4 * SIGNALS_PER_COPY  # of one copy of a window
 _MAIL_WORDS_BYTES = 4 * MAX_WORLD  # of one copy of a mailbox: who has entered
 _ALIGN = 512
 _RECENT = 128  # plans

@@ -27,7 +27,7 @@ from triton.language.extra.cuda import num_threads
 from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.kernels.one_kernel_handshake import tell
 from ficco.kernels.signal_sets import await_words, raise_words
-from ficco.plan import Word, word_place
+from ficco.plan import Signal, signal_place
 
 __all__ = [
     "call_number",
@@ -45,7 +45,7 @@ __all__ = [
 _VACANT_16 = tl.constexpr((VACANT & 0xFFFF) - (1 << 16))
 _VACANT_32 = tl.constexpr(VACANT - (1 << 32))
 _MINUS_0 = tl.constexpr(-(1 << 31))
-_ENTERED = tl.constexpr(word_place(Word(0, "entered", 0)))
+_ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
 _NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
 
 # $0 = 1 if no thread misses anything, 2 if some thread gives up, else 0; $1 = whether this thread

@@ -31,8 +31,8 @@ __all__ = [
     "LaunchSpec",
     "Pitch",
     "Place",
+    "Signal",
     "Slot",
-    "Word",
     "described",
     "parameter_rows",
 ]
@@ -100,7 +100,7 @@ class Slot(NamedTuple):
     other_copy: bool = False
 
 
-class Word(NamedTuple):
+class Signal(NamedTuple):
     """The address of one of the rank's own words of the window."""
 
     number: int = 0
@@ -118,7 +118,7 @@ class Copy(NamedTuple):
     """The number of the window copy that a call uses, 0 or 1."""
 
 
-Place = Slot | Word | Pitch | Copy
+Place = Slot | Signal | Pitch | Copy
 
 
 class LaunchSpec(NamedTuple):
@@ -244,7 +244,7 @@ class _Layout:
     def _pointer(self, name: str, place: Place | None, divisor: int) -> None:
         if isinstance(place, Slot):
             self._row(_ADDRESS, _ADDRESS_BYTES, divisor, 0, *place)
-        elif isinstance(place, Word):
+        elif isinstance(place, Signal):
             self._row(_WORD, _ADDRESS_BYTES, divisor, place.number, other_copy=place.other_copy)
         elif place is not None:
             raise InputError(f"{place} is no address, and {name!r} is a pointer")

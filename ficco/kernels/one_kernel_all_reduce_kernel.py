@@ -45,11 +45,11 @@ from ficco.kernels.mailbox import (
     take,
 )
 from ficco.kernels.one_kernel_product import product
-from ficco.plan import WORDS
+from ficco.plan import SIGNALS
 
 __all__ = ["direct_all_reduce"]
 
-_CHUNKS = tl.constexpr(WORDS["data"])  # words of one writer
+_CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
 
 # Fields of a chunk.
 _BEGIN, _END, _PARTIAL, _SUM = (tl.constexpr(i) for i in range(4))

@@ -1,7 +1,7 @@
 """What the direct kernel reads of a plan. Numbers only: neither torch nor Triton is needed here.
 
-`table_of` reads the steps themselves, in the order of `ficco.lowering.one_kernel_all_reduce`, so that what the
-kernel does is what was proved; a step that the kernel would not do is refused.
+`table_of` reads the steps themselves, in the order of `ficco.lowering.one_kernel_all_reduce`, so
+that what the kernel does is what was proved; a step that the kernel would not do is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ficco.kernels.plan_reader import OutputNames, PlanReader
-from ficco.plan import RankPlan, Region, Word, window_places
+from ficco.plan import RankPlan, Region, Signal, window_places
 
 __all__ = ["COUNTS", "THREADS", "VACANT", "DirectChunk", "DirectTable", "table_of"]
 
@@ -17,7 +17,7 @@ __all__ = ["COUNTS", "THREADS", "VACANT", "DirectChunk", "DirectTable", "table_o
 # of float16 or bfloat16, they are -0; as float32 -4.6e-41. Both go as 0.
 VACANT = 0x80008000
 
-COUNTS = 3  # int32 words by which a rank counts calls on its mailbox
+COUNTS = 3  # int32 signals by which a rank counts calls on its mailbox
 THREADS = 32  # of a warp
 
 
@@ -26,7 +26,7 @@ class DirectChunk(NamedTuple):
 
     Attributes:
         begin, end: columns.
-        partial: index among `data` words of a writer of that behind its products.
+        partial: index among `data` signals of a writer of that behind its products.
         total: the same of that behind its sums; where none are passed on, it is not used.
     """
 
@@ -118,8 +118,8 @@ class _Reader(PlanReader):
         self.space = spaces[0].name if spaces else ""
         self.y, self.x = plan.buffer("y0"), plan.buffer("x")
         self.bias = any(buffer.name == "bias0" for buffer in plan.buffers)
-        self.words: dict[tuple[int, int], list[int]] = {}  # of products and sums, by columns
-        self.heard: set[Word] = set()
+        self.signals: dict[tuple[int, int], list[int]] = {}  # of products and sums, by columns
+        self.heard: set[Signal] = set()
 
     def table(self) -> DirectTable:
         """Read all steps."""
@@ -215,7 +215,7 @@ class _Reader(PlanReader):
                 self.expect(target[1:3] == (self.landing.name, slot), "store in the own slot")
                 rows = (source.row0 - first, source.row1 - first)
                 there.append(_Rows(*rows, target.rank, slot))
-            self._signal(columns, 0, [rows.rank for rows in there])
+            self._raise(columns, 0, [rows.rank for rows in there])
         targets = tuple([rows.rank for rows in there])
         if self.twice:
             found = sorted(there + here)
@@ -252,7 +252,7 @@ class _Reader(PlanReader):
                 }
                 passed = set(zip(copy.reads, copy.writes, strict=True))
                 self.expect(copy.unit == "sm" and passed == there, "pass the sums on")
-                self._signal(columns, 1, list(self.peers))
+                self._raise(columns, 1, list(self.peers))
         return own
 
     def _collect(self, chunks: list[tuple[int, int]], own: tuple[int, int]) -> tuple[int, ...]:
@@ -263,7 +263,7 @@ class _Reader(PlanReader):
         others = [row for row in range(self.y.rows) if not own[0] <= row < own[1]]
         for columns in chunks:
             if columns == chunks[0]:
-                owners = tuple([word.peer for word in self.plan.steps[self.at].words])
+                owners = tuple([signal.peer for signal in self.plan.steps[self.at].signals])
             self._wait(columns, 1, owners)
             step = self.take("local_copy")
             moved: list[int] = []
@@ -275,27 +275,27 @@ class _Reader(PlanReader):
             self.expect(sorted(moved) == others, "move the other rows")
         return owners
 
-    # ---- words and steps
+    # ---- signals and steps
 
-    def _signal(self, columns: tuple[int, int], which: int, peers: list[int]) -> None:
-        words = self.take("signal").words
-        index = self._word(columns, which, words)
-        self.all_words(words, {Word(peer, "data", self.rank, index) for peer in peers})
+    def _raise(self, columns: tuple[int, int], which: int, peers: list[int]) -> None:
+        signals = self.take("raise").signals
+        index = self._index(columns, which, signals)
+        self.all_signals(signals, {Signal(peer, "data", self.rank, index) for peer in peers})
 
     def _wait(self, columns: tuple[int, int], which: int, peers: tuple[int, ...]) -> None:
-        words = self.take("wait").words
-        index = self._word(columns, which, words)
-        self.all_words(words, {Word(self.rank, "data", peer, index) for peer in peers})
-        self.heard |= set(words)
+        signals = self.take("wait").signals
+        index = self._index(columns, which, signals)
+        self.all_signals(signals, {Signal(self.rank, "data", peer, index) for peer in peers})
+        self.heard |= set(signals)
 
-    def _word(self, columns: tuple[int, int], which: int, words: tuple[Word, ...]) -> int:
-        """Return the index of a chunk's word: one of its products, one of its sums."""
-        places = self.words.setdefault(columns, [-1, -1])
-        places[which] = words[0].chunk if places[which] < 0 else places[which]
+    def _index(self, columns: tuple[int, int], which: int, signals: tuple[Signal, ...]) -> int:
+        """Return the index of a chunk's signal: one of its products, one of its sums."""
+        places = self.signals.setdefault(columns, [-1, -1])
+        places[which] = signals[0].chunk if places[which] < 0 else places[which]
         return places[which]
 
     def _places(self, columns: tuple[int, int]) -> tuple[int, int]:
-        partial, total = self.words.get(columns, [-1, -1])
+        partial, total = self.signals.get(columns, [-1, -1])
         return max(partial, 0), max(total, 0)
 
     def _bias(self, like: Region) -> Region:

@@ -36,11 +36,11 @@ from ficco.kernels.one_kernel_handshake import (
 )
 from ficco.kernels.one_kernel_product import product
 from ficco.kernels.signal_sets import await_all_words, await_words, raise_words
-from ficco.plan import WORDS
+from ficco.plan import SIGNALS
 
 __all__ = ["direct_gather"]
 
-_CHUNKS = tl.constexpr(WORDS["data"])  # words of one writer
+_CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
 _COUNTS = tl.constexpr(GATES)  # where the counts of tiles begin, behind the gates
 _LINE = tl.constexpr(128)  # bytes that one prefetch brings
 _AHEAD = tl.constexpr(131_072)  # bytes of weights that a program asks for before it waits

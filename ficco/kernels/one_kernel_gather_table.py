@@ -1,7 +1,7 @@
 """What the direct gather reads of a plan. Numbers only: neither torch nor Triton is needed here.
 
-As in `direct_table`: the steps themselves are read, in the order of `ficco.lowering.one_kernel_gather`,
-and a step that the kernel would not do is refused.
+As in `direct_table`: the steps themselves are read, in the order of
+`ficco.lowering.one_kernel_gather`, and a step that the kernel would not do is refused.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ficco.kernels.plan_reader import OutputNames, PlanReader
-from ficco.plan import Product, RankPlan, Region, Word, window_places
+from ficco.plan import Product, RankPlan, Region, Signal, window_places
 
 __all__ = ["GATES", "GatherTable", "table_of"]
 
-GATES = 4  # int32 words of the handshake; see `direct_handshake`
+GATES = 4  # int32 signals of the handshake; see `direct_handshake`
 
 
 class GatherTable(NamedTuple):
@@ -25,7 +25,7 @@ class GatherTable(NamedTuple):
         dtype: of all operands.
         own_row, own_rows: rows of the own shard among all rows.
         width: columns of a slice of the own shard, if it has rows; the last one may be narrower.
-        slices: of a shard; each has a word, in their order.
+        slices: of a shard; each has a signal, in their order.
         sources: ranks, but this one, that have rows.
         gathered: byte offset of the window of all rows in a window copy.
         outputs: products, those with columns.
@@ -78,20 +78,20 @@ class _Reader(PlanReader):
         self.read_beginning()
         stored = self._store()
         self.read_entered()
-        words = self._heard()
+        signals = self._heard()
         outputs = self._multiply()
         kept = self._keep()
         results = {b.name for b in self.plan.buffers if b.role == "output" and b.cols}
         made = {output.y for output in outputs} | ({kept} if kept else set())
         self.expect(made == results, "make all outputs")
-        self.read_end(words)
-        slices = {count for count in (stored, len({word.chunk for word in words})) if count}
+        self.read_end(signals)
+        slices = {count for count in (stored, len({signal.chunk for signal in signals})) if count}
         self.expect(len(slices) == 1, "cut all shards alike")
         places, _ = window_places(self.plan.buffers)
         return GatherTable(
             rank=self.rank, world=len(self.peers) + 1, m=self.window.rows, k=self.x.cols,
             dtype=self.x.dtype, own_row=self.own_row, own_rows=self.x.rows, width=self.width,
-            slices=slices.pop(), sources=tuple(sorted({word.peer for word in words})),
+            slices=slices.pop(), sources=tuple(sorted({signal.peer for signal in signals})),
             gathered=places[self.window.name], outputs=outputs, kept=kept,
         )  # fmt: skip
 
@@ -115,22 +115,22 @@ class _Reader(PlanReader):
             found = set(zip(step.reads, step.writes, strict=True))
             self.expect(found == there and top == self.own_row, "send it to all, to its rows")
             self.expect(begin == number * self.width, "cut slices alike")
-            words = {Word(peer, "data", rank, number) for peer in self.peers}
-            self.all_words(self.take("signal").words, words)
+            signals = {Signal(peer, "data", rank, number) for peer in self.peers}
+            self.all_signals(self.take("raise").signals, signals)
             number, begin = number + 1, source.col1
         self.expect(begin == (self.x.cols if rows else 0), "send the whole shard")
         return number
 
-    def _heard(self) -> set[Word]:
-        """Read the wait for what peers send; return its words."""
+    def _heard(self) -> set[Signal]:
+        """Read the wait for what peers send; return its signals."""
         if self.next() != "wait":
             return set()
-        words = set(self.take("wait").words)
-        senders = {word.peer for word in words}
-        each = 1 + max(word.chunk for word in words)
-        wanted = {Word(self.rank, "data", p, j) for p in senders for j in range(each)}
-        self.all_words(tuple(words), wanted)
-        return words
+        signals = set(self.take("wait").signals)
+        senders = {signal.peer for signal in signals}
+        each = 1 + max(signal.chunk for signal in signals)
+        wanted = {Signal(self.rank, "data", p, j) for p in senders for j in range(each)}
+        self.all_signals(tuple(signals), wanted)
+        return signals
 
     def _multiply(self) -> tuple[OutputNames, ...]:
         """Read the products of all rows."""

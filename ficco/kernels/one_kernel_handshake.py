@@ -14,14 +14,14 @@ import triton.language as tl
 
 from ficco.kernels.one_kernel_gather_table import GATES
 from ficco.kernels.signal_sets import await_words, raise_words
-from ficco.plan import Word, word_place
+from ficco.plan import Signal, signal_place
 
 __all__ = ["MET", "OPEN", "give_back", "leave", "meet", "open_window", "tell"]
 
 OPEN, MET, _DONE = (tl.constexpr(i) for i in range(3))
 _GATES = tl.constexpr(GATES)
-_ENTERED = tl.constexpr(word_place(Word(0, "entered", 0)))
-_FREE = tl.constexpr(word_place(Word(0, "free", 0)))
+_ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
+_FREE = tl.constexpr(signal_place(Signal(0, "free", 0)))
 
 
 @triton.jit

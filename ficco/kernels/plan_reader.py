@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, NoReturn
 
 from ficco.errors import PlanError
-from ficco.plan import RankPlan, Step, Word, has_mailbox
+from ficco.plan import RankPlan, Signal, Step, has_mailbox
 
 __all__ = ["OutputNames", "PlanReader"]
 
@@ -45,30 +45,30 @@ class PlanReader:
     def read_beginning(self) -> None:
         """Read how the call enters; then `peers` are known."""
         rank = self.rank
-        free = () if has_mailbox(self.plan) else self.take("wait").words
+        free = () if has_mailbox(self.plan) else self.take("wait").signals
         if free:
-            self.all_words(self.take("clear").words, set(free))
-        entered = self.take("signal").words
-        self.peers = peers = tuple([word.rank for word in entered])
+            self.all_signals(self.take("clear").signals, set(free))
+        entered = self.take("raise").signals
+        self.peers = peers = tuple([signal.rank for signal in entered])
         self.expect(set(peers) == set(range(len(peers) + 1)) - {rank}, "tell every peer")
-        self.all_words(entered, {Word(peer, "entered", rank) for peer in peers})
+        self.all_signals(entered, {Signal(peer, "entered", rank) for peer in peers})
         if not has_mailbox(self.plan):
-            self.all_words(free, {Word(rank, "free", peer) for peer in peers})
+            self.all_signals(free, {Signal(rank, "free", peer) for peer in peers})
 
     def read_entered(self) -> None:
         """Read the wait for every peer's beginning."""
-        self.all_words(self.take("wait").words, self._entered())
+        self.all_signals(self.take("wait").signals, self._entered())
 
-    def read_end(self, heard: set[Word]) -> None:
-        """Read how the call ends that has awaited these words."""
-        self.all_words(self.take("clear").words, heard | self._entered())
+    def read_end(self, heard: set[Signal]) -> None:
+        """Read how the call ends that has awaited these signals."""
+        self.all_signals(self.take("clear").signals, heard | self._entered())
         if not has_mailbox(self.plan):
-            free = {Word(peer, "free", self.rank) for peer in self.peers}
-            self.all_words(self.take("signal").words, free)
+            free = {Signal(peer, "free", self.rank) for peer in self.peers}
+            self.all_signals(self.take("raise").signals, free)
         self.expect(self.at == len(self.plan.steps), "end here")
 
-    def _entered(self) -> set[Word]:
-        return {Word(self.rank, "entered", peer) for peer in self.peers}
+    def _entered(self) -> set[Signal]:
+        return {Signal(self.rank, "entered", peer) for peer in self.peers}
 
     def ahead(self, steps: int) -> str:
         """Return the kind of the step that comes so many behind the next one; "" behind all."""
@@ -86,9 +86,9 @@ class PlanReader:
         self.at += 1
         return self.plan.steps[self.at - 1]
 
-    def all_words(self, words: tuple[Word, ...], wanted: set[Word]) -> None:
-        """Hold a step's words to those that are wanted."""
-        self.expect(set(words) == wanted, "name all its words")
+    def all_signals(self, signals: tuple[Signal, ...], wanted: set[Signal]) -> None:
+        """Hold a step's signals to those that are wanted."""
+        self.expect(set(signals) == wanted, "name all its signals")
 
     def expect(self, holds: bool, what: str) -> None:
         """Refuse the plan where the last step that was taken does not do something."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.kernels.one_kernel_gather_table import GATES
-from ficco.plan import WORDS, Word, word_place
+from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.problem import MAX_WORLD
 
 __all__ = ["MODULES", "digest"]
@@ -33,8 +33,8 @@ def digest() -> str:
     for name in MODULES:
         text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
         found.update(f"{name}\n{_code_of(text)}\n".encode())
-    places = [word_place(Word(0, kind, 0)) for kind in ("entered", "free")]
-    found.update(repr((sorted(WORDS.items()), places, MAX_WORLD, GATES, VACANT)).encode())
+    places = [signal_place(Signal(0, kind, 0)) for kind in ("entered", "free")]
+    found.update(repr((sorted(SIGNALS.items()), places, MAX_WORLD, GATES, VACANT)).encode())
     return found.hexdigest()
 
 

@@ -47,7 +47,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     made = make_and_push(cut, bags)
     found = batches(cut, per_chunk=True)
     made.steps += move(cut, found, problem.itemsize)
-    close(cut, made, [word for batch in found for word in batch.words])
+    close(cut, made, [signal for batch in found for signal in batch.signals])
     buffers = [
         *bags.operands(),
         output,

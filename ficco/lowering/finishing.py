@@ -9,16 +9,16 @@ from ficco.lowering.handshake import closed
 from ficco.lowering.producing import COMPUTE
 from ficco.lowering.recv_copies import Arrival, moves
 from ficco.lowering.scattering import Chunk, Cut, Made
-from ficco.plan import Region, Step, Word
+from ficco.plan import Region, Signal, Step
 
 __all__ = ["Batch", "batches", "close", "move", "reduce"]
 
 
 class Batch(NamedTuple):
-    """Arrivals that are finished together: their words, and (peer, chunk) pairs."""
+    """Arrivals that are finished together: their signals, and (peer, chunk) pairs."""
 
     name: str
-    words: tuple[Word, ...]
+    signals: tuple[Signal, ...]
     arrived: tuple[tuple[int, int], ...]
 
 
@@ -38,14 +38,14 @@ def batches(cut: Cut, per_chunk: bool) -> list[Batch]:
             key = f"peer{peer}" if schedule.order == "by_peer" else f"step{j}"
         groups.setdefault(key, []).append((peer, j))
     return [
-        Batch(key, tuple([Word(rank, "data", peer, j) for peer, j in found]), tuple(found))
+        Batch(key, tuple([Signal(rank, "data", peer, j) for peer, j in found]), tuple(found))
         for key, found in groups.items()
     ]
 
 
 def await_data(batch: Batch) -> Step:
     """Return the wait for a batch."""
-    return Step(f"wait.{batch.name}", COMPUTE, "wait", "none", words=batch.words)
+    return Step(f"wait.{batch.name}", COMPUTE, "wait", "none", signals=batch.signals)
 
 
 def reduce(cut: Cut, batch: Batch, out_row: int, bias: bool) -> list[Step]:
@@ -71,16 +71,16 @@ def move(cut: Cut, found: Sequence[Batch], item_bytes: int) -> list[Step]:
     for batch in found:
         reads = tuple([cut.landed(peer, cut.received(peer, j)) for peer, j in batch.arrived])
         writes = tuple([Region(cut.rank, "y0", *region[2:6]) for region in reads])
-        arrivals.append(Arrival(batch.name, batch.words, reads, writes))
+        arrivals.append(Arrival(batch.name, batch.signals, reads, writes))
     return moves(arrivals, COMPUTE, item_bytes)
 
 
 def close(
-    cut: Cut, made: Made, data: Sequence[Word], beside: str = "", reading: Sequence[str] = ()
+    cut: Cut, made: Made, data: Sequence[Signal], beside: str = "", reading: Sequence[str] = ()
 ) -> None:
     """End the call: every peer has entered, and nothing of the window is read any more.
 
     `beside`: another lane than that of compute that waits and reads; `reading`: that only read.
     """
-    peers, words = list(made.lanes), [*data, *made.told]
-    made.steps = closed(cut.rank, peers, words, made.steps, COMPUTE, beside, reading)
+    peers, signals = list(made.lanes), [*data, *made.told]
+    made.steps = closed(cut.rank, peers, signals, made.steps, COMPUTE, beside, reading)

@@ -23,7 +23,7 @@ from ficco.lowering.cutting import arrivals, check_implemented, departures, turn
 from ficco.lowering.handshake import await_entered, closed, enter_all, push_lanes
 from ficco.lowering.multiplying import COMPUTE, WINDOW, Group, Multiplied, Piece
 from ficco.lowering.recv_copies import Arrival, moves
-from ficco.plan import RankPlan, Region, Step, Word
+from ficco.plan import RankPlan, Region, Signal, Step
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -135,11 +135,11 @@ class _Cut:
     def own_chunks(self) -> list[int]:
         return [j for j in range(self.schedule.chunks) if not self.empty(self.rank, j)]
 
-    def word(self, shard: int, chunk: int) -> Word:
-        return Word(self.rank, "data", shard, chunk)
+    def signal(self, shard: int, chunk: int) -> Signal:
+        return Signal(self.rank, "data", shard, chunk)
 
-    def data_words(self) -> list[Word]:
-        return [self.word(*at) for at in self.arrivals]
+    def data_words(self) -> list[Signal]:
+        return [self.signal(*at) for at in self.arrivals]
 
 
 def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
@@ -154,8 +154,8 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
     for turn, (peer, chunk) in enumerate(departures(schedule, cut.world, rank)):
         if peer != last:
             if in_step and came is not None:
-                words = (cut.word(*came),)
-                steps.append(Step(f"turn{turn}", lanes[peer], "wait", "none", words=words))
+                signals = (cut.signal(*came),)
+                steps.append(Step(f"turn{turn}", lanes[peer], "wait", "none", signals=signals))
             last, came = peer, None
         came = came if cut.empty(*coming[turn]) else coming[turn]
         begin, rows, landing = cut.blocks.outgoing[peer]
@@ -166,8 +166,8 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
         target = Region(peer, WINDOW, landing + row0, landing + row1, col0, col1)
         lane, name = lanes[peer], f"{chunk}to{peer}"
         steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,)))
-        landed = (Word(peer, "data", rank, chunk),)
-        steps.append(Step(f"landed.{name}", lane, "signal", "none", words=landed))
+        landed = (Signal(peer, "data", rank, chunk),)
+        steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=landed))
     return steps
 
 
@@ -205,11 +205,11 @@ def _arrivals_kept(index: int, cut: _Cut, item_bytes: int) -> list[Step]:
     """Return waits for chunks, and their copies from the window into such an output."""
     found = []
     for shard, chunk in cut.arrivals:
-        piece, word = cut.piece(shard, chunk), cut.word(shard, chunk)
+        piece, signal = cut.piece(shard, chunk), cut.signal(shard, chunk)
         box = (piece.row0, piece.row1, piece.col0, piece.col1)
         source, target = Region(cut.rank, WINDOW, *box), Region(cut.rank, f"y{index}", *box)
         name = f"keep{index}.{chunk}of{shard}"
-        found.append(Arrival(name, (word,), (source,), (target,)))
+        found.append(Arrival(name, (signal,), (source,), (target,)))
     return moves(found, KEEP, item_bytes)
 
 
@@ -235,18 +235,18 @@ def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
     """Group chunks by the step that brings them: one of every peer, or all of one peer."""
     by_step = schedule.order == "by_step"
     pieces: dict[int, list[Piece]] = {}
-    words: dict[int, list[Word]] = {}
+    signals: dict[int, list[Signal]] = {}
     for chunk in own:
         key = chunk if by_step else -1  # by peer, the own shard is the first step
         pieces.setdefault(key, []).append(cut.piece(cut.rank, chunk))
     for shard, chunk in cut.arrivals:
         key = chunk if by_step else (cut.rank - shard) % cut.world
         pieces.setdefault(key, []).append(cut.piece(shard, chunk))
-        words.setdefault(key, []).append(cut.word(shard, chunk))
+        signals.setdefault(key, []).append(cut.signal(shard, chunk))
     return [
         Group(
             f"step{key}" if key >= 0 else "own",
-            tuple(words.get(key, ())),
+            tuple(signals.get(key, ())),
             _merged(pieces[key]),
         )
         for key in sorted(pieces)
@@ -260,7 +260,7 @@ def _per_chunk(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
         for chunk in own
     ]
     there = [
-        (chunk, Group(f"{chunk}of{shard}", (cut.word(shard, chunk),), (cut.piece(shard, chunk),)))
+        (chunk, Group(f"{chunk}of{shard}", (cut.signal(shard, chunk),), (cut.piece(shard, chunk),)))
         for shard, chunk in cut.arrivals
     ]
     both = here + there

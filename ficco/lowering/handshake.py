@@ -10,9 +10,9 @@
 `free[q]` says that q is done with its window, so that q may be written to; `entered` says that this
 rank has consumed `free`, so that its peers may raise it again. Why this suffices: see the verifier.
 
-A lane of its own keeps words, each of which takes a stream 0.7 us, out of the way of copies and
+A lane of its own keeps signals, each of which takes a stream 0.7 us, out of the way of copies and
 GEMMs; one that pushes to one peer alone does its own beginning. At the end there is nothing to keep
-out of the way of: going to another lane and back takes longer than the words, which on a GPU one
+out of the way of: going to another lane and back takes longer than the signals, which on a GPU one
 kernel stores. The kernel of a gated step does those that stand right behind it. Waiting for
 `entered` before the last compute means that a peer that runs another call is noticed while its data
 can still be kept from becoming a result.
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ficco.plan import Step, Word
+from ficco.plan import Signal, Step
 from ficco.schedule import Schedule
 
 __all__ = ["HANDSHAKE", "await_entered", "closed", "enter_all", "push_lanes"]
@@ -46,21 +46,21 @@ def enter_all(rank: int, lanes: Mapping[int, str]) -> list[Step]:
 
 
 def _enter(rank: int, peers: Sequence[int], lane: str) -> list[Step]:
-    free = tuple([Word(rank, "free", peer) for peer in peers])
-    entered = tuple([Word(peer, "entered", rank) for peer in peers])
+    free = tuple([Signal(rank, "free", peer) for peer in peers])
+    entered = tuple([Signal(peer, "entered", rank) for peer in peers])
     waited = f"{lane}.wait_free"
     there, after = (lane, ()) if len(peers) == 1 else (HANDSHAKE, (waited,))
     return [
-        Step(waited, lane, "wait", "none", words=free),
-        Step(f"{lane}.clear_free", there, "clear", "none", words=free, after=after),
-        Step(f"{lane}.enter", there, "signal", "none", words=entered),
+        Step(waited, lane, "wait", "none", signals=free),
+        Step(f"{lane}.clear_free", there, "clear", "none", signals=free, after=after),
+        Step(f"{lane}.enter", there, "raise", "none", signals=entered),
     ]
 
 
 def await_entered(rank: int, peers: Sequence[int], lane: str) -> Step:
     """Return the wait for every peer's start of this call."""
-    words = tuple([Word(rank, "entered", peer) for peer in peers])
-    return Step(f"{lane}.wait_entered", lane, "wait", "none", words=words)
+    signals = tuple([Signal(rank, "entered", peer) for peer in peers])
+    return Step(f"{lane}.wait_entered", lane, "wait", "none", signals=signals)
 
 
 def _waits(step: Step) -> bool:
@@ -70,7 +70,7 @@ def _waits(step: Step) -> bool:
 def closed(
     rank: int,
     peers: Sequence[int],
-    data: Sequence[Word],
+    data: Sequence[Signal],
     steps: Sequence[Step],
     lane: str,
     beside: str = "",
@@ -81,8 +81,8 @@ def closed(
     Args:
         rank: whose plan it is.
         peers: in the order in which they hear of the end.
-        data: the words that this call has waited for, on any lane: of peers' data, and of own parts
-            that a launch told of.
+        data: the signals that this call has waited for, on any lane: of peers' data, and of own
+            parts that a launch told of.
         steps: of the plan so far.
         lane: the one that waits for data and reads the window. If it has waited for `entered`
             already, that is not done again.
@@ -90,21 +90,21 @@ def closed(
             wait for, this one waits for `entered`.
         reading: lanes that read the window, too, behind what those wait for.
     """
-    entered = tuple([Word(rank, "entered", peer) for peer in peers])
-    free = tuple([Word(peer, "free", rank) for peer in peers])
+    entered = tuple([Signal(rank, "entered", peer) for peer in peers])
+    free = tuple([Signal(peer, "free", rank) for peer in peers])
     result = list(steps)
     waits = {step.lane: i for i, step in enumerate(steps) if _waits(step)}  # the last of each lane
-    if not any(step.lane == lane and entered[0] in step.words for step in steps):
+    if not any(step.lane == lane and entered[0] in step.signals for step in steps):
         where = next((name for name in (lane, beside) if name in waits), HANDSHAKE)
         result.insert(waits.get(where, len(steps)), await_entered(rank, peers, where))
     known = {*data, *entered}
-    others = {s.lane: s.id for s in result if s.lane != lane and known.intersection(s.words)}
+    others = {s.lane: s.id for s in result if s.lane != lane and known.intersection(s.signals)}
     last = {step.lane: step.id for step in steps}
     end = lane if lane in last else HANDSHAKE
     behind = others | {name: last[name] for name in (beside, *reading) if name in last}
-    words, after = (*data, *entered), tuple(behind.values())
+    signals, after = (*data, *entered), tuple(behind.values())
     return [
         *result,
-        Step(f"{end}.clear", end, "clear", "none", words=words, after=after),
-        Step(f"{end}.leave", end, "signal", "none", words=free),
+        Step(f"{end}.clear", end, "clear", "none", signals=signals, after=after),
+        Step(f"{end}.leave", end, "raise", "none", signals=free),
     ]

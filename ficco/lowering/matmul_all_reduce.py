@@ -8,7 +8,7 @@ sums, which are pushed as they are made, there are no turns to keep.
 
 With sums="within" a launch of the own parts adds up, chunk by chunk, and tells of each, which is
 pushed on meanwhile: from lanes of their own, "spread"; or, where all of the peers' parts are made
-before the first sum, behind these on their lanes, for on GPUs the word behind a push may wait for
+before the first sum, behind these on their lanes, for on GPUs the signal behind a push may wait for
 pushes of other lanes (`bench/NOTES.md`). With sums="along" the sums come to their
 owners round a ring (see `ring`), and are pushed on from there while later chunks go round.
 
@@ -31,7 +31,7 @@ from ficco.lowering.recv_copies import Arrival, moves
 from ficco.lowering.ring import OPENED, PUSH, Own, check_ring, circulate, ring_words
 from ficco.lowering.scattering import Chunk, Cut, Made, finishes_between, make_and_push
 from ficco.lowering.single import alone
-from ficco.plan import Buffer, RankPlan, Region, Step, Word
+from ficco.plan import Buffer, RankPlan, Region, Signal, Step
 from ficco.problem import Problem, offsets
 from ficco.schedule import MAX_CHUNKS, Schedule
 
@@ -90,7 +90,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         made = make_and_push(cut, products)
         for batch in found:
             made.steps += finish(batch, made)
-    data = [word for batch in found for word in batch.words]
+    data = [signal for batch in found for signal in batch.signals]
     data += _collect(cut, made, first, problem.itemsize)
     close(cut, made, data, COLLECT)
     buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
@@ -113,13 +113,15 @@ def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) 
         chunk = cut.sent(rank, index)
         if chunk.empty:
             continue
-        made.told.append(Word(rank, "ready", rank, index))
-        made.steps.append(Step(f"summed.{index}", waiting, "wait", "none", words=(made.told[-1],)))
+        made.told.append(Signal(rank, "ready", rank, index))
+        made.steps.append(
+            Step(f"summed.{index}", waiting, "wait", "none", signals=(made.told[-1],))
+        )
         after = (f"summed.{index}",) if several else ()
         after = after if behind else (*opened, *after)
         own = Own(index, cut.piece(rank, chunk).target, after)
         made.steps += _push_on(cut, lanes, own, False, schedule.pace == "in_step")
-    data = [word for batch in batches(cut, per_chunk=False) for word in batch.words]
+    data = [signal for batch in batches(cut, per_chunk=False) for signal in batch.signals]
     data += _collect(cut, made, first, problem.itemsize)
     close(cut, made, data, COLLECT)
     buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
@@ -169,11 +171,11 @@ def _push_on(
         name = f"sum{index}to{peer}"
         before = (cut.rank - turn) % cut.world  # whose sum came here in the last turn
         if in_step and turn and _sums_of(cut, before, index, whole):
-            came = (Word(cut.rank, "data", before, _slot(cut, index)),)
-            steps.append(Step(f"turn.{name}", lane, "wait", "none", words=came))
+            came = (Signal(cut.rank, "data", before, _slot(cut, index)),)
+            steps.append(Step(f"turn.{name}", lane, "wait", "none", signals=came))
         steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
-        landed = (Word(peer, "data", cut.rank, _slot(cut, index)),)
-        steps.append(Step(f"landed.{name}", lane, "signal", "none", words=landed))
+        landed = (Signal(peer, "data", cut.rank, _slot(cut, index)),)
+        steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=landed))
     return steps
 
 
@@ -183,11 +185,11 @@ def _sums_of(cut: Cut, peer: int, index: int, whole: bool) -> bool:
     return not (Chunk(0, rows, 0, width) if whole else cut.chunk(rows, width, index)).empty
 
 
-def _collect(cut: Cut, made: Made, first: tuple[int, ...], item_bytes: int) -> list[Word]:
-    """Wait for the peers' sums and move them into the output; return the words that said so."""
+def _collect(cut: Cut, made: Made, first: tuple[int, ...], item_bytes: int) -> list[Signal]:
+    """Wait for the peers' sums and move them into the output; return the signals that said so."""
     schedule, rank = cut.schedule, cut.rank
     turns = schedule.route == "rotation"  # peers' sums come one after another
-    groups: dict[tuple[int, int], list[tuple[Word, Region, Region]]] = {}
+    groups: dict[tuple[int, int], list[tuple[Signal, Region, Region]]] = {}
     for turn in range(1, cut.world):
         peer = (rank - turn) % cut.world
         rows, width = cut.blocks.outgoing[peer].rows, cut.widths[peer]
@@ -198,13 +200,13 @@ def _collect(cut: Cut, made: Made, first: tuple[int, ...], item_bytes: int) -> l
                 continue
             top = first[peer]
             box = (top + chunk.row0, top + chunk.row1, chunk.col0, chunk.col1)
-            word = Word(rank, "data", peer, _slot(cut, j))
-            entry = (word, Region(rank, REDUCED, *box), Region(rank, "y0", *box))
+            signal = Signal(rank, "data", peer, _slot(cut, j))
+            entry = (signal, Region(rank, REDUCED, *box), Region(rank, "y0", *box))
             groups.setdefault((j, turn if turns else 0), []).append(entry)
     arrivals = []
     for at in sorted(groups):
-        words, reads, writes = zip(*groups[at], strict=True)
-        name = f"sum{at[0]}of{words[0].peer}" if turns else f"sum{at[0]}"
-        arrivals.append(Arrival(name, words, reads, writes))
+        signals, reads, writes = zip(*groups[at], strict=True)
+        name = f"sum{at[0]}of{signals[0].peer}" if turns else f"sum{at[0]}"
+        arrivals.append(Arrival(name, signals, reads, writes))
     made.steps += moves(arrivals, COLLECT, item_bytes)
-    return [word for arrival in arrivals for word in arrival.words]
+    return [signal for arrival in arrivals for signal in arrival.signals]

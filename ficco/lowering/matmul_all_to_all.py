@@ -36,7 +36,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     made = make_and_push(cut, products)
     found = batches(cut, per_chunk=True)
     made.steps += move(cut, found, problem.itemsize)
-    close(cut, made, [word for batch in found for word in batch.words])
+    close(cut, made, [signal for batch in found for signal in batch.signals])
     buffers = [
         *products.operands(),
         Buffer("y0", "output", blocks.arriving, n, problem.dtype),

@@ -18,7 +18,7 @@ from ficco.lowering.producing import PARTIAL, Products
 from ficco.lowering.ring import PUSH, check_ring, circulate
 from ficco.lowering.scattering import LANDING, Cut, make_and_push
 from ficco.lowering.single import alone
-from ficco.plan import Buffer, RankPlan, Word
+from ficco.plan import Buffer, RankPlan, Signal
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -54,11 +54,11 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     if within:
         cut = replace(cut, own="y0", own_row=0, biased=problem.outputs[0].bias)
     made = make_and_push(cut, products)
-    data: list[Word] = []
+    data: list[Signal] = []
     for batch in batches(cut, per_chunk=False):
         if not within:
             made.steps += [await_data(batch), *reduce(cut, batch, 0, problem.outputs[0].bias)]
-        data += batch.words
+        data += batch.signals
     close(cut, made, data)
     buffers = reduction_buffers(problem, products, cut)
     buffers.append(Buffer("y0", "output", problem.rows[rank], problem.n, problem.dtype))

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from ficco.lowering.blocks import Blocks
-from ficco.plan import Buffer, Part, Product, Region, Step, Word
+from ficco.plan import Buffer, Part, Product, Region, Signal, Step
 from ficco.problem import Output, Problem
 
 __all__ = ["COMPUTE", "WINDOW", "Group", "Multiplied", "Piece"]
@@ -34,7 +34,7 @@ class Group(NamedTuple):
     """What one GEMM step (or one part of a gated step) multiplies, and what it waits for."""
 
     name: str
-    waits: tuple[Word, ...]
+    waits: tuple[Signal, ...]
     pieces: tuple[Piece, ...]
 
 
@@ -88,13 +88,15 @@ class Multiplied:
                         transpose_a=trans_a, transpose_b=trans_b,
                     )
                 )  # fmt: skip
-            words = tuple(word for group in groups for word in group.waits)
-            if not kinds and words:  # no columns here: arrivals are awaited all the same
-                steps.append(Step("wait.all", COMPUTE, "wait", "none", words=words))
+            signals = tuple(signal for group in groups for signal in group.waits)
+            if not kinds and signals:  # no columns here: arrivals are awaited all the same
+                steps.append(Step("wait.all", COMPUTE, "wait", "none", signals=signals))
             return steps
         for g, group in enumerate(groups):
             if group.waits:
-                steps.append(Step(f"wait.{group.name}", COMPUTE, "wait", "none", words=group.waits))
+                steps.append(
+                    Step(f"wait.{group.name}", COMPUTE, "wait", "none", signals=group.waits)
+                )
             for number, ((trans_a, trans_b), indices) in enumerate(kinds.items()):
                 name = f"gemm.{group.name}" + (f".{number}" if number else "")
                 products = self._products(group, indices, touched[g])

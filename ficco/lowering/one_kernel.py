@@ -1,6 +1,6 @@
 """What plans of one launch share: needed axes, slices, and the two ends of their one lane.
 
-A kernel that stores at peers runs such a plan (`ficco.kernels`), all words of a call included.
+A kernel that stores at peers runs such a plan (`ficco.kernels`), all signals of a call included.
 Copies are its stores: unit "sm". Chunks are slices of columns, over all rows, in order. Peers that
 write to mailboxes do not wait until they are free; see `ficco.plan`.
 """
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ficco.errors import ScheduleError
-from ficco.plan import Region, Step, Word
+from ficco.plan import Region, Signal, Step
 from ficco.schedule import Schedule
 
-__all__ = ["LANE", "Slice", "check_axes", "closed", "opened", "slices", "stored", "words_step"]
+__all__ = ["LANE", "Slice", "check_axes", "closed", "opened", "signals_step", "slices", "stored"]
 
 LANE = "compute"
 ALIGN = 16  # columns; so slices begin at a multiple of the widest store, where rows do
@@ -54,27 +54,27 @@ def slices(size: int, chunks: int) -> list[Slice]:
     return [Slice(j, begin, min(begin + width, size)) for j, begin in enumerate(begins)]
 
 
-def words_step(name: str, kind: str, words: tuple[Word, ...]) -> Step:
-    """Return a step that waits for, raises or clears words."""
-    return Step(f"{LANE}.{name}", LANE, kind, "none", words=words)
+def signals_step(name: str, kind: str, signals: tuple[Signal, ...]) -> Step:
+    """Return a step that waits for, raises or clears signals."""
+    return Step(f"{LANE}.{name}", LANE, kind, "none", signals=signals)
 
 
 def opened(rank: int, peers: Sequence[int], mailbox: bool = False) -> list[Step]:
     """Return the beginning: the peers' windows are free, and this rank enters."""
-    free = tuple([Word(rank, "free", peer) for peer in peers])
-    waited = [words_step("wait_free", "wait", free), words_step("clear_free", "clear", free)]
-    entered = tuple([Word(peer, "entered", rank) for peer in peers])
-    return [*(() if mailbox else waited), words_step("enter", "signal", entered)]
+    free = tuple([Signal(rank, "free", peer) for peer in peers])
+    waited = [signals_step("wait_free", "wait", free), signals_step("clear_free", "clear", free)]
+    entered = tuple([Signal(peer, "entered", rank) for peer in peers])
+    return [*(() if mailbox else waited), signals_step("enter", "raise", entered)]
 
 
 def closed(
-    rank: int, peers: Sequence[int], heard: Sequence[Word], mailbox: bool = False
+    rank: int, peers: Sequence[int], heard: Sequence[Signal], mailbox: bool = False
 ) -> list[Step]:
     """Return the end, after all that was `heard` and every peer's `entered` have been awaited."""
-    entered = [Word(rank, "entered", peer) for peer in peers]
-    cleared = words_step("clear", "clear", (*heard, *entered))
-    free = tuple([Word(peer, "free", rank) for peer in peers])
-    return [cleared, *(() if mailbox else (words_step("leave", "signal", free),))]
+    entered = [Signal(rank, "entered", peer) for peer in peers]
+    cleared = signals_step("clear", "clear", (*heard, *entered))
+    free = tuple([Signal(peer, "free", rank) for peer in peers])
+    return [cleared, *(() if mailbox else (signals_step("leave", "raise", free),))]
 
 
 def stored(
@@ -86,8 +86,8 @@ def stored(
     chunk: int,
 ) -> list[Step]:
     """Return stores at peers, and the signals behind them."""
-    words = tuple([Word(peer, "data", rank, chunk) for peer in peers])
+    signals = tuple([Signal(peer, "data", rank, chunk) for peer in peers])
     return [
         Step(f"push.{name}", LANE, "copy", "sm", tuple(sources), tuple(targets)),
-        Step(f"landed.{name}", LANE, "signal", "none", words=words),
+        Step(f"landed.{name}", LANE, "raise", "none", signals=signals),
     ]

@@ -1,8 +1,8 @@
 """Direct: matmul_all_reduce by stores of the kernel that multiplies, for products of few rows.
 
-One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_all_reduce`), or all but the product of many
-rows (`is_made_before`); chunks are slices of columns, over all rows, and lie behind one another in
-order. Copies are stores: unit "sm". With three ranks:
+One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_all_reduce`), or all but the
+product of many rows (`is_made_before`); chunks are slices of columns, over all rows, and lie behind
+one another in order. Copies are stores: unit "sm". With three ranks:
 
     two shots   enter | make 0, store at the owners, make 1, ... | [entered]
                 | [products] sum 0, store at all peers, ... | [sums] move 0, ... | clear
@@ -24,7 +24,7 @@ from ficco.lowering.one_kernel import Slice, check_axes, closed, opened, slices,
 from ficco.lowering.producing import COMPUTE, PARTIAL, Piece, Products
 from ficco.lowering.scattering import LANDING
 from ficco.lowering.single import alone
-from ficco.plan import Buffer, RankPlan, Region, Step, Word
+from ficco.plan import Buffer, RankPlan, Region, Signal, Step
 from ficco.problem import Problem, offsets
 from ficco.schedule import MAX_CHUNKS, Schedule
 
@@ -38,7 +38,7 @@ def is_made_before(rows: int, twice: bool) -> bool:
     """Whether on GPUs the library for GEMMs multiplies so many rows, before the one launch.
 
     All at once, into y, of which the launch sends each chunk in its turn. What a plan says of data
-    and words is the same, and so are results but for the order in which products add up. Not with
+    and signals is the same, and so are results but for the order in which products add up. Not with
     one shot, which adds the bias to products: they would be rounded twice.
     """
     return twice and rows > _MOST_MADE
@@ -64,7 +64,7 @@ def _check(schedule: Schedule) -> None:
     if schedule.chunks > most:
         raise ScheduleError(
             f"grain={schedule.chunks} with transport='sm' and shots={schedule.shots!r}; grain is "
-            f"at most {most}, for every chunk has a word"
+            f"at most {most}, for every chunk has a signal"
             f"{' for its products and one for its sums' if schedule.shots == 'two' else ''}"
         )
 
@@ -100,7 +100,7 @@ class _Direct:
         for each in self.slices:
             self._make(each)
         self.steps.append(await_entered(rank, peers, COMPUTE))
-        heard: list[Word] = []
+        heard: list[Signal] = []
         if self.top < self.bottom:
             for each in self.slices:
                 heard += self._add_up(each)
@@ -156,37 +156,37 @@ class _Direct:
     def _bias(self, each: Slice) -> tuple[Region, ...]:
         return (self._box("bias0", 0, 1, each),) if self.problem.outputs[0].bias else ()
 
-    def _add_up(self, each: Slice) -> tuple[Word, ...]:
-        """Await the peers' products, add them up, and pass the sums on; return the words."""
-        words = tuple([Word(self.rank, "data", peer, each.number) for peer in self.peers])
+    def _add_up(self, each: Slice) -> tuple[Signal, ...]:
+        """Await the peers' products, add them up, and pass the sums on; return the signals."""
+        signals = tuple([Signal(self.rank, "data", peer, each.number) for peer in self.peers])
         terms = tuple([self._landed(source, each) for source in range(self.problem.world)])
         terms += self._bias(each) if self.twice else ()
         sums = self._box("y0", self.top, self.bottom, each)
         self.steps += [
-            Step(f"wait.{each.number}", COMPUTE, "wait", "none", words=words),
+            Step(f"wait.{each.number}", COMPUTE, "wait", "none", signals=signals),
             Step(f"sum.{each.number}", COMPUTE, "reduce", "sm", terms, (sums,)),
         ]
         if self.twice:
             there = [self._box(REDUCED, self.top, self.bottom, each, p) for p in self.peers]
-            word = self.schedule.chunks + each.number
+            signal = self.schedule.chunks + each.number
             name, sent = f"sum{each.number}", [sums] * len(there)
-            self.steps += stored(self.rank, name, sent, there, self.peers, word)
-        return words
+            self.steps += stored(self.rank, name, sent, there, self.peers, signal)
+        return signals
 
-    def _collect(self, each: Slice) -> tuple[Word, ...]:
-        """Await the owners' sums and move them into the output; return the words."""
+    def _collect(self, each: Slice) -> tuple[Signal, ...]:
+        """Await the owners' sums and move them into the output; return the signals."""
         index = self.schedule.chunks + each.number
-        words = tuple([Word(self.rank, "data", peer, index) for peer in self.owners])
+        signals = tuple([Signal(self.rank, "data", peer, index) for peer in self.owners])
         spans = [(0, self.top), (self.bottom, self.problem.m)]
         spans = [(top, bottom) for top, bottom in spans if top < bottom]
         reads = tuple([self._box(REDUCED, top, bottom, each) for top, bottom in spans])
         writes = tuple([self._box("y0", top, bottom, each) for top, bottom in spans])
         name = f"sum{each.number}"
         self.steps += [
-            Step(f"wait.{name}", COMPUTE, "wait", "none", words=words),
+            Step(f"wait.{name}", COMPUTE, "wait", "none", signals=signals),
             Step(f"move.{name}", COMPUTE, "local_copy", "sm", reads, writes),
         ]
-        return words
+        return signals
 
     def _buffers(self) -> tuple[Buffer, ...]:
         m, n, dtype = self.problem.m, self.problem.n, self.problem.dtype

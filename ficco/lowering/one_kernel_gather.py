@@ -1,9 +1,9 @@
 """Direct gather: all_gather_matmul by stores of the kernel that multiplies, for few rows.
 
-One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_gather`). Each chunk, a slice of the
-own shard's columns, goes to all peers. Behind all that comes each weight is multiplied once, by all
-rows together; own rows are read where the user has them. A gathered x that is an output is copied
-out of the window at the end. With three ranks:
+One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_gather`). Each chunk, a slice of
+the own shard's columns, goes to all peers. Behind all that comes each weight is multiplied once, by
+all rows together; own rows are read where the user has them. A gathered x that is an output is
+copied out of the window at the end. With three ranks:
 
     [free] enter | store slice 0 at all peers, store slice 1, ... | [entered] [all slices]
     x . w of every output | keep x | clear, free
@@ -17,7 +17,7 @@ from ficco.lowering.cutting import check_implemented
 from ficco.lowering.handshake import await_entered
 from ficco.lowering.multiplying import WINDOW, Group, Multiplied, Piece
 from ficco.lowering.one_kernel import LANE, check_axes, closed, opened, slices, stored
-from ficco.plan import RankPlan, Region, Step, Word
+from ficco.plan import RankPlan, Region, Signal, Step
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -50,17 +50,17 @@ def lower_direct_gather(problem: Problem, schedule: Schedule, blocks: Blocks) ->
         there = [Region(p, WINDOW, first, first + own, each.begin, each.end) for p in peers]
         steps += stored(rank, f"{each.number}", [source] * len(peers), there, peers, each.number)
     steps.append(await_entered(rank, peers, LANE))
-    words = tuple(
-        [Word(rank, "data", peer, each.number) for peer in peers if problem.rows[peer]
+    signals = tuple(
+        [Signal(rank, "data", peer, each.number) for peer in peers if problem.rows[peer]
          for each in cut]
     )  # fmt: skip
     window = [(0, first), (first + own, problem.m)]
     pieces = [Piece(WINDOW, 0, *rows, 0, problem.k) for rows in window if rows[0] < rows[1]]
     pieces += [shard] if own else []
     pieces.sort(key=lambda piece: piece.row0)
-    steps += products.gemms([Group("all", words, tuple(pieces))], products.first, gated=False)
+    steps += products.gemms([Group("all", signals, tuple(pieces))], products.first, gated=False)
     steps += _kept(products, pieces)
-    steps += closed(rank, peers, words)
+    steps += closed(rank, peers, signals)
     return RankPlan(rank, products.buffers(window=True), tuple(steps))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ficco.plan import Buffer, Part, Product, Region, Step, Word
+from ficco.plan import Buffer, Part, Product, Region, Signal, Step
 from ficco.problem import Pair, Problem, offsets
 
 __all__ = ["COMPUTE", "PARTIAL", "Bags", "Gated", "Piece", "Producer", "Products"]
@@ -37,8 +37,8 @@ class Gated(NamedTuple):
     """Pieces that are one part of a launch: what it waits for, and what it raises when made."""
 
     pieces: tuple[Piece, ...]
-    waits: tuple[Word, ...] = ()
-    signals: tuple[Word, ...] = ()
+    waits: tuple[Signal, ...] = ()
+    raises: tuple[Signal, ...] = ()
 
 
 class Producer(Protocol):
@@ -116,18 +116,18 @@ class Products:
             return []
         if not self.depth:
             steps: list[Step] = []
-            for number, (pieces, waits, signals) in enumerate(groups):
+            for number, (pieces, waits, raised) in enumerate(groups):
                 if waits:
-                    wait = Step(f"wait.{name}.{number}", COMPUTE, "wait", "none", words=waits)
+                    wait = Step(f"wait.{name}.{number}", COMPUTE, "wait", "none", signals=waits)
                     steps.append(wait)
                 steps += self.steps(f"{name}.{number}", pieces)
-                if signals:
-                    ready = Step(f"ready.{name}.{number}", COMPUTE, "signal", "none", words=signals)
+                if raised:
+                    ready = Step(f"ready.{name}.{number}", COMPUTE, "raise", "none", signals=raised)
                     steps.append(ready)
             return steps
         parts = tuple(
-            Part(waits, tuple([self._last(piece) for piece in pieces]), signals=signals)
-            for pieces, waits, signals in groups
+            Part(waits, tuple([self._last(piece) for piece in pieces]), raises=raised)
+            for pieces, waits, raised in groups
         )
         # What it waits for, peers' kernels make.
         spins = any(group.waits for group in groups)
@@ -187,9 +187,9 @@ class Bags:
     def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
         """See `Producer.gated`."""
         parts = []
-        for pieces, waits, signals in groups:
+        for pieces, waits, raised in groups:
             reads, writes = self._threes(pieces)
-            parts.append(Part(waits, reads=reads, writes=writes, signals=signals))
+            parts.append(Part(waits, reads=reads, writes=writes, raises=raised))
         return [Step("bag", COMPUTE, "bag", "sm", parts=tuple(parts))] if parts else []
 
     def operands(self) -> list[Buffer]:

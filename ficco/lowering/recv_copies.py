@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ficco.plan import Region, Step, Word
+from ficco.plan import Region, Signal, Step
 
 __all__ = ["Arrival", "moves"]
 
@@ -20,10 +20,10 @@ GROWTH = 4  # the ratio of bytes moved at once to those moved behind them, at mo
 
 
 class Arrival(NamedTuple):
-    """What comes together: the words that say so, where it lies and where it is to go."""
+    """What comes together: the signals that say so, where it lies and where it is to go."""
 
     name: str
-    words: tuple[Word, ...]
+    signals: tuple[Signal, ...]
     reads: tuple[Region, ...]
     writes: tuple[Region, ...]
 
@@ -34,11 +34,11 @@ def moves(arrivals: Sequence[Arrival], lane: str, item_bytes: int) -> list[Step]
     steps = []
     for begin, end in _groups(sizes):
         group, name = arrivals[begin:end], arrivals[end - 1].name
-        words = tuple([word for arrival in group for word in arrival.words])
+        signals = tuple([signal for arrival in group for signal in arrival.signals])
         reads = tuple([region for arrival in group for region in arrival.reads])
         writes = tuple([region for arrival in group for region in arrival.writes])
         steps += [
-            Step(f"wait.{name}", lane, "wait", "none", words=words),
+            Step(f"wait.{name}", lane, "wait", "none", signals=signals),
             Step(f"move.{name}", lane, "local_copy", "sm", reads, writes),
         ]
     return steps

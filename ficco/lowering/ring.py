@@ -26,7 +26,7 @@ from ficco.errors import ScheduleError
 from ficco.lowering.handshake import enter_all
 from ficco.lowering.producing import COMPUTE, Piece, Producer
 from ficco.lowering.scattering import BIAS, LANDING, Chunk, Cut, Made, begun
-from ficco.plan import Region, Step, Word
+from ficco.plan import Region, Signal, Step
 from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = ["OPENED", "PUSH", "Own", "check_ring", "circulate", "ring_words"]
@@ -48,12 +48,12 @@ Finish = Callable[[Sequence[Own], Made], None]
 
 
 def ring_words(schedule: Schedule, world: int) -> int:
-    """Return how many words of a peer the turns of a ring take."""
+    """Return how many signals of a peer the turns of a ring take."""
     return schedule.chunks * (world - 1)
 
 
 def check_ring(op: str, schedule: Schedule, world: int) -> None:
-    """Refuse what is no ring, or has more pieces than a window has words.
+    """Refuse what is no ring, or has more pieces than a window has signals.
 
     Raises:
         ScheduleError: it names the nearest that works.
@@ -80,8 +80,8 @@ def check_ring(op: str, schedule: Schedule, world: int) -> None:
 
 def circulate(
     cut: Cut, producer: Producer, finish: Finish | None = None
-) -> tuple[Made, list[Word]]:
-    """Return the steps that send all sums round, and the words that this rank waits for.
+) -> tuple[Made, list[Signal]]:
+    """Return the steps that send all sums round, and the signals that this rank waits for.
 
     Args:
         cut: what is made, in which pieces; its own part is that of the output.
@@ -94,20 +94,20 @@ def circulate(
     chunks = range(cut.schedule.chunks)
     in_pairs = finish is not None and cut.schedule.order == "by_step"
     together = _AT_ONCE if in_pairs else len(chunks)
-    words: list[Word] = []
+    signals: list[Signal] = []
     for begin in range(0, len(chunks), together):
         done: list[Own] = []
         for turn in range(cut.world):
             for index in chunks[begin : begin + together]:
-                words += _turn(cut, producer, made, turn, index, done)
+                signals += _turn(cut, producer, made, turn, index, done)
         if finish is not None:
             finish(done, made)
-    return made, words
+    return made, signals
 
 
 def _turn(
     cut: Cut, producer: Producer, made: Made, turn: int, index: int, done: list[Own]
-) -> list[Word]:
+) -> list[Signal]:
     """Make a chunk of a turn's block, with what has come of it; push it on, or tell it is done."""
     rank, world = cut.rank, cut.world
     block = (rank - 1 - turn) % world
@@ -115,8 +115,10 @@ def _turn(
     if chunk.empty:
         return []
     name = f"{index}in{turn}"
-    came = [Word(rank, "data", (rank - 1) % world, _slot(cut, turn - 1, index))] if turn else []
-    made.steps += [Step(f"wait.{name}", COMPUTE, "wait", "none", words=tuple(came))] if came else []
+    came = [Signal(rank, "data", (rank - 1) % world, _slot(cut, turn - 1, index))] if turn else []
+    made.steps += (
+        [Step(f"wait.{name}", COMPUTE, "wait", "none", signals=tuple(came))] if came else []
+    )
     piece = _piece(cut, turn, block, chunk)
     made.steps += producer.steps(name, [piece])
     after = (made.steps[-1].id,)
@@ -125,16 +127,16 @@ def _turn(
     else:
         follower = (rank + 1) % world
         target = _landed(cut, follower, turn + 1, chunk)
-        landed = (Word(follower, "data", rank, _slot(cut, turn, index)),)
+        landed = (Signal(follower, "data", rank, _slot(cut, turn, index)),)
         made.steps += [
             Step(f"push.{name}", PUSH, "copy", "dma", (piece.target,), (target,), after=after),
-            Step(f"landed.{name}", PUSH, "signal", "none", words=landed),
+            Step(f"landed.{name}", PUSH, "raise", "none", signals=landed),
         ]
     return came
 
 
 def _slot(cut: Cut, turn: int, index: int) -> int:
-    """Return the place of the word that tells what has left in a turn."""
+    """Return the place of the signal that tells what has left in a turn."""
     return turn * cut.schedule.chunks + index
 
 

@@ -25,7 +25,7 @@ from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, departures, turn_bounds
 from ficco.lowering.handshake import await_entered, enter_all, push_lanes
 from ficco.lowering.producing import COMPUTE, PARTIAL, Gated, Piece, Producer
-from ficco.plan import Region, Step, Word
+from ficco.plan import Region, Signal, Step
 from ficco.schedule import Schedule
 
 __all__ = ["LANDING", "Cut", "Made", "begun", "finishes_between", "make_and_push"]
@@ -138,11 +138,11 @@ class Cut:
 
 @dataclass
 class Made:
-    """Steps so far, the lane to each peer, and the words by which launches tell lanes of parts."""
+    """Steps so far, the lane to each peer, and the signals that launches raise for lanes."""
 
     steps: list[Step] = field(default_factory=list)
     lanes: dict[int, str] = field(default_factory=dict)
-    told: list[Word] = field(default_factory=list)
+    told: list[Signal] = field(default_factory=list)
 
 
 class _Group(NamedTuple):
@@ -286,7 +286,7 @@ def _gated(
     """
     rank = cut.rank
     groups = [
-        Gated((cut.piece(peer, cut.sent(peer, j)),), signals=(Word(rank, "ready", peer, j),))
+        Gated((cut.piece(peer, cut.sent(peer, j)),), raises=(Signal(rank, "ready", peer, j),))
         for peer, j in order
     ]
     within = cut.schedule.sums == "within"
@@ -294,7 +294,7 @@ def _gated(
         groups += [Gated((cut.piece(rank, chunk),)) for chunk in own]
     made.steps += producer.gated("gemm", groups)
     for peer, j in order:
-        made.told.append(Word(rank, "ready", peer, j))
+        made.told.append(Signal(rank, "ready", peer, j))
         made.steps += _push(cut, made.lanes, peer, j, ready=made.told[-1])
     if within:
         made.steps.append(await_entered(rank, list(made.lanes), COMPUTE))
@@ -308,8 +308,8 @@ def _summed(cut: Cut, index: int, chunk: Chunk) -> Gated:
     landed = [cut.landed(peer, chunk) for peer in peers]
     bias = [term._replace(row0=0, row1=1, buffer=BIAS) for term in landed[:1] if cut.biased]
     piece = cut.piece(cut.rank, chunk)._replace(add=(*landed, *bias))
-    told = (Word(cut.rank, "ready", cut.rank, index),) if cut.passed_on else ()
-    return Gated((piece,), tuple([Word(cut.rank, "data", peer, index) for peer in peers]), told)
+    told = (Signal(cut.rank, "ready", cut.rank, index),) if cut.passed_on else ()
+    return Gated((piece,), tuple([Signal(cut.rank, "data", peer, index) for peer in peers]), told)
 
 
 def _push(
@@ -318,9 +318,9 @@ def _push(
     peer: int,
     index: int,
     after: tuple[str, ...] = (),
-    ready: Word | None = None,
+    ready: Signal | None = None,
 ) -> list[Step]:
-    """Return a push with its signal behind it, after its steps or behind its word."""
+    """Return a push with its signal behind it, after its steps or behind its signal."""
     rank, lane, name = cut.rank, lanes[peer], f"{index}to{peer}"
     chunk, block = cut.sent(peer, index), cut.blocks.outgoing[peer]
     source = cut.piece(peer, chunk).target
@@ -331,10 +331,10 @@ def _push(
     )  # fmt: skip
     steps = []
     if ready is not None:
-        steps.append(Step(f"made.{name}", lane, "wait", "none", words=(ready,)))
+        steps.append(Step(f"made.{name}", lane, "wait", "none", signals=(ready,)))
     steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
-    landed = (Word(peer, "data", rank, index),)
-    steps.append(Step(f"landed.{name}", lane, "signal", "none", words=landed))
+    landed = (Signal(peer, "data", rank, index),)
+    steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=landed))
     return steps
 
 

@@ -1,4 +1,4 @@
-"""One rank alone: its GEMMs, no window, no words."""
+"""One rank alone: its GEMMs, no window, no signals."""
 
 from __future__ import annotations
 

@@ -22,24 +22,24 @@ class Tally(NamedTuple):
         launches: calls of a library.
         kernels: of ficco's own.
         copies: pushes, copies within the device, and signals where these are copies.
-        words: steps that raise, await or clear words.
+        signals: steps that raise, await or clear signals.
     """
 
     launches: int
     kernels: int
     copies: int
-    words: int
+    signals: int
 
 
-def tally(plan: RankPlan, signals: str = "write") -> Tally:
+def tally(plan: RankPlan, signal_kind: str = "write") -> Tally:
     """Count what a plan makes the host submit, with a kind of signals."""
     within = steps_within(plan)  # what a kernel does by itself is not submitted
     works = encode(plan, {}, one_launch=True, within=within).works
-    stored = stores_of(plan, within, signals)
+    stored = stores_of(plan, within, signal_kind)
     copied = [
         step
         for step in plan.steps
-        if (signals, step.kind) == ("copy", "signal") and step.id not in {*stored, *within}
+        if (signal_kind, step.kind) == ("copy", "raise") and step.id not in {*stored, *within}
     ]
     kinds = [s.kind for s in plan.steps if s.id not in within and s not in copied]
     launches = kernels = 0
@@ -59,8 +59,8 @@ def tally(plan: RankPlan, signals: str = "write") -> Tally:
             for step in plan.steps
             if step.kind == "local_copy"
         )
-        + sum(len(step.words) for step in copied),
-        sum(kinds.count(kind) for kind in ("signal", "wait", "clear")),
+        + sum(len(step.signals) for step in copied),
+        sum(kinds.count(kind) for kind in ("raise", "wait", "clear")),
     )
 
 
@@ -81,14 +81,14 @@ def submission_costs(
     rows, rest = [], []
     for took, each in zip(us, tallies, strict=True):
         native = not each.launches
-        submitted = (each.launches, each.kernels - native, each.copies, each.words)
+        submitted = (each.launches, each.kernels - native, each.copies, each.signals)
         rows.append((0.0 if native else 1.0, *submitted))
         rest.append(took - (direct_us if native else each.launches * launch_us))
-    (call, more, kernel, copy, words), _ = least_squares(rows, rest)
+    (call, more, kernel, copy, signals), _ = least_squares(rows, rest)
     return {
         "host_call_us": call,
         "host_launch_us": launch_us + more,
         "host_kernel_us": kernel,
         "host_copy_us": copy,
-        "host_words_us": words,
+        "host_words_us": signals,
     }

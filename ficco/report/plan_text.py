@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ficco.plan import Part, Plan, Product, RankPlan, Step, Word
+from ficco.plan import Part, Plan, Product, RankPlan, Signal, Step
 
 __all__ = ["plan_text"]
 
@@ -42,8 +42,8 @@ def _step(step: Step) -> list[str]:
     after = f"  after {', '.join(step.after)}" if step.after else ""
     unit = "" if step.unit == "none" else f" ({step.unit})"
     head = f"{step.id:<18} {step.kind}{unit} "
-    if step.words:
-        return [head + _words(step.words) + after]
+    if step.signals:
+        return [head + _signals(step.signals) + after]
     if step.kind == "gemm":
         turned = "^T" if step.transpose_a else ""
         body = [_product(product, turned, step.transpose_b) for product in step.products]
@@ -57,9 +57,9 @@ def _step(step: Step) -> list[str]:
 
 
 def _part(part: Part, turned: str, b_turned: bool) -> str:
-    waits = f"[{_words(part.waits)}] " if part.waits else ""
-    signals = f" raises {_words(part.signals)}" if part.signals else ""
-    return waits + "; ".join(_product(p, turned, b_turned) for p in part.products) + signals
+    waits = f"[{_signals(part.waits)}] " if part.waits else ""
+    raised = f" raises {_signals(part.raises)}" if part.raises else ""
+    return waits + "; ".join(_product(p, turned, b_turned) for p in part.products) + raised
 
 
 def _product(product: Product, turned: str, b_turned: bool) -> str:
@@ -68,5 +68,5 @@ def _product(product: Product, turned: str, b_turned: bool) -> str:
     return f"{product.c} {sign} {product.a}{turned} . {product.b}{'^T' if b_turned else ''}{added}"
 
 
-def _words(words: tuple[Word, ...]) -> str:
-    return " ".join(str(word) for word in words)
+def _signals(signals: tuple[Signal, ...]) -> str:
+    return " ".join(str(signal) for signal in signals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ficco.errors import EngineError, TimeoutExceeded
-from ficco.plan import Word, word_at
+from ficco.plan import Signal, signal_at
 
 __all__ = [
     "ALIKE", "GONE", "Failure", "awaited_word", "differing", "error_of", "raiser_of",
@@ -25,10 +25,10 @@ GONE = "Restart the processes, or make a new group of the ranks that are left."
 Failure = tuple[int, int, int, int, str, float, int, int]
 
 
-def awaited_word(failure: Failure) -> Word | None:
+def awaited_word(failure: Failure) -> Signal | None:
     """Return the word whose wait failed; None where it is not known, or was a step, or nothing."""
     _, _, word_rank, place, kind, *_ = failure
-    return word_at(word_rank, place) if kind == "timeout" and min(word_rank, place) >= 0 else None
+    return signal_at(word_rank, place) if kind == "timeout" and min(word_rank, place) >= 0 else None
 
 
 def differing(failure: Failure) -> dict[int, int]:
@@ -37,7 +37,7 @@ def differing(failure: Failure) -> dict[int, int]:
     return {rank: wanted, peer: found} if kind == "differs" else {}
 
 
-def raiser_of(word: Word) -> int:
+def raiser_of(word: Signal) -> int:
     """Return the rank that raises a word."""
     return word.rank if word.name == "ready" else word.peer
 

@@ -26,7 +26,7 @@ from ficco.engines.window_layout import COPIES, LEAST, WORDS_BYTES, Layout, Wind
 from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.machine import Machine
-from ficco.plan import RankPlan, Room, Word, room_of, word_place
+from ficco.plan import RankPlan, Room, Signal, room_of, signal_place
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
@@ -386,7 +386,7 @@ class CudaProcessRuntime(ProcessRuntime):
             memory.zero_()
         memory[layout.mail_data :].view(torch.int32).fill_(VACANT - (1 << 32))
         words = memory[: COPIES * WORDS_BYTES].view(torch.int32).view(COPIES, -1)
-        first = word_place(Word(self.rank, "free", 0))
+        first = signal_place(Signal(self.rank, "free", 0))
         words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
         self.gathered(None)  # all words are set before anybody raises one

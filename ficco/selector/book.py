@@ -46,7 +46,7 @@ from ficco.timeline import REGIMES
 __all__ = ["NEAR", "Book", "Point", "given", "known", "shipped"]
 
 NEAR = 1.25
-WORDS = ("op", "dtype", "regime")
+NAMED_FIELDS = ("op", "dtype", "regime")
 SIZES = ("ranks", "m", "n", "k", "piece_bytes")
 
 
@@ -147,7 +147,7 @@ class Book:
             where = f"book {name!r}, points[{number}]"
             _check_fields(
                 entry,
-                (*WORDS, *SIZES, "ms", "serial_ms", "schedule"),
+                (*NAMED_FIELDS, *SIZES, "ms", "serial_ms", "schedule"),
                 where,
             )
             sizes = [reading.whole(entry[size], f"{where}: {size}") for size in SIZES]
@@ -173,7 +173,7 @@ class Book:
                         f"{where}: {word}={entry[word]!r}{closest(str(entry[word]), values)}; it "
                         f"is one of {', '.join(values)}"
                     )
-            op, dtype, regime = (str(entry[word]) for word in WORDS)
+            op, dtype, regime = (str(entry[word]) for word in NAMED_FIELDS)
             ranks, m, n, k, piece = sizes
             points.append(
                 Point(op, dtype, regime, ranks, m, n, k, piece, times[0], times[1], schedule)
@@ -254,7 +254,7 @@ def shipped(machine: str) -> Book | None:
 def _block(point: Point) -> str:
     axes = point.schedule.to_json().items()
     lines = ["[[points]]"]
-    lines += [f"{name} = {_toml(getattr(point, name))}" for name in (*WORDS, *SIZES)]
+    lines += [f"{name} = {_toml(getattr(point, name))}" for name in (*NAMED_FIELDS, *SIZES)]
     lines += [f"{name} = {getattr(point, name):.5g}" for name in ("ms", "serial_ms")]
     lines.append(f"schedule = {{ {', '.join(f'{axis} = {_toml(v)}' for axis, v in axes)} }}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Simulator: Plan x Machine -> Timeline. Nothing runs; what a call would last is worked out.
 
-A plan's lanes, words, copies and kernels are followed from event to event. Copies share links as
+A plan's lanes, signals, copies and kernels are followed from event to event. Copies share links as
 they do on the paced host engine, by the same model. What things cost is the machine's to say.
 
 Regimes, which are those of the benchmarks:
@@ -51,7 +51,7 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
     Raises:
         MachineError: the machine has no figures.
         InputError: an unknown regime, or more ranks than the machine has.
-        PlanError: the plan would never end; the message names rank, lane, step and word.
+        PlanError: the plan would never end; the message names rank, lane, step and signal.
     """
     _check(plan.problem, machine, regime)
     times = _times(plan, encode(plan, machine, regime == "synchronized"), machine)
@@ -152,7 +152,7 @@ def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
 
 
 def _run(encoded: Encoded, machine: Machine, once: bool) -> tuple[Any, list[tuple[int, int, int]]]:
-    """Return [rows, 2], and the waits that never end: row, word, row it comes after."""
+    """Return [rows, 2], and the waits that never end: row, signal, row it comes after."""
     costs = machine.costs
     given = (
         0.0 if once else 1e3 * costs.wait_us,
@@ -171,20 +171,23 @@ def _run(encoded: Encoded, machine: Machine, once: bool) -> tuple[Any, list[tupl
 
 
 def _why_stuck(plan: Plan, encoded: Encoded, stuck: list[tuple[int, int, int]]) -> str:
-    """Name a wait that never ends; of several one whose word nobody raises."""
+    """Name a wait that never ends; of several one whose signal nobody raises."""
     raised = {
-        word
+        signal
         for entry in plan.ranks
         for step in entry.steps
-        for words in (step.words if step.kind == "signal" else (), *[p.signals for p in step.parts])
-        for word in words
+        for signals in (
+            step.signals if step.kind == "raise" else (),
+            *[p.raises for p in step.parts],
+        )
+        for signal in signals
     }
-    waits = [(row, encoded.words[word]) for row, word, _ in stuck if word >= 0]
-    row, word = next((wait for wait in waits if wait[1] not in raised), waits[0])
+    waits = [(row, encoded.signals[signal]) for row, signal, _ in stuck if signal >= 0]
+    row, signal = next((wait for wait in waits if wait[1] not in raised), waits[0])
     rank, step, name = list(names(plan))[row]
-    why = "its signal is never reached" if word in raised else "no step of the plan raises it"
+    why = "its signal is never reached" if signal in raised else "no step of the plan raises it"
     return (
-        f"rank {rank}, lane {step.lane!r}, step {name!r} waits for {word} for ever: {why}; "
+        f"rank {rank}, lane {step.lane!r}, step {name!r} waits for {signal} for ever: {why}; "
         "`ficco plan --check` proves a plan"
     )
 

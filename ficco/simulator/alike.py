@@ -2,9 +2,9 @@
 
 Where all ranks hold equally much, on one node, the plan of rank r is that of rank 0 with every peer
 r places further round. So only rank 0 is lowered and encoded; the rows of others are its rows with
-other numbers of words, peers and lanes. What differs besides is which pieces of a compute step lie
-side by side, since a rank's own block lies elsewhere: these steps are turned and encoded again, see
-`turning`. The result is what `encode` gives, number for number, but for the numbers of words.
+other numbers of signals, peers and lanes. What differs besides is which pieces of a compute step
+lie side by side, since a rank's own block lies elsewhere: these steps are turned and encoded again,
+see `turning`. The result is what `encode` gives, number for number, but for the numbers of signals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ficco.simulator.encoding import (
     ACTION,
     COPY,
     ROW,
-    WORDS,
+    SIGNALS,
     Encoded,
     Encoder,
     start_ns,
@@ -62,7 +62,7 @@ def are_alike(problem: Problem, schedule: Schedule, machine: Machine) -> bool:
 def encode_alike(
     problem: Problem, schedule: Schedule, machine: Machine, submitted: bool
 ) -> Encoded | None:
-    """Return what `encode` returns for the plans of all ranks, without the names of words.
+    """Return what `encode` returns for the plans of all ranks, without the names of signals.
 
     Arguments are those of `encode`, with what the plans are made of. None: some part of a gated
     step passes from one rank's rows to those of the next, so that ranks differ.
@@ -139,9 +139,9 @@ class _First:
         actions = self.actions.copy()
         for begin, end in self.waits:
             actions[begin:end] = np.roll(actions[begin:end], rank, axis=0)
-        used = actions[self.words, 1].astype(np.int64)
+        used = actions[self.signals, 1].astype(np.int64)
         holders = (self.holders[used] + rank) % self.world
-        actions[self.words, 1] = holders * self.kinds + self.place_of[used]
+        actions[self.signals, 1] = holders * self.kinds + self.place_of[used]
         actions[self.copies, 1] = (actions[self.copies, 1] + rank) % self.world
         rows = self.rows.copy()
         rows[:, 0] += rank * len(self.encoder.lanes)
@@ -208,10 +208,10 @@ class _First:
         return found
 
     def _number_words(self) -> None:
-        """Number the words that a rank holds; a word's number is then its holder's, and that."""
+        """Number the signals of each rank; a signal is then a rank and that number."""
         kinds: dict[Any, int] = {}
         places, holders, free = [], [], []
-        for rank, name, peer, chunk, copy in self.encoder.words:
+        for rank, name, peer, chunk, copy in self.encoder.signals:
             kind = ((peer - rank) % self.world, name, chunk, copy)
             if kind not in kinds:
                 kinds[kind] = len(kinds)
@@ -223,5 +223,5 @@ class _First:
         self.holders = np.array(holders, np.int64)
         self.at_start: Integers = np.array([[0, is_free] for is_free in free], np.int64)
         acts = self.actions[:, 0]
-        self.words = np.flatnonzero(np.isin(acts, WORDS))
+        self.signals = np.flatnonzero(np.isin(acts, SIGNALS))
         self.copies = np.flatnonzero(acts == COPY)

@@ -1,7 +1,7 @@
 """A plan as rows of numbers for the native simulator, which `simulate` in ficco/_native.pyi tells.
 
 Where copies are a kernel's stores, one kernel runs the whole plan: it is launched once, its GEMMs
-share the time of the whole, and a word takes no time but that in which it travels.
+share the time of the whole, and a signal takes no time but that in which it travels.
 
 Every schedule that is looked at is encoded, so this is written for speed: flat lists, and what
 repeats is worked out once.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ficco.errors import PlanError
 from ficco.grouping import ends_of, stores_of
 from ficco.machine import Link, Machine
-from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Step, Word, copy_unit
+from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Signal, Step, copy_unit
 from ficco.problem import GATHERING
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
@@ -30,7 +30,7 @@ __all__ = [
     "ACTION",
     "COPY",
     "ROW",
-    "WORDS",
+    "SIGNALS",
     "Encoded",
     "Encoder",
     "encode",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _WAIT, _RAISE, _CLEAR, _DELAY, _WORK, COPY = range(6)
-WORDS = (_WAIT, _RAISE, _CLEAR)  # actions on words
+SIGNALS = (_WAIT, _RAISE, _CLEAR)  # actions on signals
 ROW, ACTION, _TRANSFER = 4, 3, 3  # numbers in a row of each table
 
 Numbers = npt.NDArray[np.float64]
@@ -51,15 +51,15 @@ class Encoded(NamedTuple):
     """What the native simulator takes, and what is needed to name its rows.
 
     Attributes:
-        tables: lanes, starts, rows, afters, actions, transfers, words.
+        tables: lanes, starts, rows, afters, actions, transfers, signals.
         ports: of the links.
-        words: by number.
+        signals: by number.
         host_ns: what submitting the call takes the host of each rank.
     """
 
     tables: tuple[Integers, Numbers, Numbers, Integers, Numbers, Numbers, Integers]
     ports: Ports
-    words: list[Word]
+    signals: list[Signal]
     host_ns: list[float]
 
 
@@ -100,9 +100,9 @@ def encode(plan: Plan, machine: Machine, submitted: bool) -> Encoded:
     """
     encoder = Encoder(plan, machine, submitted)
     host_ns = [encoder.add(entry) for entry in plan.ranks]
-    words = list(encoder.words)
+    signals = list(encoder.signals)
     starts = [start_ns(rank, machine) for rank in range(plan.problem.world)]
-    at_start = [number for word in words for number in (word[0], word[1] == "free")]
+    at_start = [number for signal in signals for number in (signal[0], signal[1] == "free")]
     tables = (
         _integers(encoder.lanes),
         _numbers(starts),
@@ -112,7 +112,7 @@ def encode(plan: Plan, machine: Machine, submitted: bool) -> Encoded:
         _numbers(encoder.transfers).reshape(-1, _TRANSFER),
         _integers(at_start).reshape(-1, 2),
     )
-    return Encoded(tables, encoder.wires.ports, words, host_ns)
+    return Encoded(tables, encoder.wires.ports, signals, host_ns)
 
 
 def _numbers(values: list[float]) -> Numbers:
@@ -146,8 +146,8 @@ class Encoder:
         # A local copy shares the device with kernels, as work, whichever target: on the host it
         # shares the memory. A `copy` within a rank does only where a kernel copies.
         self.copies_by_kernel = copy_unit(machine.engine, same_device=True) == "sm"
-        words = 0.0 if self.once else 1e3  # threads of a kernel look at and raise many at a time
-        self.signal_ns, self.clear_ns = words * costs.signal_us, words * costs.clear_us
+        signals = 0.0 if self.once else 1e3  # threads of a kernel look at and raise many at a time
+        self.signal_ns, self.clear_ns = signals * costs.signal_us, signals * costs.clear_us
         self.launch_ns = 1e3 * costs.launch_us
         self.host_words_ns, self.host_copy_ns = 1e3 * costs.host_words_us, 1e3 * costs.host_copy_us
         self.host_launch_ns = 1e3 * costs.host_launch_us
@@ -157,7 +157,7 @@ class Encoder:
         self.native_ns = None if native_us is None else 1e3 * native_us
         self.machine, self.wires = machine, Wires(machine, plan.problem.world)
         self.calls = Calls(machine, plan.problem.dtype)
-        self.words: defaultdict[Word, int] = defaultdict(count().__next__)
+        self.signals: defaultdict[Signal, int] = defaultdict(count().__next__)
         self.lanes: list[int] = []
         self.rows: list[float] = []
         self.afters: list[int] = []
@@ -167,7 +167,7 @@ class Encoder:
         self.known: dict[tuple[str, int, int, bool], int] = {}  # transfers, as `Wires` tells them
         compute = self.compute
         self.encoders: dict[str, Callable[[Step], float]] = {
-            "copy": self._copy, "signal": self._signal, "wait": self._wait, "clear": self._clear,
+            "copy": self._copy, "raise": self._signal, "wait": self._wait, "clear": self._clear,
             "gemm": compute, "reduce": compute, "local_copy": compute, "bag": compute,
         }  # fmt: skip
         self.rank, self.lane = 0, 0
@@ -250,15 +250,15 @@ class Encoder:
 
     def _wait(self, step: Step) -> float:
         self.last.pop(self.lane, None)
-        for word in step.words:
-            self.actions += (_WAIT, self.words[word], 0)
+        for signal in step.signals:
+            self.actions += (_WAIT, self.signals[signal], 0)
         return self.host_words_ns
 
     def _signal(self, step: Step) -> float:
         submitting_ns = self._write(step, _RAISE, self.signal_ns)
         copied = self.machine.engine == "cuda" and self.machine.signals == "copy"
         if copied and step.id not in self.stores and step.id not in self.within:
-            return self.host_copy_ns * len(step.words)  # a copy each
+            return self.host_copy_ns * len(step.signals)  # a copy each
         return submitting_ns
 
     def _clear(self, step: Step) -> float:
@@ -267,9 +267,9 @@ class Encoder:
     def _write(self, step: Step, action: int, word_ns: float) -> float:
         alone = step.id not in self.within
         new = self.stores.get(step.id)
-        self._delay(alone * (word_ns * len(step.words) if new is None else new * self.launch_ns))
-        for word in step.words:
-            self.actions += (action, self.words[word], 0)
+        self._delay(alone * (word_ns * len(step.signals) if new is None else new * self.launch_ns))
+        for signal in step.signals:
+            self.actions += (action, self.signals[signal], 0)
         return alone * self.host_words_ns
 
     def _copy(self, step: Step) -> float:
@@ -310,16 +310,16 @@ class Encoder:
         actions = self.actions
         for number, (part, ns) in enumerate(zip(step.parts, self.calls.parts(step), strict=True)):
             before = len(actions)
-            for word in part.waits:
-                actions += (_WAIT, self.words[word], 0)
+            for signal in part.waits:
+                actions += (_WAIT, self.signals[signal], 0)
             if number == 0 or self.machine.cores:  # cores make each part by itself
                 self._delay(self.launch_ns)
             if ns:
                 actions += (_WORK, 0, ns)
-            if part.signals:
-                self._delay(self.signal_ns * len(part.signals))
-                for word in part.signals:
-                    actions += (_RAISE, self.words[word], 0)
+            if part.raises:
+                self._delay(self.signal_ns * len(part.raises))
+                for signal in part.raises:
+                    actions += (_RAISE, self.signals[signal], 0)
             afters = 0 if number else len(step.after)
             self.rows += (lane, not_before, afters, (len(actions) - before) // ACTION)
         return len(step.parts)
@@ -352,7 +352,7 @@ class Encoder:
         if number is None:
             number = self.known[key] = len(self.known)
             _, size, row_bytes, turned = key
-            if self.once:  # what a store takes to arrive is in its word
+            if self.once:  # what a store takes to arrive is in its signal
                 self.transfers += Transfer(0.0, size, link.peak_gbps)
             else:
                 self.transfers += self.wires.transfer(link, size, row_bytes, turned)

@@ -6,7 +6,7 @@ plans on one window is right, whatever copies they use, and on one mailbox if th
 in turn. In the order of the proof:
 
     form      regions lie in buffers, sizes agree, units fit                        (form)
-    words     every word has one raiser and one clearer, and is awaited             (words)
+    signals     every signal has one raiser and one clearer, and is awaited             (signals)
     order     the happens-before relation of all ranks' steps; no cycle             (order)
     blocking  nobody blocks in submission order                                     (blocking)
     spins     kernels that wait while they run do not hold back what they wait for  (spins)
@@ -24,10 +24,10 @@ from ficco.verifier.blocking import check_submission
 from ficco.verifier.form import check_form
 from ficco.verifier.memory import check_memory
 from ficco.verifier.order import Order
+from ficco.verifier.signals import check_uses, check_words, words_of
 from ficco.verifier.spins import check_spins
 from ficco.verifier.values import check_values
 from ficco.verifier.violation import Violation
-from ficco.verifier.words import check_uses, check_words, words_of
 
 __all__ = ["Violation", "verify"]
 
@@ -40,17 +40,17 @@ def verify(plan: Plan) -> list[Violation]:
     violations = check_form(plan)
     if violations:
         return violations
-    words = words_of(plan)
-    violations = check_uses(plan, words)
+    signals = words_of(plan)
+    violations = check_uses(plan, signals)
     if violations:
         return violations
-    order = Order(plan, words)
+    order = Order(plan, signals)
     if order.cycle:
         return order.cycle
-    violations = check_submission(plan, words)
+    violations = check_submission(plan, signals)
     violations += check_spins(order)
-    violations += check_words(order, words)
-    violations += check_memory(order, words)
+    violations += check_words(order, signals)
+    violations += check_memory(order, signals)
     if violations:
         return violations
     return check_values(order)

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ficco.plan import Plan, Step, Word
+from ficco.plan import Plan, Signal, Step
+from ficco.verifier.signals import WordUses
 from ficco.verifier.violation import Violation
-from ficco.verifier.words import WordUses
 
 __all__ = ["check_submission"]
 
 
-def check_submission(plan: Plan, words: WordUses) -> list[Violation]:
+def check_submission(plan: Plan, signals: WordUses) -> list[Violation]:
     """Run all ranks' steps in submission order; return where they stand when nothing moves.
 
-    Words are raised once a call, so running whatever can run finds the only outcome there is. Plans
-    with a step marked `concurrent` are excused: they are not chosen where queues are shared.
+    Signals are raised once a call, so running whatever can run finds the only outcome there is.
+    Plans with a step marked `concurrent` are excused: they are not chosen where queues are shared.
     """
     if any(step.concurrent for entry in plan.ranks for step in entry.steps):
         return []
-    raised = {word for word in words if word.name == "free"}
+    raised = {signal for signal in signals if signal.name == "free"}
     entered = [0] * plan.problem.world  # collectives that each rank has entered
     passed = [0] * plan.problem.world  # ... and left
     at = [0] * plan.problem.world
@@ -37,7 +37,7 @@ def check_submission(plan: Plan, words: WordUses) -> list[Violation]:
                     if min(entered) < entered[rank]:
                         break  # whoever enters last passes, and lets the others be looked at again
                     passed[rank] += 1
-                if any(word not in raised for word in _awaited(step)):
+                if any(signal not in raised for signal in _awaited(step)):
                     break
                 raised.update(_raised(step))
                 at[rank] += 1
@@ -58,15 +58,15 @@ def check_submission(plan: Plan, words: WordUses) -> list[Violation]:
     ]  # fmt: skip
 
 
-def _awaited(step: Step) -> Iterator[Word]:
+def _awaited(step: Step) -> Iterator[Signal]:
     if step.kind == "wait":
-        yield from step.words
+        yield from step.signals
     for part in step.parts:
         yield from part.waits
 
 
-def _raised(step: Step) -> Iterator[Word]:
-    if step.kind == "signal":
-        yield from step.words
+def _raised(step: Step) -> Iterator[Signal]:
+    if step.kind == "raise":
+        yield from step.signals
     for part in step.parts:
-        yield from part.signals
+        yield from part.raises

@@ -30,9 +30,9 @@ __all__ = ["check_form"]
 _FIELDS: dict[str, tuple[str, ...]] = {
     "copy": ("reads", "writes"),
     "local_copy": ("reads", "writes"),
-    "signal": ("words",),
-    "wait": ("words",),
-    "clear": ("words",),
+    "raise": ("signals",),
+    "wait": ("signals",),
+    "clear": ("signals",),
     "gemm": ("products", "parts"),
     "reduce": ("reads", "writes"),
     "collective": ("reads", "writes", "collective"),
@@ -118,7 +118,7 @@ def _step(
     if step.unit not in UNITS[step.kind]:
         units = " or ".join(UNITS[step.kind])
         yield f"a {step.kind} on unit {step.unit!r}", f"its unit is {units}"
-    for field in ("reads", "writes", "words", "products", "parts", "collective"):
+    for field in ("reads", "writes", "signals", "products", "parts", "collective"):
         if getattr(step, field) and field not in _FIELDS[step.kind]:
             yield f"a {step.kind} has no {field}", f"leave {field} out"
     outside = [region for region in _all_regions(step) if not _inside(region, buffers)]
@@ -151,7 +151,7 @@ def _parts(step: Step) -> Iterator[tuple[str, str]]:
     if step.parts and (step.products or step.reads or step.writes):
         yield "parts and work beside them", "put all work into parts"
     waits = any(part.waits for part in step.parts)
-    both = waits and any(part.signals for part in step.parts)
+    both = waits and any(part.raises for part in step.parts)
     if both and not step.concurrent:
         yield "it waits and signals, and concurrent is False", "set concurrent to True"
     if step.concurrent and not waits:
@@ -197,8 +197,8 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
         whole = operand.role == "input" and product.a.cols == operand.cols
         deep = whole and not step.transpose_a
         yield from _product(step, product, deep or dtype(product.c) == "float32")
-    if step.kind in ("signal", "wait", "clear") and not step.words:
-        yield f"a {step.kind} of no words", "name its words, or leave the step out"
+    if step.kind in ("raise", "wait", "clear") and not step.signals:
+        yield f"a {step.kind} of no signals", "name its signals, or leave the step out"
 
 
 def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, str]]:

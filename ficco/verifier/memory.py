@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ficco.plan import Region, Step, Word, has_mailbox
+from ficco.plan import Region, Signal, Step, has_mailbox
 from ficco.verifier.order import Event, Order
+from ficco.verifier.signals import WordUses
 from ficco.verifier.tiles import Box, Tiles
 from ficco.verifier.violation import Violation
-from ficco.verifier.words import WordUses
 
 __all__ = ["check_memory"]
 
@@ -34,7 +34,7 @@ class _Access(NamedTuple):
     writes: bool
 
 
-def check_memory(order: Order, words: WordUses) -> list[Violation]:
+def check_memory(order: Order, signals: WordUses) -> list[Violation]:
     """Return races and accesses outside a window's hand-over."""
     accesses: dict[Place, list[_Access]] = defaultdict(list)
     for event in order.works():
@@ -46,11 +46,11 @@ def check_memory(order: Order, words: WordUses) -> list[Violation]:
     for place, found in accesses.items():
         violations += _races(order, place, found)
         if roles[place[:2]] == "window":
-            violations += _handover(order, words, place, found)
+            violations += _handover(order, signals, place, found)
     if any(has_mailbox(entry) for entry in order.plan.ranks):
-        violations += _turns(order, words)
+        violations += _turns(order, signals)
     else:
-        violations += _word_handover(order, words)
+        violations += _word_handover(order, signals)
     return violations
 
 
@@ -131,7 +131,7 @@ def _race(one: _Access, other: _Access) -> Violation:
 
 
 def _handover(
-    order: Order, words: WordUses, place: Place, found: list[_Access]
+    order: Order, signals: WordUses, place: Place, found: list[_Access]
 ) -> Iterator[Violation]:
     owner, _, copy = place
     before = order.before[owner, copy]
@@ -141,15 +141,15 @@ def _handover(
                 access.first, f"it touches {access.region} perhaps while rank {owner} is still in "
                 "its previous call", f"wait for free[{owner}] first",
             )  # fmt: skip
-    yield from _released(order, words, owner, copy, [access.last for access in found])
+    yield from _released(order, signals, owner, copy, [access.last for access in found])
 
 
-def _turns(order: Order, words: WordUses) -> Iterator[Violation]:
+def _turns(order: Order, signals: WordUses) -> Iterator[Violation]:
     """Every rank tells every peer that it has entered, and awaits that of every peer."""
     ranks = range(order.plan.problem.world)
     for rank in ranks:
         for peer in ranks:
-            uses = words.get(Word(rank, "entered", peer))
+            uses = signals.get(Signal(rank, "entered", peer))
             if rank != peer and (uses is None or not uses.waits):
                 yield _bad(
                     order.starts[rank], f"rank {rank} ends its call without knowing that rank "
@@ -158,19 +158,21 @@ def _turns(order: Order, words: WordUses) -> Iterator[Violation]:
                 )  # fmt: skip
 
 
-def _word_handover(order: Order, words: WordUses) -> Iterator[Violation]:
-    """Uses of a rank's words end before it says `free`, as accesses of its window do."""
+def _word_handover(order: Order, signals: WordUses) -> Iterator[Violation]:
+    """Uses of a rank's signals end before it says `free`, as accesses of its window do."""
     touched: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    for word, uses in words.items():
-        if word.name in ("data", "entered"):
-            # Words are raised before they are cleared: see `words`.
-            touched[word.rank, word.copy] += [order.at(*use) for use in (*uses.waits, *uses.clears)]
+    for signal, uses in signals.items():
+        if signal.name in ("data", "entered"):
+            # Signals are raised before they are cleared: see `signals`.
+            touched[signal.rank, signal.copy] += [
+                order.at(*use) for use in (*uses.waits, *uses.clears)
+            ]
     for (owner, copy), events in touched.items():
-        yield from _released(order, words, owner, copy, events)
+        yield from _released(order, signals, owner, copy, events)
 
 
 def _released(
-    order: Order, words: WordUses, owner: int, copy: int, events: list[Event]
+    order: Order, signals: WordUses, owner: int, copy: int, events: list[Event]
 ) -> Iterator[Violation]:
     last_of: dict[int, Event] = {}  # on each chain: the others come before it
     for event in events:
@@ -180,7 +182,7 @@ def _released(
     for peer in range(order.plan.problem.world):
         if peer == owner:
             continue
-        uses = words.get(Word(peer, "free", owner, 0, copy))
+        uses = signals.get(Signal(peer, "free", owner, 0, copy))
         if uses is None or not uses.raises:
             yield _bad(
                 events[0], f"the window of rank {owner} is used, but rank {peer} is never told by "

@@ -2,15 +2,15 @@
 
 Events of a rank: `before` (the end of its previous call's use of a window copy), `start`, one per
 step (two for a collective: entering and leaving; a gated step has one at each end and one per part;
-two for a step or a part that raises several words: before the first of them and behind the last),
+two for a step or a part that raises several signals: before the first of them and behind the last),
 and `end`. Edges:
 
     before -> start -> first step of each lane -> ... -> last step of each lane -> end
     before(q) -> start of every rank, if q has a mailbox: whoever starts a call on mailboxes has
         ended the one before it, in which q had entered
     last event of a step -> first event of the steps that come `after` it
-    before the raise of a word -> every wait for it;  before(q) -> every wait for free[q], raised by
-        q earlier
+    before the raise of a signal -> every wait for it;  before(q) -> every wait for free[q], raised
+        by q earlier
     every rank's entering of a collective -> every rank's leaving
 
 An event's clock holds, per chain (a lane, a part, a call), how far that chain is in its past.
@@ -23,9 +23,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ficco.plan import Part, Plan, Step, Word, has_mailbox
+from ficco.plan import Part, Plan, Signal, Step, has_mailbox
+from ficco.verifier.signals import Uses, WordUses
 from ficco.verifier.violation import Violation
-from ficco.verifier.words import Uses, WordUses
 
 __all__ = ["Event", "Order", "kernel_lanes"]
 
@@ -57,7 +57,7 @@ _NOTHING: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
 
 def kernel_lanes(plan: Plan) -> dict[int, set[str]]:
-    """Return the lanes, by rank, of which one kernel runs all steps, words included.
+    """Return the lanes, by rank, of which one kernel runs all steps, signals included.
 
     They are those with copies on "sm": stores of that kernel. In such a plan it is also the only
     lane of a rank that has nothing to store.
@@ -75,7 +75,7 @@ def kernel_lanes(plan: Plan) -> dict[int, set[str]]:
 
 
 class Order:
-    """The happens-before relation of a plan whose form and word uses are right.
+    """The happens-before relation of a plan whose form and signal uses are right.
 
     Attributes:
         events: in an order that respects all edges.
@@ -85,7 +85,7 @@ class Order:
         whole: per rank: the lanes that one kernel runs, see `kernel_lanes`.
     """
 
-    def __init__(self, plan: Plan, words: WordUses) -> None:
+    def __init__(self, plan: Plan, signals: WordUses) -> None:
         self.plan = plan
         self.chains = 0
         self.first: dict[tuple[int, str], Event] = {}
@@ -106,8 +106,8 @@ class Order:
                     before for (rank, _), before in self.before.items() if rank != start.rank
                 ]
         self._collectives()
-        for uses in words.values():
-            self._word(uses)
+        for uses in signals.values():
+            self._signal(uses)
         self.events = self._sorted()
         self.cycle = self._blocked() if len(self.events) < len(self._all) else []
         if not self.cycle:
@@ -120,11 +120,11 @@ class Order:
         return bool(b.known[a.chain] >= a.pos)
 
     def at(self, rank: int, step: str, part: int = -1) -> Event:
-        """Return the event that awaits, clears or begins to raise words: of a step or a part."""
+        """Return the event that awaits, clears or begins to raise signals: of a step or a part."""
         return self.first[rank, step] if part < 0 else self._parts[rank, step][part]
 
     def raised(self, rank: int, step: str, part: int = -1) -> Event:
-        """Return the event in which a step or a part has raised all its words."""
+        """Return the event in which a step or a part has raised all its signals."""
         return self.last[rank, step] if part < 0 else self._ends[rank, step][part]
 
     def preds(self, event: Event) -> list[Event]:
@@ -144,7 +144,7 @@ class Order:
     def _is_kernel(self, step: Step | None, rank: int) -> bool:
         """Whether a step needs multiprocessors on some target.
 
-        A copy step within a rank does, whatever unit it names: see `ficco.plan.copy_unit`. Words
+        A copy step within a rank does, whatever unit it names: see `ficco.plan.copy_unit`. Signals
         that are raised or cleared in a lane that computes may be stored by a kernel on CUDA.
         """
         if step is None:
@@ -154,7 +154,7 @@ class Order:
         if step.kind == "copy":
             pairs = zip(step.reads, step.writes, strict=True)
             return any(source.rank == target.rank for source, target in pairs)
-        return step.kind in ("signal", "clear") and step.lane in self._computing
+        return step.kind in ("raise", "clear") and step.lane in self._computing
 
     def _rank(self, rank: int, steps: tuple[Step, ...]) -> None:
         self._computing = {s.lane for s in steps if s.kind in ("gemm", "reduce", "bag")}
@@ -180,7 +180,7 @@ class Order:
                     piece = self._new(rank, self._chain(), 0, step, [event])
                     piece.part, piece.work = number, part
                     parts.append(piece)
-                    ends.append(self._behind(piece, part.signals))
+                    ends.append(self._behind(piece, part.raises))
                 self._parts[rank, step.id], self._ends[rank, step.id] = parts, ends
                 event = self._new(rank, chain, pos + 1, step, [event, *ends])
             elif step.kind == "collective":
@@ -188,14 +188,14 @@ class Order:
                 event.work = step
             else:
                 event.work = step
-                if step.kind == "signal":
-                    event = self._behind(event, step.words)
+                if step.kind == "raise":
+                    event = self._behind(event, step.signals)
             self.last[rank, step.id] = tails[step.lane] = event
         self._new(rank, call, 1, None, [start, *tails.values()])
 
-    def _behind(self, event: Event, words: tuple[Word, ...]) -> Event:
-        """Return the event behind all words that are raised from another one on."""
-        if len(words) < 2:
+    def _behind(self, event: Event, signals: tuple[Signal, ...]) -> Event:
+        """Return the event behind all signals that are raised from another one on."""
+        if len(signals) < 2:
             return event
         behind = self._new(event.rank, event.chain, event.pos + 1, event.step, [event])
         behind.part = event.part
@@ -210,10 +210,10 @@ class Order:
             for rank, step in enumerate(together):
                 self._after[self.last[rank, step.id]] += enters
 
-    def _word(self, uses: Uses) -> None:
+    def _signal(self, uses: Uses) -> None:
         raised = [self.at(*use) for use in uses.raises]
-        if uses.word.name == "free":  # what a wait sees is the previous call's raise
-            raised = [self.before[uses.word.peer, uses.word.copy]]
+        if uses.signal.name == "free":  # what a wait sees is the previous call's raise
+            raised = [self.before[uses.signal.peer, uses.signal.copy]]
         for wait in uses.waits:
             self._after[self.at(*wait)] += raised
 

@@ -1,11 +1,11 @@
 """Kernels that spin: a kernel that waits while it runs must not hold back what it waits for.
 
-Words used here.
+Signals used here.
 
     kernel   what needs multiprocessors in order to start: a step on unit "sm", a copy within a
              rank, and a signal or a clear in a lane that computes, which CUDA may store by a
              kernel. Where copies to peers are stores of a kernel, one kernel runs its whole lane.
-    spins    a kernel that waits while it runs: a gated step of which a part waits for words, a
+    spins    a kernel that waits while it runs: a gated step of which a part waits for signals, a
              collective on unit "sm" (it waits for its peers' kernels), a whole lane that is one
              kernel.
 
@@ -19,11 +19,11 @@ The model of a device.
     3. The programs of a gated step take its parts in order: when a program takes a part, all parts
        in front of it have been taken. The rule relies on this only for a step that has parts with
        and without waits of which the latter signal; engines have no kernel for such a step yet.
-    4. Everything else needs no multiprocessor: copies to peers by copy engines, waits and words of
-       a stream. It happens when all that must happen before it has happened.
+    4. Everything else needs no multiprocessor: copies to peers by copy engines, waits and signals
+       of a stream. It happens when all that must happen before it has happened.
 
-The rule. Let X be a kernel that spins for a word. Every event of a kernel (its begin, its end, a
-part) in the causal past of the raise of that word
+The rule. Let X be a kernel that spins for a signal. Every event of a kernel (its begin, its end, a
+part) in the causal past of the raise of that signal
 
     (a) happens before X begins, or
     (b) cannot be held back by a kernel that spins: every such kernel on the event's rank ends
@@ -38,24 +38,24 @@ the start of every call in that past has to happen before X begins, too.
 Why the rule suffices. Suppose that an execution stands still before its end. Take the earliest call
 that is not over, and an event e of it that has not happened although all events before it have. By
 4, e is an event of a kernel, and by 2 only a kernel that spins holds it back: a kernel X that has
-begun on the rank of e and waits for a word that is not raised. Let f be the first event in the past
-of that raise, the raise included, that has not happened. All events before f have happened, so f,
-too, is an event of a kernel that a spinning kernel holds back. X has begun and f has not happened,
-so (a) does not hold for f. By (b) a kernel that spins on the rank of f has ended, or has not begun,
-or runs f itself and waits for nothing in front of f that has not come (for a part, by 3). None of
-them holds f back. This is a contradiction.
+begun on the rank of e and waits for a signal that is not raised. Let f be the first event in the
+past of that raise, the raise included, that has not happened. All events before f have happened, so
+f, too, is an event of a kernel that a spinning kernel holds back. X has begun and f has not
+happened, so (a) does not hold for f. By (b) a kernel that spins on the rank of f has ended, or has
+not begun, or runs f itself and waits for nothing in front of f that has not come (for a part, by
+3). None of them holds f back. This is a contradiction.
 
 What follows for a kernel S that signals and waits, and another kernel T that may run beside it.
 
     T does not spin (a local copy, a GEMM, a sum): T is allowed. Once begun, T ends by itself, so it
         only delays S. Before it has begun, it holds nothing.
     T spins: T could hold all places before S begins. If a kernel spins for what S makes, the begin
-        of S is in the past of that word, and T neither begins after it nor runs it. The plan is
-        refused. If only streams wait for S, the rule still applies to the words of S and of T, so
+        of S is in the past of that signal, and T neither begins after it nor runs it. The plan is
+        refused. If only streams wait for S, the rule still applies to the signals of S and of T, so
         both end.
-    T is in the past of a word that a kernel spins for: then T must not be held back. A local copy
+    T is in the past of a signal that a kernel spins for: then T must not be held back. A local copy
         behind which a peer is told, or a push that comes after one, must end before kernels that
-        spin begin on its rank, or before the kernel that spins for the word begins.
+        spin begin on its rank, or before the kernel that spins for the signal begins.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 from ficco.compute import DirectOperands, DirectWindows, dtype_of
 from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.lowering.one_kernel_all_reduce import is_made_before
-from ficco.plan import WORDS_PER_COPY, Word, word_place
+from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
 
 __all__ = ["DirectCall", "GatherCall"]
 
@@ -82,7 +82,7 @@ class DirectCall(_Call):
         self._send(x, outputs)
         counts[0] += 1
         for peer in self.peers:
-            place = word_place(Word(rank, "entered", peer))
+            place = signal_place(Signal(rank, "entered", peer))
             self._until(lambda peer=peer: self._entered(rank)[peer] == stamp, place)
         self._finish(outputs)
         counts[2] = 0
@@ -114,7 +114,7 @@ class DirectCall(_Call):
             for source in range(t.world):
                 first = source * t.slot_rows
                 box = self._landing(t.rank)[first : first + t.own_rows, columns]
-                total += self._take(box, Word(t.rank, "data", source, chunk.partial))
+                total += self._take(box, Signal(t.rank, "data", source, chunk.partial))
             if bias is not None and t.twice:
                 total += bias[:, columns].astype(np.float32)
             y[own, columns] = total
@@ -122,7 +122,7 @@ class DirectCall(_Call):
                 self._put(self._kept(peer)[own, columns], y[own, columns])
         others = [row for row in range(t.m) if not own.start <= row < own.stop]
         for chunk in t.chunks if t.owners else ():
-            columns, word = slice(chunk.begin, chunk.end), Word(t.rank, "data", 0, chunk.total)
+            columns, word = slice(chunk.begin, chunk.end), Signal(t.rank, "data", 0, chunk.total)
             for row in others:
                 y[row, columns] = self._take(self._kept(t.rank)[row : row + 1, columns], word)[0]
 
@@ -132,10 +132,10 @@ class DirectCall(_Call):
         bits[bits == self._vacant] = 1 << 31 if bits.itemsize == 4 else 0
         box.view(self._bits)[...] = bits
 
-    def _take(self, box: Any, word: Word) -> Any:
+    def _take(self, box: Any, word: Signal) -> Any:
         """Wait until a box is full; return what was in it, and leave it vacant."""
         bits = box.view(self._bits)
-        self._until(lambda: not (bits == self._vacant).any(), word_place(word))
+        self._until(lambda: not (bits == self._vacant).any(), signal_place(word))
         found = box.astype(np.float32)
         bits[...] = self._vacant
         return found
@@ -162,28 +162,28 @@ class GatherCall(_Call):
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
         rank, peers = self.table.rank, self.peers
-        free = [Word(rank, "free", peer) for peer in peers]
-        entered = [Word(rank, "entered", peer) for peer in peers]
+        free = [Signal(rank, "free", peer) for peer in peers]
+        entered = [Signal(rank, "entered", peer) for peer in peers]
         self._await(free)
         self._set(free, 0)
-        self._set([Word(peer, "entered", rank) for peer in peers], self.digest)
+        self._set([Signal(peer, "entered", rank) for peer in peers], self.digest)
         self._send(x)
         self._await(entered, self.digest)
         heard = self._finish(x, outputs, kept)
         self._set([*heard, *entered], 0)
-        self._set([Word(peer, "free", rank) for peer in peers], 1)
+        self._set([Signal(peer, "free", rank) for peer in peers], 1)
 
     def _words(self, rank: int) -> Any:
         address = self.windows.words[self.copy][rank]
-        return (ctypes.c_uint32 * WORDS_PER_COPY).from_address(address)
+        return (ctypes.c_uint32 * SIGNALS_PER_COPY).from_address(address)
 
-    def _set(self, words: Sequence[Word], value: int) -> None:
+    def _set(self, words: Sequence[Signal], value: int) -> None:
         for word in words:
-            self._words(word.rank)[word_place(word)] = value
+            self._words(word.rank)[signal_place(word)] = value
 
-    def _await(self, words: Sequence[Word], value: int = 1) -> None:
+    def _await(self, words: Sequence[Signal], value: int = 1) -> None:
         for word in words:
-            at = word_place(word)
+            at = signal_place(word)
             self._until(lambda word=word, at=at: self._words(word.rank)[at] == value, at)
 
     def _send(self, x: Any) -> None:
@@ -192,12 +192,12 @@ class GatherCall(_Call):
             columns = slice(number * t.width, min((number + 1) * t.width, t.k))
             for peer in self.peers:
                 self._gathered(peer)[t.own_row : t.own_row + t.own_rows, columns] = x[:, columns]
-            self._set([Word(peer, "data", t.rank, number) for peer in self.peers], 1)
+            self._set([Signal(peer, "data", t.rank, number) for peer in self.peers], 1)
 
-    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Word]:
+    def _finish(self, x: Any, outputs: Any, kept: Any) -> list[Signal]:
         """Make the results; return the words that were awaited."""
         t = self.table
-        heard = [Word(t.rank, "data", peer, j) for peer in t.sources for j in range(t.slices)]
+        heard = [Signal(t.rank, "data", peer, j) for peer in t.sources for j in range(t.slices)]
         self._await(heard)
         whole = self._gathered(t.rank).astype(np.float32)
         whole[t.own_row : t.own_row + t.own_rows] = x

@@ -31,7 +31,7 @@ from ficco.kernels import gated, loading
 from ficco.kernels.arrays import Address
 from ficco.kernels.compiling import compile_variant
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
-from ficco.kernels.native_launch import Pitch, Place, Slot, Word, described
+from ficco.kernels.native_launch import Pitch, Place, Signal, Slot, described
 from ficco.kernels.tiling import Tile
 from ficco.kernels.variants import variant_of
 from ficco.plan import Room
@@ -118,7 +118,7 @@ class Rank:
         arguments = launch.arguments
         item = ranks.dtype.itemsize
         places: dict[str, Place] = {
-            "own": Slot(X), "window": Slot(WINDOW), "b": Slot(B), "c": Slot(C), "words": Word(),
+            "own": Slot(X), "window": Slot(WINDOW), "b": Slot(B), "c": Slot(C), "words": Signal(),
             "c_stride": Pitch(C, item),
         }  # fmt: skip
         if self.bias is None:

@@ -39,7 +39,7 @@ from ficco.errors import EngineError  # noqa: E402
 from ficco.kernels import loading  # noqa: E402
 from ficco.kernels.arrays import Arrays  # noqa: E402
 from ficco.kernels.gated_parts import GatedPart  # noqa: E402
-from ficco.kernels.native_launch import Code, Copy, Slot, Word  # noqa: E402
+from ficco.kernels.native_launch import Code, Copy, Signal, Slot  # noqa: E402
 from ficco.kernels.variants import Variant  # noqa: E402
 
 ROWS, DATA = 300, 5
@@ -199,7 +199,7 @@ def described() -> None:
     parts = [GatedPart("own", 0, 0, rows), GatedPart("window", 0, rows, rows, DATA)]
     prepared = kernels.prepare(parts, n, k, "bfloat16", 5.0, words.data_ptr)
     operands = GatedOperands(own, window, arrays.matrix(n, k).T, None, c, None, None, words, 0)
-    places = GatedOperands(Slot(0), Slot(1), Slot(2), None, Slot(3), None, None, Word(), Copy())
+    places = GatedOperands(Slot(0), Slot(1), Slot(2), None, Slot(3), None, None, Signal(), Copy())
     spec = kernels.described(prepared, operands, places)
     assert spec is not None
     with expected(ValueError, "no own words"):  # which is looked at behind the sizes

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import llama
 import torch
 import torch.distributed as dist
-from llama import WORDS, Llama, each_gathers, plain, sequence
+from llama import VOCABULARY, Llama, each_gathers, plain, sequence
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -47,7 +47,7 @@ def made(parallel: Callable[..., Llama], mesh: DeviceMesh, dtype: torch.dtype) -
 
 def models(mesh: DeviceMesh) -> None:
     torch.manual_seed(1)
-    words = torch.randint(WORDS, (BATCH, LENGTH), device=mesh.device_type)
+    words = torch.randint(VOCABULARY, (BATCH, LENGTH), device=mesh.device_type)
     dist.broadcast(words, 0)
     for parallel in (plain, sequence, each_gathers):
         for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
@@ -71,7 +71,7 @@ def models(mesh: DeviceMesh) -> None:
 def captured(mesh: DeviceMesh) -> None:
     """A graph of forward, backward and step, replayed: the losses of eager training."""
     torch.manual_seed(1)
-    words = torch.randint(WORDS, (BATCH, LENGTH), device="cuda")
+    words = torch.randint(VOCABULARY, (BATCH, LENGTH), device="cuda")
     dist.broadcast(words, 0)
     was, net = made(sequence, mesh, torch.float32)
     ficco.overlap(net, schedule="hetero_unfused_1d", strict=True)
@@ -82,7 +82,7 @@ def captured(mesh: DeviceMesh) -> None:
 def measured(mesh: DeviceMesh) -> None:
     """Every kind of call has figures, equal on all ranks; in a capture none are taken."""
     torch.manual_seed(1)
-    words = torch.randint(WORDS, (BATCH, LENGTH), device=mesh.device_type)
+    words = torch.randint(VOCABULARY, (BATCH, LENGTH), device=mesh.device_type)
     dist.broadcast(words, 0)
     dtypes = [torch.float32, torch.bfloat16]
     if torch.__version__.startswith("2.9."):
@@ -135,7 +135,7 @@ def shards(mesh: DeviceMesh) -> None:
     """Ranks, which may share GPUs, hold their parts of a model's layers: losses and gradients."""
     kind = mesh.device_type
     torch.manual_seed(2)
-    words = torch.randint(WORDS, (BATCH, LENGTH), device=kind)
+    words = torch.randint(VOCABULARY, (BATCH, LENGTH), device=kind)
     rows = BATCH * LENGTH
     for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
         torch.manual_seed(0)

@@ -228,8 +228,8 @@ def kernels(me: Rank) -> None:
             words = [
                 word
                 for s in plan.steps
-                if s.kind == "signal" and s.lane not in computing
-                for word in s.words
+                if s.kind == "raise" and s.lane not in computing
+                for word in s.signals
             ]
             pushes += sum(not me.runtime._writable[word.rank] for word in words)  # copies, too
             seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]

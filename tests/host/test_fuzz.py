@@ -15,6 +15,7 @@ from test_operators import assert_all_right, random_problem, schedules_for
 
 import ficco
 from ficco import oracle
+from ficco.lowering import recv_copies
 from ficco.machine import Link, Machine
 from ficco.problem import OPERATORS
 
@@ -53,7 +54,9 @@ def test_many_calls_under_random_delays(
     op: str, per: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if per == "port":
-        monkeypatch.setattr(moving, "SMALL_BYTES", 0)  # pieces leave the window as large ones do
+        monkeypatch.setattr(
+            recv_copies, "SMALL_BYTES", 0
+        )  # pieces leave the window as large ones do
     calls = (request.config.getoption("--calls") or 300) // 2
     machine = LateMachine("late", 1, 64, "host", (LateLink("node", per, ((1, 200.0),)),))
     rng = np.random.default_rng(SEED)

@@ -38,7 +38,7 @@ from ficco.kernels.one_kernel_all_reduce import (
 from ficco.kernels.one_kernel_all_reduce_table import VACANT, table_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import Word, digest_of, window_places, word_place
+from ficco.plan import Signal, digest_of, signal_place, window_places
 from ficco.problem import MAX_WORLD, Problem
 from ficco.schedule import Schedule
 
@@ -57,7 +57,7 @@ DRAWN = (
     r"[^@]+@first atom\.relaxed\.gpu\.global\.add"
 )
 SAW = rf"setp\.ne\.u32 other, %r\d+, %r\d+;{THEN}barrier\.red\.or\.pred other, 0, other;"
-ENTERED = word_place(Word(0, "entered", 0))
+ENTERED = signal_place(Signal(0, "entered", 0))
 
 
 def forked(world: int, rank_calls: Callable[[int], object]) -> None:
@@ -254,7 +254,7 @@ def giving_up() -> None:
         assert bool(mine.y.isnan().all()), "something looks like a result"
         late = told.status.item() - 1
         # Of products. A peer that has not entered is told of first.
-        missed = {word_place(Word(0, "data", 1, word)) for word in range(2)}
+        missed = {signal_place(Signal(0, "data", 1, word)) for word in range(2)}
         assert late in (missed if raised else {ENTERED + 1}), late
 
         # The peer may still read what it was sent: calls that follow store nothing.

@@ -28,14 +28,14 @@ from ficco.kernels.one_kernel_gather import Matrices, Operands, gather, prepare,
 from ficco.kernels.one_kernel_gather_table import table_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import WORDS_PER_COPY, Word, digest_of, window_places, word_place
+from ficco.plan import SIGNALS_PER_COPY, Signal, digest_of, signal_place, window_places
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 
-WORDS_BYTES = 4 * WORDS_PER_COPY
+WORDS_BYTES = 4 * SIGNALS_PER_COPY
 DATA = -(-2 * WORDS_BYTES // 256) * 256  # of both copies, behind the words of both
 COPY = 1 << 18  # bytes of a window copy
-FREE = word_place(Word(0, "free", 0))
+FREE = signal_place(Signal(0, "free", 0))
 
 
 class Windows:
@@ -55,7 +55,7 @@ class Windows:
             np.frombuffer(self.memory[rank], np.uint8, 2 * COPY, DATA)[:] = 0xFF  # NaN
 
     def words(self, rank: int, copy: int) -> Any:
-        return np.frombuffer(self.memory[rank], np.int32, WORDS_PER_COPY, copy * WORDS_BYTES)
+        return np.frombuffer(self.memory[rank], np.int32, SIGNALS_PER_COPY, copy * WORDS_BYTES)
 
     def run(self, rank_calls: Callable[[int], None]) -> None:
         """Run a function on every rank, in a process each."""
@@ -159,7 +159,7 @@ def products() -> None:
 def giving_up() -> None:
     """A peer that does not come is noticed when a call is stopped; nothing looks like a result."""
     outputs = (Output((33, 33), bias=True), Output((40, 40), "", "gathered"))
-    entered = word_place(Word(0, "entered", 1))
+    entered = signal_place(Signal(0, "entered", 1))
     for raised, missed in ((False, {entered - 1, 256, 257}), (True, {256, 257})):
         case, windows = Case(0, (2, 3), 40, outputs, 2), Windows(2)
         made = prepare(case.table, windows.places, CPU, (DirectTile(16, 16, 16, 4, 2), 2))

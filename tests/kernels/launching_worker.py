@@ -20,7 +20,7 @@ from ficco.kernels import gated, loading, one_kernel_all_reduce, one_kernel_gath
 from ficco.kernels.arrays import Bulk
 from ficco.kernels.compiling import compile_variant, why_unknown
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
-from ficco.kernels.native_launch import Code, Pitch, Place, Slot, Word, described, parameter_rows
+from ficco.kernels.native_launch import Code, Pitch, Place, Signal, Slot, described, parameter_rows
 from ficco.kernels.one_kernel import Control, Places
 from ficco.kernels.one_kernel_all_reduce_table import table_of as reduce_table
 from ficco.kernels.one_kernel_gather_table import table_of as gather_table
@@ -62,7 +62,7 @@ def gated_case(dtype: torch.dtype, n: int, k: int, pad: int, turned: bool, bias:
     arguments = launch.arguments
     item = dtype.itemsize
     places: dict[str, Place] = {
-        "own": Slot(0), "window": Slot(1), "b": Slot(2), "c": Slot(3), "words": Word(),
+        "own": Slot(0), "window": Slot(1), "b": Slot(2), "c": Slot(3), "words": Signal(),
         "c_stride": Pitch(3, item),
     }  # fmt: skip
     if not bias:
@@ -156,7 +156,7 @@ def tensors(case: Case) -> dict[int, tuple[int, int]]:
     for name, place in places.items():
         given = launch.arguments[name]
         base = given.base if isinstance(given, Bulk) else given
-        if isinstance(place, Word):
+        if isinstance(place, Signal):
             found[-1] = base.data_ptr(), 4
         elif isinstance(place, Slot):
             pitch = max(base.stride()) * base.itemsize
@@ -344,10 +344,10 @@ def refusals() -> None:
         ("ROWS", Slot(0), "no argument 'ROWS'"),
         ("c", Pitch(0, 2), "'c' is a pointer"),
         ("k", Slot(0), "'k' is an i32"),
-        ("own", Word(), "'own' is a descriptor"),
+        ("own", Signal(), "'own' is a descriptor"),
     ):
         refused(InputError, pattern, code, arguments, places | {name: place})
-    refused(InputError, "give it a slot", code, arguments, {"words": Word()})
+    refused(InputError, "give it a slot", code, arguments, {"words": Signal()})
     for name, value, pattern in (
         ("k", 1 << 31, "'k' is 2147483648"),
         ("k", 193, "16 divides"),

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-WORDS, WIDTH, HEADS, HIDDEN = 20, 24, 4, 36
+VOCABULARY, WIDTH, HEADS, HIDDEN = 20, 24, 4, 36
 
 
 class Norm(nn.Module):
@@ -65,9 +65,9 @@ class Block(nn.Module):
 class Llama(nn.Module):
     def __init__(self, layers: int = 2, bias: bool = False) -> None:
         super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList([Block(bias) for _ in range(layers)])
-        self.norm, self.output = Norm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.norm, self.output = Norm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.words(tokens)

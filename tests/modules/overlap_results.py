@@ -30,7 +30,7 @@ import ficco
 from ficco.modules import functions
 
 sys.path.insert(0, str(Path(__file__).parent))
-from llama import WORDS, Llama, each_gathers, plain, sequence
+from llama import VOCABULARY, Llama, each_gathers, plain, sequence
 
 BATCH, LENGTH = 3, 8
 FORMS: dict[str, Callable[..., Llama]] = {
@@ -63,7 +63,7 @@ def model(layers: int = 1) -> Llama:
 
 
 def tokens(seed: int, batch: int = BATCH, length: int = LENGTH) -> torch.Tensor:
-    return torch.randint(WORDS, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def loss_of(net: torch.nn.Module, words: torch.Tensor) -> torch.Tensor:

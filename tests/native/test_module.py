@@ -32,7 +32,7 @@ def rows(*ops: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 
 def word(name: str, rank: int, peer: int, chunk: int = 0) -> int:
-    return plan.word_place(plan.Word(rank, name, peer, chunk))
+    return plan.signal_place(plan.Signal(rank, name, peer, chunk))
 
 
 def program(group: _native.Group, rank: int, *ops: tuple[int, ...]) -> _native.Program:
@@ -82,7 +82,7 @@ class TestStub:
     def test_sizes_are_those_of_plans(self) -> None:
         assert _native.MAX_WORLD == plan.MAX_WORLD
         assert _native.MAX_CHUNKS == plan.MAX_CHUNKS
-        assert _native.WORDS_PER_COPY == plan.WORDS_PER_COPY
+        assert _native.WORDS_PER_COPY == plan.SIGNALS_PER_COPY
 
     def test_only_free_of_peers_is_raised_at_first(self) -> None:
         group = _native.Group(3, 1.0, None)

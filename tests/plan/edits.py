@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ficco.plan import WORDS, Buffer, Plan, Product, Region, Step, Word
+from ficco.plan import SIGNALS, Buffer, Plan, Product, Region, Signal, Step
 
 Edit = Callable[[Plan, random.Random], "Plan | None"]
 
@@ -135,34 +135,34 @@ def bend_after(plan: Plan, rng: random.Random) -> Plan | None:
     return with_steps(plan, rank, steps)
 
 
-@_edit_step("signal", "wait", "clear")
+@_edit_step("raise", "wait", "clear")
 def drop_word(step: Step, plan: Plan, rng: random.Random) -> Step | None:
-    if len(step.words) < 2:
+    if len(step.signals) < 2:
         return None
-    words = list(step.words)
-    del words[rng.randrange(len(words))]
-    return step._replace(words=tuple(words))
+    signals = list(step.signals)
+    del signals[rng.randrange(len(signals))]
+    return step._replace(signals=tuple(signals))
 
 
-@_edit_step("signal", "wait", "clear")
+@_edit_step("raise", "wait", "clear")
 def aim_word(step: Step, plan: Plan, rng: random.Random) -> Step | None:
-    words = list(step.words)
-    words[rng.randrange(len(words))] = _other_word(rng.choice(words), plan, rng)
-    return step._replace(words=tuple(words))
+    signals = list(step.signals)
+    signals[rng.randrange(len(signals))] = _other_word(rng.choice(signals), plan, rng)
+    return step._replace(signals=tuple(signals))
 
 
-def _other_word(word: Word, plan: Plan, rng: random.Random) -> Word:
+def _other_word(signal: Signal, plan: Plan, rng: random.Random) -> Signal:
     world = plan.problem.world
     what = rng.choice(("rank", "peer", "chunk", "name", "copy"))
     if what == "rank":
-        return word._replace(rank=rng.randrange(world))
+        return signal._replace(rank=rng.randrange(world))
     if what == "peer":
-        return word._replace(peer=rng.randrange(world))
+        return signal._replace(peer=rng.randrange(world))
     if what == "chunk":
-        return word._replace(chunk=rng.randrange(min(4, WORDS[word.name])))
+        return signal._replace(chunk=rng.randrange(min(4, SIGNALS[signal.name])))
     if what == "copy":
-        return word._replace(copy=1 - word.copy)
-    return word._replace(name=rng.choice(("data", "entered", "free")), chunk=0)
+        return signal._replace(copy=1 - signal.copy)
+    return signal._replace(name=rng.choice(("data", "entered", "free")), chunk=0)
 
 
 @_edit_step("copy", "local_copy")
@@ -335,8 +335,8 @@ def redundant_wait(plan: Plan, rng: random.Random) -> Plan | None:
     if picked is None:
         return None
     rank, index, steps = picked
-    words = tuple(rng.sample(steps[index].words, rng.randint(1, len(steps[index].words))))
-    both = [steps[index]._replace(id="again", words=words), steps[index]]
+    signals = tuple(rng.sample(steps[index].signals, rng.randint(1, len(steps[index].signals))))
+    both = [steps[index]._replace(id="again", signals=signals), steps[index]]
     rng.shuffle(both)
     return with_steps(plan, rank, replaced(steps, index, both))
 
@@ -405,20 +405,20 @@ def rename(plan: Plan, rng: random.Random) -> Plan | None:
 
 
 def split_words(plan: Plan, rng: random.Random) -> Plan | None:
-    """Turn one step of several words into two steps."""
-    picked = _pick(plan, rng, "wait", "signal", "clear")
+    """Turn one step of several signals into two steps."""
+    picked = _pick(plan, rng, "wait", "raise", "clear")
     if picked is None:
         return None
     rank, index, steps = picked
     step = steps[index]
-    if len(step.words) < 2:
+    if len(step.signals) < 2:
         return None
-    words = list(step.words)
-    rng.shuffle(words)
-    cut = rng.randrange(1, len(words))
+    signals = list(step.signals)
+    rng.shuffle(signals)
+    cut = rng.randrange(1, len(signals))
     both = [
-        step._replace(id=f"{step.id}.a", words=tuple(words[:cut])),
-        step._replace(id=f"{step.id}.b", words=tuple(words[cut:])),
+        step._replace(id=f"{step.id}.a", signals=tuple(signals[:cut])),
+        step._replace(id=f"{step.id}.b", signals=tuple(signals[cut:])),
     ]
     return with_steps(plan, rank, replaced(steps, index, both))
 

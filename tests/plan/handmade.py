@@ -5,7 +5,7 @@ Two ranks, r and its peer q. They show that verifier and interpreter know the pl
 
 from __future__ import annotations
 
-from ficco.plan import Buffer, Part, Plan, Product, RankPlan, Region, Step, Word, digest_of
+from ficco.plan import Buffer, Part, Plan, Product, RankPlan, Region, Signal, Step, digest_of
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 
@@ -23,19 +23,19 @@ def made(problem: Problem, ranks: list[RankPlan]) -> Plan:
 
 
 def opening(r: int, q: int, lane: str) -> list[Step]:
-    free = (Word(r, "free", q),)
+    free = (Signal(r, "free", q),)
     return [
-        Step("f1", lane, "wait", "none", words=free),
-        Step("f2", lane, "clear", "none", words=free),
-        Step("e1", lane, "signal", "none", words=(Word(q, "entered", r),)),
+        Step("f1", lane, "wait", "none", signals=free),
+        Step("f2", lane, "clear", "none", signals=free),
+        Step("e1", lane, "raise", "none", signals=(Signal(q, "entered", r),)),
     ]
 
 
-def closing(r: int, q: int, lane: str, extra: tuple[Word, ...] = ()) -> list[Step]:
-    words = (Word(r, "data", q), Word(r, "entered", q), *extra)
+def closing(r: int, q: int, lane: str, extra: tuple[Signal, ...] = ()) -> list[Step]:
+    signals = (Signal(r, "data", q), Signal(r, "entered", q), *extra)
     return [
-        Step("c1", lane, "clear", "none", words=words),
-        Step("c2", lane, "signal", "none", words=(Word(q, "free", r),)),
+        Step("c1", lane, "clear", "none", signals=signals),
+        Step("c2", lane, "raise", "none", signals=(Signal(q, "free", r),)),
     ]
 
 
@@ -62,9 +62,11 @@ def reduce_scatter(dtype: str = "bfloat16") -> Plan:
             Step("g1", "sm", "gemm", "sm", products=(Product(a_theirs, w, part),)),
             *opening(r, q, "push"),
             Step("p", "push", "copy", "dma", (part,), (there,), after=("g1",)),
-            Step("d", "push", "signal", "none", words=(Word(q, "data", r),)),
+            Step("d", "push", "raise", "none", signals=(Signal(q, "data", r),)),
             Step("g2", "sm", "gemm", "sm", products=(Product(a_mine, w, own),)),
-            Step("w1", "sm", "wait", "none", words=(Word(r, "data", q), Word(r, "entered", q))),
+            Step(
+                "w1", "sm", "wait", "none", signals=(Signal(r, "data", q), Signal(r, "entered", q))
+            ),
             Step("sum", "sm", "reduce", "sm", (own, here), (y,)),
             *closing(r, q, "sm"),
         ]
@@ -92,23 +94,23 @@ def signalling_reduce_scatter(dtype: str = "bfloat16") -> Plan:
     for r in range(2):
         q = 1 - r
         mine, theirs = ((0, M0), (M0, M)) if r == 0 else ((M0, M), (0, M0))
-        w, ready = whole(r, "w", depths[r], N), (Word(r, "ready", q),)
+        w, ready = whole(r, "w", depths[r], N), (Signal(r, "ready", q),)
         part, y = whole(r, "part", rows[q], N), whole(r, "y0", rows[r], N)
         there, here = whole(q, "landing", rows[q], N), whole(r, "landing", rows[r], N)
         first = Product(Region(r, "x", *theirs, 0, depths[r]), w, part)
         second = Product(Region(r, "x", *mine, 0, depths[r]), w, y, add=(here,))
         steps = [
             *opening(r, q, "push"),
-            Step("r1", "push", "wait", "none", words=ready),
-            Step("r2", "push", "clear", "none", words=ready),
+            Step("r1", "push", "wait", "none", signals=ready),
+            Step("r2", "push", "clear", "none", signals=ready),
             Step("p", "push", "copy", "dma", (part,), (there,)),
-            Step("d", "push", "signal", "none", words=(Word(q, "data", r),)),
-            Step("w1", "sm", "wait", "none", words=(Word(r, "entered", q),)),
+            Step("d", "push", "raise", "none", signals=(Signal(q, "data", r),)),
+            Step("w1", "sm", "wait", "none", signals=(Signal(r, "entered", q),)),
             Step(
                 "g", "sm", "gemm", "sm", concurrent=True,
                 parts=(
-                    Part(products=(first,), signals=ready),
-                    Part(waits=(Word(r, "data", q),), products=(second,)),
+                    Part(products=(first,), raises=ready),
+                    Part(waits=(Signal(r, "data", q),), products=(second,)),
                 ),
             ),
             *closing(r, q, "sm"),
@@ -118,7 +120,7 @@ def signalling_reduce_scatter(dtype: str = "bfloat16") -> Plan:
 
 
 def collective_all_gather() -> Plan:
-    """No window, no words: a library gathers, one GEMM multiplies."""
+    """No window, no signals: a library gathers, one GEMM multiplies."""
     rows, k, columns = (M0, M1), 3, (N, 1)
     problem = Problem("all_gather_matmul", 2, rows, k, (Output(columns, bias=True),))
     ranks = []

@@ -79,7 +79,7 @@ KERNELS = ("gemm", "reduce", "bag", "local_copy")
 
 
 def kernels(ranks: dict[int, list[dict]]) -> tuple[set[tuple], set[tuple], set[tuple]]:
-    """What runs as a kernel: whole lanes, steps, and steps of words that only some targets store.
+    """What runs as a kernel: whole lanes, steps, and steps of signals that only some targets store.
 
     A copy to a peer on "sm" is a store of a kernel that runs its whole lane. In such a plan so does
     a rank that has a single lane.
@@ -89,7 +89,7 @@ def kernels(ranks: dict[int, list[dict]]) -> tuple[set[tuple], set[tuple], set[t
     whole = {(r, s["lane"]) for r, s in every if (s["kind"], s["unit"]) == ("copy", "sm")}
     whole |= {(r, *lanes[r]) for r in ranks if whole and len(lanes[r]) == 1}
     busy = {(r, s["lane"]) for r, s in every if s["kind"] in ("gemm", "reduce", "bag")}
-    steps, words = set(), set()
+    steps, signals = set(), set()
     for r, s in every:
         if (r, s["lane"]) in whole:
             continue
@@ -97,9 +97,9 @@ def kernels(ranks: dict[int, list[dict]]) -> tuple[set[tuple], set[tuple], set[t
         within = s["kind"] == "copy" and any(a["rank"] == b["rank"] for a, b in pairs)
         if s["kind"] in KERNELS or s["unit"] == "sm" or within:
             steps.add((r, s["id"]))
-        elif s["kind"] in ("signal", "clear") and (r, s["lane"]) in busy:
-            words.add((r, s["id"]))
-    return whole, steps, words
+        elif s["kind"] in ("raise", "clear") and (r, s["lane"]) in busy:
+            signals.add((r, s["id"]))
+    return whole, steps, signals
 
 
 def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = False) -> int:  # noqa: PLR0915
@@ -109,7 +109,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     ranks = {rank["rank"]: rank["steps"] for rank in plan["ranks"]}
     parts_of = {
         (rank, step["id"]): step.get("parts")
-        or [{"reads": []} | step | {step["kind"] + "s": step.get("words", ())}]
+        or [{"reads": []} | step | {step["kind"] + "s": step.get("signals", ())}]
         for rank, steps in ranks.items() for step in steps
     }  # fmt: skip  # signals, waits, clears
     buffers = {(rank["rank"], b["name"]): b for rank in plan["ranks"] for b in rank["buffers"]}
@@ -123,7 +123,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         flips = [(both, both[::-1])[call % 2] for call in range(calls)]
     memory = {(*key, copy): blank[key].copy() for key in windows for copy in both}
     at_rest = {(r, "free", s, 0, copy) for r in ranks for s in ranks if r != s for copy in both}
-    flags = set(at_rest)  # words that are 1 (of 5 fields), and what has ended
+    flags = set(at_rest)  # signals that are 1 (of 5 fields), and what has ended
     values, met, at, waiting, ready = {}, {}, {}, {}, []  # lane: [priority, events, flag at end]
     keen, naps = rng.choice((2, 8)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
     chance = rng.random
@@ -170,7 +170,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             array = memory[*key, copy if key in windows else rank][top:bottom, left:right]
             return same(array, (bottom - top, right - left))
 
-        def word(one: dict, side: str) -> tuple:
+        def signal(one: dict, side: str) -> tuple:
             assert one[side] == rank, f"may not touch {one}"
             copy = copies[one.get("copy", 0)]
             return one["rank"], one["name"], one["peer"], one.get("chunk", 0), copy
@@ -206,7 +206,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
 
         def play(step: dict, part: dict) -> Events:
             if waits := part.get("waits"):
-                yield from until(*(word(one, "rank") for one in waits))
+                yield from until(*(signal(one, "rank") for one in waits))
             writes, sent = () if step["kind"] == "gemm" else part.get("writes", ()), {}
             if step["kind"] == "collective":
                 number = [x["id"] for x in steps if x["kind"] == "collective"].index(step["id"])
@@ -220,14 +220,14 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
                 yield from write(region, lambda i=i: moved(step, part, i, sent))
             signals = part.get("signals", ())
             for one in rng.sample(signals, len(signals)) if signals else ():
-                flag = word(one, "rank" if one["name"] == "ready" else "peer")
+                flag = signal(one, "rank" if one["name"] == "ready" else "peer")
                 assert flag not in flags, f"{flag} is raised twice"
                 for key in own.pop(flag[4], ()) if one["name"] == "free" else ():
                     memory[*key, flag[4]].fill(np.nan)
                 hoist(flag)
                 yield None
             if clears := part.get("clears"):
-                flags.difference_update(word(one, "rank") for one in clears)
+                flags.difference_update(signal(one, "rank") for one in clears)
 
         def lane(name: str) -> Events:
             found = [step for step in steps if name in ("", step["lane"])]
@@ -274,7 +274,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             ready.remove(turn)
             hoist(flag) if flag == turn[2] else waiting.setdefault(flag, []).append(turn)
     stuck = [(turn[2], at.get(turn[2]), flag) for flag in waiting for turn in waiting[flag]]
-    words = sorted(flag for flag in flags ^ at_rest if len(flag) == 5)
-    if stuck or words:
-        raise Wrong(f"stuck: {stuck}; words not at rest: {words}")
+    signals = sorted(flag for flag in flags ^ at_rest if len(flag) == 5)
+    if stuck or signals:
+        raise Wrong(f"stuck: {stuck}; signals not at rest: {signals}")
     return sum(map(len, ranks.values())) * calls

@@ -1,4 +1,4 @@
-"""Who clears the words of a call, and raises `free`: the launch, the caller's stream, or a lane."""
+"""What clears the signals of a call and raises `free`: launch, caller's stream, or lane."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ficco.engines.rows import encode
 from ficco.grouping import stores_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import RankPlan, Word, word_place
+from ficco.plan import RankPlan, Signal, signal_place
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 
@@ -32,8 +32,8 @@ def ends(plan: RankPlan) -> list[tuple[str, str]]:
     return [
         (step.lane, step.id)
         for step in plan.steps
-        if (step.kind == "clear" and step.words[0].name == "data")
-        or (step.kind == "signal" and step.words[0].name == "free")
+        if (step.kind == "clear" and step.signals[0].name == "data")
+        or (step.kind == "raise" and step.signals[0].name == "free")
     ]
 
 
@@ -46,14 +46,14 @@ def test_a_launch_that_gathers_does_it_all(grain: int, route: str) -> None:
     (step,) = [step for step in plan.steps if step.parts]
     (launch,) = launches_of(plan, step)
     assert launch.leaving is not None
-    words = [Word(RANK, "data", peer, chunk) for peer in PEERS for chunk in range(grain)]
-    words += [Word(RANK, "entered", peer) for peer in PEERS]
-    assert sorted(launch.leaving.cleared) == sorted(map(word_place, words))
-    assert launch.leaving.raised == word_place(Word(0, "free", RANK))
+    signals = [Signal(RANK, "data", peer, chunk) for peer in PEERS for chunk in range(grain)]
+    signals += [Signal(RANK, "entered", peer) for peer in PEERS]
+    assert sorted(launch.leaving.cleared) == sorted(map(signal_place, signals))
+    assert launch.leaving.raised == signal_place(Signal(0, "free", RANK))
     assert sorted(launch.leaving.peers) == sorted(PEERS)
     without = encode(plan, {}, one_launch=True, within=steps_within(plan))
     rows = encode(plan, {}, one_launch=True)
-    assert len(rows.ops) - len(without.ops) == len(words) + len(PEERS)
+    assert len(rows.ops) - len(without.ops) == len(signals) + len(PEERS)
 
 
 def test_of_several_launches_the_last_does_it() -> None:
@@ -87,19 +87,19 @@ def test_of_sums_one_kernel_does_it(op: str) -> None:
 def test_what_a_launch_tells_is_cleared_at_the_end(op: str, sums: str, order: str) -> None:
     """Not between a wait and its copy, nor behind the copies, which the end does not wait for."""
     plan = plan_of(op, replace(GATED, sums=sums, order=order))
-    told = [word for step in plan.steps for part in step.parts for word in part.signals]
+    told = [signal for step in plan.steps for part in step.parts for signal in part.raises]
     (clear,) = [step for step in plan.steps if step.id == "compute.clear"]
     assert told
-    assert set(told) <= set(clear.words)
+    assert set(told) <= set(clear.signals)
     steps = {step.id: step for step in plan.steps}
-    waited = [steps[name].words for name in clear.after if name.startswith(("made", "summed"))]
+    waited = [steps[name].signals for name in clear.after if name.startswith(("made", "summed"))]
     # Behind the parts that are pushed, or from a lane of their own.
     apart = order == "by_step" and sums == "within" and op == "matmul_all_reduce"
     assert len(waited) == (2 if apart else 1)
     assert not [
         step
         for step in plan.steps
-        if step.kind == "clear" and set(step.words) & set(told) and step is not clear
+        if step.kind == "clear" and set(step.signals) & set(told) and step is not clear
     ]
 
 

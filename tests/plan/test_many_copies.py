@@ -93,7 +93,7 @@ def test_one_fault_among_many_copies_is_found(way: str) -> None:
         changed = [*steps[:at], wrong, *steps[at + 1 :]]
         assert {v.rule for v in verify(with_steps(plan, 1, changed))} == {"value"}
 
-    signal = next(i for i in range(at, len(steps)) if steps[i].kind == "signal")
+    signal = next(i for i in range(at, len(steps)) if steps[i].kind == "raise")
     late = [*steps[:at], *steps[at + 1 : signal + 1], step, *steps[signal + 1 :]]
     assert "race" in {v.rule for v in verify(with_steps(plan, 1, late))}
 

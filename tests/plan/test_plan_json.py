@@ -11,6 +11,7 @@ from cases import NAMED, plan_of
 from handmade import HANDMADE
 
 from ficco.errors import PlanError
+from ficco.plan import digest_of
 from ficco.plan_json import dumps, loads
 
 SCHEMA = json.loads(
@@ -51,7 +52,7 @@ def edited(*path: object, value: object = None, drop: bool = False) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -71,16 +72,16 @@ def edited(*path: object, value: object = None, drop: bool = False) -> str:
         (edited("ranks", value={}), "a list is expected"),
         (edited("ranks", 1, "steps", 0, "kind", value="fly"), r"ranks\[1\].steps\[0\].kind"),
         (edited("ranks", 0, "steps", 0, "lane", drop=True), r"steps\[0\]: the field 'lane'"),
-        (edited("ranks", 0, "steps", 0, "wrods", value=[]), "did you mean 'words'"),
-        (edited("ranks", 0, "steps", 0, "words", 0, "peer", value=-1), "words\\[0\\].peer"),
+        (edited("ranks", 0, "steps", 0, "wrods", value=[]), "did you mean 'signals'"),
+        (edited("ranks", 0, "steps", 0, "signals", 0, "peer", value=-1), "signals\\[0\\].peer"),
         (edited("ranks", 0, "buffers", 0, "dtype", value="f8"), "buffers\\[0\\].dtype"),
         (edited("ranks", 0, "buffers", 0, "rows", value=1.5), "a whole number is expected"),
         (edited("ranks", 0, "steps", 0, "id", value=""), "a text is expected"),
         (edited("ranks", 0, "steps", 0, "concurrent", value=1), "true or false"),
     ],
 )
-def test_broken_json_is_named_by_its_place(text: str, words: str) -> None:
-    with pytest.raises(PlanError, match=words):
+def test_broken_json_is_named_by_its_place(text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         loads(text)
 
 
@@ -98,3 +99,31 @@ def test_a_file_from_the_format_alone() -> None:
     text = (Path(__file__).parent / "by_hand.json").read_text()
     jsonschema.validate(json.loads(text), SCHEMA)
     assert not verify(loads(text, "by_hand.json"))
+
+
+def test_a_file_of_version_2() -> None:
+    """Files of the format before: fields have other names, and so the digest differs."""
+    folder = Path(__file__).parent
+    text = (folder / "by_hand_version_2.json").read_text()
+    assert loads(text) == loads((folder / "by_hand.json").read_text())
+    digest = json.loads(text)["digest"]
+    with pytest.raises(PlanError, match=f"digest 7 found, .* give {digest}"):
+        loads(text.replace(str(digest), "7"))
+    with pytest.raises(PlanError, match="unknown field 'words'"):
+        loads(text.replace(f'"version": 2,\n  "digest": {digest}', '"version": 3'))
+
+
+def test_a_gated_plan_of_version_2() -> None:
+    plan = plan_of("gated_1d", 2, 4, 2, 2)
+    text = (
+        dumps(plan)
+        .replace('"version": 3', '"version": 2')
+        .replace('"kind": "raise"', '"kind": "signal"')
+    )
+    text = text.replace('"signals": [', '"words": [').replace('"raises": [', '"signals": [')
+    data = json.loads(text)
+    data["digest"] = digest_of(plan.problem, plan.schedule, 2)
+    assert loads(json.dumps(data)) == plan
+    for broken in ([], {"ranks": 1}, {"ranks": [1, {"steps": 1}, {"steps": [1, {"parts": [1]}]}]}):
+        with pytest.raises(PlanError):
+            loads(json.dumps({**data, **broken} if isinstance(broken, dict) else broken))

@@ -17,7 +17,7 @@ from ficco.errors import FiccoError, InputError, MachineError, ScheduleError
 from ficco.lowering import lower, lower_rank
 from ficco.lowering.cutting import arrivals, chunk_bounds, departures, turn_bounds
 from ficco.machine import Link, Machine
-from ficco.plan import WORDS, WORDS_PER_COPY, Word, word_at, word_place
+from ficco.plan import SIGNALS, SIGNALS_PER_COPY, Signal, signal_at, signal_place
 from ficco.problem import MAX_WORLD, OPERATORS, Output, Problem, chunk_sizes
 from ficco.schedule import AXES, MAX_CHUNKS, Schedule
 
@@ -43,7 +43,7 @@ class TestProblem:
         assert Problem.from_json(problem.to_json()) == problem
 
     @pytest.mark.parametrize(
-        ("fields", "words"),
+        ("fields", "message"),
         [
             ({"op": "all_gather"}, "all_gather_matmul"),
             ({"world": 0}, "1 to 64"),
@@ -66,12 +66,12 @@ class TestProblem:
             ({"splits": ((1, 1), (1, 1))}, "belong to"),
         ],
     )
-    def test_says_what_cannot_be(self, fields: dict[str, object], words: str) -> None:
+    def test_says_what_cannot_be(self, fields: dict[str, object], message: str) -> None:
         good: dict[str, object] = {
             "op": "all_gather_matmul", "world": 2, "rows": (2, 2), "k": 4,
             "outputs": (Output((2, 2)),),
         }  # fmt: skip
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             Problem(**{**good, **fields})
 
     def test_other_operators_hold_their_sizes(self) -> None:
@@ -169,9 +169,12 @@ class TestSchedule:
         mine = tmp_path / "mine.toml"
         mine.write_text('name = "mine"\ngrain = 3\ncompute = "per_chunk"\n')
         assert Schedule.named(str(mine)).grain == 3
-        for text, words in (("grain = ", "not valid TOML"), ("grains = 3", "did you mean 'grain'")):
+        for text, message in (
+            ("grain = ", "not valid TOML"),
+            ("grains = 3", "did you mean 'grain'"),
+        ):
             mine.write_text(text)
-            with pytest.raises(ScheduleError, match=words):
+            with pytest.raises(ScheduleError, match=message):
                 Schedule.named(str(mine))
         with pytest.raises(ScheduleError, match="cannot be read"):
             Schedule.named(str(tmp_path / "none.toml"))
@@ -210,7 +213,7 @@ class TestMachine:
         assert link.transfer_us(1_000_000) == pytest.approx(5 + 250)
 
     @pytest.mark.parametrize(
-        ("text", "words"),
+        ("text", "message"),
         [
             ("devices = 2", "name"),
             ('name = "m"\nengine = "host"\ndevices = "2"\nlinks = []', "int is expected"),
@@ -238,10 +241,10 @@ class TestMachine:
             (f"{MACHINE}\npieces = [3]", r"pieces\[0\]: 3 found, a table is needed"),
         ],
     )
-    def test_a_broken_profile(self, tmp_path: Path, text: str, words: str) -> None:
+    def test_a_broken_profile(self, tmp_path: Path, text: str, message: str) -> None:
         path = tmp_path / "m.toml"
         path.write_text(text)
-        with pytest.raises(MachineError, match=words):
+        with pytest.raises(MachineError, match=message):
             Machine.named(str(path))
 
     def test_an_unknown_name(self) -> None:
@@ -311,10 +314,10 @@ class TestCutting:
 
 def test_every_word_has_a_place_of_its_own() -> None:
     places = {}
-    for name, count in WORDS.items():
+    for name, count in SIGNALS.items():
         for peer in (0, 1, MAX_WORLD - 1):
             for chunk in {0, count // 2, count - 1}:
-                word = Word(3, name, peer, chunk)
-                assert places.setdefault(word_place(word), word) == word
-                assert word_at(3, word_place(word)) == word
-                assert 0 <= word_place(word) < WORDS_PER_COPY
+                signal = Signal(3, name, peer, chunk)
+                assert places.setdefault(signal_place(signal), signal) == signal
+                assert signal_at(3, signal_place(signal)) == signal
+                assert 0 <= signal_place(signal) < SIGNALS_PER_COPY

@@ -8,7 +8,7 @@ import pytest
 
 from ficco.errors import ScheduleError
 from ficco.lowering import lower, lower_rank
-from ficco.plan import Plan, Word
+from ficco.plan import Plan, Signal
 from ficco.problem import Output, Problem
 from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.verifier import verify
@@ -48,7 +48,7 @@ def test_a_sum_begins_behind_its_owner_and_ends_there() -> None:
     assert [[came.buffer for came in p.add] for p in products] == [[], *[["landing"]] * 3]
     assert len({came.row0 for p in products for came in p.add}) == 3
     for turn in (1, 2, 3):
-        assert steps[f"wait.0in{turn}"].words == (Word(2, "data", 1, turn - 1),)
+        assert steps[f"wait.0in{turn}"].signals == (Signal(2, "data", 1, turn - 1),)
 
 
 def test_two_chunks_at_a_time_or_all() -> None:
@@ -81,7 +81,7 @@ def test_a_rank_without_a_part_of_k_passes_on_what_came(op: str, depths: tuple[i
 
 
 @pytest.mark.parametrize(
-    ("op", "axes", "words"),
+    ("op", "axes", "message"),
     [
         ("all_gather_matmul", {}, "sums='apart'"),
         ("matmul_all_reduce", {"sums": "within"}, "sums='apart', or compute='gated'"),
@@ -95,9 +95,9 @@ def test_a_rank_without_a_part_of_k_passes_on_what_came(op: str, depths: tuple[i
         ("matmul_all_reduce", {"grain": MAX_CHUNKS // 4 + 1}, "at most 64"),
     ],
 )
-def test_what_is_no_ring_names_what_works(op: str, axes: dict[str, object], words: str) -> None:
+def test_what_is_no_ring_names_what_works(op: str, axes: dict[str, object], message: str) -> None:
     problem = Problem.chunked(op, 4, 64, 8, 32)
-    with pytest.raises(ScheduleError, match=words):
+    with pytest.raises(ScheduleError, match=message):
         lower_rank(problem, replace(RING, **axes), 0)
 
 

@@ -16,7 +16,7 @@ from handmade import signalling_reduce_scatter
 from interpreter import Wrong, interpret
 
 from ficco.lowering import lower
-from ficco.plan import Buffer, Part, Plan, Region, Step, Word, copy_unit
+from ficco.plan import Buffer, Part, Plan, Region, Signal, Step, copy_unit
 from ficco.plan_json import dumps, loads
 from ficco.problem import OPERATORS, Output, Problem
 from ficco.schedule import Schedule
@@ -107,16 +107,16 @@ class TestBesideAKernelThatSignalsAndWaits:
 
     def beside(self, lane: str, told: str, behind: str) -> Plan:
         """On rank 0, add a kernel that spins until rank 1 tells that a step of it is over."""
-        word = (Word(0, "data", 1, 1),)
+        signal = (Signal(0, "data", 1, 1),)
         plan = with_scratch(self.plan, "part")
-        tell = Step("tell", told, "signal", "none", words=word, after=(behind,))
+        tell = Step("tell", told, "raise", "none", signals=signal, after=(behind,))
         plan = inserted(plan, 1, "c1", tell)
         product = plan.ranks[0].steps[find(plan, 0, "g")].parts[0].products[0]
         product = product._replace(c=product.c._replace(buffer="scratch"))
-        spins = Step("t", lane, "gemm", "sm", parts=(Part(word, (product,)),), after=("w1",))
+        spins = Step("t", lane, "gemm", "sm", parts=(Part(signal, (product,)),), after=("w1",))
         clear = plan.ranks[0].steps[find(plan, 0, "c1")]
         plan = inserted(plan, 0, "c1", spins)
-        return changed(plan, 0, "c1", words=(*clear.words, *word), after=("t",))
+        return changed(plan, 0, "c1", signals=(*clear.signals, *signal), after=("t",))
 
     def test_a_kernel_that_spins_for_the_peers_kernel_may_not_run(self) -> None:
         found = check_refused(self.beside("other", "tell", "g"), "g")
@@ -158,15 +158,15 @@ class TestBesideAKernelThatSignalsAndWaits:
         """One program a rank takes the first part, and waits for the peer's second one."""
         plan = self.plan
         for rank, peer in ((0, 1), (1, 0)):
-            early = (Word(peer, "data", rank, 1),)
-            tell = Step("tell", "early", "signal", "none", words=early, after=("f2",))
+            early = (Signal(peer, "data", rank, 1),)
+            tell = Step("tell", "early", "raise", "none", signals=early, after=("f2",))
             plan = inserted(plan, rank, "r1", tell)
             made, summed = plan.ranks[rank].steps[find(plan, rank, "g")].parts
-            here = (Word(rank, "data", peer, 1),)
+            here = (Signal(rank, "data", peer, 1),)
             parts = (summed, made._replace(waits=here))
             plan = changed(plan, rank, "g", parts=parts)
             clear = plan.ranks[rank].steps[find(plan, rank, "c1")]
-            plan = changed(plan, rank, "c1", words=(*clear.words, *here))
+            plan = changed(plan, rank, "c1", signals=(*clear.signals, *here))
         check_refused(plan, "g[1]")
 
     def test_what_it_makes_may_not_be_sent_behind_a_local_copy_that_it_holds_back(self) -> None:

@@ -18,7 +18,7 @@ from handmade import (
 
 import ficco.verifier
 from ficco.lowering import lower
-from ficco.plan import Buffer, Plan, Product, RankPlan, Region, Step, Word, digest_of
+from ficco.plan import Buffer, Plan, Product, RankPlan, Region, Signal, Step, digest_of
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.verifier import Violation, verify
@@ -77,25 +77,25 @@ class TestOrderOfSteps:
 
     def test_a_lost_signal_names_the_rank_that_should_raise_it(self) -> None:
         found = verify(without(self.plan, 2, "landed.1to0"))
-        assert rules(found) == {"words"}
+        assert rules(found) == {"signals"}
         assert any(v.rank == 0 and "rank 2" in v.mend for v in found)
 
     def test_free_before_the_last_read_is_rejected(self) -> None:
         plan = moved(self.plan, 0, "compute.leave", find(self.plan, 0, "wait.step2"))
-        assert rules(verify(plan)) & {"handover", "words"}
+        assert rules(verify(plan)) & {"handover", "signals"}
         plan = moved(self.plan, 0, "compute.leave", find(self.plan, 0, "gemm.step2"))
         assert rules(verify(plan)) == {"handover"}
 
     def test_clear_before_the_wait_is_rejected(self) -> None:
         plan = moved(self.plan, 0, "compute.clear", find(self.plan, 0, "wait.step2"))
-        assert "words" in rules(verify(plan))
+        assert "signals" in rules(verify(plan))
         plan = changed(self.plan, 0, "compute.clear", lane="handshake", after=("gemm.step1",))
-        assert "words" in rules(verify(plan))
+        assert "signals" in rules(verify(plan))
 
     def test_entering_before_the_peer_is_free_is_reuse_of_a_word(self) -> None:
         plan = without(without(self.plan, 0, "push1.wait_free"), 0, "push1.clear_free")
         found = verify(plan)
-        assert rules(found) == {"words"}
+        assert rules(found) == {"signals"}
         plan = without(self.plan, 0, "push1.wait_free")
         assert any("previous call" in v.message for v in verify(plan))
 
@@ -124,9 +124,9 @@ class TestOrderOfSteps:
         )  # rank 1 sends nothing behind `entered`
         plan = lower(problem, Schedule(grain=1, route="rotation", compute="per_chunk"))
         assert not verify(plan)
-        words = plan.ranks[0].steps[find(plan, 0, "compute.wait_entered")].words
-        found = verify(changed(plan, 0, "compute.wait_entered", words=words[1:]))
-        cleared = next(violation for violation in found if violation.rule == "words")
+        signals = plan.ranks[0].steps[find(plan, 0, "compute.wait_entered")].signals
+        found = verify(changed(plan, 0, "compute.wait_entered", signals=signals[1:]))
+        cleared = next(violation for violation in found if violation.rule == "signals")
         assert cleared.step == "compute.clear" and "entered[1]" in cleared.message
 
 
@@ -207,19 +207,19 @@ class TestForm:
     plan = plan_of("serial", 2, 4, 2, 4)
 
     @pytest.mark.parametrize(
-        ("fields", "words"),
+        ("fields", "message"),
         [
             ({"unit": "sm"}, "unit"),
             ({"id": "stage"}, "twice"),
             ({"after": ("nothing",)}, "no earlier step"),
         ],
     )
-    def test_of_a_step(self, fields: dict[str, object], words: str) -> None:
+    def test_of_a_step(self, fields: dict[str, object], message: str) -> None:
         name = "push.0to1" if "id" not in fields else "gemm.whole"
         if fields == {"unit": "sm"}:
             name, fields = "compute.leave", {"unit": "sm"}
         found = verify(changed(self.plan, 0, name, **fields))
-        assert any(words in v.message for v in found), found
+        assert any(message in v.message for v in found), found
 
     def test_a_region_outside_its_buffer(self) -> None:
         step = self.plan.ranks[0].steps[find(self.plan, 0, "push.0to1")]
@@ -272,7 +272,7 @@ class TestMailboxes:
 
     def test_a_rank_that_does_not_know_that_all_have_entered_breaks_the_turns(self) -> None:
         at = self.plan.ranks[1].steps[find(self.plan, 1, "compute.wait_entered")]
-        fewer = changed(self.plan, 1, "compute.wait_entered", words=at.words[:1])
+        fewer = changed(self.plan, 1, "compute.wait_entered", signals=at.signals[:1])
         for mutant in (fewer, without(self.plan, 1, "compute.wait_entered")):
             found = [v for v in verify(mutant) if v.rule == "handover"]
             assert found and found[0].rank == 1 and "next but one" in found[0].message
@@ -280,15 +280,15 @@ class TestMailboxes:
     def test_a_mailbox_has_no_word_that_says_free(self) -> None:
         clear = clear_of(self.plan)
         steps = list(self.plan.ranks[0].steps)
-        free = clear._replace(id="free", kind="signal", words=(Word(1, "free", 0),))
+        free = clear._replace(id="free", kind="raise", signals=(Signal(1, "free", 0),))
         found = verify(with_steps(self.plan, 0, [*steps, free]))
-        assert rules(found) == {"words"} and "of a mailbox" in found[0].message
+        assert rules(found) == {"signals"} and "of a mailbox" in found[0].message
 
     def test_a_call_uses_one_copy_of_a_mailbox(self) -> None:
-        other = clear_of(self.plan).words[0]._replace(copy=1)
-        step = Step("more", "compute", "clear", "none", words=(other,))
+        other = clear_of(self.plan).signals[0]._replace(copy=1)
+        step = Step("more", "compute", "clear", "none", signals=(other,))
         found = verify(with_steps(self.plan, 0, [*self.plan.ranks[0].steps, step]))
-        assert rules(found) == {"words"} and "take turns" in found[0].message
+        assert rules(found) == {"signals"} and "take turns" in found[0].message
         push = self.plan.ranks[0].steps[find(self.plan, 0, "push.0")]
         there = tuple([region._replace(copy=1) for region in push.writes])
         found = verify(changed(self.plan, 0, "push.0", writes=there))
@@ -383,8 +383,8 @@ class TestOtherKinds:
 
     def test_a_word_of_a_rank_that_is_not_there(self) -> None:
         plan = plan_of("serial", 2, 4, 2, 4)
-        found = verify(changed(plan, 0, "landed.0to1", words=(Word(5, "data", 0, 0),)))
-        assert any("no word of this group" in v.message for v in found)
+        found = verify(changed(plan, 0, "landed.0to1", signals=(Signal(5, "data", 0, 0),)))
+        assert any("no signal of this group" in v.message for v in found)
 
 
 def test_the_verifier_knows_the_plan_alone() -> None:

@@ -92,7 +92,7 @@ def test_what_a_rate_belongs_to(out: Sequence[tuple[int, float]], per: str) -> N
 class TestLeastSquares:
     @given(st.lists(st.floats(0, 30), min_size=3, max_size=3))
     def test_finds_what_was_put_in(self, costs: list[float]) -> None:
-        rows = [(1, copies, words) for copies, words in ((3, 8), (12, 20), (24, 30), (3, 13))]
+        rows = [(1, copies, signals) for copies, signals in ((3, 8), (12, 20), (24, 30), (3, 13))]
         values = [sum(a * b for a, b in zip(row, costs, strict=True)) for row in rows]
         found, error = least_squares(rows, values)
         assert found == pytest.approx(costs, abs=1e-6) and error == pytest.approx(0, abs=1e-6)
@@ -134,7 +134,7 @@ def test_costs_of_submission_are_found_in_the_calls_that_are_timed(torch: Any, w
     assert {t.launches == 0 for t in tallies} == {False, True}
     us = [
         (20 if t.launches else 11 - 4)  # one kernel's call takes 11
-        + 9 * t.launches + 4 * t.kernels + 3 * t.copies + 1.5 * t.words
+        + 9 * t.launches + 4 * t.kernels + 3 * t.copies + 1.5 * t.signals
         for t in tallies
     ]  # fmt: skip
     found = submission_costs(tallies, us, 5.0, 11.0)
@@ -155,8 +155,8 @@ def test_a_plan_is_counted(grain: int) -> None:
     found = tally(plan)
     # the own shard is one GEMM; a chunk of three peers is a push, a signal, a wait and a GEMM
     assert found.launches == 1 + 3 * grain and found.copies == 3 * grain
-    words = [step for step in plan.steps if step.kind in ("signal", "wait", "clear")]
-    assert found.words == len(words) >= 6 * grain
+    signals = [step for step in plan.steps if step.kind in ("raise", "wait", "clear")]
+    assert found.signals == len(signals) >= 6 * grain
 
 
 def test_rounding_keeps_four_digits_at_any_depth() -> None:

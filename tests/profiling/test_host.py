@@ -84,7 +84,7 @@ def test_progress_goes_to_stderr_and_the_file_to_stdout(
     assert main(["doctor", "--profile", str(target), "--ranks", "1"]) == 0
     out, err = capsys.readouterr()
     assert str(target) in out and "machine 'one'" in out and out.count("\n") == 1
-    parts = ["memory", "copies", "words", "GEMMs beside copies", "GEMMs", "calls"]
+    parts = ["memory", "copies", "signals", "GEMMs beside copies", "GEMMs", "calls"]
     assert [line.split(": ")[1] for line in err.splitlines()] == parts
     machine = Machine.named(str(target))
     assert machine.devices == 1 and machine.rated and not machine.link.out_gbps
@@ -158,7 +158,7 @@ def test_only_a_profile_that_paces_is_slow(paced: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "message"),
     [
         (["--profile", "there.toml"], "it is there already"),
         (["--profile", "machine.json"], "ends in .toml"),
@@ -172,7 +172,7 @@ def test_only_a_profile_that_paces_is_slow(paced: bool, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_told_at_once(
-    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -182,7 +182,7 @@ def test_what_cannot_be_is_told_at_once(
     except SystemExit as stop:  # argparse
         code = int(stop.code or 0)
     out, err = capsys.readouterr()
-    assert code == 2 and words in err and out == "" and "ficco doctor: memory" not in err
+    assert code == 2 and message in err and out == "" and "ficco doctor: memory" not in err
     assert os.listdir(tmp_path) == ["there.toml"]
     assert (tmp_path / "there.toml").read_text() == "mine"
 

@@ -113,7 +113,7 @@ def test_targets_that_cannot_be(tmp_path: Path) -> None:
     there = tmp_path / "there.toml"
     there.write_text("")
     (tmp_path / "dangling.toml").symlink_to(tmp_path / "nowhere")
-    for path, words in (
+    for path, message in (
         ("there.toml", "it is there already"),
         ("dangling.toml", "it is there already"),
         ("machine.json", "ends in .toml"),
@@ -121,7 +121,7 @@ def test_targets_that_cannot_be(tmp_path: Path) -> None:
         ("none/machine.toml", "No such file or directory"),
         ("there.toml/machine.toml", "Not a directory"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             check_target(str(tmp_path / path))
     assert sorted(os.listdir(tmp_path)) == ["dangling.toml", "there.toml"]
 

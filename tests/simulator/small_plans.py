@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ficco.machine import Costs, Link, Machine
-from ficco.plan import Buffer, Part, Plan, Product, RankPlan, Region, Step, Word, digest_of
+from ficco.plan import Buffer, Part, Plan, Product, RankPlan, Region, Signal, Step, digest_of
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.simulator import simulate
@@ -57,12 +57,12 @@ def gated(name: str, rank: int, *parts: Part) -> Step:
     return Step(name, "compute", "gemm", "sm", parts=parts)
 
 
-def words(kind: str, name: str, *found: Word, lane: str = "compute", **more: Any) -> Step:
-    return Step(name, lane, kind, "none", words=found, **more)
+def signals(kind: str, name: str, *found: Signal, lane: str = "compute", **more: Any) -> Step:
+    return Step(name, lane, kind, "none", signals=found, **more)
 
 
-def data(rank: int, chunk: int = 0, peer: int = 0) -> Word:
-    return Word(rank, "data", peer, chunk)
+def data(rank: int, chunk: int = 0, peer: int = 0) -> Signal:
+    return Signal(rank, "data", peer, chunk)
 
 
 def plan(world: int, *steps: tuple[int, Step]) -> Plan:

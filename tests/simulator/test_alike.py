@@ -97,7 +97,7 @@ def test_a_choice_for_many_ranks_lowers_one_rank_a_candidate(
 
 
 def test_candidates_for_many_ranks_have_words_enough() -> None:
-    """Every chunk that goes round a ring has a word at each turn."""
+    """Every chunk that goes round a ring has a signal at each turn."""
     machine = machine_of("switch8", 64)
     for schedule in points("matmul_reduce_scatter", 64, machine):
         if schedule.transport == "dma":

@@ -52,7 +52,7 @@ def check(plan: Plan, timeline: Timeline) -> None:
     for entry in plan.ranks:
         for step in entry.steps:
             for name, work in zip(names_of(step), step.parts or (step,), strict=True):
-                signals = work.signals if step.parts else step.words * (step.kind == "signal")
+                signals = work.raises if step.parts else step.signals * (step.kind == "raise")
                 raised |= dict.fromkeys(signals, spans[entry.rank, name].end_us)
     for entry in plan.ranks:
         lanes: dict[str, float] = {}
@@ -66,8 +66,8 @@ def check(plan: Plan, timeline: Timeline) -> None:
                 assert lanes.get(step.lane, 0.0) <= span.start_us <= span.end_us
                 lanes[step.lane] = span.end_us
                 assert all(other.end_us <= span.start_us for other in before), name
-                waits = work.waits if step.parts else step.words * (step.kind == "wait")
-                come = [raised[word] for word in waits if word.name != "free"]
+                waits = work.waits if step.parts else step.signals * (step.kind == "wait")
+                come = [raised[signal] for signal in waits if signal.name != "free"]
                 assert max(come, default=0.0) <= (span.start_us if step.parts else span.end_us)
                 moved = sum(box.area * item[box.buffer] for box in step.writes)
                 assert span.bytes == (moved if step.kind == "copy" else 0)

@@ -1,15 +1,15 @@
-"""Times that can be worked out by hand: links, engines, devices, words, the host."""
+"""Times that can be worked out by hand: links, engines, devices, signals, the host."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from small_plans import copy, data, ends, gated, gemm, machine, plan, product, spans, words
+from small_plans import copy, data, ends, gated, gemm, machine, plan, product, signals, spans
 
 from ficco.curves import Curve
 from ficco.machine import Costs, Link, Machine
-from ficco.plan import Part, Plan, Product, Region, Step, Word
+from ficco.plan import Part, Plan, Product, Region, Signal, Step
 from ficco.simulator import simulate_ms
 
 
@@ -81,7 +81,7 @@ class TestLinks:
 
     def test_a_turn_to_another_peer_takes_longer(self) -> None:
         on = machine(turn_us=Curve(((1000.0, 5.0),)))
-        arrived = words("wait", "arrived", Word(0, "free", 1), lane="push")
+        arrived = signals("wait", "arrived", Signal(0, "free", 1), lane="push")
         turns = [copy(f"{n}to{to}", 0, to, 10, "push") for n, to in enumerate((1, 1, 2, 1))]
         assert list(ends(plan(3, *[(0, s) for s in turns]), on).values()) == [10, 20, 35, 50]
         steps = [(0, turns[0]), (0, arrived), (0, turns[2])]  # in step: no drift
@@ -243,9 +243,9 @@ class TestWords:
         on = machine(costs=Costs(signal_us=2, raise_us=3, wait_us=0.5))
         steps = [
             (0, copy("push", 0, 1, 10)),
-            (0, words("signal", "landed", data(1), lane="push1")),
-            (1, words("wait", "first", Word(1, "free", 0), data(1))),
-            (1, words("wait", "again", data(1))),
+            (0, signals("raise", "landed", data(1), lane="push1")),
+            (1, signals("wait", "first", Signal(1, "free", 0), data(1))),
+            (1, signals("wait", "again", data(1))),
         ]
         found = spans(plan(2, *steps), on)
         assert (found["landed"].start_us, found["landed"].end_us) == (10, 12)
@@ -255,21 +255,21 @@ class TestWords:
     def test_all_words_of_a_signal_are_raised_at_its_end(self) -> None:
         on = machine(costs=Costs(signal_us=2, raise_us=3))
         steps = [
-            (0, words("signal", "raise", data(0, 1), data(1), data(2))),
-            (0, words("wait", "own", data(0, 1), lane="other")),
-            *[(r, words("wait", f"at{r}", data(r))) for r in (1, 2)],
+            (0, signals("raise", "raise", data(0, 1), data(1), data(2))),
+            (0, signals("wait", "own", data(0, 1), lane="other")),
+            *[(r, signals("wait", f"at{r}", data(r))) for r in (1, 2)],
         ]
         assert ends(plan(3, *steps), on) == {"raise": 6, "own": 6, "at1": 9, "at2": 9}
 
     def test_clearing_takes_its_time_and_takes_words_back(self) -> None:
         on = machine(costs=Costs(clear_us=2))
-        free = Word(0, "free", 1)
+        free = Signal(0, "free", 1)
         steps = [
-            (0, words("wait", "before", free)),
-            (0, words("clear", "clear", free, data(0, 3))),
-            (0, words("wait", "behind", free)),
+            (0, signals("wait", "before", free)),
+            (0, signals("clear", "clear", free, data(0, 3))),
+            (0, signals("wait", "behind", free)),
             (1, gemm("late", 1, 50)),
-            (1, words("signal", "again", free)),
+            (1, signals("raise", "again", free)),
         ]
         found = ends(plan(2, *steps), on)
         assert found == {"before": 0, "clear": 4, "behind": 50, "late": 50, "again": 50}
@@ -293,21 +293,21 @@ class TestWords:
 
 class TestGatedSteps:
     def parts(self, rank: int) -> Plan:
-        ready = (Word(rank, "ready", 0),)
+        ready = (Signal(rank, "ready", 0),)
         return plan(
             2,
             (1, copy("push", 1, 0, 15)),
-            (1, words("signal", "landed", data(0), lane="push0")),
+            (1, signals("raise", "landed", data(0), lane="push0")),
             (
                 0,
                 gated(
                     "gemm",
                     0,
-                    Part(products=(product(0, 10),), signals=ready),
+                    Part(products=(product(0, 10),), raises=ready),
                     Part(waits=(data(0),), products=(product(0, 20, 10),)),
                 ),
             ),
-            (0, words("wait", "made", *ready, lane="other")),
+            (0, signals("wait", "made", *ready, lane="other")),
             (0, gemm("next", 0, 1, lane="third", after=("gemm",))),
         )
 
@@ -347,10 +347,10 @@ class TestTheHost:
         return plan(
             2,
             (0, copy("push", 0, 1, 3)),
-            (0, words("signal", "landed", data(1), lane="push1")),
+            (0, signals("raise", "landed", data(1), lane="push1")),
             (0, gemm("gemm", 0, 1, 1)),
             (0, copy("last", 0, 1, 3)),
-            (1, words("wait", "arrived", data(1))),
+            (1, signals("wait", "arrived", data(1))),
         )
 
     def test_captured_calls_have_none(self) -> None:

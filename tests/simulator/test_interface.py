@@ -1,4 +1,4 @@
-"""What is refused, and in which words; problems without a plan; what a prediction costs."""
+"""What is refused, and in which signals; problems without a plan; what a prediction costs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from small_plans import SCHEDULE, copy, data, gemm, machine, plan, words
+from small_plans import SCHEDULE, copy, data, gemm, machine, plan, signals
 
 from ficco.curves import Curve, GemmTimes
 from ficco.errors import InputError, MachineError, PlanError, ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Costs, Link, Machine
-from ficco.plan import Step, Word
+from ficco.plan import Signal, Step
 from ficco.problem import OPERATORS, Output, Problem
 from ficco.schedule import Schedule
 from ficco.simulator import predict, predict_ms, simulate, simulate_ms
@@ -54,9 +54,9 @@ class TestRefusals:
 
     def test_a_wait_that_never_ends(self) -> None:
         steps = [
-            (0, words("wait", "one", data(0))),  # 1 would raise it, but waits as well
-            (1, words("wait", "other", data(1, 3), lane="second")),
-            (1, words("signal", "late", data(0), lane="second")),
+            (0, signals("wait", "one", data(0))),  # 1 would raise it, but waits as well
+            (1, signals("wait", "other", data(1, 3), lane="second")),
+            (1, signals("raise", "late", data(0), lane="second")),
         ]
         with pytest.raises(
             PlanError,
@@ -67,18 +67,20 @@ class TestRefusals:
 
     def test_waits_for_one_another(self) -> None:
         steps = [
-            (0, words("wait", "one", data(0))),
-            (0, words("signal", "never", data(1))),
+            (0, signals("wait", "one", data(0))),
+            (0, signals("raise", "never", data(1))),
             (0, gemm("behind", 0, 1, lane="side", after=("never",))),
-            (1, words("wait", "other", data(1))),
-            (1, words("signal", "late", data(0))),
+            (1, signals("wait", "other", data(1))),
+            (1, signals("raise", "late", data(0))),
         ]
         with pytest.raises(PlanError, match=r"rank 0.*'one' waits for data.*is never reached"):
             simulate_ms(plan(2, *steps), machine())
 
     def test_a_word_that_is_cleared_and_not_raised_again(self) -> None:
-        free = Word(0, "free", 1)
-        steps = [(0, words(kind, f"{n}", free)) for n, kind in enumerate(("wait", "clear", "wait"))]
+        free = Signal(0, "free", 1)
+        steps = [
+            (0, signals(kind, f"{n}", free)) for n, kind in enumerate(("wait", "clear", "wait"))
+        ]
         with pytest.raises(PlanError, match=r"step '2' waits for free\[1\]@0 for ever"):
             simulate(plan(2, *steps), machine())
 
@@ -89,7 +91,7 @@ class TestRefusals:
         with pytest.raises(PlanError, match=r"'a' comes after 'b', but no step before it"):
             simulate(plan(1, (0, gemm("a", 0, 1, after=("b",))), (0, gemm("b", 0, 1))), machine())
         with pytest.raises(PlanError, match="cannot be simulated"):
-            simulate(plan(2, (0, words("wait", "a", Word(7, "data", 0)))), machine())
+            simulate(plan(2, (0, signals("wait", "a", Signal(7, "data", 0)))), machine())
 
 
 COLLECTIVES = Machine(

@@ -15,7 +15,7 @@ from forking import forked_rank
 
 from ficco.errors import EngineError
 from ficco.machine import Machine
-from ficco.sweeping.gpu import launching
+from ficco.sweeping.gpu import launching, session
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.running import Asked, Outcome, run
 

@@ -98,7 +98,7 @@ def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
 
 
 class Rig(ABC):
-    """Ranks that run plans of copies, words and GEMMs. A context.
+    """Ranks that run plans of copies, signals and GEMMs. A context.
 
     Args:
         world: number of ranks.
@@ -139,7 +139,7 @@ class Rig(ABC):
         """Run a plan some times; return what ran on all ranks each time.
 
         Args:
-            steps: of every rank; when they have run, words are as they were before.
+            steps: of every rank; when they have run, signals are as they were before.
         """
         problem = Problem.chunked("all_gather_matmul", self.world, self.world, self.world, 1)
         ranks = tuple(

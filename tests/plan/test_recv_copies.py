@@ -12,7 +12,7 @@ from ficco.grouping import joined_copies
 from ficco.lowering import lower
 from ficco.lowering.recv_copies import GROWTH, SMALL_BYTES, Arrival, moves
 from ficco.machine import Machine
-from ficco.plan import Region, Word
+from ficco.plan import Region, Signal
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.verifier import verify
@@ -25,7 +25,7 @@ def arrivals(sizes: list[int]) -> list[Arrival]:
     """Arrivals of so many bytes."""
     return [
         Arrival(
-            f"{i}", (Word(0, "data", i),),
+            f"{i}", (Signal(0, "data", i),),
             (Region(0, "w", i, i + 1, 0, size),), (Region(0, "y", i, i + 1, 0, size),),
         )
         for i, size in enumerate(sizes)
@@ -36,11 +36,11 @@ def arrivals(sizes: list[int]) -> list[Arrival]:
 def test_all_are_moved_in_order_and_the_fewer_at_a_time_the_later(sizes: list[int]) -> None:
     steps = moves(arrivals(sizes), "collect", 1)
     waits, copies = steps[::2], steps[1::2]
-    assert [word.peer for step in waits for word in step.words] == list(range(len(sizes)))
+    assert [signal.peer for step in waits for signal in step.signals] == list(range(len(sizes)))
     assert [region.row0 for step in copies for region in step.reads] == list(range(len(sizes)))
     for wait, copy in zip(waits, copies, strict=True):
         assert (wait.kind, copy.kind) == ("wait", "local_copy")
-        assert [word.peer for word in wait.words] == [region.row0 for region in copy.reads]
+        assert [signal.peer for signal in wait.signals] == [region.row0 for region in copy.reads]
         assert [r._replace(buffer="w") for r in copy.writes] == list(copy.reads)
     moved = [sum(region.area for region in step.reads) for step in copies]
     for at, step in enumerate(copies):
@@ -56,7 +56,7 @@ def test_all_are_moved_in_order_and_the_fewer_at_a_time_the_later(sizes: list[in
 )
 def test_of_seven_alike_the_last_is_alone_unless_it_is_small(size: int, groups: list[int]) -> None:
     steps = moves(arrivals([size] * 7), "collect", 1)
-    assert [len(step.words) for step in steps[::2]] == groups
+    assert [len(step.signals) for step in steps[::2]] == groups
 
 
 @pytest.mark.parametrize(

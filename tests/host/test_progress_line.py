@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ficco.cli import progress_line
 from ficco.cli.main import main
 from ficco.cli.progress_line import Working
 

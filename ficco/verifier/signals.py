@@ -1,0 +1,190 @@
+"""Signals: every signal has one raiser, waiters on one rank, one clearer, and a state to return to.
+
+Between calls all signals are 0 but `free`, which is 1 or still to come from the reader's previous
+call. `check_uses` holds what needs no order of events; `check_words` what does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ficco.plan import SIGNALS, Plan, Signal, has_mailbox
+from ficco.verifier.violation import Violation
+
+if TYPE_CHECKING:
+    from ficco.verifier.order import Order
+
+__all__ = ["Use", "Uses", "WordUses", "check_uses", "check_words", "words_of"]
+
+Use = tuple[int, str, int]  # rank, step id, part (-1: the step itself)
+
+
+@dataclass(slots=True)
+class Uses:
+    """Who raises, awaits and clears one signal."""
+
+    signal: Signal
+    raises: list[Use] = field(default_factory=list)
+    waits: list[Use] = field(default_factory=list)
+    clears: list[Use] = field(default_factory=list)
+
+
+WordUses = dict[Signal, Uses]
+
+
+def words_of(plan: Plan) -> WordUses:
+    """Collect all uses of all signals of a plan."""
+    found: WordUses = {}
+
+    def of(signal: Signal) -> Uses:
+        uses = found.get(signal)
+        if uses is None:
+            uses = found[signal] = Uses(signal)
+        return uses
+
+    for entry in plan.ranks:
+        for step in entry.steps:
+            use = (entry.rank, step.id, -1)
+            for signal in step.signals:
+                uses = of(signal)
+                if step.kind == "raise":
+                    uses.raises.append(use)
+                elif step.kind == "wait":
+                    uses.waits.append(use)
+                else:
+                    uses.clears.append(use)
+            for number, part in enumerate(step.parts):
+                for signal in part.waits:
+                    of(signal).waits.append((entry.rank, step.id, number))
+                for signal in part.raises:
+                    of(signal).raises.append((entry.rank, step.id, number))
+    return found
+
+
+def check_uses(plan: Plan, signals: WordUses) -> list[Violation]:
+    """Return violations that need no order: wrong owners, missing or repeated uses."""
+    violations = [violation for uses in signals.values() for violation in _owners(plan, uses)]
+    mailbox = any(has_mailbox(entry) for entry in plan.ranks)
+    for uses in signals.values():
+        if mailbox and (uses.signal.name == "free" or uses.signal.copy):
+            use = (uses.raises + uses.waits + uses.clears)[0]
+            violations.append(
+                _bad(use, f"{uses.signal} of a mailbox, whose copies take turns",
+                     "leave it out: a call uses one copy, which is free when it starts")
+            )  # fmt: skip
+    if violations:
+        return violations
+    counts = [violation for uses in signals.values() for violation in _counts(uses)]
+    return counts + _collectives(plan)
+
+
+def _owners(plan: Plan, uses: Uses) -> Iterator[Violation]:
+    signal, world = uses.signal, plan.problem.world
+    any_use = (uses.raises + uses.waits + uses.clears)[0]
+    local = signal.name == "ready"
+    fits = (
+        0 <= signal.rank < world
+        and 0 <= signal.peer < world
+        and 0 <= signal.chunk < SIGNALS[signal.name]
+        and 0 <= signal.copy < 2
+        and (local or signal.peer != signal.rank)
+    )
+    if not fits:
+        yield _bad(any_use, f"{signal} is no signal of this group",
+                   f"ranks are 0 to {world - 1}, chunks 0 to {SIGNALS[signal.name] - 1}, "
+                   "and a rank signals itself by `ready` alone")  # fmt: skip
+        return
+    raiser = signal.rank if local else signal.peer
+    for use in uses.raises:
+        if use[0] != raiser:
+            yield _bad(use, f"it raises {signal}, which belongs to rank {raiser}",
+                       f"let rank {raiser} raise it, or raise {signal.name}[{use[0]}]")  # fmt: skip
+    for use in uses.waits + uses.clears:
+        if use[0] != signal.rank:
+            yield _bad(use, f"it uses {signal}, which lies with rank {signal.rank}",
+                       f"only rank {signal.rank} may wait for it and clear it")  # fmt: skip
+
+
+def _counts(uses: Uses) -> Iterator[Violation]:
+    signal = uses.signal
+    for extra in uses.raises[1:]:
+        yield _bad(extra, f"{signal} is raised a second time, first by {_name(uses.raises[0])}",
+                   "raise a signal once a call")  # fmt: skip
+    for extra in uses.clears[1:]:
+        yield _bad(extra, f"{signal} is cleared a second time, first by {_name(uses.clears[0])}",
+                   "clear a signal once a call")  # fmt: skip
+    if signal.name == "free":
+        if uses.clears and not uses.raises:
+            yield _bad(uses.clears[0], f"{signal} is cleared and never raised again",
+                       f"let rank {signal.peer} raise it, done with its window")  # fmt: skip
+        if (uses.raises or uses.waits) and not uses.clears:
+            use = (uses.raises or uses.waits)[0]
+            yield _bad(use, f"{signal} is used but not cleared, though it is 1 when a call starts",
+                       f"let rank {signal.rank} clear it after waiting for it")  # fmt: skip
+        return
+    if uses.waits and not uses.raises:
+        yield _bad(uses.waits[0], f"it waits for {signal}, which nothing raises",
+                   f"let rank {signal.peer} raise it")  # fmt: skip
+    if uses.raises and not uses.clears:
+        yield _bad(uses.raises[0], f"{signal} is raised and never cleared",
+                   f"let rank {signal.rank} clear it after its last wait for it")  # fmt: skip
+
+
+def _collectives(plan: Plan) -> list[Violation]:
+    """All ranks meet in the same collectives, in the same order."""
+    per_rank = [[step for step in entry.steps if step.kind == "collective"] for entry in plan.ranks]
+    for rank, steps in enumerate(per_rank):
+        if [step.collective for step in steps] != [step.collective for step in per_rank[0]]:
+            step = steps[0].id if steps else "-"
+            return [
+                Violation(rank, step, "collective", "its collectives differ from those of rank 0",
+                          "let all ranks take part in the same collectives, in the same order")
+            ]  # fmt: skip
+    return []
+
+
+def check_words(order: Order, signals: WordUses) -> list[Violation]:
+    """Return violations of the one-shot rule, now that the order of events is known."""
+    return [violation for uses in signals.values() for violation in _ordered(order, uses)]
+
+
+def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
+    signal = uses.signal
+    if not uses.clears:
+        return
+    clear = order.at(*uses.clears[0])
+    for use in uses.waits:
+        if not order.hb(order.at(*use), clear):
+            yield _bad(use, f"its wait for {signal} may come after the signal is cleared by "
+                       f"{_name(uses.clears[0])}", "clear it after the last wait")  # fmt: skip
+    for use in uses.raises:
+        raised = order.at(*use)
+        if signal.name == "free":
+            if not order.hb(clear, raised):
+                yield _bad(use, f"it raises {signal} perhaps before rank {signal.rank} has cleared "
+                           "the one before it", f"first wait for entered[{signal.rank}], raised behind "
+                           "the clear")  # fmt: skip
+            continue
+        if not uses.waits and not order.hb(order.raised(*use), clear):
+            yield _bad(uses.clears[0], f"it clears {signal} perhaps before it is raised by "
+                       f"{_name(use)}", "wait for the signal before clearing it")  # fmt: skip
+        if not order.hb(order.before[signal.rank, signal.copy], raised):
+            yield _bad(use, f"it raises {signal} perhaps while rank {signal.rank} is still in its "
+                       "previous call", f"wait for free[{signal.rank}] first")  # fmt: skip
+    if signal.name == "free" and not uses.waits:  # what others have seen raised tells nothing of it
+        yield _bad(uses.clears[0], f"it clears {signal} perhaps before it has come",
+                   "wait for the signal before clearing it")  # fmt: skip
+
+
+def _bad(use: Use, message: str, mend: str) -> Violation:
+    return Violation(use[0], _label(use), "signals", message, mend)
+
+
+def _label(use: Use) -> str:
+    return use[1] if use[2] < 0 else f"{use[1]}[{use[2]}]"
+
+
+def _name(use: Use) -> str:
+    return f"{_label(use)} of rank {use[0]}"
