@@ -37,14 +37,14 @@ def rank_main(folder: Path) -> int:
     os.environ["FICCO_STORE"] = str(folder / "store-of-ranks")
     from ficco.profiling.gpu import contention, pieces
     from ficco.profiling.gpu.ranks import Ranks
-    from ficco.profiling.gpu.recv_buffer import Landing
+    from ficco.profiling.gpu.recv_buffer import RecvBuffer
 
     ranks = Ranks()
-    landing = Landing(ranks)
+    recv = RecvBuffer(ranks)
     losses = []
     for shape in BESIDE:
         ranks.beat()
-        losses.append({"shape": shape, "found": contention.measure(ranks, landing, shape)})
+        losses.append({"shape": shape, "found": contention.measure(ranks, recv, shape)})
     cuts = []
     for shape in SHAPES:
         ranks.beat()

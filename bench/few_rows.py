@@ -22,14 +22,14 @@ from typing import Any
 from comparing.few_cases import CASES, Case, Kind
 from record import spread, surroundings
 
-from ficco.sweeping.gpu.launching import NO_MULTICAST, Meeting, run_ranks
+from ficco.sweeping.gpu.launching import NO_MULTICAST, Rendezvous, run_ranks
 
 NAMES = {"matmul_all_reduce": "few_rows", "all_gather_matmul": "few_rows_gather"}
 ROUNDS = 20
 TOLERANCE = 0.02  # of the largest result, against float32
 
 
-def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
+def measure(case: Case, rendezvous: Rendezvous) -> dict[str, Any]:
     """Return microseconds a call of every way that works, and why others do not."""
     import torch
     import torch.distributed as dist
@@ -54,7 +54,7 @@ def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
             torch.cuda.synchronize()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:300]
-        if any(meeting.gather(float(bool(reason)))):
+        if any(rendezvous.gather(float(bool(reason)))):
             reasons: list[Any] = [""] * dist.get_world_size()
             dist.all_gather_object(reasons, reason)
             refused[name] = {rank: said for rank, said in enumerate(reasons) if said}
@@ -65,13 +65,13 @@ def measure(case: Case, meeting: Meeting) -> dict[str, Any]:
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
             torch.cuda.synchronize()
-            meeting.gather()
+            rendezvous.gather()
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
             mine = 1e3 * begin.elapsed_time(end) / case.calls
-            times[name].append(max(meeting.gather(mine)))
+            times[name].append(max(rendezvous.gather(mine)))
     found = {name: spread(values) for name, values in times.items()}
     return {"us": found, "refused": refused, "calls": case.calls, "weights": len(case.ws)}
 
@@ -84,24 +84,24 @@ def rank_main(folder: Path, op: str, seconds: float) -> int:
     from ficco.sweeping.gpu.joining import WAIT_S, open_group
 
     rank, world = open_group(folder)
-    meeting = Meeting(folder, rank, world, WAIT_S)
+    rendezvous = Rendezvous(folder, rank, world, WAIT_S)
     ficco.prepare(machine="cuda", timeout_s=20.0)
     limit, cases, left = time.monotonic() + seconds, [], []
     kind, made = CASES[op].kind, CASES[op]
     for rows in kind.rows:
         for layer, (n, k) in kind.layers.items():
             name = f"{layer}, m={rows}"
-            if max(meeting.gather(time.monotonic())) > limit:
+            if max(rendezvous.gather(time.monotonic())) > limit:
                 left.append(name)
                 continue
             case = made(rows, n, k, dist.group.WORLD)
             about = {"case": name, "layer": layer, "m": rows, "n": n, "k": k}
-            cases.append(about | measure(case, meeting))
+            cases.append(about | measure(case, rendezvous))
             if rank == 0:
                 (folder / "found.json").write_text(json.dumps({"cases": cases, "left_out": left}))
     if rank == 0:
         (folder / "found.json").write_text(json.dumps({"cases": cases, "left_out": left}))
-    meeting.gather()
+    rendezvous.gather()
     os._exit(0)
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from comparing.cases import Case, host_cost_cases
 from record import spread, surroundings
 
-from ficco.sweeping.gpu.launching import NO_MULTICAST, Meeting, run_ranks
+from ficco.sweeping.gpu.launching import NO_MULTICAST, Rendezvous, run_ranks
 
 if TYPE_CHECKING:  # they need torch
     import torch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # they need torch
     from ficco.sweeping.gpu.operands import Operands, Run
 
 CALLS, WARM = 200, 2  # WARM: queues
-NATIVE = ("start", "submit", "launch", "finish", "call", "call_again", "fits")
+NATIVE = ("start", "submit", "launch", "finish", "call", "call_prepared", "fits")
 SCHEDULES = ("shard_p2p", "gated_1d")  # a call of a library per shard; one launch
 
 
@@ -68,7 +68,7 @@ class Clock(NamedTuple):
     """How calls are timed: so many between two waits for the device, and how ranks meet."""
 
     queued: int
-    meeting: Meeting
+    rendezvous: Rendezvous
 
 
 def timed(call: Callable[[int], Any], clock: Clock, after: Callable[[float], None]) -> None:
@@ -82,7 +82,7 @@ def timed(call: Callable[[int], Any], clock: Clock, after: Callable[[float], Non
         if i % clock.queued == 0:
             beat()
             torch.cuda.synchronize()
-            clock.meeting.gather()
+            clock.rendezvous.gather()
         begin = time.perf_counter()
         call(i)
         elapsed = 1e6 * (time.perf_counter() - begin)
@@ -96,11 +96,11 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
 
     `made`: what the runtime keeps of the call.
     """
-    from ficco.engines.prepared import Standing
+    from ficco.engines.prepared import PreparedCall
 
     bound = made.bound
     native, run, launches = bound._native, bound.run, bound._launches
-    again: Any = Standing.run
+    again: Any = PreparedCall.run
     watched, inside = TimedNative(native), [0.0]
     found: dict[str, list[float]] = {
         name: [] for name in (*NATIVE, "native", "torch", "around", "public_with_clocks")
@@ -129,7 +129,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
         found["public_with_clocks"].append(public)
 
     bound._native, bound.run = watched, timed_part(run)
-    Standing.run = timed_part(again)  # type: ignore[method-assign]
+    PreparedCall.run = timed_part(again)  # type: ignore[method-assign]
     for standing in made.standing:
         standing._program = watched
     if launches is not None:
@@ -138,7 +138,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
         timed(once, clock, after)
     finally:
         bound._native = native
-        Standing.run = again  # type: ignore[method-assign]
+        PreparedCall.run = again  # type: ignore[method-assign]
         for standing in made.standing:
             standing._program = native
         if launches is not None:
@@ -253,17 +253,17 @@ def rank_main(folder: Path, queued: int, sharing: bool) -> int:
     from ficco.sweeping.gpu.joining import WAIT_S, open_group
 
     rank, world = open_group(folder, sharing=sharing)
-    meeting = Meeting(folder, rank, world, WAIT_S)
+    rendezvous = Rendezvous(folder, rank, world, WAIT_S)
     ficco.prepare(machine="cuda", timeout_s=20.0)
     cases = []
     for case in host_cost_cases(world):
         for name in SCHEDULES:
-            us = measure(case, name, rank, Clock(queued, meeting), sharing)
+            us = measure(case, name, rank, Clock(queued, rendezvous), sharing)
             cases.append({**case.facts(), "schedule": name, "grain": 1, "us": us})
-            meeting.gather()
+            rendezvous.gather()
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(cases))
-    meeting.gather()
+    rendezvous.gather()
     os._exit(0)
 
 

@@ -204,7 +204,7 @@ class Program:
 
         0 segment      rows are sorted by it; a segment is what one `submit` hands over
         1 lane         0 .. MAX_LANES - 1: a native thread; -1: the thread that calls `submit`
-        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after, 5 expect, 6 told
+        2 kind         0 copy, 1 raise, 2 wait, 3 clear, 4 after, 5 expect, 6 missed
         3 step         index of the step that the row belongs to
 
         copy           4 source slot, 5 row, 6 byte in the row; 7 destination slot, 8 row, 9 byte
@@ -215,7 +215,7 @@ class Program:
         clear          wants, 7 = 1: the call's digest instead; 15 bit 0: word in the other copy.
                        clear stores 0
         after          4 step of this program that must be done
-        expect, told   as wait; on GPUs alone, see `GpuProgram`
+        expect, missed as wait; on GPUs alone, see `GpuProgram`
 
     A slot is an address and a pitch (bytes from one row to the next). Slots that are windows are
     fixed here; the others are given for each call.
@@ -534,11 +534,11 @@ class GpuRank:
         """
 
     @property
-    def told(self) -> int:
-        """What kernels have written to `told_word`; the watch fails the group for it soon."""
+    def missed(self) -> int:
+        """What kernels have written to `missed_word`; the watch fails the group for it soon."""
 
     @property
-    def told_word(self) -> int:
+    def missed_word(self) -> int:
         """Address, for the device, of where a kernel writes 1 + the index of a word given up."""
 
     def follow(self, stream: int) -> None:
@@ -608,8 +608,8 @@ class GpuProgram:
     in which they are submitted, in the plan's order. A step with no rows is one that the caller
     enqueues between two segments. Latency and link of copies are not looked at. An "expect" row, of
     lane -1, says that the kernel which the caller enqueues behind the row's segment waits for a
-    word by itself: nothing is submitted for it, but the watch knows. "told" is the same of a kernel
-    that gives up by itself, and writes which word it missed to `GpuRank.told_word`.
+    word by itself: nothing is submitted for it, but the watch knows. "missed" is the same of a
+    kernel that gives up by itself, and writes which word it missed to `GpuRank.missed_word`.
     """
 
     def __init__(
@@ -676,7 +676,9 @@ class GpuProgram:
             GpuError: the driver refuses, or cannot say what parameters a kernel has.
         """
 
-    def call_again(self, copy: int, stream: int, addresses: list[int], pitches: list[int]) -> bool:
+    def call_prepared(
+        self, copy: int, stream: int, addresses: list[int], pitches: list[int]
+    ) -> bool:
         """Make a call as `call`, not traced, where nothing needs a second look.
 
         False, and nothing was enqueued: a segment has no launches, or they are not for such
@@ -685,8 +687,8 @@ class GpuProgram:
         Raises: as `start`.
         """
 
-    def can_call_again(self, stream: int, addresses: list[int], pitches: list[int]) -> bool:
-        """Return whether `call_again` would make a call, as far as is known now."""
+    def can_call_prepared(self, stream: int, addresses: list[int], pitches: list[int]) -> bool:
+        """Return whether `call_prepared` would make a call, as far as is known now."""
 
     def fits(self, addresses: list[int], pitches: list[int]) -> bool:
         """Return whether the launches serve such slots, given as to `start`.

@@ -39,16 +39,16 @@ __all__ = [
     "Product",
     "RankPlan",
     "Region",
-    "Room",
     "Signal",
     "Step",
+    "WindowBytes",
     "copy_unit",
     "digest_of",
     "has_mailbox",
     "regions_of",
-    "room_of",
     "signal_at",
     "signal_place",
+    "window_bytes_of",
     "window_places",
 ]
 
@@ -324,31 +324,31 @@ def window_places(buffers: tuple[Buffer, ...]) -> tuple[dict[str, int], int]:
     return places, end
 
 
-class Room(NamedTuple):
+class WindowBytes(NamedTuple):
     """Bytes that calls need in one copy of each rank's window, and of its mailbox."""
 
     window: int = 0
     mailbox: int = 0
 
-    def has(self, other: Room) -> bool:
+    def has(self, other: WindowBytes) -> bool:
         """Whether calls that need so much find room here."""
         return self.window >= other.window and self.mailbox >= other.mailbox
 
-    def grown(self, need: Room) -> Room:
+    def grown(self, need: WindowBytes) -> WindowBytes:
         """Return room for what is needed, and for more, so that it does not grow at every call."""
-        return Room(
+        return WindowBytes(
             *[
                 have if have >= wanted else max(wanted, have * 3 // 2)
                 for have, wanted in zip(self, need, strict=True)
             ]
         )
 
-    def joined(self, other: Room) -> Room:
+    def joined(self, other: WindowBytes) -> WindowBytes:
         """Return room for both."""
-        return Room(max(self.window, other.window), max(self.mailbox, other.mailbox))
+        return WindowBytes(max(self.window, other.window), max(self.mailbox, other.mailbox))
 
 
-def room_of(plan: RankPlan) -> Room:
+def window_bytes_of(plan: RankPlan) -> WindowBytes:
     """Return what a rank's plan needs; it is equal on all ranks."""
     _, size = window_places(plan.buffers)
-    return Room(0, size) if has_mailbox(plan) else Room(size, 0)
+    return WindowBytes(0, size) if has_mailbox(plan) else WindowBytes(size, 0)

@@ -8,9 +8,9 @@ from typing import Any
 from comparing import summary
 from comparing.by_pytorch import FUSED, fused
 from comparing.cases import Case, points
-from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.measuring import Measuring
-from ficco.sweeping.gpu.operands import Landing
+from ficco.sweeping.gpu.operands import RecvBuffer
 from ficco.sweeping.gpu.timing import Config
 
 
@@ -40,12 +40,12 @@ def about(schedule: Any, asked: Any) -> dict[str, Any]:
 
 
 def measure(
-    case: Case, rank: int, meeting: Meeting, settings: Settings, landing: Landing
+    case: Case, rank: int, rendezvous: Rendezvous, settings: Settings, recv: RecvBuffer
 ) -> dict[str, Any]:
     """Return a case's result, equal on all ranks. A collective call."""
     from ficco.machine import Machine
 
-    run = Measuring(case, rank, meeting, landing)
+    run = Measuring(case, rank, rendezvous, recv)
     baselines = [Config("serial", run.operands.serial)]
     if case.op in FUSED:
         baselines.append(Config("torch_fused", fused(run.operands)))

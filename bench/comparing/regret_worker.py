@@ -21,10 +21,10 @@ from ficco.modules import auto, groups
 from ficco.schedule import Schedule
 from ficco.selector import Choice
 from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
-from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.layout import Layout
 from ficco.sweeping.gpu.measuring import Measuring
-from ficco.sweeping.gpu.operands import Landing
+from ficco.sweeping.gpu.operands import RecvBuffer
 from ficco.sweeping.gpu.timing import Config, beat
 from ficco.timeline import REGIMES
 
@@ -63,11 +63,11 @@ def _rivals(
 
 
 def measure(
-    layout: Layout, rank: int, meeting: Meeting, landing: Landing, shared: Shared,
+    layout: Layout, rank: int, rendezvous: Rendezvous, recv: RecvBuffer, shared: Shared,
     settings: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     """Return a shape's result, equal on all ranks. A collective call."""
-    run = Measuring(layout, rank, meeting, landing)
+    run = Measuring(layout, rank, rendezvous, recv)
     call = run.operands.ficco(auto.AUTO)
     for i in range(2 * OFTEN):  # kernels that calls have to compile are compiled
         run.attempt(partial(call, i))
@@ -104,20 +104,20 @@ def run(folder: Path) -> int:
     """Measure the shapes of todo.json until the deadline."""
     todo = json.loads((folder / "todo.json").read_text())
     rank, world = open_group(folder)
-    meeting, said = Meeting(folder, rank, world, WAIT_S), Said(folder, rank)
+    rendezvous, said = Rendezvous(folder, rank, world, WAIT_S), Said(folder, rank)
     ficco.prepare(machine="cuda", timeout_s=20.0)
     if reason := ficco.fallback_reason():
         raise RuntimeError(f"ficco would run plain torch.distributed: {reason}")
     by_op = [drawn(op, world, todo["count"], todo["seed"]) for op in OPERATORS if op in todo["ops"]]
     layouts = [layout for one_of_each in zip(*by_op, strict=True) for layout in one_of_each]
     grow_windows(layouts, rank)
-    shared, landing = Shared(layouts), Landing()
+    shared, recv = Shared(layouts), RecvBuffer()
     for layout in layouts:
-        if meeting.gather(float(time.time() + LONGEST_S > todo["deadline"]))[0]:
+        if rendezvous.gather(float(time.time() + LONGEST_S > todo["deadline"]))[0]:
             said("left_out", layout.id)
             continue
         beat()
-        said("case", measure(layout, rank, meeting, landing, shared, todo))
+        said("case", measure(layout, rank, rendezvous, recv, shared, todo))
         gc.collect()
     said("done", True)
     return leave()

@@ -14,8 +14,8 @@ from comparing import zero_cta
 from comparing.cases import BY_COPY_ENGINES, Case, read
 from comparing.measuring import Settings, measure
 from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
-from ficco.sweeping.gpu.launching import Meeting
-from ficco.sweeping.gpu.operands import Landing
+from ficco.sweeping.gpu.launching import Rendezvous
+from ficco.sweeping.gpu.operands import RecvBuffer
 from ficco.sweeping.gpu.timing import beat
 
 FIRST_GUESS_S = 20.0  # how long a case lasts, before one has been measured
@@ -34,25 +34,25 @@ def run(folder: Path) -> int:
     todo = json.loads((folder / "todo.json").read_text())
     settings = Settings(**{**todo["settings"], "grains": tuple(todo["settings"]["grains"])})
     rank, world = open_group(folder)
-    meeting, said = Meeting(folder, rank, world, WAIT_S), Said(folder, rank)
+    rendezvous, said = Rendezvous(folder, rank, world, WAIT_S), Said(folder, rank)
     beat()
     ficco.prepare(machine="cuda", timeout_s=20.0)
     reason = ficco.fallback_reason()
     said("group", {"nccl": list(torch.cuda.nccl.version()), "ficco_fallback": reason})
     if reason:
         raise RuntimeError(f"ficco would run plain torch.distributed: {reason}")
-    cases, landing = chosen(folder, world), Landing()
+    cases, recv = chosen(folder, world), RecvBuffer()
     fit = [case for case in cases if not case.unfit]
     grow_windows(fit, rank)
     lasted: list[float] = []
     for case in fit:
         expected = max(lasted[-3:], default=FIRST_GUESS_S)
-        if meeting.gather(float(time.time() + expected > todo["deadline"]))[0]:
+        if rendezvous.gather(float(time.time() + expected > todo["deadline"]))[0]:
             said("left_out", case.id)
             continue
         begin = time.time()
         said("begin", case.id)
-        found = measure(case, rank, meeting, settings, landing)
+        found = measure(case, rank, rendezvous, settings, recv)
         lasted.append(time.time() - begin)
         said("case", {**found, "lasted_s": round(lasted[-1], 1)})
         gc.collect()
@@ -71,15 +71,15 @@ def run_zero_cta(folder: Path) -> int:
     except Exception as error:
         said("zero_cta_missing", f"{type(error).__name__}: {error}"[:1000])
         return 1
-    meeting = Meeting(folder, rank, world, WAIT_S)
+    rendezvous = Rendezvous(folder, rank, world, WAIT_S)
     for case in chosen(folder, world):
         if case.unfit or case.op not in BY_COPY_ENGINES:
             continue
-        if meeting.gather(float(time.time() + 5 > todo["deadline"]))[0]:
+        if rendezvous.gather(float(time.time() + 5 > todo["deadline"]))[0]:
             said("zero_cta_left_out", case.id)
             continue
         said("begin", case.id)
-        said("zero_cta_case", zero_cta.measure(case, rank, meeting))
+        said("zero_cta_case", zero_cta.measure(case, rank, rendezvous))
         gc.collect()
     said("done", True)
     return leave()

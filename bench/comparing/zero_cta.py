@@ -16,7 +16,7 @@ import torch.distributed._symmetric_memory as symmetric
 
 from comparing import summary
 from comparing.cases import Case
-from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.operands import TOLERANCE, Operands
 from ficco.sweeping.gpu.timing import Config, Timer, beat, calls_for
 
@@ -58,7 +58,7 @@ def kernels(config: Config) -> list[str] | str:
         return f"not profiled: {type(error).__name__}: {error}"
 
 
-def measure(case: Case, rank: int, meeting: Meeting) -> dict[str, Any]:
+def measure(case: Case, rank: int, rendezvous: Rendezvous) -> dict[str, Any]:
     """Return medians of serial with registered and with ordinary memory. A collective call."""
     beat()
     ordinary, special = Operands(case, rank), Operands(case, rank, registered)
@@ -69,10 +69,10 @@ def measure(case: Case, rank: int, meeting: Meeting) -> dict[str, Any]:
     for config, operands in zip(configs, (ordinary, special), strict=True):
         for i in (0, 1):
             error = operands.error(config.call(i), i)
-            if not max(meeting.gather(1e9 if math.isnan(error) else error)) < TOLERANCE:
+            if not max(rendezvous.gather(1e9 if math.isnan(error) else error)) < TOLERANCE:
                 raise RuntimeError(f"{config.name}: wrong result, relative error {error:.3g}")
-    estimate = max(meeting.gather(Timer(meeting, 2).run(configs[0], "eager")[0]))
-    timer, pool = Timer(meeting, calls_for(estimate)), torch.cuda.graph_pool_handle()
+    estimate = max(rendezvous.gather(Timer(rendezvous, 2).run(configs[0], "eager")[0]))
+    timer, pool = Timer(rendezvous, calls_for(estimate)), torch.cuda.graph_pool_handle()
     missing = {}
     for config in configs + moves:
         config.call(0)
@@ -81,7 +81,7 @@ def measure(case: Case, rank: int, meeting: Meeting) -> dict[str, Any]:
             timer.capture(config, pool)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:400]
-        if any(meeting.gather(float(bool(reason)))):
+        if any(rendezvous.gather(float(bool(reason)))):
             missing[config.name] = reason or "capture failed on another rank"
             config.graph = None
     entries = [(config, regime) for config in configs + moves for regime in summary.REGIMES]

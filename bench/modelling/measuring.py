@@ -15,7 +15,7 @@ import torch
 from record import spread
 
 import ficco
-from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.timing import beat, calls_for
 from modelling import cells
 from modelling.cells import Cell
@@ -47,8 +47,8 @@ class Way:
 class Place:
     """This rank, its device, and the models that it keeps from cell to cell."""
 
-    def __init__(self, rank: int, world: int, mesh: Any, meeting: Meeting) -> None:
-        self.rank, self.world, self.mesh, self.meeting = rank, world, mesh, meeting
+    def __init__(self, rank: int, world: int, mesh: Any, rendezvous: Rendezvous) -> None:
+        self.rank, self.world, self.mesh, self.rendezvous = rank, world, mesh, rendezvous
         self.device = mesh.device_type
         self.gpu = self.device == "cuda"
         self.dtype = torch.bfloat16 if self.gpu else torch.float32
@@ -109,7 +109,7 @@ class Measuring:
             self.place.synchronize()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:1000]
-        gathered = self.place.meeting.gather(float(bool(reason)))
+        gathered = self.place.rendezvous.gather(float(bool(reason)))
         failed = [rank for rank, value in enumerate(gathered) if value]
         if not failed:
             return True
@@ -125,7 +125,7 @@ class Measuring:
             ficco.synchronize(self.place.mesh)
         except Exception:
             bad = 1.0
-        if max(self.place.meeting.gather(bad)):
+        if max(self.place.rendezvous.gather(bad)):
             ficco.reset(self.place.mesh)
             if self.ways.pop(cells.FICCO_GRAPH, None):
                 self.refused[cells.FICCO_GRAPH] = "its windows ended with another call that failed"
@@ -157,9 +157,9 @@ class Measuring:
 
         if not self.attempt(variant, check):
             return
-        meeting = self.place.meeting
+        rendezvous = self.place.rendezvous
         errors = {
-            name: max(meeting.gather(math.inf if math.isnan(error) else error))
+            name: max(rendezvous.gather(math.inf if math.isnan(error) else error))
             for name, error in found.items()
         }
         worst = max(errors.values())
@@ -263,7 +263,7 @@ class Measuring:
 
     def run(self, way: Way, calls: int) -> float:
         """Return milliseconds a step, steps back to back."""
-        self.place.meeting.gather()
+        self.place.rendezvous.gather()
         if not self.place.gpu:
             start = time.perf_counter()
             for _ in range(calls):
@@ -285,9 +285,9 @@ class Measuring:
         calls, end = 1, time.time() + limit_s
         if self.cell.mode != "serving" and self.ways:
             first = next(iter(self.ways.values()))
-            calls = calls_for(max(self.place.meeting.gather(self.run(first, 2))))
+            calls = calls_for(max(self.place.rendezvous.gather(self.run(first, 2))))
         for number in range(count + 1):
-            late = self.place.meeting.gather(float(time.time() > end))[0]
+            late = self.place.rendezvous.gather(float(time.time() > end))[0]
             if late and number > LEAST_ROUNDS:
                 break
             order = list(self.ways)
@@ -299,7 +299,7 @@ class Measuring:
                     variant, lambda way=way, found=found: found.append(self.run(way, calls))
                 ):
                     continue
-                slowest = max(self.place.meeting.gather(found[0]))
+                slowest = max(self.place.rendezvous.gather(found[0]))
                 if number:
                     way.times.append(slowest)
 
@@ -328,7 +328,7 @@ def measure(
     run, begin = Measuring(cell, place, begun, skipped), time.time()
     for variant in cell.variants:
         needed = NEEDED_S[variant in cells.COMPILED]
-        if place.meeting.gather(float(time.time() + needed > end))[0]:
+        if place.rendezvous.gather(float(time.time() + needed > end))[0]:
             run.refused.setdefault(variant, "no time was left")
         else:
             run.ready(variant)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import ficco
-from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.timing import beat
 from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
@@ -66,7 +66,7 @@ def run(folder: Path) -> int:
     todo = json.loads((folder / "todo.json").read_text())
     rank, world, mesh = open_group(folder, todo["tiny"])
     torch._dynamo.config.recompile_limit = 64  # layers and variants share the code of one block
-    place = Place(rank, world, mesh, Meeting(folder, rank, world, WAIT_S))
+    place = Place(rank, world, mesh, Rendezvous(folder, rank, world, WAIT_S))
     said = Said(folder, rank)
     found: dict[str, Any] = {"ficco_fallback": None}
     timeout_s = FICCO_WAIT_S[todo["part"] == "compiled"]
@@ -80,7 +80,7 @@ def run(folder: Path) -> int:
     for cell in chosen:
         kind = (cell.part == "compiled", cell.mode == "training")
         late = float(time.time() + lasted[kind] > todo["deadline"])
-        if place.meeting.gather(late)[0]:
+        if place.rendezvous.gather(late)[0]:
             said("left_out", cell.id)
             continue
         begin = time.time()
@@ -96,5 +96,5 @@ def run(folder: Path) -> int:
             torch.cuda.empty_cache()
     beat()
     place.synchronize()
-    place.meeting.gather()
+    place.rendezvous.gather()
     os._exit(0)  # nothing is left to do, and taking groups down can hang

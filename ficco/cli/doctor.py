@@ -217,13 +217,13 @@ def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
         return []
     from ficco.engines.cuda import GpuError
     from ficco.engines.peer_windows import Peers, PeerWindows
-    from ficco.plan import Room
+    from ficco.plan import WindowBytes
 
     serves = "groups of GPUs: words that tell peers of data"
     try:
         devices = Peers(range(min(len(peers), MOST_GPUS)))
         try:
-            kind = PeerWindows(devices, Room()).signals
+            kind = PeerWindows(devices, WindowBytes()).signals
         finally:
             devices.close()
     except (EngineError, InputError, GpuError) as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ficco import settings
-from ficco.cli.rendezvous_folder import MeetingFolder, meeting_folder
+from ficco.cli.rendezvous_folder import RendezvousFolder, rendezvous_folder
 from ficco.errors import InputError
 from ficco.logs import log
 
@@ -33,7 +33,7 @@ def launch(world: int) -> int:
 
     if find_spec("torch") is None:
         raise InputError("PyTorch is needed for the ranks to meet; pip install torch")
-    with meeting_folder() as folder:
+    with rendezvous_folder() as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             with _uninterrupted():  # or one may be started that nobody knows of
@@ -77,7 +77,7 @@ def _uninterrupted() -> Iterator[None]:
             os.kill(os.getpid(), each)
 
 
-def _start(rank: int, world: int, folder: MeetingFolder) -> subprocess.Popen[bytes]:
+def _start(rank: int, world: int, folder: RendezvousFolder) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "RANK": str(rank),

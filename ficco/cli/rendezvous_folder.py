@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 from ficco import temporary
 
-__all__ = ["MeetingFolder", "meeting_folder"]
+__all__ = ["RendezvousFolder", "rendezvous_folder"]
 
 PREFIX = "ficco-run-"
 _LOCK = "lock"
 _OLD_S = 24 * 3600.0  # without a lock: no run of commands lasts as long
 
 
-class MeetingFolder(NamedTuple):
+class RendezvousFolder(NamedTuple):
     """A folder, and the descriptor of its lock, which ranks are to inherit."""
 
     path: Path
@@ -34,7 +34,7 @@ class MeetingFolder(NamedTuple):
 
 
 @contextmanager
-def meeting_folder() -> Iterator[MeetingFolder]:
+def rendezvous_folder() -> Iterator[RendezvousFolder]:
     """Yield a new folder, which is removed at the end; remove first what others left behind."""
     _remove_left(Path(tempfile.gettempdir()))
     path = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
@@ -45,7 +45,7 @@ def meeting_folder() -> Iterator[MeetingFolder]:
             # Other commands look at folders of this name alone, and this one is locked by now.
             path = path.rename(path.with_name(path.name.removeprefix(".")))
             with temporary.noted(path):
-                yield MeetingFolder(path, lock)
+                yield RendezvousFolder(path, lock)
         finally:
             os.close(lock)
     finally:

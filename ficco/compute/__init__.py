@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
-from ficco.kernels.gated_parts import GatedPart, Leaving
+from ficco.kernels.gated_parts import GatedPart, WindowRelease
 from ficco.kernels.native_launch import LaunchSpec
-from ficco.kernels.one_kernel_all_reduce_table import DirectTable
+from ficco.kernels.one_kernel_all_reduce_table import OneKernelTable
 from ficco.kernels.one_kernel_gather_table import GatherTable
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class GatedOperands(NamedTuple):
     bias: Any | None
     c: Any
     partial: Any | None
-    landing: Any | None
+    recv: Any | None
     words: Any
     copy: Any
 
@@ -115,7 +115,7 @@ class DeviceKernels(Protocol):
         timeout_s: float,
         stop_word: Callable[[], int],
         begun: bool = False,
-        leaving: Leaving | None = None,
+        release: WindowRelease | None = None,
     ) -> Any:
         """Return what `arm` takes, for launches on the current device.
 
@@ -128,7 +128,7 @@ class DeviceKernels(Protocol):
             stop_word: gives the address of a word in device memory; while it is not 0, launches
                 wait for nothing, and their parts are NaN.
             begun: whether parts are added to what their targets hold.
-            leaving: the words by which the launch gives the window back when it ends, of which a
+            release: the words by which the launch gives the window back when it ends, of which a
                 part has rows; None: it does not.
 
         Raises:
@@ -163,13 +163,13 @@ class DeviceKernels(Protocol):
             EngineError: it is unknown how; `arm` has to do.
         """
 
-    def prepare_direct(
+    def prepare_one_kernel(
         self,
-        table: DirectTable | GatherTable,
-        windows: DirectWindows,
+        table: OneKernelTable | GatherTable,
+        windows: OneKernelWindows,
         digest: int,
         timeout_s: float,
-        told_word: int,
+        missed_word: int,
         stop_word: Callable[[], int],
     ) -> Any:
         """Return what `arm_direct` takes: a whole call in one launch, on the current device.
@@ -179,18 +179,20 @@ class DeviceKernels(Protocol):
             windows: that calls use, or mailboxes; the plan says which.
             digest: of the plan.
             timeout_s: how long a launch waits for a word at most; what depends on it is NaN then.
-            told_word: address of where the launch tells which word it missed.
+            missed_word: address of where the launch tells which word it missed.
             stop_word: returns the address of a word that is 1 when the launch is to give up.
 
         Raises:
             InputError: the current stream is captured into a graph.
         """
 
-    def arm_direct(self, prepared: Any, operands: DirectOperands, copy: int) -> Callable[[], None]:
+    def arm_one_kernel(
+        self, prepared: Any, operands: OneKernelOperands, copy: int
+    ) -> Callable[[], None]:
         """Load what the launch needs, and return what enqueues it, as `arm`."""
 
-    def described_direct(
-        self, prepared: Any, operands: DirectOperands, places: DirectOperands
+    def described_one_kernel(
+        self, prepared: Any, operands: OneKernelOperands, places: OneKernelOperands
     ) -> LaunchSpec:
         """Load and say the same of it as `described`."""
 
@@ -208,7 +210,7 @@ class DeviceKernels(Protocol):
         """
 
 
-class DirectOutput(NamedTuple):
+class OneKernelOutput(NamedTuple):
     """Handles of what belongs to one output of a direct call, or the places of them.
 
     Attributes:
@@ -222,7 +224,7 @@ class DirectOutput(NamedTuple):
     y: Any
 
 
-class DirectOperands(NamedTuple):
+class OneKernelOperands(NamedTuple):
     """Handles of what a direct call works on, or the places of them.
 
     Attributes:
@@ -232,7 +234,7 @@ class DirectOperands(NamedTuple):
     """
 
     x: Any
-    outputs: Sequence[DirectOutput]
+    outputs: Sequence[OneKernelOutput]
     kept: Any | None = None
 
 
@@ -252,7 +254,7 @@ class SumOperands(NamedTuple):
     target: Any
 
 
-class DirectWindows(NamedTuple):
+class OneKernelWindows(NamedTuple):
     """Addresses of all ranks' windows or mailboxes, by copy and rank: of words, and of data.
 
     And where this rank counts calls on its mailbox; 0 for windows.
@@ -317,7 +319,7 @@ class DeviceCompute(Protocol):
     ) -> None:
         """Put the sums of bags [first, past last) into the target, as `Compute.bag` does."""
 
-    def spoil(self, handle: Any) -> None:
+    def fill_nan(self, handle: Any) -> None:
         """Fill a matrix with NaN."""
 
 

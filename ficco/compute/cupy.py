@@ -285,8 +285,8 @@ class CupyCompute:
              indices.size, cols),
         )  # fmt: skip
 
-    def spoil(self, handle: Array) -> None:
-        """See `DeviceCompute.spoil`."""
+    def fill_nan(self, handle: Array) -> None:
+        """See `DeviceCompute.fill_nan`."""
         _fill(handle, -1)  # floats of these bits are NaN
 
 

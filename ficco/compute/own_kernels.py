@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ficco.compute import DirectOperands, DirectWindows, GatedOperands, SumOperands
+from ficco.compute import GatedOperands, OneKernelOperands, OneKernelWindows, SumOperands
 from ficco.kernels import (
     gated,
     loading,
@@ -20,15 +20,15 @@ from ficco.kernels import (
     summing,
 )
 from ficco.kernels.arrays import Address, Arrays, address, item_bytes, stride
-from ficco.kernels.gated_parts import GatedPart, Leaving
+from ficco.kernels.gated_parts import GatedPart, WindowRelease
 from ficco.kernels.native_launch import LaunchSpec, Pitch, Place, Slot
-from ficco.kernels.one_kernel_all_reduce_table import DirectTable
+from ficco.kernels.one_kernel_all_reduce_table import OneKernelTable
 from ficco.kernels.one_kernel_gather_table import GatherTable
 from ficco.kernels.variants import Launch
-from ficco.kernels.window_release import leaving_table
+from ficco.kernels.window_release import release_table
 from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
 
-__all__ = ["OwnKernels", "direct_places"]
+__all__ = ["OwnKernels", "one_kernel_places"]
 
 
 class Prepared(NamedTuple):
@@ -48,7 +48,7 @@ class Whole(NamedTuple):
     control: one_kernel.Control
 
 
-def _whole_operands(prepared: Whole, operands: DirectOperands) -> Any:
+def _whole_operands(prepared: Whole, operands: OneKernelOperands) -> Any:
     """Return operands as the kernel's own module takes them."""
     if prepared.kernel is one_kernel_gather:
         outputs = [one_kernel_gather.Matrices(*each) for each in operands.outputs]
@@ -80,15 +80,15 @@ class OwnKernels:
         timeout_s: float,
         stop_word: Callable[[], int],
         begun: bool = False,
-        leaving: Leaving | None = None,
+        release: WindowRelease | None = None,
     ) -> Prepared:
         """See `DeviceKernels.prepare`."""
         self.check_allocates()
         arrays = self.arrays()
         # Of a group, which has a word of its own, one call follows another.
         stop = stop_word()
-        words = None if leaving is None else leaving_table(leaving, arrays)
-        table = gated.prepare(parts, n, k, dtype, arrays, begun=begun, turn_of=stop, leaving=words)
+        words = None if release is None else release_table(release, arrays)
+        table = gated.prepare(parts, n, k, dtype, arrays, begun=begun, turn_of=stop, release=words)
         return Prepared(table, Address(stop), arrays.place([0], "int32"), round(1e9 * timeout_s))
 
     def place(self, b: Any) -> tuple[int, int, bool]:
@@ -116,13 +116,13 @@ class OwnKernels:
         where = _places(launch.arguments, prepared.table, operands, places)
         return _described(launch, where)
 
-    def prepare_direct(
+    def prepare_one_kernel(
         self,
-        table: DirectTable | GatherTable,
-        windows: DirectWindows,
+        table: OneKernelTable | GatherTable,
+        windows: OneKernelWindows,
         digest: int,
         timeout_s: float,
-        told_word: int,
+        missed_word: int,
         stop_word: Callable[[], int],
     ) -> Whole:
         """See `DeviceKernels.prepare_direct`."""
@@ -130,7 +130,7 @@ class OwnKernels:
         arrays = self.arrays()
         counts = Address(windows.counts) if windows.counts else None
         places = one_kernel.Places(windows.words, windows.data, counts)
-        told, stop = Address(told_word), Address(stop_word())  # outside captures, as all here
+        told, stop = Address(missed_word), Address(stop_word())  # outside captures, as all here
         control = one_kernel.Control(digest, stop, told, round(1e9 * timeout_s))
         if isinstance(table, GatherTable):
             return Whole(
@@ -140,26 +140,28 @@ class OwnKernels:
             one_kernel_all_reduce, one_kernel_all_reduce.prepare(table, places, arrays), control
         )
 
-    def arm_direct(
-        self, prepared: Whole, operands: DirectOperands, copy: int
+    def arm_one_kernel(
+        self, prepared: Whole, operands: OneKernelOperands, copy: int
     ) -> Callable[[], None]:
         """See `DeviceKernels.arm_direct`."""
-        return loading.prepared(self.direct_launch(prepared, operands, copy))
+        return loading.prepared(self.one_kernel_launch(prepared, operands, copy))
 
-    def direct_launch(self, prepared: Whole, operands: DirectOperands, copy: int = 0) -> Launch:
+    def one_kernel_launch(
+        self, prepared: Whole, operands: OneKernelOperands, copy: int = 0
+    ) -> Launch:
         """Return what `arm_direct` enqueues."""
         kernel, made, control = prepared
         which = (copy,) if kernel is one_kernel_gather else ()  # of a mailbox the device knows
         found: Launch = kernel.launch_of(made, _whole_operands(prepared, operands), control, *which)
         return found
 
-    def described_direct(
-        self, prepared: Whole, operands: DirectOperands, places: DirectOperands
+    def described_one_kernel(
+        self, prepared: Whole, operands: OneKernelOperands, places: OneKernelOperands
     ) -> LaunchSpec:
         """See `DeviceKernels.described_direct`."""
-        launch = self.direct_launch(prepared, operands)
+        launch = self.one_kernel_launch(prepared, operands)
         return _described(
-            launch, direct_places(operands, places, prepared.kernel is one_kernel_gather)
+            launch, one_kernel_places(operands, places, prepared.kernel is one_kernel_gather)
         )  # fmt: skip
 
     def described_sum(
@@ -199,15 +201,15 @@ def _described(launch: Launch, places: dict[str, Place]) -> LaunchSpec:
     return native_launch.described(code, launch.grid, launch.arguments, places, launch.chained)
 
 
-def direct_places(
-    operands: DirectOperands, places: DirectOperands, gathers: bool
+def one_kernel_places(
+    operands: OneKernelOperands, places: OneKernelOperands, gathers: bool
 ) -> dict[str, Place]:
-    """Return where a direct kernel's arguments lie in a call, by name.
+    """Return where a one-kernel all-reduce's arguments lie in a call, by name.
 
     Args:
         operands: handles, for their strides.
         places: of the same.
-        gathers: whether it is the direct gather.
+        gathers: whether it is the one-kernel gather.
     """
     item = item_bytes(operands.x)
     found: dict[str, Place] = {
@@ -236,8 +238,8 @@ def _given(
     prepared: Prepared, operands: GatedOperands
 ) -> tuple[gated.Table, gated.Matrices, gated.Gate]:
     table, stop, status, timeout_ns = prepared
-    own, window, b, bias, c, partial, landing, words, copy = operands
-    matrices = gated.Matrices(own, window, b, bias, c, partial, landing)
+    own, window, b, bias, c, partial, recv, words, copy = operands
+    matrices = gated.Matrices(own, window, b, bias, c, partial, recv)
     return table, matrices, gated.Gate(words, stop, status, timeout_ns, copy=copy)
 
 
@@ -247,7 +249,7 @@ def _places(
     """Return where the kernel's arguments lie in a call; what is not named is the same in all."""
     own: Any
     window: Any
-    own, window, b, bias, c, partial, landing, words, copy = places
+    own, window, b, bias, c, partial, recv, words, copy = places
     if not table.own_tiles:  # the kernel gets one in place of the other
         own = window
     elif table.own_tiles == table.tiles:
@@ -258,7 +260,7 @@ def _places(
     }  # fmt: skip
     if table.signalling is not None:
         found |= {"partial": c if partial is None else partial}
-        found["landing"] = c if landing is None else landing
+        found["recv"] = c if recv is None else recv
         found["signals"] = words
     item = item_bytes(table.dtype)
     pitches: list[tuple[str, Slot, int]] = [
@@ -267,10 +269,10 @@ def _places(
     ]  # fmt: skip
     if table.signalling is not None:
         other = operands.c if operands.partial is None else operands.partial
-        landed = operands.c if operands.landing is None else operands.landing
+        arrived = operands.c if operands.recv is None else operands.recv
         place = c if partial is None else partial
         pitches += [("partial_stride", place, item_bytes(other))]
-        pitches += [("landing_stride", c if landing is None else landing, item_bytes(landed))]
+        pitches += [("landing_stride", c if recv is None else recv, item_bytes(arrived))]
     along = "b_deep_stride" if stride(operands.b, 1) == 1 else "b_col_stride"
     pitches.append((along, b, item))
     found |= {name: Pitch(slot.slot, size) for name, slot, size in pitches if arguments.get(name)}

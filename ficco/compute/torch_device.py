@@ -226,8 +226,8 @@ class TorchDeviceCompute:
                 )
                 target.copy_(sums[first:last])
 
-    def spoil(self, handle: torch.Tensor) -> None:
-        """See `DeviceCompute.spoil`."""
+    def fill_nan(self, handle: torch.Tensor) -> None:
+        """See `DeviceCompute.fill_nan`."""
         handle.fill_(torch.nan)
 
 

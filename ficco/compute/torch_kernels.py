@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ficco.compute.own_kernels import OwnKernels, direct_places
+from ficco.compute.own_kernels import OwnKernels, one_kernel_places
 from ficco.errors import InputError
 from ficco.kernels.arrays import Arrays, library_of
 
-__all__ = ["TorchKernels", "direct_places"]
+__all__ = ["TorchKernels", "one_kernel_places"]
 
 
 class TorchKernels(OwnKernels):

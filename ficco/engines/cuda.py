@@ -24,7 +24,7 @@ from ficco.compute import DeviceCompute
 from ficco.engines.gating import steps_within
 from ficco.engines.launches import Launches, Whole, warn_of_streams
 from ficco.engines.one_kernel import is_one_launch, made_before, table_of
-from ficco.engines.prepared import Standing
+from ficco.engines.prepared import PreparedCall
 from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.window_layout import COPIES, Window
 from ficco.engines.work import View, calls_of
@@ -170,10 +170,10 @@ class Device:
 
     def settle(self) -> None:
         """Wait until the group knows of what a kernel that has ended has told."""
-        if not self.native.told:
+        if not self.native.missed:
             return
         limit = time.monotonic() + _SETTLES_WITHIN_S
-        while self.native.told and self.group.failure() is None and time.monotonic() < limit:
+        while self.native.missed and self.group.failure() is None and time.monotonic() < limit:
             time.sleep(1e-3)
 
 
@@ -255,8 +255,8 @@ class BoundPlan:
 
             if table is not None:
                 places = window.mail if has_mailbox(plan) else window.windows
-                prepared = compute.kernels.prepare_direct(
-                    table, places, digest, timeout_s, device.native.told_word, stop_word
+                prepared = compute.kernels.prepare_one_kernel(
+                    table, places, digest, timeout_s, device.native.missed_word, stop_word
                 )
                 whole = Whole(prepared, table.outputs, kept)
             self._launches = Launches(
@@ -326,7 +326,7 @@ class BoundPlan:
                 self._window.held.append(launches)
                 self._held = True
 
-    def standing(self, arrays: Mapping[str, Any]) -> Standing | None:
+    def prepared_call(self, arrays: Mapping[str, Any]) -> PreparedCall | None:
         """Return the next calls of matrices that lie as these, which `run` has had; or None.
 
         They are told the addresses in the order of these. None: not all is launched by native code.
@@ -339,7 +339,7 @@ class BoundPlan:
             return None  # it is a copy that is read
         state, parts = launches.state, (self._native, launches, self._compute)
         before = self._make_before_again if self._before else None
-        found = Standing(
+        found = PreparedCall(
             *parts, arrays, self._numbers, self._count, self._workspaces, self._window, before
         )
         return found if launches.state is state else None  # another thread has had other matrices
@@ -444,11 +444,11 @@ class BoundPlan:
                 native.mark(work.mark)
         native.submit(len(self._works))
 
-    def spoil(self, arrays: Mapping[str, Any]) -> None:
+    def fill_nan(self, arrays: Mapping[str, Any]) -> None:
         """Fill the outputs of a call that was not enqueued with NaN."""
         for buffer in self.plan.buffers:
             if buffer.role == "output" and buffer.name in arrays:
-                self._compute.spoil(arrays[buffer.name])
+                self._compute.fill_nan(arrays[buffer.name])
 
     def spans(self) -> list[Span]:
         """Return what the last traced call ran, when it has; times are of the monotonic clock.

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ficco.errors import EngineError, ScheduleError
 from ficco.grouping import ends_of
-from ficco.kernels.gated_parts import GatedPart, Landed, Leaving
+from ficco.kernels.gated_parts import Arrived, GatedPart, WindowRelease
 from ficco.lowering import lower_rank
 from ficco.plan import Part, Product, RankPlan, Region, Step, signal_place
 from ficco.problem import Problem
@@ -27,7 +27,7 @@ from ficco.schedule import Schedule
 
 __all__ = ["Launch", "check_served", "launches_of", "steps_within"]
 
-_OWN, _WINDOW, _RESULT, _PARTIAL, _LANDING = "own", "window", "c", "partial", "landing"
+_OWN, _WINDOW, _RESULT, _PARTIAL, _RECV = "own", "window", "c", "partial", "recv"
 _Entries = list[tuple[Part, Product]]
 
 
@@ -60,9 +60,9 @@ class Launch(NamedTuple):
     own: Region | None
     window: Region | None
     partial: Region | None
-    landing: Region | None
+    recv: Region | None
     begun: bool
-    leaving: Leaving | None = None
+    release: WindowRelease | None = None
 
 
 def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> None:
@@ -105,7 +105,7 @@ def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
         signals = tuple([signal_place(signal) for signal in clear.signals])
         peers = tuple([signal.rank for signal in leave.signals])
         (raised,) = {signal_place(signal) for signal in leave.signals}
-        launches[-1] = launches[-1]._replace(leaving=Leaving(signals, raised, peers))
+        launches[-1] = launches[-1]._replace(release=WindowRelease(signals, raised, peers))
     return launches
 
 
@@ -114,7 +114,7 @@ def steps_within(plan: RankPlan) -> set[str]:
     steps = {step.id: step for step in plan.steps}
     found: set[str] = set()
     for name, ends in ends_of(plan).items():
-        if launches_of(plan, steps[name])[-1].leaving:
+        if launches_of(plan, steps[name])[-1].release:
             found.update(end.id for end in ends)
     return found
 
@@ -129,12 +129,12 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
     roles = {buffer.name: buffer.role for buffer in plan.buffers}
     kept = [product for part, product in entries if not part.raises]  # results, or all there is
     result = (kept or [first])[0]
-    landed = {name for name, role in roles.items() if role == "window"}
-    _, bias = _split(result.add, landed)
+    arrived = {name for name, role in roles.items() if role == "window"}
+    _, bias = _split(result.add, arrived)
     used: dict[str, Region] = {}  # a region of every matrix, by what it is to the launch
     parts = []
     for part, product in entries:
-        terms, added = _split(product.add, landed)
+        terms, added = _split(product.add, arrived)
         _check(step, part, product, terms, added)
         source = _WINDOW if roles[product.a.buffer] == "window" else _OWN
         target = _RESULT if product.c.buffer == result.c.buffer else _PARTIAL
@@ -145,7 +145,7 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         if list(added) != there:
             raise _refusal(step, "all rows of a result get the same bias, and what is pushed none")
         for term in terms:
-            if used.setdefault(_LANDING, term).buffer != term.buffer or term.col0 != product.c.col0:
+            if used.setdefault(_RECV, term).buffer != term.buffer or term.col0 != product.c.col0:
                 raise _refusal(step, f"what it adds to {product.c} lies in {term}")
         for role, region in ((source, product.a), (target, product.c), ("b", product.b)):
             if used.setdefault(role, region).buffer != region.buffer:
@@ -187,7 +187,7 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         own=whole.get(_OWN),
         window=whole.get(_WINDOW),
         partial=whole.get(_PARTIAL),
-        landing=whole.get(_LANDING),
+        recv=whole.get(_RECV),
         begun=first.accumulate,
     )
 
@@ -202,7 +202,7 @@ def _split(
     )
 
 
-def _summed(terms: tuple[Region, ...], part: Part) -> tuple[Landed | None, ...]:
+def _summed(terms: tuple[Region, ...], part: Part) -> tuple[Arrived | None, ...]:
     """Return a sum's terms as the kernel takes them, the own product first.
 
     All of a part's signals come before any of its terms is read, so that it does not matter which
@@ -210,7 +210,10 @@ def _summed(terms: tuple[Region, ...], part: Part) -> tuple[Landed | None, ...]:
     """
     signals = [signal_place(signal) for signal in part.waits]
     signals += [-1] * (len(terms) - len(signals))
-    return (None, *[Landed(term.row0, signal) for term, signal in zip(terms, signals, strict=True)])
+    return (
+        None,
+        *[Arrived(term.row0, signal) for term, signal in zip(terms, signals, strict=True)],
+    )
 
 
 def _check(

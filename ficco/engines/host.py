@@ -154,10 +154,10 @@ class BoundPlan:
             done = self._run(arrays, copy, digest)
         finally:
             if not done:
-                self.spoil(arrays)
+                self.fill_nan(arrays)
         return done
 
-    def spoil(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def fill_nan(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Fill the outputs of a failed call with NaN: nothing is left that looks like a result."""
         for buffer in self.plan.buffers:
             if buffer.role == "output" and buffer.name in arrays:

@@ -14,7 +14,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ficco.compute import DeviceKernels, DirectOperands, DirectOutput, GatedOperands, SumOperands
+from ficco.compute import (
+    DeviceKernels,
+    GatedOperands,
+    OneKernelOperands,
+    OneKernelOutput,
+    SumOperands,
+)
 from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import Work
 from ficco.engines.work import Sum, View, sum_of
@@ -127,10 +133,10 @@ class Launches:
         self.native: frozenset[int] = frozenset()
 
     def _prepared(self, launch: Launch, timeout_s: float, stop_word: Callable[[], int]) -> Any:
-        leaving = launch.leaving and launch.leaving._replace(homes=self._homes)
+        release = launch.release and launch.release._replace(homes=self._homes)
         return self._kernels.prepare(
             launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s, stop_word,
-            launch.begun, leaving,
+            launch.begun, release,
         )  # fmt: skip
 
     def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:
@@ -167,7 +173,7 @@ class Launches:
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
             self._set(view, copy, addresses, pitches)
         if self._whole is not None and (by_python or not self.native):
-            return {0: [self._kernels.arm_direct(self._whole, self._handles(view), copy)]}
+            return {0: [self._kernels.arm_one_kernel(self._whole, self._handles(view), copy)]}
         return {
             number: [
                 self._kernels.arm(prepared, self._operands_of(each, view, copy))
@@ -213,28 +219,28 @@ class Launches:
             ]
             found[number] = [spec for spec in specs if spec is not None]
         if self._whole is not None:
-            operands, places = self._handles(view), self._direct(self._place_of)
-            found[0] = [self._kernels.described_direct(self._whole, operands, places)]
+            operands, places = self._handles(view), self._one_kernel(self._place_of)
+            found[0] = [self._kernels.described_one_kernel(self._whole, operands, places)]
         for number, each in self._sums.items():
             spec = self._described_sum(each, view)
             found[number] = [] if spec is None else [spec]
         return found
 
-    def _direct(self, of: Callable[[Region], Any]) -> DirectOperands:
+    def _one_kernel(self, of: Callable[[Region], Any]) -> OneKernelOperands:
         """Return something of every matrix of a plan that is one kernel."""
         found = self._matrices
         outputs = [
-            DirectOutput(
+            OneKernelOutput(
                 of(found[each.w]), of(found[each.bias]) if each.bias else None, of(found[each.y])
             )
             for each in self._outputs
         ]
-        return DirectOperands(
+        return OneKernelOperands(
             of(found["x"]), outputs, of(found[self._kept]) if self._kept else None
         )
 
-    def _handles(self, view: View) -> DirectOperands:
-        found = self._direct(view)
+    def _handles(self, view: View) -> OneKernelOperands:
+        found = self._one_kernel(view)
         outputs = [
             output._replace(w=output.w.T) if each.turned else output
             for each, output in zip(self._outputs, found.outputs, strict=True)
@@ -263,7 +269,7 @@ class Launches:
         return GatedOperands(
             handle(launch.own), handle(launch.window), b.T if launch.turned else b,
             handle(launch.bias), handle(launch.c), handle(launch.partial),
-            handle(launch.landing), self._words[copy], copy,
+            handle(launch.recv), self._words[copy], copy,
         )  # fmt: skip
 
     def _places_of(self, launch: Launch) -> GatedOperands:
@@ -272,7 +278,7 @@ class Launches:
 
         return GatedOperands(
             place(launch.own), place(launch.window), place(launch.b), place(launch.bias),
-            place(launch.c), place(launch.partial), place(launch.landing), Signal(), Copy(),
+            place(launch.c), place(launch.partial), place(launch.recv), Signal(), Copy(),
         )  # fmt: skip
 
     def _place_of(self, region: Region) -> Slot:

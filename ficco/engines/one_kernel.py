@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ficco.engines.work import Call, whole_product
 from ficco.kernels import one_kernel_all_reduce_table, one_kernel_gather_table
-from ficco.kernels.one_kernel_all_reduce_table import DirectTable
+from ficco.kernels.one_kernel_all_reduce_table import OneKernelTable
 from ficco.kernels.one_kernel_gather_table import GatherTable
 from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.lowering.one_kernel_all_reduce import is_made_before
@@ -23,7 +23,7 @@ def is_one_launch(plan: RankPlan) -> bool:
     return one_lane and copies and any(step.signals for step in plan.steps)
 
 
-def table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
+def table_of(plan: RankPlan) -> tuple[OneKernelTable | GatherTable, str]:
     """Return what a plan's one launch reads, and the output that keeps x, or "" without one."""
     if any(buffer.name == GATHERED for buffer in plan.buffers):
         table = one_kernel_gather_table.table_of(plan)
@@ -31,8 +31,8 @@ def table_of(plan: RankPlan) -> tuple[DirectTable | GatherTable, str]:
     return one_kernel_all_reduce_table.table_of(plan), ""
 
 
-def made_before(plan: RankPlan, table: DirectTable | GatherTable | None) -> list[Call]:
+def made_before(plan: RankPlan, table: OneKernelTable | GatherTable | None) -> list[Call]:
     """Return what of a plan that is one launch is enqueued before it, which reads it in y."""
-    if not isinstance(table, DirectTable) or not is_made_before(table.m, table.twice):
+    if not isinstance(table, OneKernelTable) or not is_made_before(table.m, table.twice):
         return []
     return [whole_product(plan, each) for each in table.outputs]

@@ -17,7 +17,7 @@ from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives,
 from ficco.engines.window_layout import COPIES, WORDS_BYTES, Layout, Window
 from ficco.errors import EngineError
 from ficco.kernels.one_kernel_all_reduce_table import VACANT
-from ficco.plan import Room, Signal, signal_place
+from ficco.plan import Signal, WindowBytes, signal_place
 
 try:
     from ficco import _native
@@ -160,9 +160,9 @@ class PeerWindows:
         EngineError: a device has too little memory, the driver refuses, or signals do not arrive.
     """
 
-    def __init__(self, peers: Peers, room: Room, signals: str | None = None) -> None:
-        self._layout = Layout(room)
-        self.room = self._layout.room
+    def __init__(self, peers: Peers, sizes: WindowBytes, signals: str | None = None) -> None:
+        self._layout = Layout(sizes)
+        self.sizes = self._layout.sizes
         self._bases: list[int] = []
         self._end = weakref.finalize(self, _free_unasked, peers, self._bases)
         self._end.atexit = False  # the process's end frees them
@@ -223,7 +223,7 @@ class PeerWindows:
     def view(self, rank: int) -> Window:
         """Return the windows as a rank's engine takes them; it keeps them."""
         writable = writable_words(self.signals, self._peers.devices, rank)
-        return Window(self.bases, rank, self.room, self, writable)
+        return Window(self.bases, rank, self.sizes, self, writable)
 
     def close(self) -> None:
         """Wait for all devices, then free the windows; again it does nothing.

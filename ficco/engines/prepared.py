@@ -1,8 +1,8 @@
 """Calls of matrices that lie as those of an earlier call did: nothing but addresses is looked at.
 
 What a call costs the host is Python's for the larger part; this is the shorter way, for calls that
-native code launches whole. A front end remembers a call, and weakly its Standing; the runtime keeps
-that beside the bound plan, so that it goes with the plan, when windows grow, say.
+native code launches whole. A front end remembers a call, and weakly its PreparedCall; the runtime
+keeps that beside the bound plan, so that it goes with the plan, when windows grow, say.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ficco.compute import DeviceCompute
 from ficco.engines.launches import Launches
 from ficco.plan import ELEMENT_BYTES, Buffer
 
-__all__ = ["Standing"]
+__all__ = ["PreparedCall"]
 
 
-class Standing:
+class PreparedCall:
     """A call of a bound plan, to be made again with other matrices, laid out as its own were.
 
     To be held weakly by whoever does not hold the plan, whose window it keeps.
@@ -105,11 +105,11 @@ class Standing:
             made.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
             given[slot] = self._compute.place(made[-1])[0]
         if self.before is not None:
-            if not self._program.can_call_again(stream, given, self._pitches):
+            if not self._program.can_call_prepared(stream, given, self._pitches):
                 return False
             self.before(matrices)
         try:
-            return bool(self._program.call_again(copy, stream, given, self._pitches))
+            return bool(self._program.call_prepared(copy, stream, given, self._pitches))
         except BaseException:
             self._program.abandon()
             raise

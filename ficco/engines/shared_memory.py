@@ -1,6 +1,6 @@
 """The host engine's windows in memory that processes share: making it, joining it, who is there.
 
-How the processes of a group find each other and pass that memory on is `runtime.meeting`'s part.
+How the processes of a group find each other and pass that memory on is `runtime.rendezvous`'s part.
 """
 
 from __future__ import annotations

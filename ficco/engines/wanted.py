@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ficco.compute import DirectOperands, DirectOutput, DirectWindows, GatedOperands, SumOperands
+from ficco.compute import (
+    GatedOperands,
+    OneKernelOperands,
+    OneKernelOutput,
+    OneKernelWindows,
+    SumOperands,
+)
 from ficco.compute.own_kernels import OwnKernels
 from ficco.engines.gating import launches_of
 from ficco.engines.one_kernel import is_one_launch, table_of
@@ -58,7 +64,7 @@ def launches_in(plan: RankPlan, kernels: OwnKernels) -> Iterator[Launch]:
     if is_one_launch(plan):
         table, _ = table_of(plan)
         for turned in (True, False):
-            yield _direct(plan, table, kernels, turned)
+            yield _one_kernel(plan, table, kernels, turned)
         return
     yield from gated_launches(plan, kernels, (True, False))
     for step in plan.steps:
@@ -87,7 +93,7 @@ def _view(plan: RankPlan) -> Any:
     return view
 
 
-def _direct(plan: RankPlan, table: Any, kernels: OwnKernels, turned: bool) -> Launch:
+def _one_kernel(plan: RankPlan, table: Any, kernels: OwnKernels, turned: bool) -> Launch:
     dtype = table.dtype
     columns = {buffer.name: buffer.cols for buffer in plan.buffers}
     outputs = []
@@ -95,12 +101,12 @@ def _direct(plan: RankPlan, table: Any, kernels: OwnKernels, turned: bool) -> La
         n = columns[each.y]
         bias = matrix(1, n, dtype) if each.bias else None
         outputs.append(
-            DirectOutput(matrix(table.k, n, dtype, turned), bias, matrix(table.m, n, dtype))
+            OneKernelOutput(matrix(table.k, n, dtype, turned), bias, matrix(table.m, n, dtype))
         )
     gathers = hasattr(table, "gathered")
     rows = table.own_rows if gathers else table.m
     kept = matrix(table.m, table.k, dtype) if gathers and table.kept else None
-    operands = DirectOperands(matrix(rows, table.k, dtype), outputs, kept)
+    operands = OneKernelOperands(matrix(rows, table.k, dtype), outputs, kept)
     return whole_launch(kernels, table, operands)
 
 
@@ -137,16 +143,16 @@ def gated_launches(
                 operands = GatedOperands(
                     described(each.own), described(each.window),
                     matrix(each.k, each.n, each.dtype, turned), described(each.bias),
-                    described(each.c), described(each.partial), described(each.landing), _WORDS, 0,
+                    described(each.c), described(each.partial), described(each.recv), _WORDS, 0,
                 )  # fmt: skip
                 launch = kernels.launch_of(prepared, operands)
                 if launch is not None:
                     yield launch
 
 
-def whole_launch(kernels: OwnKernels, table: Any, operands: DirectOperands) -> Launch:
+def whole_launch(kernels: OwnKernels, table: Any, operands: OneKernelOperands) -> Launch:
     """Return the launch of a call that is one kernel."""
     nowhere = [[_ADDRESS] * table.world] * 2
-    windows = DirectWindows(nowhere, nowhere, _ADDRESS)
-    prepared = kernels.prepare_direct(table, windows, 0, 1.0, _ADDRESS, lambda: _ADDRESS)
-    return kernels.direct_launch(prepared, operands)
+    windows = OneKernelWindows(nowhere, nowhere, _ADDRESS)
+    prepared = kernels.prepare_one_kernel(table, windows, 0, 1.0, _ADDRESS, lambda: _ADDRESS)
+    return kernels.one_kernel_launch(prepared, operands)

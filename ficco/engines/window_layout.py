@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ficco import _native
-from ficco.compute import DirectWindows
-from ficco.plan import SIGNALS_PER_COPY, Room
+from ficco.compute import OneKernelWindows
+from ficco.plan import SIGNALS_PER_COPY, WindowBytes
 from ficco.problem import MAX_WORLD
 
 __all__ = ["COPIES", "LEAST", "WORDS_BYTES", "Layout", "Window"]
@@ -20,7 +20,7 @@ _ALIGN = 512
 _RECENT = 128  # plans
 # A mailbox is made with every window, so that the first call of few rows need not grow all of them:
 # for 16 rows of 16384 columns of 16 bits on 8 ranks.
-LEAST = Room(0, 4 << 20)
+LEAST = WindowBytes(0, 4 << 20)
 
 
 class Layout:
@@ -39,9 +39,9 @@ class Layout:
         size: of all.
     """
 
-    def __init__(self, room: Room) -> None:
-        window, mailbox = (-(-max(size, 1) // _ALIGN) * _ALIGN for size in room)
-        self.room = Room(window, mailbox)
+    def __init__(self, sizes: WindowBytes) -> None:
+        window, mailbox = (-(-max(size, 1) // _ALIGN) * _ALIGN for size in sizes)
+        self.sizes = WindowBytes(window, mailbox)
         self.data = -(-COPIES * WORDS_BYTES // _ALIGN) * _ALIGN
         self.mail_words = self.data + COPIES * window
         self.counts = self.mail_words + COPIES * _MAIL_WORDS_BYTES
@@ -71,12 +71,12 @@ class Window:
         self,
         bases: Sequence[int],
         rank: int,
-        room: Room,
+        sizes: WindowBytes,
         keep: Any,
         writable: Sequence[bool] = (),
     ) -> None:
-        layout = Layout(room)
-        self.room, self.rank, self.keep = layout.room, rank, keep
+        layout = Layout(sizes)
+        self.sizes, self.rank, self.keep = layout.sizes, rank, keep
         self.held: list[Any] = []
         self.recent: deque[Any] = deque(maxlen=_RECENT)
 
@@ -84,22 +84,22 @@ class Window:
             return [[base + first + copy * step for base in bases] for copy in range(COPIES)]
 
         self.words = copies(0, WORDS_BYTES)
-        self.data = copies(layout.data, self.room.window)
-        self.mail = DirectWindows(
+        self.data = copies(layout.data, self.sizes.window)
+        self.mail = OneKernelWindows(
             copies(layout.mail_words, _MAIL_WORDS_BYTES),
-            copies(layout.mail_data, self.room.mailbox),
+            copies(layout.mail_data, self.sizes.mailbox),
             bases[rank] + layout.counts,
         )
         by_rank = [
             [address for copies_of in zip(*of, strict=True) for address in copies_of]
             for of in (self.words, self.data)
         ]
-        self.native = _native.GpuWindow(by_rank[0], by_rank[1], self.room.window, writable)
+        self.native = _native.GpuWindow(by_rank[0], by_rank[1], self.sizes.window, writable)
 
     @property
-    def windows(self) -> DirectWindows:
+    def windows(self) -> OneKernelWindows:
         """Where windows are, as `mail` says it of mailboxes."""
-        return DirectWindows(self.words, self.data)
+        return OneKernelWindows(self.words, self.data)
 
     def own(self, copy: int) -> int:
         """Return the address of the data of the own window's copy."""

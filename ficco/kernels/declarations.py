@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DIRECT", "GATED", "GATHER", "KERNELS", "POOL", "PUSHING", "SUM", "SUMMING", "Kernel",
-           "Parameter"]  # fmt: skip
+__all__ = [
+    "ALL_REDUCE", "GATED", "GATHER", "KERNELS", "POOL", "PUSHING", "SUM", "SUMMING", "Kernel",
+    "Parameter",
+]  # fmt: skip
 
 
 class Parameter(NamedTuple):
@@ -70,7 +72,7 @@ _TILE = "ROWS:= COLS:= DEEP:="
 
 GATED = _kernel(
     "gated_gemm",
-    "gated_kernel",
+    "gated_wait_kernel",
     "own:matrix window:matrix b:matrix bias:* c:* places:*i32 scratch:*fp32 shares:*i32 "
     f"words:*i32? {_WAIT} value:i32? own_tiles:i32? whole:i32? shared:i32? among:i32? "
     f"k:i32 own_stride:i64 window_stride:i64 {_B} c_stride:i64 timeout_ns:i64? "
@@ -79,7 +81,7 @@ GATED = _kernel(
 )
 PUSHING = _kernel(
     "pushing_gemm",
-    "pushing_kernel",
+    "gated_push_kernel",
     "own:matrix b:matrix bias:* c:* partial:* places:*i32 scratch:*fp32 shares:*i32 "
     f"counters:*i32 signals:*i32? {_WAIT} whole:i32? shared:i32? among:i32? "
     f"k:i32 own_stride:i64 {_B} c_stride:i64 partial_stride:i64 timeout_ns:i64? "
@@ -87,15 +89,15 @@ PUSHING = _kernel(
 )
 SUMMING = _kernel(
     "summing_gemm",
-    "summing_kernel",
-    "own:matrix b:matrix bias:* c:* landing:* places:*i32 terms:*i32 counters:*i32 words:*i32? "
+    "gated_sum_kernel",
+    "own:matrix b:matrix bias:* c:* recv:* places:*i32 terms:*i32 counters:*i32 words:*i32? "
     f"signals:*i32? {_WAIT} value:i32? whole:i32? "
-    f"k:i32 own_stride:i64 {_B} c_stride:i64 landing_stride:i64 timeout_ns:i64? "
+    f"k:i32 own_stride:i64 {_B} c_stride:i64 recv_stride:i64 timeout_ns:i64? "
     f"{_TILE} OWN_BULK:= B_BULK:= B_TURNED:= TERMS:= OWN_AT:= BEGUN:= COL_STEP:= ON_GPU:=",
 )
-DIRECT = _kernel(
-    "direct_all_reduce",
-    "direct_kernel",
+ALL_REDUCE = _kernel(
+    "one_kernel_all_reduce_gemm",
+    "one_kernel_all_reduce_kernel",
     f"x:* w:* bias:* y:* chunks:*i32 places:*i64 counts:*i32? {_WAIT} "
     "digest:i32? copy_places:i32? items:i32? m:i32? n:i32 k:i32 rank:i32? own_row:i32? "
     "own_rows:i32? bias_row:i32? bias_rows:i32? slot_rows:i32? peers:i64? targets:i64? owners:i64? "
@@ -103,10 +105,10 @@ DIRECT = _kernel(
     f"WORLD:= TWICE:= {_TILE} STAGES:= SUM_ROWS:= SUM_COLS:= TURNED:= EDGE:= BYTES:= MADE:= "
     "CHAINED:= ON_GPU:=",
 )
-_FOUR = range(4)  # outputs of the direct gather, see `lowering.direct_gather.MOST_OUTPUTS`
+_FOUR = range(4)  # outputs of the one-kernel gather, see `lowering.direct_gather.MOST_OUTPUTS`
 GATHER = _kernel(
-    "direct_gather",
-    "direct_gather_kernel",
+    "one_kernel_gather_gemm",
+    "one_kernel_gather_kernel",
     "x:* "
     + " ".join(f"{name}{i}:*" for name in ("w", "bias", "y") for i in _FOUR)
     + f" kept:* places:*i64 gates:*i32? parts:*fp32 {_WAIT} "
@@ -134,4 +136,6 @@ POOL = _kernel(
     "table_stride:i64 target_stride:i64 LOOKUPS:= COLS:=",
 )
 
-KERNELS = {kernel.name: kernel for kernel in (GATED, PUSHING, SUMMING, DIRECT, GATHER, SUM, POOL)}
+KERNELS = {
+    kernel.name: kernel for kernel in (GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, SUM, POOL)
+}

@@ -25,12 +25,22 @@ from ficco.kernels import loading
 from ficco.kernels.arrays import Bulk, address, dtype_name, item_bytes, stride
 from ficco.kernels.arrays import turned as turned_of
 from ficco.kernels.declarations import GATED, PUSHING, SUMMING
-from ficco.kernels.gated_parts import GatedPart, Landed
+from ficco.kernels.gated_parts import Arrived, GatedPart
 from ficco.kernels.gated_tables import Signalling, Table, prepare
 from ficco.kernels.variants import Launch, is_aligned
 
-__all__ = ["Gate", "GatedPart", "Landed", "Launch", "Matrices", "Table", "gated_matmul",
-           "launch_of", "prepare", "warm"]  # fmt: skip
+__all__ = [
+    "Arrived",
+    "Gate",
+    "GatedPart",
+    "Launch",
+    "Matrices",
+    "Table",
+    "gated_matmul",
+    "launch_of",
+    "prepare",
+    "warm",
+]  # fmt: skip
 
 _BULK_ALIGN = 16  # bytes
 _MOST_STEP = 16  # columns: what divides where parts begin and end, at most
@@ -58,7 +68,7 @@ class Matrices(NamedTuple):
     bias: Any
     c: Any
     partial: Any = None
-    landing: Any = None
+    recv: Any = None
 
 
 class Gate(NamedTuple):
@@ -191,13 +201,13 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
         "B_TURNED": turned,
         "ON_GPU": table.arrays.on_gpu,
         "COL_STEP": _col_step(table),
-        **_leaving(table, gate),
+        **_release(table, gate),
     } | (_further(table, table.signalling, matrices, gate) if table.signalling else {})
 
 
-def _leaving(table: Table, gate: Gate) -> dict[str, Any]:
+def _release(table: Table, gate: Gate) -> dict[str, Any]:
     """Return what the kernel has for giving the window back; of no meaning where it does not."""
-    found, none = table.leaving, gate.status
+    found, none = table.release, gate.status
     return {
         "cleared": found.cleared if found else none,
         "homes": found.homes if found else none,
@@ -219,27 +229,27 @@ def _further(
         InputError: matrices that the table was not prepared for.
     """
     c = matrices.c
-    partial, landing = matrices.partial, matrices.landing
+    partial, recv = matrices.partial, matrices.recv
     for name, matrix, rows in (
         ("partial", partial, signalling.partial_rows),
-        ("landing", landing, signalling.landing_rows),
+        ("recv", recv, signalling.recv_rows),
     ):
         if rows and matrix is None:
             raise InputError(f"{name} is None, and parts use it")
         if rows and matrix is not None:
             _check_matrix(name, matrix, rows, table.n)
     partial = c if partial is None else partial
-    landing = c if landing is None else landing
+    recv = c if recv is None else recv
     if dtype_name(partial) != dtype_name(c):
         raise InputError(f"partial holds {partial.dtype}, c holds {c.dtype}; give them one dtype")
     return {
         "partial": partial,
-        "landing": landing,
+        "recv": recv,
         "terms": signalling.terms,
         "counters": signalling.counters,
         "signals": gate.words if gate.signals is None else gate.signals,
         "partial_stride": stride(partial, 0),
-        "landing_stride": stride(landing, 0),
+        "landing_stride": stride(recv, 0),
         "TERMS": signalling.term_count,
         "OWN_AT": signalling.own_at,
         "BEGUN": signalling.begun,

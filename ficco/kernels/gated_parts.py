@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["GatedPart", "Landed", "Leaving"]
+__all__ = ["Arrived", "GatedPart", "WindowRelease"]
 
 
-class Landed(NamedTuple):
+class Arrived(NamedTuple):
     """What a peer has made of a part, in its dtype: as many rows and columns.
 
     Attributes:
-        row: the first of its rows in `landing`. Its columns are the part's.
+        row: the first of its rows in `recv`. Its columns are the part's.
         word: index of the word to wait for, or -1.
     """
 
@@ -47,10 +47,10 @@ class GatedPart(NamedTuple):
     target: str = "c"
     col: int = 0
     cols: int | None = None
-    terms: tuple[Landed | None, ...] = ()
+    terms: tuple[Arrived | None, ...] = ()
 
 
-class Leaving(NamedTuple):
+class WindowRelease(NamedTuple):
     """What the last program of a launch does when all have ended.
 
     Attributes:

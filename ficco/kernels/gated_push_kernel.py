@@ -65,9 +65,9 @@ def pushing_gemm(  # noqa: PLR0913
 ):
     """Store every part's rows and columns of own.b in its target, and raise the part's word.
 
-    own, b: descriptors or pointers, as those of `gated_gemm`; c, partial: pointers to one dtype,
-    with their strides in elements; `partial` gets no bias. They are equal where no tile goes there.
-    places: of tiles, see `tile_product`.
+    own, b: descriptors or pointers, as those of `gated_gemm`; c, partial: pointers to one
+    dtype, with their strides in elements; `partial` gets no bias. They are equal where no tile goes
+    there. places: of tiles, see `tile_product`.
     counters: int32, one a part, all 0; they are 0 again when the launch ends.
     signals: pointer to int32.
     whole: how many tiles no programs share; k: depth.

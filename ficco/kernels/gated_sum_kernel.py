@@ -34,7 +34,7 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     b,
     bias,
     c,
-    landing,
+    recv,
     places,
     terms,
     counters,
@@ -50,7 +50,7 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     b_col_stride: tl.int64,
     has_bias: tl.int32,
     c_stride: tl.int64,
-    landing_stride: tl.int64,
+    recv_stride: tl.int64,
     timeout_ns: tl.int64,
     ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     COLS: tl.constexpr,  # noqa: N803
@@ -96,7 +96,7 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
             )  # fmt: skip
             came = came & here
         store_summed(
-            tl.where(came != 0, total, float("nan")), landing, at_terms, landing_stride, c, place,
+            tl.where(came != 0, total, float("nan")), recv, at_terms, recv_stride, c, place,
             c_stride, bias, has_bias, ROWS, COLS, TERMS, OWN_AT, BEGUN, COL_STEP,
         )  # fmt: skip
         stored = count_stored(places, tile, whole, stored, counters, signals, ON_GPU)

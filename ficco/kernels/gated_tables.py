@@ -16,9 +16,9 @@ import numpy as np
 
 from ficco.errors import InputError
 from ficco.kernels.arrays import Arrays, address, dtype_name, has_bulk_loads, item_bytes, library_of
-from ficco.kernels.gated_parts import GatedPart, Landed
+from ficco.kernels.gated_parts import Arrived, GatedPart
 from ficco.kernels.tiling import Shares, Tile, choose_tile, count_tiles, shared_tiles
-from ficco.kernels.window_release import LeavingTable
+from ficco.kernels.window_release import ReleaseTable
 
 __all__ = ["Shared", "Signalling", "Table", "prepare"]
 
@@ -45,7 +45,7 @@ class Signalling(NamedTuple):
     own_at: int
     col_step: int
     partial_rows: int
-    landing_rows: int
+    recv_rows: int
     begun: bool
 
 
@@ -80,7 +80,7 @@ class Table(NamedTuple):
         heights: rows that own, window and c have at least.
         shared: the last tiles.
         signalling: what else the kernel reads, or None where parts do nothing but wait.
-        leaving: the words by which it gives the window back, or None.
+        release: the words by which it gives the window back, or None.
     """
 
     parts: tuple[GatedPart, ...]
@@ -96,7 +96,7 @@ class Table(NamedTuple):
     heights: tuple[int, int, int]
     shared: Shared
     signalling: Signalling | None = None
-    leaving: LeavingTable | None = None
+    release: ReleaseTable | None = None
     arrays: Any = None
 
 
@@ -109,7 +109,7 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
     tile: Tile | None = None,
     begun: bool = False,
     turn_of: Hashable = None,
-    leaving: LeavingTable | None = None,
+    release: ReleaseTable | None = None,
 ) -> Table:
     """Return the table of parts. It must outlive the launches, and graphs of them.
 
@@ -125,7 +125,7 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
         begun: whether parts are added to what their targets hold.
         turn_of: whose launches never overlap, so that one scratch will do for them; None: this
             table has its own.
-        leaving: the words by which the launch gives the window back; parts wait, and do no more.
+        release: the words by which the launch gives the window back; parts wait, and do no more.
 
     Raises:
         InputError: a part that cannot be.
@@ -140,7 +140,7 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
     window = [part for part in order if part.source == "window"]
     further = begun or any(_does_more(part, n) for part in order)
     _check_kind(order, bool(window), further)
-    if leaving is not None and (further or not order):
+    if release is not None and (further or not order):
         raise InputError("only a launch whose parts wait for the window gives it back")
     # Tiles that are shared are of one source, and not summed.
     apart = None if any(part.terms for part in order) else len(own) if window else 0
@@ -170,7 +170,7 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
         ),
         shared=_shared(shares, tile.rows * tile.cols, arrays, turn_of),
         signalling=_signalling(order, n, arrays, begun) if further else None,
-        leaving=leaving,
+        release=release,
         arrays=arrays,
     )
 
@@ -189,8 +189,8 @@ def _signalling(order: list[GatedPart], n: int, arrays: Arrays, begun: bool) -> 
             f"(terms, place) {sorted(places)}"
         )
     ranks, own_at = places.pop() if places else (1, 0)
-    landed = [[term for term in part.terms if term is not None] for part in order]
-    terms = [found or [Landed(0)] * (ranks - 1) for found in landed]
+    arrived = [[term for term in part.terms if term is not None] for part in order]
+    terms = [found or [Arrived(0)] * (ranks - 1) for found in arrived]
     counters = arrays.place([0] * len(order), "int32")
     return Signalling(
         terms=arrays.place(terms, "int32") if summed else counters,
@@ -199,7 +199,7 @@ def _signalling(order: list[GatedPart], n: int, arrays: Arrays, begun: bool) -> 
         own_at=own_at,
         col_step=_col_step(order, n),
         partial_rows=max((p.c_row + p.rows for p in order if p.target == "partial"), default=0),
-        landing_rows=max(
+        recv_rows=max(
             (term.row + part.rows for part in summed for term in part.terms if term), default=0
         ),
         begun=begun,

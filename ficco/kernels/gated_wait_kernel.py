@@ -8,7 +8,7 @@ A loop for each source, so that the loop over k knows it when it is compiled. Ea
 its loop over k: what the next tile reads is on its way while this one is multiplied and stored. So
 a tile's word is awaited before the last steps of the tile before it, in front of its first loads.
 The last tiles may be shared; see `sharing`. The program that ends last may give the window back;
-see `leaving`.
+see `release`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def gated_gemm(  # noqa: PLR0913
     there is none the window is own.
     COL_STEP: what divides where columns of tiles begin and of parts end.
     cleared, clear_count, homes, copy, ended, raised, peers: of giving the window back, see
-    `leaving`; without peers it is not given back, and none of the others is read. WORLD: likewise,
+    `release`; without peers it is not given back, and none of the others is read. WORLD: likewise,
     and only the interpreter looks at it.
     ON_GPU: False in Triton's interpreter.
     """

@@ -1,4 +1,4 @@
-"""The direct kernel: one launch that multiplies, exchanges by stores into mailboxes, and adds.
+"""One launch that multiplies, exchanges products by stores into mailboxes, and adds them.
 
 For products of few rows, where a copy engine's start and a stream's signal take longer than the
 data. Ranks hear of each other within the launch, so nothing else is enqueued, but for the
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ficco.errors import InputError
 from ficco.kernels import loading
 from ficco.kernels.arrays import Arrays, address, can_chain, item_bytes, library_of, stride, turned
-from ficco.kernels.declarations import DIRECT
+from ficco.kernels.declarations import ALL_REDUCE
 from ficco.kernels.one_kernel import (
     ALIGN,
     Control,
@@ -31,16 +31,16 @@ from ficco.kernels.one_kernel import (
     ranks_as_bits,
     signed,
 )
-from ficco.kernels.one_kernel_all_reduce_table import COUNTS, THREADS, DirectTable
+from ficco.kernels.one_kernel_all_reduce_table import COUNTS, THREADS, OneKernelTable
 from ficco.kernels.variants import Launch
 from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.plan import ELEMENT_BYTES
 
 __all__ = [
     "Control",
-    "Direct",
-    "DirectTile",
     "Launch",
+    "OneKernel",
+    "OneKernelTile",
     "Operands",
     "Places",
     "all_reduce",
@@ -55,7 +55,7 @@ _WIDEST_MOVE = 4096  # the same where rows are many
 _WIDEST_SENT = 8192  # and of these, that it sends at a time
 
 
-class DirectTile(NamedTuple):
+class OneKernelTile(NamedTuple):
     """How a program multiplies.
 
     Attributes:
@@ -72,7 +72,7 @@ class DirectTile(NamedTuple):
     stages: int
 
 
-class Direct(NamedTuple):
+class OneKernel(NamedTuple):
     """A table, prepared for launches; made by `prepare`. It must outlive graphs of them.
 
     Attributes:
@@ -88,8 +88,8 @@ class Direct(NamedTuple):
         arrays: the library of arrays, on the device.
     """
 
-    table: DirectTable
-    tile: DirectTile
+    table: OneKernelTable
+    tile: OneKernelTile
     chunks: Any
     places: Any
     counts: Any
@@ -117,7 +117,7 @@ class Operands(NamedTuple):
     y: Any
 
 
-def choose_tile(m: int, width: int, k: int, item: int) -> DirectTile:
+def choose_tile(m: int, width: int, k: int, item: int) -> OneKernelTile:
     """Return how to multiply m rows by a chunk of so many columns, of elements of `item` bytes.
 
     As measured on H200 for chunks of 32, 64 and 128 columns: deep where there are few columns, and
@@ -127,29 +127,29 @@ def choose_tile(m: int, width: int, k: int, item: int) -> DirectTile:
     depth = max(16, power(k))
     if m == 1:
         deep, warps = (512, 4) if cols <= 32 else (256, 8)
-        return DirectTile(1, cols, max(64, min(depth, deep // item)), warps, 4)
+        return OneKernelTile(1, cols, max(64, min(depth, deep // item)), warps, 4)
     if item == 4:  # on the ordinary units, from registers
-        return DirectTile(max(16, min(power(m), 32)), min(cols, 32), 32, 4, 3)
+        return OneKernelTile(max(16, min(power(m), 32)), min(cols, 32), 32, 4, 3)
     rows = max(16, min(power(m), 128 if cols > 64 else 64))
     deep = 64 if cols > 64 else 256 if cols <= 32 and rows <= 32 else 128
     warps = 8 if cols > 64 and rows <= 64 else 4
     stages = max(2, min(4 if deep == 256 else 6, _SHARED // ((rows + cols) * deep * item)))
-    return DirectTile(rows, cols, min(depth, deep), warps, stages)
+    return OneKernelTile(rows, cols, min(depth, deep), warps, stages)
 
 
-def _moving_tile(m: int, width: int) -> DirectTile:
+def _moving_tile(m: int, width: int) -> OneKernelTile:
     """Return how to move m rows of a chunk of a product that is made already."""
     cols = max(16, min(power(width), 128))
-    return DirectTile(min(power(m), _WIDEST_SENT // cols), cols, 16, 16, 1)
+    return OneKernelTile(min(power(m), _WIDEST_SENT // cols), cols, 16, 16, 1)
 
 
 def prepare(
-    table: DirectTable,
+    table: OneKernelTable,
     places: Places,
     device: Any,
-    tile: DirectTile | None = None,
+    tile: OneKernelTile | None = None,
     made: bool | None = None,
-) -> Direct:
+) -> OneKernel:
     """Return a table as launches need it. Copies to the device, so not while a stream waits.
 
     Args:
@@ -168,7 +168,7 @@ def prepare(
     edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
     copies = zip(places.words, places.data, strict=True)
     numbers = [_numbers(table, words, data, item) for words, data in copies]
-    return Direct(
+    return OneKernel(
         table=table,
         tile=tile or chosen,
         chunks=arrays.place(table.chunks, "int32"),
@@ -183,48 +183,50 @@ def prepare(
     )
 
 
-def _numbers(table: DirectTable, words: Sequence[int], data: Sequence[int], item: int) -> list[int]:
+def _numbers(
+    table: OneKernelTable, words: Sequence[int], data: Sequence[int], item: int
+) -> list[int]:
     """Return one window copy's entries of `places`, as the kernel describes them."""
     pitch = table.n * item
     return [
         *words,
         *([base + table.kept for base in data] if table.twice else []),
-        data[table.rank] + table.landing,
-        *(data[rank] + table.landing + row * pitch for rank, row in table.rows_to),
+        data[table.rank] + table.recv,
+        *(data[rank] + table.recv + row * pitch for rank, row in table.rows_to),
     ]
 
 
-def all_reduce(direct: Direct, operands: Operands, control: Control) -> None:
+def all_reduce(prepared: OneKernel, operands: Operands, control: Control) -> None:
     """Enqueue one call on the current stream: one launch.
 
     Sums are float32, in the order of ranks, of products rounded to the dtype; the bias is added to
     sums, or, where they are not passed on, to the products of the rank whose it is.
 
     Args:
-        direct: of the plan.
+        prepared: of the plan.
         operands: of this call.
         control: what ends waits.
 
     Raises:
         InputError: operands that the table was not made for.
     """
-    loading.enqueue(launch_of(direct, operands, control))
+    loading.enqueue(launch_of(prepared, operands, control))
 
 
-def launch_of(direct: Direct, operands: Operands, control: Control) -> Launch:
+def launch_of(prepared: OneKernel, operands: Operands, control: Control) -> Launch:
     """Return what `all_reduce` launches. Which copy of the mailbox it uses, the device knows.
 
     Raises:
         InputError: operands that the table was not made for.
     """
-    arguments = _arguments(direct, operands, control)
+    arguments = _arguments(prepared, operands, control)
     return Launch(
-        DIRECT, arguments, (direct.programs,), direct.tile.warps, chained=direct.chained,
-        dtypes={"bias": direct.table.dtype}, odd=arguments["EDGE"] == 1, arrays=direct.arrays,
+        ALL_REDUCE, arguments, (prepared.programs,), prepared.tile.warps, chained=prepared.chained,
+        dtypes={"bias": prepared.table.dtype}, odd=arguments["EDGE"] == 1, arrays=prepared.arrays,
     )  # fmt: skip
 
 
-def warm(direct: Direct, operands: Operands, control: Control) -> None:
+def warm(prepared: OneKernel, operands: Operands, control: Control) -> None:
     """Compile and load what `all_reduce` launches for such operands; nothing is computed or sent.
 
     To be called before a stream waits or is captured: a kernel that is first loaded then waits for
@@ -233,23 +235,23 @@ def warm(direct: Direct, operands: Operands, control: Control) -> None:
     Raises:
         InputError: operands that the table was not made for.
     """
-    launch = launch_of(direct, operands, control)
+    launch = launch_of(prepared, operands, control)
     # Not the mailbox's own, on which a call may be under way.
-    counts = direct.arrays.place([0] * COUNTS, "int32")
+    counts = prepared.arrays.place([0] * COUNTS, "int32")
     nothing = {"items": 0, "own_rows": 0, "peers": 0, "targets": 0, "owners": 0}
     loading.warm(launch._replace(grid=(1,)), {"counts": counts} | nothing)
 
 
-def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str, Any]:
+def _arguments(prepared: OneKernel, operands: Operands, control: Control) -> dict[str, Any]:
     """Return the kernel's arguments by name."""
-    _check(direct.table, operands)
-    table, tile = direct.table, direct.tile
+    _check(prepared.table, operands)
+    table, tile = prepared.table, prepared.tile
     x, w, bias, y = operands
     peers = [rank for rank in range(table.world) if rank != table.rank]
     item, way = item_bytes(y), turned(w)
-    aligned = direct.aligned and address(y) % ALIGN == 0 == stride(y, 0) * item % ALIGN
+    aligned = prepared.aligned and address(y) % ALIGN == 0 == stride(y, 0) * item % ALIGN
     tallest = table.m if table.twice else table.own_rows
-    widest = _WIDEST_MOVE if direct.made else _WIDEST_SUM
+    widest = _WIDEST_MOVE if prepared.made else _WIDEST_SUM
     sum_cols = min(power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
     sum_rows = min(power(tallest), widest // sum_cols)
     sum_rows = max(sum_rows, THREADS * tile.warps // sum_cols)  # see `ficco.kernels.mailbox.take`
@@ -258,13 +260,13 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
         "w": w,
         "bias": y if bias is None else bias,
         "y": y,
-        "chunks": direct.chunks,
-        "places": direct.places,
-        "counts": direct.counts,
+        "chunks": prepared.chunks,
+        "places": prepared.places,
+        "counts": prepared.counts,
         "stop": control.stop,
         "status": control.status,
         "digest": signed(control.digest),
-        "copy_places": direct.copy_places,
+        "copy_places": prepared.copy_places,
         "items": len(table.chunks),
         "m": table.m,
         "n": table.n,
@@ -295,13 +297,13 @@ def _arguments(direct: Direct, operands: Operands, control: Control) -> dict[str
         "TURNED": way,
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
-        "MADE": direct.made,
-        "CHAINED": direct.chained,
-        "ON_GPU": direct.arrays.on_gpu,
+        "MADE": prepared.made,
+        "CHAINED": prepared.chained,
+        "ON_GPU": prepared.arrays.on_gpu,
     }
 
 
-def _check(table: DirectTable, operands: Operands) -> None:
+def _check(table: OneKernelTable, operands: Operands) -> None:
     x, w, bias, y = operands
     if (bias is not None) != table.bias:
         raise InputError(

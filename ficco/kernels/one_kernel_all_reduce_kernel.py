@@ -1,4 +1,4 @@
-"""The direct kernel's device code: a whole matmul_all_reduce of one rank in one launch.
+"""The one-kernel all-reduce's device code: a whole matmul_all_reduce of one rank in one launch.
 
 The first program of a launch keeps the door; the others share the chunks, which are slices of
 columns, and each takes its chunks through all stages:
@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from ficco.kernels.declarations import DIRECT
+from ficco.kernels.declarations import ALL_REDUCE
 from ficco.kernels.mailbox import (
     call_number,
     count_call,
@@ -47,7 +47,7 @@ from ficco.kernels.mailbox import (
 from ficco.kernels.one_kernel_product import product
 from ficco.plan import SIGNALS
 
-__all__ = ["direct_all_reduce"]
+__all__ = ["one_kernel_all_reduce_gemm"]
 
 _CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
 
@@ -63,8 +63,8 @@ def _rows_at(addresses, row, inside, bits, BYTES: tl.constexpr):  # noqa: N803
     return tl.multiple_of(at, BYTES)[:, None]
 
 
-@triton.jit(do_not_specialize=DIRECT.unknown)
-def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
+@triton.jit(do_not_specialize=ALL_REDUCE.unknown)
+def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     x,
     w,
     bias,
@@ -145,10 +145,10 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
     words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
     kept = places + WORLD  # where ranks keep sums
     if TWICE:
-        landing = tl.load(kept + WORLD)
+        recv = tl.load(kept + WORLD)
         rows_to = kept + WORLD + 1
     else:
-        landing = tl.load(kept)
+        recv = tl.load(kept)
         rows_to = kept + 1
     patience_ns = timeout_ns
     opened = is_open(counts, number)
@@ -223,7 +223,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                 for top in tl.range(0, own_rows, SUM_ROWS):
                     row = top + tl.arange(0, SUM_ROWS)
                     inside = (row < own_rows)[:, None] & (col < end)[None, :] & opened
-                    at = tl.multiple_of(landing.to(y.dtype), BYTES)
+                    at = tl.multiple_of(recv.to(y.dtype), BYTES)
                     at = at + row.to(tl.int64)[:, None] * n + col[None, :]
                     here = y + (own_row + row).to(tl.int64)[:, None] * y_stride + col[None, :]
                     mine = 0.0
@@ -267,8 +267,8 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
             WORLD, ON_GPU,
         )  # fmt: skip
     count_call(counts, number, programs, drawn)
-    spoilt = (met == 2) | (opened == 0)
-    if spoilt:
+    nan_filled = (met == 2) | (opened == 0)
+    if nan_filled:
         patience_ns = tl.zeros_like(patience_ns)
     if TWICE:
         everyone = tl.arange(0, 64)
@@ -291,7 +291,7 @@ def direct_all_reduce(  # noqa: PLR0912, PLR0913, PLR0915
                         word = passing * _CHUNKS + tl.load(entry + _SUM)
                         give_up(counts, number, status, word + 1)
                         patience_ns = tl.zeros_like(patience_ns)
-                    if (late >= 0) | spoilt:
+                    if (late >= 0) | nan_filled:
                         total = tl.full((SUM_ROWS, SUM_COLS), float("nan"), tl.float32)
                     here = y + row.to(tl.int64)[:, None] * y_stride + col[None, :]
                     tl.store(here, total.to(y.dtype.element_ty), wanted)

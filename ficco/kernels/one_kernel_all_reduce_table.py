@@ -1,4 +1,4 @@
-"""What the direct kernel reads of a plan. Numbers only: neither torch nor Triton is needed here.
+"""What the one-kernel all-reduce reads of a plan. Numbers only: no torch and no Triton.
 
 `table_of` reads the steps themselves, in the order of `ficco.lowering.one_kernel_all_reduce`, so
 that what the kernel does is what was proved; a step that the kernel would not do is refused.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ficco.kernels.plan_reader import OutputNames, PlanReader
 from ficco.plan import RankPlan, Region, Signal, window_places
 
-__all__ = ["COUNTS", "THREADS", "VACANT", "DirectChunk", "DirectTable", "table_of"]
+__all__ = ["COUNTS", "THREADS", "VACANT", "OneKernelChunk", "OneKernelTable", "table_of"]
 
 # 32 bits that a mailbox holds wherever nothing has come, and which nobody sends. As twice 16 bits,
 # of float16 or bfloat16, they are -0; as float32 -4.6e-41. Both go as 0.
@@ -21,7 +21,7 @@ COUNTS = 3  # int32 signals by which a rank counts calls on its mailbox
 THREADS = 32  # of a warp
 
 
-class DirectChunk(NamedTuple):
+class OneKernelChunk(NamedTuple):
     """Columns [begin, end) of the product.
 
     Attributes:
@@ -36,7 +36,7 @@ class DirectChunk(NamedTuple):
     total: int
 
 
-class DirectTable(NamedTuple):
+class OneKernelTable(NamedTuple):
     """One rank's part of a matmul_all_reduce, as one launch runs it.
 
     Attributes:
@@ -67,7 +67,7 @@ class DirectTable(NamedTuple):
     dtype: str
     bias: bool
     twice: bool
-    chunks: tuple[DirectChunk, ...]
+    chunks: tuple[OneKernelChunk, ...]
     own_row: int
     own_rows: int
     bias_row: int
@@ -76,13 +76,13 @@ class DirectTable(NamedTuple):
     rows_to: tuple[tuple[int, int], ...]
     targets: tuple[int, ...]
     owners: tuple[int, ...]
-    landing: int
+    recv: int
     kept: int
     outputs: tuple[OutputNames]
 
 
-def table_of(plan: RankPlan) -> DirectTable:
-    """Return what the direct kernel reads of a rank's plan.
+def table_of(plan: RankPlan) -> OneKernelTable:
+    """Return what the one-kernel all-reduce reads of a rank's plan.
 
     Args:
         plan: of a matmul_all_reduce with transport "sm", of two ranks or more.
@@ -113,7 +113,7 @@ class _Reader(PlanReader):
         spaces = [buffer for buffer in plan.buffers if buffer.role == "workspace"]
         if not windows or len(windows) > 2 or len(spaces) != len(windows) - 1:
             self.refuse(f"it has {len(windows)} mailboxes and {len(spaces)} workspaces")
-        self.landing, self.kept = windows[0], windows[-1]
+        self.recv, self.kept = windows[0], windows[-1]
         self.twice = len(windows) == 2
         self.space = spaces[0].name if spaces else ""
         self.y, self.x = plan.buffer("y0"), plan.buffer("x")
@@ -121,13 +121,13 @@ class _Reader(PlanReader):
         self.signals: dict[tuple[int, int], list[int]] = {}  # of products and sums, by columns
         self.heard: set[Signal] = set()
 
-    def table(self) -> DirectTable:
+    def table(self) -> OneKernelTable:
         """Read all steps."""
         rank, m = self.rank, self.y.rows
         self.read_beginning()
         world = len(self.peers) + 1
-        self.expect(self.landing.rows % world == 0, "have a slot for every rank")
-        self.slot = self.landing.rows // world
+        self.expect(self.recv.rows % world == 0, "have a slot for every rank")
+        self.slot = self.recv.rows // world
         chunks: list[tuple[int, int]] = []
         made: list[tuple[tuple[int, int], list[_Rows], tuple[int, ...]]] = []
         while self.next() in ("gemm", "reduce"):
@@ -143,14 +143,14 @@ class _Reader(PlanReader):
         self.read_end(self.heard)
         places, _ = window_places(self.plan.buffers)
         rows_to = tuple([(r.rank, r.row + i) for r in to for i in range(r.end - r.begin)])
-        return DirectTable(
+        return OneKernelTable(
             rank=rank, world=world, m=m, n=self.y.cols, k=self.x.cols, dtype=self.y.dtype,
             bias=self.bias, twice=self.twice,
-            chunks=tuple([DirectChunk(*columns, *self._places(columns)) for columns in chunks]),
+            chunks=tuple([OneKernelChunk(*columns, *self._places(columns)) for columns in chunks]),
             own_row=own_rows[0], own_rows=own_rows[1] - own_rows[0],
             bias_row=bias_rows[0], bias_rows=bias_rows[1] - bias_rows[0],
             slot_rows=self.slot, rows_to=rows_to, targets=targets, owners=owners,
-            landing=places[self.landing.name],
+            recv=places[self.recv.name],
             kept=places[self.kept.name] if self.twice else 0, outputs=(self._output(),),
         )  # fmt: skip
 
@@ -182,7 +182,7 @@ class _Reader(PlanReader):
             begin = row - sum([c.rows for c, _ in pieces])
             for c, add in pieces:
                 rows = (begin, begin + c.rows)
-                if c.buffer == self.landing.name:
+                if c.buffer == self.recv.name:
                     own = (rows[0] if own == (0, 0) else own[0], rows[1])
                     top = c.row0 - self.rank * self.slot
                     self.expect(top == (0 if self.twice else begin), "keep it in the own slot")
@@ -208,11 +208,11 @@ class _Reader(PlanReader):
         if self.next() == "copy":
             step = self.take("copy")
             self.expect(step.unit == "sm", "store by multiprocessors")
-            buffer, first = (self.space, 0) if self.twice else (self.landing.name, slot)
+            buffer, first = (self.space, 0) if self.twice else (self.recv.name, slot)
             for source, target in zip(step.reads, step.writes, strict=True):
                 self.expect(source[:2] == (rank, buffer), "send what was made")
                 self.expect(source[4:6] == columns == target[4:6], "send this chunk")
-                self.expect(target[1:3] == (self.landing.name, slot), "store in the own slot")
+                self.expect(target[1:3] == (self.recv.name, slot), "store in the own slot")
                 rows = (source.row0 - first, source.row1 - first)
                 there.append(_Rows(*rows, target.rank, slot))
             self._raise(columns, 0, [rows.rank for rows in there])
@@ -240,8 +240,7 @@ class _Reader(PlanReader):
             self.expect(sums[:4] == (self.rank, "y0", *own), "add up the own rows")
             slots = [source * self.slot for source in range(len(self.peers) + 1)]
             terms = [
-                Region(self.rank, self.landing.name, top, top + sums.rows, *columns)
-                for top in slots
+                Region(self.rank, self.recv.name, top, top + sums.rows, *columns) for top in slots
             ]
             terms += [self._bias(sums)] if self.twice and self.bias else []
             self.expect(sums[4:6] == columns and list(step.reads) == terms, "add in rank order")

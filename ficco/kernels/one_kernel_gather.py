@@ -1,4 +1,4 @@
-"""The direct gather: one launch that stores shards into peers' windows, and multiplies them all.
+"""One launch that stores shards into peers' windows, and multiplies all of them.
 
 For few rows, where a copy engine's start and a stream's signal take longer than the data, and every
 weight had better be read once. As `direct` for matmul_all_reduce:
@@ -29,7 +29,7 @@ from ficco.kernels.one_kernel import (
     ranks_as_bits,
     signed,
 )
-from ficco.kernels.one_kernel_all_reduce import DirectTile, choose_tile
+from ficco.kernels.one_kernel_all_reduce import OneKernelTile, choose_tile
 from ficco.kernels.one_kernel_gather_table import GATES, GatherTable
 from ficco.kernels.variants import Launch
 from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
@@ -61,7 +61,7 @@ class Gather(NamedTuple):
     """
 
     table: GatherTable
-    tile: DirectTile
+    tile: OneKernelTile
     splits: int
     places: Any
     gates: Any
@@ -102,7 +102,7 @@ class Operands(NamedTuple):
 
 def choose(
     m: int, columns: Sequence[int], k: int, item: int, workers: int
-) -> tuple[DirectTile, int]:
+) -> tuple[OneKernelTile, int]:
     """Return how to multiply m rows by weights of so many columns, and in how many parts of k.
 
     Every tile reads all rows that it has, so narrow tiles read them often, and wide ones are few:
@@ -115,7 +115,7 @@ def choose(
         item: bytes of an element.
         workers: programs that multiply at the same time.
     """
-    best: tuple[float, DirectTile, int] | None = None
+    best: tuple[float, OneKernelTile, int] | None = None
     weights = sum(columns) * k * item
     for width in (16, 32, 64, 128):
         tile = choose_tile(m, width, k, item)
@@ -139,7 +139,7 @@ def prepare(
     table: GatherTable,
     places: Places,
     device: Any,
-    how: tuple[DirectTile, int] | None = None,
+    how: tuple[OneKernelTile, int] | None = None,
 ) -> Gather:
     """Return a table as launches need it. Copies to the device, so not while a stream waits.
 

@@ -1,4 +1,4 @@
-"""The direct gather's device code: a whole all_gather_matmul of one rank in one launch.
+"""The one-kernel gather's device code: a whole all_gather_matmul of one rank in one launch.
 
 The first program of a launch keeps the door; the others share the tiles of all outputs. The first
 few of them all, the door among them, store the slices of the own shard at peers:
@@ -38,7 +38,7 @@ from ficco.kernels.one_kernel_product import product
 from ficco.kernels.signal_sets import await_all_words, await_words, raise_words
 from ficco.plan import SIGNALS
 
-__all__ = ["direct_gather"]
+__all__ = ["one_kernel_gather_gemm"]
 
 _CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
 _COUNTS = tl.constexpr(GATES)  # where the counts of tiles begin, behind the gates
@@ -230,7 +230,7 @@ def _keep_row(  # noqa: PLR0913
 
 
 @triton.jit(do_not_specialize=GATHER.unknown)
-def direct_gather(  # noqa: PLR0912, PLR0913, PLR0915
+def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     x,
     w0,
     w1,

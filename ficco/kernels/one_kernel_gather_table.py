@@ -1,6 +1,6 @@
-"""What the direct gather reads of a plan. Numbers only: neither torch nor Triton is needed here.
+"""What the one-kernel gather reads of a plan. Numbers only: no torch and no Triton.
 
-As in `direct_table`: the steps themselves are read, in the order of
+As in `one_kernel_all_reduce_table`: the steps themselves are read, in the order of
 `ficco.lowering.one_kernel_gather`, and a step that the kernel would not do is refused.
 """
 
@@ -48,7 +48,7 @@ class GatherTable(NamedTuple):
 
 
 def table_of(plan: RankPlan) -> GatherTable:
-    """Return what the direct gather reads of a rank's plan.
+    """Return what the one-kernel gather reads of a rank's plan.
 
     Args:
         plan: of an all_gather_matmul with transport "sm", of two ranks or more.

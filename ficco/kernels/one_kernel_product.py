@@ -1,4 +1,4 @@
-"""How the direct kernels multiply: few rows, wherever each of them lies, by columns of a weight.
+"""How one-kernel calls multiply: few rows, wherever each of them lies, by columns of a weight.
 
 Device code only. Loops must be neither flattened nor spread over specialized warps: loads would
 move ahead of waits.
@@ -39,7 +39,7 @@ def product(  # noqa: PLR0913 - a kernel's arguments are its interface
     left, right: no more than COLS columns are multiplied. DEEP divides begin.
     TURNED: 0, elements of a row of w are adjacent; 1, elements of a column are; 2, neither. A
     stride that is so known to be 1 is not read.
-    ROWS, COLS, DEEP, STAGES: see `direct.DirectTile`.
+    ROWS, COLS, DEEP, STAGES: see `direct.OneKernelTile`.
     """
     deep = tl.arange(0, DEEP)
     col = left + tl.arange(0, COLS)

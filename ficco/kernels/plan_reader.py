@@ -100,6 +100,6 @@ class PlanReader:
         at = max(0, min(self.at - 1 + ahead, len(self.plan.steps) - 1))
         step = self.plan.steps[at].id if self.plan.steps else "-"
         raise PlanError(
-            f"rank {self.rank}, step {step!r}: {why}; the direct kernel runs plans of {self.op} "
-            "with transport='sm' on several ranks, and no others"
+            f"rank {self.rank}, step {step!r}: {why}; the kernel runs plans of {self.op} with "
+            "transport='sm' on several ranks, and no others"
         )

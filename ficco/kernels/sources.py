@@ -19,10 +19,10 @@ from ficco.problem import MAX_WORLD
 __all__ = ["MODULES", "digest"]
 
 MODULES = (
-    "acquiring", "declarations", "direct_gather_kernel", "direct_handshake", "direct_kernel",
-    "direct_product", "gated_kernel", "landed_sum", "leaving_kernel", "mailing", "many_words",
-    "pool_kernel", "pushing_kernel", "releasing", "sharing", "sum_kernel", "summing_kernel",
-    "tile_product",
+    "declarations", "gated_push_kernel", "gated_sum_kernel", "gated_wait_kernel", "mailbox",
+    "one_kernel_all_reduce_kernel", "one_kernel_gather_kernel", "one_kernel_handshake",
+    "one_kernel_product", "pool_kernel", "signal_sets", "signal_wait", "split_k", "sum_epilogue",
+    "sum_kernel", "tile_product", "tile_signal", "window_release_kernel",
 )  # fmt: skip
 
 

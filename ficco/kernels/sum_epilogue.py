@@ -45,10 +45,10 @@ def quarter(
 @triton.jit
 def store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     own,
-    landing,
+    recv,
     terms,
     row_in_part,
-    landing_stride,
+    recv_stride,
     c,
     c_row,
     rows,
@@ -74,7 +74,7 @@ def store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     total = product if OWN_AT == 0 else tl.zeros((ROWS, COLS), tl.float32)
     for i in tl.static_range(TERMS):
         first = tl.load(terms + i * TERM_FIELDS + TERM_ROW) + row_in_part
-        at = landing + (first + row).to(tl.int64)[:, None] * landing_stride + c_col[None, :]
+        at = recv + (first + row).to(tl.int64)[:, None] * recv_stride + c_col[None, :]
         total += tl.load(at, mask=inside, other=0).to(tl.float32)
         if i + 1 == OWN_AT:
             total += product
@@ -87,10 +87,10 @@ def store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
 @triton.jit
 def store_sum(  # noqa: PLR0913
     own,
-    landing,
+    recv,
     terms,
     row_in_part,
-    landing_stride,
+    recv_stride,
     c,
     c_row,
     rows,
@@ -105,7 +105,7 @@ def store_sum(  # noqa: PLR0913
     OWN_AT: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
 ):
-    """Store `rows` rows of a tile's sum with the rows of `landing` that `terms` names (+ bias).
+    """Store `rows` rows of a tile's sum with the rows of `recv` that `terms` names (+ bias).
 
     own: the product of the tile, float32; row_in_part: its first row in its part; terms: pointer to
     the part's rows of the table of terms, TERMS of them, OWN_AT of which come before the product;
@@ -115,7 +115,7 @@ def store_sum(  # noqa: PLR0913
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
     for i in tl.static_range(4):
         store_columns(
-            quarter(own, i, ROWS, COLS), landing, terms, row_in_part, landing_stride, c, c_row,
+            quarter(own, i, ROWS, COLS), recv, terms, row_in_part, recv_stride, c, c_row,
             rows, c_stride, col + i * WIDTH, end, bias, has_bias,
             ROWS, WIDTH, TERMS, OWN_AT, BEGUN,
         )  # fmt: skip

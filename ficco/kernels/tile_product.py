@@ -175,9 +175,9 @@ def store_tile(  # noqa: PLR0913
 @triton.jit
 def store_summed(  # noqa: PLR0913
     total,
-    landing,
+    recv,
     terms,
-    landing_stride,
+    recv_stride,
     c,
     place,
     c_stride,
@@ -190,11 +190,11 @@ def store_summed(  # noqa: PLR0913
     BEGUN: tl.constexpr,  # noqa: N803
     COL_STEP: tl.constexpr,  # noqa: N803
 ):
-    """Store a tile of the table of tiles, summed with its part's terms; see `landed_sum`."""
+    """Store a tile of the table of tiles, summed with its part's terms; see `sum_epilogue`."""
     col = tl.load(place + COLUMN) // COL_STEP * COL_STEP
     end = tl.load(place + COLUMNS_END) // COL_STEP * COL_STEP
     store_sum(
-        total, landing, terms, tl.load(place + _ROW), landing_stride, c,
+        total, recv, terms, tl.load(place + _ROW), recv_stride, c,
         tl.load(place + TARGET_ROW), tl.load(place + HEIGHT), c_stride, col, end, bias, has_bias,
         ROWS, COLS, TERMS, OWN_AT, BEGUN,
     )  # fmt: skip

@@ -1,18 +1,18 @@
-"""The table by which a launch gives the window back when it ends; see `leaving_kernel`."""
+"""The table by which a launch gives the window back when it ends; see `window_release_kernel`."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from ficco.kernels.arrays import library_of
-from ficco.kernels.gated_parts import Leaving
+from ficco.kernels.gated_parts import WindowRelease
 from ficco.kernels.one_kernel import ranks_as_bits
 from ficco.problem import MAX_WORLD
 
-__all__ = ["LeavingTable", "leaving_table"]
+__all__ = ["ReleaseTable", "release_table"]
 
 
-class LeavingTable(NamedTuple):
+class ReleaseTable(NamedTuple):
     """What the kernel reads of words that it clears and raises.
 
     Attributes:
@@ -33,23 +33,23 @@ class LeavingTable(NamedTuple):
     world: int
 
 
-def leaving_table(leaving: Leaving, device: Any) -> LeavingTable:
+def release_table(release: WindowRelease, device: Any) -> ReleaseTable:
     """Return the table of a launch's last words.
 
     Copies to the device, so not while a stream waits or is captured.
 
     Args:
-        leaving: which words.
+        release: which words.
         device: a library of arrays (`Arrays`), or a torch.device.
     """
     arrays = library_of(device)
-    rows = [[*ranks, *[0] * (MAX_WORLD - len(ranks))] for ranks in leaving.homes]
-    return LeavingTable(
-        cleared=arrays.place(list(leaving.cleared) or [0], "int32"),
-        cleared_count=len(leaving.cleared),
+    rows = [[*ranks, *[0] * (MAX_WORLD - len(ranks))] for ranks in release.homes]
+    return ReleaseTable(
+        cleared=arrays.place(list(release.cleared) or [0], "int32"),
+        cleared_count=len(release.cleared),
         homes=arrays.place(rows, "int64"),
         ended=arrays.place([0], "int32"),
-        raised=leaving.raised,
-        peers=ranks_as_bits(leaving.peers),
-        world=max(leaving.peers, default=0) + 1,
+        raised=release.raised,
+        peers=ranks_as_bits(release.peers),
+        world=max(release.peers, default=0) + 1,
     )

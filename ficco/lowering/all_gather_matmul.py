@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ficco.lowering.blocks import gathered
 from ficco.lowering.gathering import lower_gathering
-from ficco.lowering.one_kernel_gather import lower_direct_gather
+from ficco.lowering.one_kernel_gather import lower_one_kernel_gather
 from ficco.plan import RankPlan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -19,5 +19,5 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank: its shard goes to every peer. See `ficco.lowering`."""
     blocks = gathered(problem, rank)
     if schedule.transport == "sm":
-        return lower_direct_gather(problem, schedule, blocks)
+        return lower_one_kernel_gather(problem, schedule, blocks)
     return lower_gathering(problem, schedule, blocks)

@@ -14,13 +14,13 @@ class Outgoing(NamedTuple):
 
     begin: int
     rows: int
-    landing: int
+    recv: int
 
 
 class Incoming(NamedTuple):
     """Rows that a peer sends here, and the first row where they land."""
 
-    landing: int
+    recv: int
     rows: int
 
 
@@ -29,7 +29,7 @@ class Blocks(NamedTuple):
 
     Attributes:
         outgoing: per destination.
-        incoming: per source; entries of `landing` follow one another by source.
+        incoming: per source; entries of `recv` follow one another by source.
         window_rows: rows of the window, equal on all ranks.
     """
 

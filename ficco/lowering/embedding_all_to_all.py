@@ -11,7 +11,7 @@ from ficco.lowering.blocks import Blocks, Incoming, Outgoing
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import batches, close, move
 from ficco.lowering.producing import PARTIAL, Bags, Piece
-from ficco.lowering.scattering import LANDING, Cut, make_and_push
+from ficco.lowering.scattering import RECV, Cut, make_and_push
 from ficco.plan import Buffer, RankPlan, Region
 from ficco.problem import Problem, offsets
 from ficco.schedule import Schedule
@@ -52,6 +52,6 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         *bags.operands(),
         output,
         Buffer(PARTIAL, "workspace", problem.m, widths[rank], dtype),
-        Buffer(LANDING, "window", blocks.window_rows, total, dtype, copies=2),
+        Buffer(RECV, "window", blocks.window_rows, total, dtype, copies=2),
     ]
     return RankPlan(rank, tuple(buffers), tuple(made.steps))

@@ -58,7 +58,7 @@ def reduce(cut: Cut, batch: Batch, out_row: int, bias: bool) -> list[Step]:
         if source == rank:
             terms.append(cut.piece(rank, chunk).target)
         else:
-            terms.append(cut.landed(source, chunk))
+            terms.append(cut.arrived(source, chunk))
     if bias:
         terms.append(Region(rank, "bias0", 0, 1, chunk.col0, chunk.col1))
     target = Region(rank, "y0", out_row + chunk.row0, out_row + chunk.row1, chunk.col0, chunk.col1)
@@ -69,7 +69,7 @@ def move(cut: Cut, found: Sequence[Batch], item_bytes: int) -> list[Step]:
     """Return the waits for batches, and their copies from the window to the same place of y0."""
     arrivals = []
     for batch in found:
-        reads = tuple([cut.landed(peer, cut.received(peer, j)) for peer, j in batch.arrived])
+        reads = tuple([cut.arrived(peer, cut.received(peer, j)) for peer, j in batch.arrived])
         writes = tuple([Region(cut.rank, "y0", *region[2:6]) for region in reads])
         arrivals.append(Arrival(batch.name, batch.signals, reads, writes))
     return moves(arrivals, COMPUTE, item_bytes)

@@ -118,19 +118,19 @@ class _Cut:
 
     def piece(self, shard: int, chunk: int, direct: bool = False) -> Piece:
         """Return a chunk as GEMMs see it: in the window, or `direct`ly where x lies."""
-        first = self.blocks.incoming[shard].landing
+        first = self.blocks.incoming[shard].recv
         row0, row1, col0, col1 = self.coming(shard, chunk)
         buffer, shift = ("x", self.own_shift()) if direct else (WINDOW, 0)
         return Piece(buffer, shift, first + row0, first + row1, col0, col1)
 
     def own_shift(self) -> int:
         own = self.blocks.own
-        return own.landing - own.begin
+        return own.recv - own.begin
 
     def shard(self) -> Piece:
         """Return the own block, where x lies."""
         own = self.blocks.own
-        return Piece("x", self.own_shift(), own.landing, own.landing + own.rows, 0, self.k)
+        return Piece("x", self.own_shift(), own.recv, own.recv + own.rows, 0, self.k)
 
     def own_chunks(self) -> list[int]:
         return [j for j in range(self.schedule.chunks) if not self.empty(self.rank, j)]
@@ -158,24 +158,24 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
                 steps.append(Step(f"turn{turn}", lanes[peer], "wait", "none", signals=signals))
             last, came = peer, None
         came = came if cut.empty(*coming[turn]) else coming[turn]
-        begin, rows, landing = cut.blocks.outgoing[peer]
+        begin, rows, recv = cut.blocks.outgoing[peer]
         row0, row1, col0, col1 = cut.box(rows, chunk, (peer - rank) % cut.world)
         if row0 == row1 or col0 == col1:
             continue
         source = Region(rank, "x", begin + row0, begin + row1, col0, col1)
-        target = Region(peer, WINDOW, landing + row0, landing + row1, col0, col1)
+        target = Region(peer, WINDOW, recv + row0, recv + row1, col0, col1)
         lane, name = lanes[peer], f"{chunk}to{peer}"
         steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,)))
-        landed = (Signal(peer, "data", rank, chunk),)
-        steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=landed))
+        arrived = (Signal(peer, "data", rank, chunk),)
+        steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=arrived))
     return steps
 
 
 def _stage(cut: _Cut, first: bool) -> Step:
     """Return the copy of the own shard into the own window; `first`: the GEMMs wait for it."""
-    begin, rows, landing = cut.blocks.own
+    begin, rows, recv = cut.blocks.own
     source = Region(cut.rank, "x", begin, begin + rows, 0, cut.k)
-    target = Region(cut.rank, WINDOW, landing, landing + rows, 0, cut.k)
+    target = Region(cut.rank, WINDOW, recv, recv + rows, 0, cut.k)
     return Step("stage", COMPUTE if first else KEEP, "local_copy", "sm", (source,), (target,))
 
 
@@ -193,11 +193,11 @@ def _late(cut: _Cut, products: Multiplied, staged: bool) -> list[Step]:
 
 def _own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
     """Return the copy of the own shard into an output that is the gathered x."""
-    begin, rows, landing = blocks.own
+    begin, rows, recv = blocks.own
     if not rows:
         return []
     source = Region(blocks.rank, "x", begin, begin + rows, 0, k)
-    target = Region(blocks.rank, f"y{index}", landing, landing + rows, 0, k)
+    target = Region(blocks.rank, f"y{index}", recv, recv + rows, 0, k)
     return [Step(f"keep{index}.own", KEEP, "local_copy", "sm", (source,), (target,))]
 
 

@@ -174,8 +174,8 @@ def _push_on(
             came = (Signal(cut.rank, "data", before, _slot(cut, index)),)
             steps.append(Step(f"turn.{name}", lane, "wait", "none", signals=came))
         steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
-        landed = (Signal(peer, "data", cut.rank, _slot(cut, index)),)
-        steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=landed))
+        arrived = (Signal(peer, "data", cut.rank, _slot(cut, index)),)
+        steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=arrived))
     return steps
 
 

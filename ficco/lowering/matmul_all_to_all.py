@@ -11,7 +11,7 @@ from ficco.lowering.blocks import exchanged
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import batches, close, move
 from ficco.lowering.producing import PARTIAL, Products
-from ficco.lowering.scattering import LANDING, Cut, make_and_push
+from ficco.lowering.scattering import RECV, Cut, make_and_push
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan
 from ficco.problem import Problem
@@ -32,7 +32,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         )
     n, blocks = problem.n, exchanged(problem, rank)
     widths, lefts = (n,) * problem.world, (0,) * problem.world
-    cut = Cut(blocks, schedule, widths, lefts, "y0", own_row=blocks.own.landing)
+    cut = Cut(blocks, schedule, widths, lefts, "y0", own_row=blocks.own.recv)
     made = make_and_push(cut, products)
     found = batches(cut, per_chunk=True)
     made.steps += move(cut, found, problem.itemsize)
@@ -41,6 +41,6 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         *products.operands(),
         Buffer("y0", "output", blocks.arriving, n, problem.dtype),
         Buffer(PARTIAL, "workspace", problem.rows[rank], n, problem.dtype),
-        Buffer(LANDING, "window", blocks.window_rows, n, problem.dtype, copies=2),
+        Buffer(RECV, "window", blocks.window_rows, n, problem.dtype, copies=2),
     ]
     return RankPlan(rank, tuple(buffers), tuple(made.steps))

@@ -16,7 +16,7 @@ from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import await_data, batches, close, reduce
 from ficco.lowering.producing import PARTIAL, Products
 from ficco.lowering.ring import PUSH, check_ring, circulate
-from ficco.lowering.scattering import LANDING, Cut, make_and_push
+from ficco.lowering.scattering import RECV, Cut, make_and_push
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan, Signal
 from ficco.problem import Problem
@@ -37,7 +37,7 @@ def reduction_buffers(problem: Problem, products: Products, cut: Cut) -> list[Bu
     return [
         *products.operands(),
         Buffer(PARTIAL, "workspace", problem.m, n, dtype),
-        Buffer(LANDING, "window", cut.blocks.window_rows, n, dtype, copies=2),
+        Buffer(RECV, "window", cut.blocks.window_rows, n, dtype, copies=2),
     ]
 
 

@@ -22,7 +22,7 @@ from ficco.errors import ScheduleError
 from ficco.lowering.handshake import await_entered
 from ficco.lowering.one_kernel import Slice, check_axes, closed, opened, slices, stored
 from ficco.lowering.producing import COMPUTE, PARTIAL, Piece, Products
-from ficco.lowering.scattering import LANDING
+from ficco.lowering.scattering import RECV
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan, Region, Signal, Step
 from ficco.problem import Problem, offsets
@@ -55,7 +55,7 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     products = Products(problem, rank)
     if problem.world == 1:
         return alone(problem, products)
-    return _Direct(problem, schedule, rank, products).plan()
+    return _OneKernel(problem, schedule, rank, products).plan()
 
 
 def _check(schedule: Schedule) -> None:
@@ -70,7 +70,7 @@ def _check(schedule: Schedule) -> None:
 
 
 @dataclass
-class _Direct:
+class _OneKernel:
     """Steps under construction, of one rank."""
 
     problem: Problem
@@ -114,12 +114,12 @@ class _Direct:
         at = self.rank if rank < 0 else rank
         return Region(at, buffer, top, bottom, each.begin, each.end)
 
-    def _landed(self, source: int, each: Slice, rank: int = -1) -> Region:
+    def _arrived(self, source: int, each: Slice, rank: int = -1) -> Region:
         """Return where the products of a source lie that this rank, or another, adds up."""
         at = self.rank if rank < 0 else rank
         top = source * self.slot
         rows = self.problem.rows[at] if self.twice else self.problem.m
-        return self._box(LANDING, top, top + rows, each, at)
+        return self._box(RECV, top, top + rows, each, at)
 
     def _make(self, each: Slice) -> None:
         """Multiply, and store what others add up with them."""
@@ -132,25 +132,25 @@ class _Direct:
             mine = top == begin and bottom == end
             if self.twice:
                 target = self._box(PARTIAL, top, bottom, each)
-                target = self._landed(rank, each) if mine else target
+                target = self._arrived(rank, each) if mine else target
             else:
                 slot = rank * self.slot
-                target = self._box(LANDING, slot + top, slot + bottom, each)
+                target = self._box(RECV, slot + top, slot + bottom, each)
             add = self._bias(each) if mine and not self.twice else ()
             pieces.append(Piece(top, bottom, each.begin, each.end, target, add))
         if not self.twice and not self.problem.outputs[0].bias:
-            pieces = [Piece(0, m, each.begin, each.end, self._landed(rank, each))]
+            pieces = [Piece(0, m, each.begin, each.end, self._arrived(rank, each))]
         self.steps += self.products.steps(str(each.number), pieces)
         if self.targets:
             sent = [self._part(peer, each) for peer in self.targets]
-            there = [self._landed(rank, each, p) for p in self.targets]
+            there = [self._arrived(rank, each, p) for p in self.targets]
             name, number = f"{each.number}", each.number
             self.steps += stored(rank, name, sent, there, self.targets, number)
 
     def _part(self, peer: int, each: Slice) -> Region:
         """Return the products that a peer adds up."""
         if not self.twice:
-            return self._landed(self.rank, each)
+            return self._arrived(self.rank, each)
         return self._box(PARTIAL, self.first[peer], self.first[peer + 1], each)
 
     def _bias(self, each: Slice) -> tuple[Region, ...]:
@@ -159,7 +159,7 @@ class _Direct:
     def _add_up(self, each: Slice) -> tuple[Signal, ...]:
         """Await the peers' products, add them up, and pass the sums on; return the signals."""
         signals = tuple([Signal(self.rank, "data", peer, each.number) for peer in self.peers])
-        terms = tuple([self._landed(source, each) for source in range(self.problem.world)])
+        terms = tuple([self._arrived(source, each) for source in range(self.problem.world)])
         terms += self._bias(each) if self.twice else ()
         sums = self._box("y0", self.top, self.bottom, each)
         self.steps += [
@@ -192,7 +192,7 @@ class _Direct:
         m, n, dtype = self.problem.m, self.problem.n, self.problem.dtype
         world = self.problem.world
         found = [*self.products.operands(), Buffer("y0", "output", m, n, dtype)]
-        found.append(Buffer(LANDING, "mailbox", world * self.slot, n, dtype, copies=2))
+        found.append(Buffer(RECV, "mailbox", world * self.slot, n, dtype, copies=2))
         if self.twice:
             found.append(Buffer(REDUCED, "mailbox", m, n, dtype, copies=2))
             found.append(Buffer(PARTIAL, "workspace", m, n, dtype))

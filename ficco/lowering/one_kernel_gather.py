@@ -1,4 +1,4 @@
-"""Direct gather: all_gather_matmul by stores of the kernel that multiplies, for few rows.
+"""One-kernel gather: all_gather_matmul by stores of the kernel that multiplies, for few rows.
 
 One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_gather`). Each chunk, a slice of
 the own shard's columns, goes to all peers. Behind all that comes each weight is multiplied once, by
@@ -21,17 +21,17 @@ from ficco.plan import RankPlan, Region, Signal, Step
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
-__all__ = ["MOST_OUTPUTS", "is_direct", "lower_direct_gather"]
+__all__ = ["MOST_OUTPUTS", "is_one_kernel", "lower_one_kernel_gather"]
 
 MOST_OUTPUTS = 4  # of a launch, each of which has a weight and a result of its own
 
 
-def is_direct(problem: Problem) -> bool:
+def is_one_kernel(problem: Problem) -> bool:
     """Whether one launch makes a gather's outputs: few, along rows, and the gathered x once."""
     return not _reason(problem)
 
 
-def lower_direct_gather(problem: Problem, schedule: Schedule, blocks: Blocks) -> RankPlan:
+def lower_one_kernel_gather(problem: Problem, schedule: Schedule, blocks: Blocks) -> RankPlan:
     """Return the plan of one rank. Raises as `ficco.lowering.lower_rank`."""
     _check(problem, schedule)
     rank, world, (_, own, first) = blocks.rank, problem.world, blocks.own

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ficco.errors import ScheduleError
 from ficco.lowering.handshake import enter_all
 from ficco.lowering.producing import COMPUTE, Piece, Producer
-from ficco.lowering.scattering import BIAS, LANDING, Chunk, Cut, Made, begun
+from ficco.lowering.scattering import BIAS, RECV, Chunk, Cut, Made, begun
 from ficco.plan import Region, Signal, Step
 from ficco.schedule import MAX_CHUNKS, Schedule
 
@@ -126,11 +126,11 @@ def _turn(
         done.append(Own(index, piece.target, after))
     else:
         follower = (rank + 1) % world
-        target = _landed(cut, follower, turn + 1, chunk)
-        landed = (Signal(follower, "data", rank, _slot(cut, turn, index)),)
+        target = _arrived(cut, follower, turn + 1, chunk)
+        arrived = (Signal(follower, "data", rank, _slot(cut, turn, index)),)
         made.steps += [
             Step(f"push.{name}", PUSH, "copy", "dma", (piece.target,), (target,), after=after),
-            Step(f"landed.{name}", PUSH, "raise", "none", signals=landed),
+            Step(f"landed.{name}", PUSH, "raise", "none", signals=arrived),
         ]
     return came
 
@@ -140,15 +140,15 @@ def _slot(cut: Cut, turn: int, index: int) -> int:
     return turn * cut.schedule.chunks + index
 
 
-def _landed(cut: Cut, rank: int, turn: int, chunk: Chunk) -> Region:
+def _arrived(cut: Cut, rank: int, turn: int, chunk: Chunk) -> Region:
     """Return where a chunk lies in a rank's window that it adds to in a turn: a slot each."""
     top = (turn - 1) * (cut.blocks.window_rows // (cut.world - 1))
-    return Region(rank, LANDING, top + chunk.row0, top + chunk.row1, chunk.col0, chunk.col1)
+    return Region(rank, RECV, top + chunk.row0, top + chunk.row1, chunk.col0, chunk.col1)
 
 
 def _piece(cut: Cut, turn: int, block: int, chunk: Chunk) -> Piece:
     """Return what is made of a chunk in a turn, with what came; of the own one with the bias."""
-    came = (_landed(cut, cut.rank, turn, chunk),) if turn else ()
+    came = (_arrived(cut, cut.rank, turn, chunk),) if turn else ()
     last = block == cut.rank and cut.biased
     bias = (Region(cut.rank, BIAS, 0, 1, chunk.col0, chunk.col1),) if last else ()
     return cut.piece(block, chunk)._replace(add=(*came, *bias))

@@ -28,9 +28,9 @@ from ficco.lowering.producing import COMPUTE, PARTIAL, Gated, Piece, Producer
 from ficco.plan import Region, Signal, Step
 from ficco.schedule import Schedule
 
-__all__ = ["LANDING", "Cut", "Made", "begun", "finishes_between", "make_and_push"]
+__all__ = ["RECV", "Cut", "Made", "begun", "finishes_between", "make_and_push"]
 
-LANDING = "landing"  # window: what peers made for this rank
+RECV = "recv"  # window: what peers made for this rank
 BIAS = "bias0"
 
 
@@ -66,7 +66,7 @@ class Cut:
     blocks: Blocks
     schedule: Schedule
     widths: tuple[int, ...]
-    landing_cols: tuple[int, ...]
+    recv_cols: tuple[int, ...]
     own: str
     own_row: int = 0
     own_col: int = 0
@@ -127,11 +127,11 @@ class Cut:
             target = Region(self.rank, PARTIAL, *rows, chunk.col0, chunk.col1)
         return Piece(*rows, chunk.col0, chunk.col1, target)
 
-    def landed(self, peer: int, chunk: Chunk) -> Region:
+    def arrived(self, peer: int, chunk: Chunk) -> Region:
         """Return where a chunk of a peer's work lies in the own window."""
-        top, left = self.blocks.incoming[peer].landing, self.landing_cols[peer]
+        top, left = self.blocks.incoming[peer].recv, self.recv_cols[peer]
         return Region(
-            self.rank, LANDING, top + chunk.row0, top + chunk.row1,
+            self.rank, RECV, top + chunk.row0, top + chunk.row1,
             left + chunk.col0, left + chunk.col1,
         )  # fmt: skip
 
@@ -305,9 +305,9 @@ def _gated(
 def _summed(cut: Cut, index: int, chunk: Chunk) -> Gated:
     """Return an own chunk with what every peer makes of it, in the order of ranks."""
     peers = [peer for peer in range(cut.world) if peer != cut.rank]
-    landed = [cut.landed(peer, chunk) for peer in peers]
-    bias = [term._replace(row0=0, row1=1, buffer=BIAS) for term in landed[:1] if cut.biased]
-    piece = cut.piece(cut.rank, chunk)._replace(add=(*landed, *bias))
+    arrived = [cut.arrived(peer, chunk) for peer in peers]
+    bias = [term._replace(row0=0, row1=1, buffer=BIAS) for term in arrived[:1] if cut.biased]
+    piece = cut.piece(cut.rank, chunk)._replace(add=(*arrived, *bias))
     told = (Signal(cut.rank, "ready", cut.rank, index),) if cut.passed_on else ()
     return Gated((piece,), tuple([Signal(cut.rank, "data", peer, index) for peer in peers]), told)
 
@@ -324,17 +324,17 @@ def _push(
     rank, lane, name = cut.rank, lanes[peer], f"{index}to{peer}"
     chunk, block = cut.sent(peer, index), cut.blocks.outgoing[peer]
     source = cut.piece(peer, chunk).target
-    left = cut.landing_cols[rank]
+    left = cut.recv_cols[rank]
     target = Region(
-        peer, LANDING, block.landing + chunk.row0, block.landing + chunk.row1,
+        peer, RECV, block.recv + chunk.row0, block.recv + chunk.row1,
         left + chunk.col0, left + chunk.col1,
     )  # fmt: skip
     steps = []
     if ready is not None:
         steps.append(Step(f"made.{name}", lane, "wait", "none", signals=(ready,)))
     steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
-    landed = (Signal(peer, "data", rank, index),)
-    steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=landed))
+    arrived = (Signal(peer, "data", rank, index),)
+    steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=arrived))
     return steps
 
 

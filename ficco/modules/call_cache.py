@@ -24,18 +24,18 @@ from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 if TYPE_CHECKING:
-    from ficco.engines.prepared import Standing
+    from ficco.engines.prepared import PreparedCall
     from ficco.runtime.process_gpu import CudaProcessRuntime
 
 __all__ = [
-    "Known",
+    "CachedCall",
     "evenly",
+    "find",
     "is_input",
+    "keep",
     "key_of",
-    "known",
     "matrix_of",
     "readable",
-    "remember",
     "row_of",
     "shaped",
     "taken_as",
@@ -47,14 +47,14 @@ _ASKED = 8  # times that a call asks how it is made again, between two that were
 
 Tensor = torch.Tensor
 _STRIDED = torch.strided
-_known: OrderedDict[Any, Known] = OrderedDict()
+_kept: OrderedDict[Any, CachedCall] = OrderedDict()
 
 
 def _nothing() -> None:
     return None
 
 
-class Known:
+class CachedCall:
     """A call that was checked and bound.
 
     Args:
@@ -71,8 +71,20 @@ class Known:
     """
 
     __slots__ = (
-        "_device", "_flat", "_more", "_names", "_plain", "_problem", "_runtime", "_schedule",
-        "_shapes", "_short", "_standing", "_takes", "changes", "ready",
+        "_device",
+        "_flat",
+        "_more",
+        "_names",
+        "_plain",
+        "_prepared",
+        "_problem",
+        "_runtime",
+        "_schedule",
+        "_shapes",
+        "_short",
+        "_takes",
+        "changes",
+        "ready",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +109,7 @@ class Known:
         self._device: int = runtime.device.index
         # What makes it again, for as long as its plan is bound; how often it may still ask for it
         # before one is so made. After its plan was bound anew it may ask in any case.
-        self._standing: Callable[[], Standing | None] = _nothing
+        self._prepared: Callable[[], PreparedCall | None] = _nothing
         self._more = _ASKED
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -106,16 +118,16 @@ class Known:
             return self._run_plain(tensors)
         x = tensors[0]
         ys = [x.new_empty(*shape) for shape in self._shapes]
-        here, standing = current_device() == self._device, self._standing()
-        if here and standing is not None:
+        here, prepared = current_device() == self._device, self._prepared()
+        if here and prepared is not None:
             addresses = [tensor.data_ptr() for tensor in tensors]
             addresses += [y.data_ptr() for y in ys]
             arrays: dict[str, Any] = {}
-            if standing.before is not None:
+            if prepared.before is not None:
                 # `_ask` has made sure that matrices are the tensors' own memory.
                 arrays = self._named(tensors, ys) if self._flat else self._arrays(tensors, ys)
             stream = current_stream(self._device)
-            if self._runtime.again(standing, addresses, stream, ys, arrays):
+            if self._runtime.run_prepared(prepared, addresses, stream, ys, arrays):
                 self._more = _ASKED
                 return ys
         arrays = self._arrays(tensors, ys)
@@ -124,20 +136,20 @@ class Known:
         else:
             with torch.cuda.device(self._device):
                 self._runtime.execute(self._problem, self._schedule, arrays)
-        if self._more and (standing is None or standing.stale):
+        if self._more and (prepared is None or prepared.stale):
             found = self._ask(tensors, arrays)
             if found is not None:
-                self._standing = weakref.ref(found)
-            if found is None or standing is not None:  # for nothing, or in turns with another one
+                self._prepared = weakref.ref(found)
+            if found is None or prepared is not None:  # for nothing, or in turns with another one
                 self._more -= 1
         return ys
 
-    def _ask(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> Standing | None:
+    def _ask(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> PreparedCall | None:
         """Return what makes the call again, if its matrices are the tensors' own memory."""
         for tensor, matrix in zip(tensors, arrays.values(), strict=False):  # results follow
             if tensor.data_ptr() != matrix.data_ptr():
                 return None
-        return self._runtime.standing(self._problem, self._schedule, arrays)
+        return self._runtime.prepared_call(self._problem, self._schedule, arrays)
 
     def _run_plain(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         runtime, short = self._runtime, self._short
@@ -198,32 +210,32 @@ def _facts(
     return tuple(facts)
 
 
-def known(key: Any) -> Known | None:
+def find(key: Any) -> CachedCall | None:
     """Return an earlier call that is equal, while its group is open."""
     if key is None:
         return None
     try:
-        found = _known.get(key)
+        found = _kept.get(key)
     except TypeError:  # some argument has no hash
         return None
     if found is not None:
         if found.changes != groups.changes():
-            _known.clear()
+            _kept.clear()
             return None
-        if len(_known) >= MOST // 2:  # else none goes soon, in whatever order they are
+        if len(_kept) >= MOST // 2:  # else none goes soon, in whatever order they are
             with contextlib.suppress(KeyError):  # another thread has just forgotten it
-                _known.move_to_end(key)
+                _kept.move_to_end(key)
     return found if found is not None and found.ready else None
 
 
-def remember(key: Any, call: Known) -> None:
+def keep(key: Any, call: CachedCall) -> None:
     """Keep a call that has succeeded."""
     try:
-        _known[key] = call
+        _kept[key] = call
     except TypeError:
         return
-    if len(_known) > MOST:
-        _known.popitem(last=False)
+    if len(_kept) > MOST:
+        _kept.popitem(last=False)
 
 
 def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

@@ -19,12 +19,12 @@ from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
 from ficco.modules.auto import AUTO, automatic, for_a_capture, is_held, regime
 from ficco.modules.call_cache import (
-    Known,
+    CachedCall,
     evenly,
     is_input,
+    keep,
     matrix_of,
     readable,
-    remember,
     row_of,
     shaped,
     taken_as,
@@ -228,8 +228,8 @@ class Call:
             shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
             even = _only_even(runtime)
             takes = tuple((name, taken_as(name, plainly, even)) for name in given)
-            call = Known(runtime, problem, chosen, takes, shapes, ready, changes)
-            remember(self.key, call)
+            call = CachedCall(runtime, problem, chosen, takes, shapes, ready, changes)
+            keep(self.key, call)
 
     def _chosen(
         self, problem: Problem, asked: Schedule | None, runtime: ProcessRuntime

@@ -18,7 +18,7 @@ from ficco.checking import whole_number
 from ficco.errors import InputError
 from ficco.modules import plain
 from ficco.modules.auto import AUTO
-from ficco.modules.call_cache import key_of, known, matrix_of, readable, row_of
+from ficco.modules.call_cache import find, key_of, matrix_of, readable, row_of
 from ficco.modules.calling import Call, check_dense, check_held
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import MOST, Output, Problem, chunk_sizes
@@ -57,7 +57,7 @@ def all_gather_matmul(  # noqa: PLR0913 - a custom operator has no keywords to g
     `biased` says which weights have a bias.
     """
     key = key_of("gather", group, x, [*w, *bias], schedule, biased, rows, axes, grain, gathered)
-    if (before := known(key)) is not None:
+    if (before := find(key)) is not None:
         return before.run([x, *_interleaved(w, bias, biased)])
     call = Call(group, x, "x", key)
     kinds = list(axes) if axes is not None else ["rows"] * len(w)
@@ -140,7 +140,7 @@ def matmul_reduce_scatter(
     """Return this rank's rows of the sum of all ranks' products, of several pairs each."""
     x, w = _as_pairs(x, w, schedule)
     key = key_of("scatter", group, x[0], (*x[1:], *w, bias), schedule, rows, grain)
-    if (before := known(key)) is not None:
+    if (before := find(key)) is not None:
         return before.run(_in_pairs(x, w, bias))[0]
     call, high = Call(group, x[0], "x", key), x[0].shape[0]
     if rows is None and high % call.world:
@@ -166,7 +166,7 @@ def matmul_all_reduce(
     """Return the sum of all ranks' products, of several pairs each."""
     x, w = _as_pairs(x, w, schedule)
     key = key_of("reduce", group, x[0], (*x[1:], *w, bias), schedule, grain)
-    if (before := known(key)) is not None:
+    if (before := find(key)) is not None:
         return before.run(_in_pairs(x, w, bias))[0]
     call = Call(group, x[0], "x", key)
     sizes = chunk_sizes(call.matrix.shape[0], call.world)
@@ -360,7 +360,7 @@ def _exchange(
 ) -> Tensor:
     flat = tuple(splits)
     key = key_of(op, group, x, (w,), schedule, flat, grain)
-    if (before := known(key)) is not None:
+    if (before := find(key)) is not None:
         return before.run((x, w))[0]
     call = Call(group, x, "x", key)
     call.check(x, "x", 2)

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ficco.compute import DirectOperands, DirectOutput
+from ficco.compute import OneKernelOperands, OneKernelOutput
 from ficco.engines.wanted import DescribedKernels, gated_launches, matrix, whole_launch
 from ficco.kernels import one_kernel_all_reduce_table, one_kernel_gather_table, pooling, summing
 from ficco.kernels.arrays import Described
@@ -145,8 +145,10 @@ def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
                 plan = lower_rank(problem, schedule, 0)
                 table = one_kernel_all_reduce_table.table_of(plan)
                 for turned in (True, False):
-                    outputs = [DirectOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))]
-                    operands = DirectOperands(matrix(m, k, dtype), outputs)
+                    outputs = [
+                        OneKernelOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
+                    ]
+                    operands = OneKernelOperands(matrix(m, k, dtype), outputs)
                     yield whole_launch(kernels, table, operands)
 
 
@@ -169,9 +171,9 @@ def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
             for rank in {min(count, 2): i for i, count in enumerate(rows)}.values():
                 table = one_kernel_gather_table.table_of(lower_rank(problem, schedule, rank))
                 for turned in (True, False):
-                    found = [DirectOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
+                    found = [OneKernelOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
                              for n in mine]  # fmt: skip
-                    operands = DirectOperands(matrix(rows[rank], k, dtype), found)
+                    operands = OneKernelOperands(matrix(rows[rank], k, dtype), found)
                     yield whole_launch(kernels, table, operands)
 
 

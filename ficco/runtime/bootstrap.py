@@ -180,7 +180,9 @@ class _Seeker:
 
     def _tell(self, message: Facts) -> None:
         for peer in self._peers.values():
-            with contextlib.suppress(OSError):  # it has gone, which the first meeting will notice
+            with contextlib.suppress(
+                OSError
+            ):  # it has gone, which the first rendezvous will notice
                 peer.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def follow(self) -> Connected:

@@ -12,7 +12,7 @@ from ficco.engines import cuda
 from ficco.errors import InputError
 from ficco.private.torch_core import symmetric_memory
 from ficco.runtime.members import members_of
-from ficco.runtime.rendezvous import Meeting
+from ficco.runtime.rendezvous import Rendezvous
 
 __all__ = ["facts_of_gpu", "here", "ordinal", "reason_of", "why_not"]
 
@@ -31,11 +31,11 @@ def why_not(group: Any, timeout_s: float = 300.0) -> str | None:
         EngineError: the ranks are on several hosts, or one has died; TimeoutExceeded: one did not
             come.
     """
-    meeting = Meeting(members_of(group, "nccl"), {}, timeout_s)
+    rendezvous = Rendezvous(members_of(group, "nccl"), {}, timeout_s)
     try:
-        return reason_of(meeting.gather("compare GPUs", facts_of_gpu(), timeout_s))
+        return reason_of(rendezvous.gather("compare GPUs", facts_of_gpu(), timeout_s))
     finally:
-        meeting.close()
+        rendezvous.close()
 
 
 def reason_of(found: Sequence[dict[str, Any]]) -> str | None:

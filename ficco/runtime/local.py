@@ -167,7 +167,7 @@ class LocalRuntime:
             self._raise_failure(bound, futures)
         except EngineError:
             for rank, entry in enumerate(bound):  # those of ranks that had ended before, too
-                entry.spoil(arrays[rank])
+                entry.fill_nan(arrays[rank])
             raise
 
     def _raise_failure(self, bound: list[host.BoundPlan], futures: Sequence[Future[bool]]) -> None:

@@ -22,7 +22,7 @@ from ficco.engines.window_layout import LEAST, Window
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import Room, room_of
+from ficco.plan import WindowBytes, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PLANS, BoundPlans, check_machine, timeline_of
 from ficco.runtime.failures import error_of
@@ -115,7 +115,7 @@ class CudaLocalRuntime:
         self._kept: list[_Place] = []  # earlier ones, that graphs use
         self._signals: str | None = None  # the kind, once a probe has found it
         try:
-            self._place = self._new_place(new_group(world, timeout_s), [], Room())
+            self._place = self._new_place(new_group(world, timeout_s), [], WindowBytes())
         except BaseException:
             self._peers.close()
             raise
@@ -139,7 +139,7 @@ class CudaLocalRuntime:
         if self._closed:
             return 0
         places = [*self._kept, self._place]
-        return sum(2 * self.world * sum(place.windows.room) for place in places)
+        return sum(2 * self.world * sum(place.windows.sizes) for place in places)
 
     @property
     def signals(self) -> str:
@@ -179,8 +179,8 @@ class CudaLocalRuntime:
         plan = lower(problem, schedule)
         if self.world > 1:
             cuda.check_runs(schedule, self._compute)
-        need = room_of(plan.ranks[0]).joined(LEAST if self.world > 1 else Room())
-        if not self._place.windows.room.has(need):
+        need = window_bytes_of(plan.ranks[0]).joined(LEAST if self.world > 1 else WindowBytes())
+        if not self._place.windows.sizes.has(need):
             self._grow(need, streams)
         place = self._place
 
@@ -219,11 +219,11 @@ class CudaLocalRuntime:
         if all(error is None for error in errors):
             return
 
-        def spoil(rank: int) -> None:
+        def fill_nan(rank: int) -> None:
             with self._compute.on(rank, streams[rank]):
-                bound[rank].spoil(arrays[rank])
+                bound[rank].fill_nan(arrays[rank])
 
-        wait(self._each(spoil))  # where that fails, too, the first error says more
+        wait(self._each(fill_nan))  # where that fails, too, the first error says more
         failure = group.failure()
         first = failure[0] if failure is not None else 0
         error = errors[first] or next(error for error in errors if error is not None)
@@ -289,7 +289,7 @@ class CudaLocalRuntime:
             self._rest()
             old = self._place
             self._move_to(
-                self._new_place(new_group(self.world, self.timeout_s), [], old.windows.room)
+                self._new_place(new_group(self.world, self.timeout_s), [], old.windows.sizes)
             )
 
     def close(self) -> None:
@@ -311,9 +311,9 @@ class CudaLocalRuntime:
 
     # ---- windows
 
-    def _new_place(self, group: Group, devices: list[cuda.Device], room: Room) -> _Place:
+    def _new_place(self, group: Group, devices: list[cuda.Device], sizes: WindowBytes) -> _Place:
         """Make windows, for given devices or for new ones."""
-        windows = PeerWindows(self._peers, room, self._signals)
+        windows = PeerWindows(self._peers, sizes, self._signals)
         self._signals = windows.signals
         try:
             made = devices or [cuda.Device(rank, group, rank) for rank in range(self.world)]
@@ -331,8 +331,8 @@ class CudaLocalRuntime:
 
         return self._results(capturing, "cannot use its stream")
 
-    def _grow(self, need: Room, streams: Sequence[Any]) -> None:
-        have = self._place.windows.room
+    def _grow(self, need: WindowBytes, streams: Sequence[Any]) -> None:
+        have = self._place.windows.sizes
         if any(self._each_capturing(streams)):
             raise InputError(
                 f"windows of {sum(need)} bytes are needed, they have {sum(have)}, "

@@ -13,8 +13,8 @@ __all__ = ["Breaks", "condition_of", "refusal_of_a_peer", "someone_left"]
 
 # A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
 _STALLED_S = 0.5
-# How long a peer's refusal must last before it ends a meeting: where all ranks raise the error of a
-# meeting, some of them raise it, and refuse the call, a little before the others.
+# How long a peer's refusal must last before it ends a rendezvous: where all ranks raise the error
+# of a rendezvous, some of them raise it, and refuse the call, a little before the others.
 _TOLD_S = 0.3
 
 
@@ -47,7 +47,7 @@ def refusal_of_a_peer(group: shared_memory.Group, own: int, remedy: str) -> Engi
 
 
 class Breaks:
-    """Returns the error that ends a meeting of an open group; None while the meeting can go on.
+    """Returns the error that ends a rendezvous of an open group; None while it can go on.
 
     A rank calls it again and again while it waits for the others.
 
@@ -65,7 +65,7 @@ class Breaks:
         self._refused_at: float | None = None
 
     def __call__(self) -> EngineError | None:
-        """Return the error that ends the meeting."""
+        """Return the error that ends the rendezvous."""
         failure = self._failure()
         if failure is not None:
             return failure

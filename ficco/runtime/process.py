@@ -1,7 +1,7 @@
 """A process per rank over a torch.distributed group; windows lie in memory that they share.
 
-A runtime lowers, binds and runs its own rank's plan only. The ranks meet (see `meeting`) when the
-group is opened, when a plan needs larger windows, and to reset; everything between is signals.
+A runtime lowers, binds and runs its own rank's plan only. The ranks meet (see `rendezvous`) when
+the group is opened, when a plan needs larger windows, and to reset; everything between is signals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ficco.engines.rows import trace_rows
 from ficco.errors import EngineError, InputError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import Plan, RankPlan, Room, digest_of, room_of
+from ficco.plan import Plan, RankPlan, WindowBytes, digest_of, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime import forks
 from ficco.runtime.blas_threads import single_threaded
@@ -36,7 +36,7 @@ from ficco.runtime.failures import (
 )
 from ficco.runtime.members import members_of, note_turn
 from ficco.runtime.peers import Breaks, condition_of, refusal_of_a_peer, someone_left
-from ficco.runtime.rendezvous import Agenda, Facts, Meeting
+from ficco.runtime.rendezvous import Agenda, Facts, Rendezvous
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
@@ -55,14 +55,14 @@ class Call:
     Attributes:
         problem, schedule, digest: what it is.
         bound: an engine's BoundPlan.
-        standing: what makes it again, by how its matrices lie.
+        prepared: what makes it again, by how its matrices lie.
     """
 
     problem: Problem
     schedule: Schedule
     digest: int
     bound: Any
-    standing: list[Any] = field(default_factory=list)
+    prepared: list[Any] = field(default_factory=list)
 
 
 class ProcessRuntime:
@@ -101,18 +101,18 @@ class ProcessRuntime:
         self._bound: BoundPlans[Call] = BoundPlans()
         self._calls = 0
         self._last: Call | None = None
-        self._cause = ""  # why the last meeting ended, until a reset
+        self._cause = ""  # why the last rendezvous ended, until a reset
         self._of_parent = False  # whether this process was forked from the one that opened it
         opening_s = max(timeout_s, OPENING_S)
-        self._meeting = Meeting(members, {"machine": repr(machine)}, opening_s)
-        note_turn(members.group, self._meeting.turn)
+        self._rendezvous = Rendezvous(members, {"machine": repr(machine)}, opening_s)
+        note_turn(members.group, self._rendezvous.turn)
         self._groups: list[
             shared_memory.Group
         ] = []  # one, none before it is opened and when closed
-        self._end = weakref.finalize(self, _end, os.getpid(), self._meeting, self._groups)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._rendezvous, self._groups)
         try:
             self._agree_to_open()
-            self._meet("open the group", Room())
+            self._meet("open the group", WindowBytes())
         except BaseException:
             self._end()
             raise
@@ -129,7 +129,7 @@ class ProcessRuntime:
         """
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
-        return self._meeting.gather("exchange data", mine, self._timeout_s)
+        return self._rendezvous.gather("exchange data", mine, self._timeout_s)
 
     @property
     def compute(self) -> str:
@@ -190,7 +190,7 @@ class ProcessRuntime:
         return self._bind_plan(problem, schedule, plan, digest_of(problem, schedule))
 
     def _bind_plan(self, problem: Problem, schedule: Schedule, plan: RankPlan, digest: int) -> Call:
-        need, have, most = self._need(plan), self._room_had, self.most_window_bytes
+        need, have, most = self._need(plan), self._sizes_had, self.most_window_bytes
         least = have.joined(need)
         if most is not None and 2 * self.world * sum(least) > most:
             raise InputError(
@@ -205,14 +205,14 @@ class ProcessRuntime:
             self._meet("grow the windows", roomy, digest, said)
         return Call(problem, schedule, digest, self._bound_plan(plan, digest))
 
-    def _need(self, plan: RankPlan) -> Room:
+    def _need(self, plan: RankPlan) -> WindowBytes:
         """Return what a plan needs, which is equal on all ranks: here mailboxes lie in windows."""
-        return Room(sum(room_of(plan)))
+        return WindowBytes(sum(window_bytes_of(plan)))
 
     @property
-    def _room_had(self) -> Room:
+    def _sizes_had(self) -> WindowBytes:
         """What there is in each copy of each window."""
-        return Room(self._group.capacity)
+        return WindowBytes(self._group.capacity)
 
     def _bound_plan(self, plan: RankPlan, digest: int) -> Any:
         """Bind a plan to the present windows, which are large enough."""
@@ -264,7 +264,7 @@ class ProcessRuntime:
         """
         with self._lock:
             self._group.refuse(self.rank, "it called reset()")
-            self._meet("reset the group", self._room_had)
+            self._meet("reset the group", self._sizes_had)
 
     def leave_to_parent(self) -> None:
         """Refuse all calls in this process, which was forked from the one that opened the group."""
@@ -273,7 +273,7 @@ class ProcessRuntime:
         INHERITED.extend([*self._groups, self._last, self._bound])
         self._groups.clear()
         self._bound, self._last = BoundPlans(), None
-        self._meeting.close()  # or peers would take the parent to live as long as this process
+        self._rendezvous.close()  # or peers would take the parent to live as long as this process
 
     def close(self) -> None:
         """End this rank's part: threads, windows, sockets. Later calls raise EngineError."""
@@ -300,26 +300,26 @@ class ProcessRuntime:
                 f"call {RESET} first. It was: {error}"
             ) from error
 
-    def _meet(self, what: str, room: Room, digest: int = 0, said: str = "") -> None:
+    def _meet(self, what: str, sizes: WindowBytes, digest: int = 0, said: str = "") -> None:
         """Meet all ranks and take the place in new windows that they agree on.
 
         Args:
-            what: the meeting is for.
-            room: that this rank needs.
+            what: the rendezvous is for.
+            sizes: that this rank needs.
             digest: of the call for which windows are to grow.
             said: a sentence on that call.
         """
         opening, resetting = not self._groups, what == "reset the group"
         agenda = Agenda(
             what,
-            {**_room_facts(room), "digest": digest, "rank": self.rank, "said": said},
+            {**_room_facts(sizes), "digest": digest, "rank": self.rank, "said": said},
             self._make,
             self._join,
             (lambda: None) if opening or resetting else self._breaks(),
             self._absence,
         )
         try:
-            group = self._meeting.meet(agenda, self._timeout_s)
+            group = self._rendezvous.meet(agenda, self._timeout_s)
         except MemoryError:
             raise  # on all ranks alike; the windows are as they were
         except BaseException as error:
@@ -350,11 +350,11 @@ class ProcessRuntime:
                     f"rank {facts['rank']} runs another call than rank 0. {brought[0]['said']} "
                     f"{facts['said']} {ALIKE}; call {RESET} to go on."
                 )
-        room = Room()
+        sizes = WindowBytes()
         for facts in brought:
-            room = room.joined(room_in(facts))
-        shared_bytes = room.window if self.shares_windows else 0
-        return shared_memory.create(self.world, shared_bytes), _room_facts(room)
+            sizes = sizes.joined(room_in(facts))
+        shared_bytes = sizes.window if self.shares_windows else 0
+        return shared_memory.create(self.world, shared_bytes), _room_facts(sizes)
 
     @staticmethod
     def _agreed(brought: list[Facts]) -> int:
@@ -436,7 +436,7 @@ class ProcessRuntime:
         ]
 
     def _absence(self, rank: int) -> str:
-        """Return a sentence on a rank that does not come to a meeting, or nothing."""
+        """Return a sentence on a rank that does not come to a rendezvous, or nothing."""
         known = self._condition(rank)
         if known or not self._groups:
             return known
@@ -454,7 +454,7 @@ class ProcessRuntime:
         """Return a sentence on a rank that is not as it should be, or nothing."""
         if rank == self.rank or not self._groups:
             return ""
-        return condition_of(self._groups[0], rank, self._meeting.pids[rank])
+        return condition_of(self._groups[0], rank, self._rendezvous.pids[rank])
 
 
 def _said_of(p: Problem, schedule: Schedule, rank: int, own: bool = True) -> str:
@@ -465,16 +465,16 @@ def _said_of(p: Problem, schedule: Schedule, rank: int, own: bool = True) -> str
     )
 
 
-def _room_facts(room: Room) -> Facts:
-    return {"window_bytes": room.window, "mailbox_bytes": room.mailbox}
+def _room_facts(sizes: WindowBytes) -> Facts:
+    return {"window_bytes": sizes.window, "mailbox_bytes": sizes.mailbox}
 
 
-def room_in(facts: Facts) -> Room:
+def room_in(facts: Facts) -> WindowBytes:
     """Return the room that ranks have agreed on."""
-    return Room(facts["window_bytes"], facts["mailbox_bytes"])
+    return WindowBytes(facts["window_bytes"], facts["mailbox_bytes"])
 
 
-def _end(process: int, meeting: Meeting, groups: list[shared_memory.Group]) -> None:
+def _end(process: int, rendezvous: Rendezvous, groups: list[shared_memory.Group]) -> None:
     """Leave the group; also where the user forgot to, when the interpreter ends."""
     if os.getpid() != process:
         return  # a fork, whose parent goes on and which has none of its threads
@@ -482,4 +482,4 @@ def _end(process: int, meeting: Meeting, groups: list[shared_memory.Group]) -> N
         with contextlib.suppress(RuntimeError):  # an interrupted call still runs
             group.close()
     groups.clear()
-    meeting.close()
+    rendezvous.close()

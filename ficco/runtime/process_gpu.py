@@ -1,7 +1,7 @@
 """A process per GPU over a torch.distributed group; windows are PyTorch's symmetric memory.
 
 The ranks meet as those of the host engine do: to open the group, to grow its windows, to reset it.
-Every meeting makes a place of its own: shared host memory that says who has failed and who is
+Every rendezvous makes a place of its own: shared host memory that says who has failed and who is
 there, windows on all GPUs, and this rank's streams. A place that a CUDA graph uses is kept for as
 long as the runtime lives.
 """
@@ -21,12 +21,12 @@ import torch
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import cuda, shared_memory
 from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
-from ficco.engines.prepared import Standing
+from ficco.engines.prepared import PreparedCall
 from ficco.engines.window_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
 from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.machine import Machine
-from ficco.plan import RankPlan, Room, Signal, room_of, signal_place
+from ficco.plan import RankPlan, Signal, WindowBytes, signal_place, window_bytes_of
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
@@ -89,8 +89,8 @@ class CudaProcessRuntime(ProcessRuntime):
         except (AssertionError, RuntimeError):  # all ranks are told when they have met
             self.device = torch.device("cuda")
         self._places: list[_Place] = []  # the last one is in use
-        self._wanted = Room()
-        self._room: Any = None  # for the next windows, between joining a meeting and moving
+        self._wanted = WindowBytes()
+        self._sizes: Any = None  # for the next windows, between joining a rendezvous and moving
         self._held = False  # whether a graph uses the place in use
         self.traced = False
         self._met: dict[str, None] = {}  # what `repeats` was asked about, oldest first
@@ -112,7 +112,7 @@ class CudaProcessRuntime(ProcessRuntime):
     @property
     def window_bytes(self) -> int:
         """Bytes of all ranks' windows and mailboxes, both copies, and of those that graphs hold."""
-        return sum(2 * self.world * sum(place.window.room) for place in self._places)
+        return sum(2 * self.world * sum(place.window.sizes) for place in self._places)
 
     def repeats(self, problem: Problem) -> bool:
         """Return whether a problem is asked about again.
@@ -127,16 +127,16 @@ class CudaProcessRuntime(ProcessRuntime):
         self._met[key] = None
         return False
 
-    def _need(self, plan: RankPlan) -> Room:
-        need, most = room_of(plan), self.most_window_bytes
-        roomy = self._room_had.joined(need).joined(LEAST)
+    def _need(self, plan: RankPlan) -> WindowBytes:
+        need, most = window_bytes_of(plan), self.most_window_bytes
+        roomy = self._sizes_had.joined(need).joined(LEAST)
         if self.world == 1 or (most is not None and 2 * self.world * sum(roomy) > most):
             return need
         return need.joined(LEAST)
 
     @property
-    def _room_had(self) -> Room:
-        return self._places[-1].window.room if self._places else Room()
+    def _sizes_had(self) -> WindowBytes:
+        return self._places[-1].window.sizes if self._places else WindowBytes()
 
     def _bind(self, problem: Problem, schedule: Schedule) -> Call:
         if self.world > 1:
@@ -157,16 +157,16 @@ class CudaProcessRuntime(ProcessRuntime):
         except InputError:
             raise  # of all ranks, and before anything was enqueued
         except BaseException as error:
-            self._spoil(call, arrays)
+            self._fill_nan(call, arrays)
             if not isinstance(error, Exception):
                 raise  # an interrupt
             raise self._told(error) from error
 
-    def _spoil(self, call: Call, arrays: Mapping[str, Any]) -> None:
+    def _fill_nan(self, call: Call, arrays: Mapping[str, Any]) -> None:
         """Fail the group, for a call was begun and not made."""
         self._group.fail(self.rank)  # the first failure stays
         with contextlib.suppress(Exception):  # the device may be lost
-            call.bound.spoil(arrays)
+            call.bound.fill_nan(arrays)
 
     def _told(self, error: Exception) -> EngineError:
         """Return what the caller of a call that was begun and not made is told."""
@@ -175,25 +175,25 @@ class CudaProcessRuntime(ProcessRuntime):
             self._check_alive()
         return EngineError(f"rank {self.rank} failed: {error!r}; call {RESET} to go on")
 
-    def standing(
+    def prepared_call(
         self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]
-    ) -> Standing | None:
+    ) -> PreparedCall | None:
         """Return what makes an earlier call again, with matrices that lie as these; or None.
 
         To be held weakly. None: not all of it is launched by native code.
         """
         with self._lock:
             call = self._bound.find(problem, schedule)
-            found = None if call is None else call.bound.standing(arrays)
+            found = None if call is None else call.bound.prepared_call(arrays)
             if call is not None and found is not None:
                 found.call = weakref.ref(call)
-                kept = [each for each in call.standing if not each.stale]
-                call.standing = [*kept[1 - _MOST_LAYOUTS :], found]
+                kept = [each for each in call.prepared if not each.stale]
+                call.prepared = [*kept[1 - _MOST_LAYOUTS :], found]
             return found
 
-    def again(
+    def run_prepared(
         self,
-        standing: Standing,
+        standing: PreparedCall,
         addresses: Sequence[int],
         stream: int,
         ys: Sequence[Any],
@@ -226,7 +226,7 @@ class CudaProcessRuntime(ProcessRuntime):
                 self._last = call
             except BaseException as error:
                 self._last = call
-                self._spoil(call, {f"y{i}": y for i, y in enumerate(ys)})
+                self._fill_nan(call, {f"y{i}": y for i, y in enumerate(ys)})
                 if not isinstance(error, Exception):
                     raise
                 raise self._told(error) from error
@@ -319,9 +319,9 @@ class CudaProcessRuntime(ProcessRuntime):
         for place in self._places:
             place.device.settle()
 
-    # ---- meetings
+    # ---- rendezvous
 
-    def _meet(self, what: str, room: Room, digest: int = 0, said: str = "") -> None:
+    def _meet(self, what: str, sizes: WindowBytes, digest: int = 0, said: str = "") -> None:
         if self._places:
             if torch.cuda.is_current_stream_capturing():
                 raise InputError(
@@ -330,7 +330,7 @@ class CudaProcessRuntime(ProcessRuntime):
                 )
             self._drain()  # peers may write to my windows until then
         with torch.cuda.device(self.device):
-            super()._meet(what, room, digest, said)
+            super()._meet(what, sizes, digest, said)
 
     def _join(self, memory: int, facts: Facts) -> shared_memory.Group:
         """Take a place in what the ranks share, with room for the windows: or none of them does."""
@@ -339,7 +339,7 @@ class CudaProcessRuntime(ProcessRuntime):
         self._wanted = room_in(facts)
         size = Layout(self._wanted).size
         try:
-            self._room = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+            self._sizes = symmetric.empty(size, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError as error:
             raise MemoryError(f"windows of {size} bytes on {self.device}: {error}") from None
         return super()._join(memory, {**facts, "window_bytes": 0})
@@ -347,13 +347,13 @@ class CudaProcessRuntime(ProcessRuntime):
     def _move_to(self, group: shared_memory.Group) -> None:
         try:
             device = cuda.Device(self.device.index, group, self.rank)
-            place = _Place(group, device, self._window_in(self._room))
+            place = _Place(group, device, self._window_in(self._sizes))
         except BaseException:
             for each in (group, *self._groups):
                 each.fail(self.rank)  # the others wait for this rank, or go on without its windows
             raise
         finally:
-            self._room = None
+            self._sizes = None
         old = [] if self._held else self._places[-1:]
         for left in old:
             left.device.forget(left.window)

@@ -1,13 +1,13 @@
 """How the processes of a group meet, and agree on the memory that they share.
 
-Every rank keeps a socket to rank 0 (see `connecting`), which leads: a rank that comes to a meeting
-asks, the leader answers that it is there, waits for all, makes the memory, sends its file
-descriptor, and says go when all have joined it.
+Every rank keeps a socket to rank 0 (see `connecting`), which leads: a rank that comes to a
+rendezvous asks, the leader answers that it is there, waits for all, makes the memory, sends its
+file descriptor, and says go when all have joined it.
 
     rank   ask ........ here | memory -> join -> joined | go
     leader      here -> all  | make   -> join -> all    | go
 
-Whatever goes wrong ends the meeting on every rank, with the same words.
+Whatever goes wrong ends the rendezvous on every rank, with the same words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.runtime.bootstrap import LEADER, MESSAGE_BYTES, Connected, Members, connected, ready
 
-__all__ = ["Agenda", "Facts", "Meeting"]
+__all__ = ["Agenda", "Facts", "Rendezvous"]
 
 Facts = dict[str, Any]
 
@@ -31,7 +31,7 @@ _GRACE_S = 1.0  # for the leader's verdict to arrive after its own deadline
 
 
 class Agenda(NamedTuple):
-    """What a meeting is for, and what a rank brings to it.
+    """What a rendezvous is for, and what a rank brings to it.
 
     Attributes:
         what: in words, equal on all ranks: "open the group".
@@ -51,7 +51,7 @@ class Agenda(NamedTuple):
 
 
 class _Ended(Exception):
-    """The meeting has ended without result; `verdict` says why, for all ranks alike."""
+    """The rendezvous has ended without result; `verdict` says why, for all ranks alike."""
 
     def __init__(self, kind: str, **words: Any) -> None:
         super().__init__(kind)
@@ -79,7 +79,7 @@ def _error_from(verdict: Facts) -> Exception:
     return EngineError(verdict["text"])
 
 
-class Meeting:
+class Rendezvous:
     """The standing connection of a group's processes.
 
     Attributes:
@@ -92,13 +92,13 @@ class Meeting:
         """Connect all ranks; see `connecting.connected`."""
         self.rank, self.world = members.rank, members.world
         found = Connected({}, [os.getpid()], members.turn)
-        self._gone: Facts | None = None  # the verdict on every meeting, once a rank has left
+        self._gone: Facts | None = None  # the verdict on every rendezvous, once a rank has left
         if self.world > 1:
             found = connected(members, facts, timeout_s)
         self._peers, self.pids, self.turn = found
-        self._turn = 0  # of meetings
+        self._turn = 0  # of rendezvous
 
-    # ---- meeting
+    # ---- rendezvous
 
     def meet(self, agenda: Agenda, timeout_s: float) -> Any:
         """Meet all ranks and return what `agenda.join` returned.
@@ -134,7 +134,7 @@ class Meeting:
         return found
 
     def _lead(self, agenda: Agenda, timeout_s: float) -> Any:
-        turns: dict[int, int] = {}  # of those who are here: the number they gave to this meeting
+        turns: dict[int, int] = {}  # of those who are here: the number they gave to this rendezvous
         try:
             brought = self._gather(agenda, turns, timeout_s)
             memory, facts = agenda.make(brought)
@@ -151,7 +151,7 @@ class Meeting:
             raise
 
     def _gather(self, agenda: Agenda, turns: dict[int, int], timeout_s: float) -> list[Facts]:
-        """Wait until all ranks have asked for this meeting; answer each that the leader is here."""
+        """Wait until all ranks have asked for it; answer each that the leader is here."""
         begin = time.monotonic()
         asks: dict[int, Facts] = {}
         while len(asks) < self.world - 1:
@@ -201,7 +201,7 @@ class Meeting:
             while True:
                 for _, message in self._listen(agenda, deadline):
                     memory = message.pop("memory", None)
-                    if message["turn"] != turn:  # of a meeting that this rank has left
+                    if message["turn"] != turn:  # of a rendezvous that this rank has left
                         if memory is not None:
                             os.close(memory)
                         continue
@@ -222,7 +222,7 @@ class Meeting:
             raise
 
     def _join(self, agenda: Agenda, turn: int, memory: int | None, facts: Facts) -> Any:
-        """Join; where that fails the leader is told, who then ends the meeting for all."""
+        """Join; where that fails the leader is told, who then ends the rendezvous for all."""
         result, verdict = None, None
         try:
             result = _joined(agenda, memory, facts)
@@ -248,7 +248,7 @@ class Meeting:
         A file descriptor that came with one is its "memory". Raises where there is no point in
         waiting on: a rank has gone, or the group has failed.
         """
-        # Looked at first, raised last: who fails the group tells the meeting before.
+        # Looked at first, raised last: who fails the group tells the rendezvous before.
         error = agenda.broken()
         wait_s = 0.0 if error else max(0.0, min(_LOOK_S, deadline - time.monotonic()))
         spoken = ready(list(self._peers.values()), wait_s)
@@ -264,7 +264,7 @@ class Meeting:
             raise error
 
     def _mourn(self, rank: int, agenda: Agenda) -> None:
-        """End this and all later meetings, because a rank has left; the leader tells all others."""
+        """End this and later rendezvous, because a rank has left; the leader tells all others."""
         if self.rank == LEADER:
             for other in self._peers:
                 self._send(other, {"say": "gone", "turn": 0, "rank": rank})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ficco.lowering.one_kernel_gather import is_direct
+from ficco.lowering.one_kernel_gather import is_one_kernel
 from ficco.problem import EXCHANGING, POOLING, REDUCING, Problem
 
 __all__ = ["Facts", "facts_of"]
@@ -88,7 +88,7 @@ def facts_of(problem: Problem) -> Facts:
 
 def _storing(problem: Problem) -> bool:
     if problem.op == "all_gather_matmul":
-        return is_direct(problem)
+        return is_one_kernel(problem)
     one = max(map(len, problem.pairs), default=1) == 1
     return problem.op == "matmul_all_reduce" and one
 

@@ -109,7 +109,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         before = _is_made_before(facts, schedule)
         host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
         host += costs.host_launch_us if before else 0.0
-        return _direct(facts, machine, schedule, whole), host
+        return _one_kernel(facts, machine, schedule, whole), host
     if schedule.sums == "along":
         return _ring(facts, machine, schedule)
     peers, grain = world - 1, schedule.chunks
@@ -148,7 +148,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     end = _on_cores(end, worked, machine, world)
     words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
     if not (facts.gathers and schedule.compute == "gated"):  # whose launch does those of the end
-        words += _leaving_us(machine, peers)
+        words += _release_us(machine, peers)
     pushes = _pushes(facts, schedule) + more
     host = _calling_us(facts, schedule, machine, steps * calls)
     host += (steps + more + 2 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
@@ -285,11 +285,11 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
     copies = (world - 1) * grain * (2 if reduces else 1)
     host = _calling_us(facts, schedule, machine, turns)
     host += (copies + turns + 2) * costs.host_words_us + copies * costs.host_copy_us
-    words = (world + 1) * costs.signal_us + costs.raise_us + _leaving_us(machine, world - 1)
+    words = (world + 1) * costs.signal_us + costs.raise_us + _release_us(machine, world - 1)
     return end + words + costs.call_us, host
 
 
-def _leaving_us(machine: Machine, peers: int) -> float:
+def _release_us(machine: Machine, peers: int) -> float:
     """Return what the words of a call's end take: on GPUs one kernel stores them."""
     costs = machine.costs
     return costs.launch_us if machine.engine == "cuda" else peers * costs.signal_us
@@ -309,7 +309,7 @@ def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
     return not facts.gathers and is_made_before(facts.m, schedule.shots == "two")
 
 
-def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
+def _one_kernel(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
     """Return the time of one launch that stores at peers, multiplies, and adds up if need be."""
     costs, world = machine.costs, facts.world
     twice = schedule.shots == "two" and not facts.gathers
@@ -328,8 +328,8 @@ def _direct(facts: Facts, machine: Machine, schedule: Schedule, whole: float) ->
         programs = len(slices(facts.n, schedule.chunks))
         sliced = machine.sliced_gemm_us(facts.m, facts.n, facts.k, facts.dtype, programs)
         whole = sliced if facts.m > SLICED_ROWS else whole
-    meeting = costs.direct_us if facts.gathers else 0.0
-    fixed = costs.launch_us + meeting + (2 if twice else 1) * costs.store_us
+    rendezvous = costs.direct_us if facts.gathers else 0.0
+    fixed = costs.launch_us + rendezvous + (2 if twice else 1) * costs.store_us
     return fixed + whole + send + moved
 
 

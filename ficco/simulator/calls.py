@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ficco.grouping import joined_copies, runs_of
 from ficco.kernels.tiling import busiest
 from ficco.lowering.one_kernel_all_reduce import is_made_before
-from ficco.lowering.scattering import LANDING
+from ficco.lowering.scattering import RECV
 from ficco.machine import Machine
 from ficco.plan import ELEMENT_BYTES, Product, RankPlan, Region, Step
 
@@ -77,7 +77,7 @@ class Calls:
         if gathers:
             whole *= self.machine.costs.direct_gemm
         elif is_made_before(rows, twice):  # then the launch moves what others add up
-            sent = sum([p.c.area for p in products if p.c.buffer != LANDING])
+            sent = sum([p.c.area for p in products if p.c.buffer != RECV])
             self.before_ns, whole = whole, self._stream_ns(2 * sent * item)
         else:
             whole = 1e3 * self.machine.sliced_gemm_us(*shape, len(made))

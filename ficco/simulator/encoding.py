@@ -243,8 +243,8 @@ class Encoder:
         if self.calls.before_ns:
             self._delay(self.launch_ns)
             self.actions += (_WORK, 0, self.calls.before_ns)
-        meeting_us = self.costs.direct_us if self.gathers else 0.0
-        self._delay(self.launch_ns + 1e3 * meeting_us)
+        rendezvous_us = self.costs.direct_us if self.gathers else 0.0
+        self._delay(self.launch_ns + 1e3 * rendezvous_us)
 
     # What follows appends the actions of a step and returns what submitting it takes the host.
 

@@ -23,7 +23,7 @@ from ficco.sweeping.journal import Journal
 from ficco.sweeping.points import Case, Point, Shape
 
 __all__ = [
-    "Known",
+    "Figures",
     "Line",
     "as_csv",
     "as_lines",
@@ -53,7 +53,7 @@ class _Figures:
     screened: bool
 
 
-class Known(Protocol):
+class Figures(Protocol):
     """What is known of points: a journal, or what a rank has been told of one.
 
     Attributes:
@@ -66,7 +66,7 @@ class Known(Protocol):
     bad: dict[str, Any]
 
 
-def kept(points: Sequence[Point], known: Known, grid: Grid) -> list[Point]:
+def kept(points: Sequence[Point], known: Figures, grid: Grid) -> list[Point]:
     """Return those of a regime's points that get all rounds: serial, AUTO, the best of a screening.
 
     Args:
@@ -123,7 +123,7 @@ def lines(
     return found
 
 
-def extremes(case: Case, regime: str, known: Known, grid: Grid) -> list[tuple[str, Point]]:
+def extremes(case: Case, regime: str, known: Figures, grid: Grid) -> list[tuple[str, Point]]:
     """Return the fastest and the slowest point of a regime, as far as it has any."""
     timed = [
         (figures.ms, point.id, point)
@@ -239,7 +239,7 @@ def _point_line(
     return line
 
 
-def _figures(point: Point, known: Known, grid: Grid) -> _Figures | None:
+def _figures(point: Point, known: Figures, grid: Grid) -> _Figures | None:
     """Return what is known of a point: of its timed runs, else of its screening."""
     if point.reason or point.id in known.bad:
         return None

@@ -164,8 +164,8 @@ def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
         if signal.name == "free":
             if not order.hb(clear, raised):
                 yield _bad(use, f"it raises {signal} perhaps before rank {signal.rank} has cleared "
-                           "the one before it", f"first wait for entered[{signal.rank}], raised behind "
-                           "the clear")  # fmt: skip
+                           "the one before it", f"first wait for entered[{signal.rank}], raised "
+                           "behind the clear")  # fmt: skip
             continue
         if not uses.waits and not order.hb(order.raised(*use), clear):
             yield _bad(uses.clears[0], f"it clears {signal} perhaps before it is raised by "

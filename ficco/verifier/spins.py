@@ -99,11 +99,13 @@ def check_spins(order: Order) -> list[Violation]:
         return []
     alone = any(step.concurrent for entry in order.plan.ranks for step in entry.steps)
     strict, excused = _bounds(order, {}), _bounds(order, spinners)
-    meeting = {chain: [event for event in events if event.sm] for chain, events in excused.items()}
+    rendezvous = {
+        chain: [event for event in events if event.sm] for chain, events in excused.items()
+    }
     violations = []
     for rank, found in spinners.items():
         for spinner in found:
-            bounds = meeting if spinner.meets else excused if alone else strict
+            bounds = rendezvous if spinner.meets else excused if alone else strict
             for event, raisers in spinner.waits:
                 late = _late(order, spinner.begin, raisers, bounds)
                 if late:

@@ -206,7 +206,7 @@ TEST(a_call_is_made_again_where_nothing_needs_a_second_look) {
     Bench bench;
     FakeGpu& gpu = *bench.gpu;
     const auto again = [&] {
-        return bench.program->call_again(1, kStream, bench.addresses, bench.pitches);
+        return bench.program->call_prepared(1, kStream, bench.addresses, bench.pitches);
     };
     CHECK(!again());  // there are no launches yet
     gpu.kernels[kKernel] = {8};

@@ -171,7 +171,7 @@ TEST(a_kernel_that_waits_for_a_rank_that_has_left_fails_soon) {
     close(memory);
     const StuckCall stuck([](FilledGpu&) {}, first);
     const int number =
-        stuck.watch->add({stuck.window, {{AwaitedWord::kTold, 9, kMissing, kDigest, 0}}});
+        stuck.watch->add({stuck.window, {{AwaitedWord::kMissed, 9, kMissing, kDigest, 0}}});
     auto* word = reinterpret_cast<std::uint32_t*>(stuck.watch->lane_word(kInline));
     std::atomic_ref(*word).store(GpuWatch::mark_of(number, 0));
     CHECK(comes([&] { return first->failed(); }));

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import double_control as control
 import numpy as np
-from direct_on_stream import DirectCall, GatherCall
 from numpy_on_stream import Kernels, Prepared
+from one_kernel_on_stream import GatherCall, OneKernelCall
 
-from ficco.compute import DirectOperands, DirectOutput, GatedOperands, SumOperands
+from ficco.compute import GatedOperands, OneKernelOperands, OneKernelOutput, SumOperands
 from ficco.kernels.native_launch import Code, Copy, LaunchSpec, Pitch, Place, Slot, described
 from ficco.kernels.variants import Passed
 
@@ -56,10 +56,13 @@ class LaunchedKernels(Kernels):
 
         return self._spec("gated", operands._asdict(), places._asdict(), run)
 
-    def described_direct(
-        self, prepared: DirectCall | GatherCall, operands: DirectOperands, places: DirectOperands
+    def described_one_kernel(
+        self,
+        prepared: OneKernelCall | GatherCall,
+        operands: OneKernelOperands,
+        places: OneKernelOperands,
     ) -> LaunchSpec:
-        def named(found: DirectOperands) -> dict[str, Any]:
+        def named(found: OneKernelOperands) -> dict[str, Any]:
             each = {"x": found.x, "kept": found.kept}
             for i, output in enumerate(found.outputs):
                 each |= {f"{name}{i}": one for name, one in output._asdict().items()}
@@ -67,10 +70,10 @@ class LaunchedKernels(Kernels):
 
         def run(found: Mapping[str, Any]) -> None:
             outputs = [
-                DirectOutput(*(found.get(f"{name}{i}") for name in DirectOutput._fields))
+                OneKernelOutput(*(found.get(f"{name}{i}") for name in OneKernelOutput._fields))
                 for i in range(len(operands.outputs))
             ]
-            prepared.run(DirectOperands(found["x"], outputs, found.get("kept")), found["copy"])
+            prepared.run(OneKernelOperands(found["x"], outputs, found.get("kept")), found["copy"])
 
         given = {**named(operands), "copy": None}
         return self._spec("direct", given, {**named(places), "copy": Copy()}, run)

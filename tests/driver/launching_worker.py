@@ -34,7 +34,7 @@ from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
 from ficco.kernels.native_launch import Pitch, Place, Signal, Slot, described
 from ficco.kernels.tiling import Tile
 from ficco.kernels.variants import variant_of
-from ficco.plan import Room
+from ficco.plan import WindowBytes
 
 WORLD, ROWS, DATA, ENTERED = 2, 37, 5, 11  # ranks, rows of each, words
 X, WINDOW, PEER, B, C = range(5)  # slots
@@ -65,7 +65,7 @@ class Rank:
         self.window_pitch = (k + pad) * dtype.itemsize
         device = Device(rank, ranks.group, rank)
         writable = writable_words(SIGNALS, range(WORLD), rank)
-        self.window = Window(ranks.bases, rank, ranks.room, ranks, writable)
+        self.window = Window(ranks.bases, rank, ranks.sizes, ranks, writable)
         self.keep: Any = device
         peer = 1 - rank
         ops = [
@@ -111,8 +111,8 @@ class Rank:
         entries.copy_(table.places.reshape(1, -1))
         own = self.window.own(0)
         memory = (ctypes.c_uint8 * (ROWS * self.window_pitch)).from_address(own)
-        landed = torch.frombuffer(memory, dtype=ranks.dtype).reshape(ROWS, -1)[:, : ranks.k]
-        matrices = Matrices(self.x, landed, self.b, self.bias, self.c)
+        arrived = torch.frombuffer(memory, dtype=ranks.dtype).reshape(ROWS, -1)[:, : ranks.k]
+        matrices = Matrices(self.x, arrived, self.b, self.bias, self.c)
         gate = Gate(self.words, self.words[:, 1:], self.words[:, 2:], int(ranks.patience_s * 1e9))
         launch = gated.launch_of(table._replace(places=entries), matrices, gate)
         arguments = launch.arguments
@@ -160,13 +160,13 @@ class Ranks:
         self.turned, self.bias, self.patience_s = turned, bias, patience_s
         self.cuda = Cuda()
         self.group = _native.Group(WORLD, 20.0, None)
-        self.room = Room(ROWS * (k + pad) * dtype.itemsize)
+        self.sizes = WindowBytes(ROWS * (k + pad) * dtype.itemsize)
         self.bases = []
         for rank in range(WORLD):
             self.cuda.use(rank)
             peer = self.cuda.contexts[1 - rank]
             assert self.cuda.status("cuCtxEnablePeerAccess", peer, 0) in (0, 704)
-            size = Layout(self.room).size
+            size = Layout(self.sizes).size
             self.bases.append(int(self.cuda.cuMemAlloc(size)))
             self.cuda.cuMemsetD8(self.bases[-1], 0, size)
         self.kernels = GatedOnStream()
@@ -191,9 +191,9 @@ class Ranks:
             off = (each.c.double() - want).abs().max() / want.abs().max()
             assert off < 2 * torch.finfo(self.dtype).eps, f"rank {each.rank} is off by {off}"
             each.c.fill_(torch.nan)
-            layout = Layout(self.room)
+            layout = Layout(self.sizes)
             data = self.bases[each.rank] + layout.data
-            ctypes.memset(data, 255, COPIES * layout.room.window)
+            ctypes.memset(data, 255, COPIES * layout.sizes.window)
 
 
 def products() -> None:

@@ -18,22 +18,22 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-from direct_on_stream import DirectCall, GatherCall
+from one_kernel_on_stream import GatherCall, OneKernelCall
 
 from ficco.compute import (
     DeviceKernels,
-    DirectOperands,
-    DirectWindows,
     GatedOperands,
+    OneKernelOperands,
+    OneKernelWindows,
     Slots,
     SumOperands,
     dtype_of,
 )
 from ficco.compute.numpy import NumpyCompute
 from ficco.errors import EngineError
-from ficco.kernels.gated_parts import GatedPart, Leaving
+from ficco.kernels.gated_parts import GatedPart, WindowRelease
 from ficco.kernels.native_launch import LaunchSpec
-from ficco.kernels.one_kernel_all_reduce_table import DirectTable
+from ficco.kernels.one_kernel_all_reduce_table import OneKernelTable
 from ficco.kernels.one_kernel_gather_table import GatherTable
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -46,11 +46,11 @@ class Prepared(NamedTuple):
     timeout_s: float
     stop_word: int
     begun: bool
-    leaving: Leaving | None = None
+    release: WindowRelease | None = None
 
     def run(self, numpy: NumpyCompute, operands: GatedOperands) -> None:
         """Multiply part after part, each when its word has come; raise words of parts."""
-        own, window, b, bias, c, partial, landing, words, copy = operands
+        own, window, b, bias, c, partial, recv, words, copy = operands
         for part in self.parts:
             columns = slice(part.col, None if part.cols is None else part.col + part.cols)
             target = c if part.target == "c" else partial
@@ -62,15 +62,15 @@ class Prepared(NamedTuple):
             if not all(self._came(words, word) for word in awaited):
                 target[...] = np.nan
             elif target.size:
-                add = [landing[t.row : t.row + part.rows, columns] for t in terms]
+                add = [recv[t.row : t.row + part.rows, columns] for t in terms]
                 add += [] if bias is None or part.target != "c" else [bias[:, columns]]
                 numpy.gemm(a, b[:, columns], target, self.begun, add)
             if part.signal >= 0:
                 words[0, part.signal] = 1
-        if self.leaving is not None:
-            words[0, list(self.leaving.cleared)] = 0
-            for peer in self.leaving.peers:
-                home = self.leaving.homes[copy][peer] + 4 * self.leaving.raised
+        if self.release is not None:
+            words[0, list(self.release.cleared)] = 0
+            for peer in self.release.peers:
+                home = self.release.homes[copy][peer] + 4 * self.release.raised
                 ctypes.c_uint32.from_address(home).value = 1
 
     def _came(self, words: Any, index: int) -> bool:
@@ -98,9 +98,9 @@ class Kernels:
         timeout_s: float,
         stop_word: Callable[[], int],
         begun: bool = False,
-        leaving: Leaving | None = None,
+        release: WindowRelease | None = None,
     ) -> Prepared:
-        return Prepared(tuple(parts), timeout_s, stop_word(), begun, leaving)
+        return Prepared(tuple(parts), timeout_s, stop_word(), begun, release)
 
     def place(self, b: Any) -> tuple[int, int, bool]:
         return b.ctypes.data, max(b.strides), b.strides[0] == b.itemsize != b.strides[1]
@@ -113,25 +113,28 @@ class Kernels:
     ) -> LaunchSpec | None:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 
-    def prepare_direct(
+    def prepare_one_kernel(
         self,
-        table: DirectTable | GatherTable,
-        windows: DirectWindows,
+        table: OneKernelTable | GatherTable,
+        windows: OneKernelWindows,
         digest: int,
         timeout_s: float,
-        told_word: int,
+        missed_word: int,
         stop_word: Callable[[], int],
-    ) -> DirectCall | GatherCall:
-        kind = GatherCall if isinstance(table, GatherTable) else DirectCall
-        return kind(table, windows, digest, timeout_s, (told_word, stop_word()))
+    ) -> OneKernelCall | GatherCall:
+        kind = GatherCall if isinstance(table, GatherTable) else OneKernelCall
+        return kind(table, windows, digest, timeout_s, (missed_word, stop_word()))
 
-    def arm_direct(
-        self, prepared: DirectCall | GatherCall, operands: DirectOperands, copy: int
+    def arm_one_kernel(
+        self, prepared: OneKernelCall | GatherCall, operands: OneKernelOperands, copy: int
     ) -> Callable[[], None]:
         return lambda: self._compute._enqueue("direct", lambda: prepared.run(operands, copy))
 
-    def described_direct(
-        self, prepared: DirectCall | GatherCall, operands: DirectOperands, places: DirectOperands
+    def described_one_kernel(
+        self,
+        prepared: OneKernelCall | GatherCall,
+        operands: OneKernelOperands,
+        places: OneKernelOperands,
     ) -> LaunchSpec:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 
@@ -266,7 +269,7 @@ class NumpyOnStream:
     ) -> None:
         self._enqueue("bag", lambda: self._numpy.bag(table, indices, offsets, bags, target))
 
-    def spoil(self, handle: Any) -> None:
+    def fill_nan(self, handle: Any) -> None:
         self._enqueue("spoil", lambda: handle.fill(np.nan))
 
     def _enqueue(self, name: str, work: Callable[[], None]) -> None:

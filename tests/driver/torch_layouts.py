@@ -14,7 +14,7 @@ from torch_on_double import Rank
 from worker import draw
 
 import ficco
-from ficco.compute import DirectOperands, DirectOutput, GatedOperands
+from ficco.compute import GatedOperands, OneKernelOperands, OneKernelOutput
 from ficco.engines.wanted import DescribedKernels, whole_launch
 from ficco.kernels.arrays import Address, Described
 from ficco.kernels.variants import Launch, Variant, variant_of
@@ -63,9 +63,9 @@ class Looked:
         if launch is not None:
             self.found.add(variant_of(launch))
 
-    def _whole(self, prepared: Any, operands: DirectOperands) -> None:
-        outputs = [DirectOutput(*map(_as_it_lies, each)) for each in operands.outputs]
-        there = DirectOperands(_as_it_lies(operands.x), outputs, _as_it_lies(operands.kept))
+    def _whole(self, prepared: Any, operands: OneKernelOperands) -> None:
+        outputs = [OneKernelOutput(*map(_as_it_lies, each)) for each in operands.outputs]
+        there = OneKernelOperands(_as_it_lies(operands.x), outputs, _as_it_lies(operands.kept))
         launch: Launch = whole_launch(self._as_on_gpu, prepared.table, there)
         self.found.add(variant_of(launch))
 

@@ -108,8 +108,8 @@ class _Compute(NumpyOnStream):
         self._made.append(found)  # PyTorch's own memory is given again in stream order
         return found
 
-    def spoil(self, handle: Any) -> None:
-        super().spoil(_array(handle))
+    def fill_nan(self, handle: Any) -> None:
+        super().fill_nan(_array(handle))
 
 
 def _array(handle: Any) -> Any:
@@ -220,7 +220,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
 
     from ficco.kernels import pack
     from ficco.modules import call_cache
-    from ficco.modules.call_cache import Known
+    from ficco.modules.call_cache import CachedCall
     from ficco.runtime import process_gpu
 
     here = Rank(rank, folder)
@@ -252,7 +252,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     runtime.backend = "gloo"
     process_gpu.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]
     pack.has = lambda *_: True  # NumPy's kernels are there for all sizes
-    run, make_again, run_known = runtime._run, runtime.again, Known.run
+    run, make_again, run_known = runtime._run, runtime.again, CachedCall.run
 
     def settle() -> None:
         if here.capturing():
@@ -282,7 +282,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
         return run_known(self, tensors)
 
     runtime._run, runtime.again = run_and_wait, again_and_wait
-    Known.run = run_known_tensors  # type: ignore[method-assign]
+    CachedCall.run = run_known_tensors  # type: ignore[method-assign]
     return here
 
 

@@ -287,15 +287,15 @@ class TestFoldersOfKilledRuns:
         with (held / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with (
-                rendezvous_folder.meeting_folder() as mine,
-                rendezvous_folder.meeting_folder() as second,
+                rendezvous_folder.rendezvous_folder() as mine,
+                rendezvous_folder.rendezvous_folder() as second,
             ):
                 assert mine.path.is_dir() and second.path.is_dir() and mine.path != second.path
                 assert not left.exists() and not old.exists()
                 assert (held / "store").exists() and bare.exists()
         assert not mine.path.exists() and not second.path.exists()
         assert (shared / "target" / "lock").exists() and (shared / "ficco-run-file").exists()
-        with rendezvous_folder.meeting_folder():
+        with rendezvous_folder.rendezvous_folder():
             assert not held.exists()
 
     def test_those_of_other_users_stay(self, shared: Path, monkeypatch: Any) -> None:
@@ -303,7 +303,7 @@ class TestFoldersOfKilledRuns:
         left.mkdir()
         (left / "lock").touch()
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        with rendezvous_folder.meeting_folder():
+        with rendezvous_folder.rendezvous_folder():
             assert left.exists()
 
     def test_a_run_that_is_killed(self, torch: Any, tmp_path: Path) -> None:

@@ -480,9 +480,9 @@ class TestProcesses:
         slices = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
         assert {event["pid"] for event in slices} == {0, 1}
         for rank in range(2):  # what a rank waits for has been sent before, by the same clock
-            landed = max(e["ts"] for e in slices if e["pid"] != rank and e["cat"] == "copy")
+            arrived = max(e["ts"] for e in slices if e["pid"] != rank and e["cat"] == "copy")
             waits = [e for e in slices if e["pid"] == rank and e["name"] == "wait.whole"]
-            assert waits[0]["ts"] + waits[0]["dur"] >= landed
+            assert waits[0]["ts"] + waits[0]["dur"] >= arrived
 
     def test_under_torchrun(self, torch: Any, tmp_path: Path) -> None:
         done = subprocess.run(

@@ -13,7 +13,7 @@ from ficco.compute import named
 from ficco.engines import host
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import Plan, has_mailbox, room_of
+from ficco.plan import Plan, has_mailbox, window_bytes_of
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -73,7 +73,7 @@ def test_calls_on_mailboxes_and_on_windows_in_any_order() -> None:
     arrays = [drawn(plan, number) for number, plan in enumerate(calls)]
     machine, compute = Machine.named("host"), named("numpy")
     group = host.new_group(WORLD, machine, 20.0)
-    group.grow(max(sum(room_of(entry)) for plan in known for entry in plan.ranks))
+    group.grow(max(sum(window_bytes_of(entry)) for plan in known for entry in plan.ranks))
     ended = []
 
     def work(rank: int) -> None:

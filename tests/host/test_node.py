@@ -309,7 +309,7 @@ class TestOracle:
         exact = gathered(self.xs, self.ws)[0]
         y = exact.value.astype(np.float32)
         for bad in (np.nan, np.inf, 0.0):
-            spoiled = y.copy()
-            spoiled[5, 5] = bad
-            assert not oracle.judge(spoiled, exact, "float32").ok
+            nan_filled = y.copy()
+            nan_filled[5, 5] = bad
+            assert not oracle.judge(nan_filled, exact, "float32").ok
         assert not oracle.judge(y[:-1], exact, "float32").ok

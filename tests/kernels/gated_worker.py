@@ -23,10 +23,10 @@ from triton.runtime import interpreter
 from ficco.errors import InputError
 from ficco.kernels import gated, loading, tiling
 from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
-from ficco.kernels.gated_parts import Leaving
+from ficco.kernels.gated_parts import WindowRelease
 from ficco.kernels.tiling import TILES, Tile
 from ficco.kernels.variants import Variant, variant_of
-from ficco.kernels.window_release import leaving_table
+from ficco.kernels.window_release import release_table
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CPU = torch.device("cpu")
@@ -228,9 +228,9 @@ def warming() -> None:
         assert other.rows, "there is something to multiply"
     with_bias = Case(PARTS, 48, 48, torch.float16, bias=True)
     assert variant(*with_bias.arguments()) == even, "with a bias or without"
-    asked = leaving_table(Leaving((1, 2), 3, (1, 2), [[0, 16, 32]] * 2), CPU)
+    asked = release_table(WindowRelease((1, 2), 3, (1, 2), [[0, 16, 32]] * 2), CPU)
     table, *rest = with_bias.arguments()
-    leaves = gated.launch_of(table._replace(leaving=asked), *rest)
+    leaves = gated.launch_of(table._replace(release=asked), *rest)
     leaves.arguments["WORLD"] = 0  # as on GPUs
     assert variant_of(leaves) == even, "whether it gives the window back or not"
     odd = variant(*Case(PARTS, 44, 48, torch.float16).arguments())
@@ -346,17 +346,17 @@ def refused(call: Any, words_of_it: str) -> None:
         raise AssertionError(f"{words_of_it!r}: not refused")
 
 
-def leaving() -> None:
+def release() -> None:
     """The last program clears words and raises one at peers, in its copy; `warm` does not."""
     homes = [[words(*[7] * 200) for _ in range(4)] for _ in range(2)]  # by copy and rank
     cleared = tuple(range(3, 103))  # more than a program looks at in one go
-    asked = Leaving(cleared, 150, (0, 1, 3), [[w.data_ptr() for w in copy] for copy in homes])
+    asked = WindowRelease(cleared, 150, (0, 1, 3), [[w.data_ptr() for w in copy] for copy in homes])
     parts = [GatedPart("own", 0, 0, 37), GatedPart("window", 0, 37, 40, 2)]
     case = Case(parts, 100, 48, torch.float32, ALIGNED[0])
     case.table = prepare(
-        parts, 100, 48, torch.float32, CPU, SMALL, leaving=leaving_table(asked, CPU)
+        parts, 100, 48, torch.float32, CPU, SMALL, release=release_table(asked, CPU)
     )
-    assert case.table.programs > 1 and case.table.leaving is not None
+    assert case.table.programs > 1 and case.table.release is not None
     case.arrive(parts[1])
     warm(case.table, *case.arguments()[1:])
     assert all((home == 7).all() for copy in homes for home in copy), "what warms leaves nothing"
@@ -377,10 +377,10 @@ def leaving() -> None:
         want.fill_(7)[150] = 1
         assert all(torch.equal(homes[copy][peer], want) for peer in (0, 1, 3))
         assert all((home == 7).all() for home in homes[1 - copy])
-        assert case.table.leaving.ended.item() == 0
+        assert case.table.release.ended.item() == 0
     for wrong in ([], [GatedPart("own", 0, 0, 4, signal=1)]):
         try:
-            prepare(wrong, 100, 48, torch.float32, CPU, leaving=leaving_table(asked, CPU))
+            prepare(wrong, 100, 48, torch.float32, CPU, release=release_table(asked, CPU))
         except InputError as error:
             assert "gives it back" in str(error)
         else:
@@ -439,8 +439,8 @@ def assembly() -> None:
         assert places(r"red\.relaxed\.sys\.global\.max", text), "the status"
 
     case = Case(PARTS, 512, 512, torch.bfloat16, tile=tile)
-    asked = leaving_table(Leaving((1, 2), 3, (1, 2), [[0, 16, 32]] * 2), CPU)
-    case.table = case.table._replace(leaving=asked)
+    asked = release_table(WindowRelease((1, 2), 3, (1, 2), [[0, 16, 32]] * 2), CPU)
+    case.table = case.table._replace(release=asked)
     text = compiled(case, 90)
     ended, raised = places(r"atom\.(\w+\.)*acq_rel", text), places(r"st\.release\.sys", text)
     assert max(places(BULK_LOAD, text)) < ended[-1] < max(places(r"st\.global", text)) < raised[-1]
@@ -464,7 +464,7 @@ def assembly() -> None:
 SUBJECTS = {
     "products": products, "giving_up": giving_up, "late": late, "warming": warming,
     "shared": shared, "ends_first": ends_first,
-    "refusals": refusals, "leaving": leaving, "assembly": assembly,
+    "refusals": refusals, "release": release, "assembly": assembly,
 }  # fmt: skip
 
 if __name__ == "__main__":

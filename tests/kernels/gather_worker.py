@@ -1,4 +1,4 @@
-"""Runs the direct gather from tables of real plans, a process a rank, or reads its compiled text.
+"""Runs the one-kernel gather from real plans, a process a rank, or reads its compiled text.
 
 TRITON_INTERPRET=1 python gather_worker.py products|giving_up|refusals ...
 python gather_worker.py assembly
@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from all_reduce_worker import ACQUIRE, CPU, RELEASE, control, forked, places, refused
 from compiling import compiled
-from direct_worker import ACQUIRE, CPU, RELEASE, control, forked, places, refused
 from interpreting import make_ready
 
 from ficco.errors import InputError, PlanError
 from ficco.kernels import one_kernel_gather as direct
 from ficco.kernels.one_kernel import Places
-from ficco.kernels.one_kernel_all_reduce import DirectTile
+from ficco.kernels.one_kernel_all_reduce import OneKernelTile
 from ficco.kernels.one_kernel_gather import Matrices, Operands, gather, prepare, warm
 from ficco.kernels.one_kernel_gather_table import table_of
 from ficco.lowering import lower_rank
@@ -134,7 +134,7 @@ def products() -> None:
             for turn, given in enumerate(cases(world)):
                 case = Case(rank, **given)
                 assert window_places(case.plan.buffers)[1] <= COPY
-                tile = DirectTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
+                tile = OneKernelTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
                 made = prepare(case.table, windows.places, CPU, (tile, 1 + turn) if turn else None)
                 # One after another, as where other kernels leave one multiprocessor.
                 programs = 1 + (turn + world) % 4
@@ -162,7 +162,7 @@ def giving_up() -> None:
     entered = signal_place(Signal(0, "entered", 1))
     for raised, missed in ((False, {entered - 1, 256, 257}), (True, {256, 257})):
         case, windows = Case(0, (2, 3), 40, outputs, 2), Windows(2)
-        made = prepare(case.table, windows.places, CPU, (DirectTile(16, 16, 16, 4, 2), 2))
+        made = prepare(case.table, windows.places, CPU, (OneKernelTile(16, 16, 16, 4, 2), 2))
         told, (mine, _) = control(case.digest), case.draw(1, 0)
         told.stop.zero_()
         if raised:

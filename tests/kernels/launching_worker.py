@@ -13,8 +13,8 @@ from compiling import on_gpu
 from triton.backends.nvidia import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ficco.compute import DirectOperands, DirectOutput
-from ficco.compute.own_kernels import direct_places
+from ficco.compute import OneKernelOperands, OneKernelOutput
+from ficco.compute.own_kernels import one_kernel_places
 from ficco.errors import EngineError, FiccoError, InputError
 from ficco.kernels import gated, loading, one_kernel_all_reduce, one_kernel_gather, summing
 from ficco.kernels.arrays import Bulk
@@ -84,7 +84,7 @@ def sum_case(cols: int) -> Case:
     return summing.launch_of(slots[2:], 5, 2, own, 1, None, target), places
 
 
-def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case:
+def one_kernel_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case:
     """Return a launch that is a whole call of rank 1 of 2; a gather's has two weights, and x."""
     name = str(dtype).removeprefix("torch.")
     n, k = 24 + 40 * pad, 64
@@ -109,10 +109,13 @@ def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case
     for turned in (False, True)[: 1 + gathers]:
         w, y = made(k, n, turned), made(7, n)
         b = made(1, n) if bias and gathers and not turned else (None, None)
-        found.append(DirectOutput(w[0], b[0], y[0]))
-        places.append(DirectOutput(w[1], b[1], y[1]))
+        found.append(OneKernelOutput(w[0], b[0], y[0]))
+        places.append(OneKernelOutput(w[1], b[1], y[1]))
     kept_x = made(7, k) if bias and gathers else (None, None)
-    operands, at = DirectOperands(x, found, kept_x[0]), DirectOperands(at_x, places, kept_x[1])
+    operands, at = (
+        OneKernelOperands(x, found, kept_x[0]),
+        OneKernelOperands(at_x, places, kept_x[1]),
+    )
     windows = Places(*[[[0] * 2] * 2] * 2, torch.zeros(3, dtype=torch.int32))
     told = Control(5, words(4), words(4), 10**9)
     launch: Any
@@ -127,7 +130,7 @@ def direct_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> Case
         launch = one_kernel_all_reduce.launch_of(
             reduce, one_kernel_all_reduce.Operands(x, *found[0]), told
         )
-    return on_gpu(launch), direct_places(operands, at, gathers)
+    return on_gpu(launch), one_kernel_places(operands, at, gathers)
 
 
 def cases() -> Iterator[Case]:
@@ -137,9 +140,9 @@ def cases() -> Iterator[Case]:
     yield gated_case(torch.float16, 1, 65, 0, False, True)  # a stride of 1 that is a pitch, too
     yield sum_case(512)
     yield sum_case(1)
-    yield direct_case(False, torch.float16, False, 0)
-    yield direct_case(True, torch.bfloat16, True, 0)
-    yield direct_case(True, torch.float32, False, 3)
+    yield one_kernel_case(False, torch.float16, False, 0)
+    yield one_kernel_case(True, torch.bfloat16, True, 0)
+    yield one_kernel_case(True, torch.float32, False, 3)
 
 
 def code_of(launch: Launch) -> tuple[Code, Any]:
@@ -375,7 +378,7 @@ def by_triton() -> None:
 
     triton_core.load = compiled
     chosen = (gated_case(torch.bfloat16, 192, 128, 16, True, False), sum_case(1),
-              direct_case(False, torch.float16, False, 0))  # fmt: skip
+              one_kernel_case(False, torch.float16, False, 0))  # fmt: skip
     for launch, _ in chosen:
         loading._by_triton(launch)
         variant, kernel = variant_of(launch), made.pop()

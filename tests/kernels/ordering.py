@@ -89,14 +89,16 @@ def check_summing(text: str, variant: Variant) -> None:
     assert len(acquired) % terms == 0, "a wait for each term"
     for i in range(0, len(acquired), terms):
         stored = next(at for at in places(STORE, text) if at > met[i + terms - 1])
-        landed = [at for at in places(r"ld\.global\.v[24]", text) if acquired[i] < at < stored]
-        assert landed and max(met[i : i + terms]) < min(landed), "terms are read before their word"
+        arrived = [at for at in places(r"ld\.global\.v[24]", text) if acquired[i] < at < stored]
+        assert arrived and max(met[i : i + terms]) < min(arrived), (
+            "terms are read before their word"
+        )
     assert not places(r"ld\.global\S*\.nc", text), "terms are read past the acquire"
     check_no_bulk_stores(text)
     check_raised(text)
 
 
-def check_direct(text: str, variant: Variant) -> None:
+def check_one_kernel(text: str, variant: Variant) -> None:
     constants = dict(variant.constants)
     waited = places(r"griddepcontrol\.wait", text)
     assert len(waited) == constants["CHAINED"], "it does not await the launch before it"
@@ -151,5 +153,5 @@ def check_gather(text: str, variant: Variant) -> None:
 
 CHECKS = {
     "gated_gemm": check_gated, "pushing_gemm": check_pushing, "summing_gemm": check_summing,
-    "direct_all_reduce": check_direct, "direct_gather": check_gather,
+    "one_kernel_all_reduce_gemm": check_one_kernel, "one_kernel_gather_gemm": check_gather,
 }  # fmt: skip

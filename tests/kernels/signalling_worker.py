@@ -36,7 +36,7 @@ from gated_worker import (
 from interpreting import make_ready
 
 from ficco.kernels import tiling
-from ficco.kernels.gated import Gate, GatedPart, Landed, Matrices, gated_matmul, prepare, warm
+from ficco.kernels.gated import Arrived, Gate, GatedPart, Matrices, gated_matmul, prepare, warm
 from ficco.kernels.summing import sum_partials
 from ficco.kernels.tiling import TILES, Tile
 
@@ -65,9 +65,9 @@ class Case:
         self.own, self.window = matrix(height, k, dtype, pad), matrix(height, k, dtype, pad)
         self.b = operand(k, n, dtype, pad, layout)
         self.bias = matrix(1, n, dtype, (0, 0)) if bias else None
-        landed = [term.row + p.rows for p in parts for term in p.terms if term]
-        self.rows_of_landing = matrix(max(landed, default=0) + 1, n, dtype, pad)
-        self.landing = torch.full_like(self.rows_of_landing, torch.nan)
+        arrived = [term.row + p.rows for p in parts for term in p.terms if term]
+        self.rows_of_recv = matrix(max(arrived, default=0) + 1, n, dtype, pad)
+        self.recv = torch.full_like(self.rows_of_recv, torch.nan)
         self.rows = max(p.c_row + p.rows for p in parts)
         self.c = torch.full((self.rows + 2, n + 16), torch.nan, dtype=c_dtype or dtype)
         self.partial = torch.full((self.rows + 2, n + 32), torch.nan, dtype=c_dtype or dtype)
@@ -81,7 +81,7 @@ class Case:
         c, partial = (whole[: self.rows, : self.n] for whole in (self.c, self.partial))
         return (
             self.table,
-            Matrices(self.own, self.window, self.b, self.bias, c, partial, self.landing),
+            Matrices(self.own, self.window, self.b, self.bias, c, partial, self.recv),
             Gate(self.words, self.stop, self.status, AGES, signals=self.signals),
         )  # fmt: skip
 
@@ -99,10 +99,10 @@ class Case:
         for part in self.parts if self.begun is not None else ():
             self.target(part).copy_(self.begun[self.box(part)])
 
-    def land(self, term: Landed, rows: int) -> None:
+    def land(self, term: Arrived, rows: int) -> None:
         """Let a term come, and then its word."""
         at = slice(term.row, term.row + rows)
-        self.landing[at] = self.rows_of_landing[at]
+        self.recv[at] = self.rows_of_recv[at]
         if term.word >= 0:
             self.words[term.word] = 1
 
@@ -123,17 +123,17 @@ class Case:
             total = total + self.begun[self.box(part)].double()
         for term in part.terms:
             if term:
-                total = total + self.rows_of_landing[term.row : term.row + part.rows, cols].double()
+                total = total + self.rows_of_recv[term.row : term.row + part.rows, cols].double()
         if self.bias is not None and part.target == "c":
             total = total + self.bias[:, cols].double()
         return total
 
-    def hold(self, about: str, spoilt: tuple[GatedPart, ...] = ()) -> None:
+    def hold(self, about: str, nan_filled: tuple[GatedPart, ...] = ()) -> None:
         """Hold both targets, the words that are raised, and the counters."""
         for name, whole in (("c", self.c), ("partial", self.partial)):
             want = torch.full(whole.shape, torch.nan, dtype=torch.float64)
             for part in self.parts:
-                if part.target == name and part not in spoilt:
+                if part.target == name and part not in nan_filled:
                     want[self.box(part)] = self.wanted(part)
             found = whole.double()
             assert torch.equal(found.isnan(), want.isnan()), f"{about}: NaN elsewhere in {name}"
@@ -145,9 +145,9 @@ class Case:
         assert not self.table.signalling.counters.any(), f"{about}: counters are not 0 again"
 
 
-def terms(*rows: int | None, word: int = 0) -> tuple[Landed | None, ...]:
+def terms(*rows: int | None, word: int = 0) -> tuple[Arrived | None, ...]:
     """Return terms at these rows with words from `word` on, and the own one's place."""
-    return tuple(None if row is None else Landed(row, word + i) for i, row in enumerate(rows))
+    return tuple(None if row is None else Arrived(row, word + i) for i, row in enumerate(rows))
 
 
 def shapes() -> Iterator[tuple[str, list[GatedPart], int, int]]:
@@ -246,7 +246,7 @@ def sums() -> None:
         plain = prepare([own(0, 33)], 70, 45, dtype, CPU, SMALL)
         gated_matmul(plain, matrices._replace(bias=None, c=product_of), gate)
         want = torch.empty(33, 70, dtype=dtype)
-        sum_partials(case.landing, 40, 3, product_of, own_at, case.bias, want)
+        sum_partials(case.recv, 40, 3, product_of, own_at, case.bias, want)
         assert torch.equal(matrices.c, want), f"{dtype}: other bits than sum_partials"
         assert table.signalling.term_count == 3
 
@@ -316,9 +316,9 @@ def shared() -> None:
 def refusals() -> None:
     for part in (
         own(0, 1, target="d"), own(0, 1, signal=-2), own(0, 1, col=-1), own(0, 1, col=2, cols=3),
-        own(0, 1, terms=(Landed(0), Landed(1))), own(0, 1, terms=(None, Landed(-1))),
-        own(0, 1, target="partial", terms=(None, Landed(0))), own(0, 1, terms=(None, None)),
-        GatedPart("window", 0, 0, 1, 3, terms=(None, Landed(0))),
+        own(0, 1, terms=(Arrived(0), Arrived(1))), own(0, 1, terms=(None, Arrived(-1))),
+        own(0, 1, target="partial", terms=(None, Arrived(0))), own(0, 1, terms=(None, None)),
+        GatedPart("window", 0, 0, 1, 3, terms=(None, Arrived(0))),
     ):  # fmt: skip
         refused(lambda part=part: prepare([part], 4, 4, torch.float32, CPU), "GatedPart")
     summed, window = own(0, 1, terms=terms(None, 0)), GatedPart("window", 0, 1, 1, 1)
@@ -336,9 +336,9 @@ def refusals() -> None:
         (pushing, "partial", None, "partial is None"),
         (pushing, "partial", torch.zeros(49, 50), "partial is"),
         (pushing, "partial", torch.zeros(59, 50, dtype=torch.float16), "give them one dtype"),
-        (summing, "landing", None, "landing is None"),
-        (summing, "landing", torch.zeros(60, 49), "landing is"),
-        (summing, "landing", torch.zeros(50, 60).t(), "landing has a stride of"),
+        (summing, "recv", None, "landing is None"),
+        (summing, "recv", torch.zeros(60, 49), "landing is"),
+        (summing, "recv", torch.zeros(50, 60).t(), "landing has a stride of"),
     ):
         table, matrices, gate = case.arguments()
         changed = matrices._replace(**{name: wrong})
@@ -387,8 +387,10 @@ def assembly() -> None:
         assert len(acquired) == len(met) == 2 * 3, "a wait for each term"
         for i in (0, 3):  # of the product without depth, and of the other
             stored = next(at for at in places(STORE, text) if at > met[i + 2])
-            landed = [at for at in places(r"ld\.global\.v4", text) if acquired[i] < at < stored]
-            assert landed and max(met[i : i + 3]) < min(landed), "terms are read before their word"
+            arrived = [at for at in places(r"ld\.global\.v4", text) if acquired[i] < at < stored]
+            assert arrived and max(met[i : i + 3]) < min(arrived), (
+                "terms are read before their word"
+            )
         assert not places(r"ld\.global\S*\.nc", text), "terms are read past the acquire"
         counted, released = places(COUNT, text), places(RELEASE, text)
         assert len(counted) == 2 and max(places(STORE, text)) < counted[-1] < released[-1]

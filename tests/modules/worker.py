@@ -21,7 +21,7 @@ from ficco.modules import bags, plain
 from ficco.modules import groups as open_groups
 from ficco.problem import Output, Problem, chunk_sizes, offsets
 from ficco.runtime.members import members_of
-from ficco.runtime.rendezvous import Meeting
+from ficco.runtime.rendezvous import Rendezvous
 from ficco.schedule import Schedule
 
 NAMED = Schedule.names()
@@ -199,7 +199,7 @@ def kinds(rank: int, world: int) -> None:
         return
     try:
         if rank:
-            Meeting(members_of(dist.group.WORLD)._replace(kind="GPUs"), {}, 20)
+            Rendezvous(members_of(dist.group.WORLD)._replace(kind="GPUs"), {}, 20)
         else:
             ficco.prepare()
     except ficco.EngineError as error:

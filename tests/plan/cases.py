@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ficco.lowering import lower, recv_copies
 from ficco.lowering.cutting import EDGED
-from ficco.lowering.one_kernel_gather import is_direct
+from ficco.lowering.one_kernel_gather import is_one_kernel
 from ficco.machine import Link, Machine
 from ficco.plan import Plan
 from ficco.problem import DTYPES, OPERATORS, REDUCING, Output, Problem
@@ -18,7 +18,7 @@ from ficco.schedule import Schedule
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
 SWITCH = Machine("switch", 1, 64, "host", (Link("node", "port"),))
 NAMED = Schedule.names()
-DIRECT = {  # of few rows
+ONE_KERNEL = {  # of few rows
     op: tuple(name for name in Schedule.names(op) if Schedule.named(name).transport == "sm")
     for op in ("matmul_all_reduce", "all_gather_matmul")
 }
@@ -114,10 +114,10 @@ def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
 def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedule:
     """Any legal point of the design space, named or not; gated ones alone, where there are any."""
     machine = draw(st.sampled_from((MESH, SWITCH)))
-    direct = DIRECT.get(problem.op, ())
+    direct = ONE_KERNEL.get(problem.op, ())
     if max(map(len, problem.pairs), default=1) > 1:
         direct = ()  # it multiplies one pair
-    if problem.op == "all_gather_matmul" and not is_direct(problem):
+    if problem.op == "all_gather_matmul" and not is_one_kernel(problem):
         direct = ()
     if not gated and direct and draw(st.integers(0, 2)) == 0:
         return replace(Schedule.named(draw(st.sampled_from(direct))), grain=draw(st.integers(1, 9)))

@@ -54,7 +54,7 @@ def reduce_scatter(dtype: str = "bfloat16") -> Plan:
         mine, theirs = ((0, M0), (M0, M)) if r == 0 else ((M0, M), (0, M0))
         w = whole(r, "w", depths[r], N)
         part, own = whole(r, "part", rows[q], N), whole(r, "own", rows[r], N)
-        there, here = whole(q, "landing", rows[q], N), whole(r, "landing", rows[r], N)
+        there, here = whole(q, "recv", rows[q], N), whole(r, "recv", rows[r], N)
         y = whole(r, "y0", rows[r], N)
         a_theirs = Region(r, "x", *theirs, 0, depths[r])
         a_mine = Region(r, "x", *mine, 0, depths[r])
@@ -83,7 +83,7 @@ def _scatter_buffers(
         Buffer("y0", "output", rows[r], N, dtype),
         Buffer("part", "workspace", rows[1 - r], N, dtype),
         Buffer("own", "workspace", rows[r], N, "float32"),
-        Buffer("landing", "window", max(rows), N, dtype, 2),
+        Buffer("recv", "window", max(rows), N, dtype, 2),
     )
 
 
@@ -96,7 +96,7 @@ def signalling_reduce_scatter(dtype: str = "bfloat16") -> Plan:
         mine, theirs = ((0, M0), (M0, M)) if r == 0 else ((M0, M), (0, M0))
         w, ready = whole(r, "w", depths[r], N), (Signal(r, "ready", q),)
         part, y = whole(r, "part", rows[q], N), whole(r, "y0", rows[r], N)
-        there, here = whole(q, "landing", rows[q], N), whole(r, "landing", rows[r], N)
+        there, here = whole(q, "recv", rows[q], N), whole(r, "recv", rows[r], N)
         first = Product(Region(r, "x", *theirs, 0, depths[r]), w, part)
         second = Product(Region(r, "x", *mine, 0, depths[r]), w, y, add=(here,))
         steps = [

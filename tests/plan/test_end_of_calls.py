@@ -45,12 +45,12 @@ def test_a_launch_that_gathers_does_it_all(grain: int, route: str) -> None:
     assert steps_within(plan) == {"compute.clear", "compute.leave"}
     (step,) = [step for step in plan.steps if step.parts]
     (launch,) = launches_of(plan, step)
-    assert launch.leaving is not None
+    assert launch.release is not None
     signals = [Signal(RANK, "data", peer, chunk) for peer in PEERS for chunk in range(grain)]
     signals += [Signal(RANK, "entered", peer) for peer in PEERS]
-    assert sorted(launch.leaving.cleared) == sorted(map(signal_place, signals))
-    assert launch.leaving.raised == signal_place(Signal(0, "free", RANK))
-    assert sorted(launch.leaving.peers) == sorted(PEERS)
+    assert sorted(launch.release.cleared) == sorted(map(signal_place, signals))
+    assert launch.release.raised == signal_place(Signal(0, "free", RANK))
+    assert sorted(launch.release.peers) == sorted(PEERS)
     without = encode(plan, {}, one_launch=True, within=steps_within(plan))
     rows = encode(plan, {}, one_launch=True)
     assert len(rows.ops) - len(without.ops) == len(signals) + len(PEERS)
@@ -60,14 +60,14 @@ def test_of_several_launches_the_last_does_it() -> None:
     outputs = (Output((8, 8, 8, 8), "w0"), Output((4, 4, 4, 4), "w1"))
     plan = plan_of("all_gather_matmul", GATED, outputs=outputs)
     (step,) = [step for step in plan.steps if step.parts]
-    assert [bool(launch.leaving) for launch in launches_of(plan, step)] == [False, True]
+    assert [bool(launch.release) for launch in launches_of(plan, step)] == [False, True]
 
 
 def test_without_columns_there_is_no_launch_to_do_it() -> None:
     some = (Output((8, 8, 8, 8), "w0"), Output((4, 0, 4, 4), "w1"))  # rank 1 has none of w1
     plan = plan_of("all_gather_matmul", GATED, outputs=some)
     (step,) = [step for step in plan.steps if step.parts]
-    assert [bool(launch.leaving) for launch in launches_of(plan, step)] == [True]
+    assert [bool(launch.release) for launch in launches_of(plan, step)] == [True]
     plan = plan_of("all_gather_matmul", GATED, outputs=(Output((8, 0, 8, 8)),))
     assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
     assert not steps_within(plan)

@@ -26,8 +26,8 @@ def test_sums_within_are_a_launch_behind_that_of_peers_parts(
     pushing, summing = [launches_of(plan, step) for step in plan.steps if step.parts]
     (pushed,), (summed,) = pushing, summing
     assert len(pushed.parts) == 4 and all(part.signal >= 0 for part in pushed.parts)
-    assert pushed.bias is None and pushed.landing is None and pushed.c.buffer == "partial"
-    assert len(summed.parts) == 2 and summed.bias is not None and summed.landing is not None
+    assert pushed.bias is None and pushed.recv is None and pushed.c.buffer == "partial"
+    assert len(summed.parts) == 2 and summed.bias is not None and summed.recv is not None
     assert all(len(part.terms) == 3 for part in summed.parts)
     sent_on = op == "matmul_all_reduce"
     assert all((part.signal >= 0) == sent_on for part in summed.parts)

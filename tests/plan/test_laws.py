@@ -7,7 +7,7 @@ import os
 import random
 
 import pytest
-from cases import DIRECT, NAMED, describe, plan_of, plans
+from cases import NAMED, ONE_KERNEL, describe, plan_of, plans
 from edits import BENIGN, MUTATIONS, dropped, with_steps
 from handmade import HANDMADE
 from hypothesis import given, settings
@@ -158,7 +158,9 @@ def test_dropping_any_step_is_noticed_unless_it_is_implied(name: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize(("op", "name"), [(op, name) for op in DIRECT for name in DIRECT[op]])
+@pytest.mark.parametrize(
+    ("op", "name"), [(op, name) for op in ONE_KERNEL for name in ONE_KERNEL[op]]
+)
 def test_no_step_of_a_direct_plan_is_idle(op: str, name: str, rows: int) -> None:
     """All but the wait for `entered` where peers raise it in front of all data, if they send any.
 

@@ -35,7 +35,7 @@ def test_partial_sums_go_to_the_next_rank_alone(op: str, world: int, cut: str, o
         assert {step.writes[0].rank for step in pushes} == {(entry.rank + 1) % world}
         assert sum(step.writes[0].area for step in pushes) == 64 * 24 * (world - 1)
         made = [p for step in entry.steps for p in step.products]
-        assert not any(p.c.buffer == "landing" for p in made), "a late push would overwrite a sum"
+        assert not any(p.c.buffer == "recv" for p in made), "a late push would overwrite a sum"
 
 
 def test_a_sum_begins_behind_its_owner_and_ends_there() -> None:
@@ -45,7 +45,7 @@ def test_a_sum_begins_behind_its_owner_and_ends_there() -> None:
     products = [steps[f"gemm.0in{turn}"].products[0] for turn in range(4)]
     assert [p.a.row0 for p in products] == [64, 0, 192, 128]
     assert [p.c.buffer for p in products] == ["partial", "partial", "partial", "y0"]
-    assert [[came.buffer for came in p.add] for p in products] == [[], *[["landing"]] * 3]
+    assert [[came.buffer for came in p.add] for p in products] == [[], *[["recv"]] * 3]
     assert len({came.row0 for p in products for came in p.add}) == 3
     for turn in (1, 2, 3):
         assert steps[f"wait.0in{turn}"].signals == (Signal(2, "data", 1, turn - 1),)

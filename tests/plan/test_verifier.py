@@ -249,7 +249,7 @@ class TestForm:
         """What is made of NaN, as a call fails, could be replaced by a push that comes late."""
         plan = plan_of("hetero_unfused_1d", 3, 6, 2, 6, op="matmul_reduce_scatter")
         step = plan.ranks[1].steps[find(plan, 1, "gemm.own")]
-        there = step.products[0].c._replace(buffer="landing")
+        there = step.products[0].c._replace(buffer="recv")
         inside = step.products[0]._replace(c=there)
         found = verify(changed(plan, 1, "gemm.own", products=(inside,)))
         assert any("may replace it" in v.message and v.rule == "form" for v in found)
@@ -418,7 +418,7 @@ class TestOneStep:
             ranks = tuple(
                 entry._replace(
                     buffers=tuple(
-                        b._replace(dtype=dtype) if b.name in ("part", "landing") else b
+                        b._replace(dtype=dtype) if b.name in ("part", "recv") else b
                         for b in entry.buffers
                     )
                 )

@@ -44,7 +44,7 @@ def begin(ranks: Ranks, number: int, event: str, chance: random.Random) -> None:
     elif event == "close":
         rank.send("close_functions", NAME)
     elif event == "raise":
-        rank.send("function", NAME, spoil=True)
+        rank.send("function", NAME, fill_nan=True)
     elif event == "reset":
         rank.send("reset_functions", NAME)
     elif event == "diverge":

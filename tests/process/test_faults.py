@@ -82,7 +82,7 @@ def test_a_stopped_rank_is_named(three: Ranks, victim: int) -> None:
 
 @pytest.mark.parametrize("grown", [True, False])
 def test_a_late_rank_is_named(three: Ranks, grown: bool) -> None:
-    """It does not come to a call, or to the meeting before it that grows the windows."""
+    """It does not come to a call, or to the rendezvous before it that grows the windows."""
     if grown:
         three.right(range(3), open_call(times=2))
     for rank in (0, 1):
@@ -115,7 +115,7 @@ def test_a_rank_that_is_not_there_to_reset_is_named(three: Ranks, leader: bool) 
     for answer in answers.values():
         assert answer["error"] == "TimeoutExceeded", answer
         assert f"rank {absent} did not come" in answer["text"], answer
-    healed(three, range(3), "0-1-2")  # what was left of that meeting does no harm
+    healed(three, range(3), "0-1-2")  # what was left of that rendezvous does no harm
 
 
 def test_a_rank_that_makes_a_larger_call_is_named(three: Ranks) -> None:
@@ -123,7 +123,7 @@ def test_a_rank_that_makes_a_larger_call_is_named(three: Ranks) -> None:
     for rank in (0, 1):
         three.all[rank].send("call", **open_call(times=1))
     three.all[2].send("call", **posed("0-1-2", gathering(3, 2000, 20, 60), "hetero_fused_1d"))
-    for rank in range(3):  # rank 2 is alone in its meeting, or missed by the others' call
+    for rank in range(3):  # rank 2 is alone in its rendezvous, or missed by the others' call
         answer = three.all[rank].receive(10)
         assert answer["error"] in ("TimeoutExceeded", "EngineError"), answer
         known = (
@@ -176,7 +176,7 @@ def test_different_calls_that_grow_are_told_apart(three: Ranks) -> None:
 def test_an_error_of_one_rank_stops_all(three: Ranks) -> None:
     three.right(range(3), open_call(times=2))
     for rank in range(3):
-        three.all[rank].send("call", **open_call(times=1, spoil=rank == 1))
+        three.all[rank].send("call", **open_call(times=1, fill_nan=rank == 1))
     answers = [three.all[rank].receive(10) for rank in range(3)]
     assert "rank 1 failed" in answers[1]["text"], answers
     for rank in (0, 2):  # unless rank 1 had sent all that they needed of it
@@ -224,7 +224,7 @@ def kill_one(ranks: Ranks, members: list[int], chance: random.Random) -> int:
     victim = chance.choice(members)
     rank_of = {number: rank for number, (rank, _) in opened.items()}
     schedule = chance.choice(["serial", "hetero_fused_1d", "uniform_fused_2d", "gated_1d"])
-    # Windows grow at the first call, so early deaths are deaths in a meeting.
+    # Windows grow at the first call, so early deaths are deaths in a rendezvous.
     for number in members:
         ranks.all[number].send(
             "call", **posed(name, gathering(3, 90, 30, 40), schedule, times=MANY)

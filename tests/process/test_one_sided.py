@@ -77,10 +77,10 @@ def refused(ranks: Ranks, rank: int) -> None:
 
 @pytest.mark.parametrize("grown", [True, False])
 def test_an_error_of_one_rank_is_told_to_those_in_the_call(patient: Ranks, grown: bool) -> None:
-    """They are in the call itself, or in the meeting before it, which makes larger windows."""
+    """They are in the call itself, or in the rendezvous before it, which makes larger windows."""
     columns = 5 if grown else 4000
     call(patient, [0, 2], columns=columns)
-    call(patient, [1], columns=columns, spoil=True)
+    call(patient, [1], columns=columns, fill_nan=True)
     refused(patient, 1)
     told(patient, [0, 2], REFUSED if grown else "rank", "reset() on every rank")
     call(patient, [1])
@@ -102,7 +102,7 @@ def test_an_error_in_a_backward_is_told(patient: Ranks) -> None:
 
 def test_an_error_that_all_ranks_share_needs_no_reset(patient: Ranks) -> None:
     for _ in range(3):
-        call(patient, range(3), spoil=True)
+        call(patient, range(3), fill_nan=True)
         for rank in range(3):
             refused(patient, rank)
         right(patient, 1)
@@ -110,21 +110,21 @@ def test_an_error_that_all_ranks_share_needs_no_reset(patient: Ranks) -> None:
 
 def test_an_error_that_keeps_nobody_waiting_is_told_to_nobody(patient: Ranks) -> None:
     for _ in range(2):
-        call(patient, [1], spoil=True)
+        call(patient, [1], fill_nan=True)
         refused(patient, 1)
         right(patient)
 
 
 def test_an_error_of_one_rank_at_the_first_call_is_told(three: Ranks) -> None:
     call(three, [0, 2])
-    call(three, [1], spoil=True)
+    call(three, [1], fill_nan=True)
     refused(three, 1)
     told(three, [0, 2], "rank 1 does not come to open the group", "w is torch.float64")
     right(three)
 
 
 def test_an_error_that_all_ranks_share_at_the_first_call(three: Ranks) -> None:
-    call(three, range(3), spoil=True)
+    call(three, range(3), fill_nan=True)
     for rank in range(3):
         refused(three, rank)
     right(three)

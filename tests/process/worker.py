@@ -27,7 +27,7 @@ from ficco import oracle
 from ficco.compute import dtype_of, named
 from ficco.lowering import lower_rank
 from ficco.machine import Link, Machine
-from ficco.plan import Room
+from ficco.plan import WindowBytes
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
@@ -66,7 +66,7 @@ def open_group(name: str, timeout_s: float, mesh: bool = False, gbps: float = 0)
 
 def call(
     name: str, problem: dict[str, Any], schedule: dict[str, Any], seed: int, times: int = 1,
-    spoil: bool = False,
+    fill_nan: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Run a problem with the oracle's inputs; return digests of the outputs, and the verdict."""
     runtime = runtimes[name]
@@ -83,7 +83,7 @@ def call(
                     dtype_of(buffer.dtype)
                 )
         outputs = [b.name for b in buffers if b.role == "output"]
-        if spoil:
+        if fill_nan:
             arrays[outputs[0]] = arrays[outputs[0]][:1]
         runtime.execute(posed, plan, arrays)
         if turn == 0:
@@ -97,14 +97,14 @@ def call(
 
 
 def function(
-    name: str, columns: int = 5, inner: int = 3, spoil: bool = False, times: int = 1
+    name: str, columns: int = 5, inner: int = 3, fill_nan: bool = False, times: int = 1
 ) -> bool:
     """Call all_gather_matmul of whole numbers; return whether all results were right."""
     group = groups[name]
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     xs = [torch.arange(4.0 * inner).reshape(4, inner) + 7 * r for r in range(world)]
     w = torch.arange(float(inner * columns)).reshape(inner, columns)
-    given = w.double() if spoil else w
+    given = w.double() if fill_nan else w
     wanted = torch.cat(xs) @ w
     return all(
         torch.equal(ficco.all_gather_matmul(xs[rank], given, group=group), wanted)
@@ -195,7 +195,7 @@ def reset(name: str) -> None:
 
 def grow(name: str, window_bytes: int) -> None:
     """Ask for windows by their size, which no problem of this machine could need."""
-    runtimes[name]._meet("grow the windows", Room(window_bytes))
+    runtimes[name]._meet("grow the windows", WindowBytes(window_bytes))
 
 
 def close(name: str) -> None:

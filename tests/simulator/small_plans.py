@@ -33,7 +33,7 @@ def machine(per: str = "pair", costs: Costs | None = None, **link: Any) -> Machi
 
 def copy(name: str, rank: int, to: int, rows: int, lane: str = "", **more: Any) -> Step:
     """Return a copy of so many rows; its lane is its peer's unless it is given."""
-    source, target = Region(rank, "x", 0, rows, 0, K), Region(to, "landing", 0, rows, 0, K)
+    source, target = Region(rank, "x", 0, rows, 0, K), Region(to, "recv", 0, rows, 0, K)
     return Step(name, lane or f"push{to}", "copy", "dma", (source,), (target,), **more)
 
 
@@ -73,7 +73,7 @@ def plan(world: int, *steps: tuple[int, Step]) -> Plan:
         Buffer("wide", "input", ROWS, 2 * K, "float32"),
         Buffer("w", "weight", K, N, "float32"),
         Buffer("y0", "output", ROWS, N, "float32"),
-        Buffer("landing", "window", ROWS, K, "float32", copies=2),
+        Buffer("recv", "window", ROWS, K, "float32", copies=2),
     )
     ranks = tuple(
         RankPlan(rank, buffers, tuple(step for where, step in steps if where == rank))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from meeting import give_way
+from rendezvous import give_way
 
 import ficco
 from ficco.modules import groups
@@ -88,7 +88,7 @@ def on_host(make: Any) -> Any:
 def operator(run: Any) -> Any:
     """Return ficco's call with a schedule, spoilt as the environment says."""
 
-    def spoilt(self: Any, schedule: Schedule) -> Any:
+    def nan_filled(self: Any, schedule: Schedule) -> Any:
         by_copies = replace(schedule, transport="dma")  # there is no NCCL here
         call = run(self, by_copies if schedule.transport == "collective" else schedule)
 
@@ -103,7 +103,7 @@ def operator(run: Any) -> Any:
 
         return made
 
-    return spoilt
+    return nan_filled
 
 
 def spoilt_at(what: str, run: Any) -> Any:

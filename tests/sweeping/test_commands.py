@@ -106,13 +106,13 @@ class TestExecuted:
     ) -> None:
         run = Node.run
 
-        def spoilt(self: Node, problem: Problem, arrays: Any, *, schedule: Any) -> Any:
+        def nan_filled(self: Node, problem: Problem, arrays: Any, *, schedule: Any) -> Any:
             found = run(self, problem, arrays, schedule=schedule)
             if schedule.name == "hetero_fused_1d":
                 found[0][0][...] += 1
             return found
 
-        monkeypatch.setattr(Node, "run", spoilt)
+        monkeypatch.setattr(Node, "run", nan_filled)
         out = tmp_path / "out"
         code, said, _ = sweep(write(tmp_path, NAMED), "--out", out)
         assert code == 1 and "2 wrong" in said

@@ -76,7 +76,7 @@ class Sharing:
         self.unsteady = [_unsteady(layer) for layer in layers]
         self.uncounted = self.outside = False
         self.proven = [False, False]
-        self._leaving: list[str | None] = [None for _ in layers]
+        self._release: list[str | None] = [None for _ in layers]
         self._changes = False  # whether someone is leaving
         self._inside = False  # whether a forward of the parent runs
         self._mode = 0  # 1: the parent trains
@@ -90,9 +90,9 @@ class Sharing:
         if not _within_backward():
             self._shared = self._inside
             if self._changes:
-                pairs = zip(self.alone, self._leaving, strict=True)
+                pairs = zip(self.alone, self._release, strict=True)
                 self.alone = [old or new for old, new in pairs]
-                self._leaving, self._changes = [None for _ in self.layers], False
+                self._release, self._changes = [None for _ in self.layers], False
         mine, modes = self.layers[place], _modes(x)
         unknown = torch.compiler.is_compiling() and not self.proven[self._mode]
         self.uncounted = modes is None
@@ -143,7 +143,7 @@ class Sharing:
         """End a forward of the parent: a layer whose result still waits is not like the others."""
         for i, kept in enumerate(self._kept):
             if kept is not None:
-                self._leaving[i], self._changes = _APART, True
+                self._release[i], self._changes = _APART, True
         self.clear(parent, inputs, output)
 
     def clear(self, parent: Module, inputs: Any, output: Any) -> None:

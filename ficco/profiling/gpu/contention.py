@@ -11,7 +11,7 @@ from ficco.profiling.figures import slower
 from ficco.profiling.gpu import driver
 from ficco.profiling.gpu.operands import Pool
 from ficco.profiling.gpu.ranks import Ranks, captured
-from ficco.profiling.gpu.recv_buffer import MIB, Landing
+from ficco.profiling.gpu.recv_buffer import MIB, RecvBuffer
 from ficco.profiling.grids import Shape
 from ficco.runtime import collectives
 
@@ -37,7 +37,7 @@ class _Work(NamedTuple):
     us: float
 
 
-def measure(ranks: Ranks, landing: Landing, shape: Shape = _SHAPE) -> list[dict[str, float]]:
+def measure(ranks: Ranks, recv: RecvBuffer, shape: Shape = _SHAPE) -> list[dict[str, float]]:
     """Return what GEMM and copies of 64 MiB, 4 MiB and 512 KiB lose, then GEMM and all-gather.
 
     Each entry has `chunk_bytes` (0: the all-gather) and how many times longer each of the two lasts
@@ -54,7 +54,7 @@ def measure(ranks: Ranks, landing: Landing, shape: Shape = _SHAPE) -> list[dict[
     found = []
     source = torch.zeros(_CHUNKS[0], dtype=torch.uint8, device=ranks.device)
     for size in _CHUNKS:
-        copies = _work(ranks, _pushing(ranks, landing, source, size))
+        copies = _work(ranks, _pushing(ranks, recv, source, size))
         found.append({"chunk_bytes": float(size), **_losses(ranks, gemm, copies)})
     piece = torch.zeros(_PIECE_BYTES // 2, dtype=torch.bfloat16, device=ranks.device)
     whole = piece.new_zeros(ranks.world * piece.numel())
@@ -76,7 +76,7 @@ def worst(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _pushing(
-    ranks: Ranks, landing: Landing, source: torch.Tensor, size: int
+    ranks: Ranks, recv: RecvBuffer, source: torch.Tensor, size: int
 ) -> Callable[[int], None]:
     """Return pushes to one peer after another, each rank to another one at a time."""
     peers = [(ranks.rank + turn) % ranks.world for turn in range(1, ranks.world)]
@@ -85,7 +85,7 @@ def _pushing(
 
     def push(number: int) -> None:
         at = number % chunks * size
-        there = landing.bases[peers[number // chunks % len(peers)]] + place + at
+        there = recv.bases[peers[number // chunks % len(peers)]] + place + at
         stream = torch.cuda.current_stream().cuda_stream
         driver.copy(there, source.data_ptr() + at, size, stream)
 

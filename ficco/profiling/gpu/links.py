@@ -10,7 +10,7 @@ import torch
 from ficco.profiling.figures import Points, gbps, latency_and_rates, links_per, net_rates
 from ficco.profiling.gpu import driver
 from ficco.profiling.gpu.ranks import Ranks, new_stream
-from ficco.profiling.gpu.recv_buffer import MIB, Landing
+from ficco.profiling.gpu.recv_buffer import MIB, RecvBuffer
 
 __all__ = ["measure"]
 
@@ -25,31 +25,31 @@ _COPIES, _MOST_COPIES, _MOST_BYTES = 4, 64, 1 << 30
 _LANE_COPIES = 16  # behind one another, so that what a run costs besides is lost among them
 
 
-def measure(ranks: Ranks, landing: Landing) -> dict[str, Any]:
+def measure(ranks: Ranks, recv: RecvBuffer) -> dict[str, Any]:
     """Return a profile's link within a node; all ranks send at once, figures are the slowest's.
 
     All rates are without the latency of a copy, which a profile has apart.
     """
     source = torch.zeros(_LARGEST, dtype=torch.uint8, device=ranks.device)
-    alone = _by_size(ranks, landing, source)
+    alone = _by_size(ranks, recv, source)
     latency, rates = latency_and_rates(alone)
-    out = _to_several(ranks, landing, source, latency)
-    rows = [(width, _BOX_BYTES, us) for width, us in _by_row(ranks, landing, source)]
+    out = _to_several(ranks, recv, source, latency)
+    rows = [(width, _BOX_BYTES, us) for width, us in _by_row(ranks, recv, source)]
     return {
         "scope": "node",
         "per": links_per(out),
         "latency_us": latency,
         "gbps": rates,
         "out_gbps": out,
-        "in_gbps": _from_several(ranks, landing, source, latency),
+        "in_gbps": _from_several(ranks, recv, source, latency),
         "row_gbps": net_rates(rows, latency),
-        **_turning(ranks, landing, source, dict(alone)),
+        **_turning(ranks, recv, source, dict(alone)),
     }
 
 
-def _by_size(ranks: Ranks, landing: Landing, source: torch.Tensor) -> Points:
+def _by_size(ranks: Ranks, recv: RecvBuffer, source: torch.Tensor) -> Points:
     """Return (bytes, us of one copy): each rank to the next, copies behind one another."""
-    there, here = landing.bases[(ranks.rank + 1) % ranks.world], source.data_ptr()
+    there, here = recv.bases[(ranks.rank + 1) % ranks.world], source.data_ptr()
     found = []
     for size in _SIZES:
         count = max(_COPIES, min(_MOST_COPIES, _MOST_BYTES // size))
@@ -65,7 +65,7 @@ def _by_size(ranks: Ranks, landing: Landing, source: torch.Tensor) -> Points:
 
 
 def _turning(
-    ranks: Ranks, landing: Landing, source: torch.Tensor, alone: dict[int, float]
+    ranks: Ranks, recv: RecvBuffer, source: torch.Tensor, alone: dict[int, float]
 ) -> dict[str, Points]:
     """Return (bytes, us that a copy lasts longer) where every copy goes to another peer.
 
@@ -85,21 +85,21 @@ def _turning(
             for number in range(rounds):
                 for peer in peers:
                     at = number * size % _TURNED[-1]
-                    driver.copy(landing.bases[peer] + place, here + at, size, stream)
+                    driver.copy(recv.bases[peer] + place, here + at, size, stream)
 
         us = ranks.slowest(ranks.timed(run, rounds * len(peers)))
         found.append((size, max(_LEAST_US, us - alone[size])))
     return {"turn_us": found}
 
 
-def _to_several(ranks: Ranks, landing: Landing, source: torch.Tensor, latency_us: float) -> Points:
+def _to_several(ranks: Ranks, recv: RecvBuffer, source: torch.Tensor, latency_us: float) -> Points:
     """Return (peers, GB/s of all): each rank to so many peers, a stream each."""
     streams = [new_stream() for _ in range(ranks.world - 1)]
     place = ranks.rank * _OUT_BYTES
     found = []
     for peers in range(1, ranks.world):
         lanes = [
-            (streams[turn], landing.bases[(ranks.rank + 1 + turn) % ranks.world] + place)
+            (streams[turn], recv.bases[(ranks.rank + 1 + turn) % ranks.world] + place)
             for turn in range(peers)
         ]
 
@@ -119,10 +119,10 @@ def _to_several(ranks: Ranks, landing: Landing, source: torch.Tensor, latency_us
 
 
 def _from_several(
-    ranks: Ranks, landing: Landing, source: torch.Tensor, latency_us: float
+    ranks: Ranks, recv: RecvBuffer, source: torch.Tensor, latency_us: float
 ) -> Points:
     """Return (peers, GB/s of all): so many ranks to rank 0 at once."""
-    there = landing.bases[0] + ranks.rank * _IN_BYTES
+    there = recv.bases[0] + ranks.rank * _IN_BYTES
 
     def run() -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -138,9 +138,9 @@ def _from_several(
     return found
 
 
-def _by_row(ranks: Ranks, landing: Landing, source: torch.Tensor) -> Points:
+def _by_row(ranks: Ranks, recv: RecvBuffer, source: torch.Tensor) -> Points:
     """Return (bytes of a row, us of a box): rows out of wider ones, packed where they land."""
-    there, here = landing.bases[(ranks.rank + 1) % ranks.world], source.data_ptr()
+    there, here = recv.bases[(ranks.rank + 1) % ranks.world], source.data_ptr()
     found = []
     for width in _ROW_BYTES:
         box = (_BOX_BYTES // width, width)

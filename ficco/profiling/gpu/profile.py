@@ -28,7 +28,7 @@ from ficco.profiling.gpu import (
     signals,
 )
 from ficco.profiling.gpu.ranks import Ranks
-from ficco.profiling.gpu.recv_buffer import Landing
+from ficco.profiling.gpu.recv_buffer import RecvBuffer
 from ficco.profiling.progress import Progress
 from ficco.profiling.sources import source_line
 
@@ -47,14 +47,14 @@ def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
     with _part(ranks, progress, "memory"):
         table["memory_gbps"] = memory.measure(ranks)
     with _part(ranks, progress, "links"):
-        landing = Landing(ranks)
-        table["links"] = [links.measure(ranks, landing)]
+        recv = RecvBuffer(ranks)
+        table["links"] = [links.measure(ranks, recv)]
     with _part(ranks, progress, "words"):
-        costs = signals.measure(ranks, landing)
+        costs = signals.measure(ranks, recv)
     with _part(ranks, progress, "collectives"):
         table["collectives"] = collectives.measure(ranks)
     with _part(ranks, progress, "GEMM beside transfers"):
-        costs |= contention.worst(contention.measure(ranks, landing))
+        costs |= contention.worst(contention.measure(ranks, recv))
     with _part(ranks, progress, "GEMMs in pieces"):
         table["pieces"] = pieces.measure(ranks)
     table["gemms"] = {}

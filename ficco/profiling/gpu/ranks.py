@@ -141,7 +141,7 @@ class Ranks:
 
         Args:
             enqueue: enqueues them; it is run once, then captured. None: this rank only takes part
-                in the meetings.
+                in the rendezvous.
             calls: how many it enqueues.
             together: whether ranks begin at the same time; then all of them make this call.
         """

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from ficco.private.torch_core import symmetric_memory
 from ficco.profiling.gpu.ranks import Ranks
 
-__all__ = ["MIB", "Landing"]
+__all__ = ["MIB", "RecvBuffer"]
 
 MIB = 1 << 20
 _ALL_MIB, _RANK_MIB = 256, 64
 
 
-class Landing:
+class RecvBuffer:
     """A buffer on every GPU; making one is a collective call.
 
     Attributes:

@@ -9,7 +9,7 @@ import torch
 from ficco.profiling.gpu import driver
 from ficco.profiling.gpu.driver import WordCommand
 from ficco.profiling.gpu.ranks import Ranks
-from ficco.profiling.gpu.recv_buffer import Landing
+from ficco.profiling.gpu.recv_buffer import RecvBuffer
 
 __all__ = ["measure"]
 
@@ -19,18 +19,18 @@ _BATCHES, _WORDS, _ROUNDS = 5, 200, 100
 _RAISED, _HOLDING, _CLEARED, _BALL, _NUMBERS = (4096 * page for page in range(5))
 
 
-def measure(ranks: Ranks, landing: Landing) -> dict[str, float]:
+def measure(ranks: Ranks, recv: RecvBuffer) -> dict[str, float]:
     """Return signal_us, clear_us, wait_us and raise_us of a profile's costs.
 
     A word of many in a batch, all ranks at once, the slowest; `raise_us` is half of what it takes a
     word to go to the other rank and another one back, without what writing and awaiting take.
     """
     copied = driver.kind_of_signals() == "copy"
-    own, there = landing.bases[ranks.rank], landing.bases[(ranks.rank + 1) % ranks.world]
-    landing.memory[: 4096 * 5].zero_()
-    landing.memory[_HOLDING : _HOLDING + 4 * _WORDS].view(torch.int32).fill_(1)
-    numbers = torch.arange(1, _ROUNDS + 1, dtype=torch.int32, device=landing.memory.device)
-    landing.memory[_NUMBERS : _NUMBERS + 4 * _ROUNDS].view(torch.int32).copy_(numbers)
+    own, there = recv.bases[ranks.rank], recv.bases[(ranks.rank + 1) % ranks.world]
+    recv.memory[: 4096 * 5].zero_()
+    recv.memory[_HOLDING : _HOLDING + 4 * _WORDS].view(torch.int32).fill_(1)
+    numbers = torch.arange(1, _ROUNDS + 1, dtype=torch.int32, device=recv.memory.device)
+    recv.memory[_NUMBERS : _NUMBERS + 4 * _ROUNDS].view(torch.int32).copy_(numbers)
     ranks.meet()
     count = _BATCHES * _WORDS
     signals = (
@@ -39,7 +39,7 @@ def measure(ranks: Ranks, landing: Landing) -> dict[str, float]:
     signal = ranks.slowest(ranks.timed(signals, count))
     clear = ranks.slowest(ranks.timed(_batches(False, own + _CLEARED), count))
     wait = ranks.slowest(ranks.timed(_batches(True, own + _HOLDING), count))
-    to_and_fro = ranks.timed(_rounds(ranks, landing, copied), _ROUNDS)
+    to_and_fro = ranks.timed(_rounds(ranks, recv, copied), _ROUNDS)
     half = max(ranks.gather(to_and_fro)[:2]) / 2
     ranks.meet()
     return {
@@ -73,15 +73,15 @@ def _copies(first: int, one: int) -> Callable[[], None]:
     return run
 
 
-def _rounds(ranks: Ranks, landing: Landing, copied: bool) -> Callable[[], None] | None:
+def _rounds(ranks: Ranks, recv: RecvBuffer, copied: bool) -> Callable[[], None] | None:
     """Return rounds of a word from rank 0 to rank 1 and one back; the others only look on.
 
     The number of the round is what is raised, so nothing has to be cleared in between.
     """
     if ranks.rank > 1:
         return None
-    own, there = landing.bases[ranks.rank] + _BALL, landing.bases[1 - ranks.rank] + _BALL
-    numbers = landing.bases[ranks.rank] + _NUMBERS
+    own, there = recv.bases[ranks.rank] + _BALL, recv.bases[1 - ranks.rank] + _BALL
+    numbers = recv.bases[ranks.rank] + _NUMBERS
 
     def run() -> None:
         stream = torch.cuda.current_stream().cuda_stream

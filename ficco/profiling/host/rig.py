@@ -41,7 +41,7 @@ def copy_step(name: str, lane: str, rank: int, peer: int, box: tuple[int, int, i
 
     With one rank the peer is the rank itself.
     """
-    source, target = Region(rank, "x", *box), Region(peer, "landing", *box)
+    source, target = Region(rank, "x", *box), Region(peer, "recv", *box)
     return Step(name, lane, "copy", "dma", (source,), (target,))
 
 
@@ -121,7 +121,7 @@ class Rig(ABC):
             Buffer("a", "input", m, k, "float32"),
             Buffer("b", "weight", k, n, "float32"),
             Buffer("c", "output", m, n, "float32"),
-            Buffer("landing", "window", extent.rows, COLS, "float32", copies=2),
+            Buffer("recv", "window", extent.rows, COLS, "float32", copies=2),
         )
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NO_MULTICAST", "Meeting", "make_page", "run_ranks"]
+__all__ = ["NO_MULTICAST", "Rendezvous", "make_page", "run_ranks"]
 
 NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
@@ -28,7 +28,7 @@ def make_page(folder: Path, world: int) -> None:
     (folder / "page").write_bytes(bytes(8 * 3 * world * _STRIDE))
 
 
-class Meeting:
+class Rendezvous:
     """Meets all ranks of a machine within microseconds, by spinning on a page that they share."""
 
     def __init__(self, folder: Path, rank: int, world: int, timeout_s: float) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.layout import Layout
-from ficco.sweeping.gpu.operands import TOLERANCE, Landing, Operands, Run
+from ficco.sweeping.gpu.operands import TOLERANCE, Operands, RecvBuffer, Run
 from ficco.sweeping.gpu.timing import Config, Timer, beat, calls_for
 from ficco.timeline import REGIMES
 
@@ -33,7 +33,7 @@ class Measuring:
     Args:
         layout: the shape.
         rank: this one.
-        meeting: by which ranks meet.
+        rendezvous: by which ranks meet.
         landing: memory for transfers alone.
         tries: is told of a configuration before it runs, so that it is known by which ranks ended.
 
@@ -47,24 +47,24 @@ class Measuring:
         self,
         layout: Layout,
         rank: int,
-        meeting: Meeting,
-        landing: Landing,
+        rendezvous: Rendezvous,
+        recv: RecvBuffer,
         tries: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self.layout, self.meeting, self._tries = layout, meeting, tries
+        self.layout, self.rendezvous, self._tries = layout, rendezvous, tries
         self.operands = Operands(layout, rank)
-        self._landing, self._rank = landing, rank
+        self._recv, self._rank = recv, rank
         self.bad: dict[Key, str] = {}
         self.alone: list[Config] = []
         self.ours: list[Config] = []
         self.pool = torch.cuda.graph_pool_handle()
-        self.timer = Timer(meeting, calls_for(self._estimate_ms()))
+        self.timer = Timer(rendezvous, calls_for(self._estimate_ms()))
 
     def _estimate_ms(self) -> float:
         for i in range(2):
             self.operands.serial(i)
         config = Config("serial", self.operands.serial)
-        return max(self.meeting.gather(Timer(self.meeting, 2).run(config, "eager")[0]))
+        return max(self.rendezvous.gather(Timer(self.rendezvous, 2).run(config, "eager")[0]))
 
     # ---- agreeing
 
@@ -77,12 +77,12 @@ class Measuring:
             torch.cuda.synchronize()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:600]
-        failed = [r for r, value in enumerate(self.meeting.gather(float(bool(reason)))) if value]
+        failed = [r for r, value in enumerate(self.rendezvous.gather(float(bool(reason)))) if value]
         return reason or (f"failed on ranks {failed}" if failed else "")
 
     def _wrong(self, y: torch.Tensor, i: int) -> str:
         error = self.operands.error(y, i)
-        worst = max(self.meeting.gather(float("inf") if math.isnan(error) else error))
+        worst = max(self.rendezvous.gather(float("inf") if math.isnan(error) else error))
         return "" if worst < TOLERANCE else f"wrong: relative error {worst:.3g}"
 
     def _slowest(self, times: dict[Key, list[float]]) -> dict[Key, list[float]]:
@@ -221,7 +221,7 @@ class Measuring:
         makers: dict[str, Callable[[], Run]] = {
             "gemm": operands.gemm,
             "transfer nccl": operands.nccl,
-            "transfer push": lambda: operands.push(self._landing.places(self.layout, self._rank)),
+            "transfer push": lambda: operands.push(self._recv.places(self.layout, self._rank)),
         }
         made = [self.part(name, makers[name]) for name in names]
         self.alone += [config for config in made if config is not None]

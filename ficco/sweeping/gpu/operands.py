@@ -15,7 +15,7 @@ from ficco.runtime import collectives
 from ficco.schedule import Schedule
 from ficco.sweeping.gpu.layout import Layout
 
-__all__ = ["DTYPES", "TOLERANCE", "Landing", "Operands", "plain"]
+__all__ = ["DTYPES", "TOLERANCE", "Operands", "RecvBuffer", "plain"]
 
 symmetric = symmetric_memory()  # the import registers the fused operators
 
@@ -35,7 +35,7 @@ def plain(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Tensor
     return torch.empty(shape, dtype=dtype, device="cuda")
 
 
-class Landing:
+class RecvBuffer:
     """Symmetric memory that peers may write to; it grows, which is a collective call."""
 
     def __init__(self) -> None:

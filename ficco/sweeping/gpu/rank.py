@@ -25,9 +25,9 @@ from ficco.modules import groups
 from ficco.schedule import Schedule
 from ficco.sweeping.figures import medians
 from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
-from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.measuring import PARTS, Measuring
-from ficco.sweeping.gpu.operands import Landing
+from ficco.sweeping.gpu.operands import RecvBuffer
 from ficco.sweeping.gpu.pieces import pieces_of
 from ficco.sweeping.gpu.timing import Config, beat
 from ficco.sweeping.gpu.worklist import TODO, Todo, layout_of
@@ -53,12 +53,18 @@ class _Swept:
     """A case under way on this rank."""
 
     def __init__(
-        self, case: Case, todo: Todo, rank: int, meeting: Meeting, landing: Landing, said: Said
+        self,
+        case: Case,
+        todo: Todo,
+        rank: int,
+        rendezvous: Rendezvous,
+        recv: RecvBuffer,
+        said: Said,
     ) -> None:
-        self._case, self._todo, self._meeting, self._said = case, todo, meeting, said
+        self._case, self._todo, self._rendezvous, self._said = case, todo, rendezvous, said
         self._told: set[str] = set()
         self._ways: dict[str, _Way] = {}
-        self._run = Measuring(layout_of(case.shape), rank, meeting, landing, self._tries)
+        self._run = Measuring(layout_of(case.shape), rank, rendezvous, recv, self._tries)
         self._rank = rank
         self._lacking = todo.lacking.get(case.shape.id, {})
 
@@ -122,7 +128,7 @@ class _Swept:
         ]
 
     def _late(self) -> bool:
-        return any(self._meeting.gather(float(time.time() > self._todo.deadline)))
+        return any(self._rendezvous.gather(float(time.time() > self._todo.deadline)))
 
     # ---- schedules
 
@@ -158,8 +164,8 @@ class _Swept:
             self._run.refuse(way.config, reason, tuple(way.points))
             return
         own = found[0].max_rel_error
-        error = max(self._meeting.gather(math.inf if math.isnan(own) else own))
-        if any(self._meeting.gather(float(not found[0].ok))):
+        error = max(self._rendezvous.gather(math.inf if math.isnan(own) else own))
+        if any(self._rendezvous.gather(float(not found[0].ok))):
             reason = f"wrong: relative error {error:.3g}"
             self._run.refuse(way.config, reason, tuple(way.points))
             return
@@ -268,7 +274,7 @@ class _Swept:
                 self._run.revive()
                 return None
         return statistics.median(
-            max(self._meeting.gather(alone_ms(timeline)[0])) for timeline in found
+            max(self._rendezvous.gather(alone_ms(timeline)[0])) for timeline in found
         )
 
     def _timelines(self) -> None:
@@ -307,7 +313,7 @@ class _Swept:
         call = self._run.operands.ficco(point.schedule)
         call(0)
         torch.cuda.synchronize()
-        self._meeting.gather()
+        self._rendezvous.gather()
         runtime.traced = True
         try:
             call(1)
@@ -335,18 +341,18 @@ def main(folder: Path) -> int:
     # As ficco's calls do it, sums of 16-bit products are float32 throughout.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    meeting, said = Meeting(folder, rank, world, WAIT_S), Said(folder, rank)
+    rendezvous, said = Rendezvous(folder, rank, world, WAIT_S), Said(folder, rank)
     beat()
     ficco.prepare(machine="cuda", timeout_s=todo.timeout_s)
     reason = ficco.fallback_reason()
     if reason:
         raise RuntimeError(f"ficco would run plain torch.distributed: {reason}")
-    landing = Landing()
+    recv = RecvBuffer()
     grow_windows([layout_of(case.shape) for case in todo.cases], rank)
     for case in todo.cases:
         said("begin", case.shape.id)
         said("tries", [point.id for point in case.able if point.id not in todo.bad])
-        if not _Swept(case, todo, rank, meeting, landing, said).done():
+        if not _Swept(case, todo, rank, rendezvous, recv, said).done():
             said("late", True)
             break
         said("record", {"ended": True})

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
-from ficco.sweeping.gpu.launching import Meeting
+from ficco.sweeping.gpu.launching import Rendezvous
 
 __all__ = ["STUCK_S", "Config", "Timer", "beat", "calls_for"]
 
@@ -53,8 +53,8 @@ class Config:
 class Timer:
     """Runs configurations on the current stream; ranks start together."""
 
-    def __init__(self, meeting: Meeting, calls: int) -> None:
-        self._meeting, self.calls = meeting, calls
+    def __init__(self, rendezvous: Rendezvous, calls: int) -> None:
+        self._rendezvous, self.calls = rendezvous, calls
         event: Any = torch.cuda.Event
         self._begin, self._end = event(enable_timing=True), event(enable_timing=True)
 
@@ -74,7 +74,7 @@ class Timer:
         beat()
         if regime == "synchronized":
             return self._synchronized(config)
-        self._meeting.gather()
+        self._rendezvous.gather()
         if regime == "captured":
             self._begin.record()
             config.graph.replay()
@@ -92,7 +92,7 @@ class Timer:
         found, failed = [], None
         for _ in range(SYNCHRONIZED_CALLS):
             torch.cuda.synchronize()
-            self._meeting.gather()
+            self._rendezvous.gather()
             begin = time.perf_counter()
             try:
                 config.step()

@@ -66,11 +66,11 @@ class GpuProgram {
     // The same without times, where nothing needs a second look. False, and nothing is enqueued: a
     // segment has no launches, or they are not for such matrices; the group has failed, or a kernel
     // has told the watch so; the stream is captured.
-    bool call_again(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
-                    std::span<const std::int64_t> pitches);
+    bool call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+                       std::span<const std::int64_t> pitches);
     // Whether it would, as far as is known now.
-    bool can_call_again(GpuStream stream, std::span<const std::uint64_t> addresses,
-                        std::span<const std::int64_t> pitches) const;
+    bool can_call_prepared(GpuStream stream, std::span<const std::uint64_t> addresses,
+                           std::span<const std::int64_t> pitches) const;
 
     // Begins a call on the caller's stream. A traced call takes times of every row, unless it is
     // captured into a graph. Addresses and pitches are given per slot; those of windows are not

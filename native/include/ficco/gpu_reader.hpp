@@ -11,7 +11,7 @@
 
 #include "ficco/futex.hpp"
 #include "ficco/gpu.hpp"
-#include "ficco/gpu_ways.hpp"
+#include "ficco/gpu_side_channel.hpp"
 
 namespace ficco {
 

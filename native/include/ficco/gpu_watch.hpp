@@ -8,9 +8,9 @@
 // missing.
 //
 // What it asks for may stand behind the very wait that it is to end, as streams share hardware
-// queues; GpuWays finds a way round. Where there is none, stderr is told, since whoever waits for
-// the stream inside of the driver can raise nothing. Reading which word is missing may stand behind
-// that wait by every way; then the group is told without it.
+// queues; GpuSideChannel finds a way round. Where there is none, stderr is told, since whoever
+// waits for the stream inside of the driver can raise nothing. Reading which word is missing may
+// stand behind that wait by every way; then the group is told without it.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@
 #include "ficco/futex.hpp"
 #include "ficco/gpu.hpp"
 #include "ficco/gpu_reader.hpp"
-#include "ficco/gpu_ways.hpp"
+#include "ficco/gpu_side_channel.hpp"
 #include "ficco/gpu_window.hpp"
 #include "ficco/group.hpp"
 #include "ficco/thread.hpp"
@@ -34,9 +34,9 @@ namespace ficco {
 
 // A word that a call waits for on one of its lanes, in the order of that lane.
 struct AwaitedWord {
-    static constexpr int kTold = -2;
+    static constexpr int kMissed = -2;
 
-    int lane;  // kInline: the caller's stream; kTold: a kernel waits, and tells by itself
+    int lane;  // kInline: the caller's stream; kMissed: a kernel waits, and tells by itself
     int step;
     int index;
     std::uint32_t value;
@@ -75,8 +75,8 @@ class GpuWatch {
     void forget(const GpuWindow& window);
     GpuAddress lane_word(int lane) const noexcept;
     // Where a kernel writes 1 + the index of a word that did not come.
-    GpuAddress told_word() const noexcept;
-    std::uint32_t told() const noexcept;
+    GpuAddress missed_word() const noexcept;
+    std::uint32_t missed() const noexcept;
     // A word of the device, 0, that becomes 1 when the group has failed: kernels give up then.
     void set_stop_word(GpuAddress word);
 
@@ -93,7 +93,7 @@ class GpuWatch {
     bool waits_for_who_left(int lane, std::uint32_t value, double seconds);
     void let_go();
     void release(std::uint32_t value, int lane);
-    bool ask(const GpuWays::Commands& commands);
+    bool ask(const GpuSideChannel::Commands& commands);
     const std::uint32_t* read_words(const GpuWindow& window, int copy);
     bool waits() const noexcept;
     std::uint32_t waiting(int lane) const noexcept;
@@ -120,8 +120,8 @@ class GpuWatch {
     int next_ = 1;
 
     Word stop_{0};
-    std::unique_ptr<GpuWays> ways_;  // by which the watch asks the device
-    GpuReader reader_;               // under asking_
+    std::unique_ptr<GpuSideChannel> ways_;  // by which the watch asks the device
+    GpuReader reader_;                      // under asking_
     std::unique_ptr<Thread> thread_;
 };
 

@@ -39,8 +39,8 @@ struct WordOp {
 
 struct Op {
     // expect: a kernel that the caller enqueues behind this segment waits for the word.
-    // told: it does, and tells the watch by itself if the word does not come.
-    enum class Kind { copy, raise, wait, clear, after, expect, told };
+    // missed: it does, and tells the watch by itself if the word does not come.
+    enum class Kind { copy, raise, wait, clear, after, expect, missed };
     Kind kind;
     int segment;
     int lane;

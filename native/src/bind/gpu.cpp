@@ -129,8 +129,8 @@ void bind_gpu(nb::module_& module) {
         .def(
             "forget", [](GpuRank& rank, const GpuWindow& window) { rank.watch().forget(window); },
             "window"_a, WithoutGil())
-        .def_prop_ro("told", [](GpuRank& rank) { return rank.watch().told(); })
-        .def_prop_ro("told_word", [](GpuRank& rank) { return rank.watch().told_word(); })
+        .def_prop_ro("missed", [](GpuRank& rank) { return rank.watch().missed(); })
+        .def_prop_ro("missed_word", [](GpuRank& rank) { return rank.watch().missed_word(); })
         .def(
             "follow",
             [](GpuRank& rank, std::uintptr_t stream) {
@@ -181,19 +181,19 @@ void bind_gpu(nb::module_& module) {
             },
             "copy"_a, "stream"_a, "traced"_a, "addresses"_a, "pitches"_a, WithoutGil())
         .def(
-            "call_again",
+            "call_prepared",
             [](GpuProgram& program, int copy, std::uintptr_t stream,
                const std::vector<std::uint64_t>& addresses,
                const std::vector<std::int64_t>& pitches) {
-                return program.call_again(copy, stream_at(stream), addresses, pitches);
+                return program.call_prepared(copy, stream_at(stream), addresses, pitches);
             },
             "copy"_a, "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
         .def(
-            "can_call_again",
+            "can_call_prepared",
             [](const GpuProgram& program, std::uintptr_t stream,
                const std::vector<std::uint64_t>& addresses,
                const std::vector<std::int64_t>& pitches) {
-                return program.can_call_again(stream_at(stream), addresses, pitches);
+                return program.can_call_prepared(stream_at(stream), addresses, pitches);
             },
             "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
         .def(

@@ -24,8 +24,8 @@ constexpr int kPauses = 100;  // looks to let pass after the device did not do w
 constexpr std::size_t kRemembered = 256;  // plans whose last calls may still be enqueued
 constexpr std::uint32_t kMark = 1U << 31;
 constexpr std::size_t kLaneWords = kMaxLanes + 1;
-constexpr std::size_t kToldPlace = kLaneWords;  // in the page
-constexpr std::size_t kProbePlace = kToldPlace + 1;
+constexpr std::size_t kMissedPlace = kLaneWords;  // in the page
+constexpr std::size_t kProbePlace = kMissedPlace + 1;
 constexpr std::size_t kPageWords = kProbePlace + 1;
 constexpr std::size_t kStagingBytes = kWordsPerCopy * sizeof(std::uint32_t);
 constexpr unsigned char kNanByte = 0xFF;  // float32, float16 and bfloat16 of these bytes are NaN
@@ -43,8 +43,8 @@ GpuWatch::GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int r
     const Gpu::Current current(*gpu_);
     page_ = gpu_->new_host_page(kPageWords * sizeof(std::uint32_t));
     std::fill_n(static_cast<std::uint32_t*>(page_.host), kPageWords, 0U);
-    ways_ = std::make_unique<GpuWays>(gpu_, page_.device + sizeof(std::uint32_t) * kProbePlace,
-                                      answers_within_s_, stop_);
+    ways_ = std::make_unique<GpuSideChannel>(
+        gpu_, page_.device + sizeof(std::uint32_t) * kProbePlace, answers_within_s_, stop_);
     thread_ =
         std::make_unique<Thread>("ficco r" + std::to_string(rank) + " watch", [this] { loop(); });
 }
@@ -107,11 +107,11 @@ void GpuWatch::set_stop_word(GpuAddress word) {
     stop_word_ = word;
 }
 
-GpuAddress GpuWatch::told_word() const noexcept {
-    return page_.device + sizeof(std::uint32_t) * kToldPlace;
+GpuAddress GpuWatch::missed_word() const noexcept {
+    return page_.device + sizeof(std::uint32_t) * kMissedPlace;
 }
 
-std::uint32_t GpuWatch::told() const noexcept {
+std::uint32_t GpuWatch::missed() const noexcept {
     return word(kMaxLanes).load(std::memory_order_acquire);
 }
 
@@ -178,7 +178,7 @@ void GpuWatch::look() {
 }
 
 // Has the device do something; false, and stuck, where it does not.
-bool GpuWatch::ask(const GpuWays::Commands& commands) {
+bool GpuWatch::ask(const GpuSideChannel::Commands& commands) {
     stuck_ = !ways_->ask(commands);
     return !stuck_;
 }
@@ -195,15 +195,15 @@ const std::uint32_t* GpuWatch::read_words(const GpuWindow& window, int copy) {
 
 // A kernel has given a word up. Of which of its plans the word is, is not known: the last one's.
 void GpuWatch::look_at_told() {
-    if (told() == 0) return;
-    const int index = static_cast<int>(told() - 1);
+    if (missed() == 0) return;
+    const int index = static_cast<int>(missed() - 1);
     Failure failure{rank_, 0, rank_, index, Failure::Kind::timeout, group_->timeout_s(), 0, 1U};
     std::shared_ptr<const GpuWindow> window;
     {
         const std::lock_guard lock(mutex_);
         for (const auto& [number, calls] : calls_) {
             for (const AwaitedWord& awaited : calls.awaited) {
-                if (awaited.lane != AwaitedWord::kTold || awaited.index != index) continue;
+                if (awaited.lane != AwaitedWord::kMissed || awaited.index != index) continue;
                 failure.step = awaited.step;
                 failure.expected = awaited.value;
                 window = calls.window;
@@ -260,8 +260,8 @@ bool GpuWatch::waits_for_who_left(int lane, std::uint32_t value, double seconds)
     if (!calls) return false;
     const int copy = static_cast<int>(value % kWindowCopies);
     for (const AwaitedWord& awaited : calls->awaited) {
-        const bool told = lane == kInline && awaited.lane == AwaitedWord::kTold;
-        if (!(told || awaited.lane == lane)) continue;
+        const bool missed = lane == kInline && awaited.lane == AwaitedWord::kMissed;
+        if (!(missed || awaited.lane == lane)) continue;
         if (!group_->has_left(raiser_of(rank_, awaited.index))) continue;
         const std::uint32_t* words = read_words(*calls->window, copy ^ awaited.other_copy);
         if (words == nullptr) return false;

@@ -10,7 +10,7 @@ namespace ficco {
 namespace {
 constexpr std::int64_t kBeatNs = 50'000'000;
 // Calls before the one that differs may still run, and those that end by then are as they should.
-constexpr std::int64_t kToldAfterNs = 500'000'000;
+constexpr std::int64_t kReportedAfterNs = 500'000'000;
 // Later than a wait for a rank that has left gives up (kLeftGraceS), which says what it waited for.
 constexpr std::int64_t kMissedAfterNs = 1'200'000'000;
 }  // namespace
@@ -50,7 +50,7 @@ void Watchdog::compare_calls() noexcept {
         difference_ = control_.difference(rank_, peer, compared_[static_cast<std::size_t>(peer)]);
         found_ns_ = now_ns();
     }
-    if (difference_ && now_ns() - found_ns_ > kToldAfterNs) control_.fail(*difference_);
+    if (difference_ && now_ns() - found_ns_ > kReportedAfterNs) control_.fail(*difference_);
 }
 
 // A peer that refuses a call may still make it, and calls that do not need a peer which has left
@@ -60,7 +60,7 @@ void Watchdog::look_at_peers() noexcept {
         if (peer == rank_) continue;
         std::int64_t& since = absent_ns_[static_cast<std::size_t>(peer)];
         auto found = control_.missed(rank_, peer);
-        const std::int64_t after_ns = found ? kMissedAfterNs : kToldAfterNs;
+        const std::int64_t after_ns = found ? kMissedAfterNs : kReportedAfterNs;
         if (!found) found = control_.refused(rank_, peer, false);
         if (!found) {
             since = 0;

@@ -38,7 +38,7 @@ void Program::plan_steps(const std::vector<Op>& ops, int steps) {
     step_plans_.resize(static_cast<std::size_t>(steps));
     step_states_ = std::make_unique<StepState[]>(step_plans_.size());
     for (const Op& op : ops) {
-        if (op.kind == Op::Kind::expect || op.kind == Op::Kind::told) {
+        if (op.kind == Op::Kind::expect || op.kind == Op::Kind::missed) {
             throw std::invalid_argument("rows that expect a word are for kernels on a GPU");
         }
         if (op.kind == Op::Kind::after) {

@@ -46,7 +46,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             lanes_.push_back(op.lane);
             streams_[static_cast<std::size_t>(op.lane)] = rank_->lane(op.lane);
         }
-        const bool by_kernel = op.kind == Op::Kind::expect || op.kind == Op::Kind::told;
+        const bool by_kernel = op.kind == Op::Kind::expect || op.kind == Op::Kind::missed;
         if (by_kernel && (op.lane != kInline || op.segment + 1 >= binding.segments)) {
             throw std::invalid_argument(
                 "a kernel that expects words runs on the caller's stream, between two segments");
@@ -58,7 +58,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
                                             std::to_string(op.word.rank) +
                                             "; a rank waits for its own words");
             }
-            const int lane = op.kind == Op::Kind::told ? AwaitedWord::kTold : op.lane;
+            const int lane = op.kind == Op::Kind::missed ? AwaitedWord::kMissed : op.lane;
             watched.awaited.push_back({lane, op.step, op.word.index,
                                        op.word.digest ? digest_ : op.word.value,
                                        op.word.other_copy});

@@ -23,7 +23,7 @@ struct Survey {
     explicit Survey(std::span<const Op> ops) {
         for (std::size_t row = 0; row < ops.size(); ++row) {
             const Op& op = ops[row];
-            if (op.kind == Op::Kind::told) continue;
+            if (op.kind == Op::Kind::missed) continue;
             if (op.kind == Op::Kind::after) {
                 if (crosses(op)) recorded.insert(op.awaited);
                 continue;
@@ -54,7 +54,7 @@ class Compiler {
         const Survey survey(ops);
         for (std::size_t row = 0; row < ops.size(); ++row) {
             const Op& op = ops[row];
-            if (op.kind == Op::Kind::told) continue;
+            if (op.kind == Op::Kind::missed) continue;
             if (told_ && (op.segment > told_->segment + 1 ||
                           (op.segment == told_->segment + 1 && op.lane == kInline))) {
                 take_back();

@@ -50,9 +50,9 @@ void GpuProgram::call(int copy, GpuStream stream, bool traced,
     submit_all();
 }
 
-bool GpuProgram::can_call_again(GpuStream stream, std::span<const std::uint64_t> addresses,
-                                std::span<const std::int64_t> pitches) const {
-    if (rank_->group().failed() || rank_->watch().told() != 0 || !has_all_launches() ||
+bool GpuProgram::can_call_prepared(GpuStream stream, std::span<const std::uint64_t> addresses,
+                                   std::span<const std::int64_t> pitches) const {
+    if (rank_->group().failed() || rank_->watch().missed() != 0 || !has_all_launches() ||
         !fits(addresses, pitches)) {
         return false;
     }
@@ -60,9 +60,9 @@ bool GpuProgram::can_call_again(GpuStream stream, std::span<const std::uint64_t>
     return !rank_->gpu().capturing(stream);
 }
 
-bool GpuProgram::call_again(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
-                            std::span<const std::int64_t> pitches) {
-    if (!can_call_again(stream, addresses, pitches)) return false;
+bool GpuProgram::call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+                               std::span<const std::int64_t> pitches) {
+    if (!can_call_prepared(stream, addresses, pitches)) return false;
     const Gpu::Current current(rank_->gpu());
     begin(copy, stream, addresses, pitches);
     capturing_ = traced_ = false;

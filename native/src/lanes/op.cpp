@@ -58,7 +58,7 @@ std::vector<Op> read_ops(std::span<const std::int64_t> fields, const OpLimits& l
         Op op{};
         op.segment = static_cast<int>(row.in(0, segment, limits.segments - 1, "segment"));
         op.lane = static_cast<int>(row.in(1, kInline, kMaxLanes - 1, "lane"));
-        op.kind = static_cast<Op::Kind>(row.in(2, 0, static_cast<int>(Op::Kind::told), "kind"));
+        op.kind = static_cast<Op::Kind>(row.in(2, 0, static_cast<int>(Op::Kind::missed), "kind"));
         op.step = row.index(3, limits.steps, "step");
         segment = op.segment;  // never less in the next row
         if (op.kind == Op::Kind::copy) {

@@ -179,7 +179,7 @@ bool Program::run(const Op& op) noexcept {
             return group_->await(step_states_[static_cast<std::size_t>(op.awaited)].left, 0,
                                  {rank_, op.step, -1, op.awaited});
         case Op::Kind::expect:
-        case Op::Kind::told:
+        case Op::Kind::missed:
             break;  // refused when bound
     }
     return false;

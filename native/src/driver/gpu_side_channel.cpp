@@ -1,5 +1,5 @@
 // Finding out by which way a GPU answers.
-#include "ficco/gpu_ways.hpp"
+#include "ficco/gpu_side_channel.hpp"
 
 #include <array>
 #include <utility>
@@ -29,15 +29,15 @@ GpuWay::~GpuWay() {
     }
 }
 
-GpuWays::GpuWays(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s,
-                 const Word& stop)
+GpuSideChannel::GpuSideChannel(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s,
+                               const Word& stop)
     : probe_(probe),
       answers_within_s_(answers_within_s),
       stop_(stop),
       usual_(std::make_shared<GpuWay>(std::move(gpu))) {}
 
 // The first way that answers and serves.
-GpuWays::Way GpuWays::first(const std::function<bool(const GpuWay&)>& serves) {
+GpuSideChannel::Way GpuSideChannel::first(const std::function<bool(const GpuWay&)>& serves) {
     // Where there is one queue, a thread that has filled it may hold up whoever adds to it: then
     // the usual way is the last one to be tried.
     const bool last = usual_->gpu->one_queue();
@@ -48,16 +48,16 @@ GpuWays::Way GpuWays::first(const std::function<bool(const GpuWay&)>& serves) {
     return nullptr;
 }
 
-bool GpuWays::ask(const Commands& commands) {
+bool GpuSideChannel::ask(const Commands& commands) {
     return first([&](const GpuWay& way) { return done(way, commands); }) != nullptr;
 }
 
-std::shared_ptr<const GpuWay> GpuWays::answering() {
+std::shared_ptr<const GpuWay> GpuSideChannel::answering() {
     return first([](const GpuWay&) { return true; });
 }
 
 // Null where it cannot be opened.
-GpuWays::Way GpuWays::apart() {
+GpuSideChannel::Way GpuSideChannel::apart() {
     if (apart_) return apart_;
     if (stopped() || now_ns() < next_try_ns_) return nullptr;
     try {
@@ -73,7 +73,7 @@ GpuWays::Way GpuWays::apart() {
 
 // What is asked of a way that does not answer would be done much later, when what it writes to may
 // be somebody else's. So one probe alone stands there.
-bool GpuWays::answers(const GpuWay& way) {
+bool GpuSideChannel::answers(const GpuWay& way) {
     {
         const Gpu::Current current(*way.gpu);
         if (!way.gpu->idle(way.stream)) return false;
@@ -84,7 +84,7 @@ bool GpuWays::answers(const GpuWay& way) {
 }
 
 // Whether a way has done what it was given, which it has to do in time.
-bool GpuWays::done(const GpuWay& way, const Commands& commands) {
+bool GpuSideChannel::done(const GpuWay& way, const Commands& commands) {
     const Gpu::Current current(*way.gpu);
     try {
         commands(*way.gpu, way.stream);
@@ -95,7 +95,7 @@ bool GpuWays::done(const GpuWay& way, const Commands& commands) {
     return finished(way);
 }
 
-bool GpuWays::finished(const GpuWay& way) {
+bool GpuSideChannel::finished(const GpuWay& way) {
     const std::int64_t deadline = now_ns() + static_cast<std::int64_t>(answers_within_s_ * 1e9);
     while (!way.gpu->idle(way.stream)) {
         if (now_ns() > deadline || stopped()) return false;

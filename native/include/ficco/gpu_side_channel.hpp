@@ -26,7 +26,7 @@ struct GpuWay {
     GpuStream stream = nullptr;
 };
 
-class GpuWays {
+class GpuSideChannel {
   public:
     // Enqueues on a stream of a device. It may be called for one way after another, so that its
     // commands must do no harm when they are done twice.
@@ -34,9 +34,10 @@ class GpuWays {
 
     // `probe` is a word of the host that the device reaches, for the ways alone. A way that has not
     // done what it was asked for `answers_within_s` is left; all end early when `stop` is not 0.
-    GpuWays(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s, const Word& stop);
-    GpuWays(const GpuWays&) = delete;
-    GpuWays& operator=(const GpuWays&) = delete;
+    GpuSideChannel(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s,
+                   const Word& stop);
+    GpuSideChannel(const GpuSideChannel&) = delete;
+    GpuSideChannel& operator=(const GpuSideChannel&) = delete;
 
     // Has the device do something and waits for it. False: it does not, by any way. Nothing but
     // probes then stands anywhere, unless a way has ceased to answer in between. Throws GpuError

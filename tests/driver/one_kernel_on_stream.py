@@ -1,4 +1,4 @@
-"""Calls of few rows on GPUs of the driver's test double: what the direct kernels do, by NumPy."""
+"""Calls of few rows on GPUs of the driver's test double: what one-kernel launches do, by NumPy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ficco.compute import DirectOperands, DirectWindows, dtype_of
+from ficco.compute import OneKernelOperands, OneKernelWindows, dtype_of
 from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
 
-__all__ = ["DirectCall", "GatherCall"]
+__all__ = ["GatherCall", "OneKernelCall"]
 
 
 class _Call:
@@ -23,7 +23,7 @@ class _Call:
     def __init__(
         self,
         table: Any,
-        windows: DirectWindows,
+        windows: OneKernelWindows,
         digest: int,
         timeout_s: float,
         told_and_stop: tuple[int, int],
@@ -33,7 +33,7 @@ class _Call:
         self.peers = [rank for rank in range(table.world) if rank != table.rank]
         self.copy = 0
 
-    def run(self, operands: DirectOperands, copy: int) -> None:
+    def run(self, operands: OneKernelOperands, copy: int) -> None:
         """Do a call; where something does not come, tell what, and leave NaN."""
         self.copy = copy
         x = np.asarray(operands.x)
@@ -67,7 +67,7 @@ class _Call:
             time.sleep(1e-4)
 
 
-class DirectCall(_Call):
+class OneKernelCall(_Call):
     """Calls of a matmul_all_reduce, on mailboxes, whose copies take turns."""
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
@@ -102,7 +102,7 @@ class DirectCall(_Call):
             if bias is not None and t.bias_rows:
                 made[t.bias_row : t.bias_row + t.bias_rows] += bias[:, columns].astype(np.float32)
             for number, (rank, row) in enumerate(t.rows_to):
-                self._put(self._landing(rank)[row, columns], made[number % max(t.m, 1)])
+                self._put(self._recv(rank)[row, columns], made[number % max(t.m, 1)])
 
     def _finish(self, outputs: Any) -> None:
         """Add up, pass on and collect."""
@@ -113,7 +113,7 @@ class DirectCall(_Call):
             total = np.zeros((t.own_rows, chunk.end - chunk.begin), np.float32)
             for source in range(t.world):
                 first = source * t.slot_rows
-                box = self._landing(t.rank)[first : first + t.own_rows, columns]
+                box = self._recv(t.rank)[first : first + t.own_rows, columns]
                 total += self._take(box, Signal(t.rank, "data", source, chunk.partial))
             if bias is not None and t.twice:
                 total += bias[:, columns].astype(np.float32)
@@ -148,9 +148,9 @@ class DirectCall(_Call):
     def _vacant(self) -> Any:
         return self._bits(VACANT & np.iinfo(self._bits).max)
 
-    def _landing(self, rank: int) -> Any:
+    def _recv(self, rank: int) -> Any:
         t = self.table
-        return self._matrix(rank, t.landing, t.world * t.slot_rows, t.n)
+        return self._matrix(rank, t.recv, t.world * t.slot_rows, t.n)
 
     def _kept(self, rank: int) -> Any:
         t = self.table

@@ -1,7 +1,7 @@
-"""Runs the direct kernel from tables of real plans, a process a rank, or reads its compiled text.
+"""Runs the one-kernel all-reduce from real plans, a process a rank, or reads its compiled text.
 
-TRITON_INTERPRET=1 python direct_worker.py products|giving_up|refusals ...
-python direct_worker.py shares|assembly
+TRITON_INTERPRET=1 python all_reduce_worker.py products|giving_up|refusals ...
+python all_reduce_worker.py shares|assembly
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ficco.errors import InputError, PlanError
 from ficco.kernels import one_kernel_all_reduce
 from ficco.kernels.one_kernel_all_reduce import (
     Control,
-    DirectTile,
+    OneKernelTile,
     Operands,
     Places,
     all_reduce,
@@ -173,7 +173,7 @@ def products() -> None:
             for turn, given in enumerate(cases(world)):
                 case = Case(rank, world, **given)
                 assert window_places(case.plan.buffers)[1] <= COPY
-                tile = DirectTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
+                tile = OneKernelTile(1 if case.problem.m == 1 else 16, 16, 16, 4, 2)
                 for seed in range(2):
                     made = case.table.twice and (turn + seed + rank) % 2 == 1
                     chosen = tile if turn % 2 else None

@@ -16,7 +16,7 @@ from ficco.errors import EngineError, TimeoutExceeded
 from ficco.runtime import bootstrap
 from ficco.runtime.bootstrap import Members, note_refusal
 from ficco.runtime.object_exchange import gathered_objects
-from ficco.runtime.rendezvous import Agenda, Meeting
+from ficco.runtime.rendezvous import Agenda, Rendezvous
 
 WORLD = 3
 
@@ -61,7 +61,7 @@ def together(body: Callable[[int], Any], ranks: Iterable[int] = range(WORLD)) ->
 
 
 def opened(store: Kept, timeout_s: float = 20, ranks: Iterable[int] = range(WORLD)) -> list[Any]:
-    found = together(lambda rank: Meeting(store.members(rank), {}, timeout_s), ranks)
+    found = together(lambda rank: Rendezvous(store.members(rank), {}, timeout_s), ranks)
     return [found[rank] for rank in ranks]
 
 
@@ -84,12 +84,12 @@ def agenda(rank: int, what: str = "meet", **changes: Any) -> Agenda:
 
 
 @pytest.fixture
-def meetings():
+def rendezvous():
     before = _files()
     found = opened(Kept())
     yield found
-    for meeting in found:
-        meeting.close()
+    for rendezvous in found:
+        rendezvous.close()
     assert _files() == before
 
 
@@ -97,9 +97,9 @@ def _files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def closed(meetings: Iterable[Any]) -> None:
-    for meeting in meetings:
-        meeting.close()
+def closed(ranks: Iterable[Any]) -> None:
+    for rank in ranks:
+        rank.close()
 
 
 class TestConnecting:
@@ -128,13 +128,13 @@ class TestConnecting:
     def test_what_is_not_alike_is_refused_by_all(self, what: str) -> None:
         store = Kept()
 
-        def meet(rank: int) -> Meeting:
+        def meet(rank: int) -> Rendezvous:
             members, facts = store.members(rank), {"machine": "host"}
             if rank == 1 and what == "kind":
                 members = members._replace(kind="GPUs")
             elif rank == 1:
                 facts = {"machine": "mesh4"}
-            return Meeting(members, facts, 20)
+            return Rendezvous(members, facts, 20)
 
         wanted = "rank 1 for {'machine': 'mesh4'}" if what == "facts" else "rank 1 for GPUs"
         for error in together(meet).values():
@@ -180,13 +180,13 @@ class TestConnecting:
         """Rank 1 gives up after 0.2 s and opens anew, while the others wait on."""
         store = Kept()
 
-        def meet(rank: int) -> Meeting:
+        def meet(rank: int) -> Rendezvous:
             if rank == 1:
                 with pytest.raises(TimeoutExceeded):
-                    Meeting(store.members(1), {}, 0.2)
+                    Rendezvous(store.members(1), {}, 0.2)
             if rank == 2:
                 time.sleep(2.0)
-            return Meeting(store.members(rank), {}, 20)
+            return Rendezvous(store.members(rank), {}, 20)
 
         closed(list(together(meet).values()))
 
@@ -217,7 +217,7 @@ class TestConnecting:
             assert "w is None" in str(error)
         assert time.monotonic() - begin < 10
         # All had raised it at their first try: at the second one nobody is missed.
-        closed(together(lambda r: Meeting(store.members(r)._replace(turn=2), {}, 20)).values())
+        closed(together(lambda r: Rendezvous(store.members(r)._replace(turn=2), {}, 20)).values())
 
 
 def _came() -> dict[str, Any]:
@@ -225,102 +225,106 @@ def _came() -> dict[str, Any]:
             **bootstrap._life()}  # fmt: skip
 
 
-class TestMeeting:
-    def test_all_get_what_was_agreed_again_and_again(self, meetings: list[Meeting]) -> None:
+class TestRendezvous:
+    def test_all_get_what_was_agreed_again_and_again(self, rendezvous: list[Rendezvous]) -> None:
         for _ in range(20):
-            assert set(together(lambda rank: meetings[rank].meet(agenda(rank), 5)).values()) == {20}
+            assert set(together(lambda rank: rendezvous[rank].meet(agenda(rank), 5)).values()) == {
+                20
+            }
 
-    def test_who_does_not_come_is_named(self, meetings: list[Meeting]) -> None:
+    def test_who_does_not_come_is_named(self, rendezvous: list[Rendezvous]) -> None:
         def late(rank: int) -> str:
             return f"Rank {rank} sleeps."
 
         for absent, there in ((2, range(2)), (0, range(1, 3))):
             found = together(
-                lambda rank: meetings[rank].meet(agenda(rank, condition=late), 0.2), there
+                lambda rank: rendezvous[rank].meet(agenda(rank, condition=late), 0.2), there
             )
             for error in found.values():
                 assert isinstance(error, TimeoutExceeded)
                 assert f"rank {absent} did not come within" in str(error)
                 assert f"Rank {absent} sleeps." in str(error)
-            # A late comer is not mixed up with the next meeting.
-            assert set(together(lambda rank: meetings[rank].meet(agenda(rank), 5)).values()) == {20}
+            # A late comer is not mixed up with the next rendezvous.
+            assert set(together(lambda rank: rendezvous[rank].meet(agenda(rank), 5)).values()) == {
+                20
+            }
 
-    def test_other_purposes_are_told_apart(self, meetings: list[Meeting]) -> None:
+    def test_other_purposes_are_told_apart(self, rendezvous: list[Rendezvous]) -> None:
         found = together(
-            lambda rank: meetings[rank].meet(agenda(rank, "grow" if rank else "reset"), 5)
+            lambda rank: rendezvous[rank].meet(agenda(rank, "grow" if rank else "reset"), 5)
         )
         for error in found.values():
             assert isinstance(error, EngineError)
             assert "rank 1 came to grow, rank 0 to reset" in str(error)
 
     @pytest.mark.parametrize("rank", range(WORLD))
-    def test_memory_that_one_cannot_have_none_has(self, meetings: list[Any], rank: int) -> None:
+    def test_memory_that_one_cannot_have_none_has(self, rendezvous: list[Any], rank: int) -> None:
         def no_room(memory: int, facts: dict[str, Any]) -> Any:
             raise MemoryError("4096 bytes cannot be had")
 
         def meet(each: int) -> Any:
             plain = agenda(each)
-            return meetings[each].meet(plain._replace(join=no_room) if each == rank else plain, 5)
+            return rendezvous[each].meet(plain._replace(join=no_room) if each == rank else plain, 5)
 
         for error in together(meet).values():
             assert isinstance(error, MemoryError)
             assert "4096 bytes" in str(error)
-        assert set(together(lambda each: meetings[each].meet(agenda(each), 5)).values()) == {20}
+        assert set(together(lambda each: rendezvous[each].meet(agenda(each), 5)).values()) == {20}
 
     @pytest.mark.parametrize("gone", range(WORLD))
-    def test_who_has_left_is_named_now_and_later(self, meetings: list[Any], gone: int) -> None:
-        meetings[gone].close()
+    def test_who_has_left_is_named_now_and_later(self, rendezvous: list[Any], gone: int) -> None:
+        rendezvous[gone].close()
         others = sorted(set(range(WORLD)) - {gone})
         for _ in range(2):
             begin = time.monotonic()
             for rank in others:  # one after the other: who comes late is told, too
                 with pytest.raises(EngineError, match=rf"rank {gone} \(pid \d+\) has left"):
-                    meetings[rank].meet(agenda(rank), 5)
+                    rendezvous[rank].meet(agenda(rank), 5)
             assert time.monotonic() - begin < 2
 
-    def test_all_have_what_each_brings(self, meetings: list[Meeting]) -> None:
+    def test_all_have_what_each_brings(self, rendezvous: list[Rendezvous]) -> None:
         for _ in range(3):
-            found = together(lambda rank: meetings[rank].gather("compare", {"is": rank}, 5))
+            found = together(lambda rank: rendezvous[rank].gather("compare", {"is": rank}, 5))
             assert all(each == [{"is": 0}, {"is": 1}, {"is": 2}] for each in found.values())
 
-    def test_a_broken_group_ends_the_wait(self, meetings: list[Any]) -> None:
+    def test_a_broken_group_ends_the_wait(self, rendezvous: list[Any]) -> None:
         broken = EngineError("it failed")
         begin = time.monotonic()
         for rank in range(2):
             with pytest.raises(EngineError, match="it failed"):
-                meetings[rank].meet(agenda(rank, broken=lambda: broken), 30)
+                rendezvous[rank].meet(agenda(rank, broken=lambda: broken), 30)
         assert time.monotonic() - begin < 2
-        assert set(together(lambda rank: meetings[rank].meet(agenda(rank), 5)).values()) == {20}
+        assert set(together(lambda rank: rendezvous[rank].meet(agenda(rank), 5)).values()) == {20}
 
 
 class Exchanging:
-    """What `gathered_objects` asks of a runtime, over a meeting."""
+    """What `gathered_objects` asks of a runtime, over a rendezvous."""
 
-    def __init__(self, meeting: Meeting, timeout_s: float) -> None:
-        self.world, self._meeting, self._timeout_s = WORLD, meeting, timeout_s
+    def __init__(self, rendezvous: Rendezvous, timeout_s: float) -> None:
+        self.world, self._rendezvous, self._timeout_s = WORLD, rendezvous, timeout_s
 
     def gathered(self, mine: Any) -> list[Any]:
-        return self._meeting.gather("exchange data", mine, self._timeout_s)
+        return self._rendezvous.gather("exchange data", mine, self._timeout_s)
 
 
 class TestObjects:
     @pytest.mark.parametrize("size", [0, 1, 10**6])
-    def test_ranks_exchange_objects_of_any_size(self, meetings: Any, size: int) -> None:
+    def test_ranks_exchange_objects_of_any_size(self, rendezvous: Any, size: int) -> None:
         def brought(rank: int) -> Any:
             return {"rank": (rank, b"\xff" * (size * rank)), "none": None}
 
         def exchange(rank: int) -> Any:
-            runtime: Any = Exchanging(meetings[rank], 20)
+            runtime: Any = Exchanging(rendezvous[rank], 20)
             return gathered_objects(runtime, brought(rank))
 
         for found in together(exchange).values():
             assert found == [brought(rank) for rank in range(WORLD)]
 
-    def test_a_rank_that_stops_halfway_is_named_by_the_timeout(self, meetings: Any) -> None:
+    def test_a_rank_that_stops_halfway_is_named_by_the_timeout(self, rendezvous: Any) -> None:
         def exchange(rank: int) -> Any:
             if rank == 1:
-                return Exchanging(meetings[rank], 20).gathered(10**6)  # its length, no more
-            runtime: Any = Exchanging(meetings[rank], 0.3)
+                return Exchanging(rendezvous[rank], 20).gathered(10**6)  # its length, no more
+            runtime: Any = Exchanging(rendezvous[rank], 0.3)
             return gathered_objects(runtime, bytes(10**6))
 
         found = together(exchange)

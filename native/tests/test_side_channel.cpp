@@ -9,7 +9,7 @@
 #include "check.hpp"
 #include "fake_gpu.hpp"
 #include "ficco/clock.hpp"
-#include "ficco/gpu_ways.hpp"
+#include "ficco/gpu_side_channel.hpp"
 
 using namespace ficco;
 using namespace ficco::test;
@@ -66,7 +66,7 @@ constexpr GpuAddress kProbe = 1;
 struct Asked {
     std::shared_ptr<Said> said = std::make_shared<Said>();
     Word stop{0};
-    GpuWays ways{std::make_shared<ToldGpu>(said), kProbe, 0.02, stop};
+    GpuSideChannel ways{std::make_shared<ToldGpu>(said), kProbe, 0.02, stop};
 
     bool ask(GpuAddress address) {
         return ways.ask([&](Gpu& gpu, GpuStream stream) {

@@ -35,7 +35,7 @@ PROBLEM_OF = dict.fromkeys(
 def by_hand_us(name: str) -> float:
     """Launch, product, bytes out of a rank one behind another, and a flight or two of stores.
 
-    And a gather's meeting by signals.
+    And a gather's rendezvous by signals.
     """
     item, shots = 2, 2 if name == "two_shot_sm" else 1
     product = 2.0 * M * N * K / WORLD / 500e3

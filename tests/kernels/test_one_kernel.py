@@ -1,4 +1,4 @@
-"""The direct kernels, from tables of real plans: under Triton's interpreter, and compiled."""
+"""The one-kernel kernels, from tables of real plans: under Triton's interpreter, and compiled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from forking import run_forked
 @pytest.mark.parametrize(
     ("worker", "subjects", "interpret"),
     [
-        ("direct_worker.py", "products odd_values", "1"),
-        ("direct_worker.py", "giving_up refusals", "1"),
-        ("direct_worker.py", "assembly", "0"),
-        ("direct_worker.py", "shares", "0"),
+        ("all_reduce_worker.py", "products odd_values", "1"),
+        ("all_reduce_worker.py", "giving_up refusals", "1"),
+        ("all_reduce_worker.py", "assembly", "0"),
+        ("all_reduce_worker.py", "shares", "0"),
         ("gather_worker.py", "products", "1"),
         ("gather_worker.py", "giving_up refusals", "1"),
         ("gather_worker.py", "assembly", "0"),
