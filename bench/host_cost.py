@@ -130,8 +130,8 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
 
     bound._native, bound.run = watched, timed_part(run)
     PreparedCall.run = timed_part(again)  # type: ignore[method-assign]
-    for standing in made.standing:
-        standing._program = watched
+    for prepared in made.prepared:
+        prepared._program = watched
     if launches is not None:
         launches._program = watched  # which it asks what fits
     try:
@@ -139,8 +139,8 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
     finally:
         bound._native = native
         PreparedCall.run = again  # type: ignore[method-assign]
-        for standing in made.standing:
-            standing._program = native
+        for prepared in made.prepared:
+            prepared._program = native
         if launches is not None:
             launches._program = native
         del bound.run

@@ -76,7 +76,7 @@ UNITS: dict[str, tuple[str, ...]] = {
 KINDS = tuple(UNITS)
 
 # Signals of a window copy, on the rank that holds (waits for and clears) them:
-#   data[writer][chunk]  the writer's chunk has landed          raised by the writer
+#   data[writer][chunk]  the writer's chunk has arrived        raised by the writer
 #   entered[writer]      the writer has started this call       raised by the writer
 #   free[reader]         the reader is done with its own window raised by the reader
 #   ready[peer][chunk]   a part of a gated step is done         raised by the holder itself

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _RESERVED = re.compile(
-    r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|landing|reduced"
+    r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|recv|reduced"
 )
 
 MOST = 2**31 - 1  # of m, n and k each

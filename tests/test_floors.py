@@ -26,6 +26,7 @@ FLOORS = {
     "problem": 1,
     "reading": 0,
     "machine": 1,
+    "symbolic": 2,
     "schedule": 2,
     "timeline": 2,
     "oracle": 2,

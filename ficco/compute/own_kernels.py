@@ -272,7 +272,7 @@ def _places(
         arrived = operands.c if operands.recv is None else operands.recv
         place = c if partial is None else partial
         pitches += [("partial_stride", place, item_bytes(other))]
-        pitches += [("landing_stride", c if recv is None else recv, item_bytes(arrived))]
+        pitches += [("recv_stride", c if recv is None else recv, item_bytes(arrived))]
     along = "b_deep_stride" if stride(operands.b, 1) == 1 else "b_col_stride"
     pitches.append((along, b, item))
     found |= {name: Pitch(slot.slot, size) for name, slot, size in pitches if arguments.get(name)}

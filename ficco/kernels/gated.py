@@ -249,7 +249,7 @@ def _further(
         "counters": signalling.counters,
         "signals": gate.words if gate.signals is None else gate.signals,
         "partial_stride": stride(partial, 0),
-        "landing_stride": stride(recv, 0),
+        "recv_stride": stride(recv, 0),
         "TERMS": signalling.term_count,
         "OWN_AT": signalling.own_at,
         "BEGUN": signalling.begun,

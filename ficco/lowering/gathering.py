@@ -167,7 +167,7 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
         lane, name = lanes[peer], f"{chunk}to{peer}"
         steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,)))
         arrived = (Signal(peer, "data", rank, chunk),)
-        steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=arrived))
+        steps.append(Step(f"sent.{name}", lane, "raise", "none", signals=arrived))
     return steps
 
 

@@ -175,7 +175,7 @@ def _push_on(
             steps.append(Step(f"turn.{name}", lane, "wait", "none", signals=came))
         steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
         arrived = (Signal(peer, "data", cut.rank, _slot(cut, index)),)
-        steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=arrived))
+        steps.append(Step(f"sent.{name}", lane, "raise", "none", signals=arrived))
     return steps
 
 

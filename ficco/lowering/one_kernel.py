@@ -89,5 +89,5 @@ def stored(
     signals = tuple([Signal(peer, "data", rank, chunk) for peer in peers])
     return [
         Step(f"push.{name}", LANE, "copy", "sm", tuple(sources), tuple(targets)),
-        Step(f"landed.{name}", LANE, "raise", "none", signals=signals),
+        Step(f"sent.{name}", LANE, "raise", "none", signals=signals),
     ]

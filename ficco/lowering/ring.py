@@ -130,7 +130,7 @@ def _turn(
         arrived = (Signal(follower, "data", rank, _slot(cut, turn, index)),)
         made.steps += [
             Step(f"push.{name}", PUSH, "copy", "dma", (piece.target,), (target,), after=after),
-            Step(f"landed.{name}", PUSH, "raise", "none", signals=arrived),
+            Step(f"sent.{name}", PUSH, "raise", "none", signals=arrived),
         ]
     return came
 

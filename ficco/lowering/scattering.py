@@ -334,7 +334,7 @@ def _push(
         steps.append(Step(f"made.{name}", lane, "wait", "none", signals=(ready,)))
     steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
     arrived = (Signal(peer, "data", rank, index),)
-    steps.append(Step(f"landed.{name}", lane, "raise", "none", signals=arrived))
+    steps.append(Step(f"sent.{name}", lane, "raise", "none", signals=arrived))
     return steps
 
 

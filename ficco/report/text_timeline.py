@@ -9,7 +9,7 @@ __all__ = ["text_timeline"]
 _MARKS = {  # kind: mark; later kinds win where several fall into one column
     "wait": ".",
     "clear": ".",
-    "signal": ".",
+    "raise": ".",
     "local_copy": "c",
     "reduce": "r",
     "copy": "=",

@@ -392,7 +392,7 @@ def abandoned(world: int) -> None:
     fail_in(node, problem, schedule, arrays, 2)
     time.sleep(0.2)  # the watch may yet be letting go
     windows = node.runtime._place.windows
-    data = [base + Layout(windows.room).data for base in windows.bases]
+    data = [base + Layout(windows.sizes).data for base in windows.bases]
     for each in data:
         ctypes.memset(each, 7, 64)
     time.sleep(0.2)

@@ -79,9 +79,9 @@ class Node:
     def poison(self) -> None:
         """Fill all windows' data with NaN, when all calls have ended; mailboxes are vacant."""
         windows = self.runtime._place.windows  # the test's own reach inside
-        layout = Layout(windows.room)
+        layout = Layout(windows.sizes)
         for base in windows.bases:
-            ctypes.memset(base + layout.data, 255, COPIES * layout.room.window)
+            ctypes.memset(base + layout.data, 255, COPIES * layout.sizes.window)
             box = np.ctypeslib.as_array(
                 (ctypes.c_uint32 * ((layout.size - layout.mail_data) // 4)).from_address(
                     base + layout.mail_data

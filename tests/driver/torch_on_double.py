@@ -37,18 +37,18 @@ class Shortly:
 
     def __enter__(self) -> Shortly:
         self.made = 0
-        self._again = again = process_gpu.CudaProcessRuntime.again
+        self._again = again = process_gpu.CudaProcessRuntime.run_prepared
 
         def counted(*args: Any) -> bool:
             made = again(*args)
             self.made += made
             return made
 
-        process_gpu.CudaProcessRuntime.again = counted  # type: ignore[method-assign]
+        process_gpu.CudaProcessRuntime.run_prepared = counted  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        process_gpu.CudaProcessRuntime.again = self._again  # type: ignore[method-assign]
+        process_gpu.CudaProcessRuntime.run_prepared = self._again  # type: ignore[method-assign]
 
 
 class _Kernels(LaunchedKernels):
@@ -252,7 +252,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     runtime.backend = "gloo"
     process_gpu.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]
     pack.has = lambda *_: True  # NumPy's kernels are there for all sizes
-    run, make_again, run_known = runtime._run, runtime.again, CachedCall.run
+    run, run_prepared, run_known = runtime._run, runtime.run_prepared, CachedCall.run
 
     def settle() -> None:
         if here.capturing():
@@ -266,12 +266,12 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
         settle()
 
     # Of these calls the engine sees no tensors.
-    def again_and_wait(
-        self: Any, standing: Any, addresses: Any, stream: int, ys: Any, matrices: Any
+    def run_prepared_and_wait(
+        self: Any, prepared: Any, addresses: Any, stream: int, ys: Any, matrices: Any
     ) -> bool:
         for y in ys:
             here.compute.place(y)
-        made: bool = make_again(self, standing, addresses, stream, ys, matrices)
+        made: bool = run_prepared(self, prepared, addresses, stream, ys, matrices)
         if made:
             settle()
         return made
@@ -281,7 +281,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
             here.compute.place(tensor)
         return run_known(self, tensors)
 
-    runtime._run, runtime.again = run_and_wait, again_and_wait
+    runtime._run, runtime.run_prepared = run_and_wait, run_prepared_and_wait
     CachedCall.run = run_known_tensors  # type: ignore[method-assign]
     return here
 

@@ -60,14 +60,14 @@ class _Hits:
 
     def __init__(self) -> None:
         self.found: list[bool] = []
-        known = call_cache.known
+        find = call_cache.find
 
         def counted(key: Any) -> Any:
-            call = known(key)
+            call = find(key)
             self.found.append(call is not None)
             return call
 
-        operators.known = counted  # type: ignore[attr-defined]
+        operators.find = counted  # type: ignore[attr-defined]
 
     def last(self) -> bool:
         return self.found[-1]
@@ -94,7 +94,7 @@ def _made_before_again(rank: int, world: int) -> None:
 
 
 def calls_again(here: Rank, world: int) -> None:
-    """The same call with other tensors, laid out in every way, is right, and known."""
+    """The same call with other tensors, laid out in every way, is right, and find."""
     hits, rank = _Hits(), here.rank
 
     def gather(
@@ -172,10 +172,10 @@ def _opened_meanwhile(hits: _Hits) -> None:
         groups._changed()  # as another thread does that opens a group
         return found
 
-    for way, known in ((chosen_meanwhile, False), (chosen, False), (chosen, True)):
+    for way, find in ((chosen_meanwhile, False), (chosen, False), (chosen, True)):
         Call._chosen = way  # type: ignore[method-assign]
         ficco.matmul_all_reduce(torch.ones(11, 2), torch.ones(2, 3), schedule="gated_1d")
-        assert hits.last() == known
+        assert hits.last() == find
 
 
 def _lying_in_turns(x: Tensor, w: Tensor, want: Tensor) -> None:

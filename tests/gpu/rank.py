@@ -86,8 +86,8 @@ class Rank:
         from ficco.engines.window_layout import COPIES, Layout
         from ficco.kernels.one_kernel_all_reduce_table import VACANT
 
-        layout, memory = Layout(window.room), window.keep[0]
-        memory[layout.data : layout.data + COPIES * layout.room.window].fill_(0xFF)
+        layout, memory = Layout(window.sizes), window.keep[0]
+        memory[layout.data : layout.data + COPIES * layout.sizes.window].fill_(0xFF)
         boxes = memory[layout.mail_data :].view(torch.int32)
         assert bool((boxes == VACANT - (1 << 32)).all()), "something was left in a mailbox"
         self.meet()

@@ -58,7 +58,7 @@ def runtime():
 
 class TestLostSignal:
     def test_it_ends_in_an_error_that_names_rank_step_and_signal(self, runtime) -> None:
-        broken = without(plan(), 2, "landed.1to0")
+        broken = without(plan(), 2, "sent.1to0")
         assert verify(broken)
         begin = time.monotonic()
         given = arrays(broken)
@@ -73,7 +73,7 @@ class TestLostSignal:
         assert error.seconds >= 0.6
 
     def test_the_runtime_refuses_calls_until_it_is_reset(self, runtime) -> None:
-        broken, good = without(plan(), 2, "landed.1to0"), plan()
+        broken, good = without(plan(), 2, "sent.1to0"), plan()
         with pytest.raises(ficco.TimeoutExceeded):
             runtime.execute_plan(broken, arrays(broken))
         with pytest.raises(ficco.EngineError, match="reset"):
@@ -86,7 +86,7 @@ class TestLostSignal:
             assert_right(xs, ws, [a["y0"] for a in given])
 
     def test_in_a_gated_part(self, runtime) -> None:
-        broken = without(plan(name="gated_1d"), 1, "landed.0to2")
+        broken = without(plan(name="gated_1d"), 1, "sent.0to2")
         with pytest.raises(ficco.TimeoutExceeded) as caught:
             runtime.execute_plan(broken, arrays(broken))
         assert caught.value.rank == 2

@@ -111,7 +111,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         (rank, step["id"]): step.get("parts")
         or [{"reads": []} | step | {step["kind"] + "s": step.get("signals", ())}]
         for rank, steps in ranks.items() for step in steps
-    }  # fmt: skip  # signals, waits, clears
+    }  # fmt: skip  # raises, waits, clears
     buffers = {(rank["rank"], b["name"]): b for rank in plan["ranks"] for b in rank["buffers"]}
     blank = {key: np.full((b["rows"], b["cols"]), np.nan) for key, b in buffers.items()}
     windows = {key: b for key, b in buffers.items() if b["role"] in ("window", "mailbox")}
@@ -218,7 +218,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
                 yield from write(p["c"], lambda p=p: product(step, p))
             for i, region in enumerate(writes):
                 yield from write(region, lambda i=i: moved(step, part, i, sent))
-            signals = part.get("signals", ())
+            signals = part.get("raises", ())
             for one in rng.sample(signals, len(signals)) if signals else ():
                 flag = signal(one, "rank" if one["name"] == "ready" else "peer")
                 assert flag not in flags, f"{flag} is raised twice"

@@ -72,7 +72,7 @@ def edited(*path: object, value: object = None, drop: bool = False) -> str:
         (edited("ranks", value={}), "a list is expected"),
         (edited("ranks", 1, "steps", 0, "kind", value="fly"), r"ranks\[1\].steps\[0\].kind"),
         (edited("ranks", 0, "steps", 0, "lane", drop=True), r"steps\[0\]: the field 'lane'"),
-        (edited("ranks", 0, "steps", 0, "wrods", value=[]), "did you mean 'signals'"),
+        (edited("ranks", 0, "steps", 0, "singals", value=[]), "did you mean 'signals'"),
         (edited("ranks", 0, "steps", 0, "signals", 0, "peer", value=-1), "signals\\[0\\].peer"),
         (edited("ranks", 0, "buffers", 0, "dtype", value="f8"), "buffers\\[0\\].dtype"),
         (edited("ranks", 0, "buffers", 0, "rows", value=1.5), "a whole number is expected"),

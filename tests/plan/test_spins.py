@@ -227,7 +227,7 @@ class TestAKernelThatSpinsForPushes:
             product = product._replace(c=product.c._replace(buffer="scratch"))
             gemm = Step("aside", "other", "gemm", "sm", products=(product,))
             plan = inserted(plan, rank, "compute.clear", gemm)
-        check_refused(plan, f"landed.0to{0}")
+        check_refused(plan, f"sent.0to{0}")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class TestOrderOfSteps:
         assert "race" in rules(verify(with_steps(self.plan, 2, steps)))
 
     def test_a_lost_signal_names_the_rank_that_should_raise_it(self) -> None:
-        found = verify(without(self.plan, 2, "landed.1to0"))
+        found = verify(without(self.plan, 2, "sent.1to0"))
         assert rules(found) == {"signals"}
         assert any(v.rank == 0 and "rank 2" in v.mend for v in found)
 
@@ -296,7 +296,7 @@ class TestMailboxes:
 
     def test_windows_beside_mailboxes(self) -> None:
         def with_window(entry: RankPlan) -> RankPlan:
-            other = Buffer("landing2", "window", 3, 3, "bfloat16", 2)
+            other = Buffer("recv2", "window", 3, 3, "bfloat16", 2)
             return entry._replace(buffers=(*entry.buffers, other))
 
         mixed = self.plan._replace(ranks=tuple(map(with_window, self.plan.ranks)))
@@ -383,7 +383,7 @@ class TestOtherKinds:
 
     def test_a_word_of_a_rank_that_is_not_there(self) -> None:
         plan = plan_of("serial", 2, 4, 2, 4)
-        found = verify(changed(plan, 0, "landed.0to1", signals=(Signal(5, "data", 0, 0),)))
+        found = verify(changed(plan, 0, "sent.0to1", signals=(Signal(5, "data", 0, 0),)))
         assert any("no signal of this group" in v.message for v in found)
 
 

@@ -144,7 +144,7 @@ class TestDevices:
     def test_what_is_added_from_elsewhere_is_copied_first(self) -> None:
         """20 elements read and written, then read again, half hidden; a bias is for nothing."""
         on = machine(memory_gbps=0.001)
-        came, bias = Region(0, "landing", 0, 10, 0, 2), Region(0, "bias0", 0, 1, 0, 2)
+        came, bias = Region(0, "recv", 0, 10, 0, 2), Region(0, "bias0", 0, 1, 0, 2)
         for add, moved in (((bias,), 0), ((came,), 2.5), ((came, bias), 3)):
             added = gemm("added", 0)._replace(products=(product(0, 10)._replace(add=add),))
             assert ends(plan(1, (0, added)), on) == {"added": 10 + 20 * 4 * moved}
@@ -164,7 +164,7 @@ class TestDevices:
 
     def test_sums_and_local_copies_stream_their_bytes(self) -> None:
         boxes = [Region(0, "x", row, row + 1, 0, 250) for row in (0, 1, 4)]
-        moved = [Region(0, "landing", row, row + 1, 0, 250) for row in (5, 6, 7)]
+        moved = [Region(0, "recv", row, row + 1, 0, 250) for row in (5, 6, 7)]
         added = Step("sum", "a", "reduce", "sm", tuple(boxes), (moved[0],))
         moves = Step("move", "b", "local_copy", "sm", tuple(boxes), tuple(moved))
         on = machine(memory_gbps=1.0, costs=Costs(launch_us=2))
@@ -180,7 +180,7 @@ class TestDevices:
     def test_a_local_copy_is_a_kernel_and_takes_no_copy_engine(self) -> None:
         """It shares the device with a GEMM, and slows a push as a GEMM does."""
         box = Region(0, "x", 0, 40, 0, 250)
-        move = Step("move", "b", "local_copy", "sm", (box,), (box._replace(buffer="landing"),))
+        move = Step("move", "b", "local_copy", "sm", (box,), (box._replace(buffer="recv"),))
         on = machine(memory_gbps=2.0, copy_engines=1, costs=Costs(copies_beside_gemm=1.5))
         assert ends(plan(1, (0, move)), on) == {"move": 40}
         both = [(0, gemm("a", 0, 20)), (0, move)]
@@ -243,12 +243,12 @@ class TestWords:
         on = machine(costs=Costs(signal_us=2, raise_us=3, wait_us=0.5))
         steps = [
             (0, copy("push", 0, 1, 10)),
-            (0, signals("raise", "landed", data(1), lane="push1")),
+            (0, signals("raise", "sent", data(1), lane="push1")),
             (1, signals("wait", "first", Signal(1, "free", 0), data(1))),
             (1, signals("wait", "again", data(1))),
         ]
         found = spans(plan(2, *steps), on)
-        assert (found["landed"].start_us, found["landed"].end_us) == (10, 12)
+        assert (found["sent"].start_us, found["sent"].end_us) == (10, 12)
         assert (found["first"].start_us, found["first"].end_us) == (0, 15)
         assert (found["again"].start_us, found["again"].end_us) == (15, 15.5)
 
@@ -297,7 +297,7 @@ class TestGatedSteps:
         return plan(
             2,
             (1, copy("push", 1, 0, 15)),
-            (1, signals("raise", "landed", data(0), lane="push0")),
+            (1, signals("raise", "sent", data(0), lane="push0")),
             (
                 0,
                 gated(
@@ -347,7 +347,7 @@ class TestTheHost:
         return plan(
             2,
             (0, copy("push", 0, 1, 3)),
-            (0, signals("raise", "landed", data(1), lane="push1")),
+            (0, signals("raise", "sent", data(1), lane="push1")),
             (0, gemm("gemm", 0, 1, 1)),
             (0, copy("last", 0, 1, 3)),
             (1, signals("wait", "arrived", data(1))),
@@ -355,12 +355,12 @@ class TestTheHost:
 
     def test_captured_calls_have_none(self) -> None:
         found = ends(self.steps(), machine(costs=self.COSTS))
-        assert found == {"push": 3, "landed": 3, "gemm": 2, "last": 6, "arrived": 3}
+        assert found == {"push": 3, "sent": 3, "gemm": 2, "last": 6, "arrived": 3}
 
     def test_a_step_begins_when_it_is_submitted(self) -> None:
         found = spans(self.steps(), machine(costs=self.COSTS), "synchronized")
         starts = {name: span.start_us for name, span in found.items()}
-        assert starts == {"push": 70, "landed": 75, "gemm": 95, "last": 115, "arrived": 55}
+        assert starts == {"push": 70, "sent": 75, "gemm": 95, "last": 115, "arrived": 55}
         assert found["arrived"].end_us == 75
 
     @pytest.mark.parametrize(

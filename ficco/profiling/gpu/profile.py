@@ -49,7 +49,7 @@ def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
     with _part(ranks, progress, "links"):
         recv = RecvBuffer(ranks)
         table["links"] = [links.measure(ranks, recv)]
-    with _part(ranks, progress, "words"):
+    with _part(ranks, progress, "signals"):
         costs = signals.measure(ranks, recv)
     with _part(ranks, progress, "collectives"):
         table["collectives"] = collectives.measure(ranks)

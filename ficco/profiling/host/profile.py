@@ -43,7 +43,7 @@ def profile(rig: Rig, name: str, progress: Progress) -> dict[str, Any]:
         table["memory_gbps"] = compute.memory_gbps(rig)
     with progress.part("copies"):
         table["links"] = [copies.measure(rig)]
-    with progress.part("words"):
+    with progress.part("signals"):
         costs = signals.measure(rig)
     with progress.part("GEMMs beside copies"):
         costs |= compute.step_costs(rig)

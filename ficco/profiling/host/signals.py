@@ -25,7 +25,8 @@ def measure(rig: Rig) -> dict[str, float]:
     if rig.world == 1:
         return dict.fromkeys(("signal_us", "raise_us", "wait_us", "clear_us"), 0.0)
     runs = rig.spans(lambda rank: _steps(rig.active, rank) if rank < rig.active else [])
-    found = {f"{name}_us": _each(runs, {name}) / _WORDS for name in ("raise", "wait", "clear")}
+    names = {"signal_us": "raise", "wait_us": "wait", "clear_us": "clear"}
+    found = {field: _each(runs, {name}) / _WORDS for field, name in names.items()}
     rounds = {f"{kind}{i}" for kind in ("send", "wait") for i in range(_ROUNDS)}
     half = _each(rig.spans(_to_and_fro), rounds) / (2 * _ROUNDS)
     found["raise_us"] = max(0.0, half - found["signal_us"] - found["wait_us"])

@@ -33,7 +33,7 @@ _BARS = {
     "local_copy": _Bar("#f3d28a", "\\\\\\\\", 0.55, "local copy"),
     "reduce": _Bar("#009e73", "xxxx", 0.55, "sum or rounding"),
     "wait": _Bar("#b5b5b5", "", 0.16, "waiting or signalling"),
-    "signal": _Bar("#b5b5b5", "", 0.16, "waiting or signalling"),
+    "raise": _Bar("#b5b5b5", "", 0.16, "waiting or signalling"),
     "clear": _Bar("#b5b5b5", "", 0.16, "waiting or signalling"),
 }
 

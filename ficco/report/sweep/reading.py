@@ -297,10 +297,15 @@ def _bad(line: Mapping[str, Any], where: str) -> Bad:
     )
 
 
+def _span(kind: str, **fields: Any) -> Span:
+    """Return a span; sweeps of plans of version 2 wrote "signal" for "raise"."""
+    return Span(kind="raise" if kind == "signal" else kind, **fields)
+
+
 def _traced(line: Mapping[str, Any], where: str) -> Traced:
     found = _take(line, "timeline", where)
     try:
-        spans = tuple(Span(**span) for span in found["spans"])
+        spans = tuple(_span(**span) for span in found["spans"])
         timeline = Timeline(
             spans,
             str(found["engine"]),
