@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ficco import registry
 from ficco.errors import InputError
-from ficco.lowering.cutting import EDGED
+from ficco.lowering.cutting import is_edged
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import matrix_of
@@ -422,15 +423,15 @@ def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
     """
     if schedule == AUTO:
         return schedule
-    asked = Schedule.read(schedule)
-    if asked.transport == "sm" and name != "matmul_all_reduce":
+    asked, flow = Schedule.read(schedule), registry.get(name).flow
+    if asked.transport == "sm" and not flow.shares:
         return AUTO
     known = asked
-    if asked.sums != "apart" and name not in ("matmul_reduce_scatter", "matmul_all_reduce"):
+    if asked.sums != "apart" and not flow.sums:
         known = replace(known, sums="apart", name="custom")
-    if name in ("matmul_reduce_scatter", "matmul_all_to_all") and asked.pace != "free":
+    if not (flow.gathers or flow.shares) and asked.pace != "free":
         known = replace(known, pace="free", name="custom")
-    if asked.taper == "edge" and name not in EDGED:
+    if asked.taper == "edge" and not is_edged(flow):
         known = replace(known, taper="none", name="custom")
     return schedule if known is asked else known
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.parameter import is_lazy
 
+from ficco.compute.numpy import NUMPY
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
@@ -29,7 +30,7 @@ from ficco.modules.call_cache import (
     shaped,
     taken_as,
 )
-from ficco.posing import row_contiguous
+from ficco.operators.arrays import row_contiguous
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
@@ -170,7 +171,7 @@ class Call:
         ys = self._outputs(problem)
         arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
         for name in filter(is_input, arrays):
-            arrays[name] = row_contiguous(arrays[name])
+            arrays[name] = row_contiguous(arrays[name], NUMPY)
         arrays |= {f"y{i}": _array(matrix_of(y)) for i, y in enumerate(ys)}
         runtime.execute(problem, chosen, arrays)
         return ys
