@@ -373,7 +373,7 @@ class Node:
                 )
         for argument in operator.per_rank:
             arguments[argument] = self._per_rank(arguments.get(argument), argument)
-        posed = operator.pose(self._library, **arguments)
+        posed = operator.pose(name, self._library, **arguments)
         return self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
 
     @property

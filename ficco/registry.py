@@ -27,12 +27,18 @@ __all__ = [
     "Exact",
     "Expected",
     "Flow",
+    "Function",
+    "Kept",
+    "Local",
     "Operand",
     "Operator",
     "Posed",
+    "follow",
+    "function",
     "get",
     "names",
     "register",
+    "register_function",
 ]
 
 Array = Any  # of NumPy, or of a library that looks alike; a tensor of PyTorch
@@ -150,6 +156,76 @@ class Posed(NamedTuple):
     arrays: list[dict[str, Array]]
 
 
+class Local(NamedTuple):
+    """A call of one rank: the problem, and this rank's tensors by buffer name."""
+
+    problem: Problem
+    tensors: dict[str, Array]
+
+
+class Kept(NamedTuple):
+    """What a function of PyTorch keeps for its gradient.
+
+    Attributes:
+        tensors: those that some gradient needs; None in the place of others.
+        rest: the arguments that are no tensors.
+        needs: per tensor of the call, whether its gradient is wanted.
+        shapes: of the tensors of the call.
+    """
+
+    tensors: Sequence[Any]
+    rest: tuple[Any, ...]
+    needs: Sequence[bool]
+    shapes: Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """An operator as a function of PyTorch's tensors, of one rank.
+
+    Arguments of a call are a sequence in the order of the schema. They are taken apart into
+    tensors, in one flat list, and the rest, which no gradient is of and which ends with group,
+    schedule and grain. Code here uses methods of tensors alone, and does not load PyTorch.
+
+    Attributes:
+        name: in the namespace `torch.ops.ficco`.
+        schema: of torch.library.
+        shapes: of `ranks` (from a group, this rank and the number of ranks) and the arguments, what
+            the call returns, empty: arithmetic on sizes alone, so that symbolic sizes pass.
+        flat: of the arguments, the tensors and the rest.
+        nested: the inverse of `flat`; of gradients in the places of tensors, too.
+        local: of a `Call` and the arguments in front of group, the `Local` call; or its results,
+            where no element is to be exchanged. None: the function has code of its own.
+        flops: of the shapes of tensors, the operations; None: none are counted.
+        keep: of the tensors, the rest, which gradients are needed, and the outputs: what `gradient`
+            needs. None: the function has no gradient.
+        gradient: of a `Gradients`, what was `Kept`, and the gradients of the outputs (None: none):
+            a gradient, or None, per tensor.
+        visible: how many outputs the user sees, given the rest; None: all.
+        several: whether a call returns a list of tensors.
+        cached: whether calls of equal sizes are remembered.
+        sends: whether the function is a collective.
+        casts: whether autocast casts the tensors.
+        group_at: the place of group among the arguments; None: there is none.
+    """
+
+    name: str
+    schema: str
+    shapes: Callable[..., Any]
+    flat: Callable[[Sequence[Any]], tuple[list[Any], tuple[Any, ...]]]
+    nested: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    local: Callable[..., Any] | None = None
+    flops: Callable[..., int] | None = None
+    keep: Callable[..., list[Any]] | None = None
+    gradient: Callable[..., list[Any]] | None = None
+    visible: Callable[[Sequence[Any]], int] | None = None
+    several: bool = False
+    cached: bool = True
+    sends: bool = True
+    casts: bool = True
+    group_at: int | None = -3
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """All that is specific to an operator.
@@ -158,6 +234,7 @@ class Operator:
         name: of the operator, its functions and its plans.
         label: a short name for tables and figures.
         flow: how its data flows.
+        function: the operator as a function of PyTorch; None: it has none.
         schedules: named schedules that not every operator has.
         check: refuses a problem of this operator that cannot be; messages name the field.
         fields: from world, m, n, k and rows per rank, the fields of `Problem.chunked`.
@@ -168,8 +245,8 @@ class Operator:
         inputs: of a problem, a rank and a `Draw`, random inputs by buffer name.
         alike: names of inputs that are the same on all ranks.
         reference: of a problem, all ranks' inputs and some ranks: what these must get, per output.
-        pose: of a library of arrays and the arguments of the `Node` method, the problem and the
-            inputs. Raises InputError for shapes, dtypes or sizes that do not fit.
+        pose: of the name, a library of arrays and the arguments of the `Node` method, the problem
+            and the inputs. Raises InputError for shapes, dtypes or sizes that do not fit.
         per_rank: arguments that are lists with an entry per rank, which every call has.
     """
 
@@ -185,6 +262,7 @@ class Operator:
     inputs: Callable[[Problem, int, Draw], dict[str, Array]]
     reference: Callable[[Problem, Sequence[Arrays], Sequence[int]], list[list[Exact]]]
     pose: Callable[..., Posed]
+    function: Function | None = None
     schedules: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     per_rank: tuple[str, ...] = ("xs", "ws")
@@ -192,14 +270,16 @@ class Operator:
     @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
         """The names of the arguments of a call, those without a default first."""
-        return tuple(inspect.signature(self.pose).parameters)[1:]  # behind the library
+        return tuple(inspect.signature(self.pose).parameters)[2:]
 
 
 _operators: dict[str, Operator] = {}
+_functions: dict[str, Function] = {}
+_followers: list[Callable[[Function], None]] = []  # are given every function
 
 
 def register(operator: Operator) -> Operator:
-    """Add an operator, and return it.
+    """Add an operator and its function, and return it.
 
     Args:
         operator: its record.
@@ -214,8 +294,37 @@ def register(operator: Operator) -> Operator:
         raise InputError(f"operator {operator.name!r}: the name is an identifier, such as 'my_sum'")
     if operator.name in _operators:
         raise InputError(f"operator {operator.name!r} is registered already; take another name")
+    if operator.function is not None:
+        register_function(operator.function)
     _operators[operator.name] = operator
     return operator
+
+
+def register_function(function: Function) -> Function:
+    """Add a function of PyTorch that is no operator with a plan, and return it.
+
+    Raises:
+        InputError: its name is taken.
+    """
+    if function.name in _functions:
+        raise InputError(f"function {function.name!r} is registered already; take another name")
+    _functions[function.name] = function
+    for follower in _followers:
+        follower(function)
+    return function
+
+
+def follow(follower: Callable[[Function], None]) -> None:
+    """Call a function with every `Function`: those registered so far, and later ones."""
+    names()
+    for function in _functions.values():
+        follower(function)
+    _followers.append(follower)
+
+
+def function(name: str) -> Function:
+    """Return a function of PyTorch by name (KeyError where there is none)."""
+    return _functions[name]
 
 
 def get(name: str) -> Operator:

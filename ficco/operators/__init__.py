@@ -9,14 +9,16 @@ from __future__ import annotations
 from ficco.operators import (
     all_gather_matmul,
     all_to_all_matmul,
+    auxiliary,
+    column_matmul,
     embedding_all_to_all,
     matmul_all_reduce,
     matmul_all_to_all,
     matmul_reduce_scatter,
 )
-from ficco.registry import Flow, Operator, get, names, register
+from ficco.registry import Flow, Function, Operator, get, names, register, register_function
 
-__all__ = ["OPERATORS", "Flow", "Operator", "get", "names", "register"]
+__all__ = ["OPERATORS", "Flow", "Function", "Operator", "get", "names", "register"]
 
 OPERATORS = tuple(
     register(module.OPERATOR).name
@@ -30,3 +32,6 @@ OPERATORS = tuple(
     )
 )
 """The names of ficco's own operators."""
+
+for _function in (column_matmul.FUNCTION, auxiliary.EXCHANGE_ROWS, auxiliary.TOKEN):
+    register_function(_function)

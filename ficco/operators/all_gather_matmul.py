@@ -6,7 +6,8 @@ with w_r [m, n_r] (a weight gradient). The gathered x may be an output itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ficco.errors import InputError
@@ -24,6 +25,18 @@ from ficco.operators.arrays import (
     matrix,
     row_contiguous,
 )
+from ficco.operators.functions import (
+    CALL,
+    WEIGHTS,
+    add_bias_gradients,
+    as_matrix,
+    first_weight_name,
+    flat_weights,
+    keep_weights,
+    nested_weights,
+    size_for_this_rank,
+    weight_flops,
+)
 from ficco.operators.products import bias_operand, bias_terms, draw_weight, weight_operand
 from ficco.operators.reference import (
     bias_of,
@@ -34,7 +47,20 @@ from ficco.operators.reference import (
     zero_of,
 )
 from ficco.problem import Output, Problem, chunk_sizes, offsets
-from ficco.registry import Array, Arrays, Draw, Exact, Expected, Flow, Operand, Operator, Posed
+from ficco.registry import (
+    Array,
+    Arrays,
+    Draw,
+    Exact,
+    Expected,
+    Flow,
+    Function,
+    Kept,
+    Local,
+    Operand,
+    Operator,
+    Posed,
+)
 from ficco.symbolic import Source, combined, dot
 
 __all__ = ["OPERATOR"]
@@ -140,6 +166,7 @@ def _reference_of_output(problem: Problem, x: Array, inputs: Arrays, i: int) -> 
 
 
 def _pose(
+    name: str,
     library: Library,
     xs: Sequence[Array],
     ws: Sequence[Array | Sequence[Array]],
@@ -171,7 +198,7 @@ def _pose(
             arrays[rank][operand] = weights[rank][i]
             if offset is not None:
                 arrays[rank][f"bias{i}"] = offset[rank]
-    problem = Problem(OPERATOR.name, len(xs), rows, k, tuple(outputs), dtype=dtype.name)
+    problem = Problem(name, len(xs), rows, k, tuple(outputs), dtype=dtype.name)
     return Posed(problem, arrays)
 
 
@@ -211,6 +238,147 @@ def _check_weights(
             )
 
 
+# ---- the function of PyTorch: x, w, bias, biased, axes, rows, gathered, group, schedule, grain
+
+
+def _shapes(  # noqa: PLR0913 - a call has as many facts
+    ranks: Callable[[str], tuple[int, int]],
+    x: Array,
+    w: Sequence[Array],
+    bias: Sequence[Array],
+    biased: Sequence[bool],
+    axes: Sequence[str] | None,
+    rows: Sequence[int] | None,
+    gathered: bool,
+    group: str,
+    schedule: str,
+    grain: int | None,
+) -> list[Array]:
+    first = sum(rows) if rows is not None else x.shape[0] * ranks(group)[1]
+    kinds = axes if axes is not None else ["rows"] * len(w)
+    results = [
+        x.new_empty((x.shape[-1], weight.shape[1]))
+        if axis == "contraction"
+        else x.new_empty((first, *x.shape[1:-1], weight.shape[1]))
+        for weight, axis in zip(w, kinds, strict=True)
+    ]
+    if gathered:
+        results.append(x.new_empty((first * math.prod(x.shape[1:-1]), x.shape[-1])))
+    return results
+
+
+def _local(
+    call: Any,
+    x: Array,
+    w: Sequence[Array],
+    bias: Sequence[Array],
+    biased: Sequence[bool],
+    axes: Sequence[str] | None,
+    rows: Sequence[int] | None,
+    gathered: bool,
+) -> Local | list[Array]:
+    """Return a product per weight; where `gathered`, then the concatenation of all x, a matrix.
+
+    `biased` says which weights have a bias.
+    """
+    kinds = list(axes) if axes is not None else ["rows"] * len(w)
+    if not len(w) == len(biased) == len(kinds) or not w:
+        raise InputError(
+            f"{len(w)} weights, {len(biased)} biases, {len(kinds)} axes: give one of each"
+        )
+    sizes = call.rows_of(rows)
+    m, k = sum(sizes), x.shape[-1]
+    outputs, tensors, offset = [], {"x": call.matrix}, iter(bias)
+    for i, (weight, has, axis) in enumerate(zip(w, biased, kinds, strict=True)):
+        inner = {"rows": k, "contraction": m}.get(axis)
+        if inner is None:
+            raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
+        name = first_weight_name(i, len(w))
+        call.check(weight, name, 2)
+        if weight.shape[0] != inner:
+            raise InputError(
+                f"{name} is {list(weight.shape)}; with m={m}, k={k} and axis {axis!r} it is "
+                f"[{inner}, n_r] (pass linear.weight.t())"
+            )
+        columns = size_for_this_rank(weight.shape[1], call.rank, call.world)
+        outputs.append(Output(columns, f"w{i}", axis, bias=has))
+        tensors[f"w{i}"] = weight
+    for i, has in enumerate(biased):
+        if has:
+            tensors[f"bias{i}"] = call.row(next(offset), w[i].shape[1], f"bias[{i}]")
+    if gathered:
+        outputs.append(Output((k,) * call.world, "", "gathered"))
+    alone = call.world == 1 and not all(output.columns[0] for output in outputs)
+    if not m or not k or alone:
+        high = sum(rows) if rows is not None else call.first * call.world
+        whole = call.matrix if alone else call.matrix.new_zeros((m, k))
+        return _multiplied(call, outputs, tensors, whole, high)
+    return Local(Problem(call.name, call.world, sizes, k, tuple(outputs), call.dtype), tensors)
+
+
+def _multiplied(
+    call: Any, outputs: Sequence[Output], tensors: Arrays, whole: Array, high: int
+) -> list[Array]:
+    """Return the products of a gathered x for which no rank is needed: it has no element, say.
+
+    `high` is the first dimension that it has for the user.
+    """
+    results = []
+    for i, output in enumerate(outputs):
+        if output.axis == "gathered":
+            results.append(whole.clone())
+            continue
+        y = (whole.t() if output.axis == "contraction" else whole) @ tensors[output.operand]
+        y = y + tensors[f"bias{i}"] if output.bias else y
+        shape = (high, *call.inner, y.shape[1])
+        results.append(y if output.axis == "contraction" else call.viewed(y, shape))
+    return results
+
+
+def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
+    """Along rows, y = X w: dx sums dy w^T over ranks, dw = X^T dy.
+
+    Along the contraction, y = X^T w: dx sums w dy^T, dw = X dy.
+    """
+    x, *ws = kept.tensors
+    biased, axes, rows, gathered, *rest = kept.rest
+    several = len(biased)
+    axes = axes or ["rows"] * several
+    shape = kept.shapes[0]
+    if rows is not None:
+        rows = [r * math.prod(shape[1:-1]) for r in rows]
+    given = [call.matrix(dy) for dy in dys[:several]]
+    gradients: list[Any] = [None] * len(kept.shapes)
+    if kept.needs[0]:
+        pairs = [
+            (dy, w.t()) if axis == "rows" else (w, dy.t())
+            for dy, w, axis in zip(given, ws, axes, strict=True)
+            if dy is not None
+        ]
+        first, second = [a for a, _ in pairs], [b for _, b in pairs]
+        dx = call.mirror("matmul_reduce_scatter", (first, second, None, rows, *rest))
+        gradients[0] = dx.reshape(shape)
+    wanted = [i for i in range(several) if given[i] is not None and kept.needs[1 + i]]
+    if wanted:
+        mirrored = ["contraction" if axes[i] == "rows" else "rows" for i in wanted]
+        operands = [given[i] for i in wanted]
+        if gathered:
+            dws = [  # laid out as the transpose of a linear layer's weight is
+                (dy.t() @ x).t() if axis == "contraction" else x @ dy
+                for dy, axis in zip(operands, mirrored, strict=True)
+            ]
+        else:
+            dws = call.gather(as_matrix(x), operands, mirrored, (rows, *rest))
+        for i, dw in zip(wanted, dws, strict=True):
+            gradients[1 + i] = dw
+    add_bias_gradients(kept, given, gradients, biased)
+    return gradients
+
+
+def _visible(rest: Sequence[Any]) -> int:
+    return len(rest[0])  # a gathered x is for backward alone
+
+
 OPERATOR = Operator(
     name="all_gather_matmul",
     label="AG+mm",
@@ -227,4 +395,18 @@ OPERATOR = Operator(
     inputs=_inputs,
     reference=_reference,
     pose=_pose,
+    function=Function(
+        name="all_gather_matmul",
+        schema=f"(Tensor x, {WEIGHTS}, str[]? axes, SymInt[]? rows, bool gathered, {CALL})"
+        " -> Tensor[]",
+        shapes=_shapes,
+        flat=flat_weights,
+        nested=nested_weights,
+        local=_local,
+        flops=weight_flops,
+        keep=keep_weights,
+        gradient=_gradient,
+        visible=_visible,
+        several=True,
+    ),
 )

@@ -5,7 +5,7 @@ y_r [b_r, all tables of all ranks side by side].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,10 +20,24 @@ from ficco.operators.arrays import (
     row_contiguous,
 )
 from ficco.operators.blocks import Blocks, Incoming, Outgoing
+from ficco.operators.functions import CALL
 from ficco.operators.products import check_one_output, one_output
 from ficco.operators.reference import is_tensor, library_of, wide, zero_of
 from ficco.problem import POOLING, TABLES, Output, Problem, check_per_rank, chunk_sizes, offsets
-from ficco.registry import Array, Arrays, Draw, Exact, Expected, Flow, Operand, Operator, Posed
+from ficco.registry import (
+    Array,
+    Arrays,
+    Draw,
+    Exact,
+    Expected,
+    Flow,
+    Function,
+    Kept,
+    Local,
+    Operand,
+    Operator,
+    Posed,
+)
 from ficco.symbolic import Source
 
 __all__ = ["OPERATOR"]
@@ -135,6 +149,7 @@ def _bags(table: Array, indices: Array, edges: Sequence[int]) -> Array:
 
 
 def _pose(
+    name: str,
     library: Library,
     tables: Sequence[Sequence[Array]],
     indices: Sequence[Sequence[Array]],
@@ -144,8 +159,8 @@ def _pose(
     """Return the problem of tables [rows, d], indices and offsets of the batch, and its inputs."""
     world = len(tables)
     tables, indices, offsets = (
-        [_of_tables(entry, f"{name}[{rank}]") for rank, entry in enumerate(entries)]
-        for name, entries in (("tables", tables), ("indices", indices), ("offsets", offsets))
+        [_of_tables(entry, f"{argument}[{rank}]") for rank, entry in enumerate(entries)]
+        for argument, entries in (("tables", tables), ("indices", indices), ("offsets", offsets))
     )
     flat = [
         matrix(table, f"tables[{r}][{i}]", r, library)
@@ -165,7 +180,7 @@ def _pose(
     if len(sizes) != world or sum(sizes) != batch or min(sizes) < 0 or batch < 1:
         raise InputError(f"rows={list(sizes)}: {world} sizes that add up to the batch, {batch}")
     problem = Problem(
-        OPERATOR.name, world, sizes, 1, (Output((flat[0].shape[1],) * world),), dtype.name,
+        name, world, sizes, 1, (Output((flat[0].shape[1],) * world),), dtype.name,
         tables=tuple(tuple(table.shape[0] for table in own_tables) for own_tables in tables),
         lookups=tuple(tuple(len(index) for index in own_indices) for own_indices in indices),
     )  # fmt: skip
@@ -229,6 +244,138 @@ def _check_bags(index: Array, start: Array, height: int, where: str) -> None:
         raise InputError(f"indices{where}: found beyond the {height} rows of the table")
 
 
+# ---- the function of PyTorch:
+# tables, indices, starts, like, counts, batch, rows, group, schedule, grain
+
+
+def _flat(args: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    tables, indices, starts, like, *rest = args
+    return [*tables, *indices, *starts, like], tuple(rest)
+
+
+def _nested(tensors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+    count = len(tensors) // 3
+    lists = [list(tensors[i * count : (i + 1) * count]) for i in range(3)]
+    return [*lists, tensors[-1], *rest]
+
+
+def _shapes(  # noqa: PLR0913 - a call has as many facts
+    ranks: Callable[[str], tuple[int, int]],
+    tables: Sequence[Array],
+    indices: Sequence[Array],
+    starts: Sequence[Array],
+    like: Array,
+    counts: Sequence[int],
+    batch: int,
+    rows: Sequence[int] | None,
+    group: str,
+    *rest: Any,
+) -> Array:
+    rank, world = ranks(group)
+    sizes = rows if rows is not None else chunk_sizes(batch, world)
+    return like.new_empty((sizes[rank], like.shape[1] * sum(counts)))
+
+
+def _local(
+    call: Any,
+    tables: Sequence[Array],
+    indices: Sequence[Array],
+    starts: Sequence[Array],
+    like: Array,
+    counts: Sequence[int],
+    batch: int,
+    rows: Sequence[int] | None,
+) -> Local | Array:
+    """Return this rank's batch slice of the pooled bags of all tables.
+
+    `like` [any, dimension] has the dtype and device of all tables, also where a rank has none;
+    `counts` are tables per rank.
+    """
+    if len(counts) != call.world or min(counts) < 0 or counts[call.rank] != len(tables):
+        raise InputError(
+            f"tables_per_rank={list(counts)}: {call.world} sizes of 0 or more are needed, and this "
+            f"rank ({call.rank}) has {len(tables)} tables"
+        )
+    if not len(tables) == len(indices) == len(starts):
+        raise InputError(
+            f"{len(tables)} tables, {len(indices)} indices, {len(starts)} offsets: one of each"
+        )
+    sizes = call.rows_of(rows if rows is not None else chunk_sizes(batch, call.world), total=batch)
+    dimension = like.shape[1]
+    tensors: dict[str, Array] = {"like": like}
+    for i, table in enumerate(tables):
+        call.check(table, f"tables[{i}]", 2)
+        if table.shape[1] != dimension:
+            raise InputError(f"tables[{i}] is {list(table.shape)}; dimension={dimension}")
+        call.check_integers(indices[i], f"indices[{i}]")
+        call.check_integers(starts[i], f"offsets[{i}]")
+        _check_local_bags(indices[i], starts[i], table.shape[0], batch, i)
+        tensors[f"table{i}"] = call.readable(table)
+        tensors[f"indices{i}"] = call.row_of(indices[i])
+        tensors[f"offsets{i}"] = call.row_of(starts[i])
+    if not sum(sizes) or not dimension or not sum(counts):  # of nothing; no rank is needed
+        return like.new_zeros((sizes[call.rank], dimension * sum(counts)))
+    heights = [tuple([1] * count) for count in counts]
+    lookups = [tuple([0] * count) for count in counts]
+    heights[call.rank] = tuple(table.shape[0] for table in tables)
+    lookups[call.rank] = tuple(index.numel() for index in indices)
+    output = Output((dimension,) * call.world)
+    problem = Problem(
+        call.name, call.world, sizes, 1, (output,), call.dtype, tables=tuple(heights),
+        lookups=tuple(lookups),
+    )  # fmt: skip
+    return Local(problem, tensors)
+
+
+def _check_local_bags(index: Array, start: Array, height: int, batch: int, i: int) -> None:
+    """Refuse bags that cannot be. Values are read on the CPU only: GPUs would have to stop."""
+    if start.numel() != batch:
+        raise InputError(f"offsets[{i}] has {start.numel()} entries, batch={batch}")
+    if index.is_cuda:
+        return
+    rising = batch == 0 or (int(start[0]) == 0 and not bool((start[1:] < start[:-1]).any()))
+    if not rising or bool((start > index.numel()).any()):
+        raise InputError(
+            f"offsets[{i}]: {batch} entries that begin at 0, never fall and stay within indices"
+        )
+    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < height):
+        raise InputError(f"indices[{i}]: found beyond the {height} rows of the table")
+
+
+def _keep(tensors: Sequence[Any], rest: Any, needs: Any, ys: Any) -> list[Any]:
+    count = len(tensors) // 3
+    return list(tensors[count : 3 * count])
+
+
+def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
+    """Columns of dy return to the rank of their tables, as rows of one element.
+
+    `like` needs a gradient on ranks that have to take part though no table of theirs does.
+    """
+    counts, batch, rows, group, _, _ = kept.rest
+    count = len(kept.shapes) // 3
+    dimension = kept.shapes[-1][-1]
+    dy = call.matrix(dys[0])
+    sizes = rows if rows is not None else chunk_sizes(batch, len(counts))
+    widths = [dimension * tables for tables in counts]
+    parts = [part.reshape(-1, 1) for part in dy.split(widths, dim=1)]
+    splits = [height * width for height in sizes for width in widths]
+    returned = call.run("exchange_rows", (call.concatenate(parts), splits, group))
+    pooled = returned.reshape(batch, count * dimension)
+    if not pooled.is_cuda:  # on GPUs the sum is float32 as it is
+        pooled = pooled.float()
+    gradients: list[Any] = [None] * len(kept.shapes)
+    if kept.needs[-1]:
+        gradients[-1] = call.run("token", (returned,)).expand(kept.shapes[-1])
+    for i in range(count):
+        if kept.needs[i]:
+            index, start = kept.tensors[i].ravel(), kept.tensors[count + i].ravel()
+            columns = pooled[:, i * dimension : (i + 1) * dimension].contiguous()
+            gradient = call.table_gradient(columns, index, start, kept.shapes[i][0])
+            gradients[i] = gradient.to(dy.dtype)
+    return gradients
+
+
 OPERATOR = Operator(
     name="embedding_all_to_all",
     label="emb+A2A",
@@ -242,5 +389,18 @@ OPERATOR = Operator(
     inputs=_inputs,
     reference=_reference,
     pose=_pose,
+    function=Function(
+        name="embedding_all_to_all",
+        schema="(Tensor[] tables, Tensor[] indices, Tensor[] starts, Tensor like, int[] counts, "
+        f"SymInt batch, SymInt[]? rows, {CALL}) -> Tensor",
+        shapes=_shapes,
+        flat=_flat,
+        nested=_nested,
+        local=_local,
+        keep=_keep,
+        gradient=_gradient,
+        cached=False,
+        casts=False,
+    ),
     per_rank=("tables", "indices", "offsets"),
 )

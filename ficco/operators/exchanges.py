@@ -5,7 +5,7 @@ splits[s][r] rows go from rank s to rank r. One weight w_r [k, n] a rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ficco.checking import whole_numbers
@@ -17,6 +17,7 @@ from ficco.operators.arrays import (
     matrices,
     row_contiguous,
 )
+from ficco.operators.functions import CALL, join, split
 from ficco.operators.products import (
     bias_operand,
     bias_terms,
@@ -28,11 +29,31 @@ from ficco.operators.products import (
 )
 from ficco.operators.reference import bias_of, exact_product, library_of, weight_of, wide, zero_of
 from ficco.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
-from ficco.registry import Array, Arrays, Draw, Exact, Expected, Operand, Posed
+from ficco.registry import (
+    Array,
+    Arrays,
+    Draw,
+    Exact,
+    Expected,
+    Function,
+    Local,
+    Operand,
+    Posed,
+)
 from ficco.symbolic import combined
 
-__all__ = ["check", "expected", "fields", "inputs", "operands", "pose", "reference",
-           "result_shapes"]  # fmt: skip
+__all__ = [
+    "check",
+    "expected",
+    "fields",
+    "function",
+    "inputs",
+    "operands",
+    "pose",
+    "reference",
+    "result_shapes",
+    "splits_table",
+]
 
 
 def check(problem: Problem) -> None:
@@ -148,3 +169,67 @@ def pose(
         {"x": row_contiguous(x, library), "w": w} for x, w in zip(shards, weights, strict=True)
     ]
     return Posed(problem, arrays)
+
+
+# ---- the functions of PyTorch: x, w, splits, group, schedule, grain; splits are flat
+
+
+def shapes(
+    ranks: Callable[[str], tuple[int, int]],
+    x: Array,
+    w: Array,
+    splits: Sequence[int],
+    group: str,
+    *rest: Any,
+) -> Array:
+    """See `Function.shapes`."""
+    rank, world = ranks(group)
+    return x.new_empty((sum(splits[rank::world]), w.shape[1]))
+
+
+def local(call: Any, x: Array, w: Array, splits: Sequence[int]) -> Local | Array:
+    """See `Function.local`."""
+    call.check(x, "x", 2)
+    call.check(w, "w", 2)
+    if w.shape[0] != x.shape[1]:
+        raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
+    table = splits_table(call, splits)
+    rows = tuple(sum(row) for row in table)
+    if not sum(rows) or not x.shape[1] or not w.shape[1]:  # of nothing; no rank is needed
+        return x.new_zeros((sum(row[call.rank] for row in table), w.shape[1]))
+    output = Output((w.shape[1],) * call.world)
+    problem = Problem(call.name, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
+    return Local(problem, {"x": x, "w": w})
+
+
+def splits_table(call: Any, flat: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return splits[s][r], of which this rank's row adds up to the rows that it has."""
+    world = call.world
+    if len(flat) != world * world:
+        raise InputError(f"splits: {world} x {world} sizes are needed, splits[s][r]")
+    table = tuple(tuple(flat[s * world : (s + 1) * world]) for s in range(world))
+    if sum(table[call.rank]) != call.first:
+        raise InputError(
+            f"x has {call.first} rows, splits[{call.rank}] add up to {sum(table[call.rank])}"
+        )
+    return table
+
+
+def keep(tensors: Sequence[Any], rest: Any, needs: Sequence[bool], ys: Any) -> list[Any]:
+    """See `Function.keep`."""
+    return [tensors[0] if needs[1] else None, tensors[1] if needs[0] else None]
+
+
+def function(name: str, flops: Callable[..., int], gradient: Callable[..., list[Any]]) -> Function:
+    """Return the function of one of these operators."""
+    return Function(
+        name=name,
+        schema=f"(Tensor x, Tensor w, SymInt[] splits, {CALL}) -> Tensor",
+        shapes=shapes,
+        flat=split(2),
+        nested=join,
+        local=local,
+        flops=flops,
+        keep=keep,
+        gradient=gradient,
+    )

@@ -6,21 +6,35 @@ The last GEMM of an expert, and the combine of a mixture of experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ficco.operators import blocks, exchanges
 from ficco.operators.arrays import Library
-from ficco.registry import Array, Flow, Operator, Posed
+from ficco.operators.functions import product_flops, transposed_splits
+from ficco.registry import Array, Flow, Kept, Operator, Posed
 
 __all__ = ["OPERATOR"]
 
 
 def _pose(
+    name: str,
     library: Library,
     xs: Sequence[Array],
     ws: Sequence[Array],
     splits: Sequence[Sequence[int]],
 ) -> Posed:
-    return exchanges.pose(OPERATOR.name, library, xs, ws, splits)
+    return exchanges.pose(name, library, xs, ws, splits)
+
+
+def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
+    """Both gradients need what returns: where both are wanted it returns once, by a collective."""
+    x, w = kept.tensors
+    splits, *rest = kept.rest
+    dy, back = call.matrix(dys[0]), transposed_splits(splits)
+    if not kept.needs[1]:
+        return [call.mirror("all_to_all_matmul", (dy, w.t(), back, *rest)), None]
+    returned = call.run("exchange_rows", (dy, back, rest[0]))
+    return [returned @ w.t() if kept.needs[0] else None, (returned.t() @ x).t()]
 
 
 OPERATOR = Operator(
@@ -36,4 +50,5 @@ OPERATOR = Operator(
     inputs=exchanges.inputs,
     reference=exchanges.reference,
     pose=_pose,
+    function=exchanges.function("matmul_all_to_all", product_flops, _gradient),
 )

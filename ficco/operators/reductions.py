@@ -19,6 +19,7 @@ from ficco.operators.arrays import (
     listed,
     matrix,
 )
+from ficco.operators.functions import as_matrix, size_for_this_rank
 from ficco.operators.products import (
     bias_operand,
     bias_terms,
@@ -29,10 +30,20 @@ from ficco.operators.products import (
 )
 from ficco.operators.reference import bias_of, exact_product, wide
 from ficco.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
-from ficco.registry import Array, Arrays, Draw, Exact, Expected, Operand, Posed
+from ficco.registry import Array, Arrays, Draw, Exact, Expected, Kept, Local, Operand, Posed
 from ficco.symbolic import combined, dot
 
-__all__ = ["check", "expected_rows", "fields", "inputs", "operands", "pose", "reference"]
+__all__ = [
+    "bias_gradient",
+    "check",
+    "expected_rows",
+    "fields",
+    "inputs",
+    "local",
+    "operands",
+    "pose",
+    "reference",
+]
 
 
 def check(problem: Problem) -> None:
@@ -190,3 +201,70 @@ def _pairs(
             named |= {f"x{i or ''}": x, f"w{i or ''}": w}
         arrays.append(named)
     return arrays, m, n
+
+
+# ---- the functions of PyTorch: x, w, bias, ...
+
+
+def local(
+    call: Any,
+    x: Sequence[Array],
+    w: Sequence[Array],
+    bias: Array | None,
+    sizes: tuple[int, ...],
+    high: int,
+) -> Local | Array:
+    """Return the call that adds up pairs; `high` is the first dimension of the result.
+
+    Args:
+        call: of this rank.
+        x: inputs of this rank.
+        w: as many weights.
+        bias: of this rank, or None.
+        sizes: rows of matrices per rank.
+        high: what the user sees as rows of the result.
+    """
+    if len(x) != len(w):
+        raise InputError(f"{len(x)} inputs, {len(w)} weights: give pairs of x and w")
+    depths = [_check_pair(call, x, w, i) for i in range(len(x))]
+    n = w[0].shape[1]
+    tensors = {f"x{i or ''}": as_matrix(a) for i, a in enumerate(x)}
+    tensors |= {f"w{i or ''}": b for i, b in enumerate(w)}
+    per_rank = size_for_this_rank(sum(depths), call.rank, call.world)
+    if bias is not None:
+        tensors["bias0"] = call.row(bias, n, "bias")
+    if not sum(sizes) or not n or not sum(per_rank):  # of nothing; no rank is needed
+        y = x[0].new_zeros((high, *call.inner, n))
+        return y if bias is None else y + tensors["bias0"][0]
+    pairs = tuple([tuple(depths) if r == call.rank else (k,) for r, k in enumerate(per_rank)])
+    output = Output((n,) * call.world, bias=bias is not None)
+    problem = Problem(
+        call.name, call.world, sizes, sum(per_rank), (output,), call.dtype, depths=per_rank,
+        pairs=pairs if len(depths) > 1 else (),
+    )  # fmt: skip
+    return Local(problem, tensors)
+
+
+def _check_pair(call: Any, x: Sequence[Array], w: Sequence[Array], i: int) -> int:
+    """Hold pair i against the first one; return its depth."""
+    a, b, at = x[i], w[i], f"[{i}]" if len(x) > 1 else ""
+    call.check(a, f"x{at}", 0)
+    call.check(b, f"w{at}", 2)
+    if a.shape[:-1] != x[0].shape[:-1] or b.shape[1] != w[0].shape[1]:
+        raise InputError(
+            f"x[{i}] is {list(a.shape)}, w[{i}] is {list(b.shape)}; with x[0] "
+            f"{list(x[0].shape)} and w[0] {list(w[0].shape)} they differ in k_r alone"
+        )
+    if a.shape[-1] != b.shape[0]:
+        raise InputError(
+            f"x{at} has {a.shape[-1]} columns, w{at} is {list(b.shape)}; x is [m, k_r], w is "
+            "[k_r, n] (pass linear.weight.t())"
+        )
+    return int(b.shape[0])
+
+
+def bias_gradient(kept: Kept, dy: Array, gradients: list[Any]) -> list[Any]:
+    """Put in the gradient of the bias, the last tensor; return all."""
+    if kept.needs[-1]:
+        gradients[-1] = dy.sum(0).reshape(kept.shapes[-1])
+    return gradients
