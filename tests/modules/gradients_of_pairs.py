@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import ficco
-from ficco.modules import operators
+from ficco.operators import reductions
 
 __all__ = ["check_pairs"]
 
@@ -44,13 +44,13 @@ def check_pairs(
          once=True)  # fmt: skip
 
     # Of many rows and weights that are deep, gradients are such sums; else they lie side by side.
-    found, kept = [], operators._reduce
+    found, local = [], reductions.local
 
-    def watched(op: str, call: Any, x: Sequence[torch.Tensor], *rest: Any) -> torch.Tensor:
-        found.append((op, len(x)))
-        return kept(op, call, x, *rest)
+    def watched(call: Any, x: Sequence[torch.Tensor], *rest: Any) -> Any:
+        found.append((call.name, len(x)))
+        return local(call, x, *rest)
 
-    operators._reduce = watched
+    reductions.local = watched
     try:
         for m in (4, 300):
             given = [
@@ -71,7 +71,7 @@ def check_pairs(
              [[x, *mine[1:]] for mine in given],
              lambda ranks: [tuple(ranks[rank][0] @ w for w in ws) for _, *ws in ranks])  # fmt: skip
     finally:
-        operators._reduce = kept
+        reductions.local = local
     wanted = [
         ("matmul_reduce_scatter", 1 if name == "auto" and m * world <= 512 else 3)
         for m in (4, 300)

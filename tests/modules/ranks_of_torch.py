@@ -23,14 +23,14 @@ def run(worker: str, world: int, folder: Path, *before: str, checks: tuple[str, 
     Each rank must end well and say that all was right.
 
     Args:
-        worker: a file beside this one.
+        worker: a file beside this one, or an absolute path.
         world: ranks.
         folder: where the ranks run and meet; what they say goes to files in it.
         before: arguments in front of the store's name.
         checks: arguments behind the number of ranks.
     """
     code, said = run_forked(
-        Path(__file__), folder, world, Path(__file__).with_name(worker),
+        Path(__file__), folder, world, Path(__file__).parent / worker,
         *before, "STORE", "RANK", world, *checks,
         folder=folder, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=DEADLINE_S,
     )  # fmt: skip
