@@ -76,7 +76,7 @@ class LaunchedKernels(Kernels):
             prepared.run(OneKernelOperands(found["x"], outputs, found.get("kept")), found["copy"])
 
         given = {**named(operands), "copy": None}
-        return self._spec("direct", given, {**named(places), "copy": Copy()}, run)
+        return self._spec("one_kernel", given, {**named(places), "copy": Copy()}, run)
 
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int

@@ -128,7 +128,7 @@ class Kernels:
     def arm_one_kernel(
         self, prepared: OneKernelCall | GatherCall, operands: OneKernelOperands, copy: int
     ) -> Callable[[], None]:
-        return lambda: self._compute._enqueue("direct", lambda: prepared.run(operands, copy))
+        return lambda: self._compute._enqueue("one_kernel", lambda: prepared.run(operands, copy))
 
     def described_one_kernel(
         self,

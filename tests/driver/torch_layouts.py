@@ -37,12 +37,12 @@ class Looked:
     def __init__(self, kernels: Any) -> None:
         self.found = set[Variant]()
         self._as_on_gpu, self._kernels = DescribedKernels(90, 132), type(kernels)
-        names = ("arm", "described", "arm_direct", "described_direct")
+        names = ("arm", "described", "arm_one_kernel", "described_one_kernel")
         self._were = {name: getattr(self._kernels, name) for name in names}
 
     def __enter__(self) -> Looked:
         for name, was in self._were.items():
-            look = self._whole if "direct" in name else self._gated
+            look = self._whole if "one_kernel" in name else self._gated
 
             def looked(mine: Any, *given: Any, was: Any = was, look: Any = look) -> Any:
                 look(*given[:2])

@@ -161,7 +161,7 @@ def test_dropping_any_step_is_noticed_unless_it_is_implied(name: str) -> None:
 @pytest.mark.parametrize(
     ("op", "name"), [(op, name) for op in ONE_KERNEL for name in ONE_KERNEL[op]]
 )
-def test_no_step_of_a_direct_plan_is_idle(op: str, name: str, rows: int) -> None:
+def test_no_step_of_a_one_kernel_plan_is_idle(op: str, name: str, rows: int) -> None:
     """All but the wait for `entered` where peers raise it in front of all data, if they send any.
 
     With mailboxes it is what the next calls rely on.
