@@ -76,7 +76,7 @@ def measure(
     times = run.rounds(entries, settings.rounds, 1)
     for config in ours:
         if config.name in kept:
-            run.still_right(config)
+            run.check_again(config)
 
     apart = {config.name for config in alone}
     parts = summary.ideal({key: found for key, found in times.items() if key[0] in apart})

@@ -20,7 +20,7 @@ from ficco.engines.group_kernels import OFTEN
 from ficco.modules import auto, groups
 from ficco.schedule import Schedule
 from ficco.selector import Choice
-from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
+from ficco.sweeping.gpu.joining import WAIT_S, RankLog, grow_windows, leave, open_group
 from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.layout import Layout
 from ficco.sweeping.gpu.measuring import Measuring
@@ -83,7 +83,7 @@ def measure(
     times = run.rounds(run.entries(configs), settings["rounds"], 1)
     for config in configs:
         if config.name == "auto":
-            run.still_right(config)
+            run.check_again(config)
     ms: dict[str, Any] = {regime: {} for regime in REGIMES}
     for (name, regime), found in times.items():
         if (name, regime) not in run.bad:
@@ -104,7 +104,7 @@ def run(folder: Path) -> int:
     """Measure the shapes of todo.json until the deadline."""
     todo = json.loads((folder / "todo.json").read_text())
     rank, world = open_group(folder)
-    rendezvous, said = Rendezvous(folder, rank, world, WAIT_S), Said(folder, rank)
+    rendezvous, rank_log = Rendezvous(folder, rank, world, WAIT_S), RankLog(folder, rank)
     ficco.prepare(machine="cuda", timeout_s=20.0)
     if reason := ficco.fallback_reason():
         raise RuntimeError(f"ficco would run plain torch.distributed: {reason}")
@@ -114,10 +114,10 @@ def run(folder: Path) -> int:
     shared, recv = Shared(layouts), RecvBuffer()
     for layout in layouts:
         if rendezvous.gather(float(time.time() + LONGEST_S > todo["deadline"]))[0]:
-            said("left_out", layout.id)
+            rank_log("left_out", layout.id)
             continue
         beat()
-        said("case", measure(layout, rank, rendezvous, recv, shared, todo))
+        rank_log("case", measure(layout, rank, rendezvous, recv, shared, todo))
         gc.collect()
-    said("done", True)
+    rank_log("done", True)
     return leave()

@@ -38,7 +38,7 @@ def as_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         (["explain", "--machine", "h200x4", "--by", "simulator"], "simulates schedule 2 of"),
         (["run", "--machine", "host", *SMALL, "--iters", "1"], "round 1 of 1: hetero_fused_1d"),
         (["run", "--machine", "mesh4", *SMALL, "--simulate"], "simulates and proves schedule 2 of"),
-        (["plan", *SMALL], "makes the plan"),
+        (["plan", *SMALL], "builds the plan"),
         (["plan", "--check", "PLAN"], "steps"),
     ],
 )
