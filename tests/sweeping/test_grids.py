@@ -54,7 +54,10 @@ def cases(machine: str, world: int, simulated: bool = False, **fields: Any) -> t
         ({"cases": [{**CASE, "regimes": ["eagerly"]}]}, "did you mean 'eager'"),
         ({"cases": [{**CASE, "schedules": ["gated_2d"]}]}, "did you mean 'gated_1d'"),
         ({"cases": [{**CASE, "schedules": [{"name": "serial", "rout": "x"}]}]}, "unknown axis"),
-        ({"cases": [{**CASE, "schedules": [{"pace": "free"}]}]}, "a table needs the name of a schedule"),
+        (
+            {"cases": [{**CASE, "schedules": [{"pace": "free"}]}]},
+            "a table needs the name of a schedule",
+        ),
         ({"cases": [{**CASE, "grains": [0]}]}, "grains=0"),
         ({"cases": [{**CASE, "grains": ["all"]}]}, "or 'world'"),
         ({"cases": [{**CASE, "m_each": 1}]}, "m_each=1; it must be true or false"),
