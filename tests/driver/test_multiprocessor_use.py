@@ -73,7 +73,7 @@ def test_a_kernel_that_ends_too_early_is_told(cuda: Cuda) -> None:
     try:
         probe(0)
     except EngineError as error:
-        assert "ended by its time limit" in str(error), error
+        assert "reached its time limit" in str(error), error
     else:
         raise AssertionError("what ended early passed for held")
 

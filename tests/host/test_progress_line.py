@@ -66,7 +66,7 @@ def test_nothing_is_shown_before_a_while_or_where_nobody_looks(
     with Working("ficco plan") as work:
         work.say("reads")
     monkeypatch.setattr(progress_line, "AFTER_S", 0.0)
-    with Working("ficco plan", tells=False) as work:
+    with Working("ficco plan", enabled=False) as work:
         work.say("reads")
     monkeypatch.setattr(sys, "stderr", file)
     with Working("ficco plan") as work:

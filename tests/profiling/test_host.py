@@ -160,7 +160,7 @@ def test_only_a_profile_that_paces_is_slow(paced: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--profile", "there.toml"], "it is there already"),
+        (["--profile", "there.toml"], "the file exists"),
         (["--profile", "machine.json"], "ends in .toml"),
         (["--profile", "none/machine.toml"], "No such file or directory"),
         (["--profile", "machine.toml", "--ranks", "0"], "--ranks 0"),

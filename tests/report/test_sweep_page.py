@@ -146,7 +146,7 @@ def test_predictions_stand_against_measurements(page: Element, folder: Path) -> 
     assert agrees(first["median error"], statistics.median(errors))
     assert agrees(first["most"], max(errors))
     chosen = {
-        cells["chosen by"].split(":")[0]: cells for _, cells in rows(tables["What choosing costs"])
+        cells["chosen by"].split(":")[0]: cells for _, cells in rows(tables["Cost of choosing"])
     }
     assert set(chosen) == {"simulator", "rule"}
 
