@@ -156,7 +156,7 @@ class TestRun:
         (["run", "--machine", "/no/such.toml"], "cannot be read"),
         (["run", "--grain", "0"], "grain=0"),
         (["run", "--iters", "0"], "--iters 0"),
-        (["run", "--iters", "1000001"], "--iters 1000001: it is from 1 to 1,000,000"),
+        (["run", "--iters", "1000001"], "--iters 1000001: it must be from 1 to 1,000,000"),
         (["run", "--ranks=--"], "'--'"),  # by newer Pythons' argparse, too
         (["run", "--iters=--"], "'--'"),
         (["run", "--seed=--"], "'--'"),
@@ -173,7 +173,7 @@ class TestRun:
             "--m 9, but --splits add up to 10",
         ),
         (["run", "--regime", "eager"], "--regime eager without --simulate"),
-        (["run", "--machine", "h100x2", "--ranks", "4", "--simulate"], "has 2; ask for fewer"),
+        (["run", "--machine", "h100x2", "--ranks", "4", "--simulate"], "has 2; request fewer"),
         (["run", "all_to_all_matmul", "--splits", "1;2", "--ranks", "2"], "2 numbers"),
         (["run", "--trace", "/no/such/folder/trace"], "--trace"),
         (["run", "--engine", "cuda"], "--engine cuda: libcuda.so.1 not found"),

@@ -234,7 +234,7 @@ class TestOnGpus:
     ) -> None:
         gpus(4, "PyTorch is a build without CUDA")
         assert self.write(tmp_path, None) == -4 and launched == []
-        assert "the host engine is measured: PyTorch is a build" in capsys.readouterr().err
+        assert "measures the host engine: PyTorch is a build" in capsys.readouterr().err
         gpus(1)
         assert self.write(tmp_path, 3) == -3
         assert "needs two of them" in capsys.readouterr().err

@@ -35,7 +35,7 @@ def cases(machine: str, world: int, simulated: bool = False, **fields: Any) -> t
         ({}, "the field 'cases' is missing"),
         ({"cases": []}, "at least one"),
         ({"cases": [CASE], "round": 3}, "unknown field 'round' (did you mean 'rounds'?)"),
-        ({"cases": [CASE], "rounds": 0}, "rounds=0; it is a whole number from 1"),
+        ({"cases": [CASE], "rounds": 0}, "rounds=0; it must be a whole number from 1"),
         ({"cases": [CASE], "rounds": True}, "rounds=True"),
         ({"cases": [CASE], "how": "guessed"}, "how='guessed'"),
         ({"cases": [CASE], "how": "simulated"}, "machine is missing"),
