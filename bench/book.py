@@ -24,9 +24,9 @@ from typing import Any
 
 from predict import schedule_of
 
-from ficco import __version__
+from ficco import __version__, operators
 from ficco.machine import Machine
-from ficco.problem import EXCHANGING, Problem
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector.book import Book, Point
 
@@ -51,7 +51,7 @@ def compared(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
     world = document["world"]
     for case in document["cases"]:
         op, n, k = case["op"], case["n"], case["k"]
-        m = case["m"] * world if op in EXCHANGING else case["m"]
+        m = case["m"] * world if operators.get(op).flow.splits else case["m"]
         for regime, rows in case["regimes"].items():
             full = [row for row in rows if row["ok"] and row["runs"] >= FULL_RUNS]
             serial = next((row["median"] for row in full if row["config"] == "serial"), None)

@@ -19,7 +19,8 @@ from ficco.compute import named
 from ficco.engines import host
 from ficco.lowering import lower, lower_rank
 from ficco.machine import Link, Machine
-from ficco.problem import OPERATORS, Problem
+from ficco.operators import OPERATORS
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.verifier import verify
 

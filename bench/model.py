@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
         "--rounds", type=int, default=20, help="rounds of turns; default: %(default)s"
     )
     parser.add_argument("--cell-seconds", type=float, default=6.0, metavar="S",
-                        help="seconds for a cell's rounds (at least 5 rounds): %(default)s")  # fmt: skip
+                        help="seconds for a cell's rounds, 5 at least: %(default)s")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the cells and exit")
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # on the CPU
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)

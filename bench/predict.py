@@ -21,9 +21,9 @@ from typing import Any
 from naming import MACHINES
 from record import surroundings
 
-from ficco import simulator
+from ficco import operators, simulator
 from ficco.machine import Machine
-from ficco.problem import EXCHANGING, Problem
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector import decide
 from ficco.selector.facts import facts_of
@@ -101,7 +101,7 @@ def cases(machine: str) -> Iterator[dict[str, Any]]:
 def judged(case: dict[str, Any], machine: Machine, regime: str = "captured") -> dict[str, Any]:
     """Return the errors of all predictions, and the quality of the choices."""
     world = case["world"]
-    m = case["m"] * (world if case["op"] in EXCHANGING else 1)
+    m = case["m"] * (world if operators.get(case["op"]).flow.splits else 1)
     problem = Problem.chunked(case["op"], world, m, case["n"], case["k"], case["dtype"])
     found, ranges = measured(case, machine, regime)
     facts, schedules = facts_of(problem), [schedule for schedule, _ in found]

@@ -17,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco import compute as computes
-from ficco import posing, selector
+from ficco import operators, selector
 from ficco.checking import positive_seconds, whole_number
 from ficco.compute import dtype_of
+from ficco.compute.numpy import NUMPY
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.engines.group_kernels import GroupKernels
-from ficco.errors import InputError
+from ficco.errors import InputError, closest
 from ficco.logs import log, set_up
 from ficco.machine import Machine
-from ficco.posing import NUMPY, Library, row_contiguous
+from ficco.operators.arrays import Library, row_contiguous
 from ficco.problem import MAX_WORLD, Problem
 from ficco.runtime.local import LocalRuntime
 from ficco.runtime.local_gpu import CudaLocalRuntime
@@ -150,12 +151,12 @@ class Node:
             InputError: shapes or dtypes that do not fit; ScheduleError: a schedule that nothing
             implements; TimeoutExceeded, EngineError: the call failed.
         """
-        xs, ws = self._per_rank(xs, "xs"), self._per_rank(ws, "ws")
-        posed = posing.gathering(xs, ws, bias, axes, self._library)
-        found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
+        outputs = self._call(
+            "all_gather_matmul", schedule, grain, xs=xs, ws=ws, bias=bias, axes=axes
+        )
         if any(isinstance(w, (tuple, list)) for w in ws):
-            return [tuple(mine) for mine in found]
-        return [mine[0] for mine in found]
+            return [tuple(ys) for ys in outputs]
+        return [ys[0] for ys in outputs]
 
     def matmul_reduce_scatter(
         self,
@@ -182,7 +183,10 @@ class Node:
 
         Raises: as `all_gather_matmul`.
         """
-        return self._reducing("matmul_reduce_scatter", xs, ws, rows, bias, schedule, grain)
+        return self.call(
+            "matmul_reduce_scatter", schedule=schedule, grain=grain, xs=xs, ws=ws, rows=rows,
+            bias=bias,
+        )  # fmt: skip
 
     def matmul_all_reduce(
         self,
@@ -207,7 +211,9 @@ class Node:
 
         Raises: as `all_gather_matmul`.
         """
-        return self._reducing("matmul_all_reduce", xs, ws, None, bias, schedule, grain)
+        return self.call(
+            "matmul_all_reduce", schedule=schedule, grain=grain, xs=xs, ws=ws, bias=bias
+        )
 
     def all_to_all_matmul(
         self,
@@ -232,7 +238,9 @@ class Node:
 
         Raises: as `all_gather_matmul`.
         """
-        return self._exchanging("all_to_all_matmul", xs, ws, splits, schedule, grain)
+        return self.call(
+            "all_to_all_matmul", schedule=schedule, grain=grain, xs=xs, ws=ws, splits=splits
+        )
 
     def matmul_all_to_all(
         self,
@@ -247,7 +255,9 @@ class Node:
 
         Arguments, result and errors are those of `all_to_all_matmul`.
         """
-        return self._exchanging("matmul_all_to_all", xs, ws, splits, schedule, grain)
+        return self.call(
+            "matmul_all_to_all", schedule=schedule, grain=grain, xs=xs, ws=ws, splits=splits
+        )
 
     def embedding_all_to_all(
         self,
@@ -274,15 +284,36 @@ class Node:
 
         Raises: as `all_gather_matmul`.
         """
-        posed = posing.embedding(
-            self._per_rank(tables, "tables"),
-            self._per_rank(indices, "indices"),
-            self._per_rank(offsets, "offsets"),
-            rows,
-            self._library,
-        )
-        found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
-        return [mine[0] for mine in found]
+        return self.call(
+            "embedding_all_to_all", schedule=schedule, grain=grain, tables=tables,
+            indices=indices, offsets=offsets, rows=rows,
+        )  # fmt: skip
+
+    def call(
+        self,
+        name: str,
+        *,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+        **arguments: Any,
+    ) -> list[Array]:
+        """Run an operator by name, those of `ficco.operators.register` too.
+
+        Args:
+            name: of the operator.
+            schedule: instead of the node's.
+            grain: chunks per shard, instead of the schedule's.
+            arguments: of the operator; arrays are lists with an entry per rank.
+
+        Returns:
+            Per rank its first output.
+
+        Raises: as `all_gather_matmul`; InputError for an operator that is not registered.
+
+        Example:
+            >>> node.call("matmul_all_reduce", xs=xs, ws=ws)  # doctest: +SKIP
+        """
+        return [ys[0] for ys in self._call(name, schedule, grain, **arguments)]
 
     def run(
         self,
@@ -328,34 +359,22 @@ class Node:
         self._runtime.execute(problem, self._resolved(problem, schedule, grain), named)
         return results
 
-    def _reducing(
-        self,
-        op: str,
-        xs: Sequence[Array | Sequence[Array]],
-        ws: Sequence[Array | Sequence[Array]],
-        rows: Sequence[int] | None,
-        bias: Sequence[Any] | None,
-        schedule: str | Schedule | None,
-        grain: int | None,
-    ) -> list[Array]:
-        xs, ws = self._per_rank(xs, "xs"), self._per_rank(ws, "ws")
-        posed = posing.reducing(op, xs, ws, rows, bias, self._library)
-        found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
-        return [mine[0] for mine in found]
-
-    def _exchanging(
-        self,
-        op: str,
-        xs: Sequence[Array],
-        ws: Sequence[Array],
-        splits: Sequence[Sequence[int]],
-        schedule: str | Schedule | None,
-        grain: int | None,
-    ) -> list[Array]:
-        xs, ws = self._per_rank(xs, "xs"), self._per_rank(ws, "ws")
-        posed = posing.exchanging(op, xs, ws, splits, self._library)
-        found = self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
-        return [mine[0] for mine in found]
+    def _call(
+        self, name: str, schedule: str | Schedule | None, grain: int | None, **arguments: Any
+    ) -> list[list[Array]]:
+        """Return per rank all outputs of an operator."""
+        operator = operators.get(name)
+        for argument in arguments:
+            if argument not in operator.arguments:
+                known = ", ".join(operator.arguments)
+                raise InputError(
+                    f"{name} has no argument {argument!r}{closest(argument, operator.arguments)}. "
+                    f"Known: {known}"
+                )
+        for argument in operator.per_rank:
+            arguments[argument] = self._per_rank(arguments.get(argument), argument)
+        posed = operator.pose(name, self._library, **arguments)
+        return self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
 
     @property
     def traced(self) -> bool:
@@ -405,7 +424,7 @@ class Node:
     ) -> None:
         self.close()
 
-    def _per_rank(self, entries: Sequence[Any], name: str) -> Sequence[Any]:
+    def _per_rank(self, entries: Any, name: str) -> Sequence[Any]:
         if isinstance(entries, np.ndarray) or not isinstance(entries, (list, tuple)):
             raise InputError(
                 f"{name}: {type(entries).__name__} found; give a list with one array per rank"

@@ -21,7 +21,7 @@ import hashlib
 import json
 from typing import NamedTuple
 
-from ficco.problem import DTYPES, MAX_WORLD, Problem
+from ficco.problem import ELEMENT_BYTES, MAX_WORLD, Problem
 from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = [
@@ -53,9 +53,6 @@ __all__ = [
 ]
 
 VERSION = 3
-
-# Bytes of a buffer's element: a problem's dtypes, and the indices of an embedding.
-ELEMENT_BYTES = {**DTYPES, "int64": 8}
 
 ROLES = ("input", "weight", "output", "window", "mailbox", "workspace")
 SHARED = ("window", "mailbox")  # roles of what peers write to

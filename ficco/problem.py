@@ -9,47 +9,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
+from ficco import registry
 from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError, closest
 
 __all__ = [
     "DTYPES",
+    "ELEMENT_BYTES",
     "MAX_WORLD",
     "MOST",
-    "OPERATORS",
     "Output",
     "Pair",
     "Problem",
+    "check_per_rank",
     "chunk_sizes",
     "offsets",
 ]
 
-_RESERVED = re.compile(
-    r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|recv|reduced"
-)
+_RESERVED = re.compile(r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|recv|reduced")
 
 MOST = 2**31 - 1  # of m, n and k each
 MAX_WORLD = 64  # ranks in one group; places of signals in a window are computed from it
 
 DTYPES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of an element
+ELEMENT_BYTES = {**DTYPES, "int64": 8}  # of a buffer: a dtype, or the indices of an embedding
 
-GATHERING = ("all_gather_matmul",)
-REDUCING = ("matmul_reduce_scatter", "matmul_all_reduce")
-EXCHANGING = ("all_to_all_matmul", "matmul_all_to_all")
 TABLES, POOLING = 2, 8  # of an embedding that is given by sizes alone
 AXES = ("rows", "contraction", "gathered")
-OPERATORS = (*GATHERING, *REDUCING, *EXCHANGING, "embedding_all_to_all")
-COLLECTIVE = {  # of torch.distributed: what moves an operator's bytes where nothing overlaps
-    "all_gather_matmul": "all_gather",
-    "matmul_reduce_scatter": "reduce_scatter",
-    "matmul_all_reduce": "all_reduce",
-    "all_to_all_matmul": "all_to_all",
-    "matmul_all_to_all": "all_to_all",
-    "embedding_all_to_all": "all_to_all",
-}
 
 
 def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:
@@ -100,7 +89,7 @@ class Problem:
     """An operator with its sizes.
 
     Attributes:
-        op: one of OPERATORS.
+        op: the name of an operator.
         world: ranks p, 1 to 64.
         rows: per rank; what each holds (all_gather_matmul, all_to_all), gets
             (matmul_reduce_scatter, embedding: its batch slice) or reduces (matmul_all_reduce).
@@ -133,6 +122,16 @@ class Problem:
         _check(self)
 
     @property
+    def operator(self) -> registry.Operator:
+        """The record of the operator."""
+        return registry.get(self.op)
+
+    @property
+    def flow(self) -> registry.Flow:
+        """How the operator's data flows."""
+        return registry.get(self.op).flow
+
+    @property
     def m(self) -> int:
         """Rows over all ranks."""
         return sum(self.rows)
@@ -140,7 +139,7 @@ class Problem:
     @property
     def n(self) -> int:
         """Columns of the whole product: over all ranks where n is split, over all outputs."""
-        if self.op in GATHERING:
+        if self.flow.own_columns:
             return sum(sum(output.columns) for output in self.products)
         return self.outputs[0].columns[0]
 
@@ -163,20 +162,7 @@ class Problem:
 
     def result_shapes(self, rank: int) -> list[tuple[int, int]]:
         """Return the shape of each output of a rank."""
-        if self.op == "embedding_all_to_all":
-            return [(self.rows[rank], self.n * sum(len(tables) for tables in self.tables))]
-        shapes = []
-        for output in self.outputs:
-            if output.axis == "contraction":
-                height = self.k
-            elif self.op == "matmul_reduce_scatter":
-                height = self.rows[rank]
-            elif self.splits:
-                height = sum(row[rank] for row in self.splits)
-            else:
-                height = self.m
-            shapes.append((height, output.columns[rank]))
-        return shapes
+        return self.operator.result_shapes(self, rank)
 
     @classmethod
     def chunked(
@@ -196,7 +182,7 @@ class Problem:
         TABLES tables and POOLING lookups a bag on average.
 
         Args:
-            op: one of OPERATORS.
+            op: the name of an operator.
             world: ranks.
             m: rows over all ranks.
             n: columns of the product over all ranks.
@@ -208,29 +194,15 @@ class Problem:
         Raises:
             InputError: a size, world, operator or dtype that cannot be.
         """
-        if op not in OPERATORS:
-            raise InputError(
-                f"unknown operator {op!r}{closest(op, OPERATORS)}. Known: {', '.join(OPERATORS)}"
-            )
+        operator = registry.get(op)
         m, n, k = (whole_number(v, name, 1, MOST) for name, v in (("m", m), ("n", n), ("k", k)))
         world = _world(world)
         row_sizes = whole_numbers(rows, "rows") if rows is not None else chunk_sizes(m, world)
         if sum(row_sizes) != m:
             raise InputError(f"rows={list(row_sizes)} add up to {sum(row_sizes)}, but m={m}")
-        columns = chunk_sizes(n, world) if op in GATHERING else (n,) * world
-        pooled = op == "embedding_all_to_all"
-        return cls(
-            op=op,
-            world=world,
-            rows=row_sizes,
-            k=k,
-            outputs=(Output(columns, bias=bias),),
-            dtype=dtype,
-            depths=chunk_sizes(k, world) if op in REDUCING else (),
-            splits=tuple(chunk_sizes(r, world) for r in row_sizes) if op in EXCHANGING else (),
-            tables=((k,) * TABLES,) * world if pooled else (),
-            lookups=((m * POOLING,) * TABLES,) * world if pooled else (),
-        )
+        given = operator.fields(world, m, n, k, row_sizes)
+        outputs = tuple(replace(output, bias=bias) for output in given.pop("outputs"))
+        return cls(op=op, world=world, rows=row_sizes, k=k, outputs=outputs, dtype=dtype, **given)
 
     def agreed(self) -> dict[str, Any]:
         """What every rank of the group must hold equal: all that decides who sends what to whom.
@@ -247,8 +219,7 @@ class Problem:
             "tables": [len(row) for row in self.tables],
             "scales": self.scales,
         }
-        sends_products = (*REDUCING, "matmul_all_to_all", "embedding_all_to_all")
-        facts["width"] = self.n if self.op in sends_products else self.k
+        facts["width"] = self.k if self.flow.gathers else self.n
         return facts
 
     def to_json(self) -> dict[str, Any]:
@@ -352,10 +323,7 @@ def _world(world: int) -> int:
 def _check(problem: Problem) -> None:
     """Refuse what is no problem at all; every message names the field."""
     p = problem
-    if p.op not in OPERATORS:
-        raise InputError(
-            f"unknown operator {p.op!r}{closest(p.op, OPERATORS)}. Known: {', '.join(OPERATORS)}"
-        )
+    operator = registry.get(p.op)
     _world(p.world)
     if not isinstance(p.dtype, str) or p.dtype not in DTYPES:
         raise InputError(
@@ -364,7 +332,7 @@ def _check(problem: Problem) -> None:
         )
     if p.scales != "none":
         raise InputError(f"scales={p.scales!r}: no scaled dtype is implemented; use 'none'")
-    _check_per_rank("rows", p.rows, p.world)
+    check_per_rank("rows", p.rows, p.world)
     whole_number(p.m, "m", 1, MOST)
     whole_number(p.k, "k", 1, MOST)
     if not p.outputs:
@@ -375,45 +343,23 @@ def _check(problem: Problem) -> None:
             "outputs: nothing is multiplied; name a product, along rows or contraction"
         )
     _check_operands(p.products)
-    _check_tables(p)
-    if p.op not in GATHERING:
-        only = p.outputs[0]
-        if len(p.outputs) > 1 or only.axis != "rows" or len(set(only.columns)) > 1:
-            raise InputError(f"{p.op} has one output, along rows, with the same n on every rank")
-    if p.op in REDUCING:
-        _check_per_rank("depths", p.depths, p.world)
-        if sum(p.depths) != p.k:
-            raise InputError(f"depths={list(p.depths)} add up to {sum(p.depths)}, but k={p.k}")
-        _check_pairs(p)
-    elif p.depths or p.pairs:
-        raise InputError(f"depths and pairs belong to {' and '.join(REDUCING)}, not to {p.op}")
-    if p.op in EXCHANGING:
-        if len(p.splits) != p.world:
-            raise InputError(f"splits: {len(p.splits)} rows found, one per rank is {p.world}")
-        for rank, row in enumerate(p.splits):
-            _check_per_rank(f"splits[{rank}]", row, p.world)
-            if sum(row) != p.rows[rank]:
-                raise InputError(
-                    f"splits[{rank}] add up to {sum(row)}, but rows are {p.rows[rank]}"
-                )
-    elif p.splits:
-        raise InputError(f"splits belong to {' and '.join(EXCHANGING)}, not to {p.op}")
+    _check_fields(p)
+    operator.check(p)
 
 
-def _check_pairs(p: Problem) -> None:
-    if p.pairs and len(p.pairs) != p.world:
-        raise InputError(f"pairs: {len(p.pairs)} entries found, one per rank is {p.world}")
-    for rank, depths in enumerate(p.pairs):
-        if not depths or min(depths) < 0 or sum(depths) != p.depths[rank]:
-            raise InputError(
-                f"pairs[{rank}]={list(depths)}: depths of one pair or more are needed, of 0 or "
-                f"more each, that add up to depths[{rank}]={p.depths[rank]}"
-            )
+def _check_fields(p: Problem) -> None:
+    """Refuse fields that operators of another flow have."""
+    if (p.tables or p.lookups) and not p.flow.pools:
+        raise InputError(f"tables and lookups belong to operators that pool bags, not to {p.op}")
+    if (p.depths or p.pairs) and not p.flow.sums:
+        raise InputError(f"depths and pairs belong to operators that add up, not to {p.op}")
+    if p.splits and not p.flow.splits:
+        raise InputError(f"splits belong to operators that exchange rows, not to {p.op}")
 
 
 def _check_outputs(p: Problem) -> None:
     for index, output in enumerate(p.outputs):
-        _check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
+        check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
         if not sum(output.columns):
             raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
         if max(output.columns) > MOST:
@@ -444,20 +390,6 @@ def _check_kept(p: Problem, index: int, output: Output) -> None:
         )
 
 
-def _check_tables(p: Problem) -> None:
-    if p.op != "embedding_all_to_all":
-        if p.tables or p.lookups:
-            raise InputError(f"tables and lookups belong to embedding_all_to_all, not to {p.op}")
-        return
-    for name, per_rank in (("tables", p.tables), ("lookups", p.lookups)):
-        if len(per_rank) != p.world:
-            raise InputError(f"{name}: {len(per_rank)} entries found, one per rank is {p.world}")
-        for rank, sizes in enumerate(per_rank):
-            _check_per_rank(f"{name}[{rank}]", sizes, len(p.tables[rank]), "tables of that rank")
-    if not any(p.tables):
-        raise InputError("tables: no rank has any")
-
-
 def _check_operands(outputs: tuple[Output, ...]) -> None:
     """Outputs that name one operand must see one shape."""
     first: dict[str, Output] = {}
@@ -472,7 +404,8 @@ def _check_operands(outputs: tuple[Output, ...]) -> None:
             )
 
 
-def _check_per_rank(name: str, sizes: Sequence[int], count: int, what: str = "world") -> None:
+def check_per_rank(name: str, sizes: Sequence[int], count: int, what: str = "world") -> None:
+    """Refuse what is not a tuple of so many sizes of 0 or more; messages call it `name`."""
     if not isinstance(sizes, (tuple, list)):
         raise InputError(f"{name}={sizes!r:.80}: a tuple of sizes is needed, {count} of them")
     if len(sizes) != count:

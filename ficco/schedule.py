@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from ficco import data, reading
+from ficco import data, reading, registry
 from ficco.errors import InputError, ScheduleError, closest
 from ficco.machine import Machine
 
@@ -31,13 +31,6 @@ AXES: dict[str, tuple[str, ...]] = {
     "pace": ("free", "in_step"),
     "shots": ("two", "one"),
     "sums": ("apart", "within", "along"),
-}
-
-# Points that few operators have, one_shot_sm and two_shot_sm for few rows.
-_OF_FEW = {
-    "all_gather_matmul": ("gather_sm",),  # for few rows
-    "matmul_all_reduce": ("ring_1d", "gated_sums_1d", "one_shot_sm", "two_shot_sm"),
-    "matmul_reduce_scatter": ("ring_1d", "gated_sums_1d"),
 }
 
 
@@ -156,9 +149,9 @@ class Schedule:
         if op is not None and not isinstance(op, str):
             raise InputError(f"op={_shown(op)}: the name of an operator, or None, is needed")
         first = ("serial", "shard_p2p")
-        others = {name for names in _OF_FEW.values() for name in names}
+        others = {name for known in registry.names() for name in registry.get(known).schedules}
         general = sorted(set(data.names("named")) - {*first, *others}, reverse=True)
-        return (*first, *general, *_OF_FEW.get(op or "", ()))
+        return (*first, *general, *(registry.get(op).schedules if op is not None else ()))
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any], name: str = "custom") -> Schedule:

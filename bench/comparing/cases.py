@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ficco.lowering.cutting import EDGED
-from ficco.problem import EXCHANGING, GATHERING
+from ficco import registry
+from ficco.lowering.cutting import is_edged
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
 from ficco.sweeping.gpu.layout import Layout
@@ -17,7 +17,7 @@ from ficco.sweeping.gpu.layout import Layout
 SHAPES = Path(__file__).resolve().parent.parent / "shapes.toml"
 LINK_GBPS = 395.0  # most that one H200 was seen to push to one peer (2026-11-20)
 # What NCCL's zero-CTA policy moves by copy engines; NCCL 2.28 has no such reduction.
-BY_COPY_ENGINES = ("all_gather_matmul", *EXCHANGING)
+BY_COPY_ENGINES = ("all_gather_matmul", "all_to_all_matmul", "matmul_all_to_all")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Case(Layout):
         """Return what every result says of its case."""
         return {
             "case": self.id, "op": self.op, "m": self.m, "n": self.n, "k": self.k,
-            "m_is": "rows on each rank" if self.op in EXCHANGING else "rows over all ranks",
+            "m_is": f"rows {'on each rank' if self.flow.splits else 'over all ranks'}",
             "world": self.world, "dtype": self.dtype, "flops": self.flops,
             "bytes_out": self.bytes_out,
             "input_sets": self.sets, "floor_ms": round(self.bytes_out / LINK_GBPS / 1e6, 4),
@@ -72,15 +72,15 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
             continue
         for grain in [1] if name == "shard_p2p" else numbers:
             found.append(replace(schedule, grain=grain))
-    if case.op in (*GATHERING, "matmul_all_reduce") and case.world > 2:
+    if case.op in ("all_gather_matmul", "matmul_all_reduce") and case.world > 2:
         paced = ("hetero_unfused_1d", "gated_1d", "gated_sums_1d")
         for name in paced[: 3 if case.op == "matmul_all_reduce" else 2]:
             in_step = replace(Schedule.named(name), route="rotation", pace="in_step")
             found += [replace(in_step, grain=grain) for grain in numbers]
-    if case.op in EDGED and case.world > 2:
+    if is_edged(registry.get(case.op).flow) and case.world > 2:
         edge = replace(
             Schedule.named("gated_1d"), route="rotation", order="by_peer", taper="edge",
-            pace="in_step" if case.op in GATHERING else "free",
+            pace="in_step" if registry.get(case.op).flow.own_columns else "free",
         )  # fmt: skip
         found += [replace(edge, grain=grain) for grain in numbers if 1 < grain <= 4]
     if case.all_points:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 
-from ficco.problem import EXCHANGING
+from ficco import operators
 from ficco.sweeping.gpu.layout import Layout
 
 __all__ = ["DRAWN", "MOST_ROWS", "OPERATORS", "drawn"]
@@ -39,8 +39,10 @@ def _shapes(op: str, world: int, source: random.Random) -> Iterator[Layout]:
         n, k = (_size(source, *WIDTHS, STEP) for _ in range(2))
         if op != "matmul_all_reduce":
             rows = max(world, rows // world * world)
-        layout = Layout(op, rows // world if op in EXCHANGING else rows, n, k, world)
-        if op in EXCHANGING and layout.m % world:  # each rank sends as many rows to each
+        layout = Layout(op, rows // world if operators.get(op).flow.splits else rows, n, k, world)
+        if (
+            operators.get(op).flow.splits and layout.m % world
+        ):  # each rank sends as many rows to each
             continue
         if layout.flops <= MOST_FLOPS and _largest(layout) <= MOST_BYTES:
             yield layout

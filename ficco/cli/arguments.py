@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
+from ficco import operators
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, profile_of
 from ficco.engines.gating import check_served
-from ficco.errors import InputError, ScheduleError, closest
+from ficco.errors import InputError, ScheduleError
 from ficco.machine import Machine
-from ficco.problem import DTYPES, EXCHANGING, MAX_WORLD, OPERATORS, Problem
+from ficco.problem import DTYPES, MAX_WORLD, Problem
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
 
@@ -44,7 +45,7 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
     """Add operator, sizes and machine to a command; add the schedule if it has a default."""
     parser.add_argument(
         "op", nargs="?", default="all_gather_matmul", metavar="OP",
-        help=f"operator: {', '.join(OPERATORS)} (default all_gather_matmul)",
+        help=f"operator: {', '.join(operators.names())} (default all_gather_matmul)",
     )  # fmt: skip
     for name, what in (("m", "rows of x"), ("n", "columns of w"), ("k", "the contraction")):
         parser.add_argument(
@@ -78,10 +79,10 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
 def schedule_help(default: str) -> str:
     """Return the help text of --schedule; the default "all" means that several are accepted."""
     several = ", several by comma, all" if default == "all" else ""
+    names = dict.fromkeys(name for op in operators.names() for name in Schedule.names(op))
     return (
         f"name{several}, a .toml file, or auto (the schedule predicted to be fastest): "
-        f"{', '.join(dict.fromkeys(name for op in OPERATORS for name in Schedule.names(op)))} "
-        f"({default})"
+        f"{', '.join(names)} ({default})"
     )
 
 
@@ -142,11 +143,7 @@ def problem_from(
     args: argparse.Namespace, engine: str | None = None, ranks: int = HOST_RANKS
 ) -> tuple[Problem, Machine]:
     """Convert parsed arguments to a problem and a machine; raises as `request_from`."""
-    if args.op not in OPERATORS:
-        raise InputError(
-            f"unknown operator {args.op!r}{closest(args.op, OPERATORS)}. "
-            f"Known: {', '.join(OPERATORS)}"
-        )
+    operators.get(args.op)  # raises for an unknown operator
     if args.ranks is None and args.machine is not None:
         count = Machine.named(args.machine).ranks
         args.ranks = count if count <= MOST_GPUS else ranks  # "host", "cuda": no fixed number
@@ -167,8 +164,9 @@ def problem_from(
         )
     splits = None
     if args.splits is not None:
-        if args.op not in EXCHANGING or rows is not None:
-            raise InputError(f"--splits is for {' and '.join(EXCHANGING)}, instead of --rows")
+        known = [name for name in operators.names() if operators.get(name).flow.splits]
+        if args.op not in known or rows is not None:
+            raise InputError(f"--splits is for {' and '.join(known)}, instead of --rows")
         splits = _splits(args.splits, args.ranks)
         rows = tuple(sum(row) for row in splits)
         if given_m is not None and given_m != sum(rows):

@@ -69,7 +69,7 @@ struct alignas(sizeof(Element) * kCount) Pack { Element at[kCount]; };
 class CupyCompute:
     """See `ficco.compute.DeviceCompute` and `ficco.runtime.local_gpu.NodeCompute`.
 
-    It is an array library for `ficco.posing`, too. Handles are CuPy arrays.
+    It is an array library for `ficco.operators`, too. Handles are CuPy arrays.
     """
 
     name = "cupy"
@@ -81,18 +81,18 @@ class CupyCompute:
 
     @property
     def gates(self) -> bool:
-        """See `posing.Library`: from the pack alone."""
+        """See `operators.arrays.Library`: from the pack alone."""
         return not pack.why_not(CupyArrays(0).capability)
 
     @property
     def gpu(self) -> tuple[int, int] | None:
-        """See `posing.Library`."""
+        """See `operators.arrays.Library`."""
         found = CupyArrays(0)
         return found.capability, found.processors or 1
 
     @property
     def device(self) -> str:
-        """See `posing.Library`."""
+        """See `operators.arrays.Library`."""
         found: bytes = cupy.cuda.runtime.getDeviceProperties(0)["name"]
         return found.decode()
 
@@ -163,7 +163,7 @@ class CupyCompute:
         """See `DeviceCompute.operand`."""
         return handle if self.reads(handle) else self.contiguous(handle)
 
-    # ---- what posing asks
+    # ---- as a library of arrays
 
     def refusal(self, array: Any, rank: int) -> str | None:
         """Say why an array is none of a rank's; None: it is one."""

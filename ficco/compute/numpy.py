@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NumpyCompute"]
+from ficco.operators.arrays import Library
+
+__all__ = ["NUMPY", "NumpyCompute"]
 
 Array = npt.NDArray[Any]
 
@@ -59,3 +61,28 @@ class NumpyCompute:
 
 def _wide(array: Array) -> Array:
     return array if array.dtype == np.float32 else array.astype(np.float32)
+
+
+class _Numpy:
+    """See `Library`. All ranks have the same memory."""
+
+    immediate = True
+    device = ""
+    gates = True
+    gpu: tuple[int, int] | None = None
+
+    def refusal(self, array: Any, rank: int) -> str | None:
+        if not isinstance(array, np.ndarray):
+            return f": {type(array).__name__} found; a NumPy array is needed"
+        if isinstance(array, np.ma.MaskedArray):
+            return " is masked; fill it first, a GEMM would ignore the mask"
+        return None
+
+    def contiguous(self, array: Any) -> Any:
+        return np.ascontiguousarray(array)
+
+    def new(self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int) -> Any:
+        return np.empty(shape, dtype)
+
+
+NUMPY: Library = _Numpy()

@@ -102,11 +102,9 @@ class GroupKernels:
 
         None: a library makes products of it, too, whose kernels are not known.
         """
-        few = problem.op != "matmul_all_reduce" or not is_made_before(
-            problem.m, schedule.shots == "two"
-        )
+        few = not problem.flow.shares or not is_made_before(problem.m, schedule.shots == "two")
         within = schedule.compute == "gated" and schedule.sums != "apart"
-        gathers = schedule.compute == "gated" and problem.op == "all_gather_matmul"
+        gathers = schedule.compute == "gated" and problem.flow.own_columns
         if within or gathers or (schedule.transport == "sm" and few):
             return _launched(problem, schedule, self._gpus)
         return None

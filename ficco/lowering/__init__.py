@@ -1,31 +1,26 @@
-"""Lowering: Problem + Schedule -> Plan. One operator a module, chosen here by name.
+"""Lowering: Problem + Schedule -> Plan. The flow of the operator selects the module.
 
 A rank lowers only its own plan at run time (`lower_rank`); `lower` makes all of them, for proofs.
 """
 
 from __future__ import annotations
 
-from ficco.lowering import (
-    all_gather_matmul,
-    all_to_all_matmul,
-    embedding_all_to_all,
-    matmul_all_reduce,
-    matmul_all_to_all,
-    matmul_reduce_scatter,
-)
+from ficco.lowering.all_reduce import lower_all_reduce
+from ficco.lowering.gathering import lower_gathering
+from ficco.lowering.moving import lower_moving
+from ficco.lowering.one_kernel_gather import lower_one_kernel_gather
+from ficco.lowering.reduce_scatter import lower_reduce_scatter
 from ficco.plan import Plan, RankPlan, digest_of
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 __all__ = ["lower", "lower_rank"]
 
-_LOWERINGS = {
-    "all_gather_matmul": all_gather_matmul.lower_rank,
-    "matmul_reduce_scatter": matmul_reduce_scatter.lower_rank,
-    "matmul_all_reduce": matmul_all_reduce.lower_rank,
-    "all_to_all_matmul": all_to_all_matmul.lower_rank,
-    "matmul_all_to_all": matmul_all_to_all.lower_rank,
-    "embedding_all_to_all": embedding_all_to_all.lower_rank,
+_BY_FINISH = {
+    "multiply": lower_gathering,
+    "sum": lower_reduce_scatter,
+    "share": lower_all_reduce,
+    "move": lower_moving,
 }
 
 
@@ -41,7 +36,9 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         ScheduleError: nothing implements this schedule for this operator; the message names the
             nearest that works.
     """
-    return _LOWERINGS[problem.op](problem, schedule, rank)
+    if schedule.transport == "sm" and problem.flow.one_kernel == "gather":
+        return lower_one_kernel_gather(problem, schedule, rank)
+    return _BY_FINISH[problem.flow.finish](problem, schedule, rank)
 
 
 def lower(problem: Problem, schedule: Schedule) -> Plan:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
+from ficco import registry
 from ficco.errors import ScheduleError
-from ficco.problem import OPERATORS
 from ficco.schedule import Schedule
 
-__all__ = ["EDGED", "arrivals", "check_implemented", "chunk_bounds", "departures", "turn_bounds"]
+__all__ = ["arrivals", "check_implemented", "chunk_bounds", "departures", "is_edged", "turn_bounds"]
 
-_SUMMING = {
-    "apart": OPERATORS,
-    "within": ("matmul_reduce_scatter", "matmul_all_reduce"),
-    "along": ("matmul_reduce_scatter", "matmul_all_reduce"),
-}
-# With taper="edge": whose rows arrive in turns, each by itself, and are not summed chunk by chunk.
-EDGED = ("all_gather_matmul", "all_to_all_matmul", "matmul_reduce_scatter", "matmul_all_to_all")
-_STORING = ("all_gather_matmul", "matmul_all_reduce")  # by a kernel, at peers
 # Rows or columns that pieces begin at multiples of. A GEMM whose operands do not begin at multiples
 # of 16 bytes takes several times as long, and one of part of a tile as long as one of a whole tile.
 _UNITS = (64, 8, 1)
@@ -35,22 +28,22 @@ def check_implemented(op: str, schedule: Schedule) -> None:
             f"{op}: transport='collective' is torch.distributed's, whole and without a plan; the "
             "nearest that has one is transport='dma'"
         )
-    if schedule.transport == "sm" and op not in _STORING:
+    flow = registry.get(op).flow
+    if schedule.transport == "sm" and not flow.one_kernel:
         raise ScheduleError(
-            f"{op}: transport='sm' is implemented for {' and '.join(_STORING)} alone; the nearest "
-            "that works is transport='dma'"
+            f"{op}: transport='sm' is implemented for {_those(lambda f: f.one_kernel != '')} "
+            "alone; the nearest that works is transport='dma'"
         )
-    if schedule.shots != "two" and op != "matmul_all_reduce":
+    if schedule.shots != "two" and not flow.shares:
         stores = ", as gather_sm has it" if schedule.transport == "sm" else ""
         raise ScheduleError(
-            f"{op}: shots={schedule.shots!r} is of matmul_all_reduce; what works is "
+            f"{op}: shots={schedule.shots!r} is of {_those(lambda f: f.shares)}; what works is "
             f"shots='two'{stores}"
         )
-    if op not in _SUMMING[schedule.sums]:
-        works = " or ".join(f"sums={sums!r}" for sums, ops in _SUMMING.items() if op in ops)
+    if schedule.sums != "apart" and not flow.sums:
         raise ScheduleError(
-            f"{op}: sums={schedule.sums!r} is of {' and '.join(_SUMMING[schedule.sums])}; what "
-            f"works is {works}"
+            f"{op}: sums={schedule.sums!r} is of {_those(lambda f: f.sums)}; what works is "
+            "sums='apart'"
         )
     if schedule.sums == "within" and schedule.compute != "gated":
         raise ScheduleError(
@@ -67,10 +60,23 @@ def check_implemented(op: str, schedule: Schedule) -> None:
     schedule.chunks  # noqa: B018 - raises where grain is not resolved
 
 
+def is_edged(flow: registry.Flow) -> bool:
+    """Whether taper="edge" cuts an operator's blocks.
+
+    Those of each peer arrive in a turn of their own, and are not added up chunk by chunk.
+    """
+    return not (flow.shares or flow.pools)
+
+
+def _those(fits: Callable[[registry.Flow], bool]) -> str:
+    """Return the names of all operators whose flow fits, for a message."""
+    return " and ".join(name for name in registry.names() if fits(registry.get(name).flow))
+
+
 def _check_edge(op: str, schedule: Schedule) -> None:
-    if op not in EDGED:
+    if not is_edged(registry.get(op).flow):
         raise ScheduleError(
-            f"{op}: taper='edge' is of {', '.join(EDGED)}; what works is taper='none'"
+            f"{op}: taper='edge' is of {_those(is_edged)}; what works is taper='none'"
         )
     if schedule.transport == "sm":
         raise ScheduleError(

@@ -18,11 +18,11 @@ all others: cut, it would add up in float32, piece by piece. Alone it is cut as 
 from __future__ import annotations
 
 from ficco.errors import ScheduleError
-from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, check_implemented, departures, turn_bounds
 from ficco.lowering.handshake import await_entered, closed, enter_all, push_lanes
 from ficco.lowering.multiplying import COMPUTE, WINDOW, Group, Multiplied, Piece
 from ficco.lowering.recv_copies import Arrival, moves
+from ficco.operators.blocks import Blocks
 from ficco.plan import RankPlan, Region, Signal, Step
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -32,10 +32,10 @@ __all__ = ["lower_gathering"]
 KEEP = "keep"
 
 
-def lower_gathering(problem: Problem, schedule: Schedule, blocks: Blocks) -> RankPlan:
+def lower_gathering(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. Raises as `ficco.lowering.lower_rank`."""
     _check(problem, schedule)
-    rank = blocks.rank
+    blocks = problem.operator.blocks(problem, rank)
     products = Multiplied(problem, blocks)
     if problem.world == 1:
         whole = Piece("x", 0, 0, problem.m, 0, problem.k)

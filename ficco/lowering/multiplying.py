@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-from ficco.lowering.blocks import Blocks
+from ficco.operators.blocks import Blocks
 from ficco.plan import Buffer, Part, Product, Region, Signal, Step
 from ficco.problem import Output, Problem
 

@@ -28,7 +28,7 @@ from ficco.plan import Buffer, RankPlan, Region, Signal, Step
 from ficco.problem import Problem, offsets
 from ficco.schedule import MAX_CHUNKS, Schedule
 
-__all__ = ["REDUCED", "is_made_before", "lower_rank"]
+__all__ = ["REDUCED", "is_made_before", "lower_one_kernel_all_reduce"]
 
 REDUCED = "reduced"  # mailbox: the peers' sums
 _MOST_MADE = 64  # rows that the kernel multiplies as quickly as the library for GEMMs does
@@ -44,7 +44,7 @@ def is_made_before(rows: int, twice: bool) -> bool:
     return twice and rows > _MOST_MADE
 
 
-def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+def lower_one_kernel_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering`."""
     _check(schedule)
     if most := max(map(len, problem.pairs), default=1) - 1:

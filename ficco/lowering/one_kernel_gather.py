@@ -1,4 +1,4 @@
-"""One-kernel gather: all_gather_matmul by stores of the kernel that multiplies, for few rows.
+"""A gather and its products by stores of the kernel that multiplies, for few rows.
 
 One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_gather`). Each chunk, a slice of
 the own shard's columns, goes to all peers. Behind all that comes each weight is multiplied once, by
@@ -12,7 +12,6 @@ copied out of the window at the end. With three ranks:
 from __future__ import annotations
 
 from ficco.errors import ScheduleError
-from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.handshake import await_entered
 from ficco.lowering.multiplying import WINDOW, Group, Multiplied, Piece
@@ -31,10 +30,11 @@ def is_one_kernel(problem: Problem) -> bool:
     return not _reason(problem)
 
 
-def lower_one_kernel_gather(problem: Problem, schedule: Schedule, blocks: Blocks) -> RankPlan:
+def lower_one_kernel_gather(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. Raises as `ficco.lowering.lower_rank`."""
     _check(problem, schedule)
-    rank, world, (_, own, first) = blocks.rank, problem.world, blocks.own
+    blocks, world = problem.operator.blocks(problem, rank), problem.world
+    _, own, first = blocks.own
     products = Multiplied(problem, blocks)
     shard = Piece("x", first, first, first + own, 0, problem.k)
     if world == 1:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ficco import registry
 from ficco.errors import ScheduleError
 from ficco.lowering.handshake import enter_all
 from ficco.lowering.producing import COMPUTE, Piece, Producer
@@ -58,7 +59,7 @@ def check_ring(op: str, schedule: Schedule, world: int) -> None:
     Raises:
         ScheduleError: it names the nearest that works.
     """
-    if schedule.pace == "in_step" and op != "matmul_all_reduce":
+    if schedule.pace == "in_step" and not registry.get(op).flow.shares:
         raise ScheduleError(
             f"{op}: pace='in_step': what goes round a ring goes to one peer alone, so there are no "
             "turns; the nearest that works is pace='free'"
@@ -70,7 +71,7 @@ def check_ring(op: str, schedule: Schedule, world: int) -> None:
                 f"chunk by chunk, and end at their owner; what works is {axis}={works!r}, or "
                 "sums='apart'"
             )
-    turns = world if op == "matmul_all_reduce" else world - 1
+    turns = world if registry.get(op).flow.shares else world - 1
     if schedule.chunks * turns > MAX_CHUNKS:
         raise ScheduleError(
             f"{op}: sums='along' with grain={schedule.chunks}; every chunk travels {turns} times, "

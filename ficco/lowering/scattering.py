@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ficco.errors import ScheduleError
-from ficco.lowering.blocks import Blocks
 from ficco.lowering.cutting import arrivals, departures, turn_bounds
 from ficco.lowering.handshake import await_entered, enter_all, push_lanes
 from ficco.lowering.producing import COMPUTE, PARTIAL, Gated, Piece, Producer
+from ficco.operators.blocks import Blocks
 from ficco.plan import Region, Signal, Step
 from ficco.schedule import Schedule
 

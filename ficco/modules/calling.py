@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.parameter import is_lazy
 
+from ficco.compute.numpy import NUMPY
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
@@ -29,7 +30,8 @@ from ficco.modules.call_cache import (
     shaped,
     taken_as,
 )
-from ficco.posing import row_contiguous
+from ficco.operators.arrays import row_contiguous
+from ficco.private.torch_core import unsafe_view
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
@@ -94,8 +96,11 @@ def check_held(tensor: Tensor, name: str) -> None:
 class Call:
     """One collective call of this rank: its group, and checks that name the argument."""
 
-    def __init__(self, group: Any, x: Tensor, name: str, key: Any = None) -> None:
+    def __init__(
+        self, group: Any, x: Tensor, name: str, key: Any = None, operator: str = ""
+    ) -> None:
         self.key = key  # by which it is remembered, if at all
+        self.name = operator
         self.group = groups.process_group(group)
         self.rank = torch.distributed.get_rank(self.group)
         self.world = torch.distributed.get_world_size(self.group)
@@ -131,6 +136,35 @@ class Call:
         if dims and tensor.dim() != dims:
             raise InputError(f"{name} is {list(tensor.shape)}; it has {dims} dimensions")
         check_held(tensor, name)
+
+    def check_integers(self, tensor: Tensor, name: str) -> None:
+        """Refuse what is no row of int64 on the device of the call."""
+        check_dense(tensor, name)
+        if tensor.dtype != torch.int64:
+            raise InputError(f"{name} is {tensor.dtype}; int64 is needed")
+        if tensor.dim() != 1:
+            raise InputError(f"{name} is {list(tensor.shape)}; it has 1 dimension")
+        if tensor.device != self.device:
+            raise InputError(
+                f"{name} is on {tensor.device}, tables are on {self.device}; give one device"
+            )
+        check_held(tensor, name)
+
+    @staticmethod
+    def row_of(tensor: Tensor) -> Tensor:
+        """Return a tensor as [1, its elements], one behind another."""
+        return row_of(tensor)
+
+    @staticmethod
+    def readable(tensor: Tensor) -> Tensor:
+        """Return a matrix, on GPUs a copy where a kernel could not read its rows."""
+        return readable(tensor) if tensor.is_cuda else tensor
+
+    @staticmethod
+    def viewed(y: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return a result with another shape, as no view."""
+        view: Tensor = unsafe_view(y, shape)
+        return view
 
     def rows_of(self, rows: Sequence[int] | None, total: int | None = None) -> tuple[int, ...]:
         """Return rows per rank, of matrices; `total`: what they add up to, else mine is given."""
@@ -170,7 +204,7 @@ class Call:
         ys = self._outputs(problem)
         arrays = {name: _array(tensor) for name, tensor in given.items() if name != "like"}
         for name in filter(is_input, arrays):
-            arrays[name] = row_contiguous(arrays[name])
+            arrays[name] = row_contiguous(arrays[name], NUMPY)
         arrays |= {f"y{i}": _array(matrix_of(y)) for i, y in enumerate(ys)}
         runtime.execute(problem, chosen, arrays)
         return ys

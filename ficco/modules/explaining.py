@@ -17,7 +17,7 @@ from ficco.modules.layers.choosing import choice_of, problem_of, schedule_of
 from ficco.modules.layers.layer import Layer, layer_of
 from ficco.modules.layers.sample_call import operator_of
 from ficco.modules.overlapping import RECORD, Overlapped
-from ficco.problem import REDUCING, Problem
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 __all__ = ["Explanation", "explain"]
@@ -232,7 +232,7 @@ def _schedule(layer: Layer, reasons: list[str], asked: bool) -> str:
         return f"schedule: auto; chosen at the first call, when the number of rows is known{why}"
     if problem is None:
         return f"schedule: auto{why}"
-    width = problem.n if problem.op in REDUCING else sum(layer.seen.widths)
+    width = problem.n if problem.flow.sums else sum(layer.seen.widths)
     depth = problem.k // _cut(problem)
     shape = f"{problem.m} x {width} x {depth} {problem.dtype} a rank"
     found = choice_of(layer)

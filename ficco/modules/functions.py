@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch.distributed import is_initialized
 
+from ficco import registry
 from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError
 from ficco.modules import autograd, bags, groups, operators, torch_library
@@ -52,7 +53,6 @@ __all__ = [
 
 DEFAULT = AUTO
 OPERATORS = torch_library.NAMES  # as custom operators; naming them here registers them
-SEVERAL = ("all_gather_matmul", "column_matmul")  # operators with a list of outputs
 Tensor = torch.Tensor
 _LEAF = torch.zeros(1, 1, requires_grad=True)
 
@@ -327,27 +327,28 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
     """Make a call on the way that its tensors ask for."""
     if way == DIRECT:
-        return getattr(operators, name)(*args)
-    flat, rest = autograd.FORMULAS[name].flat(args)
+        return operators.run(name, args)
+    function = registry.function(name)
+    flat, rest = function.flat(args)
     if way == RECORDED:
-        return _recorded(name, rest, flat)
-    if name != "embedding_all_to_all":  # a look-up is no product: torch does not cast it either
+        return _recorded(function, rest, flat)
+    if function.casts:
         flat = autocast(flat)
-    given = autograd.FORMULAS[name].nested(flat, rest)
+    given = function.nested(flat, rest)
     recording = torch.is_grad_enabled() and any(map(_needs, flat))
     if is_custom(flat):
-        if name == "column_matmul" and not recording and torch.compiler.is_dynamo_compiling():
-            return operators.column_matmul(*given)  # nothing is sent: let the compiler fuse it
+        if not (function.sends or recording) and torch.compiler.is_dynamo_compiling():
+            return operators.run(name, given)  # nothing is sent: let the compiler fuse it
         return custom(name, given)
     if recording:
-        return _recorded(name, rest, flat)
+        return _recorded(function, rest, flat)
     with DisableAutocast():  # plans mean their own dtypes
         return perform(name, given)
 
 
-def _recorded(name: str, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
-    found = autograd.Recorded.apply(name, rest, *flat)  # type: ignore[no-untyped-call]
-    return found if name in SEVERAL else found[0]
+def _recorded(function: registry.Function, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
+    ys = autograd.Recorded.apply(function, rest, *flat)  # type: ignore[no-untyped-call]
+    return ys if function.several else ys[0]
 
 
 def _sizes(name: str, values: Any) -> Any:

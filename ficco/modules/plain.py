@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - as PyTorch names it
 
-from ficco.problem import EXCHANGING, Problem, offsets
+from ficco.problem import Problem, offsets
 from ficco.runtime import collectives
 
 __all__ = ["exchange", "gathered", "products", "run", "short"]
@@ -25,22 +25,23 @@ Matrices = Sequence[torch.Tensor]
 
 def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Tensor]:
     """Return this rank's outputs."""
-    if problem.op == "all_gather_matmul":
+    flow = problem.flow
+    if flow.collective == "all_gather":
         return products(problem, given, gathered(given["x"], problem.rows, group))
-    if problem.op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+    if flow.sums:
         if given["x"].is_cuda:
             return [_reduced(problem, given, group, rank)]
         total = _multiplied(problem, given, rank).float()
         dist.all_reduce(total, group=group)
-        if problem.op == "matmul_reduce_scatter":
+        if not flow.shares:
             first = offsets(problem.rows)
             total = total[first[rank] : first[rank + 1]]
         if "bias0" in given:
             total = total + given["bias0"].float()
         return [total.to(given["x"].dtype)]
-    if problem.op == "embedding_all_to_all":
+    if flow.pools:
         return [_pooled(problem, given, group, rank)]
-    if problem.op == "matmul_all_to_all":
+    if not flow.gathers:
         return [exchange(given["x"] @ given["w"], problem.splits, group, rank)]
     x = exchange(given["x"], problem.splits, group, rank)
     return products(problem, given, x)
@@ -57,7 +58,8 @@ def short(
     rows, even, mm = problem.rows, len(set(problem.rows)) == 1, torch.mm
     if problem.pairs or any(output.bias or output.axis != "rows" for output in problem.outputs):
         return None
-    if problem.op == "all_gather_matmul" and even:
+    flow = problem.flow
+    if flow.collective == "all_gather" and even:
         all_gather, whole_shape = collectives.all_gather, (sum(rows), problem.k)
 
         def gather(matrices: Matrices) -> list[torch.Tensor]:
@@ -67,7 +69,7 @@ def short(
             return [mm(whole, w) for w in weights]
 
         return gather
-    if problem.op == "matmul_all_reduce":
+    if flow.shares:
         all_reduce = dist.all_reduce
 
         def reduce(matrices: Matrices) -> list[torch.Tensor]:
@@ -76,7 +78,7 @@ def short(
             return [whole]
 
         return reduce
-    if problem.op == "matmul_reduce_scatter" and even:
+    if flow.sums and even:
         reduce_scatter, mine_shape = collectives.reduce_scatter, (rows[0], problem.n)
 
         def scatter(matrices: Matrices) -> list[torch.Tensor]:
@@ -86,7 +88,7 @@ def short(
             return [mine]
 
         return scatter
-    if problem.op in EXCHANGING:
+    if flow.splits:
         return _short_exchange(problem, group, rank)
     return None
 
@@ -104,7 +106,7 @@ def _short_exchange(
         exchanged(found, mine.contiguous(), into, out_of, group=group)
         return found
 
-    if problem.op == "all_to_all_matmul":
+    if problem.flow.gathers:
         return lambda matrices: [mm(move(matrices[0]), matrices[1])]
     return lambda matrices: [move(mm(*matrices))]
 
@@ -136,7 +138,7 @@ def _reduced(problem: Problem, given: Named, group: Any, rank: int) -> torch.Ten
     """Sum as NCCL does: in the input's dtype."""
     whole = _multiplied(problem, given, rank)
     rows = problem.rows
-    if problem.op == "matmul_all_reduce":
+    if problem.flow.shares:
         dist.all_reduce(whole, group=group)
         mine = whole
     else:

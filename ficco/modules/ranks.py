@@ -26,7 +26,7 @@ from ficco.errors import DevicesRefused, InputError
 from ficco.machine import Machine
 from ficco.modules import plain
 from ficco.private.torch_core import symmetric_memory
-from ficco.problem import REDUCING, Problem, offsets
+from ficco.problem import Problem, offsets
 from ficco.runtime import collectives
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
@@ -336,20 +336,20 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
     Uneven rows go as the collectives want them, padded to the longest.
     """
     mine, world, longest = given[rank], problem.world, max(problem.rows)
-    if problem.op == "embedding_all_to_all":
+    if problem.flow.pools:
         return _pooling(problem, mine), _sending_bags(problem, mine, rank)
     x = mine["x"]
-    if problem.op == "all_gather_matmul":
+    if problem.flow.own_columns:
         whole = torch.cat([theirs["x"] for theirs in given])
         shard, target = x.new_zeros((longest, problem.k)), x.new_empty((world * longest, problem.k))
         return (
             _multiplying(problem, whole, mine),
             lambda: collectives.all_gather(target, shard),
         )
-    if problem.op == "matmul_all_reduce":
+    if problem.flow.shares:
         product = x.new_zeros((problem.m, problem.n))
         return _multiplying(problem, x, mine), lambda: dist.all_reduce(product)
-    if problem.op in REDUCING:
+    if problem.flow.sums:
         product = x.new_zeros((world * longest, problem.n))
         own = x.new_empty((longest, problem.n))
         return (
@@ -357,7 +357,7 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
             lambda: collectives.reduce_scatter(own, product),
         )
     taken = [row[rank] for row in problem.splits]
-    if problem.op == "all_to_all_matmul":
+    if problem.flow.gathers:
         sent = x
         edges = [offsets(row) for row in problem.splits]
         blocks = [

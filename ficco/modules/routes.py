@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ficco import registry
 from ficco.errors import InputError
 from ficco.modules import groups, operators
 from ficco.modules.calling import check_dense, check_sized
@@ -88,23 +89,21 @@ def perform(name: str, args: Sequence[Any]) -> Any:
     """Run an operator without recording a gradient, unless somebody looks on who does."""
     if _modes() or _functions():
         return custom(name, args)
-    return getattr(operators, name)(*args)
+    return operators.run(name, args)
 
 
 def custom(name: str, args: Sequence[Any]) -> Any:
     """Run an operator as a custom operator of torch: groups go by name, schedules as text."""
-    given = list(args)
-    if name == "token":
-        return torch.ops.ficco.token(*given)
-    at = -1 if name == "exchange_rows" else -3
-    given[at] = _name(given[at], name)
-    if at == -3:
+    given, function = list(args), registry.function(name)
+    if function.group_at is not None:
+        given[function.group_at] = _name(given[function.group_at], function)
+    if function.group_at == -3:
         given[-2] = _text(given[-2])
     return getattr(torch.ops.ficco, name)(*given)
 
 
-def _name(group: Any, operator: str) -> str:
-    if operator == "column_matmul" and not torch.distributed.is_initialized():
+def _name(group: Any, function: registry.Function) -> str:
+    if not function.sends and not torch.distributed.is_initialized():
         return ""
     if isinstance(group, str):
         return group

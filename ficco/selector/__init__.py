@@ -166,7 +166,7 @@ def automatic(
     """
     given()  # as in `choose`
     profile = profile_for(machine, device, problem.world)
-    pools = problem.op == "embedding_all_to_all"
+    pools = problem.flow.pools
     if profile is None:
         how = "" if device else f" --processes --ranks {problem.world}"
         reason = (
@@ -309,7 +309,7 @@ def decide(
 
 
 def _check(problem: Problem, machine: Machine, regime: str, by: str | None) -> None:
-    machine.check_rated(None if problem.op == "embedding_all_to_all" else problem.dtype)
+    machine.check_rated(None if problem.flow.pools else problem.dtype)
     if regime not in REGIMES:
         raise InputError(f"regime {regime!r}: it is one of {', '.join(REGIMES)}")
     if by is not None and by not in METHODS:

@@ -35,10 +35,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ficco import data, reading
+from ficco import data, reading, registry
 from ficco.errors import InputError, closest
 from ficco.machine import Machine
-from ficco.problem import DTYPES, OPERATORS, Problem
+from ficco.problem import DTYPES, Problem
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts, facts_of
 from ficco.timeline import REGIMES
@@ -167,7 +167,7 @@ class Book:
                     f"{where}: grain, route, order and transport have values, not 'world' or "
                     "'machine', for what was measured was one of them"
                 )
-            for word, values in (("op", OPERATORS), ("dtype", DTYPES), ("regime", REGIMES)):
+            for word, values in (("op", registry.names()), ("dtype", DTYPES), ("regime", REGIMES)):
                 if entry[word] not in values:
                     raise InputError(
                         f"{where}: {word}={entry[word]!r}{closest(str(entry[word]), values)}; it "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ficco.lowering.cutting import EDGED
+from ficco import registry
+from ficco.lowering.cutting import is_edged
 from ficco.machine import Machine
-from ficco.problem import GATHERING
 from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.selector.facts import Facts
 
@@ -39,14 +39,18 @@ def plainness(schedule: Schedule) -> tuple[int, bool, int]:
     return schedule.chunks, schedule.pace != "in_step", place
 
 
+def _flow(op: str) -> registry.Flow:
+    return registry.get(op).flow
+
+
 def _gates(op: str, machine: Machine, gates: bool) -> bool:
     """Whether an operator can be one launch; on GPUs none pools bags."""
-    return gates and (machine.engine == "host" or op != "embedding_all_to_all")
+    return gates and (machine.engine == "host" or not _flow(op).pools)
 
 
 def _sums(op: str, machine: Machine) -> bool:
     """Whether sums within a launch may win: on GPUs where they are sent on; measured, see NOTES."""
-    return machine.engine == "host" or op == "matmul_all_reduce"
+    return machine.engine == "host" or _flow(op).shares
 
 
 def _rings(op: str, machine: Machine, world: int, grain: int) -> bool:
@@ -55,21 +59,22 @@ def _rings(op: str, machine: Machine, world: int, grain: int) -> bool:
     Those that are passed on meet what still goes round; measured, see `bench/NOTES.md`. One chunk
     alone is made or travels, never both; and there are words for so many chunks only.
     """
-    rings = op == "matmul_reduce_scatter" and machine.best_route == "rotation"
+    rings = _flow(op).finish == "sum" and machine.best_route == "rotation"
     return rings and grain > 1 and grain * (world - 1) <= MAX_CHUNKS
 
 
 def _turns(op: str, machine: Machine) -> bool:
     """Whether what is pushed is there before, and keeping turns at its receivers may pay."""
-    return op in (*GATHERING, "matmul_all_reduce") and machine.best_route == "rotation"
+    alike = _flow(op).collective in ("all_gather", "all_reduce")  # every peer gets equally much
+    return alike and machine.best_route == "rotation"
 
 
 def _edged(op: str, machine: Machine, grain: int) -> list[Schedule]:
     """Return one launch whose last (first) shard alone is cut, where shards travel in turns."""
-    if op not in EDGED or machine.best_route != "rotation":
+    if not is_edged(_flow(op)) or machine.best_route != "rotation":
         return []
     cut = replace(Schedule.named("gated_1d"), grain=grain, taper="edge", order="by_peer")
-    return [replace(cut, pace="in_step") if op in GATHERING else cut]
+    return [replace(cut, pace="in_step") if _flow(op).own_columns else cut]
 
 
 def _stores(machine: Machine, world: int) -> bool:
@@ -80,7 +85,7 @@ def _stores(machine: Machine, world: int) -> bool:
 
 def few_rows(op: str) -> int:
     """Return how many rows of an operator are few, for one launch that stores at peers."""
-    return FEW_ROWS if op in GATHERING else _SUMMED_ROWS
+    return FEW_ROWS if _flow(op).one_kernel == "gather" else _SUMMED_ROWS
 
 
 def are_few(facts: Facts) -> bool:
@@ -135,13 +140,13 @@ def points(
                 continue
             if named.compute == "gated" and (sums or not _gates(op, machine, gates)):
                 continue
-            if name == "uniform_fused_2d" and op == "embedding_all_to_all":
+            if name == "uniform_fused_2d" and _flow(op).pools:
                 continue  # a bag cannot be cut along its sums
             found.append(replace(named, grain=grain).resolve(world, machine))
         paced = ["hetero_unfused_1d"]
         if not sums and _gates(op, machine, gates):
             paced.append("gated_1d")
-            if op == "matmul_all_reduce" and alone:
+            if _flow(op).shares and alone:
                 paced.append("gated_sums_1d")
         for name in paced if world > 2 and _turns(op, machine) else ():
             in_step = replace(Schedule.named(name), grain=grain, pace="in_step")

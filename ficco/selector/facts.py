@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ficco import registry
 from ficco.lowering.one_kernel_gather import is_one_kernel
-from ficco.problem import EXCHANGING, POOLING, REDUCING, Problem
+from ficco.problem import POOLING, Problem
 
 __all__ = ["Facts", "facts_of"]
 
@@ -50,6 +51,11 @@ class Facts(NamedTuple):
     storing: bool
 
     @property
+    def flow(self) -> registry.Flow:
+        """How the operator's data flows."""
+        return registry.get(self.op).flow
+
+    @property
     def intensity(self) -> float:
         """Operations a byte that leaves the rank."""
         return self.flops / max(self.sent_bytes, 1)
@@ -58,39 +64,39 @@ class Facts(NamedTuple):
 def facts_of(problem: Problem) -> Facts:
     """Return the facts of the largest rank; O(world), for all-to-all O(world^2)."""
     p, world, item = problem, problem.world, problem.itemsize
-    gathers = p.op in ("all_gather_matmul", "all_to_all_matmul")
+    flow = p.flow
+    gathers = flow.gathers
     n = sum(max(output.columns) for output in p.products)
     k, m, sent_rows = p.k, p.m, max(p.rows) * (world - 1)
-    if p.op in REDUCING:
+    if flow.sums:
         k, width = _rounded(max(p.depths)), n
-    elif p.op == "embedding_all_to_all":
+    elif flow.pools:
         n = width = n * max(len(mine) for mine in p.tables)
         k = POOLING
     else:
         width = p.k if gathers else n
-    if p.op == "all_gather_matmul":
+    if flow.own_columns:
         n = _rounded(n)
-    if p.op in EXCHANGING:
+    if flow.splits:
         given = [sum(row) - row[rank] for rank, row in enumerate(p.splits)]
         arriving = [sum(row[rank] for row in p.splits) for rank in range(world)]
         got = [rows - p.splits[rank][rank] for rank, rows in enumerate(arriving)]
         m, sent_rows = max(arriving if gathers else p.rows), max(*given, *got)
-    flops = 0.0 if p.op == "embedding_all_to_all" else 2.0 * m * n * k
+    flops = 0.0 if flow.pools else 2.0 * m * n * k
     sent = sent_rows * width * item
-    passes = 2 if p.op == "matmul_all_reduce" else 1
     piece = sent // max(world - 1, 1)
     axes = {output.axis for output in p.products}
     return Facts(
-        p.op, world, p.dtype, gathers, m, n, k, piece, passes * sent, flops, item,
+        p.op, world, p.dtype, gathers, m, n, k, piece, flow.passes * sent, flops, item,
         axes == {"contraction"}, axes == {"rows"}, _storing(p),
     )  # fmt: skip
 
 
 def _storing(problem: Problem) -> bool:
-    if problem.op == "all_gather_matmul":
+    if problem.flow.one_kernel == "gather":
         return is_one_kernel(problem)
     one = max(map(len, problem.pairs), default=1) == 1
-    return problem.op == "matmul_all_reduce" and one
+    return problem.flow.one_kernel == "all_reduce" and one
 
 
 def _rounded(size: int) -> int:

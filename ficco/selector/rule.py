@@ -25,7 +25,6 @@ from ficco.lowering.one_kernel import slices
 from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.lowering.scattering import finishes_between
 from ficco.machine import SLICED_ROWS, Link, Machine
-from ficco.problem import COLLECTIVE
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts
 
@@ -64,7 +63,7 @@ def _own_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
     if schedule.compute == "gated":
         return _gated_us(facts, machine, rows, schedule.chunks)
     chunks = schedule.chunks if schedule.cut == "rows" else 1
-    if facts.op != "matmul_all_reduce" or not finishes_between(schedule):
+    if not facts.flow.shares or not finishes_between(schedule):
         chunks = 1
     return chunks * _work(facts, machine, rows / chunks)
 
@@ -103,7 +102,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     if world == 1:
         return whole + bool(machine.cores) * (costs.launch_us + costs.call_us), costs.host_launch_us
     if schedule.transport == "collective":
-        moved = machine.collective_us(COLLECTIVE[facts.op], facts.sent_bytes, world)
+        moved = machine.collective_us(facts.flow.collective, facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
     if schedule.transport == "sm":
         before = _is_made_before(facts, schedule)
@@ -114,7 +113,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         return _ring(facts, machine, schedule)
     peers, grain = world - 1, schedule.chunks
     send = send_on = _send_us(facts, machine, schedule)
-    if facts.op == "matmul_all_reduce":  # partial sums keep no turns
+    if facts.flow.shares:  # partial sums keep no turns
         send = _send_us(facts, machine, replace(schedule, pace="free"))
     send += more * (costs.signal_us + machine.link.latency_us * costs.copies_beside_gemm)
     cut, steps, calls = _steps(facts, schedule)
@@ -136,9 +135,9 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         if schedule.sums == "within":  # beside the product of the own tiles, the last behind all
             last = own / grain
             made -= last
-        at_once = facts.op == "matmul_reduce_scatter" and schedule.order == "by_peer"
+        at_once = facts.flow.finish == "sum" and schedule.order == "by_peer"
         end = max(made + last, sent + last / (1 if schedule.sums == "within" or at_once else grain))
-        if facts.op == "matmul_all_reduce":
+        if facts.flow.shares:
             # What comes in turns is moved in turns, all but the last one meanwhile.
             moved = machine.stream_us(2.0 * block * (1 if schedule.route == "rotation" else peers))
             parts = _Sums(steps * piece, own, late, send, send_on, sent, made, last, moved)
@@ -202,7 +201,7 @@ def _on_cores(end: float, worked: float, machine: Machine, world: int) -> float:
 def _pushes(facts: Facts, schedule: Schedule) -> int:
     """Return how many copies to peers a call is, by a schedule without taper="edge"."""
     chunks = schedule.chunks
-    if facts.op == "matmul_all_reduce":  # and of sums
+    if facts.flow.shares:  # and of sums
         chunks += 1 if schedule.sums_at_once else schedule.chunks
     return (facts.world - 1) * chunks
 
@@ -265,7 +264,7 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
     goes alone is made and travels in turn. The sums of the last round are passed on behind all.
     """
     costs, world, grain = machine.costs, facts.world, schedule.chunks
-    turns, reduces = world * grain, facts.op == "matmul_all_reduce"
+    turns, reduces = world * grain, facts.flow.shares
     once = _piece(facts, machine, schedule, facts.m / world / grain, 1)
     piece = once * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
     chunk = facts.m * facts.n / world / grain * facts.item

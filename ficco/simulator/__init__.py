@@ -131,7 +131,7 @@ def predict_ms(
 
 
 def _check(problem: Problem, machine: Machine, regime: str) -> None:
-    machine.check_rated(None if problem.op == "embedding_all_to_all" else problem.dtype)
+    machine.check_rated(None if problem.flow.pools else problem.dtype)
     if regime not in REGIMES:
         raise InputError(
             f"regime={regime!r}{closest(regime, REGIMES)}: it is one of {', '.join(REGIMES)}"

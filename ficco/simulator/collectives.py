@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ficco.machine import Machine
-from ficco.problem import COLLECTIVE, Problem
+from ficco.problem import Problem
 from ficco.simulator.encoding import start_ns
 from ficco.timeline import Span
 
@@ -53,7 +53,7 @@ def spans_of(problem: Problem, machine: Machine, submitted: bool) -> list[Span]:
 
 def _phases(problem: Problem, machine: Machine) -> list[_Phase]:
     ranks, launch_us = range(problem.world), machine.costs.launch_us
-    if problem.op == "embedding_all_to_all":
+    if problem.flow.pools:
         compute = [
             _Phase("bag", "bag", [_bag_us(problem, machine, rank) for rank in ranks]),
             _Phase(
@@ -68,11 +68,11 @@ def _phases(problem: Problem, machine: Machine) -> list[_Phase]:
     ]
     if problem.world == 1:
         return compute[:1]
-    name = COLLECTIVE[problem.op]
+    name = problem.flow.collective
     bytes_out = max(_bytes_out(problem, rank) for rank in ranks)
     us = machine.collective_us(name, bytes_out, problem.world)
     collective = _Phase("collective", name, [us])
-    if problem.op in ("all_gather_matmul", "all_to_all_matmul"):
+    if problem.flow.gathers:
         return [collective, *compute]
     return [compute[0], collective, *compute[1:]]
 
@@ -89,7 +89,7 @@ def _gemm_us(problem: Problem, machine: Machine, rank: int) -> float:
             k = problem.m
         elif problem.depths:
             m = problem.m
-        elif problem.op == "matmul_all_to_all":
+        elif not problem.flow.gathers:
             m = problem.rows[rank]
         times.append(machine.gemm_us(m, columns, k, problem.dtype))
     return sum(times)
@@ -107,13 +107,9 @@ def _permute_us(problem: Problem, machine: Machine, rank: int) -> float:
 
 def _bytes_out(problem: Problem, rank: int) -> int:
     """Return what leaves a rank if it sends each peer its part once (an all-reduce twice)."""
-    others = [peer for peer in range(problem.world) if peer != rank]
-    if problem.op == "all_gather_matmul":
-        elements = problem.rows[rank] * problem.k * len(others)
-    elif problem.splits:
-        width = problem.n if problem.op == "matmul_all_to_all" else problem.k
-        elements = sum(problem.splits[rank][peer] for peer in others) * width
-    else:
-        width = problem.n * (len(problem.tables[rank]) if problem.tables else 1)
-        elements = sum(problem.rows[peer] for peer in others) * width
-    return elements * problem.itemsize * (2 if problem.op == "matmul_all_reduce" else 1)
+    outgoing = problem.operator.blocks(problem, rank).outgoing
+    rows = sum(block.rows for peer, block in enumerate(outgoing) if peer != rank)
+    width = problem.k if problem.flow.gathers else problem.n
+    if problem.flow.pools:
+        width *= len(problem.tables[rank])
+    return problem.flow.passes * rows * width * problem.itemsize

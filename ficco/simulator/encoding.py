@@ -22,7 +22,6 @@ from ficco.errors import PlanError
 from ficco.grouping import ends_of, stores_of
 from ficco.machine import Link, Machine
 from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Signal, Step, copy_unit
-from ficco.problem import GATHERING
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
 
@@ -141,7 +140,7 @@ class Encoder:
     def __init__(self, plan: Plan, machine: Machine, submitted: bool) -> None:
         costs = machine.costs
         self.costs, self.submitted = costs, submitted
-        self.once, self.gathers = is_one_launch(plan, machine), plan.problem.op in GATHERING
+        self.once, self.gathers = is_one_launch(plan, machine), plan.problem.flow.own_columns
         self.twice = plan.schedule.shots == "two"
         # A local copy shares the device with kernels, as work, whichever target: on the host it
         # shares the memory. A `copy` within a rank does only where a kernel copies.

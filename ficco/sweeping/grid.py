@@ -30,10 +30,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ficco import data
+from ficco import data, registry
 from ficco.errors import InputError, MachineError, ScheduleError, closest
 from ficco.machine import Machine
-from ficco.problem import DTYPES, MAX_WORLD, MOST, OPERATORS
+from ficco.problem import DTYPES, MAX_WORLD, MOST
 from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.selector.candidates import few_rows
 from ficco.sweeping.lines import line_of
@@ -201,7 +201,7 @@ def _cases(entry: Any, where: str, line: Callable[[Any], str]) -> Cases:
     if not shapes or not ops:
         raise InputError(f"{where}: op and shapes need at least one entry")
     return Cases(
-        op=tuple(_one(op, OPERATORS, "op", where) for op in ops),
+        op=tuple(_one(op, registry.names(), "op", where) for op in ops),
         shapes=tuple(_sizes(shape, where, line) for shape in shapes),
         m_each=m_each,
         dtypes=_some(entry, "dtypes", tuple(DTYPES), where),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from ficco import registry
 from ficco.engines.gating import check_served
 from ficco.errors import InputError
 from ficco.machine import Machine
@@ -187,7 +188,7 @@ def _regime_refused(machine: Machine, regime: str) -> str:
 
 def _served(shape: Shape, schedule: Schedule, engine: str) -> str:
     """Return why the engine cannot run a schedule; empty if it can."""
-    if engine == "cuda" and shape.op == "embedding_all_to_all":
+    if engine == "cuda" and registry.get(shape.op).flow.pools:
         return "bags are not swept on GPUs: their calls have no GEMM to compare with"
     try:
         check_served(shape.problem, schedule, engine)

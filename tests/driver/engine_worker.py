@@ -17,11 +17,11 @@ import engine_faults as faults
 from engine_node import CUDA, Node, captured, expected, named, problems, refused
 from numpy_on_stream import NumpyOnStream
 
-from ficco import oracle
+from ficco import oracle, registry
 from ficco.engines.peer_signals import SignalsRefused
 from ficco.errors import EngineError, InputError, ScheduleError
-from ficco.lowering.cutting import EDGED
-from ficco.problem import GATHERING, REDUCING, Output, Problem
+from ficco.lowering.cutting import is_edged
+from ficco.problem import Output, Problem
 from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
 
@@ -85,11 +85,11 @@ def ways(op: str, name: str, world: int) -> list[dict[str, str]]:
     found = [{"route": "rotation"}]
     if world > 2:
         found.append({"route": "all_peers"})
-        if op in (*GATHERING, "matmul_all_reduce") and name in IN_STEP:
+        if op in ("all_gather_matmul", "matmul_all_reduce") and name in IN_STEP:
             found.append({"route": "rotation", "pace": "in_step"})
-    if op in EDGED and name in ("gated_1d", "hetero_unfused_1d"):
+    if is_edged(registry.get(op).flow) and name in ("gated_1d", "hetero_unfused_1d"):
         edge = {"route": "rotation", "order": "by_peer", "taper": "edge"}
-        found.append(edge | ({"pace": "in_step"} if op in GATHERING else {}))
+        found.append(edge | ({"pace": "in_step"} if registry.get(op).flow.own_columns else {}))
     return found
 
 
@@ -111,7 +111,7 @@ def again_and_again(world: int, calls: int) -> None:
             names = ["serial", "hetero_fused_1d"]
             names += [] if problem.op == "embedding_all_to_all" else ["uniform_fused_2d"]
             names += ["gather_sm"] if problem.op == "all_gather_matmul" else []
-            names += ["ring_1d"] if problem.op in REDUCING else []
+            names += ["ring_1d"] if registry.get(problem.op).flow.sums else []
             cases += [(problem, n, arrays, exact) for n in names if not refused(problem, n)]
     for _ in range(calls // 4):
         chosen = rng.sample(range(len(cases)), 4)

@@ -27,7 +27,7 @@ from ficco.cli.arguments import request_from
 from ficco.cli.main import parser
 from ficco.errors import FiccoError
 from ficco.lowering import lower
-from ficco.problem import OPERATORS
+from ficco.operators import OPERATORS
 from ficco.verifier import verify
 
 SCRIPT = Path(__file__).with_name("command_on_double.py")

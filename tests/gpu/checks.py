@@ -12,7 +12,8 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ficco.problem import DTYPES, OPERATORS
+from ficco.operators import OPERATORS
+from ficco.problem import DTYPES
 
 __all__ = ["A_RANK_A_GPU", "CHECKS", "MOST", "Check", "Stage", "left_out"]
 

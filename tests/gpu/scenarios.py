@@ -18,16 +18,16 @@ from fuzzed import cases, shared_tiles
 from rank import CUDA, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 import ficco
-from ficco import oracle
+from ficco import oracle, registry
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
-from ficco.lowering.cutting import EDGED
-from ficco.problem import GATHERING, Problem
+from ficco.lowering.cutting import is_edged
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 IN_STEP = ("gated_1d", "gated_sums_1d", "hetero_unfused_1d")  # by `auto`, too
-PACED = (*GATHERING, "matmul_all_reduce")
+PACED = ("all_gather_matmul", "matmul_all_reduce")
 
 
 def operators(me: Rank, op: str, dtype: str, seed: int = 0) -> None:
@@ -61,9 +61,11 @@ def ways(problem: Problem, name: str, schedule: Schedule) -> list[dict[str, str]
     found = [{"route": route} for route in ("rotation", "all_peers")[stores:]]
     if problem.world > 2 and name in IN_STEP and problem.op in PACED:
         found.append({"route": "rotation", "pace": "in_step"})
-    if problem.op in EDGED and name == "gated_1d":
+    if is_edged(problem.flow) and name == "gated_1d":
         edge = {"route": "rotation", "order": "by_peer", "taper": "edge"}
-        found.append({**edge, **({"pace": "in_step"} if problem.op in GATHERING else {})})
+        found.append(
+            {**edge, **({"pace": "in_step"} if registry.get(problem.op).flow.own_columns else {})}
+        )
     return found
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ficco.cli.main import main
-from ficco.problem import OPERATORS
+from ficco.operators import OPERATORS
 
 if __name__ == "__main__":
     folder, rank, world, *arguments = sys.argv[1:]

@@ -11,7 +11,8 @@ import ficco
 from ficco import _native, oracle
 from ficco.cli.main import main
 from ficco.engines import available_memory
-from ficco.problem import OPERATORS, Problem
+from ficco.operators import OPERATORS
+from ficco.problem import Problem
 
 MIB = 1 << 20
 

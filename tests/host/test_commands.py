@@ -16,7 +16,8 @@ from ficco import oracle
 from ficco.cli import engine_choice, run
 from ficco.cli.arguments import Request, request_from
 from ficco.cli.main import main
-from ficco.problem import OPERATORS, Problem
+from ficco.operators import OPERATORS
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 SMALL = ["--m", "67", "--n", "29", "--k", "31", "--iters", "1"]
@@ -29,9 +30,7 @@ def gpus(monkeypatch: Any) -> Any:
     """Let commands of this process see so many GPUs; none, unless a test says otherwise."""
 
     def seen(devices: int, trouble: str = "") -> None:
-        monkeypatch.setattr(
-            engine_choice, "gpus", lambda ranks: engine_choice.Gpus(devices, trouble)
-        )
+        monkeypatch.setattr(engine_choice, "gpus", lambda _: engine_choice.Gpus(devices, trouble))
 
     seen(0, "libcuda.so.1 not found")
     return seen

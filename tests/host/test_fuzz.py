@@ -17,7 +17,7 @@ import ficco
 from ficco import oracle
 from ficco.lowering import recv_copies
 from ficco.machine import Link, Machine
-from ficco.problem import OPERATORS
+from ficco.operators import OPERATORS
 
 SEED = 20261120
 MOST_US = 250.0

@@ -16,7 +16,8 @@ from ficco.compute import named
 from ficco.errors import EngineError, ScheduleError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.problem import OPERATORS, Output, Problem, chunk_sizes
+from ficco.operators import OPERATORS
+from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.local import LocalRuntime
 from ficco.schedule import Schedule
 

@@ -1,6 +1,6 @@
 """Runs the gated GEMM on small shapes and holds it against float64, or reads what it compiles to.
 
-TRITON_INTERPRET=1 python gated_worker.py products|giving_up|late|refusals|warming|leaving ...
+TRITON_INTERPRET=1 python gated_worker.py products|giving_up|late|refusals|warming|release ...
 python gated_worker.py assembly
 """
 

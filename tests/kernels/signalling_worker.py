@@ -336,9 +336,9 @@ def refusals() -> None:
         (pushing, "partial", None, "partial is None"),
         (pushing, "partial", torch.zeros(49, 50), "partial is"),
         (pushing, "partial", torch.zeros(59, 50, dtype=torch.float16), "give them one dtype"),
-        (summing, "recv", None, "landing is None"),
-        (summing, "recv", torch.zeros(60, 49), "landing is"),
-        (summing, "recv", torch.zeros(50, 60).t(), "landing has a stride of"),
+        (summing, "recv", None, "recv is None"),
+        (summing, "recv", torch.zeros(60, 49), "recv is"),
+        (summing, "recv", torch.zeros(50, 60).t(), "recv has a stride of"),
     ):
         table, matrices, gate = case.arguments()
         changed = matrices._replace(**{name: wrong})

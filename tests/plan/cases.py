@@ -7,12 +7,14 @@ from unittest import mock
 
 from hypothesis import strategies as st
 
+from ficco import registry
 from ficco.lowering import lower, recv_copies
-from ficco.lowering.cutting import EDGED
+from ficco.lowering.cutting import is_edged
 from ficco.lowering.one_kernel_gather import is_one_kernel
 from ficco.machine import Link, Machine
+from ficco.operators import OPERATORS
 from ficco.plan import Plan
-from ficco.problem import DTYPES, OPERATORS, REDUCING, Output, Problem
+from ficco.problem import DTYPES, Output, Problem
 from ficco.schedule import Schedule
 
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
@@ -143,16 +145,16 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
     if problem.op == "embedding_all_to_all":
         schedule = replace(schedule, cut="rows")
     schedule = schedule.resolve(problem.world, machine)
-    if problem.op in REDUCING and schedule.compute == "gated":
+    if registry.get(problem.op).flow.sums and schedule.compute == "gated":
         schedule = replace(schedule, sums=draw(st.sampled_from(("apart", "within"))))
     if schedule.taper == "edge":
-        legal = problem.op in EDGED and schedule.cut == "rows" and schedule.sums == "apart"
+        legal = is_edged(problem.flow) and schedule.cut == "rows" and schedule.sums == "apart"
         legal_axes = {"route": "rotation", "order": "by_peer"}
         schedule = replace(schedule, **(legal_axes if legal else {"taper": "none"}))
     turns = gathers or problem.op == "matmul_all_reduce"
     if not turns or schedule.route != "rotation":
         schedule = replace(schedule, pace="free")
-    sums_go_round = problem.op in REDUCING and schedule.compute == "per_chunk"
+    sums_go_round = registry.get(problem.op).flow.sums and schedule.compute == "per_chunk"
     sums_go_round = sums_go_round and schedule.taper != "edge"
     if sums_go_round and schedule.start == "local_first" and draw(st.booleans()):
         schedule = replace(schedule, sums="along")

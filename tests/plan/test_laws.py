@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import Wrong, interpret
 
+from ficco.operators import OPERATORS
 from ficco.plan import Plan
 from ficco.plan_json import dumps, loads
-from ficco.problem import OPERATORS
 from ficco.verifier import verify
 
 SEEDS = range(4)

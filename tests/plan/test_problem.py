@@ -17,8 +17,9 @@ from ficco.errors import FiccoError, InputError, MachineError, ScheduleError
 from ficco.lowering import lower, lower_rank
 from ficco.lowering.cutting import arrivals, chunk_bounds, departures, turn_bounds
 from ficco.machine import Link, Machine
+from ficco.operators import OPERATORS
 from ficco.plan import SIGNALS, SIGNALS_PER_COPY, Signal, signal_at, signal_place
-from ficco.problem import MAX_WORLD, OPERATORS, Output, Problem, chunk_sizes
+from ficco.problem import MAX_WORLD, Output, Problem, chunk_sizes
 from ficco.schedule import AXES, MAX_CHUNKS, Schedule
 
 

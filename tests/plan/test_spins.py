@@ -16,9 +16,10 @@ from handmade import signalling_reduce_scatter
 from interpreter import Wrong, interpret
 
 from ficco.lowering import lower
+from ficco.operators import OPERATORS
 from ficco.plan import Buffer, Part, Plan, Region, Signal, Step, copy_unit
 from ficco.plan_json import dumps, loads
-from ficco.problem import OPERATORS, Output, Problem
+from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.verifier import Violation, verify
 

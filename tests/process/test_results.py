@@ -14,11 +14,12 @@ from ranks import HOST, SCHEDULES, Ranks, gathering, posed
 from ficco import oracle
 from ficco.compute import dtype_of, named
 from ficco.lowering import lower
-from ficco.problem import EXCHANGING, GATHERING, REDUCING, Output, Problem
+from ficco.operators import OPERATORS
+from ficco.problem import Output, Problem
 from ficco.runtime.local import LocalRuntime
 from ficco.schedule import Schedule
 
-GEMMS = (*GATHERING, *REDUCING, *EXCHANGING)
+GEMMS = OPERATORS[:5]
 
 
 @contextmanager

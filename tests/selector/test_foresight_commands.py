@@ -13,7 +13,7 @@ import pytest
 import ficco
 from ficco.cli import engine_choice, explain
 from ficco.cli.main import main
-from ficco.problem import OPERATORS
+from ficco.operators import OPERATORS
 from ficco.schedule import Schedule
 from ficco.selector import Book
 

@@ -14,7 +14,8 @@ from ficco.curves import Curve, GemmTimes
 from ficco.errors import InputError, MachineError, ScheduleError
 from ficco.lowering import lower_rank
 from ficco.machine import Costs, Link, Machine
-from ficco.problem import OPERATORS, Output, Problem
+from ficco.operators import OPERATORS
+from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.selector.book import Book
 from ficco.selector.candidates import points

@@ -10,8 +10,9 @@ import pytest
 from ficco import simulator
 from ficco.lowering import lower, lower_rank
 from ficco.machine import Machine
+from ficco.operators import OPERATORS
 from ficco.plan import Plan, RankPlan
-from ficco.problem import OPERATORS, Output, Problem
+from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.selector import choose
 from ficco.selector.candidates import candidates, points

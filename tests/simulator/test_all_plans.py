@@ -13,8 +13,9 @@ from ficco.curves import Curve
 from ficco.errors import ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Costs, Link, Machine
+from ficco.operators import OPERATORS
 from ficco.plan import ELEMENT_BYTES, Plan, Step
-from ficco.problem import OPERATORS, Output, Problem
+from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.simulator import REGIMES, simulate, simulate_ms
 from ficco.timeline import Span, Timeline

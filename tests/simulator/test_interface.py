@@ -13,8 +13,9 @@ from ficco.curves import Curve, GemmTimes
 from ficco.errors import InputError, MachineError, PlanError, ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Costs, Link, Machine
+from ficco.operators import OPERATORS
 from ficco.plan import Signal, Step
-from ficco.problem import OPERATORS, Output, Problem
+from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.simulator import predict, predict_ms, simulate, simulate_ms
 

@@ -11,7 +11,7 @@ from ficco.report.sweep.drawing import svg
 from ficco.report.sweep.gantt import busy, gantt, last_rank
 from ficco.report.sweep.judging import Choosing, by_loss, choices, gain, geomean, middle, quantile
 from ficco.report.sweep.layout import Block, Card, Limits, Plot, Row, Section, Table, table
-from ficco.report.sweep.naming import NONE, OPERATORS, full, number, percent, short, times
+from ficco.report.sweep.naming import NONE, full, number, operator_label, percent, short, times
 from ficco.report.sweep.reading import Case, Point, Sweep, Traced
 from ficco.report.sweep.sections import Anchors, described, regimes, shown
 
@@ -364,5 +364,5 @@ def words(sweep: Sweep) -> Table:
             about = "ficco's own choice" if name == "auto" else "defined in this sweep's grid"
         rows.append(Row((name, about)))
     for op in dict.fromkeys(case.op for case in sweep.cases):
-        rows.append(Row((OPERATORS.get(op, op), op)))
+        rows.append(Row((operator_label(op), op)))
     return table("Names of schedules and operators", ("<name", "<meaning"), rows)

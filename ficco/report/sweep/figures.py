@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from ficco.report.sweep.drawing import GRID, INK, MUTED, decorate, figure, legend, mark_of
 from ficco.report.sweep.judging import best, best_of_each, middle
-from ficco.report.sweep.naming import OPERATORS, number, percent, short
+from ficco.report.sweep.naming import number, operator_label, percent, short
 from ficco.report.sweep.reading import Case, Point
 
 __all__ = ["curve", "foresight", "losses", "overview", "schedule_map"]
@@ -122,7 +122,7 @@ def schedule_map(cases: Sequence[Case]) -> Figure:
             )  # fmt: skip
         for axes, title in ((left, "schedule"), (right, "grain (s: serial)")):
             decorate(axes)
-            axes.set_title(f"{OPERATORS.get(op, op)}: {title}", fontsize=9, loc="left")
+            axes.set_title(f"{operator_label(op)}: {title}", fontsize=9, loc="left")
             _plain_log(axes, "x", *across)
             _plain_log(axes, "y", *upwards)
         left.set_ylabel("operations per byte sent")

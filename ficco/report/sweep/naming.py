@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import math
 
+from ficco import registry
 from ficco.report.sweep.reading import Case
 
-__all__ = ["OPERATORS", "REGIMES", "full", "number", "percent", "short", "size", "times"]
+__all__ = ["REGIMES", "full", "number", "operator_label", "percent", "short", "size", "times"]
 
-OPERATORS = {
-    "all_gather_matmul": "AG+mm",
-    "matmul_reduce_scatter": "mm+RS",
-    "matmul_all_reduce": "mm+AR",
-    "all_to_all_matmul": "A2A+mm",
-    "matmul_all_to_all": "mm+A2A",
-    "embedding_all_to_all": "emb+A2A",
-}
 REGIMES = {
     "captured": "replayed in CUDA graphs",
     "eager": "calls back to back, from the host",
@@ -26,9 +19,14 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 NONE = "-"
 
 
+def operator_label(op: str) -> str:
+    """Return an operator's short label; for an unregistered operator, its name."""
+    return registry.get(op).label if op in registry.names() else op
+
+
 def short(case: Case, regime: bool = False) -> str:
     """Return a case in short form: operator, sizes, dtype, ranks."""
-    op = OPERATORS.get(case.op, case.op)
+    op = operator_label(case.op)
     dtype = _DTYPES.get(case.dtype, case.dtype)
     text = f"{op} {case.m}x{case.n}x{case.k} {dtype} {case.world} ranks"
     return f"{text}, {case.regime}" if regime else text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ficco.problem import DTYPES, EXCHANGING, Problem
+from ficco import registry
+from ficco.problem import DTYPES, Problem
 
 __all__ = ["Layout", "Shape"]
 
@@ -28,6 +29,11 @@ class Layout:
     dtype: str = "bfloat16"
 
     @property
+    def flow(self) -> registry.Flow:
+        """How the operator's data flows."""
+        return registry.get(self.op).flow
+
+    @property
     def id(self) -> str:
         """Operator and shape."""
         return f"{self.op} {self.m}x{self.n}x{self.k}"
@@ -40,20 +46,20 @@ class Layout:
     @property
     def problem(self) -> Problem:
         """The problem over all ranks."""
-        m = self.m * self.world if self.op in EXCHANGING else self.m
+        m = self.m * self.world if self.flow.splits else self.m
         return Problem.chunked(self.op, self.world, m, self.n, self.k, self.dtype)
 
     def of_columns(self, count: int) -> Layout:
         """Return the layout of so many columns of every rank's output."""
-        return replace(self, n=count * self.world if self.op == "all_gather_matmul" else count)
+        return replace(self, n=count * self.world if self.flow.own_columns else count)
 
     @property
     def unfit(self) -> str:
         """Say why the shape cannot be split evenly; empty where it can."""
         split = {"m": self.m}
-        if self.op == "all_gather_matmul":
+        if self.flow.own_columns:
             split["n"] = self.n
-        elif self.op not in EXCHANGING:
+        elif not self.flow.splits:
             split["k"] = self.k
         odd = [f"{name}={size}" for name, size in split.items() if size % self.world]
         return f"{', '.join(odd)} not divisible by {self.world}" if odd else ""
@@ -61,14 +67,14 @@ class Layout:
     @property
     def x(self) -> Shape:
         """Shape of a rank's input."""
-        if self.op == "all_gather_matmul":
+        if self.flow.own_columns:
             return self.m // self.world, self.k
-        return self.m, self.k if self.op in EXCHANGING else self.k // self.world
+        return self.m, self.k if self.flow.splits else self.k // self.world
 
     @property
     def w(self) -> Shape:
         """Shape of a rank's weight."""
-        if self.op == "all_gather_matmul":
+        if self.flow.own_columns:
             return self.k, self.n // self.world
         return self.x[1], self.n
 
@@ -80,7 +86,7 @@ class Layout:
     @property
     def y(self) -> Shape:
         """Shape of a rank's output."""
-        rows = self.m // self.world if self.op == "matmul_reduce_scatter" else self.m
+        rows = self.m // self.world if self.flow.finish == "sum" else self.m
         return rows, self.w[1]
 
     @property
@@ -91,13 +97,13 @@ class Layout:
     @property
     def piece(self) -> int:
         """Elements that a rank sends to one peer at once."""
-        width = self.n if self.op.startswith("matmul") else self.k
+        width = self.k if self.flow.gathers else self.n
         return self.m // self.world * width
 
     @property
     def passes(self) -> int:
         """How many times a rank sends a piece to every peer."""
-        return 2 if self.op == "matmul_all_reduce" else 1
+        return self.flow.passes
 
     @property
     def bytes_out(self) -> int:

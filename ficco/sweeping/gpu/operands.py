@@ -84,17 +84,17 @@ class Operands:
 
     @property
     def _gathers(self) -> bool:
-        return self.layout.op in ("all_gather_matmul", "all_to_all_matmul")
+        return self.layout.flow.gathers
 
     # ---- calls to compare
 
     def serial(self, i: int) -> Tensor:
         """Run NCCL and torch.mm one after the other, into preallocated memory."""
-        x, w, op = self.x[i % self.sets], self.w[i % self.sets], self.layout.op
+        x, w = self.x[i % self.sets], self.w[i % self.sets]
         if self._gathers:
             self.move(self.gathered, x)
             return torch.mm(self.gathered, w, out=self.product)
-        if op == "matmul_all_reduce":
+        if self.layout.flow.shares:
             torch.mm(x, w, out=self.y)
             dist.all_reduce(self.y)
             return self.y
@@ -108,7 +108,7 @@ class Operands:
 
         function = getattr(ficco, self.layout.op)
         words: dict[str, Any] = {"schedule": schedule}
-        if "all_to_all" in self.layout.op:
+        if self.layout.flow.splits:
             words["splits"] = self.splits
         return lambda i: function(self.x[i % self.sets], self.w[i % self.sets], **words)
 
@@ -129,14 +129,14 @@ class Operands:
         if self._gathers:
             return lambda i: self.move(self.gathered, self.x[i % self.sets])
         sources = [plain(self.layout.product, self.dtype).normal_() for _ in range(2)]
-        if self.layout.op == "matmul_all_reduce":
+        if self.layout.flow.shares:
             return lambda i: self.move(sources[i % 2], sources[i % 2])
         return lambda i: self.move(self.y, sources[i % 2])
 
     def push(self, places: list[Tensor]) -> Run:
         """Return the whole transfer as copies to one peer at a time: rank+1, rank+2, ..."""
         layout, world = self.layout, self.layout.world
-        if layout.op == "all_gather_matmul":
+        if layout.flow.own_columns:
             pieces = [[x.view(-1)] * world for x in self.x]
         else:
             wholes = (
@@ -157,12 +157,12 @@ class Operands:
 
     def move(self, target: Tensor, source: Tensor) -> Tensor:
         """Run the operator's collective on a rank's part; return the target."""
-        op = self.layout.op
-        if op == "all_gather_matmul":
+        collective = self.layout.flow.collective
+        if collective == "all_gather":
             collectives.all_gather(target, source)
-        elif op == "matmul_reduce_scatter":
+        elif collective == "reduce_scatter":
             collectives.reduce_scatter(target, source)
-        elif op == "matmul_all_reduce":
+        elif collective == "all_reduce":
             dist.all_reduce(target)
         else:
             dist.all_to_all_single(target, source)
@@ -249,12 +249,12 @@ class Operands:
             self.move(whole, x)
             return whole @ w
         product = x @ w
-        if layout.op == "matmul_all_to_all":
+        if layout.flow.finish == "move":
             y = plain(layout.y, self.dtype)
             self.move(y, product)
             return y
         total = product.float()
-        if layout.op == "matmul_all_reduce":
+        if layout.flow.shares:
             dist.all_reduce(total)
             return total.to(self.dtype)
         own = torch.empty(layout.y, dtype=torch.float32, device="cuda")

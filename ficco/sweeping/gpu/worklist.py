@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ficco.problem import EXCHANGING
+from ficco import registry
 from ficco.sweeping.gpu.layout import Layout
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.points import Case, Shape
@@ -47,5 +47,5 @@ class Todo:
 
 def layout_of(shape: Shape) -> Layout:
     """Return the layout of a rank's tensors for a shape."""
-    m = shape.m // shape.world if shape.op in EXCHANGING else shape.m
+    m = shape.m // shape.world if registry.get(shape.op).flow.splits else shape.m
     return Layout(shape.op, m, shape.n, shape.k, shape.world, shape.dtype)

@@ -1,4 +1,4 @@
-"""matmul_reduce_scatter: from x_r [m, k_r] and w_r [k_r, n], its rows of the sum of x_s . w_s.
+"""Reduce-scatter: products of all ranks are added up, each rank gets its rows of the sum.
 
 Partial sums are rounded to the input's dtype, also the owner's own (where ranks have several pairs
 of x and w, a pair); it adds them in float32, in rank order, and rounds again: in a pass of its own,
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ficco.lowering.blocks import scattered
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import await_data, batches, close, reduce
 from ficco.lowering.producing import PARTIAL, Products
@@ -22,12 +21,12 @@ from ficco.plan import Buffer, RankPlan, Signal
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
-__all__ = ["lower_rank", "reduction_buffers", "reduction_cut"]
+__all__ = ["lower_reduce_scatter", "reduction_buffers", "reduction_cut"]
 
 
 def reduction_cut(problem: Problem, schedule: Schedule, rank: int) -> Cut:
     """Return how the sums of all ranks are cut: every rank makes all n columns."""
-    widths, blocks = (problem.n,) * problem.world, scattered(problem, rank)
+    widths, blocks = (problem.n,) * problem.world, problem.operator.blocks(problem, rank)
     return Cut(blocks, schedule, widths, (0,) * problem.world, PARTIAL, blocks.own.begin)
 
 
@@ -41,8 +40,8 @@ def reduction_buffers(problem: Problem, products: Products, cut: Cut) -> list[Bu
     ]
 
 
-def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
-    """Return the plan of one rank. See `ficco.lowering`."""
+def lower_reduce_scatter(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     check_implemented(problem.op, schedule)
     products = Products(problem, rank)
     if problem.world == 1:

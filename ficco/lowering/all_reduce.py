@@ -1,4 +1,4 @@
-"""matmul_all_reduce: from x_r [m, k_r] and w_r [k_r, n], the whole sum of x_s . w_s, on every rank.
+"""All-reduce: products of all ranks are added up, and every rank gets the whole sum.
 
 A reduce-scatter whose owners push their sums on, chunk by chunk, as they are made, step by step
 while later steps are still multiplied; every rank moves what it got from the window into its output
@@ -12,7 +12,8 @@ before the first sum, behind these on their lanes, for on GPUs the signal behind
 pushes of other lanes (`bench/NOTES.md`). With sums="along" the sums come to their
 owners round a ring (see `ring`), and are pushed on from there while later chunks go round.
 
-With transport="sm" the kernel that multiplies stores at the peers itself: see `direct`.
+With transport="sm" the kernel that multiplies stores at the peers itself: see
+`one_kernel_all_reduce`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from ficco.errors import ScheduleError
 from ficco.lowering import one_kernel_all_reduce
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
-from ficco.lowering.matmul_reduce_scatter import reduction_buffers, reduction_cut
 from ficco.lowering.one_kernel_all_reduce import REDUCED
 from ficco.lowering.producing import Products
 from ficco.lowering.recv_copies import Arrival, moves
+from ficco.lowering.reduce_scatter import reduction_buffers, reduction_cut
 from ficco.lowering.ring import OPENED, PUSH, Own, check_ring, circulate, ring_words
 from ficco.lowering.scattering import Chunk, Cut, Made, finishes_between, make_and_push
 from ficco.lowering.single import alone
@@ -35,27 +36,27 @@ from ficco.plan import Buffer, RankPlan, Region, Signal, Step
 from ficco.problem import Problem, offsets
 from ficco.schedule import MAX_CHUNKS, Schedule
 
-__all__ = ["lower_rank"]
+__all__ = ["lower_all_reduce"]
 
 COLLECT = "collect"
 SPREAD = "spread"
 
 
-def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
-    """Return the plan of one rank. See `ficco.lowering`."""
+def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     check_implemented(problem.op, schedule)
     if schedule.transport == "sm":
-        return one_kernel_all_reduce.lower_rank(problem, schedule, rank)
+        return one_kernel_all_reduce.lower_one_kernel_all_reduce(problem, schedule, rank)
     if schedule.shots == "one":
         raise ScheduleError(
-            f"matmul_all_reduce: shots='one' with transport={schedule.transport!r} is not "
+            f"{problem.op}: shots='one' with transport={schedule.transport!r} is not "
             "implemented; the nearest that works is shots='two', or the schedule one_shot_sm"
         )
     if schedule.sums == "along":
         check_ring(problem.op, schedule, problem.world)
     elif 2 * schedule.chunks > MAX_CHUNKS:
         raise ScheduleError(
-            f"matmul_all_reduce: grain={schedule.chunks}; every chunk travels twice, so grain is "
+            f"{problem.op}: grain={schedule.chunks}; every chunk travels twice, so grain is "
             f"at most {MAX_CHUNKS // 2}"
         )
     if schedule.pace == "in_step" and schedule.route != "rotation":

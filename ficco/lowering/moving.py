@@ -1,0 +1,74 @@
+"""Operators whose results arrive in a window and are moved into the output, as they are.
+
+They are blocks of products (a mixture of experts' combine), or pooled bags of the tables of all
+ranks, side by side. The copies out of the window are part of the operator.
+"""
+
+from __future__ import annotations
+
+from ficco.errors import ScheduleError
+from ficco.lowering.cutting import check_implemented
+from ficco.lowering.finishing import batches, close, move
+from ficco.lowering.producing import PARTIAL, Bags, Piece, Products
+from ficco.lowering.scattering import RECV, Cut, make_and_push
+from ficco.lowering.single import alone
+from ficco.plan import Buffer, RankPlan, Region
+from ficco.problem import Problem, offsets
+from ficco.schedule import Schedule
+
+__all__ = ["lower_moving"]
+
+
+def lower_moving(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
+    check_implemented(problem.op, schedule)
+    if problem.flow.pools:
+        return _lower_bags(problem, schedule, rank)
+    products = Products(problem, rank)
+    if problem.world == 1:
+        return alone(problem, products)
+    if problem.outputs[0].bias:
+        raise ScheduleError(
+            f"{problem.op} has no bias: rows come from other ranks' weights; add it afterwards"
+        )
+    blocks = problem.operator.blocks(problem, rank)
+    widths, lefts = (problem.n,) * problem.world, (0,) * problem.world
+    cut = Cut(blocks, schedule, widths, lefts, "y0", own_row=blocks.own.recv)
+    return _lower(problem, cut, products)
+
+
+def _lower_bags(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of a rank that pools its tables; every rank has columns of its own."""
+    if schedule.cut == "columns":
+        raise ScheduleError(
+            f"{problem.op}: bags are cut by the batch; the nearest that works is cut='rows'"
+        )
+    widths = tuple(problem.n * len(tables) for tables in problem.tables)
+    lefts = offsets(widths)
+    bags = Bags(problem, rank, problem.lookups[rank])
+    if problem.world == 1:
+        rows, total = problem.rows[rank], lefts[-1]
+        piece = Piece(0, rows, 0, total, Region(0, "y0", 0, rows, 0, total))
+        output = Buffer("y0", "output", rows, total, problem.dtype)
+        return RankPlan(rank, (*bags.operands(), output), tuple(bags.steps("all", [piece])))
+    blocks = problem.operator.blocks(problem, rank)
+    cut = Cut(blocks, schedule, widths, lefts[:-1], "y0", own_col=lefts[rank])
+    return _lower(problem, cut, bags)
+
+
+def _lower(problem: Problem, cut: Cut, producer: Products | Bags) -> RankPlan:
+    """Return the plan of a rank that makes its pieces, pushes them, and moves what arrives."""
+    rank, dtype = cut.rank, problem.dtype
+    (rows, columns), *_ = problem.result_shapes(rank)
+    made = make_and_push(cut, producer)
+    arrivals = batches(cut, per_chunk=True)
+    made.steps += move(cut, arrivals, problem.itemsize)
+    close(cut, made, [signal for batch in arrivals for signal in batch.signals])
+    height = sum(block.rows for block in cut.blocks.outgoing)
+    buffers = [
+        *producer.operands(),
+        Buffer("y0", "output", rows, columns, dtype),
+        Buffer(PARTIAL, "workspace", height, cut.widths[rank], dtype),
+        Buffer(RECV, "window", cut.blocks.window_rows, columns, dtype, copies=2),
+    ]
+    return RankPlan(rank, tuple(buffers), tuple(made.steps))

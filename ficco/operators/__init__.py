@@ -1,0 +1,37 @@
+"""The operators of ficco, one record a file, and `register` for further ones.
+
+A record says all that is specific to an operator (see `Operator`). Other modules loop over records
+and name no operator. Neither NumPy nor PyTorch is loaded here.
+"""
+
+from __future__ import annotations
+
+from ficco.operators import (
+    all_gather_matmul,
+    all_to_all_matmul,
+    auxiliary,
+    column_matmul,
+    embedding_all_to_all,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_reduce_scatter,
+)
+from ficco.registry import Flow, Function, Operator, get, names, register, register_function
+
+__all__ = ["OPERATORS", "Flow", "Function", "Operator", "get", "names", "register"]
+
+OPERATORS = tuple(
+    register(module.OPERATOR).name
+    for module in (
+        all_gather_matmul,
+        matmul_reduce_scatter,
+        matmul_all_reduce,
+        all_to_all_matmul,
+        matmul_all_to_all,
+        embedding_all_to_all,
+    )
+)
+"""The names of ficco's own operators."""
+
+for _function in (column_matmul.FUNCTION, auxiliary.EXCHANGE_ROWS, auxiliary.TOKEN):
+    register_function(_function)

@@ -1,0 +1,412 @@
+"""all_gather_matmul: from x_r [m_r, k] and w_r [k, n_r], concat over s of x_s, . w_r [m, n_r].
+
+Several weights may share the gather. One along the contraction gives concat(x)^T . w_r [k, n_r]
+with w_r [m, n_r] (a weight gradient). The gathered x may be an output itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ficco.errors import InputError
+from ficco.operators import blocks
+from ficco.operators.arrays import (
+    Library,
+    bias_rows,
+    biases_of,
+    check_same_dtype,
+    common_dtype,
+    entry_name,
+    equal_columns,
+    listed,
+    matrices,
+    matrix,
+    row_contiguous,
+)
+from ficco.operators.functions import (
+    CALL,
+    WEIGHTS,
+    add_bias_gradients,
+    as_matrix,
+    first_weight_name,
+    flat_weights,
+    keep_weights,
+    nested_weights,
+    size_for_this_rank,
+    weight_flops,
+)
+from ficco.operators.products import bias_operand, bias_terms, draw_weight, weight_operand
+from ficco.operators.reference import (
+    bias_of,
+    exact_product,
+    library_of,
+    weight_of,
+    wide,
+    zero_of,
+)
+from ficco.problem import Output, Problem, chunk_sizes, offsets
+from ficco.registry import (
+    Array,
+    Arrays,
+    Draw,
+    Exact,
+    Expected,
+    Flow,
+    Function,
+    Kept,
+    Local,
+    Operand,
+    Operator,
+    Posed,
+)
+from ficco.symbolic import Source, combined, dot
+
+__all__ = ["OPERATOR"]
+
+
+def _check(problem: Problem) -> None:
+    """Nothing is refused beyond what every problem refuses."""
+
+
+def _fields(world: int, m: int, n: int, k: int, rows: Sequence[int]) -> dict[str, Any]:
+    return {"outputs": (Output(chunk_sizes(n, world)),)}
+
+
+def _inner(problem: Problem, output: Output) -> int:
+    """Return the height of an output's weight."""
+    return problem.m if output.axis == "contraction" else problem.k
+
+
+def _result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
+    return [
+        (problem.k if output.axis == "contraction" else problem.m, output.columns[rank])
+        for output in problem.outputs
+    ]
+
+
+def _operands(problem: Problem, rank: int) -> list[Operand]:
+    p, shapes = problem, problem.result_shapes(rank)
+    operands = {"x": Operand("x", "input", p.rows[rank], p.k, p.dtype)}
+    for i, output in enumerate(p.outputs):
+        operands[f"y{i}"] = Operand(f"y{i}", "output", *shapes[i], p.dtype)
+        if output.axis != "gathered":
+            name = output.operand
+            operands[name] = weight_operand(p, output, name, _inner(p, output), rank)
+            operands |= {bias.name: bias for bias in bias_operand(p, i, rank)}
+    return list(operands.values())
+
+
+def _meaning(problem: Problem, rank: int) -> Iterator[Expected]:
+    for i, output in enumerate(problem.outputs):
+        if output.axis == "contraction":
+            yield from _along_contraction(problem, rank, i)
+        else:
+            yield from _along_rows(problem, rank, i)
+
+
+def _along_rows(p: Problem, rank: int, i: int) -> Iterator[Expected]:
+    """Yield the rows of every rank's x, or their products."""
+    output, first = p.outputs[i], offsets(p.rows)
+    columns, weight = output.columns[rank], (rank, output.operand)
+    for s in range(p.world):
+        if not p.rows[s] or not columns:
+            continue
+        if output.axis == "gathered":
+            yield Expected(f"y{i}", first[s], first[s + 1], 0, p.k, Source((s, "x"), -first[s], 0))
+            continue
+        term = dot((s, "x"), False, -first[s], weight, output.operand_transposed, 0, 0, (0, p.k))
+        content = combined([term, *bias_terms(p, i, rank)])
+        yield Expected(f"y{i}", first[s], first[s + 1], 0, columns, content)
+
+
+def _along_contraction(p: Problem, rank: int, i: int) -> Iterator[Expected]:
+    """Yield the sum of x_s^T times the rows of the weight that belong to rank s."""
+    output, first = p.outputs[i], offsets(p.rows)
+    columns, weight = output.columns[rank], (rank, output.operand)
+    terms = [
+        dot((s, "x"), True, 0, weight, output.operand_transposed, 0, first[s], (0, p.rows[s]))
+        for s in range(p.world)
+        if p.rows[s]
+    ]
+    if columns:
+        content = combined([*terms, *bias_terms(p, i, rank)])
+        yield Expected(f"y{i}", 0, p.k, 0, columns, content)
+
+
+def _inputs(problem: Problem, rank: int, draw: Draw) -> dict[str, Array]:
+    inputs: dict[str, Array] = {"x": draw.normal(problem.rows[rank], problem.k)}
+    for i, output in enumerate(problem.outputs):
+        if output.axis == "gathered":
+            continue
+        w = draw_weight(problem, output, _inner(problem, output), rank, draw)
+        inputs.setdefault(output.operand, w)
+        if output.bias:
+            inputs[f"bias{i}"] = draw.normal(1, output.columns[rank])
+    return inputs
+
+
+def _reference(
+    problem: Problem, inputs: Sequence[Arrays], ranks: Sequence[int]
+) -> list[list[Exact]]:
+    x = library_of(inputs[0]["x"]).concatenate([wide(arrays["x"]) for arrays in inputs])
+    return [
+        [_reference_of_output(problem, x, inputs[rank], i) for i in range(len(problem.outputs))]
+        for rank in ranks
+    ]
+
+
+def _reference_of_output(problem: Problem, x: Array, inputs: Arrays, i: int) -> Exact:
+    axis = problem.outputs[i].axis
+    if axis == "gathered":
+        return Exact(x, abs(x), zero_of(x), 0)
+    a = x.T if axis == "contraction" else x
+    return exact_product(a, weight_of(problem, inputs, i), bias_of(problem, inputs, i))
+
+
+def _pose(
+    name: str,
+    library: Library,
+    xs: Sequence[Array],
+    ws: Sequence[Array | Sequence[Array]],
+    bias: Sequence[Any] | None = None,
+    axes: Sequence[str] | None = None,
+) -> Posed:
+    """Return the problem of x_r [m_r, k] and one or several weights a rank, and its inputs."""
+    shards = matrices(xs, "xs", library)
+    weights = [
+        [matrix(w, entry_name("ws", r, i, entry), r, library) for i, w in enumerate(listed(entry))]
+        for r, entry in enumerate(ws)
+    ]
+    dtype, k = common_dtype(shards, "xs"), shards[0].shape[1]
+    rows = tuple(x.shape[0] for x in shards)
+    equal_columns(shards, "xs", "m_r, k")
+    if k < 1 or sum(rows) < 1:
+        raise InputError(f"xs: m={sum(rows)}, k={k}; there is nothing to gather")
+    kinds = _axes(axes, len(weights[0]))
+    biases = biases_of(bias, weights)
+    arrays = [{"x": row_contiguous(x, library)} for x in shards]
+    outputs = []
+    for i, axis in enumerate(kinds):
+        _check_weights(weights, ws, i, axis, (sum(rows), k), dtype)
+        columns = tuple(entry[i].shape[1] for entry in weights)
+        offset = bias_rows([entry[i] for entry in biases], columns, dtype, library)
+        operand = "w" if len(kinds) == 1 else f"w{i}"
+        outputs.append(Output(columns, operand, axis, bias=offset is not None))
+        for rank in range(len(xs)):
+            arrays[rank][operand] = weights[rank][i]
+            if offset is not None:
+                arrays[rank][f"bias{i}"] = offset[rank]
+    problem = Problem(name, len(xs), rows, k, tuple(outputs), dtype=dtype.name)
+    return Posed(problem, arrays)
+
+
+def _axes(axes: Any, count: int) -> Sequence[str]:
+    if axes is None:
+        return ("rows",) * count
+    if not isinstance(axes, (tuple, list)):
+        raise InputError(f"axes={axes!r:.80}: a list is needed, 'rows' or 'contraction' a weight")
+    if len(axes) != count:
+        raise InputError(f"axes has {len(axes)} entries, there are {count} weights a rank")
+    for i, axis in enumerate(axes):
+        if axis not in ("rows", "contraction"):
+            raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
+    return axes
+
+
+def _check_weights(
+    weights: list[list[Array]],
+    ws: Sequence[Any],
+    i: int,
+    axis: str,
+    size: tuple[int, int],
+    dtype: Any,
+) -> None:
+    """Hold weight i of every rank against the gathered x, [m, k]."""
+    m, k = size
+    inner, count = m if axis == "contraction" else k, len(weights[0])
+    for rank, entry in enumerate(weights):
+        name = entry_name("ws", rank, i, ws[rank])
+        if len(entry) != count:
+            raise InputError(f"ws[{rank}] has {len(entry)} weights, ws[0] has {count}")
+        check_same_dtype(entry[i], dtype, name)
+        if entry[i].shape[0] != inner:
+            raise InputError(
+                f"{name} has shape {entry[i].shape}; with xs of m={m}, k={k} and axis {axis!r} it "
+                f"is [{inner}, n_r] (pass linear.weight.T)"
+            )
+
+
+# ---- the function of PyTorch: x, w, bias, biased, axes, rows, gathered, group, schedule, grain
+
+
+def _shapes(  # noqa: PLR0913 - a call has as many facts
+    ranks: Callable[[str], tuple[int, int]],
+    x: Array,
+    w: Sequence[Array],
+    bias: Sequence[Array],
+    biased: Sequence[bool],
+    axes: Sequence[str] | None,
+    rows: Sequence[int] | None,
+    gathered: bool,
+    group: str,
+    schedule: str,
+    grain: int | None,
+) -> list[Array]:
+    first = sum(rows) if rows is not None else x.shape[0] * ranks(group)[1]
+    kinds = axes if axes is not None else ["rows"] * len(w)
+    results = [
+        x.new_empty((x.shape[-1], weight.shape[1]))
+        if axis == "contraction"
+        else x.new_empty((first, *x.shape[1:-1], weight.shape[1]))
+        for weight, axis in zip(w, kinds, strict=True)
+    ]
+    if gathered:
+        results.append(x.new_empty((first * math.prod(x.shape[1:-1]), x.shape[-1])))
+    return results
+
+
+def _local(
+    call: Any,
+    x: Array,
+    w: Sequence[Array],
+    bias: Sequence[Array],
+    biased: Sequence[bool],
+    axes: Sequence[str] | None,
+    rows: Sequence[int] | None,
+    gathered: bool,
+) -> Local | list[Array]:
+    """Return a product per weight; where `gathered`, then the concatenation of all x, a matrix.
+
+    `biased` says which weights have a bias.
+    """
+    kinds = list(axes) if axes is not None else ["rows"] * len(w)
+    if not len(w) == len(biased) == len(kinds) or not w:
+        raise InputError(
+            f"{len(w)} weights, {len(biased)} biases, {len(kinds)} axes: give one of each"
+        )
+    sizes = call.rows_of(rows)
+    m, k = sum(sizes), x.shape[-1]
+    outputs, tensors, offset = [], {"x": call.matrix}, iter(bias)
+    for i, (weight, has, axis) in enumerate(zip(w, biased, kinds, strict=True)):
+        inner = {"rows": k, "contraction": m}.get(axis)
+        if inner is None:
+            raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
+        name = first_weight_name(i, len(w))
+        call.check(weight, name, 2)
+        if weight.shape[0] != inner:
+            raise InputError(
+                f"{name} is {list(weight.shape)}; with m={m}, k={k} and axis {axis!r} it is "
+                f"[{inner}, n_r] (pass linear.weight.t())"
+            )
+        columns = size_for_this_rank(weight.shape[1], call.rank, call.world)
+        outputs.append(Output(columns, f"w{i}", axis, bias=has))
+        tensors[f"w{i}"] = weight
+    for i, has in enumerate(biased):
+        if has:
+            tensors[f"bias{i}"] = call.row(next(offset), w[i].shape[1], f"bias[{i}]")
+    if gathered:
+        outputs.append(Output((k,) * call.world, "", "gathered"))
+    alone = call.world == 1 and not all(output.columns[0] for output in outputs)
+    if not m or not k or alone:
+        high = sum(rows) if rows is not None else call.first * call.world
+        whole = call.matrix if alone else call.matrix.new_zeros((m, k))
+        return _multiplied(call, outputs, tensors, whole, high)
+    return Local(Problem(call.name, call.world, sizes, k, tuple(outputs), call.dtype), tensors)
+
+
+def _multiplied(
+    call: Any, outputs: Sequence[Output], tensors: Arrays, whole: Array, high: int
+) -> list[Array]:
+    """Return the products of a gathered x for which no rank is needed: it has no element, say.
+
+    `high` is the first dimension that it has for the user.
+    """
+    results = []
+    for i, output in enumerate(outputs):
+        if output.axis == "gathered":
+            results.append(whole.clone())
+            continue
+        y = (whole.t() if output.axis == "contraction" else whole) @ tensors[output.operand]
+        y = y + tensors[f"bias{i}"] if output.bias else y
+        shape = (high, *call.inner, y.shape[1])
+        results.append(y if output.axis == "contraction" else call.viewed(y, shape))
+    return results
+
+
+def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
+    """Along rows, y = X w: dx sums dy w^T over ranks, dw = X^T dy.
+
+    Along the contraction, y = X^T w: dx sums w dy^T, dw = X dy.
+    """
+    x, *ws = kept.tensors
+    biased, axes, rows, gathered, *rest = kept.rest
+    several = len(biased)
+    axes = axes or ["rows"] * several
+    shape = kept.shapes[0]
+    if rows is not None:
+        rows = [r * math.prod(shape[1:-1]) for r in rows]
+    given = [call.matrix(dy) for dy in dys[:several]]
+    gradients: list[Any] = [None] * len(kept.shapes)
+    if kept.needs[0]:
+        pairs = [
+            (dy, w.t()) if axis == "rows" else (w, dy.t())
+            for dy, w, axis in zip(given, ws, axes, strict=True)
+            if dy is not None
+        ]
+        first, second = [a for a, _ in pairs], [b for _, b in pairs]
+        dx = call.mirror("matmul_reduce_scatter", (first, second, None, rows, *rest))
+        gradients[0] = dx.reshape(shape)
+    wanted = [i for i in range(several) if given[i] is not None and kept.needs[1 + i]]
+    if wanted:
+        mirrored = ["contraction" if axes[i] == "rows" else "rows" for i in wanted]
+        operands = [given[i] for i in wanted]
+        if gathered:
+            dws = [  # laid out as the transpose of a linear layer's weight is
+                (dy.t() @ x).t() if axis == "contraction" else x @ dy
+                for dy, axis in zip(operands, mirrored, strict=True)
+            ]
+        else:
+            dws = call.gather(as_matrix(x), operands, mirrored, (rows, *rest))
+        for i, dw in zip(wanted, dws, strict=True):
+            gradients[1 + i] = dw
+    add_bias_gradients(kept, given, gradients, biased)
+    return gradients
+
+
+def _visible(rest: Sequence[Any]) -> int:
+    return len(rest[0])  # a gathered x is for backward alone
+
+
+OPERATOR = Operator(
+    name="all_gather_matmul",
+    label="AG+mm",
+    flow=Flow(
+        "gather", "products", "multiply", "all_gather", own_columns=True, one_kernel="gather"
+    ),
+    schedules=("gather_sm",),
+    check=_check,
+    fields=_fields,
+    result_shapes=_result_shapes,
+    operands=_operands,
+    meaning=_meaning,
+    blocks=blocks.gathered,
+    inputs=_inputs,
+    reference=_reference,
+    pose=_pose,
+    function=Function(
+        name="all_gather_matmul",
+        schema=f"(Tensor x, {WEIGHTS}, str[]? axes, SymInt[]? rows, bool gathered, {CALL})"
+        " -> Tensor[]",
+        shapes=_shapes,
+        flat=flat_weights,
+        nested=nested_weights,
+        local=_local,
+        flops=weight_flops,
+        keep=keep_weights,
+        gradient=_gradient,
+        visible=_visible,
+        several=True,
+    ),
+)

@@ -1,0 +1,64 @@
+"""all_to_all_matmul: x_r in row blocks; rank r gets concat over s of block r of x_s, . w_r.
+
+The dispatch of a mixture of experts, and the first GEMM of an expert.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ficco.operators import blocks, exchanges
+from ficco.operators.arrays import Library
+from ficco.operators.functions import transposed_splits
+from ficco.registry import Array, Flow, Kept, Operator, Posed
+
+__all__ = ["OPERATOR"]
+
+
+def _pose(
+    name: str,
+    library: Library,
+    xs: Sequence[Array],
+    ws: Sequence[Array],
+    splits: Sequence[Sequence[int]],
+) -> Posed:
+    return exchanges.pose(name, library, xs, ws, splits)
+
+
+def _flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
+    """Multiply what arrived."""
+    return 2 * math.prod(out_shape) * w[0]  # type: ignore[no-any-return]
+
+
+def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
+    """No operator sums over rows that arrive, so that dw fetches x once more."""
+    x, w = kept.tensors
+    splits, *rest = kept.rest
+    dy = call.matrix(dys[0])
+    gradients: list[Any] = [None] * 2
+    if kept.needs[0]:
+        args = (dy, w.t(), transposed_splits(splits), *rest)
+        gradients[0] = call.mirror("matmul_all_to_all", args)
+    if kept.needs[1]:
+        arrived = call.run("exchange_rows", (x, splits, rest[0]))
+        gradients[1] = (dy.t() @ arrived).t()
+    return gradients
+
+
+OPERATOR = Operator(
+    name="all_to_all_matmul",
+    label="A2A+mm",
+    flow=Flow("gather", "products", "multiply", "all_to_all", splits=True),
+    check=exchanges.check,
+    fields=exchanges.fields,
+    result_shapes=exchanges.result_shapes,
+    operands=exchanges.operands,
+    meaning=exchanges.expected,
+    blocks=blocks.exchanged,
+    inputs=exchanges.inputs,
+    reference=exchanges.reference,
+    pose=_pose,
+    function=exchanges.function("all_to_all_matmul", _flops, _gradient),
+)

@@ -1,0 +1,175 @@
+"""Checks of the arrays that a user passes: their library, dtype, shape and byte order.
+
+Arrays are NumPy's, or another library's that looks alike. Neither is loaded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ficco.errors import InputError
+from ficco.problem import DTYPES
+
+__all__ = [
+    "Library",
+    "bias_rows",
+    "biases_of",
+    "check_same_dtype",
+    "common_dtype",
+    "entry_name",
+    "equal_columns",
+    "integer_row",
+    "listed",
+    "matrices",
+    "matrix",
+    "row_contiguous",
+]
+
+Array = Any
+
+
+class Library(Protocol):
+    """A library of arrays that have NumPy's dtypes, shapes and strides."""
+
+    @property
+    def immediate(self) -> bool:
+        """Whether values can be looked at without waiting for a device; where not, nobody does."""
+
+    @property
+    def device(self) -> str:
+        """What the driver calls its devices; empty where there are none."""
+
+    @property
+    def gates(self) -> bool:
+        """Whether what computes on its arrays has gated GEMMs."""
+
+    @property
+    def gpu(self) -> tuple[int, int] | None:
+        """Compute capability and multiprocessors of its GPUs; None where it has none."""
+
+    def refusal(self, array: Any, rank: int) -> str | None:
+        """Say why an array is none of a rank's, to follow its name; None: it is one."""
+
+    def contiguous(self, array: Any) -> Any:
+        """Return an array with contiguous rows."""
+
+    def new(self, shape: tuple[int, int], dtype: Any, rank: int) -> Any:
+        """Return a new array for a rank."""
+
+
+def integer_row(array: Any, name: str, rank: int, library: Library) -> Array:
+    """Return a one-dimensional int64 array as [1, count]."""
+    _check_library(array, name, rank, library)
+    if array.dtype.name != "int64" or array.ndim != 1:
+        raise InputError(f"{name}: a one-dimensional int64 array is needed")
+    row: Array = library.contiguous(array).reshape(1, -1)
+    return row
+
+
+def matrices(arrays: Sequence[Any], name: str, library: Library) -> list[Array]:
+    """Check a matrix of every rank."""
+    return [matrix(array, f"{name}[{rank}]", rank, library) for rank, array in enumerate(arrays)]
+
+
+def matrix(array: Any, name: str, rank: int, library: Library) -> Array:
+    """Check that an array is a matrix of a known dtype, in the library's memory of a rank."""
+    _check_library(array, name, rank, library)
+    if array.dtype.name not in DTYPES:
+        raise InputError(
+            f"{name}: dtype {array.dtype.name} found; it is one of {', '.join(DTYPES)} "
+            "(bfloat16 from ml_dtypes)"
+        )
+    if not array.dtype.isnative:
+        raise InputError(f"{name}: its bytes are not in this machine's order; convert it first")
+    if array.ndim != 2:
+        raise InputError(f"{name}: shape {array.shape} found; a matrix is needed")
+    found: Array = array
+    return found
+
+
+def _check_library(array: Any, name: str, rank: int, library: Library) -> None:
+    refusal = library.refusal(array, rank)
+    if refusal is not None:
+        raise InputError(name + refusal)
+
+
+def entry_name(list_name: str, rank: int, index: int, entry: Any) -> str:
+    """Return how a message names an entry of a rank, which may be one of several."""
+    return f"{list_name}[{rank}]" + (f"[{index}]" if isinstance(entry, (tuple, list)) else "")
+
+
+def listed(entry: Any) -> Sequence[Any]:
+    """Return an entry of a rank as a sequence."""
+    return entry if isinstance(entry, (tuple, list)) else (entry,)
+
+
+def row_contiguous(x: Array, library: Library) -> Array:
+    """Return x, or a copy where a copy engine could not read its rows."""
+    row_bytes = x.shape[1] * x.itemsize
+    fits = x.strides[1] == x.itemsize and (x.strides[0] >= row_bytes or x.shape[0] <= 1)
+    if fits and x.strides[0] >= 0:
+        return x
+    copied: Array = library.contiguous(x)
+    return copied
+
+
+def common_dtype(arrays: Sequence[Array], names: str) -> Any:
+    """Return the dtype of all arrays."""
+    dtype = arrays[0].dtype
+    found = sorted({array.dtype.name for array in arrays})
+    if len(found) > 1:
+        raise InputError(f"{names} are {' and '.join(found)}; give one dtype")
+    return dtype
+
+
+def check_same_dtype(array: Array, dtype: Any, name: str) -> None:
+    """Refuse an array of another dtype than xs[0]."""
+    if array.dtype != dtype:
+        raise InputError(f"{name} is {array.dtype.name}, xs[0] is {dtype.name}; give one dtype")
+
+
+def equal_columns(arrays: Sequence[Array], name: str, shape: str) -> None:
+    """Refuse matrices that differ in their columns."""
+    for rank, array in enumerate(arrays):
+        if array.shape[1] != arrays[0].shape[1]:
+            raise InputError(
+                f"{name}[{rank}] has {array.shape[1]} columns, {name}[0] has "
+                f"{arrays[0].shape[1]}; all are [{shape}]"
+            )
+
+
+def biases_of(bias: Sequence[Any] | None, weights: list[list[Array]], flat: bool = False) -> Any:
+    """Return per rank a list with a bias or None per weight (`flat`: per rank just that)."""
+    found: list[list[Any]] = [[None] * len(entry) for entry in weights]
+    if bias is not None:
+        if not isinstance(bias, (tuple, list)):
+            raise InputError(f"bias: {type(bias).__name__} found; give a list, an entry per rank")
+        if len(bias) != len(weights):
+            raise InputError(f"bias has {len(bias)} entries, the node has {len(weights)} ranks")
+        for rank, entry in enumerate(bias):
+            mine = list(entry) if isinstance(entry, (tuple, list)) else [entry]
+            if len(mine) != len(weights[rank]):
+                raise InputError(
+                    f"bias[{rank}] has {len(mine)} entries, ws[{rank}] has {len(weights[rank])}"
+                )
+            found[rank] = mine
+    return [entry[0] for entry in found] if flat else found
+
+
+def bias_rows(
+    biases: list[Any], columns: Sequence[int], dtype: Any, library: Library
+) -> list[Array] | None:
+    """Return every rank's bias as [1, n_r], or None where no rank has one."""
+    if all(bias is None for bias in biases):
+        return None
+    rows = []
+    for rank, bias in enumerate(biases):
+        if bias is None:
+            raise InputError("bias: some ranks have one and some have none")
+        _check_library(bias, f"bias[{rank}]", rank, library)
+        check_same_dtype(bias, dtype, f"bias[{rank}]")
+        if bias.shape not in ((columns[rank],), (1, columns[rank])):
+            raise InputError(f"bias[{rank}] has shape {bias.shape}; it is [{columns[rank]}]")
+        rows.append(library.contiguous(bias).reshape(1, -1))
+    return rows

@@ -1,0 +1,406 @@
+"""embedding_all_to_all: rank r pools its tables for the whole batch, gets its slice of all tables.
+
+y_r [b_r, all tables of all ranks side by side].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ficco.checking import whole_numbers
+from ficco.errors import InputError
+from ficco.operators.arrays import (
+    Library,
+    common_dtype,
+    equal_columns,
+    integer_row,
+    matrix,
+    row_contiguous,
+)
+from ficco.operators.blocks import Blocks, Incoming, Outgoing
+from ficco.operators.functions import CALL
+from ficco.operators.products import check_one_output, one_output
+from ficco.operators.reference import is_tensor, library_of, wide, zero_of
+from ficco.problem import POOLING, TABLES, Output, Problem, check_per_rank, chunk_sizes, offsets
+from ficco.registry import (
+    Array,
+    Arrays,
+    Draw,
+    Exact,
+    Expected,
+    Flow,
+    Function,
+    Kept,
+    Local,
+    Operand,
+    Operator,
+    Posed,
+)
+from ficco.symbolic import Source
+
+__all__ = ["OPERATOR"]
+
+
+def _check(problem: Problem) -> None:
+    p = problem
+    check_one_output(p)
+    for name, per_rank in (("tables", p.tables), ("lookups", p.lookups)):
+        if len(per_rank) != p.world:
+            raise InputError(f"{name}: {len(per_rank)} entries found, one per rank is {p.world}")
+        for rank, sizes in enumerate(per_rank):
+            check_per_rank(f"{name}[{rank}]", sizes, len(p.tables[rank]), "tables of that rank")
+    if not any(p.tables):
+        raise InputError("tables: no rank has any")
+
+
+def _fields(world: int, m: int, n: int, k: int, rows: Sequence[int]) -> dict[str, Any]:
+    return {
+        **one_output(world, n),
+        "tables": ((k,) * TABLES,) * world,
+        "lookups": ((m * POOLING,) * TABLES,) * world,
+    }
+
+
+def _result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
+    return [(problem.rows[rank], problem.n * sum(len(tables) for tables in problem.tables))]
+
+
+def _operands(problem: Problem, rank: int) -> list[Operand]:
+    p = problem
+    operands = [Operand("y0", "output", *p.result_shapes(rank)[0], p.dtype)]
+    for i, rows in enumerate(p.tables[rank]):
+        operands += [
+            Operand(f"table{i}", "weight", rows, p.n, p.dtype),
+            Operand(f"indices{i}", "input", 1, p.lookups[rank][i], "int64"),
+            Operand(f"offsets{i}", "input", 1, p.m, "int64"),
+        ]
+    return operands
+
+
+def _meaning(problem: Problem, rank: int) -> Iterator[Expected]:
+    p, column = problem, 0
+    begin = offsets(p.rows)[rank]
+    for s in range(p.world):
+        for i in range(len(p.tables[s])):
+            if p.rows[rank]:
+                content = Source((s, f"bags of table{i}"), begin, -column)
+                yield Expected("y0", 0, p.rows[rank], column, column + p.n, content)
+            column += p.n
+
+
+def _blocks(problem: Problem, rank: int) -> Blocks:
+    """Every rank has the whole batch of its tables; rank d gets its rows, beside other tables."""
+    first, world = offsets(problem.rows), problem.world
+    return Blocks(
+        rank,
+        tuple(Outgoing(first[d], problem.rows[d], 0) for d in range(world)),
+        tuple(Incoming(0, problem.rows[rank]) for _ in range(world)),
+        max(problem.rows),
+    )
+
+
+def _inputs(problem: Problem, rank: int, draw: Draw) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    for i, rows in enumerate(problem.tables[rank]):
+        lookups = problem.lookups[rank][i]
+        arrays[f"table{i}"] = draw.normal(rows, problem.n)
+        arrays[f"indices{i}"] = draw.integers(max(rows, 1), lookups)
+        arrays[f"offsets{i}"] = draw.rising((lookups if rows else 0) + 1, problem.m)
+    return arrays
+
+
+def _reference(
+    problem: Problem, inputs: Sequence[Arrays], ranks: Sequence[int]
+) -> list[list[Exact]]:
+    return [[_pooled(problem, inputs, rank)] for rank in ranks]
+
+
+def _pooled(problem: Problem, inputs: Sequence[Arrays], rank: int) -> Exact:
+    first = offsets(problem.rows)
+    begin, end = first[rank], first[rank + 1]
+    values, magnitudes, longest = [], [], 1
+    for arrays, tables in zip(inputs, problem.tables, strict=True):
+        for i in range(len(tables)):
+            table, indices = wide(arrays[f"table{i}"]), arrays[f"indices{i}"].ravel()
+            edges = [*arrays[f"offsets{i}"].ravel()[begin : end + 1].tolist(), len(indices)]
+            edges = edges[: end - begin + 1]
+            values.append(_bags(table, indices, edges))
+            magnitudes.append(_bags(abs(table), indices, edges))
+            longest = max(longest, *(b - a for a, b in pairwise(edges)), 1)
+    library = library_of(values[0])
+    value = library.concatenate(values, axis=1)
+    magnitude = library.concatenate(magnitudes, axis=1)
+    return Exact(value, magnitude, zero_of(value), longest)
+
+
+def _bags(table: Array, indices: Array, edges: Sequence[int]) -> Array:
+    """Return sums of the table's rows; bag i has the indices from edges[i] to edges[i+1]."""
+    library = library_of(table)
+    if not is_tensor(table):
+        sums = [table[indices[a:b]].sum(axis=0) for a, b in pairwise(edges)]
+        return library.array(sums).reshape(len(edges) - 1, table.shape[1])
+    chosen = indices[edges[0] : edges[-1]]
+    if not len(chosen):
+        return table.new_zeros((len(edges) - 1, table.shape[1]))
+    starts = chosen.new_tensor(edges[:-1]) - edges[0]
+    return library.nn.functional.embedding_bag(chosen, table, starts, mode="sum")
+
+
+def _pose(
+    name: str,
+    library: Library,
+    tables: Sequence[Sequence[Array]],
+    indices: Sequence[Sequence[Array]],
+    offsets: Sequence[Sequence[Array]],
+    rows: Sequence[int] | None = None,
+) -> Posed:
+    """Return the problem of tables [rows, d], indices and offsets of the batch, and its inputs."""
+    world = len(tables)
+    tables, indices, offsets = (
+        [_of_tables(entry, f"{argument}[{rank}]") for rank, entry in enumerate(entries)]
+        for argument, entries in (("tables", tables), ("indices", indices), ("offsets", offsets))
+    )
+    flat = [
+        matrix(table, f"tables[{r}][{i}]", r, library)
+        for r, own_tables in enumerate(tables)
+        for i, table in enumerate(own_tables)
+    ]
+    if not flat:
+        raise InputError("tables: no rank has any")
+    dtype = common_dtype(flat, "tables")
+    equal_columns(flat, "tables", "rows, d")
+    arrays = [
+        _pose_rank(rank, tables[rank], indices[rank], offsets[rank], library)
+        for rank in range(world)
+    ]
+    batch = _batch(arrays)
+    sizes = chunk_sizes(batch, world) if rows is None else whole_numbers(rows, "rows")
+    if len(sizes) != world or sum(sizes) != batch or min(sizes) < 0 or batch < 1:
+        raise InputError(f"rows={list(sizes)}: {world} sizes that add up to the batch, {batch}")
+    problem = Problem(
+        name, world, sizes, 1, (Output((flat[0].shape[1],) * world),), dtype.name,
+        tables=tuple(tuple(table.shape[0] for table in own_tables) for own_tables in tables),
+        lookups=tuple(tuple(len(index) for index in own_indices) for own_indices in indices),
+    )  # fmt: skip
+    return Posed(problem, arrays)
+
+
+def _pose_rank(
+    rank: int,
+    tables: Sequence[Array],
+    indices: Sequence[Array],
+    starts: Sequence[Array],
+    library: Library,
+) -> dict[str, Array]:
+    if not len(tables) == len(indices) == len(starts):
+        raise InputError(
+            f"rank {rank} has {len(tables)} tables, {len(indices)} indices and {len(starts)} "
+            "offsets; give one of each per table"
+        )
+    arrays: dict[str, Array] = {}
+    for i, table in enumerate(tables):
+        where = f"[{rank}][{i}]"
+        index = integer_row(indices[i], f"indices{where}", rank, library)
+        start = integer_row(starts[i], f"offsets{where}", rank, library)
+        if library.immediate:
+            _check_bags(index[0], start[0], table.shape[0], where)
+        arrays |= {
+            f"table{i}": row_contiguous(table, library),
+            f"indices{i}": index,
+            f"offsets{i}": start,
+        }
+    return arrays
+
+
+def _batch(arrays: Sequence[Arrays]) -> int:
+    """Return how many bags every table has."""
+    batch = None
+    for rank, own_arrays in enumerate(arrays):
+        starts = [array for name, array in own_arrays.items() if name.startswith("offsets")]
+        for i, start in enumerate(starts):
+            batch = start.size if batch is None else batch
+            if start.size != batch:
+                raise InputError(
+                    f"offsets[{rank}][{i}] has {start.size} entries, others have {batch}"
+                )
+    assert batch is not None
+    return int(batch)
+
+
+def _of_tables(entry: Any, name: str) -> list[Any]:
+    """Return what a rank has for its tables as a list; rows of one array serve, too."""
+    if isinstance(entry, (tuple, list)) or getattr(entry, "ndim", 0) > 0:
+        return list(entry)
+    raise InputError(f"{name}: {type(entry).__name__} found; give a list, an array per table")
+
+
+def _check_bags(index: Array, start: Array, height: int, where: str) -> None:
+    begins_at_0 = not start.size or start[0] == 0
+    if not begins_at_0 or (start[1:] < start[:-1]).any() or (start > index.size).any():
+        raise InputError(f"offsets{where}: they begin at 0, never fall, and stay within indices")
+    if index.size and not (index.min() >= 0 and index.max() < height):
+        raise InputError(f"indices{where}: found beyond the {height} rows of the table")
+
+
+# ---- the function of PyTorch:
+# tables, indices, starts, like, counts, batch, rows, group, schedule, grain
+
+
+def _flat(args: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    tables, indices, starts, like, *rest = args
+    return [*tables, *indices, *starts, like], tuple(rest)
+
+
+def _nested(tensors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+    count = len(tensors) // 3
+    lists = [list(tensors[i * count : (i + 1) * count]) for i in range(3)]
+    return [*lists, tensors[-1], *rest]
+
+
+def _shapes(  # noqa: PLR0913 - a call has as many facts
+    ranks: Callable[[str], tuple[int, int]],
+    tables: Sequence[Array],
+    indices: Sequence[Array],
+    starts: Sequence[Array],
+    like: Array,
+    counts: Sequence[int],
+    batch: int,
+    rows: Sequence[int] | None,
+    group: str,
+    *rest: Any,
+) -> Array:
+    rank, world = ranks(group)
+    sizes = rows if rows is not None else chunk_sizes(batch, world)
+    return like.new_empty((sizes[rank], like.shape[1] * sum(counts)))
+
+
+def _local(
+    call: Any,
+    tables: Sequence[Array],
+    indices: Sequence[Array],
+    starts: Sequence[Array],
+    like: Array,
+    counts: Sequence[int],
+    batch: int,
+    rows: Sequence[int] | None,
+) -> Local | Array:
+    """Return this rank's batch slice of the pooled bags of all tables.
+
+    `like` [any, dimension] has the dtype and device of all tables, also where a rank has none;
+    `counts` are tables per rank.
+    """
+    if len(counts) != call.world or min(counts) < 0 or counts[call.rank] != len(tables):
+        raise InputError(
+            f"tables_per_rank={list(counts)}: {call.world} sizes of 0 or more are needed, and this "
+            f"rank ({call.rank}) has {len(tables)} tables"
+        )
+    if not len(tables) == len(indices) == len(starts):
+        raise InputError(
+            f"{len(tables)} tables, {len(indices)} indices, {len(starts)} offsets: one of each"
+        )
+    sizes = call.rows_of(rows if rows is not None else chunk_sizes(batch, call.world), total=batch)
+    dimension = like.shape[1]
+    tensors: dict[str, Array] = {"like": like}
+    for i, table in enumerate(tables):
+        call.check(table, f"tables[{i}]", 2)
+        if table.shape[1] != dimension:
+            raise InputError(f"tables[{i}] is {list(table.shape)}; dimension={dimension}")
+        call.check_integers(indices[i], f"indices[{i}]")
+        call.check_integers(starts[i], f"offsets[{i}]")
+        _check_local_bags(indices[i], starts[i], table.shape[0], batch, i)
+        tensors[f"table{i}"] = call.readable(table)
+        tensors[f"indices{i}"] = call.row_of(indices[i])
+        tensors[f"offsets{i}"] = call.row_of(starts[i])
+    if not sum(sizes) or not dimension or not sum(counts):  # of nothing; no rank is needed
+        return like.new_zeros((sizes[call.rank], dimension * sum(counts)))
+    heights = [tuple([1] * count) for count in counts]
+    lookups = [tuple([0] * count) for count in counts]
+    heights[call.rank] = tuple(table.shape[0] for table in tables)
+    lookups[call.rank] = tuple(index.numel() for index in indices)
+    output = Output((dimension,) * call.world)
+    problem = Problem(
+        call.name, call.world, sizes, 1, (output,), call.dtype, tables=tuple(heights),
+        lookups=tuple(lookups),
+    )  # fmt: skip
+    return Local(problem, tensors)
+
+
+def _check_local_bags(index: Array, start: Array, height: int, batch: int, i: int) -> None:
+    """Refuse bags that cannot be. Values are read on the CPU only: GPUs would have to stop."""
+    if start.numel() != batch:
+        raise InputError(f"offsets[{i}] has {start.numel()} entries, batch={batch}")
+    if index.is_cuda:
+        return
+    rising = batch == 0 or (int(start[0]) == 0 and not bool((start[1:] < start[:-1]).any()))
+    if not rising or bool((start > index.numel()).any()):
+        raise InputError(
+            f"offsets[{i}]: {batch} entries that begin at 0, never fall and stay within indices"
+        )
+    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < height):
+        raise InputError(f"indices[{i}]: found beyond the {height} rows of the table")
+
+
+def _keep(tensors: Sequence[Any], rest: Any, needs: Any, ys: Any) -> list[Any]:
+    count = len(tensors) // 3
+    return list(tensors[count : 3 * count])
+
+
+def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
+    """Columns of dy return to the rank of their tables, as rows of one element.
+
+    `like` needs a gradient on ranks that have to take part though no table of theirs does.
+    """
+    counts, batch, rows, group, _, _ = kept.rest
+    count = len(kept.shapes) // 3
+    dimension = kept.shapes[-1][-1]
+    dy = call.matrix(dys[0])
+    sizes = rows if rows is not None else chunk_sizes(batch, len(counts))
+    widths = [dimension * tables for tables in counts]
+    parts = [part.reshape(-1, 1) for part in dy.split(widths, dim=1)]
+    splits = [height * width for height in sizes for width in widths]
+    returned = call.run("exchange_rows", (call.concatenate(parts), splits, group))
+    pooled = returned.reshape(batch, count * dimension)
+    if not pooled.is_cuda:  # on GPUs the sum is float32 as it is
+        pooled = pooled.float()
+    gradients: list[Any] = [None] * len(kept.shapes)
+    if kept.needs[-1]:
+        gradients[-1] = call.run("token", (returned,)).expand(kept.shapes[-1])
+    for i in range(count):
+        if kept.needs[i]:
+            index, start = kept.tensors[i].ravel(), kept.tensors[count + i].ravel()
+            columns = pooled[:, i * dimension : (i + 1) * dimension].contiguous()
+            gradient = call.table_gradient(columns, index, start, kept.shapes[i][0])
+            gradients[i] = gradient.to(dy.dtype)
+    return gradients
+
+
+OPERATOR = Operator(
+    name="embedding_all_to_all",
+    label="emb+A2A",
+    flow=Flow("scatter", "bags", "move", "all_to_all"),
+    check=_check,
+    fields=_fields,
+    result_shapes=_result_shapes,
+    operands=_operands,
+    meaning=_meaning,
+    blocks=_blocks,
+    inputs=_inputs,
+    reference=_reference,
+    pose=_pose,
+    function=Function(
+        name="embedding_all_to_all",
+        schema="(Tensor[] tables, Tensor[] indices, Tensor[] starts, Tensor like, int[] counts, "
+        f"SymInt batch, SymInt[]? rows, {CALL}) -> Tensor",
+        shapes=_shapes,
+        flat=_flat,
+        nested=_nested,
+        local=_local,
+        keep=_keep,
+        gradient=_gradient,
+        cached=False,
+        casts=False,
+    ),
+    per_rank=("tables", "indices", "offsets"),
+)

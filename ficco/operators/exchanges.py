@@ -1,0 +1,235 @@
+"""What the operators of a mixture of experts share: x_r in row blocks, one for each rank.
+
+splits[s][r] rows go from rank s to rank r. One weight w_r [k, n] a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ficco.checking import whole_numbers
+from ficco.errors import InputError
+from ficco.operators.arrays import (
+    Library,
+    common_dtype,
+    equal_columns,
+    matrices,
+    row_contiguous,
+)
+from ficco.operators.functions import CALL, join, split
+from ficco.operators.products import (
+    bias_operand,
+    bias_terms,
+    check_one_output,
+    draw_weight,
+    one_output,
+    product_of,
+    weight_operand,
+)
+from ficco.operators.reference import bias_of, exact_product, library_of, weight_of, wide, zero_of
+from ficco.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
+from ficco.registry import (
+    Array,
+    Arrays,
+    Draw,
+    Exact,
+    Expected,
+    Function,
+    Local,
+    Operand,
+    Posed,
+)
+from ficco.symbolic import combined
+
+__all__ = [
+    "check",
+    "expected",
+    "fields",
+    "function",
+    "inputs",
+    "operands",
+    "pose",
+    "reference",
+    "result_shapes",
+    "splits_table",
+]
+
+
+def check(problem: Problem) -> None:
+    """Refuse splits that do not make up the rows of every rank."""
+    p = problem
+    check_one_output(p)
+    if len(p.splits) != p.world:
+        raise InputError(f"splits: {len(p.splits)} rows found, one per rank is {p.world}")
+    for rank, row in enumerate(p.splits):
+        check_per_rank(f"splits[{rank}]", row, p.world)
+        if sum(row) != p.rows[rank]:
+            raise InputError(f"splits[{rank}] add up to {sum(row)}, but rows are {p.rows[rank]}")
+
+
+def fields(world: int, m: int, n: int, k: int, rows: Sequence[int]) -> dict[str, Any]:
+    """See `Operator.fields`."""
+    return {**one_output(world, n), "splits": tuple(chunk_sizes(r, world) for r in rows)}
+
+
+def result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
+    """See `Operator.result_shapes`."""
+    return [(sum(row[rank] for row in problem.splits), problem.n)]
+
+
+def operands(problem: Problem, rank: int) -> list[Operand]:
+    """See `Operator.operands`."""
+    p, output = problem, problem.outputs[0]
+    return [
+        Operand("x", "input", p.rows[rank], p.k, p.dtype),
+        Operand("y0", "output", *p.result_shapes(rank)[0], p.dtype),
+        weight_operand(p, output, output.operand, p.k, rank),
+        *bias_operand(p, 0, rank),
+    ]
+
+
+def expected(problem: Problem, rank: int) -> Iterator[Expected]:
+    """See `Operator.meaning`."""
+    p, columns = problem, problem.outputs[0].columns[rank]
+    arrived = offsets([row[rank] for row in p.splits])
+    for s in range(p.world):
+        begin = offsets(p.splits[s])[rank]
+        owner = rank if p.flow.gathers else s
+        term = product_of(p, s, owner, begin - arrived[s])
+        if p.splits[s][rank]:
+            content = combined([term, *bias_terms(p, 0, rank)])
+            yield Expected("y0", arrived[s], arrived[s + 1], 0, columns, content)
+
+
+def inputs(problem: Problem, rank: int, draw: Draw) -> dict[str, Array]:
+    """See `Operator.inputs`."""
+    output = problem.outputs[0]
+    arrays = {"x": draw.normal(problem.rows[rank], problem.k)}
+    arrays[output.operand] = draw_weight(problem, output, problem.k, rank, draw)
+    if output.bias:
+        arrays["bias0"] = draw.normal(1, output.columns[rank])
+    return arrays
+
+
+def reference(
+    problem: Problem, inputs: Sequence[Arrays], ranks: Sequence[int]
+) -> list[list[Exact]]:
+    """See `Operator.reference`."""
+    return [[_received(problem, inputs, rank)] for rank in ranks]
+
+
+def _received(problem: Problem, inputs: Sequence[Arrays], rank: int) -> Exact:
+    """Return what a rank gets: the products of its block of every rank's x, below one another."""
+    blocks = []
+    for s, arrays in enumerate(inputs):
+        edges = offsets(problem.splits[s])
+        x = wide(arrays["x"][edges[rank] : edges[rank + 1]])
+        owner = rank if problem.flow.gathers else s
+        blocks.append(exact_product(x, weight_of(problem, inputs[owner], 0)))
+    bias = bias_of(problem, inputs[rank], 0)
+    extra = 0.0 if bias is None else bias
+    library = library_of(blocks[0].value)
+    value = library.concatenate([block.value for block in blocks]) + extra
+    magnitude = library.concatenate([block.magnitude for block in blocks]) + abs(extra)
+    return Exact(value, magnitude, zero_of(value), problem.k + 1)
+
+
+def pose(
+    op: str,
+    library: Library,
+    xs: Sequence[Array],
+    ws: Sequence[Array],
+    splits: Sequence[Sequence[int]],
+) -> Posed:
+    """Return the problem of x_r [rows, k] in row blocks and w_r [k, n], and its inputs."""
+    world = len(xs)
+    shards, weights = matrices(xs, "xs", library), matrices(ws, "ws", library)
+    dtype, k = common_dtype([*shards, *weights], "xs and ws"), shards[0].shape[1]
+    equal_columns(shards, "xs", "rows, k")
+    equal_columns(weights, "ws", "k, n")
+    for rank, w in enumerate(weights):
+        if w.shape[0] != k:
+            raise InputError(f"ws[{rank}] has {w.shape[0]} rows, xs have k={k} columns")
+    if not isinstance(splits, (tuple, list)) and getattr(splits, "ndim", 0) < 1:
+        raise InputError(f"splits: {type(splits).__name__} found; give a list per rank")
+    table = tuple(whole_numbers(row, f"splits[{s}]") for s, row in enumerate(splits))
+    if len(table) != world or any(len(row) != world or min(row) < 0 for row in table):
+        raise InputError(f"splits: {world} x {world} sizes of 0 or more are needed, splits[s][r]")
+    for rank, (x, row) in enumerate(zip(shards, table, strict=True)):
+        if x.shape[0] != sum(row):
+            raise InputError(
+                f"xs[{rank}] has {x.shape[0]} rows, splits[{rank}]={list(row)} add up to {sum(row)}"
+            )
+    rows, n = tuple(x.shape[0] for x in shards), weights[0].shape[1]
+    if sum(rows) < 1 or k < 1 or n < 1:
+        raise InputError(f"m={sum(rows)}, k={k}, n={n}: sizes are 1 or more")
+    problem = Problem(op, world, rows, k, (Output((n,) * world),), dtype.name, splits=table)
+    arrays = [
+        {"x": row_contiguous(x, library), "w": w} for x, w in zip(shards, weights, strict=True)
+    ]
+    return Posed(problem, arrays)
+
+
+# ---- the functions of PyTorch: x, w, splits, group, schedule, grain; splits are flat
+
+
+def shapes(
+    ranks: Callable[[str], tuple[int, int]],
+    x: Array,
+    w: Array,
+    splits: Sequence[int],
+    group: str,
+    *rest: Any,
+) -> Array:
+    """See `Function.shapes`."""
+    rank, world = ranks(group)
+    return x.new_empty((sum(splits[rank::world]), w.shape[1]))
+
+
+def local(call: Any, x: Array, w: Array, splits: Sequence[int]) -> Local | Array:
+    """See `Function.local`."""
+    call.check(x, "x", 2)
+    call.check(w, "w", 2)
+    if w.shape[0] != x.shape[1]:
+        raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
+    table = splits_table(call, splits)
+    rows = tuple(sum(row) for row in table)
+    if not sum(rows) or not x.shape[1] or not w.shape[1]:  # of nothing; no rank is needed
+        return x.new_zeros((sum(row[call.rank] for row in table), w.shape[1]))
+    output = Output((w.shape[1],) * call.world)
+    problem = Problem(call.name, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
+    return Local(problem, {"x": x, "w": w})
+
+
+def splits_table(call: Any, flat: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return splits[s][r], of which this rank's row adds up to the rows that it has."""
+    world = call.world
+    if len(flat) != world * world:
+        raise InputError(f"splits: {world} x {world} sizes are needed, splits[s][r]")
+    table = tuple(tuple(flat[s * world : (s + 1) * world]) for s in range(world))
+    if sum(table[call.rank]) != call.first:
+        raise InputError(
+            f"x has {call.first} rows, splits[{call.rank}] add up to {sum(table[call.rank])}"
+        )
+    return table
+
+
+def keep(tensors: Sequence[Any], rest: Any, needs: Sequence[bool], ys: Any) -> list[Any]:
+    """See `Function.keep`."""
+    return [tensors[0] if needs[1] else None, tensors[1] if needs[0] else None]
+
+
+def function(name: str, flops: Callable[..., int], gradient: Callable[..., list[Any]]) -> Function:
+    """Return the function of one of these operators."""
+    return Function(
+        name=name,
+        schema=f"(Tensor x, Tensor w, SymInt[] splits, {CALL}) -> Tensor",
+        shapes=shapes,
+        flat=split(2),
+        nested=join,
+        local=local,
+        flops=flops,
+        keep=keep,
+        gradient=gradient,
+    )

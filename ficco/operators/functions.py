@@ -1,0 +1,154 @@
+"""What functions of PyTorch share: schemas, how arguments come apart, shapes, FLOPs, gradients.
+
+Tensors are used by their methods alone; PyTorch is not loaded here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ficco.registry import Array, Kept
+
+__all__ = [
+    "CALL",
+    "PAIRS",
+    "WEIGHTS",
+    "add_bias_gradients",
+    "as_matrix",
+    "first_weight_name",
+    "flat_pairs",
+    "flat_weights",
+    "join",
+    "keep_pairs",
+    "keep_weights",
+    "nested_pairs",
+    "nested_weights",
+    "product_flops",
+    "size_for_this_rank",
+    "split",
+    "sum_flops",
+    "transposed_splits",
+    "weight_flops",
+]
+
+CALL = "str group, str schedule, int? grain"
+WEIGHTS = "Tensor[] w, Tensor[] bias, bool[] biased"
+PAIRS = "Tensor[] x, Tensor[] w, Tensor? bias"
+
+Arguments = Sequence[Any]
+Flat = tuple[list[Any], tuple[Any, ...]]
+
+
+def split(count: int) -> Any:
+    """Return `Function.flat` of a function whose first `count` arguments are the tensors."""
+
+    def flat(args: Arguments) -> Flat:
+        return list(args[:count]), tuple(args[count:])
+
+    return flat
+
+
+def join(tensors: Arguments, rest: Arguments) -> list[Any]:
+    """The inverse of what `split` returns; see `Function.nested`."""
+    return [*tensors, *rest]
+
+
+# ---- one x, several weights: x, w, bias, biased, ...
+
+
+def flat_weights(args: Arguments) -> Flat:
+    """See `Function.flat`: x, then the weights, then the biases that there are."""
+    x, ws, biases, *rest = args
+    return [x, *ws, *biases], tuple(rest)
+
+
+def nested_weights(tensors: Arguments, rest: Arguments) -> list[Any]:
+    """See `Function.nested`."""
+    edge = 1 + len(rest[0])
+    return [tensors[0], list(tensors[1:edge]), list(tensors[edge:]), *rest]
+
+
+def keep_weights(tensors: Arguments, rest: Arguments, needs: Arguments, ys: Arguments) -> list[Any]:
+    """See `Function.keep`: x (gathered, where that is an output), and the weights."""
+    several = len(rest[0])
+    x = None
+    if any(needs[1 : 1 + several]):
+        x = ys[several] if len(ys) > several else tensors[0]
+    return [x, *(tensors[1 : 1 + several] if needs[0] else ())]
+
+
+def add_bias_gradients(
+    kept: Kept, dys: Sequence[Any], gradients: list[Any], biased: Sequence[bool]
+) -> None:
+    """Put in the gradients of the biases, which come behind x and the weights."""
+    at = 1 + len(biased)
+    for dy, has in zip(dys, biased, strict=True):
+        if not has:
+            continue
+        if dy is not None and kept.needs[at]:
+            gradients[at] = dy.sum(0).reshape(kept.shapes[at])
+        at += 1
+
+
+def weight_flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
+    """Every output is as deep as its weight is high."""
+    pairs = zip(w, out_shape, strict=False)  # a gathered x may follow the outputs
+    return sum(2 * math.prod(y) * weight[0] for weight, y in pairs)
+
+
+# ---- pairs of x and w: x, w, bias, ...
+
+
+def flat_pairs(args: Arguments) -> Flat:
+    """See `Function.flat`: every x, then every w, then the bias."""
+    xs, ws, bias, *rest = args
+    return [*xs, *ws, bias], tuple(rest)
+
+
+def nested_pairs(tensors: Arguments, rest: Arguments) -> list[Any]:
+    """See `Function.nested`."""
+    several = len(tensors) // 2
+    return [list(tensors[:several]), list(tensors[several:-1]), tensors[-1], *rest]
+
+
+def keep_pairs(tensors: Arguments, rest: Arguments, needs: Arguments, ys: Arguments) -> list[Any]:
+    """See `Function.keep`: of an x its w, and the reverse."""
+    several = len(tensors) // 2
+    others = [*range(several, 2 * several), *range(several)]
+    return [tensors[i] if needs[other] else None for i, other in enumerate(others)]
+
+
+def sum_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
+    """Multiply every pair that this rank has."""
+    return sum(product_flops(*pair) for pair in zip(x, w, strict=True))
+
+
+def product_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
+    """Multiply what this rank has."""
+    return 2 * math.prod(x) * w[1]  # type: ignore[no-any-return]
+
+
+# ---- sizes
+
+
+def size_for_this_rank(size: int, rank: int, world: int) -> tuple[int, ...]:
+    """Return a size that this rank alone knows as one entry per rank; no peer's is read."""
+    return tuple(size if r == rank else max(size, 1) for r in range(world))
+
+
+def transposed_splits(splits: Sequence[int]) -> list[int]:
+    """Return flat splits of the way back: who sends what, where everything returns."""
+    world = math.isqrt(len(splits))
+    return [splits[s * world + r] for r in range(world) for s in range(world)]
+
+
+def first_weight_name(i: int, count: int) -> str:
+    """Return how a message names weight i of several."""
+    return f"w[{i}]" if count > 1 else "w"
+
+
+def as_matrix(x: Array) -> Array:
+    """Return a tensor with all dimensions but the last as one; no copy where none is needed."""
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

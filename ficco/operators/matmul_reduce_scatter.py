@@ -1,0 +1,128 @@
+"""matmul_reduce_scatter: from x_r [m, k_r] and w_r [k_r, n], its rows of the sum of x_s . w_s."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ficco.errors import InputError
+from ficco.operators import blocks, reductions
+from ficco.operators.arrays import Library
+from ficco.operators.functions import (
+    CALL,
+    PAIRS,
+    as_matrix,
+    flat_pairs,
+    keep_pairs,
+    nested_pairs,
+    sum_flops,
+)
+from ficco.problem import Problem
+from ficco.registry import Array, Expected, Flow, Function, Kept, Local, Operator, Posed
+
+__all__ = ["OPERATOR"]
+
+
+def _result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
+    return [(problem.rows[rank], problem.n)]
+
+
+def _meaning(problem: Problem, rank: int) -> Iterator[Expected]:
+    return reductions.expected_rows(problem, rank, owner=rank, at=0)
+
+
+def _pose(
+    name: str,
+    library: Library,
+    xs: Sequence[Array | Sequence[Array]],
+    ws: Sequence[Array | Sequence[Array]],
+    rows: Sequence[int] | None = None,
+    bias: Sequence[Any] | None = None,
+) -> Posed:
+    return reductions.pose(name, library, xs, ws, rows, bias)
+
+
+# ---- the function of PyTorch: x, w, bias, rows, group, schedule, grain
+
+
+def _shapes(
+    ranks: Callable[[str], tuple[int, int]],
+    x: Sequence[Array],
+    w: Sequence[Array],
+    bias: Any,
+    rows: Any,
+    group: str,
+    *rest: Any,
+) -> Array:
+    (rank, world), first = ranks(group), x[0]
+    high = rows[rank] if rows is not None else first.shape[0] // world
+    return first.new_empty((high, *first.shape[1:-1], w[0].shape[1]))
+
+
+def _local(
+    call: Any,
+    x: Sequence[Array],
+    w: Sequence[Array],
+    bias: Array | None,
+    rows: Sequence[int] | None,
+) -> Local | Array:
+    """Return this rank's rows of the sum of all ranks' products, of several pairs each."""
+    high = x[0].shape[0]
+    if rows is None and high % call.world:
+        raise InputError(
+            f"x has {high} rows for {call.world} ranks, which do not divide evenly; pass "
+            "rows=, how many each rank gets"
+        )
+    per_rank = rows if rows is not None else (high // call.world,) * call.world
+    sizes = call.rows_of(per_rank, total=high)
+    return reductions.local(call, x, w, bias, sizes, int(per_rank[call.rank]))
+
+
+def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
+    """One gather of dy gives dx = dY w^T and dw^T = dY^T x. The bias is of this rank's rows."""
+    several = len(kept.tensors) // 2
+    rows, *rest = kept.rest
+    if rows is not None:
+        rows = [r * math.prod(kept.shapes[0][1:-1]) for r in rows]
+    dy = call.matrix(dys[0])
+    gradients: list[Any] = [None] * len(kept.shapes)
+    wanted = [i for i in range(2 * several) if kept.needs[i]]
+    operands = [
+        kept.tensors[several + i].t() if i < several else as_matrix(kept.tensors[i - several])
+        for i in wanted
+    ]
+    axes = ["rows" if i < several else "contraction" for i in wanted]
+    if operands:
+        products = call.gather(dy, operands, axes, (rows, *rest))
+        for i, gradient in zip(wanted, products, strict=True):
+            gradients[i] = gradient.reshape(kept.shapes[i]) if i < several else gradient.t()
+    return reductions.bias_gradient(kept, dy, gradients)
+
+
+OPERATOR = Operator(
+    name="matmul_reduce_scatter",
+    label="mm+RS",
+    flow=Flow("scatter", "products", "sum", "reduce_scatter"),
+    schedules=("ring_1d", "gated_sums_1d"),
+    check=reductions.check,
+    fields=reductions.fields,
+    result_shapes=_result_shapes,
+    operands=reductions.operands,
+    meaning=_meaning,
+    blocks=blocks.scattered,
+    inputs=reductions.inputs,
+    reference=reductions.reference,
+    pose=_pose,
+    function=Function(
+        name="matmul_reduce_scatter",
+        schema=f"({PAIRS}, SymInt[]? rows, {CALL}) -> Tensor",
+        shapes=_shapes,
+        flat=flat_pairs,
+        nested=nested_pairs,
+        local=_local,
+        flops=sum_flops,
+        keep=keep_pairs,
+        gradient=_gradient,
+    ),
+)
