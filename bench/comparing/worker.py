@@ -1,4 +1,4 @@
-"""One rank of compare.py: opens the group, measures case after case, writes what it found."""
+"""One rank of compare.py: open the group, measure case by case, write the results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.operands import RecvBuffer
 from ficco.sweeping.gpu.timing import beat
 
-FIRST_GUESS_S = 20.0  # how long a case lasts, before one has been measured
+FIRST_GUESS_S = 20.0  # assumed time of a case before the first is measured
 
 
 def chosen(folder: Path, world: int) -> list[Case]:
-    """Return the cases that this process is to run."""
+    """Return the cases that this process runs."""
     wanted = set(json.loads((folder / "todo.json").read_text())["cases"])
     return [case for case in read(world) if case.id in wanted]
 

@@ -1,4 +1,4 @@
-"""One rank of model.py: opens the group, measures cell after cell, writes what it found."""
+"""One rank of model.py: open the group, measure cell by cell, write the results."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ficco.sweeping.gpu.timing import beat
 from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
 
-WAIT_S = 180.0  # of ranks for one another: one may compile for longer
-FICCO_WAIT_S = {False: 20.0, True: 60.0}  # less than a step may last; in the compiled part
-# How long a cell lasts, before one of its kind has been measured: compiled, training.
+WAIT_S = 180.0  # longest wait of ranks for one another, as one may compile for long
+FICCO_WAIT_S = {False: 20.0, True: 60.0}  # less than the limit of a step; keys: compiled or not
+# Assumed time of a cell before one of its kind is measured; keys: compiled, training.
 FIRST_GUESS_S = {
     (False, False): 10.0, (False, True): 14.0, (True, False): 35.0, (True, True): 70.0,
 }  # fmt: skip
 
 
 def open_group(folder: Path, tiny: bool) -> tuple[int, int, Any]:
-    """Join the group of all ranks; on GPUs work on a stream that is not the default one."""
+    """Join the group of all ranks; on GPUs, use a non-default stream."""
     beat()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     named: dict[str, Any] = {"rank": rank, "world_size": world}
@@ -49,7 +49,7 @@ def open_group(folder: Path, tiny: bool) -> tuple[int, int, Any]:
 
 
 class Said:
-    """What rank 0 writes for the process that started it: one JSON value a line."""
+    """The file that rank 0 writes for the launcher: one JSON value per line."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path, self._writes = folder / "said.jsonl", rank == 0
@@ -97,4 +97,4 @@ def run(folder: Path) -> int:
     beat()
     place.synchronize()
     place.rendezvous.gather()
-    os._exit(0)  # nothing is left to do, and taking groups down can hang
+    os._exit(0)  # exit at once: destroying groups can hang
