@@ -48,7 +48,7 @@ def open_group(folder: Path, tiny: bool) -> tuple[int, int, Any]:
     return rank, world, mesh
 
 
-class Said:
+class RankLog:
     """The file that rank 0 writes for the launcher: one JSON value per line."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -67,30 +67,30 @@ def run(folder: Path) -> int:
     rank, world, mesh = open_group(folder, todo["tiny"])
     torch._dynamo.config.recompile_limit = 64  # layers and variants share the code of one block
     place = Place(rank, world, mesh, Rendezvous(folder, rank, world, WAIT_S))
-    said = Said(folder, rank)
+    rank_log = RankLog(folder, rank)
     found: dict[str, Any] = {"ficco_fallback": None}
     timeout_s = FICCO_WAIT_S[todo["part"] == "compiled"]
     place.open(timeout_s)
     if place.gpu:
         found = {"nccl": list(torch.cuda.nccl.version())}
         found["ficco_fallback"] = ficco.fallback_reason(mesh)
-    said("group", found)
+    rank_log("group", found)
     lasted = dict(FIRST_GUESS_S)
     chosen: list[Cell] = [c for c in cells(todo["part"], todo["tiny"]) if c.id in todo["cells"]]
     for cell in chosen:
         kind = (cell.part == "compiled", cell.mode == "training")
         late = float(time.time() + lasted[kind] > todo["deadline"])
         if place.rendezvous.gather(late)[0]:
-            said("left_out", cell.id)
+            rank_log("left_out", cell.id)
             continue
         begin = time.time()
         place.open(timeout_s)
         result = measure(
-            cell, place, lambda *where: said("begin", where), todo["skipped"].get(cell.id, {}),
+            cell, place, lambda *where: rank_log("begin", where), todo["skipped"].get(cell.id, {}),
             todo["rounds"], todo["limit_s"], todo["end"],
         )  # fmt: skip
         lasted[kind] = time.time() - begin
-        said("cell", {**result, "lasted_s": round(lasted[kind], 1)})
+        rank_log("cell", {**result, "lasted_s": round(lasted[kind], 1)})
         gc.collect()
         if place.gpu:
             torch.cuda.empty_cache()

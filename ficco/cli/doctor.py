@@ -98,7 +98,7 @@ def _main(args: argparse.Namespace) -> int:
     from ficco.report.tables import drawn
 
     table = Table(box=None, pad_edge=False)
-    for name in ("", "what", "found", "serves", "to do"):
+    for name in ("", "check", "found", "used for", "to do"):
         table.add_column(name, overflow="fold")
     for f in findings:
         cells = ("yes" if f.ok else "no", f.name, f.found, f.serves, f.do)
@@ -120,7 +120,7 @@ def _native() -> Finding:
     except EngineError as error:
         return Finding("native core", False, str(error), "everything: the host engine's lanes",
                        "install ficco again, with a C++20 compiler")  # fmt: skip
-    found = f"threads as copy engines, {host.MOST_LANES} lanes a rank"
+    found = f"threads as copy engines, {host.MOST_LANES} lanes per rank"
     return Finding("native core", True, found, "everything: the host engine's lanes")
 
 
@@ -155,7 +155,7 @@ def _torch() -> Finding:
 
 def _cuda() -> list[Finding]:
     """Check NVIDIA's driver, its devices, and PyTorch's support for them."""
-    serves = "GPUs of NVIDIA: operators on CUDA tensors, `ficco run`"
+    serves = "NVIDIA GPUs: operators on CUDA tensors, `ficco run`"
     try:
         from ficco.engines import cuda
     except EngineError as error:
@@ -232,8 +232,8 @@ def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
         reason, _, do = str(error).partition("; ")
         return [Finding("signals", False, reason, serves, do or "groups run torch.distributed")]
     how = "copies of 4 bytes" if kind == "copy" else "stream writes"
-    reason = f"by {how}; they arrive after their data, eager and from a graph"
-    return [Finding("signals", True, reason, serves)]
+    found = f"by {how}; they arrive after their data, eager and from a graph"
+    return [Finding("signals", True, found, serves)]
 
 
 def _profile(ranks: int, version: str) -> Finding:

@@ -75,7 +75,7 @@ def _main(args: argparse.Namespace) -> int:
     if not args.seconds > 0:
         raise InputError(f"--seconds {args.seconds}: it must be a positive number of seconds")
     args.timeout = positive_seconds(args.timeout, "--timeout")
-    request = _asked(args, Grid.named(args.grid))
+    request = _request(args, Grid.named(args.grid))
     outcome = run(request)
     _say(args, request, outcome)
     if not args.no_report:
@@ -87,7 +87,7 @@ def _main(args: argparse.Namespace) -> int:
     return 1 if not outcome.done or outcome.bad.keys() & {"wrong", "failed"} else 0
 
 
-def _asked(args: argparse.Namespace, grid: Grid) -> SweepRequest:
+def _request(args: argparse.Namespace, grid: Grid) -> SweepRequest:
     """Convert the command line and a grid to a request.
 
     Raises:
@@ -172,12 +172,12 @@ def _say(args: argparse.Namespace, request: SweepRequest, outcome: Outcome) -> N
     print(f"{request.folder}: {outcome.done} of {outcome.points} points {verb}{_paced(request)}")
     for kind, count in sorted(outcome.bad.items()):
         print(f'{count} {kind}: see "kind": "bad" in {request.folder / "results.jsonl"}')
-    if outcome.behind:
-        near = sum(times <= 1 + NEAR for times in outcome.behind.values())
-        worst = max(outcome.behind, key=outcome.behind.__getitem__)
+    if outcome.slowdowns:
+        near = sum(times <= 1 + NEAR for times in outcome.slowdowns.values())
+        worst = max(outcome.slowdowns, key=outcome.slowdowns.__getitem__)
         print(
-            f"auto: within {NEAR:.0%} of the best on {near} of {len(outcome.behind)} shapes and "
-            f"regimes; at worst {outcome.behind[worst] - 1:.1%} slower ({worst})"
+            f"auto: within {NEAR:.0%} of the best on {near} of {len(outcome.slowdowns)} shapes and "
+            f"regimes; at worst {outcome.slowdowns[worst] - 1:.1%} slower ({worst})"
         )
     if outcome.book:
         book = request.folder / "book.toml"

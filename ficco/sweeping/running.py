@@ -77,7 +77,7 @@ class Outcome:
         unended: shapes that lack anything, for example only a timeline.
         bad: number of bad points by kind of `ficco.sweeping.journal.BAD`.
         why: the reason of the first bad point.
-        behind: by shape and regime, AUTO's time over that of the best point with all rounds.
+        slowdowns: by shape and regime, AUTO's time over that of the best point with all rounds.
         interrupted: whether the user ended the sweep.
         book: whether there is a book; `no_book`: why not.
     """
@@ -87,7 +87,7 @@ class Outcome:
     unended: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     why: str = ""
-    behind: dict[str, float] = field(default_factory=dict)
+    slowdowns: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
     book: bool = False
     no_book: str = ""
@@ -130,7 +130,7 @@ def run(request: SweepRequest) -> Outcome:
             _executor(request)(work)
         except KeyboardInterrupt:
             outcome.interrupted = True
-        outcome.behind = auto_slowdowns(writer.write(journal))
+        outcome.slowdowns = auto_slowdowns(writer.write(journal))
         for case in cases:
             ended = case.shape.id in journal.ended
             outcome.left += 0 if ended else _left(work, case)
