@@ -21,7 +21,7 @@ from record import surroundings
 
 from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
 
-# m, n of a rank, k: from few rounds of tiles to many, wide and narrow.
+# m, n of a rank, k: from few waves of tiles to many, wide and narrow.
 SHAPES = (
     (2048, 14336, 8192), (8192, 1280, 8192), (8192, 3584, 8192), (8192, 8192, 2048),
     (8192, 7168, 8192), (32768, 2048, 8192), (16384, 13312, 16384),

@@ -26,7 +26,7 @@ from typing import Any
 ROWS, SIZE = 8192, "70B"
 LENGTHS = (1, 2, 7, 16, 40, 64, 100, 200, 300, 520, 777, 1003, 2048, 3001, 4099, 8000)
 LIMIT_S = 240
-MOST_OFF = 0.02  # of the largest element, in bfloat16
+MOST_OFF = 0.02  # largest error over the largest element, in bfloat16
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ class Heard(logging.Handler):
 
 
 class Rank:
-    """One rank: its group, and a block of Llama by plain PyTorch and by ficco."""
+    """One rank: its group, and a Llama block in plain PyTorch and with ficco."""
 
     def __init__(self, with_triton: bool) -> None:
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Names of the machines that results were measured on: "h200x4", and 4 NVIDIA H200s in words."""
+"""Names of the machines of results: "h200x4", or "4 NVIDIA H200s" in words."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ficco.sweeping.gpu.layout import Layout
 
 SHAPES = Path(__file__).resolve().parent.parent / "shapes.toml"
 LINK_GBPS = 395.0  # highest measured rate of pushes from one H200 to one peer (2026-11-20)
-# What NCCL's zero-CTA policy moves by copy engines; NCCL 2.28 has no such reduction.
+# Collectives that NCCL's zero-CTA policy runs on copy engines; NCCL 2.28 has no such reduction.
 BY_COPY_ENGINES = ("all_gather_matmul", "all_to_all_matmul", "matmul_all_to_all")
 
 

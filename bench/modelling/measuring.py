@@ -313,7 +313,7 @@ def measure(
     limit_s: float,
     end: float,
 ) -> dict[str, Any]:
-    """Return a cell's result, equal on all ranks but for memory. A collective call.
+    """Return a cell's result, equal on all ranks except for memory. A collective call.
 
     Args:
         cell: the cell to measure.

@@ -58,7 +58,7 @@ class Executor(Protocol):
         """Wait for all other executors of the group."""
 
     def most(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all executors."""
+        """Return each value's maximum over all executors."""
 
     def timeline(self) -> Timeline | None:
         """Return the last run's timeline, of `ranks`; None: no times were recorded."""
@@ -142,7 +142,7 @@ class Point:
 
 
 def measure(executor: Executor, request: Request, iters: int, seed: int) -> list[Point]:
-    """Run all schedules in turn, one round after another, each round on fresh inputs.
+    """Run all schedules in turn, round by round, with new inputs in each round.
 
     Returns the requested points with their rows filled in. The ideal time is the longer of the
     whole compute and the whole transfer, each alone: as the executor measured them at the start,

@@ -27,7 +27,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add_problem(parser, "hetero_fused_1d")
     parser.add_argument("--check", metavar="FILE", help="verify the plan in FILE (- for stdin)")
-    parser.add_argument("--rank", type=int, help="print this rank's plan alone")
+    parser.add_argument("--rank", type=int, help="print only this rank's plan")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
     parser.set_defaults(main=lambda args: _main(args, parser))
 

@@ -30,7 +30,7 @@ NEAR = 0.03  # a choice counts as good within this fraction of the best time
 def add_to(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "sweep", help="measure or simulate many schedules on many shapes, into a folder",
+        "sweep", help="measure or simulate many schedules on many shapes",
         description="Measure a grid of operators, shapes and schedules on this machine, or "
         "simulate it, and write results, a book and a report. A finished measurement is never "
         "repeated: the same command continues where it ended. Exit 1 if a result was wrong, a "
@@ -45,10 +45,10 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--report", metavar="DIR", help="only write the report of a sweep's folder again"
     )
-    parser.add_argument("--no-report", action="store_true", help="leave the report out")
+    parser.add_argument("--no-report", action="store_true", help="do not write the report")
     parser.add_argument("--ranks", type=int, help=f"ranks ({HOST_RANKS}, or the number of GPUs)")
     parser.add_argument(
-        "--machine", help="profile to run as, instead of the grid's: a shipped name or a .toml file"
+        "--machine", help="profile to run as; replaces the grid's: a shipped name or a .toml file"
     )
     parser.add_argument(
         "--simulate", metavar="MACHINE", help="predict for a machine with rates; nothing runs"

@@ -29,7 +29,7 @@ Choose = Callable[[Problem, str], Choice]
 
 @dataclass(frozen=True)
 class Shape:
-    """An operator with its sizes over all ranks, as `Problem.chunked` takes them."""
+    """An operator with its sizes over all ranks, the arguments of `Problem.chunked`."""
 
     op: str
     m: int

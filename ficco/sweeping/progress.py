@@ -1,4 +1,4 @@
-"""Progress of a sweep on stderr: a bar with the time left on a terminal, plain lines elsewhere."""
+"""Progress of a sweep on stderr: a bar with the remaining time on a terminal, else lines."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def run(request: SweepRequest) -> Outcome:
 
     Raises:
         InputError: the folder or the book is not usable; nothing was measured.
-        EngineError: the GPUs cannot run ficco, or ranks end before they have begun.
+        EngineError: the GPUs cannot run ficco, or ranks end before they start to measure.
     """
     if request.simulated:  # the simulator is deterministic
         request = replace(request, grid=replace(request.grid, rounds=1, screening=0))

@@ -54,7 +54,7 @@ class Work:
         return self.deadline - time.monotonic()
 
     def remaining(self) -> Iterator[Case]:
-        """Yield the cases that have not ended."""
+        """Yield the incomplete cases."""
         for case in self.cases:
             if case.shape.id not in self.journal.ended:
                 yield case

@@ -16,7 +16,7 @@ from ficco.timeline import Span
 
 __all__ = ["gemm_points", "memory_gbps", "step_costs"]
 
-_SMALL: Shape = (32, 32, 64)  # m, n, k of GEMMs whose starts are timed
+_SMALL: Shape = (32, 32, 64)  # m, n, k of the GEMMs for launch_us
 
 
 def gemm_points(rig: Rig, dtype: str) -> list[tuple[int, int, int, float]]:

@@ -10,8 +10,8 @@ from ficco.profiling.host.rig import COLS, ROW_BYTES, Rig, Steps, copy_step, las
 
 __all__ = ["measure"]
 
-_ROW_COUNTS = (1, 4, 16, 64, 256, 1024, 2048)  # of a copy: 8 KiB to 16 MiB
-_LEAST, _MOST = 2, 64  # copies of a run
+_ROW_COUNTS = (1, 4, 16, 64, 256, 1024, 2048)  # rows of a copy: 8 KiB to 16 MiB
+_LEAST, _MOST = 2, 64  # least and most copies of a run
 _WIDTHS = (64, 256, 1024)  # columns of a box; 256 B .. 4 KiB, half a row
 
 

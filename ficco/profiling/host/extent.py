@@ -34,7 +34,7 @@ class Extent(NamedTuple):
 
 
 THOROUGH = Extent(2048, 9, 5, 10_000.0, HOST_GEMMS, 6.0, 20, 12)
-_QUICK_ROWS, _MOST_ROWS = 4096, 1024  # of all ranks, of one
+_QUICK_ROWS, _MOST_ROWS = 4096, 1024  # rows of all ranks, most rows of one
 
 
 def quick(world: int) -> Extent:

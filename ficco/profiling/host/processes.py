@@ -28,8 +28,8 @@ __all__ = ["ProcessRig", "joined"]
 
 Caller = Callable[[ProcessRuntime, Problem, Schedule], Callable[[], object]]
 
-_CALLS = 5  # of a turn
-_TIMEOUT_S = 60.0  # for a plan, on a machine that may be busy
+_CALLS = 5  # calls of a turn
+_TIMEOUT_S = 60.0  # timeout of a plan, on a machine that may be busy
 
 
 @contextmanager
@@ -108,7 +108,7 @@ class ProcessRig(Rig):
             with single_threaded():
                 return own_us(makes, self.extent, time.process_time)
 
-        self._runtime.gathered(None)  # begin together
+        self._runtime.gathered(None)  # start together
         return slowest(self._gathered(measure)[: self.active])
 
     def probe_us(self, problem: Problem, schedule: Schedule) -> float:

@@ -22,7 +22,7 @@ from ficco.timeline import Span
 
 __all__ = ["ThreadRig"]
 
-_CALLS = 5  # of a turn
+_CALLS = 5  # calls of a turn
 
 
 class ThreadRig(Rig):

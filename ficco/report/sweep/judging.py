@@ -132,7 +132,7 @@ class Taken:
 
     @property
     def slower_than_serial(self) -> bool:
-        """Whether serial would have been faster by more than RIGHT."""
+        """Whether the choice is slower than serial by more than RIGHT."""
         serial = self.case.serial_ms
         return serial is not None and self.point.ms > (1 + RIGHT) * serial
 

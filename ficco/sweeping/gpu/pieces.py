@@ -1,4 +1,4 @@
-"""The GEMMs of a schedule's plan without its copies, as the engine calls them."""
+"""The engine's GEMM calls of a schedule's plan, without the copies."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class _CaseRun:
         self._prepare(missing)
         alone = self._run.parts(parts)
         self._record_bad()
-        if missing or alone:  # not timed
+        if missing or alone:  # warm-up round
             self._run.round(self._entries(missing) + [(c, "captured") for c in alone], "warm")
             self._record_bad()
         for number in range(grid.rounds):
@@ -306,7 +306,7 @@ class _CaseRun:
                 self._rank_log("record", {**about, "timeline": table})
 
     def _trace(self, point: Point, timelines: list[Timeline]) -> None:
-        """Add this rank's timeline of one more call."""
+        """Make one more call, and append this rank's timeline."""
         assert point.schedule is not None, point.id
         runtime = groups.gpu_runtime(None, torch.device("cuda", self._rank))
         assert runtime is not None, "ranks that fall back do not get here"

@@ -1,6 +1,6 @@
 """Time one configuration in one regime, independent of operators.
 
-eager         calls back to back between two events, two more ahead of them
+eager         calls back to back between two events, after two untimed calls
 synchronized  each call from its start to the device's end, on the host's clock
 captured      calls in one CUDA graph, its replay between two events
 """
@@ -23,7 +23,7 @@ from ficco.sweeping.gpu.launching import Rendezvous
 __all__ = ["STUCK_S", "Config", "Timer", "beat", "calls_for"]
 
 STUCK_S = 90.0  # a longer step of one rank ends its process
-SYNCHRONIZED_CALLS = 2  # of one run
+SYNCHRONIZED_CALLS = 2  # calls of one run
 
 
 def beat(allowed_s: float = STUCK_S) -> None:
@@ -79,7 +79,7 @@ class Timer:
             self._begin.record()
             config.graph.replay()
         else:
-            for _ in range(2):  # so that the stream is not empty when the clock starts
+            for _ in range(2):  # the stream must not be empty when the clock starts
                 config.step()
             self._begin.record()
             for _ in range(self.calls):
@@ -97,7 +97,9 @@ class Timer:
             try:
                 config.step()
                 torch.cuda.synchronize()
-            except Exception as error:  # raised below: the other ranks meet here again
+            except (
+                Exception
+            ) as error:  # raised below, because the other ranks continue to synchronize here
                 failure = failure or error
             times_ms.append(1e3 * (time.perf_counter() - begin))
         if failure:
