@@ -97,9 +97,7 @@ class Timer:
             try:
                 config.step()
                 torch.cuda.synchronize()
-            except (
-                Exception
-            ) as error:  # raised below, because the other ranks continue to synchronize here
+            except Exception as error:  # raised below: the other ranks still synchronize here
                 failure = failure or error
             times_ms.append(1e3 * (time.perf_counter() - begin))
         if failure:
