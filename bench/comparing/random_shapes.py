@@ -40,9 +40,7 @@ def _shapes(op: str, world: int, source: random.Random) -> Iterator[Layout]:
         if op != "matmul_all_reduce":
             rows = max(world, rows // world * world)
         layout = Layout(op, rows // world if operators.get(op).flow.splits else rows, n, k, world)
-        if (
-            operators.get(op).flow.splits and layout.m % world
-        ):  # each rank sends equally many rows to each rank
+        if operators.get(op).flow.splits and layout.m % world:  # equal rows to each rank
             continue
         if layout.flops <= MOST_FLOPS and _largest(layout) <= MOST_BYTES:
             yield layout
