@@ -1,13 +1,14 @@
-"""Writes the book of a machine from what sweeps, compare.py and few_rows.py have measured on it.
+"""Write a machine's book from the results of sweeps, compare.py and few_rows.py.
 
-For every shape and regime the fastest of ficco's points, or serial where none is faster. Only what
-ran in full rounds counts, but for this: calls back to back may wait for the host, or be waited for,
-so of the points that were within ALIKE of the fastest in compare.py's screening the one stands
-there that is best in the geometric mean of calls back to back and synchronized ones, with its time
-of the screening where it has no other, and never less than the fastest's. If that one is slower
-than serial where calls are synchronized, the best of those stands that are not, and are within
-EITHER. A shape stands as it was measured last; of one day, captured as a sweep has it, back to back
-as compare.py, else by the results' names, as in README.
+The book has ficco's fastest point for every shape and regime, or serial if no point is faster. Only
+points with full rounds count, with one exception: calls back to back may be host-bound. For these
+the candidates are the points within ALIKE of the fastest in compare.py's screening. The book takes
+the candidate with the best geometric mean of calls back to back and synchronized calls. Its time is
+that of the full rounds, else that of the screening, but never less than the fastest point's. If the
+candidate is slower than serial in synchronized calls, the book takes the best point within EITHER
+that is not. The latest measurement of a shape counts. For equal dates, captured calls are taken
+from sweeps and calls back to back from compare.py; remaining ties go by the results' names, as in
+README.
 
     python bench/book.py --machine h200x4 --driver 13.0
 """
@@ -33,8 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
 FULL_RUNS = 20
 ALIKE, EITHER = 1.03, 1.05
-# By `auto`, on GPUs: see ficco/selector/candidates.py. Rings were measured in another form than
-# they have now: they added to what came where it came.
+# `auto` does not choose these on GPUs: see ficco/selector/candidates.py. The measured rings had
+# another form than the present ones: they added to received data in place.
 NOT_CHOSEN = (
     ("matmul_reduce_scatter", "gated_sums_1d"),
     ("matmul_reduce_scatter", "ring_1d"),
@@ -46,7 +47,7 @@ Key = tuple[str, str, int, int, int, str]  # op, dtype, m, n, k, regime
 
 
 def compared(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:
-    """Yield what is best in a result of compare.py."""
+    """Yield the best points of a result of compare.py."""
     world = document["world"]
     for case in document["cases"]:
         op, n, k = case["op"], case["n"], case["k"]
@@ -71,7 +72,7 @@ def compared(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
 
 
 def _of_least_host(case: dict[str, Any], fastest: str, ms: float) -> tuple[str, float]:
-    """Return the point to take back to back, which may be host-bound, and a call's time."""
+    """Return the point to take for calls back to back, which may be host-bound, and its time."""
     failed = {row["config"] for rows in case["regimes"].values() for row in rows if not row["ok"]}
     screened = {
         row["config"]: row
@@ -98,12 +99,12 @@ def _of_least_host(case: dict[str, Any], fastest: str, ms: float) -> tuple[str, 
 
 
 def _in_both(row: dict[str, Any]) -> float:
-    """Return what is least for the geometric mean's best, of calls back to back and alone."""
+    """Return a key that is least for the best geometric mean of calls back to back and alone."""
     return float(row["eager"] * row["synchronized"])
 
 
 def few_rows(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:
-    """Yield what is best in a result of few_rows.py."""
+    """Yield the best points of a result of few_rows.py."""
     world = document["world"]
     for case in document["cases"]:
         us = {way: each["median"] for way, each in case["us"].items()}
@@ -117,7 +118,7 @@ def few_rows(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, 
 
 
 def swept(document: dict[str, Any], machine: Machine) -> Iterator[tuple[Key, Best]]:
-    """Yield what is best in a result of keep_sweep.py."""
+    """Yield the best points of a result of keep_sweep.py."""
     shapes = {line["shape"]: line for line in document["lines"] if line["kind"] == "shape"}
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for line in document["lines"]:
@@ -145,10 +146,10 @@ def _best(ms: float, serial_ms: float, schedule: Schedule, world: int, machine: 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--machine", required=True, help="a shipped profile")
-    parser.add_argument("--driver", required=True, help="CUDA version that the driver served")
+    parser.add_argument("--driver", required=True, help="the driver's CUDA version")
     args = parser.parse_args()
     machine = Machine.named(args.machine)
-    found: dict[Key, tuple[tuple[str, bool, str], Best]] = {}  # with what says which one stands
+    found: dict[Key, tuple[tuple[str, bool, str], Best]] = {}  # with the result's sort key
     sources = [
         (f"compare_{machine.name}*.json", compared),
         (f"few_rows*_{machine.name}.json", few_rows),

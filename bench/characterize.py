@@ -1,9 +1,9 @@
-"""What cutting a GEMM loses (DIL), and what GEMM and transfer side by side lose (CIL), on GPUs.
+"""Measure the losses of cut GEMMs (DIL) and of GEMMs and transfers side by side (CIL) on GPUs.
 
-DIL: time of all pieces alone / time of the whole - 1, by rows and by k. CIL: time beside the other
-/ time alone - 1, of a GEMM beside copies of several sizes and beside NCCL, and of these beside it.
+DIL: time of all pieces alone / time of the whole - 1, cut by rows and by k. CIL: time beside the
+other / time alone - 1, of a GEMM beside copies of several sizes and beside NCCL, and vice versa.
 
-    python bench/characterize.py --gpus 4 --out bench/results      measures, and draws
+    python bench/characterize.py --gpus 4 --out bench/results
     python bench/characterize.py --draw bench/results/characterize_h200x4.json
 """
 
@@ -21,7 +21,7 @@ from record import surroundings
 
 from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
 
-# m, n of a rank, k: from few rounds of tiles to many, wide and narrow.
+# m, n of a rank, k: from few waves of tiles to many, wide and narrow.
 SHAPES = (
     (2048, 14336, 8192), (8192, 1280, 8192), (8192, 3584, 8192), (8192, 8192, 2048),
     (8192, 7168, 8192), (32768, 2048, 8192), (16384, 13312, 16384),
@@ -31,7 +31,7 @@ SECONDS = 200.0
 
 
 def rank_main(folder: Path) -> int:
-    """Measure on one rank; rank 0 writes what was found."""
+    """Measure on one rank; rank 0 writes the results."""
     for name, value in NO_MULTICAST.items():
         os.environ.setdefault(name, value)
     os.environ["FICCO_STORE"] = str(folder / "store-of-ranks")
@@ -60,7 +60,7 @@ def label(entry: dict[str, Any]) -> str:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw DIL against pieces, and CIL by size of copies."""
+    """Plot DIL by number of pieces, and CIL by size of copies."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -105,8 +105,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, metavar="N")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of characterize_MACHINE.json")
-    parser.add_argument("--draw", metavar="JSON", help="draw this result, beside it, as SVG")
+    parser.add_argument(
+        "--out", default=".", metavar="FOLDER", help="folder for characterize_MACHINE.json"
+    )
+    parser.add_argument("--draw", metavar="JSON", help="plot this result as an SVG file next to it")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_of:

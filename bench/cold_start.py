@@ -1,9 +1,9 @@
-"""What a machine that never ran ficco waits for: sizing windows of a Llama block, then new lengths.
+"""Measure the start-up times on a machine that never ran ficco: window sizing and new lengths.
 
-Ranks are processes, with an empty Triton cache and, unless --triton is given, without Triton: an
-import of it fails. Rank 0's wall clock tells: opening the group, `size_windows` of one 70B block
-for 8192 rows, the same again, and the first forward pass of lengths that never came before, each
-against its second pass. Results are held against plain PyTorch. Whatever was compiled is counted.
+Ranks are processes with an empty Triton cache. Unless --triton is given, importing Triton fails.
+Rank 0's wall clock times: opening the group, `size_windows` of one 70B block for 8192 rows, the
+same again, and the first forward pass of new lengths, each compared with its second pass. Results
+are compared with plain PyTorch. Compilations are counted.
 
     python bench/cold_start.py --gpus 2 --out bench/results
 """
@@ -26,14 +26,16 @@ from typing import Any
 ROWS, SIZE = 8192, "70B"
 LENGTHS = (1, 2, 7, 16, 40, 64, 100, 200, 300, 520, 777, 1003, 2048, 3001, 4099, 8000)
 LIMIT_S = 240
-MOST_OFF = 0.02  # of the largest element, in bfloat16
+MOST_OFF = 0.02  # largest error over the largest element, in bfloat16
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
-    parser.add_argument("--triton", action="store_true", help="leave Triton to the ranks")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of cold_start_MACHINE.json")
+    parser.add_argument("--triton", action="store_true", help="let the ranks use Triton")
+    parser.add_argument(
+        "--out", default=".", metavar="FOLDER", help="folder for cold_start_MACHINE.json"
+    )
     args = parser.parse_args()
     if "RANK" in os.environ:
         return rank_main(args.triton, Path(args.out))
@@ -59,7 +61,7 @@ def main() -> int:
 
 
 class Heard(logging.Handler):
-    """Keeps what ficco logs."""
+    """Keeps ficco's log lines."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -71,7 +73,7 @@ class Heard(logging.Handler):
 
 
 class Rank:
-    """One rank: its group, and a block of Llama by plain PyTorch and by ficco."""
+    """One rank: its group, and a Llama block in plain PyTorch and with ficco."""
 
     def __init__(self, with_triton: bool) -> None:
         begin = time.perf_counter()
@@ -103,7 +105,7 @@ class Rank:
         llama.share_weights(self.model, self.plain)
 
     def timed(self, action: Callable[[], Any]) -> float:
-        """Return the seconds of an action that all ranks begin together."""
+        """Return the seconds of an action that all ranks start together."""
         self.dist.barrier()
         self.torch.cuda.synchronize()
         start = time.perf_counter()
@@ -123,7 +125,7 @@ class Rank:
         self.times |= dict(zip(names, (opened, *sized), strict=True))
 
     def serve(self, length: int) -> dict[str, float]:
-        """Return how long the first and the second pass of a length last, and how far it is off."""
+        """Return the times of the first and the second pass of a length, and the error."""
         self.torch.manual_seed(length)
         dtype = self.torch.bfloat16
         x = self.torch.randn(length, self.size.width, dtype=dtype, device=self.device)

@@ -1,6 +1,6 @@
-"""Holds ficco against NCCL + torch.mm and PyTorch's fused operators, on the GPUs of this machine.
+"""Compare ficco with NCCL + torch.mm and PyTorch's fused operators, on the GPUs of this machine.
 
-Starts a process per GPU. Configurations are interleaved round by round; a figure is that of the
+One process runs per GPU. Configurations are interleaved round by round; each figure is that of the
 slowest rank; results are written after every case. NCCL runs without NVLink multicast.
 
     python bench/compare.py --gpus 8 --seconds 480 --out bench/results
@@ -25,30 +25,36 @@ from record import gpus, surroundings
 
 from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
 
-STARTS = 4  # of the processes for cases, where they end badly
+STARTS = 4  # most starts of the processes if they fail
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cases, as 'OP MxNxK'")
-    parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for all of it")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of compare_MACHINE.json")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cases to run, as 'OP MxNxK'")
     parser.add_argument(
-        "--label", default="", metavar="WORD", help="compare_MACHINE_WORD.json instead"
+        "--seconds", type=float, default=480.0, metavar="S", help="total time limit"
+    )
+    parser.add_argument(
+        "--out", default=".", metavar="FOLDER", help="folder for compare_MACHINE.json"
+    )
+    parser.add_argument(
+        "--label", default="", metavar="WORD", help="write compare_MACHINE_WORD.json instead"
     )
     parser.add_argument("--grains", default="1,2,4,world", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=20, help="full rounds, 20 or more for README")
-    parser.add_argument("--keep", type=int, default=2, metavar="K", help="points a case and regime")
+    parser.add_argument(
+        "--keep", type=int, default=2, metavar="K", help="points per case and regime"
+    )
     parser.add_argument("--zero-cta", choices=("try", "only", "no"), default="no")
-    parser.add_argument("--list", action="store_true", help="say which cases there are, and end")
+    parser.add_argument("--list", action="store_true", help="list the cases and exit")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     parser.add_argument("--part", default="cases", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 class Run:
-    """The result under way, and the processes that make it."""
+    """The result so far, and the processes that measure it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -93,7 +99,7 @@ class Run:
         part.replace(self.path)
 
     def _watch(self, folder: Path) -> None:
-        """Take over what rank 0 has said since."""
+        """Process rank 0's new reports."""
         path = folder / "said.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         zero = self.document["zero_cta"]
@@ -119,7 +125,7 @@ class Run:
             self.write()
 
     def _part(self, part: str, cases: list[str], deadline: float) -> str:
-        """Run one part in fresh processes; return what went wrong, or nothing."""
+        """Run one part in new processes; return the error, or an empty string."""
         self._read, self._begun = 0, ""
         with tempfile.TemporaryDirectory(prefix="compare") as name:
             folder = Path(name)
@@ -130,7 +136,7 @@ class Run:
             return run_ranks(command, self.args.gpus, folder, left, lambda: self._watch(folder))
 
     def run(self) -> None:
-        """Measure the cases, then the zero-CTA policy in what time is kept for it."""
+        """Measure the cases, then the zero-CTA policy in the time reserved for it."""
         tried = self.args.zero_cta
         kept = 0.0 if tried == "no" else min(75.0, 0.2 * self.args.seconds)
         if tried != "only":
@@ -171,7 +177,7 @@ def main() -> int:
     if args.list:
         print("\n".join(case.id for case in read(args.gpus) if re.search(args.only, case.id)))
         return 0
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that no rank is left behind
+    for number in (signal.SIGTERM, signal.SIGHUP):  # exit in order, so that no rank keeps running
         signal.signal(number, lambda *_: sys.exit(1))
     Path(args.out).mkdir(parents=True, exist_ok=True)
     run = Run(args)

@@ -1,7 +1,8 @@
-"""Few rows times a weight beside an all-reduce or all-gather: one launch against PyTorch's ways.
+"""Compare one launch with PyTorch's ways for few rows times a weight, with a collective.
 
-Llama-3 projections, captured, weights rotated beyond four times the L2; a figure is that of the
-slowest rank. NCCL and PyTorch's operators run without NVLink multicast.
+The collective is an all-reduce or all-gather. The problems are Llama-3 projections, captured, with
+weights rotated over more than four times the L2. Each figure is that of the slowest rank. NCCL and
+PyTorch's operators run without NVLink multicast.
 
     python bench/few_rows.py --gpus 8 --out bench/results
     python bench/few_rows.py --gpus 8 --op all_gather_matmul --out bench/results
@@ -26,11 +27,11 @@ from ficco.sweeping.gpu.launching import NO_MULTICAST, Rendezvous, run_ranks
 
 NAMES = {"matmul_all_reduce": "few_rows", "all_gather_matmul": "few_rows_gather"}
 ROUNDS = 20
-TOLERANCE = 0.02  # of the largest result, against float32
+TOLERANCE = 0.02  # error over the largest result, against float32
 
 
 def measure(case: Case, rendezvous: Rendezvous) -> dict[str, Any]:
-    """Return microseconds a call of every way that works, and why others do not."""
+    """Return microseconds per call of every working way, and the reasons of the others."""
     import torch
     import torch.distributed as dist
 
@@ -77,7 +78,7 @@ def measure(case: Case, rendezvous: Rendezvous) -> dict[str, Any]:
 
 
 def rank_main(folder: Path, op: str, seconds: float) -> int:
-    """Measure on one rank; rank 0's figures are written."""
+    """Measure on one rank; rank 0 writes its figures."""
     import torch.distributed as dist
 
     import ficco
@@ -106,7 +107,7 @@ def rank_main(folder: Path, op: str, seconds: float) -> int:
 
 
 def summed_up(cases: list[dict[str, Any]], kind: Kind) -> dict[str, float]:
-    """Return by number of rows: how many times faster than the best of the others, on average."""
+    """Return, by number of rows, the mean speed-up over the best of the other ways."""
     found: dict[str, float] = {}
     for rows in kind.rows:
         gains = [
@@ -124,8 +125,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
     parser.add_argument("--op", choices=CASES, default="matmul_all_reduce")
-    parser.add_argument("--seconds", type=float, default=240.0, metavar="S", help="for all of it")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of the result")
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, metavar="S", help="total time limit"
+    )
+    parser.add_argument("--out", default=".", metavar="FOLDER", help="folder for the result")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_of:

@@ -1,4 +1,4 @@
-"""What does the host engine cost: copies, submission, lowering, proof, import?
+"""Measure the costs of the host engine: copies, submission, lowering, verification, import.
 
 python bench/host.py --json
 """
@@ -29,7 +29,7 @@ RUNS = 30
 
 
 def program(rows: list[list[int]], steps: int, window: int = 0) -> _native.Program:
-    """Return a program of one segment; slots 0 and 1 are given per call."""
+    """Return a program of one segment; slots 0 and 1 are set per call."""
     group = _native.Group(2, 10.0, None)
     group.grow(max(window, 4096))
     ops = np.array([row + [0] * (16 - len(row)) for row in rows], np.int64)
@@ -37,7 +37,7 @@ def program(rows: list[list[int]], steps: int, window: int = 0) -> _native.Progr
 
 
 def copy_rates() -> list[dict[str, object]]:
-    """Time chunks through a lane, and the same chunks by plain memcpy, in turn."""
+    """Time copies of chunks by a lane and by plain memcpy, in turn."""
     total = 256 * MIB
     source, target = np.ones(total, np.uint8), np.zeros(total, np.uint8)
     found = []
@@ -69,7 +69,7 @@ def copy_rates() -> list[dict[str, object]]:
 
 
 def submit_us() -> dict[str, float]:
-    """Time one call that hands 64 steps (copies and signals in turn) to a sleeping lane."""
+    """Time one call that submits 64 steps (alternating copies and signals) to a sleeping lane."""
     memory = np.zeros(64 * 64, np.uint8)
     rows = []
     for i in range(32):
@@ -117,7 +117,7 @@ def planning() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def never_seen_ms() -> dict[str, dict[str, float]]:
-    """Time what a call costs the host when its m is new: lowering one rank and binding it."""
+    """Time the host's cost of a call with a new m: lowering one rank and binding the plan."""
     machine = Machine.named("host")
     found = {}
     for op in OPERATORS:
@@ -137,7 +137,7 @@ def never_seen_ms() -> dict[str, dict[str, float]]:
 
 
 def import_s() -> dict[str, float]:
-    """Time `import ficco` in fresh processes, without the interpreter's own start."""
+    """Time `import ficco` in new processes, without the interpreter's start."""
     code = "import time; t = time.perf_counter(); import ficco; print(time.perf_counter() - t)"
     times = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

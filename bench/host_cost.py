@@ -1,16 +1,15 @@
-"""How long the host is busy with a call: ficco's native part, its torch part, the whole call.
+"""Measure the host's time for a call: ficco's native part, its torch part, the whole call.
 
-Calls are enqueued ten at a time, or `--queued N`; the device is waited for between these, outside
-the clock. Apart stands what the same call takes where it is the first after such a wait, as a
-custom operator (which compiled code calls), where the gradient of x is recorded, and a backward
-pass of that call alone, which autograd hands to another thread and back; and what `serial` takes,
-as ficco's own call.
+Calls are enqueued ten at a time, or `--queued N`; waits for the device between these are not timed.
+Further figures are the same call as the first after such a wait; as a custom operator, which
+compiled code calls; with the gradient of x recorded; the backward pass of that call alone, which
+autograd runs on another thread; and `serial` as ficco's own call.
 
     python bench/host_cost.py --gpus 2 --out bench/results
 
-With `--ranks 8` on fewer GPUs, ranks share them. What runs there takes turns, so that the device's
-times mean nothing; the host does the work of a call of 8 ranks. What NCCL and PyTorch do in such a
-call is left out, for they refuse it.
+With `--ranks 8` on fewer GPUs, ranks share them. Their work is time-sliced, so device times are
+meaningless; the host does the work of a call of 8 ranks. NCCL and PyTorch refuse such calls, so
+their times are left out.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from record import spread, surroundings
 
 from ficco.sweeping.gpu.launching import NO_MULTICAST, Rendezvous, run_ranks
 
-if TYPE_CHECKING:  # they need torch
+if TYPE_CHECKING:  # these imports need torch
     import torch
 
     from ficco.schedule import Schedule
     from ficco.sweeping.gpu.operands import Operands, Run
 
-CALLS, WARM = 200, 2  # WARM: queues
+CALLS, WARM = 200, 2  # WARM: number of queues
 NATIVE = ("start", "submit", "launch", "finish", "call", "call_prepared", "fits")
-SCHEDULES = ("shard_p2p", "gated_1d")  # a call of a library per shard; one launch
+SCHEDULES = ("shard_p2p", "gated_1d")  # a library call per shard; one launch
 
 
 class TimedNative:
-    """Stands in for a bound plan's native program and adds up how long its calls take."""
+    """Wraps a bound plan's native program and adds up the times of its calls."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
@@ -65,14 +64,14 @@ class TimedNative:
 
 
 class Clock(NamedTuple):
-    """How calls are timed: so many between two waits for the device, and how ranks meet."""
+    """The number of calls between two waits for the device, and the ranks' rendezvous."""
 
     queued: int
     rendezvous: Rendezvous
 
 
 def timed(call: Callable[[int], Any], clock: Clock, after: Callable[[float], None]) -> None:
-    """Make CALLS calls; `after` gets each one's time, us."""
+    """Make CALLS calls; pass each call's time in us to `after`."""
     import torch
 
     from ficco.sweeping.gpu.timing import beat
@@ -92,9 +91,9 @@ def timed(call: Callable[[int], Any], clock: Clock, after: Callable[[float], Non
 
 
 def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, Any]:
-    """Return medians of the native calls, of the rest of the engine's part, and around it.
+    """Return medians of the native calls, of the rest of the engine's part, and of the rest.
 
-    `made`: what the runtime keeps of the call.
+    `made`: the runtime's record of the call.
     """
     from ficco.engines.prepared import PreparedCall
 
@@ -133,7 +132,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
     for prepared in made.prepared:
         prepared._program = watched
     if launches is not None:
-        launches._program = watched  # which it asks what fits
+        launches._program = watched  # it calls `fits` of the program
     try:
         timed(once, clock, after)
     finally:
@@ -150,7 +149,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
 def measure(
     case: Case, name: str, rank: int, clock: Clock, sharing: bool = False
 ) -> dict[str, Any]:
-    """Return all host times of a case on this rank, in us; ficco's own alone, if ranks share."""
+    """Return all host times of a case on this rank, in us; only ficco's if ranks share GPUs."""
     import torch
     from comparing.measuring import FUSED, torch_fused
 
@@ -194,7 +193,7 @@ def measure(
 
 
 def as_custom_operator(operands: Operands, schedule: Schedule) -> Run:
-    """Return the call as a compiler makes it: groups by name, schedules as text."""
+    """Return the call in a compiler's form: groups by name, schedules as text."""
     import torch
 
     axes = {name: value for name, value in asdict(schedule).items() if name != "name"}
@@ -215,9 +214,9 @@ def as_custom_operator(operands: Operands, schedule: Schedule) -> Run:
 
 
 def recorded(operands: Operands, schedule: Schedule) -> tuple[Run, Run]:
-    """Return the call that records the gradient of x, and that gradient, of a result that is kept.
+    """Return the call that records the gradient of x, and the backward pass of a stored result.
 
-    Its schedule is the call's as far as the operator of the gradient has it.
+    The backward pass has the call's schedule if the gradient's operator supports it.
     """
     import torch
 
@@ -241,14 +240,14 @@ def recorded(operands: Operands, schedule: Schedule) -> tuple[Run, Run]:
 
 
 def _alone(call: Run, clock: Clock) -> tuple[dict[str, float], dict[str, float]]:
-    """Return how long a call takes, and one that is the first after a wait."""
+    """Return the times of a call, and of a call that is the first after a wait."""
     found: list[float] = []
     timed(call, clock, found.append)
     return spread(found), spread(found[:: clock.queued])
 
 
 def rank_main(folder: Path, queued: int, sharing: bool) -> int:
-    """Measure on one rank; rank 0's figures are written."""
+    """Measure on one rank; rank 0 writes its figures."""
     import ficco
     from ficco.sweeping.gpu.joining import WAIT_S, open_group
 
@@ -270,9 +269,13 @@ def rank_main(folder: Path, queued: int, sharing: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
-    parser.add_argument("--ranks", type=int, metavar="P", help="more than GPUs; they share them")
+    parser.add_argument(
+        "--ranks", type=int, metavar="P", help="ranks; if more than GPUs, they share them"
+    )
     parser.add_argument("--queued", type=int, default=10, metavar="N", help="calls between waits")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of host_cost_MACHINE.json")
+    parser.add_argument(
+        "--out", default=".", metavar="FOLDER", help="folder for host_cost_MACHINE.json"
+    )
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank_of:

@@ -1,9 +1,9 @@
-"""How near do predictions come on this machine's cores, with ranks that are processes?
+"""Measure the accuracy of predictions on this machine's cores, with processes as ranks.
 
-Measures a profile as a first call does, then calls of several shapes and schedules with 1, 2 and 4
-ranks, and holds both predictions (the simulator's and the rule's) against them. Schedules of a
-shape take turns; a turn is the slowest rank's, and the fastest turn counts, for other work on the
-machine only lengthens turns.
+The script measures a profile as a first call does, then calls of several shapes and schedules with
+1, 2 and 4 ranks, and compares the predictions of the simulator and of the rule with them. Schedules
+of a shape run in turn; a turn's time is the slowest rank's. The fastest turn counts, because other
+load of the machine only lengthens turns.
 
     python bench/host_predictions.py --out bench/results
 """
@@ -25,7 +25,7 @@ from typing import Any
 from record import surroundings
 
 WORLDS = (1, 2, 4)
-SHAPES = (  # of a rank's GEMM: m, n, k
+SHAPES = (  # m, n, k of a rank's GEMM
     (64, 256, 256),
     (256, 256, 512),
     (512, 512, 512),
@@ -38,7 +38,7 @@ TURN_S, MOST_CALLS = 0.004, 20
 
 
 def rank(store: str, number: int, world: int, rounds: int, pinned: bool) -> None:
-    """Measure as one rank; rank 0 prints what all found."""
+    """Measure as one rank; rank 0 prints the results of all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -117,7 +117,7 @@ def measured_case(
                 for _ in range(calls):
                     call(x, w, schedule=schedule)
                 times[at].append(1e3 * (time.perf_counter() - begin) / calls)
-                time.sleep(calls * max(told))  # let others have the machine meanwhile
+                time.sleep(calls * max(told))  # leave the machine to other processes
     everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, times)
     found = []
@@ -144,7 +144,7 @@ def errors(cases: list[dict[str, Any]], by: str) -> dict[str, float]:
 
 
 def ranks(world: int, rounds: int, pinned: bool) -> dict[str, Any]:
-    """Run ranks to their end; return what rank 0 found."""
+    """Run ranks to their end; return rank 0's results."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--rounds", str(rounds), "--store", f"{folder}/store"]
         command += [] if pinned else ["--free"]
@@ -166,7 +166,7 @@ def main() -> int:
     parser.add_argument("--out", metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--worlds", type=int, nargs="*", default=WORLDS)
-    parser.add_argument("--free", action="store_true", help="leave ranks to the scheduler")
+    parser.add_argument("--free", action="store_true", help="do not pin ranks to cores")
     parser.add_argument("--store")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--world", type=int)
@@ -176,7 +176,7 @@ def main() -> int:
         return 0
     nice = os.nice(0)
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, -20)  # ranks inherit it: other work shall not count
+        os.setpriority(os.PRIO_PROCESS, 0, -20)  # ranks inherit it, so that other load matters less
         nice = -20
     except PermissionError:
         print(

@@ -1,10 +1,11 @@
-"""Keeps a sweep's results in bench/results: what was measured, and two plots of its report.
+"""Store a sweep's results in bench/results: its measurements, and two plots of its report.
 
     ficco sweep h200 --out DIR && python bench/keep_sweep.py DIR
 
-Writes sweep_MACHINE.json (all lines but timelines, with the head), sweep_MACHINE_gains.svg and
-sweep_MACHINE_map.svg; of another grid than h200 sweep_GRID_MACHINE. book.py makes the shipped book
-of the grids h200 and all_reduce. A sweep that is simulated, paced or unfinished is refused.
+The script writes sweep_MACHINE.json (the head and all lines except timelines),
+sweep_MACHINE_gains.svg and sweep_MACHINE_map.svg. For other grids than h200, the names start with
+sweep_GRID_MACHINE. book.py builds the shipped book from the grids h200 and all_reduce. Simulated,
+paced and unfinished sweeps are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, metavar="DIR", help="of a sweep that was executed")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of an executed sweep")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
     args = parser.parse_args()
     head: dict[str, Any] = json.loads((args.folder / "sweep.json").read_text())

@@ -1,9 +1,9 @@
-"""What ficco.overlap() does to whole models: blocks of Llama 3 on the GPUs of this machine.
+"""Measure the effect of ficco.overlap() on whole models: blocks of Llama 3 on this machine's GPUs.
 
-A process per GPU; bfloat16, four layers of the real sizes. Training steps, prefills, decoding and
-prefills of ever other lengths, by PyTorch's tensor parallelism and by ficco: eager, as CUDA graphs
-and compiled. Variants of a cell take turns; a figure is that of the slowest rank; what fails stands
-in the result with its reason. The result is rewritten after every cell.
+One process runs per GPU, in bfloat16, with four layers of the real sizes. Training steps, prefills,
+decoding and prefills of varying lengths run with PyTorch's tensor parallelism and with ficco:
+eager, as CUDA graphs and compiled. Variants of a cell run in turn; each figure is that of the
+slowest rank. The result lists failures with their reasons. It is rewritten after every cell.
 
     python bench/model.py --gpus 4 --seconds 280 --out bench/results
 """
@@ -27,31 +27,37 @@ from record import gpus, surroundings
 
 from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
 
-STARTS = 4  # of the processes for a part, where they end badly
-START_S = 25.0  # that starting them takes, about; less time is not begun with
+STARTS = 4  # most starts of a part's processes if they fail
+START_S = 25.0  # approximate time to start them; with less time left, nothing starts
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
-    parser.add_argument("--seconds", type=float, default=280.0, metavar="S", help="for all of it")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of model_MACHINE.json")
+    parser.add_argument(
+        "--seconds", type=float, default=280.0, metavar="S", help="total time limit"
+    )
+    parser.add_argument(
+        "--out", default=".", metavar="FOLDER", help="folder for model_MACHINE.json"
+    )
     parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
     parser.add_argument(
-        "--label", default="", metavar="WORD", help="model_MACHINE_WORD.json instead"
+        "--label", default="", metavar="WORD", help="write model_MACHINE_WORD.json instead"
     )
-    parser.add_argument("--only", default="", metavar="REGEX", help="cells, as --list says them")
-    parser.add_argument("--rounds", type=int, default=20, help="of turns; default: %(default)s")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cells to run, as in --list")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="rounds of turns; default: %(default)s"
+    )
     parser.add_argument("--cell-seconds", type=float, default=6.0, metavar="S",
-                        help="for a cell's rounds, 5 at least; default: %(default)s")  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="say which cells there are, and end")
+                        help="seconds for a cell's rounds, 5 at least: %(default)s")  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="list the cells and exit")
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # on the CPU
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 class Run:
-    """The result under way, and the processes that make it."""
+    """The result so far, and the processes that measure it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -95,7 +101,7 @@ class Run:
         part.replace(self.path)
 
     def _watch(self, folder: Path) -> None:
-        """Take over what rank 0 has said since."""
+        """Process rank 0's new reports."""
         path = folder / "said.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         for line in lines[self._read :]:
@@ -113,7 +119,7 @@ class Run:
         self._read = len(lines)
 
     def _start(self, part: str, todo: list[str], deadline: float) -> str:
-        """Run some cells in fresh processes; return what went wrong, or nothing."""
+        """Run some cells in new processes; return the error, or an empty string."""
         self._read, self._begun = 0, None
         with tempfile.TemporaryDirectory(prefix="model") as name:
             folder = Path(name)
@@ -129,7 +135,7 @@ class Run:
             return run_ranks(command, self.args.gpus, folder, left, lambda: self._watch(folder))
 
     def run(self) -> None:
-        """Measure part after part; a variant that ends the processes is left out of cells alike."""
+        """Measure all parts; skip a variant that ends the processes in cells of the same mode."""
         for part in self.args.parts.split(","):
             deadline = self.begin + PARTS[part] * self.args.seconds
             names = [c.id for c in cells(part, self.args.tiny) if re.search(self.args.only, c.id)]
@@ -149,7 +155,7 @@ class Run:
                     break
                 why = f"ended its process in {cell}: {reason}"[:1500]
                 for other in (c for each in PARTS for c in cells(each, self.args.tiny)):
-                    if other.mode == cell.split()[0]:  # it would do so again; starts are dear
+                    if other.mode == cell.split()[0]:  # it would fail again
                         self._skipped.setdefault(other.id, {})[variant] = why
             done = {entry["cell"] for entry in self.document["cells"]}
             self.document["left_out"] += [name for name in names if name not in done]
@@ -165,7 +171,7 @@ def main() -> int:
     if args.list:
         print("\n".join(cell.id for part in PARTS for cell in cells(part, args.tiny)))
         return 0
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that no rank is left behind
+    for number in (signal.SIGTERM, signal.SIGHUP):  # exit in order, so that no rank keeps running
         signal.signal(number, lambda *_: sys.exit(1))
     Path(args.out).mkdir(parents=True, exist_ok=True)
     run = Run(args)

@@ -1,4 +1,4 @@
-"""Names of the machines that results were measured on: "h200x4", and 4 NVIDIA H200s in words."""
+"""Names of the machines of results: "h200x4", or "4 NVIDIA H200s" in words."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ficco.profiling.figures import model, slug
 
 __all__ = ["MACHINES", "SHARED", "machine_name", "where"]
 
-# Whose results README shows: the most GPUs first.
+# Machines whose results README shows, the most GPUs first.
 MACHINES = ("h200x8", "h100x8", "h200x4", "h100x4", "h200x2", "h100x2")
 SHARED = ("h200x2_by_8", "h100x2_by_8")  # ranks that share GPUs
 
 
 def machine_name(document: Mapping[str, Any]) -> str:
-    """Return by which name results are kept, which is that of a profile: "h100x4".
+    """Return the machine's name in names of results, which is that of a profile: "h100x4".
 
     Args:
-        document: a result, with its `gpus`, its `world` and, where ranks share GPUs, how many of
-            these in `shared_gpus`: "h100x2_by_8".
+        document: a result, with its `gpus` and `world`; if ranks share GPUs, `shared_gpus` has the
+            number of GPUs, and the name is like "h100x2_by_8".
     """
     device, world = _device(document), document["world"]
     name = slug(device) if device else "host"
@@ -29,7 +29,7 @@ def machine_name(document: Mapping[str, Any]) -> str:
 
 
 def where(document: Mapping[str, Any]) -> str:
-    """Return the same in words: "4 NVIDIA H100s"."""
+    """Return the machine in words: "4 NVIDIA H100s"."""
     devices = f"{model(_device(document)) or 'rank'}s"
     if shared := document.get("shared_gpus"):
         return f"{document['world']} ranks that share {shared} {devices}"

@@ -1,7 +1,8 @@
-"""Does the paced host engine last as long as its model says, and does finer than shard level win?
+"""Check that the paced host engine meets its model, and that finer than shard level wins.
 
-Runs the default job on the paced machines, all schedules in turn, and compares medians with closed
-forms of the pacing. Everything here is PACED: real copies and GEMMs, lengthened to modelled rates.
+The script runs the default job on the paced machines, all schedules in turn, and compares medians
+with closed forms of the pacing. All runs are PACED: real copies and GEMMs, lengthened to modelled
+rates.
 
     python bench/paced.py --json
 """
@@ -26,10 +27,10 @@ M, N, K = HOST_SIZES["m"], HOST_SIZES["n"], HOST_SIZES["k"]
 
 
 def closed_form_ms(name: str, machine: Machine, ranks: int) -> float:
-    """Return how long a schedule lasts when copies and GEMMs last exactly as the profile says.
+    """Return a schedule's time if copies and GEMMs take exactly the profile's times.
 
-    serial: the transfer, then the GEMM. The others: piece by piece, a GEMM begins when its piece is
-    there and the one before it is done.
+    serial: the transfer, then the GEMM. The others: a piece's GEMM starts when the piece has
+    arrived and the previous GEMM is done.
     """
     link, shard = machine.link, M // ranks * K * 4
     gemm_us = machine.paced_gemm_us(2.0 * M * (N // ranks) * K, "float32")
@@ -47,7 +48,7 @@ def closed_form_ms(name: str, machine: Machine, ranks: int) -> float:
 
 
 def measure(machine_name: str, ranks: int, schedules: list[Schedule]) -> list[list[float]]:
-    """Return per schedule the times of RUNS interleaved rounds, in ms; the first is checked."""
+    """Return each schedule's times in RUNS interleaved rounds, in ms; a first round is checked."""
     machine = Machine.named(machine_name)
     problem = Problem.chunked("all_gather_matmul", ranks, M, N, K)
     times: list[list[float]] = [[] for _ in schedules]
@@ -93,7 +94,7 @@ def on(machine_name: str, ranks: int) -> dict[str, object]:
 
 
 def routes() -> dict[str, dict[str, float]]:
-    """Time both routes on the switch, for serial's whole transfer and in steps."""
+    """Time both routes on the switch, for serial's whole transfer and for transfers in steps."""
     machine = Machine.named("switch4")
     points = {}
     for name in ("serial", "uniform_fused_1d", "hetero_fused_1d"):

@@ -1,7 +1,8 @@
-"""Holds what the simulator and the rule predict against what compare.py measured on GPUs.
+"""Compare the predictions of the simulator and the rule with compare.py's measurements on GPUs.
 
-Every schedule of every case in bench/results/compare_MACHINE*.json; GEMMs of the profiles have
-other m, so no shape that judges is in one. `--profiles` may name others than the shipped ones.
+The comparison covers every schedule of every case in bench/results/compare_MACHINE*.json. The
+profiles' GEMMs have other m, so no profile contains a compared shape. `--profiles` may name other
+profiles than the shipped ones.
 
     python bench/predict.py --out bench/results
 """
@@ -30,12 +31,12 @@ from ficco.selector.rule import estimate_us
 from ficco.timeline import REGIMES
 
 RESULTS = Path(__file__).resolve().parent / "results"
-NEAR = 1.03  # a choice is right within this of the best, or within either's interquartile range
+NEAR = 1.03  # a choice is right within this factor of the best, or within either's IQR
 Measured = list[tuple[Schedule, float]]
 
 
 def schedule_of(config: str, world: int, machine: Machine) -> Schedule:
-    """Return the schedule that a configuration's name in compare.py stands for."""
+    """Return the schedule of a configuration's name in compare.py."""
     name, grain, *axes = config.split()
     found = replace(Schedule.named(name), grain=int(grain[1:]), route=axes[0], order=axes[1])
     if "in_step" in axes:
@@ -46,7 +47,7 @@ def schedule_of(config: str, world: int, machine: Machine) -> Schedule:
 
 
 def _config(schedule: Schedule) -> str:
-    """Return what names a point in the result."""
+    """Return a point's name in the result."""
     edge = " edge" if schedule.taper == "edge" else ""
     axes = f"{schedule.route} {schedule.order} {schedule.pace}"
     return f"{schedule.name} g{schedule.chunks} {axes}{edge}"
@@ -55,12 +56,12 @@ def _config(schedule: Schedule) -> str:
 def measured(
     case: dict[str, Any], machine: Machine, regime: str
 ) -> tuple[Measured, dict[Schedule, float]]:
-    """Return a regime's medians by schedule, serial first, and interquartile ranges where known.
+    """Return a regime's medians by schedule, serial first, and the known interquartile ranges.
 
-    All schedules were screened in a few runs. Where all of them ran again (compare.py --keep), the
-    medians of these runs are taken; else those of the screening, since a median of many runs does
-    not compare with one of few. Where two names stand for one plan (chunks of one shard have one
-    order), both have their mean: such pairs differed by up to 7% in the screening.
+    All schedules were screened in a few runs. If all of them ran again (compare.py --keep), the
+    medians of these runs count; else those of the screening, because medians of many and of few
+    runs are not comparable. If two names have one plan (a shard of one chunk has one order), both
+    get the mean: such pairs differed by up to 7% in the screening.
     """
     final = {row["config"]: row for row in case["regimes"][regime] if row["ok"]}
     again = all(row["config"] in final for row in case["screened"] if regime in row)
@@ -83,13 +84,13 @@ def measured(
 
 
 def plan_of(schedule: Schedule) -> Schedule:
-    """Return what is equal for schedules with the same plan, at one chunk a shard."""
+    """Return a schedule that is equal for schedules with the same plan at one chunk per shard."""
     same = replace(schedule, name="", order="by_step") if schedule.chunks == 1 else schedule
     return same if schedule.transport != "collective" else schedule
 
 
 def cases(machine: str) -> Iterator[dict[str, Any]]:
-    """Yield the cases of all results of a machine, each once, as the last result has it."""
+    """Yield the cases of all results of a machine, each once, from the latest result."""
     found = {}
     for path in sorted(RESULTS.glob(f"compare_{machine}*.json")):
         for case in json.loads(path.read_text())["cases"]:
@@ -98,7 +99,7 @@ def cases(machine: str) -> Iterator[dict[str, Any]]:
 
 
 def judged(case: dict[str, Any], machine: Machine, regime: str = "captured") -> dict[str, Any]:
-    """Return errors of every prediction, and how good the choices are."""
+    """Return the errors of all predictions, and the quality of the choices."""
     world = case["world"]
     m = case["m"] * (world if operators.get(case["op"]).flow.splits else 1)
     problem = Problem.chunked(case["op"], world, m, case["n"], case["k"], case["dtype"])
@@ -170,7 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--profiles", default=",".join(name for name in reversed(MACHINES) if [*cases(name)]),
-        help="names or files, each for the results of the machine that it is of (%(default)s)",
+        help="names or files, each compared with the results of its machine (%(default)s)",
     )  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", help="write predict.json into this folder")
     args = parser.parse_args()

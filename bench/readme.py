@@ -1,6 +1,6 @@
-"""Writes README's tables and bench/RESULTS.md from bench/results.
+"""Write README's tables and bench/RESULTS.md from bench/results.
 
-`--check` writes nothing and only says, by its exit code, whether both are up to date.
+`--check` writes nothing; its exit code says whether both are up to date.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tables.sources import Page
 ROOT = Path(__file__).resolve().parent.parent
 README, RESULTS = ROOT / "README.md", ROOT / "bench" / "RESULTS.md"
 FIGURES = ROOT / "bench" / "results"
-MARKS = "<!-- results:begin -->", "<!-- results:end -->"  # around README's tables
-LINE_MARKS = "<!-- measured:begin -->", "<!-- measured:end -->"  # around its first figures
+MARKS = "<!-- results:begin -->", "<!-- results:end -->"  # enclose README's tables
+LINE_MARKS = "<!-- measured:begin -->", "<!-- measured:end -->"  # enclose README's first figures
 
 
 def between(text: str, marks: tuple[str, str], body: str) -> str:
-    """Return a text with what stands between two marks replaced."""
+    """Return a text with the part between two marks replaced."""
     head, rest = text.split(marks[0])
     return f"{head}{marks[0]}{body}{marks[1]}{rest.split(marks[1])[1]}"
 
 
 def rendered() -> dict[Path, str]:
-    """Return both files made anew."""
+    """Return the new contents of both files."""
     page = Page(FIGURES, "bench/results")
     text = README.read_text()
     text = between(text, MARKS, "\n" + "\n".join(readme_part(page)) + "\n")

@@ -1,4 +1,4 @@
-"""What every benchmark shares: where it ran, how results are written, medians with their spread."""
+"""Functions for all benchmarks: surroundings, writing of results, medians with their spread."""
 
 from __future__ import annotations
 

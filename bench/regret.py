@@ -1,7 +1,7 @@
-"""Holds `auto` against serial and PyTorch's operators on random shapes that no book holds.
+"""Compare `auto` with serial and PyTorch's operators on random shapes that no book contains.
 
-`auto` takes turns with torch.mm and NCCL, PyTorch's fused operators, and torch.mm followed by the
-one-shot and two-shot all-reduces of `symm_mem`: captured, called back to back, and synchronized. A
+`auto` runs in turn with torch.mm and NCCL, PyTorch's fused operators, and torch.mm followed by the
+one-shot and two-shot all-reduces of `symm_mem`: captured, back to back, and synchronized. Each
 figure is that of the slowest rank. NCCL and PyTorch's operators run without NVLink multicast.
 
     python bench/regret.py --gpus 2 --out bench/results
@@ -30,18 +30,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, required=True, metavar="N")
     parser.add_argument("--ops", default=",".join(OPERATORS), help="default: %(default)s")
     parser.add_argument("--count", type=int, default=40, help="shapes of each operator")
-    parser.add_argument("--seed", type=int, default=1, help="of the shapes (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="that count (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the shapes (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds that count (%(default)s)")
     parser.add_argument(
         "--rivals", type=int, default=0, metavar="K",
-        help="time the K schedules that were predicted to be fastest, too (%(default)s)",
+        help="also time the K schedules with the fastest predictions (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--named", default="", metavar="NAMES", help="schedules to time, too: two_shot_sm,serial"
+        "--named", default="", metavar="NAMES", help="also time these schedules: two_shot_sm,serial"
     )
-    parser.add_argument("--seconds", type=float, default=480.0, metavar="S", help="for all of it")
-    parser.add_argument("--label", default="", metavar="WORD", help="regret_MACHINE_WORD.json")
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of regret_MACHINE.json")
+    parser.add_argument(
+        "--seconds", type=float, default=480.0, metavar="S", help="total time limit"
+    )
+    parser.add_argument(
+        "--label", default="", metavar="WORD", help="write regret_MACHINE_WORD.json"
+    )
+    parser.add_argument(
+        "--out", default=".", metavar="FOLDER", help="folder for regret_MACHINE.json"
+    )
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -62,7 +68,7 @@ def _document(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _taken_over(document: dict[str, Any], folder: Path) -> None:
-    """Take over what rank 0 has said."""
+    """Process rank 0's reports."""
     path = folder / "said.jsonl"
     text = path.read_text().split("\n")[:-1] if path.exists() else []
     values = [item for line in text for item in json.loads(line).items()]

@@ -1,8 +1,8 @@
-"""Simulates 16 scenarios of the FiCCO paper on the profile of 8 MI300X: a full mesh. Nothing runs.
+"""Simulate 16 scenarios of the FiCCO paper on the profile of 8 MI300X, a full mesh. Nothing runs.
 
-For both readings of n (global, of one GPU) and for assumptions that are moved one at a time: the
-speed-up over serial of shard-level overlap, of FiCCO's schedules at grain 8 and of the gated one,
-what is ideal, and what the selector's rule would take.
+The script computes the speed-ups over serial of shard-level overlap, of FiCCO's schedules at grain
+8 and of the gated schedule, the ideal speed-up, and the choice of the selector's rule. It does so
+for both readings of n (global, or of one GPU), and for assumptions that are changed one at a time.
 
     python bench/scenarios.py --out bench/results
 """
@@ -35,7 +35,7 @@ RIGHT = 1.03  # a choice is right within 3% of the fastest
 
 
 def links(machine: Machine, factor: float) -> Machine:
-    """Return the machine with links, and collectives over them, so many times as fast."""
+    """Return the machine with links and collectives that are `factor` times as fast."""
     link = machine.link
     faster = replace(
         link,
@@ -51,7 +51,7 @@ def links(machine: Machine, factor: float) -> Machine:
 
 
 def gemms(machine: Machine, factor: float) -> Machine:
-    """Return the machine with GEMMs so many times as fast."""
+    """Return the machine with GEMMs that are `factor` times as fast."""
     found = []
     for dtype, times in machine.gemms:
         points = tuple((m, n, k, us / factor) for m, n, k, us in times.points)
@@ -60,17 +60,17 @@ def gemms(machine: Machine, factor: float) -> Machine:
 
 
 def contention(machine: Machine, factor: float) -> Machine:
-    """Return the machine with GEMMs and copies so many times as long beside each other."""
+    """Return the machine with GEMMs and copies that slow each other down by `factor`."""
     costs = replace(machine.costs, gemm_beside_copies=factor, copies_beside_gemm=factor)
     return replace(machine, costs=costs)
 
 
 def costs_of(machine: Machine, other: str) -> Machine:
-    """Return the machine with another one's costs of launches, words, calls and contention."""
+    """Return the machine with another machine's costs of launches, words, calls and contention."""
     return replace(machine, costs=Machine.named(other).costs)
 
 
-# What is assumed, moved one at a time.
+# Changes of one assumption at a time.
 VARIANTS: dict[str, Callable[[Machine], Machine]] = {
     AS_IS: lambda machine: machine,
     "links and collectives 20% slower": lambda machine: links(machine, 0.8),
@@ -83,7 +83,7 @@ VARIANTS: dict[str, Callable[[Machine], Machine]] = {
 
 
 def assumptions(machine: Machine) -> list[str]:
-    """Say what the predictions take for granted."""
+    """Return the assumptions of the predictions."""
     link, times = machine.link, machine.gemm_times(DTYPE)
     assert times is not None
     rates = sorted(2e-6 * m * n * k / us for m, n, k, us in times.points)
@@ -127,7 +127,7 @@ def simulated(problem: Problem, machine: Machine) -> dict[str, Any]:
 
 
 def rule(problem: Problem, machine: Machine) -> dict[str, Any]:
-    """Return what the selector's rule takes, and what the simulator says of it and of the best."""
+    """Return the rule's choice and the fastest schedule, with the simulator's times of both."""
     taken = choose(problem, machine, by="rule").schedule
     asked = choose(problem, machine, by="simulator")
     ms = {**dict(asked.alternatives), asked.schedule: asked.predicted_ms or 0.0}
@@ -149,7 +149,7 @@ def named(schedule: Schedule) -> str:
 
 
 def summarized(reading: str, variant: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what many scenarios of one reading and variant come to."""
+    """Summarize the scenarios of one reading and variant."""
     best = [max(row["speedup"][name] for name in FICCO) for row in rows]
     each = {name: [row["speedup"][name] for row in rows] for name in (SHARD_LEVEL, *FICCO, GATED)}
     return {
@@ -172,7 +172,7 @@ def summarized(reading: str, variant: str, rows: list[dict[str, Any]]) -> dict[s
 
 
 def judged(reading: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return how often the rule is right, and what it loses."""
+    """Return how often the rule is right, and its losses."""
     found = [row["rule"] for row in rows]
     return {
         "reading": reading,

@@ -1,10 +1,10 @@
-"""What a signal to a peer costs by each kind: a stream write, a copy of four bytes, a stored word.
+"""Measure the cost of a signal to a peer by kind: a stream write, a 4-byte copy, a stored word.
 
-One rank's program, on GPU 0 of two, sends to so many peers whose windows all lie on GPU 1: on its
-push lane a matrix and a signal per peer, or on the caller's stream the signals alone, behind a
-kernel. Calls are enqueued 20 at a time, or 20 of them are captured into one graph. Times are per
-call: the host's while it enqueues, and the device's from the first call's start to the last one's
-end. Kinds are measured in turns. Needs two GPUs that reach each other.
+One rank's program, on GPU 0 of two, sends to several peers whose windows are all on GPU 1. It sends
+a matrix and a signal per peer on its push lane, or only the signals on the caller's stream, after a
+kernel. Calls are enqueued 20 at a time, or 20 calls are captured into one graph. Times are per
+call: the host's time to enqueue, and the device's time from the first call's start to the last
+call's end. Kinds are measured in turn. The script needs two GPUs that reach each other.
 
     python bench/signals.py --out bench/results
 """
@@ -34,7 +34,7 @@ CALLER, LANE = -1, 0
 
 
 class Sender:
-    """Rank 0 of a group whose other ranks are memory of GPU 1."""
+    """Rank 0 of a group; the memory of all other ranks is on GPU 1."""
 
     def __init__(self, peers: int) -> None:
         self.peers, world = peers, peers + 1
@@ -42,7 +42,7 @@ class Sender:
         self.words = [torch.zeros(words, dtype=torch.int32, device=f"cuda:{gpu}") for gpu in (0, 1)]
         self.source = torch.ones(max(BYTES), dtype=torch.uint8, device="cuda:0")
         self.target = torch.zeros(max(BYTES) * peers, dtype=torch.uint8, device="cuda:1")
-        self.target.copy_(self.source.repeat(peers))  # PyTorch turns peer access on
+        self.target.copy_(self.source.repeat(peers))  # enables peer access in PyTorch
         torch.cuda.synchronize()
         self.rank = _native.GpuRank(
             _native.open_cuda(0), _native.Group(world, 60.0, None), 0
@@ -50,7 +50,7 @@ class Sender:
         self.stream = torch.cuda.Stream("cuda:0")
 
     def window(self, writes: bool) -> Any:
-        """Return the window in which streams may, or may not, write to the peers' words."""
+        """Return the window; `writes` says whether streams may write to the peers' words."""
         world = self.peers + 1
         bases = [
             self.words[rank > 0].data_ptr() + 4 * SIGNALS_PER_COPY * (2 * rank + copy)
@@ -60,7 +60,7 @@ class Sender:
         return _native.GpuWindow(bases, bases, 0, [True, *[writes] * self.peers])
 
     def call(self, writes: bool, lane: int, size: int) -> Callable[[], None]:
-        """Return what enqueues one call: `size` bytes and a signal per peer, or signals alone."""
+        """Return a function that enqueues one call: `size` bytes (if any) and a signal per peer."""
         rows = []
         for peer in range(1, self.peers + 1):
             if size:
@@ -79,16 +79,16 @@ class Sender:
 
         def run() -> None:
             if lane == CALLER:
-                scratch.add_(1)  # the kernel that the signals come behind
+                scratch.add_(1)  # the kernel before the signals
             program.call(0, stream, False, slots, pitches)
 
         return run
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float, float]:
-        """Return us a call: of the host eagerly, of the device eagerly, of the device captured."""
+        """Return us per call: host eager, device eager, device captured."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(self.stream):
-            torch.cuda._sleep(2_000_000)  # so that the device does not wait for the host
+            torch.cuda._sleep(2_000_000)  # the device must not wait for the host
             begin.record()
             clock = time.perf_counter()
             for _ in range(CALLS):
@@ -100,7 +100,7 @@ class Sender:
         return host, eager, self.captured(run)
 
     def captured(self, run: Callable[[], None]) -> float:
-        """Return us a call of a graph's device time."""
+        """Return the device time of a graph, in us per call."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
             for _ in range(CALLS):
@@ -117,7 +117,9 @@ class Sender:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default=".", metavar="FOLDER", help="of signals_MACHINE.json")
+    parser.add_argument(
+        "--out", default=".", metavar="FOLDER", help="folder for signals_MACHINE.json"
+    )
     folder = Path(parser.parse_args().out)
     if torch.cuda.device_count() < 2:
         raise SystemExit(f"two GPUs are needed, {torch.cuda.device_count()} found")

@@ -1,1 +1,1 @@
-"""The parts of compare.py: cases, what is compared on them, how it is timed, what is written."""
+"""The parts of compare.py: cases, configurations, timing and results."""

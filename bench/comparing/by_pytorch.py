@@ -1,4 +1,4 @@
-"""What PyTorch has for an operator beside NCCL and torch.mm: its fused and symmetric operators."""
+"""PyTorch's alternatives to NCCL and torch.mm: its fused and symmetric-memory operators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric  # it registers the operators
+import torch.distributed._symmetric_memory as symmetric  # the import registers the operators
 
 from ficco.sweeping.gpu.layout import Layout
 from ficco.sweeping.gpu.operands import DTYPES, Operands
@@ -35,7 +35,7 @@ def fused(operands: Operands) -> Run:
 
 
 class Shared:
-    """Symmetric memory for the products of every all-reduce of a run. Making it is collective."""
+    """Symmetric memory for the products of all all-reduces of a run. Its creation is collective."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         sizes = [
@@ -68,7 +68,7 @@ def _shots(operands: Operands, shared: Shared, name: str) -> Run:
 
 
 def ways(operands: Operands, shared: Shared) -> dict[str, Run]:
-    """Return all of them for an operator, by name."""
+    """Return PyTorch's alternatives for an operator, by name."""
     op = operands.layout.op
     if op in FUSED:
         return {"torch_fused": fused(operands)}

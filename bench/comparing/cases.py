@@ -1,4 +1,4 @@
-"""Cases from shapes.toml, their sizes, and the schedules that are tried on them. No torch here."""
+"""Cases from shapes.toml, their sizes, and the schedules to try. It does not import torch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ficco.selector.candidates import few_rows
 from ficco.sweeping.gpu.layout import Layout
 
 SHAPES = Path(__file__).resolve().parent.parent / "shapes.toml"
-LINK_GBPS = 395.0  # most that one H200 was seen to push to one peer (2026-11-20)
-# What NCCL's zero-CTA policy moves by copy engines; NCCL 2.28 has no such reduction.
+LINK_GBPS = 395.0  # highest measured rate of pushes from one H200 to one peer (2026-11-20)
+# Collectives that NCCL's zero-CTA policy runs on copy engines; NCCL 2.28 has no such reduction.
 BY_COPY_ENGINES = ("all_gather_matmul", "all_to_all_matmul", "matmul_all_to_all")
 
 
 @dataclass(frozen=True)
 class Case(Layout):
-    """A shape that is measured.
+    """A shape to measure.
 
     Attributes:
-        all_points: whether hetero_unfused_1d is tried with every route and order, too.
+        all_points: whether to try hetero_unfused_1d with every route and order, too.
     """
 
     all_points: bool = False
 
     def facts(self) -> dict[str, Any]:
-        """Return what every result says of its case."""
+        """Return the fields of the case that every result contains."""
         return {
             "case": self.id, "op": self.op, "m": self.m, "n": self.n, "k": self.k,
             "m_is": f"rows {'on each rank' if self.flow.splits else 'over all ranks'}",
@@ -59,7 +59,7 @@ def host_cost_cases(world: int) -> list[Case]:
 
 
 def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
-    """Return the schedules to try: every named one at every grain, and more for some cases."""
+    """Return the schedules to try: all named schedules at all grains, and more for some cases."""
     numbers = sorted({case.world if grain == "world" else int(grain) for grain in grains})
     found = []
     for name in Schedule.names(case.op):
@@ -84,10 +84,10 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
         )  # fmt: skip
         found += [replace(edge, grain=grain) for grain in numbers if 1 < grain <= 4]
     if case.all_points:
-        base = Schedule.named("hetero_unfused_1d")  # rotation, by_step where the machine decides
+        base = Schedule.named("hetero_unfused_1d")  # rotation, by_step: the machine's choice
         for grain in numbers:
             found.append(replace(base, grain=grain, route="all_peers"))
-            if grain > 1:  # one chunk has one order
+            if grain > 1:  # with one chunk there is one order
                 found.append(replace(base, grain=grain, route="rotation", order="by_peer"))
                 found.append(replace(base, grain=grain, route="all_peers", order="by_peer"))
             if case.op == "all_gather_matmul" and case.world > 2 and grain > 1:

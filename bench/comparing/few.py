@@ -36,7 +36,7 @@ def _method(document: dict[str, Any]) -> str:
 
 
 def few_rows_gains(document: dict[str, Any]) -> list[str]:
-    """Return how many times faster ficco's better call is than the best of the others, by rows."""
+    """Return the speed-ups of ficco's better call over the best other way, by number of rows."""
     gains = document["faster_than_best_peer"]
     ours = "the better of `one_shot_sm` and `two_shot_sm`"
     if _gathers(document):
@@ -52,7 +52,7 @@ def few_rows_gains(document: dict[str, Any]) -> list[str]:
 
 
 def few_rows_table(document: dict[str, Any]) -> list[str]:
-    """Return the table; the fastest way of a case is bold."""
+    """Return the table; the fastest way of each case is bold."""
     ways = GATHERING_WAYS if _gathers(document) else WAYS
     lines = [
         f"{_method(document)}; *mm* is `torch.mm` alone. Microseconds a call:",

@@ -1,4 +1,4 @@
-"""Few rows on this rank: one layer, and every way to do a call of it. For few_rows.py."""
+"""Calls of few rows on this rank: one layer, and every way to run it. For few_rows.py."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Call = Callable[[int], Any]
 
 
 class Kind(NamedTuple):
-    """What is measured of an operator.
+    """The measurements of an operator.
 
     Attributes:
         layers: n, k over all ranks by name.
-        rows: of a call, over all ranks.
-        ours, peers: names of ways, ficco's and others'.
+        rows: rows of a call, over all ranks.
+        ours, peers: names of ficco's ways and of the other ways.
     """
 
     layers: dict[str, tuple[int, int]]
@@ -28,12 +28,12 @@ class Kind(NamedTuple):
 
 
 class Case:
-    """One layer and number of rows on this rank. Weights rotate, so that no L2 holds them.
+    """One layer and number of rows on this rank. Weights rotate, so that the L2 does not hold them.
 
     Attributes:
-        kind: of the operator.
-        calls: in a graph.
-        ws: weights [n, k] of this rank, for calls in turn.
+        kind: the measurements of the operator.
+        calls: number of calls in a graph.
+        ws: weights [n, k] of this rank, which calls use in turn.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class Case:
         return self.ws[i % len(self.ws)].t()
 
     def symmetric(self, *shape: int) -> Any:
-        """Return a tensor that peers reach."""
+        """Return a tensor that peers can access."""
         from torch.distributed import _symmetric_memory as symmetric
 
         found = symmetric.empty(*shape, **self.draw)
@@ -61,21 +61,21 @@ class Case:
         return found
 
     def ways(self) -> dict[str, Call]:
-        """Return every way to do a call; each returns the result, "mm" without what peers have."""
+        """Return all ways to run a call; each returns the result, "mm" without the peers' parts."""
         raise NotImplementedError
 
     def whole(self, i: int) -> Any:
-        """Return the result of the i-th call in float32, by other means."""
+        """Return the reference result of the i-th call, in float32."""
         raise NotImplementedError
 
     def wrong(self, y: Any, i: int) -> float:
-        """Return how far a result is off, of its largest element."""
+        """Return the error of a result, relative to its largest element."""
         want = self.whole(i)
         return float((y.float() - want).abs().max() / want.abs().max())
 
 
 class Reduce(Case):
-    """Llama-3 projections whose depth is split over ranks, without sequence parallelism."""
+    """Llama-3 projections with the depth split over ranks, without sequence parallelism."""
 
     kind = Kind(
         {"8B o": (4096, 4096), "8B down": (4096, 14336), "70B o": (8192, 8192),
@@ -133,7 +133,7 @@ class Reduce(Case):
 
 
 class Gather(Case):
-    """Llama-3 projections whose columns are split over ranks, and whose rows are, too."""
+    """Llama-3 projections with columns and rows split over ranks."""
 
     kind = Kind(
         {"8B qkv": (6144, 4096), "8B gate, up": (28672, 4096), "70B qkv": (10240, 8192),
@@ -147,7 +147,7 @@ class Gather(Case):
 
         world = group.size()
         super().__init__(n // world, k, group)
-        self.x = self.symmetric(rows // world, k)  # for those who can make use of it
+        self.x = self.symmetric(rows // world, k)  # for ways that use symmetric inputs
         self.x.copy_(torch.randn(rows // world, k, **self.draw))
         self.all_x = torch.empty(rows, k, **self.draw)
         self.y = torch.empty(rows, n // world, **self.draw)

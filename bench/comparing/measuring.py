@@ -1,4 +1,4 @@
-"""Measures one case on this rank: screens all points, times the best of them beside the others."""
+"""Measure one case on this rank: screen all points, then time the best with the baselines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ficco.sweeping.gpu.timing import Config
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is asked for."""
+    """The settings of a run."""
 
     grains: tuple[int | str, ...] = (1, 2, 4, "world")
     rounds: int = 20
@@ -25,7 +25,7 @@ class Settings:
 
 
 def about(schedule: Any, asked: Any) -> dict[str, Any]:
-    """Say what a point is; `asked_` where it is not as the named schedule or machine has it."""
+    """Describe a point; `asked_` fields differ from the named schedule or the machine."""
     found = {"schedule": schedule.name, "grain": schedule.chunks}
     found |= {"route": schedule.route, "order": schedule.order}
     if asked.route != "machine" and schedule.name != "shard_p2p":
@@ -76,13 +76,13 @@ def measure(
     times = run.rounds(entries, settings.rounds, 1)
     for config in ours:
         if config.name in kept:
-            run.still_right(config)
+            run.check_again(config)
 
     apart = {config.name for config in alone}
     parts = summary.ideal({key: found for key, found in times.items() if key[0] in apart})
     compared = {key: found for key, found in times.items() if key[0] not in apart}
     regimes = summary.regime_rows(compared, known, run.bad)
-    for rows in regimes.values():  # why a part has no figure stands below
+    for rows in regimes.values():  # the reasons of missing parts follow below
         rows[:] = [row for row in rows if not row["config"].startswith(("gemm", "transfer "))]
     missing = {name: why for (name, _), why in run.bad.items() if name.startswith("transfer ")}
     return {

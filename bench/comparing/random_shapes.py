@@ -1,4 +1,4 @@
-"""Random shapes on which `auto` is judged; equal for a seed. No torch here."""
+"""Random shapes to evaluate `auto`, equal for equal seeds. It does not import torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OPERATORS = (
     "all_to_all_matmul", "matmul_all_to_all",
 )  # fmt: skip
 MOST_ROWS = 16384  # over all ranks
-WIDTHS = (512, 32768)  # of n and k
-STEP = 128  # n and k are multiples
+WIDTHS = (512, 32768)  # range of n and k
+STEP = 128  # n and k are multiples of this
 MOST_FLOPS = 6e11  # of one rank: about a millisecond
 MOST_BYTES = 1 << 29  # of one tensor of a rank
 DRAWN = (
@@ -28,7 +28,7 @@ DRAWN = (
 
 
 def drawn(op: str, world: int, count: int, seed: int) -> list[Layout]:
-    """Return so many shapes of an operator."""
+    """Return `count` shapes of an operator."""
     endless = _shapes(op, world, random.Random(f"{op} {seed}"))
     return [next(endless) for _ in range(count)]
 
@@ -40,9 +40,7 @@ def _shapes(op: str, world: int, source: random.Random) -> Iterator[Layout]:
         if op != "matmul_all_reduce":
             rows = max(world, rows // world * world)
         layout = Layout(op, rows // world if operators.get(op).flow.splits else rows, n, k, world)
-        if (
-            operators.get(op).flow.splits and layout.m % world
-        ):  # each rank sends as many rows to each
+        if operators.get(op).flow.splits and layout.m % world:  # equal rows to each rank
             continue
         if layout.flops <= MOST_FLOPS and _largest(layout) <= MOST_BYTES:
             yield layout

@@ -1,4 +1,4 @@
-"""One rank of regret.py: measures `auto` beside the others, shape after shape."""
+"""One rank of regret.py: measure `auto` and the other ways, shape by shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ficco.engines.group_kernels import OFTEN
 from ficco.modules import auto, groups
 from ficco.schedule import Schedule
 from ficco.selector import Choice
-from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
+from ficco.sweeping.gpu.joining import WAIT_S, RankLog, grow_windows, leave, open_group
 from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.layout import Layout
 from ficco.sweeping.gpu.measuring import Measuring
@@ -28,11 +28,11 @@ from ficco.sweeping.gpu.operands import RecvBuffer
 from ficco.sweeping.gpu.timing import Config, beat
 from ficco.timeline import REGIMES
 
-LONGEST_S = 5.0  # that a shape may take; none is begun with less time left
+LONGEST_S = 5.0  # most time of a shape; with less time left, no shape is started
 
 
 def _choices(layout: Layout) -> dict[str, Choice]:
-    """Return what `auto` takes of a shape, by regime."""
+    """Return the choices of `auto` for a shape, by regime."""
     device = torch.device("cuda", torch.cuda.current_device())
     runtime = groups.gpu_runtime(None, device)
     assert runtime is not None, groups.fallback_reason()
@@ -43,7 +43,7 @@ def _choices(layout: Layout) -> dict[str, Choice]:
 
 
 def text_of(schedule: Schedule) -> str:
-    """Name a schedule as results do."""
+    """Return a schedule's name in results."""
     words = [schedule.name, f"g{schedule.chunks}"]
     words += ["in_step"] if schedule.pace == "in_step" else []
     return " ".join(words + (["edge"] if schedule.taper == "edge" else []))
@@ -52,7 +52,7 @@ def text_of(schedule: Schedule) -> str:
 def _rivals(
     op: str, choices: dict[str, Choice], count: int, named: list[str]
 ) -> dict[str, Schedule]:
-    """Return the schedules that `auto` took, so many that were predicted next, and named ones."""
+    """Return the choices of `auto`, the next schedules by prediction, and the named ones."""
     known = [Schedule.named(name) for name in Schedule.names(op) if name in named]
     found = {f"ficco {text_of(schedule)}": schedule for schedule in known}
     for choice in choices.values():
@@ -69,7 +69,7 @@ def measure(
     """Return a shape's result, equal on all ranks. A collective call."""
     run = Measuring(layout, rank, rendezvous, recv)
     call = run.operands.ficco(auto.AUTO)
-    for i in range(2 * OFTEN):  # kernels that calls have to compile are compiled
+    for i in range(2 * OFTEN):  # compile the kernels that calls need
         run.attempt(partial(call, i))
     choices = _choices(layout)
     configs = [Config("auto", call), Config("serial", run.operands.serial)]
@@ -83,7 +83,7 @@ def measure(
     times = run.rounds(run.entries(configs), settings["rounds"], 1)
     for config in configs:
         if config.name == "auto":
-            run.still_right(config)
+            run.check_again(config)
     ms: dict[str, Any] = {regime: {} for regime in REGIMES}
     for (name, regime), found in times.items():
         if (name, regime) not in run.bad:
@@ -104,7 +104,7 @@ def run(folder: Path) -> int:
     """Measure the shapes of todo.json until the deadline."""
     todo = json.loads((folder / "todo.json").read_text())
     rank, world = open_group(folder)
-    rendezvous, said = Rendezvous(folder, rank, world, WAIT_S), Said(folder, rank)
+    rendezvous, rank_log = Rendezvous(folder, rank, world, WAIT_S), RankLog(folder, rank)
     ficco.prepare(machine="cuda", timeout_s=20.0)
     if reason := ficco.fallback_reason():
         raise RuntimeError(f"ficco would run plain torch.distributed: {reason}")
@@ -114,10 +114,10 @@ def run(folder: Path) -> int:
     shared, recv = Shared(layouts), RecvBuffer()
     for layout in layouts:
         if rendezvous.gather(float(time.time() + LONGEST_S > todo["deadline"]))[0]:
-            said("left_out", layout.id)
+            rank_log("left_out", layout.id)
             continue
         beat()
-        said("case", measure(layout, rank, rendezvous, recv, shared, todo))
+        rank_log("case", measure(layout, rank, rendezvous, recv, shared, todo))
         gc.collect()
-    said("done", True)
+    rank_log("done", True)
     return leave()

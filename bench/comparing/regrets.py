@@ -1,4 +1,4 @@
-"""How much longer `auto` took than the best of what else there is, and whether that is too much."""
+"""Evaluation of `auto`: its time over that of the best other way, and whether it is too slow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BAR = (
 
 
 def judged(figures: Mapping[str, Mapping[str, float]], regime: str) -> dict[str, Any] | None:
-    """Return the verdict on a shape in a regime; None where there is nothing to compare.
+    """Return the verdict on a shape in a regime; None if there is nothing to compare.
 
     Args:
-        figures: median and iqr in ms by the name of a way, `auto` among them, and ficco's other
-            schedules, whose names begin with "ficco ".
+        figures: median and iqr in ms by the name of a way: `auto`, the other ways, and ficco's
+            other schedules, whose names start with "ficco ".
         regime: one of REGIMES.
     """
     others = {name: each for name, each in figures.items() if not name.startswith("ficco ")}
@@ -42,7 +42,7 @@ def judged(figures: Mapping[str, Mapping[str, float]], regime: str) -> dict[str,
 
 
 def summed_up(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return by operator and regime: shapes, how many are within the bar, the gains of `auto`."""
+    """Return, by operator and regime: shapes, those within the bar, and the gains of `auto`."""
     found: dict[str, Any] = {}
     for op in dict.fromkeys(case["op"] for case in cases):
         for regime in REGIMES:
@@ -65,7 +65,7 @@ def summed_up(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def lines(document: Mapping[str, Any]) -> list[str]:
-    """Return a short text: the sums, then every shape that is not within the bar."""
+    """Return a short text: the totals, then every shape that is not within the bar."""
     found = []
     for op, regimes in document["summary"].items():
         for regime, each in regimes.items():
@@ -89,7 +89,7 @@ def lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def regret_table(document: Mapping[str, Any]) -> list[str]:
-    """Return by operator how many shapes are within the bar, and the gains, in every regime."""
+    """Return a table of shapes within the bar and of gains, by operator and regime."""
     found = ["| operator | " + " | ".join(REGIMES) + " |", "|---" * (len(REGIMES) + 1) + "|"]
     for op, regimes in document["summary"].items():
         cells = []
@@ -107,7 +107,7 @@ def regret_table(document: Mapping[str, Any]) -> list[str]:
 
 
 def regret_lines(document: Mapping[str, Any], where: str) -> list[str]:
-    """Return what was compared on a machine, in words, and the table."""
+    """Return a description of the comparison on a machine, and the table."""
     how = document["how"]
     return [
         f"`auto` on {where} against the best of `serial` by hand (NCCL and `torch.mm` into memory "

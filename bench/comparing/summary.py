@@ -1,4 +1,4 @@
-"""From times to results: medians, the best, ratios, and a table to read. No torch here."""
+"""Results from times: medians, the best, ratios, and a text table. It does not import torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ficco.sweeping.figures import fastest, medians
 REGIMES = ("eager", "synchronized", "captured")
 BASELINES = ("serial", "torch_fused")
 ASKED = ("asked_route", "asked_order", "asked_pace", "asked_taper")
-Times = Mapping[tuple[str, str], Sequence[float]]  # (configuration, regime) -> ms, slowest rank
+Times = Mapping[tuple[str, str], Sequence[float]]  # (configuration, regime): ms of the slowest rank
 
 
 def best_points(screened: Times, count: int) -> dict[str, list[str]]:
-    """Return per regime the configurations with the lowest medians."""
+    """Return, by regime, the configurations with the lowest medians."""
     found = medians(screened)
     return {
         regime: fastest({config: ms for (config, r), ms in found.items() if r == regime}, count)
@@ -36,10 +36,10 @@ def screening(screened: Times) -> list[dict[str, Any]]:
 def regime_rows(
     times: Times, about: Mapping[str, Mapping[str, Any]], bad: Mapping[tuple[str, str], str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return per regime a row for each configuration; a wrong or failed one has no figure.
+    """Return, by regime, a row per configuration; wrong and failed ones have no figures.
 
     Args:
-        times: of the full rounds.
+        times: times of the full rounds.
         about: schedule, grain, route and order of each configuration.
         bad: why a configuration has no figure in a regime.
     """
@@ -65,7 +65,7 @@ def figure(rows: Sequence[Mapping[str, Any]], config: str) -> float | None:
 
 
 def conclusions(regimes: Mapping[str, Sequence[Mapping[str, Any]]], ideal_ms: float | None) -> Any:
-    """Return the best ficco point per regime, its ratios (above 1: ficco is faster), efficiency."""
+    """Return ficco's best point per regime, its ratios (above 1: ficco is faster), efficiency."""
     best: dict[str, Any] = {}
     ratios: dict[str, Any] = {}
     queued = [figure(regimes[regime], "torch_fused") for regime in ("eager", "captured")]
@@ -94,7 +94,7 @@ def conclusions(regimes: Mapping[str, Sequence[Mapping[str, Any]]], ideal_ms: fl
 
 
 def ideal(regimes_alone: Times) -> dict[str, Any]:
-    """Return the GEMM alone, the transfer alone by its best way, and the larger of the two."""
+    """Return the times of the GEMM alone, the fastest transfer alone, and the larger of the two."""
     found = {config: value for (config, _), value in medians(regimes_alone).items()}
     transfers = {name: value for name, value in found.items() if name.startswith("transfer ")}
     parts = figures.ideal(found.get("gemm"), transfers.values())
@@ -105,7 +105,7 @@ def ideal(regimes_alone: Times) -> dict[str, Any]:
 
 
 def point_text(row: Mapping[str, Any] | None) -> str:
-    """Name a point briefly: schedule, grain, and what else was asked for."""
+    """Return a point's short name: schedule, grain, and other requested axes."""
     if row is None:
         return "-"
     words = [str(row["schedule"]), str(row["grain"])]
@@ -114,7 +114,7 @@ def point_text(row: Mapping[str, Any] | None) -> str:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """Return one line a case: ideal, then serial, PyTorch fused and best ficco for each regime."""
+    """Return one line per case: ideal, then serial, PyTorch fused and best ficco per regime."""
     lines = [
         f"{'case':42} {'ideal':>8}  " + "  ".join(f"{regime:^58}" for regime in REGIMES),
         f"{'':42} {'':8}  " + "  ".join([f"{'serial':>8} {'fused':>8} {'ficco':>8} {'':31}"] * 3),

@@ -1,4 +1,4 @@
-"""One rank of compare.py: opens the group, measures case after case, writes what it found."""
+"""One rank of compare.py: open the group, measure case by case, write the results."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from comparing import zero_cta
 from comparing.cases import BY_COPY_ENGINES, Case, read
 from comparing.measuring import Settings, measure
-from ficco.sweeping.gpu.joining import WAIT_S, Said, grow_windows, leave, open_group
+from ficco.sweeping.gpu.joining import WAIT_S, RankLog, grow_windows, leave, open_group
 from ficco.sweeping.gpu.launching import Rendezvous
 from ficco.sweeping.gpu.operands import RecvBuffer
 from ficco.sweeping.gpu.timing import beat
 
-FIRST_GUESS_S = 20.0  # how long a case lasts, before one has been measured
+FIRST_GUESS_S = 20.0  # assumed time of a case before the first is measured
 
 
 def chosen(folder: Path, world: int) -> list[Case]:
-    """Return the cases that this process is to run."""
+    """Return the cases that this process runs."""
     wanted = set(json.loads((folder / "todo.json").read_text())["cases"])
     return [case for case in read(world) if case.id in wanted]
 
@@ -34,11 +34,11 @@ def run(folder: Path) -> int:
     todo = json.loads((folder / "todo.json").read_text())
     settings = Settings(**{**todo["settings"], "grains": tuple(todo["settings"]["grains"])})
     rank, world = open_group(folder)
-    rendezvous, said = Rendezvous(folder, rank, world, WAIT_S), Said(folder, rank)
+    rendezvous, rank_log = Rendezvous(folder, rank, world, WAIT_S), RankLog(folder, rank)
     beat()
     ficco.prepare(machine="cuda", timeout_s=20.0)
     reason = ficco.fallback_reason()
-    said("group", {"nccl": list(torch.cuda.nccl.version()), "ficco_fallback": reason})
+    rank_log("group", {"nccl": list(torch.cuda.nccl.version()), "ficco_fallback": reason})
     if reason:
         raise RuntimeError(f"ficco would run plain torch.distributed: {reason}")
     cases, recv = chosen(folder, world), RecvBuffer()
@@ -48,38 +48,38 @@ def run(folder: Path) -> int:
     for case in fit:
         expected = max(lasted[-3:], default=FIRST_GUESS_S)
         if rendezvous.gather(float(time.time() + expected > todo["deadline"]))[0]:
-            said("left_out", case.id)
+            rank_log("left_out", case.id)
             continue
         begin = time.time()
-        said("begin", case.id)
+        rank_log("begin", case.id)
         found = measure(case, rank, rendezvous, settings, recv)
         lasted.append(time.time() - begin)
-        said("case", {**found, "lasted_s": round(lasted[-1], 1)})
+        rank_log("case", {**found, "lasted_s": round(lasted[-1], 1)})
         gc.collect()
         torch.cuda.empty_cache()
-    said("done", True)
+    rank_log("done", True)
     return leave()
 
 
 def run_zero_cta(folder: Path) -> int:
     """Measure serial with NCCL's zero-CTA policy."""
     todo = json.loads((folder / "todo.json").read_text())
-    said = Said(folder, int(os.environ["RANK"]))
+    rank_log = RankLog(folder, int(os.environ["RANK"]))
     try:
         rank, world = open_group(folder, zero_cta.options())
         zero_cta.prepare()
     except Exception as error:
-        said("zero_cta_missing", f"{type(error).__name__}: {error}"[:1000])
+        rank_log("zero_cta_missing", f"{type(error).__name__}: {error}"[:1000])
         return 1
     rendezvous = Rendezvous(folder, rank, world, WAIT_S)
     for case in chosen(folder, world):
         if case.unfit or case.op not in BY_COPY_ENGINES:
             continue
         if rendezvous.gather(float(time.time() + 5 > todo["deadline"]))[0]:
-            said("zero_cta_left_out", case.id)
+            rank_log("zero_cta_left_out", case.id)
             continue
-        said("begin", case.id)
-        said("zero_cta_case", zero_cta.measure(case, rank, rendezvous))
+        rank_log("begin", case.id)
+        rank_log("zero_cta_case", zero_cta.measure(case, rank, rendezvous))
         gc.collect()
-    said("done", True)
+    rank_log("done", True)
     return leave()

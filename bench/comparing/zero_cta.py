@@ -1,8 +1,8 @@
-"""serial with NCCL's zero-CTA policy, by which copy engines move registered memory.
+"""Measure serial with NCCL's zero-CTA policy: copy engines move registered memory.
 
-It needs PyTorch's NCCL backend of symmetric memory, which a process has instead of the one that
-ficco and PyTorch's fused operators use. So it runs in processes of its own, beside an ordinary
-serial, through which its figures can be held against the others.
+The policy needs PyTorch's NCCL backend of symmetric memory. A process has either this backend or
+the one that ficco and PyTorch's fused operators use. The measurement therefore runs in separate
+processes, together with an ordinary serial, which links its figures to the others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ROUNDS = 20
 
 
 def options() -> Any:
-    """Return options of a group with the policy.
+    """Return the options of a group with the policy.
 
     Raises:
-        AttributeError: this PyTorch or its NCCL does not know it.
+        AttributeError: this PyTorch or its NCCL lacks the policy.
     """
     found = dist.ProcessGroupNCCL.Options()
     found.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
@@ -35,19 +35,19 @@ def options() -> Any:
 
 
 def prepare() -> None:
-    """Choose the backend of symmetric memory; before any is allocated."""
+    """Choose the backend of symmetric memory; call this before any allocation."""
     symmetric.set_backend("NCCL")
 
 
 def registered(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return memory that NCCL knows on all ranks. A collective call."""
+    """Return memory that is registered with NCCL on all ranks. A collective call."""
     found = symmetric.empty(shape, dtype=dtype, device="cuda")
     symmetric.rendezvous(found, group=dist.group.WORLD)
     return found
 
 
 def kernels(config: Config) -> list[str] | str:
-    """Return the names of NCCL's kernels in a call; none where copy engines do it all."""
+    """Return the names of NCCL's kernels in a call; none if copy engines do all the work."""
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             config.call(0)
@@ -103,7 +103,7 @@ def measure(case: Case, rank: int, rendezvous: Rendezvous) -> dict[str, Any]:
 
 
 def _moving(operands: Operands) -> Any:
-    """Return the transfer alone between registered memory."""
+    """Return the transfer alone, between registered buffers."""
     if operands.layout.op == "matmul_all_to_all":
         return lambda i: operands.move(operands.y, operands.product)
     return operands.nccl()

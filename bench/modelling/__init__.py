@@ -1,1 +1,1 @@
-"""The parts of model.py: the model, cells and variants, how a rank measures, the README table."""
+"""The parts of model.py: the model, cells and variants, measurement on a rank, tables."""

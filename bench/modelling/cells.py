@@ -1,4 +1,4 @@
-"""What model.py measures, the most telling first. Needs no torch."""
+"""The cells of model.py, the most important first. It does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ VARIANTS = {
     FICCO_COMPILED: "ficco.overlap(), each block by torch.compile",
 }
 COMPILED = (TORCH_COMPILED, TORCH_ASYNC, FICCO_COMPILED)
-PARTS = {"eager": 0.45, "compiled": 0.97, "more": 1.0}  # and when each is to end, of all the time
+PARTS = {
+    "eager": 0.45,
+    "compiled": 0.97,
+    "more": 1.0,
+}  # fraction of the time at which each ends
 
 _UNCOMPILED = (TORCH, FICCO, FICCO_GRAPH, TORCH_GRAPH)
 _SPLIT = (TORCH, FICCO, TORCH_COMPILED, TORCH_ASYNC, FICCO_COMPILED)
@@ -26,16 +30,16 @@ _WHOLE = (TORCH, FICCO, TORCH_COMPILED, FICCO_COMPILED)
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of step of one model, by several variants.
+    """One kind of step of one model, with several variants.
 
     Attributes:
-        mode: "training", "prefill", "prefill_tp" (activations whole on every rank, sums by
-            all-reduce, as Hugging Face's plans have it), "decode" or "serving" (prefill, another m
-            at every step).
+        mode: "training", "prefill", "prefill_tp" (whole activations on every rank, sums by
+            all-reduce, as in Hugging Face's plans), "decode" or "serving" (prefill, with another m
+            in every step).
         model: a key of SIZES.
-        tokens: of a step, over all ranks; the most of a step where the mode is serving.
-        variants: in the order in which they are made ready.
-        part: of PARTS.
+        tokens: tokens of a step, over all ranks; for serving, the most tokens of a step.
+        variants: in the order of preparation.
+        part: a key of PARTS.
     """
 
     mode: str
@@ -46,17 +50,17 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """The cell's name."""
         return f"{self.mode} {self.model} {self.tokens} {self.part}"
 
     @property
     def split(self) -> bool:
-        """Whether activations are split along the sequence."""
+        """Whether activations are split along the sequence dimension."""
         return self.mode not in ("decode", "prefill_tp")
 
 
 def cells(part: str, tiny: bool) -> list[Cell]:
-    """Return a part's cells in the order in which they are measured."""
+    """Return a part's cells, in the order of measurement."""
     if tiny:
         return _tiny(part)
     if part == "eager":
@@ -66,7 +70,7 @@ def cells(part: str, tiny: bool) -> list[Cell]:
                  ("prefill", "70B", 4096), ("prefill_tp", "8B", 8192),
                  ("decode", "70B", 4), ("decode", "70B", 64), ("prefill", "70B", 16384),
                  ("training", "8B", 4096), ("decode", "8B", 1), ("decode", "8B", 16)]  # fmt: skip
-        # No graphs in the first one: should a capture hang, the most telling figures are there.
+        # No graphs in the first cell: if a capture hangs, the most important figures are done.
         plain = [mode == "serving" or i == 0 for i, (mode, _, _) in enumerate(asked)]
         return [
             Cell(*each, (TORCH, FICCO) if alone else _UNCOMPILED, part)

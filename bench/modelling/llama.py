@@ -1,7 +1,7 @@
-"""Blocks of Llama 3 in their real sizes, made tensor-parallel by PyTorch, with shared weights.
+"""Blocks of Llama 3 in their real sizes, tensor-parallel by PyTorch, with shared weights.
 
-Activations are [tokens, width], split by tokens: for a batch of 1 with a dimension of its own
-torch.compile does not see that an all-gather can be fused with the GEMMs behind it.
+Activations are [tokens, width], split by tokens. With a separate dimension for a batch of 1,
+torch.compile does not fuse an all-gather with the GEMMs after it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Size:
     """A model's sizes.
 
     Attributes:
-        width, hidden: of the residual stream and of the MLP.
-        heads, kv_heads: of queries; of keys and values.
+        width, hidden: elements of the residual stream and of the MLP.
+        heads, kv_heads: number of heads of queries; of keys and values.
         head: elements of one head.
         depth: layers of the whole model.
-        layers: that are measured.
+        layers: number of measured layers.
     """
 
     width: int
@@ -52,7 +52,7 @@ SIZES = {
 
 
 class Norm(nn.Module):
-    """An RMSNorm of this rank's rows; its weight is whole on every rank."""
+    """An RMSNorm of this rank's rows; every rank has the whole weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class Norm(nn.Module):
 
 
 def turned(x: Tensor, angles: Tensor) -> Tensor:
-    """Return heads [tokens, heads, head] with rotary angles (cosines, sines) applied."""
+    """Apply rotary angles (cosines, sines) to heads [tokens, heads, head]."""
     cos, sin = angles[0, :, None], angles[1, :, None]
     low, high = x.chunk(2, -1)
     return x * cos + torch.cat((-high, low), -1) * sin
 
 
 class Attention(nn.Module):
-    """Grouped attention: causal over its input, or of one token over a cache of fixed length."""
+    """Grouped attention: causal over its input, or one token over a cache of fixed length."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         self.cache: Any = None  # keys and values [batch, heads, length, head] for decoding
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Return [tokens, width], from that and rotary angles [2, tokens or 1, head]."""
+        """Return [tokens, width], from [tokens, width] and rotary angles [2, tokens or 1, head]."""
         q, k, v = (w(x).unflatten(-1, (-1, self.head)) for w in (self.wq, self.wk, self.wv))
         q, k = turned(q, angles), turned(k, angles)
         group = q.shape[1] // k.shape[1]
@@ -96,7 +96,7 @@ class Attention(nn.Module):
             keys, values = self.cache
             keys[:, :, -1] = k
             values[:, :, -1] = v
-            # One token: the heads of a group stand where a sequence would.
+            # One token: the heads of a group take the place of the sequence dimension.
             y = attend(q.unflatten(1, (-1, group)), keys, values).flatten(1, 2)
         return self.wo(y.flatten(-2))
 
@@ -111,7 +111,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(size.hidden, size.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [rows, width] of that."""
+        """Return [rows, width], from [rows, width]."""
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
@@ -124,27 +124,27 @@ class Block(nn.Module):
         self.mlp_norm, self.mlp = Norm(size.width), Mlp(size)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Return x [rows, width] with attention and MLP added."""
+        """Return x [rows, width] plus attention and MLP."""
         x = x + self.attention(self.attention_norm(x), angles)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Blocks(nn.Module):
-    """Some layers; no words in, no words out."""
+    """A sequence of layers, without embedding and output projection."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Block(size) for _ in range(size.layers)])
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Return x [rows, width] behind all layers."""
+        """Return x [rows, width] after all layers."""
         for layer in self.layers:
             x = layer(x, angles)
         return x
 
 
 def split_plan() -> dict[str, Any]:
-    """Tensor and sequence parallel: a block takes and gives this rank's rows."""
+    """Tensor and sequence parallel: a block's input and output are this rank's rows."""
     split = Shard(0)
     plan: dict[str, Any] = {
         "attention": PrepareModuleInput(
@@ -159,14 +159,14 @@ def split_plan() -> dict[str, Any]:
 
 
 def whole_plan() -> dict[str, Any]:
-    """Tensor parallel: a block takes and gives all rows on every rank, by all-reduce."""
+    """Tensor parallel: a block's input and output are all rows on every rank, by all-reduce."""
     columns = ("attention.wq", "attention.wk", "attention.wv", "mlp.gate", "mlp.up")
     plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}
     return plan | {name: RowwiseParallel() for name in ("attention.wo", "mlp.down")}
 
 
 def made(size: Size, mesh: Any, split: bool, dtype: torch.dtype) -> Blocks:
-    """Return a parallel model with weights of variance 1 / inputs, the same at every call."""
+    """Return a parallel model with weights of variance 1 / inputs, equal in every call."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -179,13 +179,13 @@ def made(size: Size, mesh: Any, split: bool, dtype: torch.dtype) -> Blocks:
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
     for block in model.layers:
-        # Every rank has drawn the same weights: each keeps its part, nothing is sent.
+        # Every rank has drawn the same weights and keeps its part; nothing is sent.
         parallelize_module(block, mesh, split_plan() if split else whole_plan(), src_data_rank=None)
     return model
 
 
 def share_weights(model: nn.Module, owner: nn.Module) -> None:
-    """Let a model hold the very parameters of an equal one."""
+    """Replace a model's parameters by those of an equal model."""
     for mine, theirs in zip(model.modules(), owner.modules(), strict=True):
         for name, parameter in theirs.named_parameters(recurse=False):
             mine.register_parameter(name, parameter)

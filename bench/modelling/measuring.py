@@ -1,4 +1,4 @@
-"""Measures one cell on a rank: makes variants ready, checks them, times them in turns."""
+"""Measure one cell on a rank: prepare variants, check them, time them in turn."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from modelling.llama import SIZES, Blocks, local, made, share_weights
 from modelling.steps import SERVED, Results, Steps
 
 TOLERANCE = {"bfloat16": 0.1, "float32": 1e-3}  # relative, 2-norms
-STUCK_S = {False: 35.0, True: 150.0}  # a step that lasts longer ends its process; if compiled
-NEEDED_S = {False: 8.0, True: 40.0}  # to make a variant ready and time the cell
+STUCK_S = {False: 35.0, True: 150.0}  # a longer step ends its process; keys: compiled or not
+NEEDED_S = {False: 8.0, True: 40.0}  # time to prepare a variant and to time the cell
 LEAST_ROUNDS = 5
 OF_GRAPH = {cells.TORCH_GRAPH: cells.TORCH, cells.FICCO_GRAPH: cells.FICCO}
 Begun = Callable[[str, str], None]
 
 
 class Refused(Exception):
-    """A variant would not be what it is called."""
+    """The variant cannot run as its name says."""
 
 
 @dataclass
 class Way:
-    """A variant of a cell that is ready: a call is a step."""
+    """A prepared variant of a cell; a call runs a step."""
 
     call: Callable[[], Results]
     keep: Any = None
@@ -45,7 +45,7 @@ class Way:
 
 
 class Place:
-    """This rank, its device, and the models that it keeps from cell to cell."""
+    """This rank, its device, and the models that it keeps across cells."""
 
     def __init__(self, rank: int, world: int, mesh: Any, rendezvous: Rendezvous) -> None:
         self.rank, self.world, self.mesh, self.rendezvous = rank, world, mesh, rendezvous
@@ -56,7 +56,7 @@ class Place:
         self._sized: set[tuple[Any, str]] = set()
 
     def open(self, timeout_s: float) -> None:
-        """Open the group anew for a cell: its windows are then as large as the cell needs them."""
+        """Reopen the group for a cell, so that its windows have the size that the cell needs."""
         if self.gpu:
             ficco.close(self.mesh)
             ficco.prepare(self.mesh, machine="cuda", timeout_s=timeout_s)
@@ -68,7 +68,7 @@ class Place:
             torch.cuda.synchronize()
 
     def model(self, cell: Cell, variant: str) -> Blocks:
-        """Return a model of a variant; all of one size and form share weights."""
+        """Return a variant's model; models of one size and form share weights."""
         key = (cell.model, cell.split, variant)
         if key not in self._models:
             model = made(SIZES[cell.model], self.mesh, cell.split, self.dtype)
@@ -80,7 +80,7 @@ class Place:
         return self._models[key]
 
     def size_windows(self, cell: Cell, variant: str) -> None:
-        """Make windows as large as the cell needs them, as who captures graphs or serves does."""
+        """Size windows for the cell, as callers that capture graphs or serve do."""
         if (cell.model, variant) not in self._sized:
             self._sized.add((cell.model, variant))
             model = self.model(cell, variant)
@@ -88,7 +88,7 @@ class Place:
 
 
 class Measuring:
-    """A cell under way. All ranks make the same calls in the same order."""
+    """The measurement of a cell. All ranks make the same calls in the same order."""
 
     def __init__(self, cell: Cell, place: Place, begun: Begun, skipped: dict[str, str]) -> None:
         self.cell, self.place, self._begun = cell, place, begun
@@ -97,10 +97,10 @@ class Measuring:
         self.refused = {name: why for name, why in skipped.items() if name in cell.variants}
         self.wanted: Results = {}
 
-    # ---- agreeing
+    # ---- agreement of ranks
 
     def attempt(self, variant: str, action: Callable[[], Any]) -> bool:
-        """Do something that may fail; where it does on any rank the variant is out."""
+        """Run an action that may fail; if it fails on any rank, drop the variant."""
         self._begun(self.cell.id, variant)
         beat(STUCK_S[variant in cells.COMPILED])
         reason = ""
@@ -119,7 +119,7 @@ class Measuring:
         return False
 
     def _revive(self) -> None:
-        """Make ficco's group usable again, if a call on it failed; graphs end with it."""
+        """Make ficco's group usable again if a call on it failed; its graphs are dropped."""
         bad = 0.0
         try:
             ficco.synchronize(self.place.mesh)
@@ -133,7 +133,7 @@ class Measuring:
     # ---- one variant
 
     def ready(self, variant: str) -> None:
-        """Warm a variant, hold its results against PyTorch's, and note what memory it takes."""
+        """Warm up a variant, compare its results with PyTorch's, and record its memory."""
         if variant in self.refused:
             return
         if variant != cells.TORCH and not self.wanted:
@@ -197,12 +197,12 @@ class Measuring:
             from torch.distributed import _symmetric_memory as symmetric
 
             with warnings.catch_warnings():
-                # Said to be needless, yet the compiler's pass leaves groups alone without it.
+                # Documented as unnecessary, but without it the compiler's pass skips groups.
                 warnings.simplefilter("ignore", FutureWarning)
                 symmetric.enable_symm_mem_for_group(self.place.mesh.get_group().group_name)
             options["_micro_pipeline_tp"] = True
         if variant == cells.FICCO_COMPILED:
-            self.steps.warm(model)  # shows which layers read one tensor, so that they share
+            self.steps.warm(model)  # shows which layers read the same tensor, so that they share it
         for block in model.layers:
             if block._compiled_call_impl is None:
                 block.compile(fullgraph=True, dynamic=False, options=options)
@@ -216,7 +216,7 @@ class Measuring:
         graph, results = gpus.CUDAGraph(), {}
 
         def capture() -> None:
-            # On this stream, where the model ran before; other threads may ask for events.
+            # On the stream on which the model ran before; other threads may query events.
             stream = gpus.current_stream()
             with gpus.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results.update(call())
@@ -231,14 +231,14 @@ class Measuring:
             return results
 
         for each in results.values():
-            each.fill_(torch.nan)  # what stands there after a replay is the replay's
+            each.fill_(torch.nan)  # so that later contents are the replay's
         way.call = replay
         for _ in range(2):
             replay()
         return way
 
     def _note_memory(self, variant: str, model: Blocks, way: Way, call: Callable[[], Any]) -> None:
-        """Make a call; note weights, the most that it allocates beside them, and windows."""
+        """Make a call; record the bytes of weights, of its peak allocation, and of windows."""
         gpus: Any = torch.cuda
         if not self.place.gpu:
             call()
@@ -262,7 +262,7 @@ class Measuring:
     # ---- rounds
 
     def run(self, way: Way, calls: int) -> float:
-        """Return milliseconds a step, steps back to back."""
+        """Return milliseconds per step, for steps back to back."""
         self.place.rendezvous.gather()
         if not self.place.gpu:
             start = time.perf_counter()
@@ -272,7 +272,7 @@ class Measuring:
         gpus: Any = torch.cuda
         begin, end = (gpus.Event(enable_timing=True) for _ in range(2))
         if self.cell.mode != "serving":
-            way.call()  # so that the stream is not empty when the clock starts
+            way.call()  # the stream must not be empty when the clock starts
         begin.record()
         for _ in range(calls):
             way.call()
@@ -281,7 +281,7 @@ class Measuring:
         return float(begin.elapsed_time(end)) / calls
 
     def rounds(self, count: int, limit_s: float) -> None:
-        """Time all variants round by round, each round in an order that is equal on all ranks."""
+        """Time all variants round by round; a round's order is equal on all ranks."""
         calls, end = 1, time.time() + limit_s
         if self.cell.mode != "serving" and self.ways:
             first = next(iter(self.ways.values()))
@@ -313,16 +313,16 @@ def measure(
     limit_s: float,
     end: float,
 ) -> dict[str, Any]:
-    """Return a cell's result, equal on all ranks but for memory. A collective call.
+    """Return a cell's result, equal on all ranks except for memory. A collective call.
 
     Args:
-        cell: what is measured.
+        cell: the cell to measure.
         place: this rank.
-        begun: told the cell and the variant before each thing that may fail.
+        begun: receives the cell and the variant before each action that may fail.
         skipped: variants that are left out, and why.
-        rounds: of turns.
-        limit_s: for the rounds; at least LEAST_ROUNDS are made.
-        end: when all has to be done, as time.time() counts.
+        rounds: number of rounds.
+        limit_s: time limit of the rounds; at least LEAST_ROUNDS run.
+        end: deadline of the whole measurement, a value of time.time().
     """
     torch._dynamo.reset()
     run, begin = Measuring(cell, place, begun, skipped), time.time()
@@ -338,12 +338,12 @@ def measure(
     if cells.FICCO in run.ways:
         try:
             explained = str(ficco.explain(place.model(cell, cells.FICCO)))
-        except Exception as error:  # says something, decides nothing
+        except Exception as error:  # informative only
             explained = f"{type(error).__name__}: {error}"[:1000]
     size = SIZES[cell.model]
     tokens, steps = float(cell.tokens), 1
     if cell.mode == "serving":
-        # Two runs and a round came before those that are timed.
+        # Two runs and a round precede the timed rounds.
         timed = range(3, 3 + max((len(way.times) for way in run.ways.values()), default=1))
         numbers = [m for number in timed for m in run.steps.lengths(number, 0)]
         tokens, steps = sum(numbers) / len(numbers), SERVED
@@ -362,7 +362,7 @@ def measure(
 
 
 def _workspace_bytes(mesh: Any) -> int:
-    """Return the bytes of the symmetric memory that PyTorch's fused operators took."""
+    """Return the bytes of symmetric memory that PyTorch's fused operators allocated."""
     from torch.distributed import _symmetric_memory as symmetric
 
     held = symmetric._group_name_to_workspace_tensor.get(mesh.get_group().group_name)

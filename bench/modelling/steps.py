@@ -14,14 +14,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from modelling.cells import Cell
 from modelling.llama import SIZES, Blocks, Norm, angles_of, local
 
-CACHED = 1024  # tokens that a decoded token attends to, itself among them
-SERVED = 16  # steps of a serving run, each with another number of tokens
+CACHED = 1024  # tokens that a decoded token attends to, including itself
+SERVED = 16  # steps of a serving run, each with a different number of tokens
 Tensor = torch.Tensor
 Results = dict[str, Tensor]
 
 
 class Steps:
-    """Makes the steps of a cell; all ranks have equal weights and the inputs of one whole."""
+    """Builds the steps of a cell; ranks have equal weights and parts of the same inputs."""
 
     def __init__(self, cell: Cell, rank: int, world: int, device: str, dtype: torch.dtype) -> None:
         self.cell, self.world = cell, world
@@ -68,9 +68,9 @@ class Steps:
             return {"output": model(x, angles)}
 
     def _served(self, name: str, model: Blocks) -> Results:
-        """Run SERVED prefills, with numbers of tokens drawn anew for every run of a variant.
+        """Run SERVED prefills, with new random numbers of tokens in every run of a variant.
 
-        By flash attention on GPUs: cuDNN's plans every new length for longer than a layer takes.
+        GPUs use flash attention: cuDNN's attention plans a new length for longer than a layer runs.
         """
         run = self._runs[name] = self._runs.get(name, -1) + 1
         gpu = self.x.is_cuda
@@ -83,9 +83,9 @@ class Steps:
     def lengths(self, run: int, place: int) -> list[int]:
         """Return the numbers of tokens of one serving run of a variant: multiples of the ranks.
 
-        Variants in other places have other numbers, but for the last, by which they are compared:
-        what PyTorch remembers of a length serves all models of a process, so that who comes second
-        would find its work done.
+        Each variant has different numbers, except for the last, which is used to compare results.
+        All models of a process share PyTorch's caches of a length, so equal numbers would favour
+        the second variant.
         """
         count = len(self.cell.variants)
         most = self.cell.tokens // self.world // count
@@ -109,7 +109,7 @@ class Steps:
         return results
 
     def errors(self, found: Results, wanted: Results) -> dict[str, float]:
-        """Return relative errors (2-norms), of outputs less the input that they are added to."""
+        """Return relative errors (2-norms) of outputs without the input that is added to them."""
         errors = {}
         for name, tensor in wanted.items():
             right = tensor.float()
@@ -120,9 +120,9 @@ class Steps:
 
 
 def _update(model: Blocks) -> None:
-    """Step by SGD with a rate of 0, so that all variants see the same weights; drop gradients.
+    """Step SGD with a rate of 0, so that all variants have equal weights; drop gradients.
 
-    Weights of norms are whole on every rank and saw its rows alone: their gradients are added up.
+    Every rank has the whole weights of norms but only its own rows, so their gradients are summed.
     """
     norms = [module.weight for module in model.modules() if isinstance(module, Norm)]
     flat = torch.cat([weight.grad for weight in norms])

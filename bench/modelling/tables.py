@@ -1,4 +1,4 @@
-"""The tables of model_MACHINE.json, and what its best figures say in one line. Needs no torch."""
+"""The tables of model_MACHINE.json, and a headline. It does not import torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COLUMNS = {
 }  # fmt: skip
 OURS = (cells.FICCO, cells.FICCO_GRAPH, cells.FICCO_COMPILED)
 MODES = ("training", "prefill", "prefill_tp", "serving", "decode")
-NAMES = {"prefill_tp": "prefill without sequence parallelism,"}  # in tables; others as they are
+NAMES = {"prefill_tp": "prefill without sequence parallelism,"}  # names in tables
 Key = tuple[str, str, int]
 Rows = dict[str, dict[str, Any]]
 
 
 def merged(document: dict[str, Any]) -> dict[Key, Rows]:
-    """Return variants by (mode, model, tokens); of several the first that there is."""
+    """Return variants by (mode, model, tokens); the first result of a variant counts."""
     found: dict[Key, Rows] = {}
     for cell in document["cells"]:
         rows = found.setdefault((cell["mode"], cell["model"], cell["tokens"]), {})
@@ -33,7 +33,7 @@ def merged(document: dict[str, Any]) -> dict[Key, Rows]:
 
 
 def ratio(rows: Rows, ours: tuple[str, ...], theirs: tuple[str, ...]) -> float | None:
-    """Return how many times faster the best of ours is than the best of theirs."""
+    """Return the speed-up of the best of `ours` over the best of `theirs`."""
     times = [
         min((rows[name]["ms_per_layer"]["median"] for name in names if name in rows), default=None)
         for names in (ours, theirs)
@@ -76,12 +76,12 @@ def model_table(document: dict[str, Any]) -> list[str]:
 
 
 def _counts_earlier(document: dict[str, Any]) -> bool:
-    """Whether memory counts windows that earlier steps needed; so it does in older results."""
+    """Return whether memory includes windows of earlier steps, as in older results."""
     return "any cell before" in document.get("how", {}).get("memory_bytes", "")
 
 
 def missing(document: dict[str, Any]) -> list[str]:
-    """Return which variants have no figure where; their reasons stand in the result."""
+    """Return the variants without figures, by cell; the result has the reasons."""
     found: dict[str, dict[str, None]] = {}
     there = merged(document)
     for cell in document["cells"]:
@@ -93,16 +93,16 @@ def missing(document: dict[str, Any]) -> list[str]:
 
 
 def results_of(results: Path) -> list[tuple[list[Path], dict[str, Any]]]:
-    """Return the results of whole models there are, of the most GPUs first.
+    """Return all results of whole models, the most GPUs first.
 
-    Several of one machine are joined: a variant of a cell stands as the latest has it that has it;
-    of one day, as the first by name.
+    Several results of one machine are joined: for each variant of a cell, the latest result counts;
+    for equal dates, the first by name.
     """
     found = []
     for machine in MACHINES:
         paths = sorted(results.glob(f"model_{machine}*.json"), key=lambda path: path.stem)
         pairs = [(path, json.loads(path.read_text())) for path in paths]
-        pairs.sort(key=lambda pair: pair[1]["date"], reverse=True)  # days apart; else as they are
+        pairs.sort(key=lambda pair: pair[1]["date"], reverse=True)  # equal dates keep their order
         if pairs:
             cells_of_all = [cell for _, document in pairs for cell in document["cells"]]
             older = [document for _, document in pairs if _counts_earlier(document)]
@@ -122,14 +122,14 @@ METHOD = (
 
 
 def model_sections(results: Path) -> list[tuple[list[Path], str, list[str]]]:
-    """Return files, on what, and a table for each machine, that of the most GPUs first."""
+    """Return files, the machine in words, and a table per machine, the most GPUs first."""
     return [
         (paths, where(document), model_table(document)) for paths, document in results_of(results)
     ]
 
 
 def headline(results: Path) -> str:
-    """Return what was measured in one line; an empty one where nothing was."""
+    """Return a one-line summary; empty if nothing was measured."""
     found = results_of(results)
     if not found:
         return ""

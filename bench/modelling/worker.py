@@ -1,4 +1,4 @@
-"""One rank of model.py: opens the group, measures cell after cell, writes what it found."""
+"""One rank of model.py: open the group, measure cell by cell, write the results."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ficco.sweeping.gpu.timing import beat
 from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
 
-WAIT_S = 180.0  # of ranks for one another: one may compile for longer
-FICCO_WAIT_S = {False: 20.0, True: 60.0}  # less than a step may last; in the compiled part
-# How long a cell lasts, before one of its kind has been measured: compiled, training.
+WAIT_S = 180.0  # longest wait of ranks for one another, as one may compile for long
+FICCO_WAIT_S = {False: 20.0, True: 60.0}  # less than the limit of a step; keys: compiled or not
+# Assumed time of a cell before one of its kind is measured; keys: compiled, training.
 FIRST_GUESS_S = {
     (False, False): 10.0, (False, True): 14.0, (True, False): 35.0, (True, True): 70.0,
 }  # fmt: skip
 
 
 def open_group(folder: Path, tiny: bool) -> tuple[int, int, Any]:
-    """Join the group of all ranks; on GPUs work on a stream that is not the default one."""
+    """Join the group of all ranks; on GPUs, use a non-default stream."""
     beat()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     named: dict[str, Any] = {"rank": rank, "world_size": world}
@@ -48,8 +48,8 @@ def open_group(folder: Path, tiny: bool) -> tuple[int, int, Any]:
     return rank, world, mesh
 
 
-class Said:
-    """What rank 0 writes for the process that started it: one JSON value a line."""
+class RankLog:
+    """The file that rank 0 writes for the launcher: one JSON value per line."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path, self._writes = folder / "said.jsonl", rank == 0
@@ -67,34 +67,34 @@ def run(folder: Path) -> int:
     rank, world, mesh = open_group(folder, todo["tiny"])
     torch._dynamo.config.recompile_limit = 64  # layers and variants share the code of one block
     place = Place(rank, world, mesh, Rendezvous(folder, rank, world, WAIT_S))
-    said = Said(folder, rank)
+    rank_log = RankLog(folder, rank)
     found: dict[str, Any] = {"ficco_fallback": None}
     timeout_s = FICCO_WAIT_S[todo["part"] == "compiled"]
     place.open(timeout_s)
     if place.gpu:
         found = {"nccl": list(torch.cuda.nccl.version())}
         found["ficco_fallback"] = ficco.fallback_reason(mesh)
-    said("group", found)
+    rank_log("group", found)
     lasted = dict(FIRST_GUESS_S)
     chosen: list[Cell] = [c for c in cells(todo["part"], todo["tiny"]) if c.id in todo["cells"]]
     for cell in chosen:
         kind = (cell.part == "compiled", cell.mode == "training")
         late = float(time.time() + lasted[kind] > todo["deadline"])
         if place.rendezvous.gather(late)[0]:
-            said("left_out", cell.id)
+            rank_log("left_out", cell.id)
             continue
         begin = time.time()
         place.open(timeout_s)
         result = measure(
-            cell, place, lambda *where: said("begin", where), todo["skipped"].get(cell.id, {}),
+            cell, place, lambda *where: rank_log("begin", where), todo["skipped"].get(cell.id, {}),
             todo["rounds"], todo["limit_s"], todo["end"],
         )  # fmt: skip
         lasted[kind] = time.time() - begin
-        said("cell", {**result, "lasted_s": round(lasted[kind], 1)})
+        rank_log("cell", {**result, "lasted_s": round(lasted[kind], 1)})
         gc.collect()
         if place.gpu:
             torch.cuda.empty_cache()
     beat()
     place.synchronize()
     place.rendezvous.gather()
-    os._exit(0)  # nothing is left to do, and taking groups down can hang
+    os._exit(0)  # exit at once: destroying groups can hang

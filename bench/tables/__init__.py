@@ -1,1 +1,1 @@
-"""The tables of README.md and bench/RESULTS.md, made from bench/results. Needs no torch."""
+"""The tables of README.md and bench/RESULTS.md, from bench/results. It does not import torch."""

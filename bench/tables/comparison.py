@@ -1,4 +1,4 @@
-"""ficco beside serial calls and PyTorch's fused operators, from compare_*.json."""
+"""Comparison of ficco with serial calls and PyTorch's fused operators, from compare_*.json."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Case = dict[str, Any]
 def compared(page: Page, machine: str) -> Documents:
     """Return the results of a machine, the oldest first."""
     found = read(sorted(page.results.glob(f"compare_{machine}*.json")))
-    return sorted(found, key=lambda one: str(one[1]["date"]))  # of one day by name
+    return sorted(found, key=lambda one: str(one[1]["date"]))  # equal dates keep the order by name
 
 
 def cases_of(documents: Documents) -> list[Case]:
-    """Return every case once, as the last result has it, by operator."""
+    """Return every case once, from the latest result, by operator."""
     cases = {case["case"]: case for _, found in documents for case in found["cases"]}
     return sorted(cases.values(), key=lambda case: str(case["op"]))
 
 
 def summary(page: Page, machine: str) -> list[str]:
-    """Return a row for each operator: how much faster than others by geometric mean."""
+    """Return a row per operator: the geometric mean speed-ups over the other ways."""
     by_operator: dict[str, list[Case]] = {}
     for case in cases_of(compared(page, machine)):
         by_operator.setdefault(case["op"], []).append(case)
@@ -43,14 +43,14 @@ def summary(page: Page, machine: str) -> list[str]:
 
 
 def mean_gain(cases: list[Case], regime: str, name: str) -> float | None:
-    """Return the geometric mean of how many times faster than `name` ficco is; None without any."""
+    """Return ficco's geometric mean speed-up over `name`; None if there are no cases."""
     found = [case["times_faster_than"].get(regime, {}).get(name) for case in cases]
     logs = [math.log(gain) for gain in found if gain]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def headline(page: Page) -> str:
-    """Return one sentence on the operators; an empty one where nothing was measured."""
+    """Return one sentence on the operators; empty if nothing was measured."""
     for machine in MACHINES:
         documents = compared(page, machine)
         cases = cases_of(documents)
@@ -69,7 +69,7 @@ def headline(page: Page) -> str:
 
 
 def captured_table(page: Page, machine: str) -> list[str]:
-    """Return ideal, serial, fused and the best of ficco's, of calls in a CUDA graph."""
+    """Return ideal, serial, fused and ficco's best, for calls in a CUDA graph."""
     rows = []
     for case in cases_of(compared(page, machine)):
         times, point, gains = figures(case, "captured")
@@ -81,7 +81,7 @@ def captured_table(page: Page, machine: str) -> list[str]:
 
 
 def eager_table(page: Page, machine: str) -> list[str]:
-    """Return serial, fused and ficco back to back, and synchronized each call."""
+    """Return serial, fused and ficco, for calls back to back and for synchronized calls."""
     rows = []
     for case in cases_of(compared(page, machine)):
         cells = [shape_of(case)]
@@ -96,7 +96,7 @@ def eager_table(page: Page, machine: str) -> list[str]:
 
 
 def figures(case: Case, regime: str) -> tuple[list[str], str, list[str]]:
-    """Return serial, fused and ficco with the least in bold; ficco's point; gains over the two."""
+    """Return serial, fused and ficco, the least in bold; ficco's point; gains over the others."""
     medians = {row["config"]: row["median"] for row in case["regimes"][regime] if row["ok"]}
     best = case["best_ficco"].get(regime)
     values = [medians.get("serial"), medians.get("torch_fused"), best and best["median"]]
@@ -125,7 +125,7 @@ def shape_of(case: Case) -> str:
 
 
 def not_measured(documents: Documents) -> list[str]:
-    """Return a line on cases that were asked for and have no figures."""
+    """Return a line on requested cases without figures."""
     measured = {case["case"] for _, found in documents for case in found["cases"]}
     reasons = {name: "no time was left" for _, found in documents for name in found["left_out"]}
     reasons |= {f["case"]: "failed" for _, found in documents for f in found["failed"]}
@@ -134,7 +134,7 @@ def not_measured(documents: Documents) -> list[str]:
 
 
 def runs_of(documents: Documents) -> int:
-    """Return how many runs a median is of, at least."""
+    """Return the least number of runs of a median."""
     return min(
         (row["runs"] for _, document in documents for case in document["cases"]
          for row in case["regimes"]["captured"] if row["ok"]),
@@ -142,7 +142,7 @@ def runs_of(documents: Documents) -> int:
     )  # fmt: skip
 
 
-PUSHES = {  # how pushes of hetero_unfused_1d follow one another: what a point's name holds
+PUSHES = {  # the order of hetero_unfused_1d's pushes: words in a point's name
     "one peer at a time, step by step": "rotation by_step",
     "in step with what arrives": "rotation by_step in_step",
     "one peer at a time, shard by shard": "rotation by_peer",
@@ -152,7 +152,7 @@ PUSHES = {  # how pushes of hetero_unfused_1d follow one another: what a point's
 
 
 def grain_tables(documents: Documents) -> list[str]:
-    """Return time against grain, of the cases that were measured with every route and order."""
+    """Return times by grain, for the cases that were measured with every route and order."""
     screened: dict[str, tuple[Case, list[int], dict[str, Any]]] = {}
     for case in [case for _, document in documents for case in document["cases"]]:
         found = {row["config"]: row for row in case["screened"]}
@@ -171,7 +171,7 @@ def grain_tables(documents: Documents) -> list[str]:
 
 
 def host_cost_table(document: Document) -> list[str]:
-    """Return what a call costs the host, and its parts."""
+    """Return the host's time of a call, and its parts."""
     parts = {
         "public": "whole call", "native": "of it native", "torch": "the engine's Python and torch",
         "around": "before it", "serial": "serial", "torch_fused": "fused",
@@ -180,7 +180,7 @@ def host_cost_table(document: Document) -> list[str]:
 
 
 def host_cost_apart(document: Document) -> list[str]:
-    """Return what else a call costs the host, or nothing: older results do not tell."""
+    """Return the other host times of a call; empty for older results, which lack them."""
     parts = {
         "public": "whole call", "after_a_wait": "first after a wait",
         "custom_op": "as a custom operator", "recorded": "recording the gradient of x",
@@ -207,6 +207,6 @@ def _host_costs(document: Document, parts: dict[str, str]) -> list[str]:
 
 def _cell(case: Case, part: str) -> str:
     if part == "torch_fused" and case["op"] == "matmul_all_reduce":
-        return "-"  # older results have the scattering operator's
+        return "-"  # older results have the time of the scattering operator
     found = case["us"].get(part, {})
     return f"{found['median']:.0f}" if "median" in found else "not measured"

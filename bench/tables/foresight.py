@@ -1,4 +1,4 @@
-"""What predict.json says of predictions."""
+"""The accuracy of predictions, from predict.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tables.sources import Document, table
 
 
 def prediction_table(document: Document) -> list[str]:
-    """Return errors and choices, by kind of call and by who predicts."""
+    """Return errors and choices, by kind of call and by method of prediction."""
     parts = {f"captured, `{name}`": part for name, part in document["by_machine"].items()}
     parts |= {
         {"eager": "back to back", "synchronized": "synchronized each"}[regime]: part

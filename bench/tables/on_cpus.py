@@ -1,4 +1,4 @@
-"""Paced runs, and what the machinery costs on a CPU: paced.json and host.json."""
+"""Paced runs and the overheads on a CPU, from paced.json and host.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def paced_table(document: Document) -> list[str]:
 
 
 def posed_in(document: Document) -> str:
-    """Return the paced problem, and how often it ran."""
+    """Return the paced problem, and its number of runs."""
     first = document["runs"][0]
     return (
         f"all-gather + matmul, m={first['m']} n={first['n']} k={first['k']} {first['dtype']}, "
@@ -30,7 +30,7 @@ def posed_in(document: Document) -> str:
 
 
 def machinery_table(document: Document) -> list[str]:
-    """Return medians of the worst schedule."""
+    """Return the medians of the slowest schedule."""
     ratio = min(entry["ratio"] for entry in document["copies"])
     lowering = max(value["median"] for value in document["lower_rank_ms"].values())
     proof = max(value["median"] for value in document["verify_s"].values())

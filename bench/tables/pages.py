@@ -1,4 +1,4 @@
-"""The two pages that show figures: README's part, and bench/RESULTS.md with everything else."""
+"""The two pages with figures: README's part, and bench/RESULTS.md with the rest."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ POINT = (
 
 
 def headline(page: Page) -> str:
-    """Return what was measured in a line or two."""
+    """Return a summary of the measurements, in a line or two."""
     said = " ".join(filter(None, (comparison.headline(page), models_headline(page.results))))
     return "\n".join(wrapped([said]))
 
 
 def readme_part(page: Page) -> list[str]:
-    """Return the lines between README's marks."""
+    """Return the lines for README between its marks."""
     machine = first_machine(page)
     lines = ["## Measured", ""]
     if machine:
@@ -97,7 +97,7 @@ def results_page(page: Page) -> list[str]:
 
 
 def first_machine(page: Page) -> str:
-    """Return the machine with the most GPUs that operators were compared on; "" without any."""
+    """Return the machine with the most GPUs that has a comparison of operators; "" if none."""
     return next((machine for machine in MACHINES if compared(page, machine)), "")
 
 
@@ -114,17 +114,17 @@ def _on_gpus(page: Page, machine: str) -> Documents:
 
 
 def _every(page: Page, name: str) -> Documents:
-    """Return the results of this name, that of the most GPUs first."""
+    """Return the results of a name, the most GPUs first."""
     return read(page.results / f"{name}_{machine}.json" for machine in MACHINES)
 
 
 def _first(page: Page, name: str) -> Documents:
-    """Return the result of the most GPUs of this name, in a list, or nothing."""
+    """Return a list with the result of a name with the most GPUs; empty if there is none."""
     return _every(page, name)[:1]
 
 
 def _models(page: Page) -> list[str]:
-    """Return tables of whole models: that of the most GPUs, the others on demand."""
+    """Return tables of whole models: the machine with the most GPUs, the others folded."""
     lines: list[str] = []
     for i, (paths, machine, table) in enumerate(model_sections(page.results)):
         if i:
@@ -179,7 +179,7 @@ def _few_rows(page: Page) -> list[str]:
 
 
 def _regrets(page: Page) -> list[str]:
-    """Return how `auto` fares on random shapes, on every machine."""
+    """Return the quality of `auto` on random shapes, on every machine."""
     lines: list[str] = []
     for path, document in _every(page, "regret"):
         lines += [*regret_lines(document, where(document)), ""]
@@ -214,9 +214,9 @@ def _machinery(page: Page) -> list[str]:
 
 
 def _swept(page: Page) -> list[str]:
-    """Return what sweeps say: that of the most GPUs with its plots, the others on demand.
+    """Return the results of sweeps: the most GPUs with plots, the others folded.
 
-    Layers without sequence parallelism have a grid of their own.
+    Layers without sequence parallelism have a separate grid.
     """
     names = [f"sweep_{grid}{machine}.json" for grid in ("", "all_reduce_") for machine in MACHINES]
     found = read(page.results / name for name in names)

@@ -1,4 +1,4 @@
-"""What scenarios.json says: the paper's shapes on a full mesh, simulated."""
+"""The paper's shapes on a full mesh, simulated, from scenarios.json."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def scenario_section(document: Document, link: str) -> list[str]:
     """Return assumptions, speed-ups by schedule and scenario, sensitivity, and the rule's choices.
 
     Args:
-        document: scenarios.json.
-        link: to it.
+        document: contents of scenarios.json.
+        link: link to scenarios.json.
     """
     plain = [part for part in document["summary"] if part["variant"] == "as assumed"]
     return [
@@ -32,7 +32,7 @@ def scenario_section(document: Document, link: str) -> list[str]:
 
 
 def scenario_summary(document: Document, link: str) -> list[str]:
-    """Return what was assumed, speed-ups by schedule, and how far assumptions move them."""
+    """Return the assumptions, speed-ups by schedule, and their sensitivity to assumptions."""
     plain = [part for part in document["summary"] if part["variant"] == "as assumed"]
     moved = []
     for part in plain:
@@ -52,7 +52,7 @@ def scenario_summary(document: Document, link: str) -> list[str]:
 
 
 def by_schedule(plain: list[dict[str, Any]]) -> list[str]:
-    """Return a row a schedule, a column a reading of n."""
+    """Return a table with a row per schedule and a column per reading of n."""
     rows = []
     for name in plain[0]["schedules"]:
         found = [part["schedules"][name] for part in plain]
@@ -82,7 +82,7 @@ def by_scenario(document: Document) -> list[str]:
 
 
 def sensitivity(summary: list[dict[str, Any]]) -> list[str]:
-    """Return a table of what moves when one assumption does."""
+    """Return a table of the effects of single assumptions."""
     rows = [
         [part["reading"].removeprefix("n is "), part["variant"], f"{part['ideal_most']:.2f}x",
          f"{part['ficco_most']:.2f}x", f"{part['ficco_geomean']:.2f}x",
@@ -97,7 +97,7 @@ def sensitivity(summary: list[dict[str, Any]]) -> list[str]:
 
 
 def rule_line(part: dict[str, Any]) -> str:
-    """Return what the rule's choices lose."""
+    """Return the losses of the rule's choices."""
     return (
         f"Where {part['reading']}, the selector's rule is within 3% of the fastest candidate, as "
         f"simulated on the same profile, in {part['right']} of {part['scenarios']} scenarios; it "

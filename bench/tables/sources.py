@@ -1,4 +1,4 @@
-"""Where figures come from: links to results, the machines and versions that made them; tables."""
+"""Sources of figures: links to results, machines and versions; helpers for tables."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-WIDTH = 105  # characters a line
+WIDTH = 105  # characters per line
 Document = dict[str, Any]
 Documents = list[tuple[Path, Document]]
 
 
 def read(paths: Iterable[Path]) -> Documents:
-    """Return the results that are there."""
+    """Return the existing results."""
     return [(path, json.loads(path.read_text())) for path in paths if path.exists()]
 
 
 class Page:
-    """A file that tables are written into.
+    """A file that receives tables.
 
     Args:
         results: the folder of results.
-        to_results: how the page's links lead there.
+        to_results: path from the page to this folder.
     """
 
     def __init__(self, results: Path, to_results: str) -> None:
@@ -38,12 +38,12 @@ class Page:
         return ", ".join(self.link(path) for path, _ in documents)
 
     def picture(self, words: str, name: str) -> str:
-        """Return a picture of the folder of results, with the words that stand for it."""
+        """Return an image of the folder of results, with its alternative text."""
         return f"![{words}]({self._to}/{name})"
 
 
 def machine_of(document: Document) -> str:
-    """Return the machine, the versions and the day of a result."""
+    """Return the machine, the versions and the date of a result."""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     parts = [f"{document['cpu']}, {document['cores']} cores", versions, document["date"]]
     found = document.get("gpus")
@@ -56,7 +56,7 @@ def machine_of(document: Document) -> str:
 
 
 def machines(documents: Documents, page: Page) -> list[str]:
-    """Return a line for each machine, with the results that were made on it."""
+    """Return a line per machine, with its results."""
     by_machine: dict[str, Documents] = {}
     for path, document in documents:
         by_machine.setdefault(machine_of(document), []).append((path, document))
@@ -70,12 +70,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def folded(title: str, lines: Sequence[str]) -> list[str]:
-    """Return lines that are shown on demand."""
+    """Return lines in a collapsed section."""
     return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>"]
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
-    """Return lines with prose broken where it gets long; tables and pictures stay."""
+    """Wrap long lines of prose; tables and images are unchanged."""
     found: list[str] = []
     for line in lines:
         if len(line) <= WIDTH or line[0] in "|!<":

@@ -1,4 +1,4 @@
-"""What a sweep that is kept says: where ficco is faster, and how near `auto` comes to the best."""
+"""Summary of a stored sweep: where ficco is faster, and how close `auto` is to the best."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from naming import where
 
 from ficco.report.sweep.judging import geomean
-from ficco.sweeping.results import auto_behind
+from ficco.sweeping.results import auto_slowdowns
 from tables.sources import Document
 
 NEAR = 1.03
 
 
 def swept_lines(document: Document, link: str) -> list[str]:
-    """Return sentences on a result of keep_sweep.py."""
+    """Return sentences about a result of keep_sweep.py."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in document["lines"]:
         if line["kind"] == "point":
@@ -24,7 +24,7 @@ def swept_lines(document: Document, link: str) -> list[str]:
         ours = [p for p in points if p["name"] not in ("serial", "auto")]
         if ours and (gain := min(ours, key=_rank)["speedup"]) is not None:
             gains.append(gain)
-    behind = auto_behind(document["lines"])
+    behind = auto_slowdowns(document["lines"])
     near = sum(ratio <= NEAR for ratio in behind.values())
     shapes = {shape for shape, _ in found}
     by = "by that book" if document["book"] else "by an earlier book, or by the rule"
@@ -41,7 +41,7 @@ def swept_lines(document: Document, link: str) -> list[str]:
 
 
 def _failed(document: Document) -> str:
-    """Return a sentence on points that have no figures."""
+    """Return a sentence about points without figures."""
     found: dict[tuple[str, str], int] = {}
     for line in document["lines"]:
         if line["kind"] == "bad":
@@ -52,5 +52,5 @@ def _failed(document: Document) -> str:
 
 
 def _rank(point: dict[str, Any]) -> tuple[bool, float]:
-    """Points that ran all rounds come before those that were only screened."""
+    """Return a sort key: points with all rounds come before screened points."""
     return point["screened"], point["ms"]

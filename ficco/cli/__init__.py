@@ -1,1 +1,1 @@
-"""Commands. They read arguments, call the rooms below, and print."""
+"""The commands: they parse arguments, call the library, and print."""

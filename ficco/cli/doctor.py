@@ -1,4 +1,4 @@
-"""`ficco doctor`: what this machine offers, what is missing for what, and how fast it is."""
+"""`ficco doctor`: report what this machine has, what is missing, and how fast it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ficco.cli.arguments import HOST_RANKS
-from ficco.cli.engine_choice import MOST_GPUS, profile_of, strangers, told
+from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of, unreachable_pairs
 from ficco.errors import EngineError, InputError, MachineError
 from ficco.machine import Machine
 
@@ -24,7 +24,7 @@ __all__ = ["add_to"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked for."""
+    """The result of one check."""
 
     name: str
     ok: bool
@@ -36,28 +36,30 @@ class Finding(NamedTuple):
 def add_to(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "doctor", help="what this machine offers, what is missing for what, what auto chooses by",
-        description="Look at this machine. Exit 0 when ficco can run here at all, else 1.",
+        "doctor", help="report what this machine has, what is missing, and what auto chooses by",
+        description="Check this machine. Exit 0 if ficco can run here at all, else 1.",
     )  # fmt: skip
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
     output.add_argument(
         "--profile", metavar="FILE", help="measure this machine, in two minutes or less, and write "
-        "a profile that --machine takes, FILE.toml: of its GPUs where several serve, else of the "
+        "FILE.toml, a profile for --machine: of the GPUs if ficco can run on several, else of the "
         "host engine",
     )  # fmt: skip
     parser.add_argument(
-        "--ranks", type=int, help=f"with --profile: ranks ({HOST_RANKS}; on GPUs as many as these)"
+        "--ranks",
+        type=int,
+        help=f"with --profile: ranks ({HOST_RANKS}; on GPUs the number of GPUs)",
     )
     parser.add_argument(
         "--processes", action="store_true",
-        help="with --profile: measure the host engine with processes and PyTorch, as the torch "
-        "functions have them, and not with threads and NumPy, as ficco run has them",
+        help="with --profile: measure the host engine with processes and PyTorch, which the torch "
+        "functions use, instead of threads and NumPy, which ficco run uses",
     )  # fmt: skip
     parser.add_argument(
         "--hold-multiprocessors", action="store_true",
-        help="measure which driver calls need a multiprocessor, while a kernel holds all of GPU 0 "
-        "for about three seconds in all; other work of this GPU waits meanwhile",
+        help="measure which driver calls need a multiprocessor; a kernel occupies all of GPU 0 for "
+        "about three seconds in total, and other work on this GPU waits",
     )  # fmt: skip
     parser.set_defaults(main=_main)
 
@@ -65,16 +67,16 @@ def add_to(commands: Any) -> None:
 def _main(args: argparse.Namespace) -> int:
     if args.profile is not None and args.hold_multiprocessors:
         raise InputError(
-            f"--hold-multiprocessors with --profile {args.profile}: run the two one after the other"
+            f"--hold-multiprocessors with --profile {args.profile}: run them one after the other"
         )
     if args.profile is not None:
         from ficco.cli.profile import write_profile
 
         return write_profile(args.profile, args.ranks, args.processes)
     if args.processes:
-        raise InputError("--processes: it goes with --profile FILE")
+        raise InputError("--processes needs --profile FILE")
     if args.ranks is not None:
-        raise InputError(f"--ranks {args.ranks}: it goes with --profile FILE")
+        raise InputError(f"--ranks {args.ranks} needs --profile FILE")
     findings = [
         _platform(),
         _native(),
@@ -96,11 +98,11 @@ def _main(args: argparse.Namespace) -> int:
     from ficco.report.tables import drawn
 
     table = Table(box=None, pad_edge=False)
-    for name in ("", "what", "found", "serves", "to do"):
+    for name in ("", "check", "found", "used for", "to do"):
         table.add_column(name, overflow="fold")
     for f in findings:
         cells = ("yes" if f.ok else "no", f.name, f.found, f.serves, f.do)
-        table.add_row(*map(Text, cells))  # as they stand: brackets are no markup
+        table.add_row(*map(Text, cells))  # Text: brackets are not parsed as markup
     print(drawn(table))
     return 0 if usable else 1
 
@@ -117,8 +119,8 @@ def _native() -> Finding:
         from ficco.engines import host
     except EngineError as error:
         return Finding("native core", False, str(error), "everything: the host engine's lanes",
-                       "install ficco again, with a C++20 compiler at hand")  # fmt: skip
-    found = f"threads as copy engines, {host.MOST_LANES} lanes a rank"
+                       "install ficco again, with a C++20 compiler")  # fmt: skip
+    found = f"threads as copy engines, {host.MOST_LANES} lanes per rank"
     return Finding("native core", True, found, "everything: the host engine's lanes")
 
 
@@ -152,8 +154,8 @@ def _torch() -> Finding:
 
 
 def _cuda() -> list[Finding]:
-    """Look for NVIDIA's driver, its devices, and what PyTorch has for them."""
-    serves = "GPUs of NVIDIA: operators on CUDA tensors, `ficco run`"
+    """Check NVIDIA's driver, its devices, and PyTorch's support for them."""
+    serves = "NVIDIA GPUs: operators on CUDA tensors, `ficco run`"
     try:
         from ficco.engines import cuda
     except EngineError as error:
@@ -161,7 +163,7 @@ def _cuda() -> list[Finding]:
     try:
         version, count = cuda.served_version(), cuda.device_count()
     except cuda.GpuError as error:
-        return [Finding("CUDA driver", False, told(error), serves, _mend(str(error))),
+        return [Finding("CUDA driver", False, driver_trouble(error), serves, _mend(str(error))),
                 *_torch_on_gpus()]  # fmt: skip
     found = f"CUDA {version}, {count} devices"
     findings = [Finding("CUDA driver", count > 0, found, serves)]
@@ -182,10 +184,10 @@ def _cuda() -> list[Finding]:
     return [*findings, *_torch_on_gpus()]
 
 
-def _mend(said: str) -> str:
-    if "the driver has no " in said:
+def _mend(error_text: str) -> str:
+    if "the driver has no " in error_text:
         return "install a driver of CUDA 12.0 or newer"
-    if "NO_DEVICE" in said and "CUDA_VISIBLE_DEVICES" in os.environ:
+    if "NO_DEVICE" in error_text and "CUDA_VISIBLE_DEVICES" in os.environ:
         return "CUDA_VISIBLE_DEVICES is set: does it name a GPU?"
     return ""
 
@@ -202,9 +204,9 @@ def _described(here: Capabilities) -> str:
 
 def _peers(peers: Sequence[Sequence[bool]]) -> Finding:
     serves = "several GPUs, which write to each other's memory"
-    if apart := strangers(peers):
+    if unreachable := unreachable_pairs(peers):
         return Finding(
-            "peer access", False, f"not between {apart}", serves,
+            "peer access", False, f"not between {unreachable}", serves,
             "run groups of GPUs that reach each other (CUDA_VISIBLE_DEVICES); others fall back to "
             "torch.distributed",
         )  # fmt: skip
@@ -212,14 +214,14 @@ def _peers(peers: Sequence[Sequence[bool]]) -> Finding:
 
 
 def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
-    """Send data and signals between all GPUs, as a group does when it opens."""
-    if strangers(peers):
+    """Send data and signals between all GPUs, as a group does when it is opened."""
+    if unreachable_pairs(peers):
         return []
     from ficco.engines.cuda import GpuError
     from ficco.engines.peer_windows import Peers, PeerWindows
     from ficco.plan import WindowBytes
 
-    serves = "groups of GPUs: words that tell peers of data"
+    serves = "groups of GPUs: words that notify peers of data"
     try:
         devices = Peers(range(min(len(peers), MOST_GPUS)))
         try:
@@ -227,15 +229,15 @@ def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
         finally:
             devices.close()
     except (EngineError, InputError, GpuError) as error:
-        found, _, do = str(error).partition("; ")
-        return [Finding("signals", False, found, serves, do or "groups run torch.distributed")]
+        reason, _, do = str(error).partition("; ")
+        return [Finding("signals", False, reason, serves, do or "groups run torch.distributed")]
     how = "copies of 4 bytes" if kind == "copy" else "stream writes"
-    found = f"by {how}; they arrive behind their data, eager and from a graph"
+    found = f"by {how}; they arrive after their data, eager and from a graph"
     return [Finding("signals", True, found, serves)]
 
 
 def _profile(ranks: int, version: str) -> Finding:
-    """Look for the profile and the book that `auto` chooses by in groups of so many GPUs."""
+    """Check the profile and the book that `auto` uses in groups of `ranks` GPUs."""
     from ficco import __version__
     from ficco.selector.book import known
 
@@ -247,35 +249,35 @@ def _profile(ranks: int, version: str) -> Finding:
         found, _, do = str(error).partition("; ")
         return Finding(name, False, found, serves, do)
     except InputError as error:
-        return Finding(name, False, str(error), serves, "FICCO_BOOK names another, or none")
-    unfit = [book.unfit(profile, __version__, version) for book in books]
-    said = [f"{profile.name}, {profile.source or profile.about}"]
-    for book, why in zip(books, unfit, strict=True):
-        said.append(f"book {book.name}: {why or f'{len(book.points)} shapes and regimes'}")
-    do = "`ficco sweep` measures a book; predictions serve until then" if all(unfit) else ""
-    return Finding(name, True, "; ".join(said), serves, do)
+        return Finding(name, False, str(error), serves, "set FICCO_BOOK to another book, or none")
+    misfits = [book.unfit(profile, __version__, version) for book in books]
+    parts = [f"{profile.name}, {profile.source or profile.about}"]
+    for book, misfit in zip(books, misfits, strict=True):
+        parts.append(f"book {book.name}: {misfit or f'{len(book.points)} shapes and regimes'}")
+    do = "`ficco sweep` measures a book; until then auto uses predictions" if all(misfits) else ""
+    return Finding(name, True, "; ".join(parts), serves, do)
 
 
 def _settings() -> Finding:
-    """Look at the environment for what changes how the driver runs streams."""
-    found, hints = [], []
+    """Check the environment for variables that change how the driver runs streams."""
+    names, hints = [], []
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        found.append("CUDA_LAUNCH_BLOCKING")
+        names.append("CUDA_LAUNCH_BLOCKING")
         hints.append("unset CUDA_LAUNCH_BLOCKING: operators fall back to torch.distributed")
-    blocking = bool(found)
+    blocking = bool(names)
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        found.append("CUDA_DEVICE_MAX_CONNECTIONS=1")
+        names.append("CUDA_DEVICE_MAX_CONNECTIONS=1")
         hints.append(
-            "CUDA_DEVICE_MAX_CONNECTIONS=1 works, but all streams share one hardware queue: to "
-            "release a stuck stream the watch needs memory of the GPU for a second context"
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 works, but all streams share one hardware queue: the "
+            "watchdog needs GPU memory for a second context to release a stuck stream"
         )
-    said = f"set: {', '.join(found)}" if found else "nothing set that matters"
-    return Finding("CUDA settings", not blocking, said, "overlap on GPUs", "; ".join(hints))
+    summary = f"set: {', '.join(names)}" if names else "nothing set that matters"
+    return Finding("CUDA settings", not blocking, summary, "overlap on GPUs", "; ".join(hints))
 
 
 def _multiprocessor_use() -> list[Finding]:
     """Measure which driver calls of GPU 0 need a multiprocessor, with GPU 1 as the peer."""
-    name, serves = "multiprocessors", "what runs beside a GEMM that fills the GPU"
+    name, serves = "multiprocessors", "calls that overlap with a GEMM that fills the GPU"
     try:
         from ficco.engines import cuda
         from ficco.profiling.gpu.multiprocessor_use import probe
@@ -284,12 +286,12 @@ def _multiprocessor_use() -> list[Finding]:
     try:
         count = cuda.device_count()
         reached = count > 1 and cuda.capabilities(0).peers[1]
-        found = probe(0, 1 if reached else None)
+        uses = probe(0, 1 if reached else None)
     except (EngineError, cuda.GpuError) as error:
-        said, _, do = str(error).partition("; ")
-        return [Finding(name, False, said, serves, do)]
+        reason, _, do = str(error).partition("; ")
+        return [Finding(name, False, reason, serves, do)]
     groups: dict[str, list[str]] = {"none needed by": [], "needed by": []}
-    for call, use in found.items():
+    for call, use in uses.items():
         if use.eager == use.in_graph:
             groups["needed by" if use.eager else "none needed by"].append(call)
         else:
@@ -305,30 +307,30 @@ def _multiprocessor_use() -> list[Finding]:
 
 def _torch_on_gpus() -> list[Finding]:
     if importlib.util.find_spec("torch") is None:
-        return []  # said before
+        return []  # _torch has reported it
     serves = "operators on CUDA tensors, `ficco run --engine cuda`"
     try:
         from ficco.modules.ranks import torch_offers
     except (EngineError, ImportError, OSError) as error:
         return [Finding("torch on GPUs", False, f"cannot be loaded: {error}", serves)]
     offers = torch_offers()
-    there = {
+    available = {
         f"CUDA {offers.cuda}": bool(offers.cuda),
         f"{offers.devices} devices": offers.devices > 0,
         "NCCL": offers.nccl,
         "symmetric memory": offers.symmetric_memory,
         "Triton": offers.triton,
     }
-    found = ", ".join(name for name, here in there.items() if here)
+    features = ", ".join(name for name, present in available.items() if present)
     lacking = offers.lacking
     do = "install a CUDA build of torch>=2.9" if lacking and not offers.cuda else ""
-    return [Finding("torch on GPUs", not lacking, f"{lacking}; has {found}" if lacking else found,
-                    serves, do), *_absent_names()]  # fmt: skip
+    found = f"{lacking}; has {features}" if lacking else features
+    return [Finding("torch on GPUs", not lacking, found, serves, do), *_absent_names()]
 
 
 def _absent_names() -> list[Finding]:
-    """Tell which private names PyTorch and Triton lack, if any, and what serves instead."""
-    from ficco.private import torch_core, torch_layers  # noqa: F401 - they look for the names
+    """Report which private names PyTorch and Triton lack, and what ficco uses instead."""
+    from ficco.private import torch_core, torch_layers  # noqa: F401 - they look up the names
     from ficco.private.finding import ABSENT
 
     if importlib.util.find_spec("triton") is not None:
@@ -342,17 +344,17 @@ def _absent_names() -> list[Finding]:
 
 
 def _libraries() -> list[Finding]:
-    """Look for Python packages that serve GPUs besides PyTorch."""
-    found = []
+    """Check the Python packages for GPUs other than PyTorch."""
+    findings = []
     for name, packages, serves in (
         ("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "GPUs of one process: their arrays"),
         ("cuda-bindings", ("cuda-bindings",), "GPUs of one process: their windows"),
     ):
         version = next(filter(None, map(_version, packages)), None)
-        said = f"{name} {version}" if version else "not installed"
+        version_text = f"{name} {version}" if version else "not installed"
         do = "" if version else "on GPUs: pip install 'ficco[cuda]'"
-        found.append(Finding(name, version is not None, said, serves, do))
-    return found
+        findings.append(Finding(name, version is not None, version_text, serves, do))
+    return findings
 
 
 def _version(package: str) -> str | None:
@@ -364,21 +366,21 @@ def _version(package: str) -> str | None:
 
 def _hip() -> Finding:
     count = _hip_devices()
-    serves = "GPUs of AMD: this version of ficco does not run on them yet"
-    there = isinstance(count, int)
-    return Finding("HIP runtime", there and count != 0, f"{count} devices" if there else str(count),
-                   serves)  # fmt: skip
+    serves = "AMD GPUs: this version of ficco does not run on them yet"
+    loaded = isinstance(count, int)
+    found = f"{count} devices" if loaded else str(count)
+    return Finding("HIP runtime", loaded and count != 0, found, serves)
 
 
 def _hip_devices() -> int | str:
-    """Return the number of devices that AMD's library sees, or what it says instead."""
+    """Return the number of devices that the HIP runtime reports, or its error."""
     try:
         runtime = ctypes.CDLL("libamdhip64.so")
     except OSError:
         return "libamdhip64.so not found"
     status = runtime.hipInit(0)
     if status:
-        return f"hipInit gives error {status}"
+        return f"hipInit returned error {status}"
     count = ctypes.c_int()
     status = runtime.hipGetDeviceCount(ctypes.byref(count))
-    return count.value if status == 0 else f"hipGetDeviceCount gives error {status}"
+    return count.value if status == 0 else f"hipGetDeviceCount returned error {status}"

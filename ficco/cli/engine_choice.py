@@ -1,4 +1,4 @@
-"""Which engine runs a command: what was asked for, what the machine's profile says, which GPUs."""
+"""Choice of the engine for a command, from its options, the machine's profile and the GPUs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = [
     "Gpus",
     "chosen_engine",
     "driver_of",
+    "driver_trouble",
     "gpus",
     "profile_of",
-    "strangers",
-    "told",
+    "unreachable_pairs",
 ]
 
-MOST_GPUS = 8  # that a command takes by itself
+MOST_GPUS = 8  # the most that a command takes by default
 
 
 class Gpus(NamedTuple):
     """The GPUs that the driver sees.
 
     Attributes:
-        devices: how many.
-        trouble: why ficco cannot run on them, or nothing.
+        devices: number of GPUs.
+        trouble: why ficco cannot run on them; empty if it can.
     """
 
     devices: int
@@ -38,20 +38,20 @@ class Gpus(NamedTuple):
 
 
 def gpus(ranks: int) -> Gpus:
-    """Look for GPUs, and for what ficco needs to run on the first `ranks` of them."""
+    """Look for GPUs and check that ficco can run on the first `ranks` of them."""
     from ficco.engines import cuda
 
     try:
         count = cuda.device_count()
         peers = [cuda.capabilities(device).peers for device in range(min(count, ranks))]
     except cuda.GpuError as error:
-        return Gpus(0, told(error))
+        return Gpus(0, driver_trouble(error))
     if not count:
         return Gpus(0, "the driver sees no GPU")
-    if apart := strangers(peers):
+    if unreachable := unreachable_pairs(peers):
         return Gpus(
             count,
-            f"these GPUs do not reach each other's memory: {apart}; show others, by "
+            f"these GPUs do not reach each other's memory: {unreachable}; select others with "
             "CUDA_VISIBLE_DEVICES",
         )
     if find_spec("torch") is None:
@@ -61,66 +61,66 @@ def gpus(ranks: int) -> Gpus:
     return Gpus(count, torch_offers().lacking)
 
 
-def told(error: Exception) -> str:
-    """Return what a driver's error says, without more than three of the functions that it lacks."""
-    said = str(error)
+def driver_trouble(error: Exception) -> str:
+    """Return a driver error's text; it names at most three missing driver functions."""
+    text = str(error)
     begin = "the driver has no "
-    names, _, rest = said.removeprefix(begin).partition("; ")
+    names, _, rest = text.removeprefix(begin).partition("; ")
     missing = names.split(", ")
-    if not said.startswith(begin):
-        return said
+    if not text.startswith(begin):
+        return text
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return f"too old: {begin}{', '.join(missing[:3])}{more}; {rest}"
 
 
-def strangers(peers: Sequence[Sequence[bool]]) -> str:
-    """Name the pairs of devices of which one does not reach the other, or nothing."""
+def unreachable_pairs(peers: Sequence[Sequence[bool]]) -> str:
+    """List the device pairs without peer access in both directions; empty if there are none."""
     pairs = combinations(range(len(peers)), 2)
     return ", ".join(f"{a}-{b}" for a, b in pairs if not (peers[a][b] and peers[b][a]))
 
 
 def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
-    """Return the engine for a run, "host" or "cuda", and the number of GPUs where it is "cuda".
+    """Return the engine for a run, "host" or "cuda", and the number of GPUs (0 for "host").
 
-    A machine that is named decides; else "auto" is "cuda" where several GPUs can serve.
+    A machine named by --machine decides. Otherwise "auto" is "cuda" if several GPUs are usable.
 
     Raises:
-        InputError: engine, machine and GPUs do not go together.
-        EngineError: GPUs that are asked for cannot serve.
+        InputError: engine, machine and GPUs contradict each other.
+        EngineError: the requested GPUs are not usable.
     """
     engine: str = args.engine
-    asked = f"--engine {engine}"
+    request = f"--engine {engine}"
     if args.machine is not None:
         machine = Machine.named(args.machine)
         if machine.engine == "hip":
-            raise InputError(f"machine {machine.name!r}: ficco does not run on GPUs of AMD yet")
+            raise InputError(f"machine {machine.name!r}: ficco does not run on AMD GPUs yet")
         if engine not in ("auto", machine.engine):
             raise InputError(
                 f"--engine {engine}: machine {machine.name!r} is for the {machine.engine} engine; "
                 "leave one of the two out"
             )
-        engine, asked = machine.engine, f"--machine {args.machine}"
+        engine, request = machine.engine, f"--machine {args.machine}"
     if engine == "host":
         return "host", 0
-    found = gpus(args.ranks or MOST_GPUS)
-    if engine == "auto" and (found.devices < 2 or found.trouble):
+    here = gpus(args.ranks or MOST_GPUS)
+    if engine == "auto" and (here.devices < 2 or here.trouble):
         return "host", 0
-    if not found.devices:
+    if not here.devices:
         raise InputError(
-            f"{asked}: {found.trouble}; `ficco doctor` tells more, --engine host needs no GPU"
+            f"{request}: {here.trouble}; `ficco doctor` reports more, --engine host needs no GPU"
         )
-    if found.trouble:
-        raise EngineError(f"{asked}: {found.trouble}")
-    if args.ranks is not None and args.ranks > found.devices:
+    if here.trouble:
+        raise EngineError(f"{request}: {here.trouble}")
+    if args.ranks is not None and args.ranks > here.devices:
         raise InputError(
-            f"--ranks {args.ranks}: there are {found.devices} GPUs here, one a rank; ask for fewer "
-            "ranks, or for --engine host"
+            f"--ranks {args.ranks}: there are {here.devices} GPUs here, one per rank; request "
+            "fewer ranks, or --engine host"
         )
-    return "cuda", found.devices
+    return "cuda", here.devices
 
 
 def driver_of(machine: Machine) -> str | None:
-    """Return the CUDA version that the driver here serves, where a machine is these GPUs.
+    """Return the CUDA version of this driver if the machine is the local GPUs, else None.
 
     Raises:
         MachineError: there is no driver, or it is too old.
@@ -136,10 +136,10 @@ def driver_of(machine: Machine) -> str | None:
 
 
 def profile_of(machine: Machine, ranks: int) -> Machine:
-    """Return the profile to predict from for a machine, as a call's `auto` would find it.
+    """Return the profile that `auto` of a call predicts from on a machine.
 
     Raises:
-        MachineError: there is none; it says how to get one.
+        MachineError: there is no profile; the message says how to get one.
     """
     from ficco.selector import profile_for
 
@@ -151,20 +151,20 @@ def profile_of(machine: Machine, ranks: int) -> Machine:
             device = cuda.capabilities(0).name
         except cuda.GpuError as error:
             raise _no_gpus(machine, error) from None
-    found = profile_for(machine, device, ranks)
-    if found is None:
+    profile = profile_for(machine, device, ranks)
+    if profile is None:
         if not device:
             machine.check_rated()  # says what to do
         raise MachineError(
             f"no profile of {device} with {ranks} devices or more is shipped; measure this machine "
-            "by `ficco doctor --profile FILE`, and name it by --machine FILE, or by "
+            "with `ficco doctor --profile FILE`, and pass --machine FILE, or set "
             "FICCO_MACHINE=FILE for all calls"
         )
-    return found
+    return profile
 
 
 def _no_gpus(machine: Machine, error: Exception) -> MachineError:
     return MachineError(
-        f"machine {machine.name!r} is the GPUs of this node: {told(error)}; `ficco doctor` tells "
-        "more, --machine h200x8 and the like need none"
+        f"machine {machine.name!r} is the GPUs of this node: {driver_trouble(error)}; "
+        "`ficco doctor` reports more, --machine h200x8 and similar profiles need no GPU"
     )

@@ -1,4 +1,4 @@
-"""Starting a command's ranks: this command line again, once per rank, and its end."""
+"""Starting and ending a command's ranks; each rank runs the same command line."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ficco.logs import log
 __all__ = ["end_with_launcher", "launch"]
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2), Linux
-GRACE_S = 10.0  # for the other ranks to end by themselves after one has failed
+GRACE_S = 10.0  # time for the other ranks to end by themselves after one has failed
 
 
 def launch(world: int) -> int:
     """Run this process's command line in `world` ranks; return the worst exit code.
 
-    Rank 0 has this process's stdout, the others none; all share stderr. When one fails, the others
-    get GRACE_S to end, then they are killed.
+    Rank 0 inherits this process's stdout, the others have none; all share stderr. When a rank
+    fails, the others have GRACE_S to end, then they are killed.
     """
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise InputError("PyTorch is needed for the ranks to meet; pip install torch")
+        raise InputError("the ranks need PyTorch for their rendezvous; pip install torch")
     with rendezvous_folder() as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
-            with _uninterrupted():  # or one may be started that nobody knows of
+            with _uninterrupted():  # else a started process may be missing from `ranks`
                 for rank in range(world):
                     ranks.append(_start(rank, world, folder))
                     log.info("rank %d is process %d", rank, ranks[-1].pid)
@@ -50,31 +50,33 @@ def launch(world: int) -> int:
 
 
 def end_with_launcher() -> None:
-    """In a rank that `launch` has started: end this process when its launcher does, however so."""
+    """In a rank started by `launch`: end this process when its launcher ends for any reason."""
     parent = settings.whole("FICCO_PARENT") if os.environ.get("FICCO_PARENT") else None
     if parent is None or "FICCO_STORE" not in os.environ:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before
+    if os.getppid() != parent:  # the launcher ended before prctl
         sys.exit("ficco: the process that started this rank has ended")
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold back SIGTERM and SIGINT; what came is sent again behind this."""
+    """Hold back SIGTERM and SIGINT; resend the first one that arrived on exit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    arrived: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(each, lambda number, _: came.append(number)) for each in numbers]
+    handlers = [
+        signal.signal(number, lambda received, _: arrived.append(received)) for number in numbers
+    ]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, handlers, strict=True):
             signal.signal(number, handler)
-        for each in came[:1]:
-            os.kill(os.getpid(), each)
+        for received in arrived[:1]:
+            os.kill(os.getpid(), received)
 
 
 def _start(rank: int, world: int, folder: RendezvousFolder) -> subprocess.Popen[bytes]:
@@ -93,7 +95,7 @@ def _start(rank: int, world: int, folder: RendezvousFolder) -> subprocess.Popen[
 
 
 def _ended(ranks: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all ranks; once one has failed, for GRACE_S only."""
+    """Wait for all ranks; after one has failed, wait at most GRACE_S."""
     deadline: float | None = None
     while None in (codes := [rank.poll() for rank in ranks]):
         if any(codes) and deadline is None:

@@ -1,6 +1,6 @@
-"""The `ficco` command: parses, calls one command, turns errors into one line and an exit code.
+"""The `ficco` command: parse, call one command, convert errors to one line and an exit code.
 
-Exit codes: 0 right; 1 a wrong result, a rejected plan or a failed run; 2 bad arguments; 130 and
+Exit codes: 0 success; 1 a wrong result, a rejected plan or a failed run; 2 bad arguments; 130 and
 143: ended by SIGINT and SIGTERM.
 """
 
@@ -20,43 +20,43 @@ __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; `command` and `main` are set for the one that is named."""
-    found = argparse.ArgumentParser(
+    """Return the parser of all commands; it sets `command` and `main` of the named command."""
+    command_parser = argparse.ArgumentParser(
         prog="ficco",
-        description="Hides tensor-parallel communication behind the GEMMs that need it.",
+        description="Overlaps tensor-parallel communication with the GEMMs that depend on it.",
     )
-    found.add_argument("--version", action="version", version=f"ficco {__version__}")
-    commands = found.add_subparsers(dest="command", metavar="COMMAND")
+    command_parser.add_argument("--version", action="version", version=f"ficco {__version__}")
+    commands = command_parser.add_subparsers(dest="command", metavar="COMMAND")
     for module in (run, plan, explain, sweep, doctor):
         module.add_to(commands)
-    return found
+    return command_parser
 
 
 def _check_values(args: argparse.Namespace) -> None:
-    """Refuse `--ranks=--`, of which argparse makes an empty list; no option here takes a list."""
+    """Refuse `--ranks=--`, which argparse parses as an empty list; no option takes a list."""
     for name, value in vars(args).items():
         if isinstance(value, list):
             option = f"--{name.replace('_', '-')}"
-            raise InputError(f"{option}=--: '--' is no value of {option}; give one")
+            raise InputError(f"{option}=--: '--' is not a value of {option}; give one")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    given = parser()
+    command_parser = parser()
     try:
-        args = given.parse_args(argv)
-    except SystemExit:  # of --help, say
+        args = command_parser.parse_args(argv)
+    except SystemExit:  # for example after --help
         streams.finish_output()
         raise
     if args.command is None:
-        given.print_help(sys.stderr)
+        command_parser.print_help(sys.stderr)
         return 2
     try:
         streams.make_ready()
         _check_values(args)
         logs.set_up()
-        asked = sys.argv[1:] if argv is None else argv
-        logs.log.info("%s begins", shlex.join(["ficco", *asked]))
+        words = sys.argv[1:] if argv is None else argv
+        logs.log.info("%s begins", shlex.join(["ficco", *words]))
         with ending():
             code: int = args.main(args)
             sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""Measuring schedules: rounds of all of them in turn, every result checked, serial beside them.
+"""Measure schedules in rounds: all schedules and serial run in turn, and every result is checked.
 
-Where the ranks are (threads of a node, a process each, a GPU each) is an Executor's matter.
+An Executor decides where the ranks run: threads of a node, one process each, or one GPU each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ficco.cli.arguments import Asked
+from ficco.cli.arguments import Request
 from ficco.cli.progress_line import Working
 from ficco.lowering import lower
 from ficco.problem import DTYPES, Problem
@@ -27,44 +27,44 @@ Inputs = Sequence[Mapping[str, Any]]
 
 
 class Executor(Protocol):
-    """Runs problems on some ranks of a group and agrees with the others about what was seen.
+    """Runs problems on some ranks of a group and combines measurements with the other executors.
 
     Attributes:
-        ranks: the ranks whose results it has.
-        leads: whether it prints.
+        ranks: the ranks whose results it holds.
+        leads: whether this executor prints.
     """
 
     ranks: Sequence[int]
     leads: bool
 
     def check_room(self, problem: Problem) -> None:
-        """Refuse a problem whose data cannot be held, with a MemoryError, before it is made."""
+        """Raise MemoryError if the problem's data does not fit; call before allocation."""
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
-        """Return all ranks' inputs, where `run` and the oracle take them."""
+        """Return all ranks' inputs, in the memory that `run` and the oracle read."""
 
     def run(
         self, problem: Problem, given: Inputs, schedule: Schedule, traced: bool
     ) -> list[list[Any]]:
-        """Return the outputs of `ranks`, when they are there; `traced`: take times."""
+        """Run to completion and return the outputs of `ranks`; `traced`: record times."""
 
     def alone(self, problem: Problem, given: Inputs) -> Sequence[float] | None:
-        """Return how long the whole compute and the whole transfer last alone, in ms.
+        """Return the times of the whole compute and the whole transfer, each alone, in ms.
 
-        None: serial's timeline tells it.
+        None: use serial's timeline.
         """
 
     def meet(self) -> None:
         """Wait for all other executors of the group."""
 
     def most(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all executors."""
+        """Return each value's maximum over all executors."""
 
     def timeline(self) -> Timeline | None:
-        """Return the last run, of `ranks`; None: it took no times."""
+        """Return the last run's timeline, of `ranks`; None: no times were recorded."""
 
     def joined(self, timeline: Timeline) -> Timeline:
-        """Return one timeline of all ranks from each executor's own."""
+        """Join the executors' timelines to one of all ranks."""
 
 
 class NodeExecutor:
@@ -92,14 +92,14 @@ class NodeExecutor:
     def run(
         self, problem: Problem, given: Inputs, schedule: Schedule, traced: bool
     ) -> list[list[Any]]:
-        """See `Executor.run`; times are always taken."""
+        """See `Executor.run`; times are always recorded."""
         return self._node.run(problem, given, schedule=schedule)
 
     def alone(self, problem: Problem, given: Inputs) -> None:
         """See `Executor.alone`."""
 
     def meet(self) -> None:
-        """There is nobody else."""
+        """Return at once; there is no other executor."""
 
     def most(self, values: Sequence[float]) -> list[float]:
         """See `Executor.most`."""
@@ -116,7 +116,7 @@ class NodeExecutor:
 
 @dataclass(slots=True)
 class Row:
-    """One schedule's result, as it stands in the JSON; simulated ones have no error."""
+    """One schedule's result, with the JSON's keys; simulated results have no error."""
 
     schedule: str
     grain: int
@@ -133,7 +133,7 @@ class Row:
 
 @dataclass(slots=True)
 class Point:
-    """A schedule under measurement, and its fastest run among those that took times, if any."""
+    """A schedule under measurement, and its fastest run with recorded times, if any."""
 
     schedule: Schedule
     row: Row
@@ -141,51 +141,51 @@ class Point:
     best: Timeline | None = None
 
 
-def measure(executor: Executor, asked: Asked, iters: int, seed: int) -> list[Point]:
-    """Run all schedules in turn, one round after another, each round on fresh inputs.
+def measure(executor: Executor, request: Request, iters: int, seed: int) -> list[Point]:
+    """Run all schedules in turn, round by round, with new inputs in each round.
 
-    Returns the points that were asked for, with their rows filled in. The ideal time is the longer
-    of the whole compute and the whole transfer, each alone: as the executor measured them at the
-    start, else as they ran within serial.
+    Returns the requested points with their rows filled in. The ideal time is the longer of the
+    whole compute and the whole transfer, each alone: as the executor measured them at the start,
+    else as they ran within serial.
     """
     with Working("ficco run", executor.leads) as work:
-        return _measured(executor, asked, iters, seed, work)
+        return _measured(executor, request, iters, seed, work)
 
 
 def _measured(
-    executor: Executor, asked: Asked, iters: int, seed: int, work: Working
+    executor: Executor, request: Request, iters: int, seed: int, work: Working
 ) -> list[Point]:
     from ficco import oracle
 
-    p = asked.problem
+    p = request.problem
     executor.check_room(p)
-    serial = Schedule.named("serial").resolve(p.world, asked.machine)
-    others = [schedule for schedule in asked.schedules if schedule != serial]
+    serial = Schedule.named("serial").resolve(p.world, request.machine)
+    others = [schedule for schedule in request.schedules if schedule != serial]
     points = [Point(s, row_of(p, s)) for s in [serial, *others]]
     alone: list[Sequence[float]] = []
-    for turn in range(iters + 1):  # the first round warms up; it is checked, not timed
-        work.say(f"round {turn} of {iters}: inputs and exact results")
-        given = executor.inputs(p, seed + 1000 * turn)
-        exact = oracle.results(p, given, executor.ranks)
-        measured = executor.alone(p, given) if turn == 0 else None
+    for round_number in range(iters + 1):  # round 0 warms up; it is checked, not timed
+        work.say(f"round {round_number} of {iters}: inputs and exact results")
+        inputs = executor.inputs(p, seed + 1000 * round_number)
+        exact = oracle.results(p, inputs, executor.ranks)
+        measured = executor.alone(p, inputs) if round_number == 0 else None
         if measured is not None:
             alone.append(executor.most(measured))
         for point in points:
-            work.say(f"round {turn} of {iters}: {point.schedule.name}")
+            work.say(f"round {round_number} of {iters}: {point.schedule.name}")
             executor.meet()
-            begin = time.perf_counter()
-            found = executor.run(p, given, point.schedule, traced=turn == 0)
-            elapsed_ms = 1e3 * (time.perf_counter() - begin)
+            begin_s = time.perf_counter()
+            outputs = executor.run(p, inputs, point.schedule, traced=round_number == 0)
+            elapsed_ms = 1e3 * (time.perf_counter() - begin_s)
             roundings = oracle.roundings(p, point.schedule.sums_travel)
             verdicts = [
-                oracle.judge(y, want, p.dtype, roundings)
-                for ys, wanted in zip(found, exact, strict=True)
-                for y, want in zip(ys, wanted, strict=True)
+                oracle.judge(y, expected, p.dtype, roundings)
+                for ys, expected_outputs in zip(outputs, exact, strict=True)
+                for y, expected in zip(ys, expected_outputs, strict=True)
             ]
             wrong = float(not all(verdict.ok for verdict in verdicts))
             error = max(verdict.max_rel_error for verdict in verdicts)
             timeline = executor.timeline()
-            wrong, error, elapsed_ms, *parts = executor.most(
+            wrong, error, elapsed_ms, *alone_parts = executor.most(
                 [wrong, error, elapsed_ms, *alone_ms(timeline)]
             )
             point.row.ok = point.row.ok and not wrong
@@ -193,21 +193,21 @@ def _measured(
             fastest = not point.times_ms or elapsed_ms < min(point.times_ms)
             if timeline is not None and fastest:
                 point.best = timeline
-            if turn == 0:
+            if round_number == 0:
                 continue
             point.times_ms.append(elapsed_ms)
             if point is points[0] and timeline is not None:
-                alone.append(parts)
-    ideal_ms = max(statistics.median(found) for found in zip(*alone, strict=True))
+                alone.append(alone_parts)
+    ideal_ms = max(statistics.median(outputs) for outputs in zip(*alone, strict=True))
     serial_ms = statistics.median(points[0].times_ms)
     for point in points:
         finish(point.row, point.times_ms, serial_ms, ideal_ms)
-    return points if serial in asked.schedules else points[1:]
+    return points if serial in request.schedules else points[1:]
 
 
 def row_of(problem: Problem, schedule: Schedule) -> Row:
-    """Return a row with what the plan says, before anything is timed."""
-    planned = schedule.transport != "collective"  # which has no plan, hence no copies
+    """Return a row with the plan's figures, without times."""
+    planned = schedule.transport != "collective"  # a collective has no plan, hence no copies
     pushed = [
         region.area * DTYPES[problem.dtype]
         for entry in (lower(problem, schedule).ranks if planned else ())
@@ -219,7 +219,7 @@ def row_of(problem: Problem, schedule: Schedule) -> Row:
 
 
 def finish(row: Row, times_ms: list[float], serial_ms: float, ideal_ms: float) -> None:
-    """Fill in what times say: medians, and what follows from them."""
+    """Fill in the medians of the times and the figures derived from them."""
     row.serial_ms = serial_ms
     row.overlap_ms = statistics.median(times_ms)
     row.speedup = serial_ms / row.overlap_ms

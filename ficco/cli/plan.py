@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from ficco.cli.arguments import add_problem, asked_from
+from ficco.cli.arguments import add_problem, request_from
 from ficco.cli.progress_line import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
@@ -27,7 +27,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add_problem(parser, "hetero_fused_1d")
     parser.add_argument("--check", metavar="FILE", help="verify the plan in FILE (- for stdin)")
-    parser.add_argument("--rank", type=int, help="print this rank's plan alone")
+    parser.add_argument("--rank", type=int, help="print only this rank's plan")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
     parser.set_defaults(main=lambda args: _main(args, parser))
 
@@ -36,14 +36,14 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.check is not None:
         _check_alone(args, parser)
         return _check(args.check, args.json)
-    asked = asked_from(args)
-    if len(asked.schedules) != 1:
+    request = request_from(args)
+    if len(request.schedules) != 1:
         raise InputError("ficco plan prints one plan; give one --schedule")
-    if args.rank is not None and not 0 <= args.rank < asked.problem.world:
-        raise InputError(f"--rank {args.rank}: ranks are 0 to {asked.problem.world - 1}")
+    if args.rank is not None and not 0 <= args.rank < request.problem.world:
+        raise InputError(f"--rank {args.rank}: ranks are 0 to {request.problem.world - 1}")
     with Working("ficco plan") as work:
-        work.say("makes the plan")
-        plan = lower(asked.problem, asked.schedules[0])
+        work.say("builds the plan")
+        plan = lower(request.problem, request.schedules[0])
     if args.json and args.rank is not None:
         raise InputError("--rank is for the readable form; --json prints the plan of all ranks")
     if args.json:
@@ -54,13 +54,13 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _check_alone(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse a problem or schedule beside --check, which the plan in the file has itself."""
+    """Refuse a problem or schedule with --check; the plan in the file contains both."""
     with_check = ("check", "json", "main", "command")
     for name, value in vars(args).items():
         if name not in with_check and value != parser.get_default(name):
-            word = name if name == "op" else f"--{name}"
+            option = name if name == "op" else f"--{name}"
             raise InputError(
-                f"{word} {value} beside --check: the plan in {args.check} says it; leave it out"
+                f"{option} {value} with --check: the plan in {args.check} has its own; leave it out"
             )
 
 
@@ -74,15 +74,15 @@ def _check(source: str, as_json: bool) -> int:
     except OSError as error:
         raise InputError(f"--check {source}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InputError(f"--check {source}: it is not a text file") from None
+        raise InputError(f"--check {source}: this is not a text file") from None
     with Working("ficco plan") as work:
         work.say("reads the plan")
         plan = loads(text, "stdin" if source == "-" else source)
         work.say(f"proves {_steps(plan)} steps")
         violations = verify(plan)
     if as_json:
-        found = [violation._asdict() for violation in violations]
-        print(json.dumps({"ok": not violations, "violations": found}))
+        violation_rows = [violation._asdict() for violation in violations]
+        print(json.dumps({"ok": not violations, "violations": violation_rows}))
     elif violations:
         for violation in violations:
             print(violation)

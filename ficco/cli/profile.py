@@ -1,4 +1,4 @@
-"""`ficco doctor --profile`: measure this machine and write what was found as a machine profile."""
+"""`ficco doctor --profile`: measure this machine and write a machine profile."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ficco.problem import MAX_WORLD
 
 __all__ = ["write_profile"]
 
-# NVLink multicast is not used unless the user says so.
+# NVLink multicast is off unless the user turns it on.
 _SETTINGS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
-    """Measure this machine, on its GPUs where several serve, else on the host engine.
+    """Measure this machine, on its GPUs if several are usable, else on the host engine.
 
     Args:
-        path: the file to write; it ends in .toml and is not there yet.
-        ranks: how many; None: as many as there are GPUs, else HOST_RANKS.
+        path: the file to write; it ends in .toml and does not exist yet.
+        ranks: number of ranks; None: the number of GPUs, else HOST_RANKS.
         processes: measure the host engine, with processes as ranks.
 
     Returns:
         The exit code.
 
     Raises:
-        InputError: the file cannot be written, so many ranks cannot be had, or torchrun started
-            this; nothing was measured.
-        EngineError: cuda-bindings is missing, or the GPUs refuse something.
+        InputError: the file cannot be written, there are too few GPUs for `ranks`, or torchrun
+            started this process; nothing was measured.
+        EngineError: cuda-bindings is missing, or a GPU call failed.
     """
     from ficco.profiling.writing import check_target
 
@@ -48,16 +48,16 @@ def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
         raise InputError(f"--ranks {ranks}: ficco runs 1 to {MAX_WORLD} ranks")
     if processes:
         return launch(ranks or HOST_RANKS)
-    found = engine_choice.gpus(ranks or engine_choice.MOST_GPUS)
-    if found.devices < 2 or found.trouble:
-        if found.devices:
-            reason = found.trouble or "a profile of GPUs needs two of them"
-            print(f"ficco doctor: the host engine is measured: {reason}", file=sys.stderr)
+    here = engine_choice.gpus(ranks or engine_choice.MOST_GPUS)
+    if here.devices < 2 or here.trouble:
+        if here.devices:
+            reason = here.trouble or "a profile of GPUs needs two of them"
+            print(f"ficco doctor: measures the host engine: {reason}", file=sys.stderr)
         return _on_host(target, ranks or HOST_RANKS)
-    world = min(found.devices, engine_choice.MOST_GPUS) if ranks is None else ranks
-    if not 2 <= world <= found.devices:
+    world = min(here.devices, engine_choice.MOST_GPUS) if ranks is None else ranks
+    if not 2 <= world <= here.devices:
         raise InputError(
-            f"--ranks {world}: a profile of GPUs takes 2 to {found.devices} of those here"
+            f"--ranks {world}: a profile of GPUs takes 2 to {here.devices} of those here"
         )
     _check_bindings()
     for name, value in _SETTINGS.items():
@@ -67,12 +67,12 @@ def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
 
 def _check_bindings() -> None:
     try:
-        found = find_spec("cuda.bindings")
+        spec = find_spec("cuda.bindings")
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise EngineError(
-            "--profile measures GPUs by cuda-bindings, which is not installed; pip install "
+            "--profile measures GPUs with cuda-bindings, which is not installed; pip install "
             "'ficco[cuda]'"
         )
 
@@ -90,7 +90,7 @@ def _on_host(target: Path, world: int) -> int:
 
 
 def _as_host_rank(target: Path) -> int:
-    """Take part in the measurement of the host engine; rank 0 writes what all have found."""
+    """Take part in the measurement of the host engine; rank 0 writes the results of all ranks."""
     from ficco.modules.host_profile import measured
     from ficco.profiling.host.extent import THOROUGH
     from ficco.profiling.host.processes import joined
@@ -105,7 +105,7 @@ def _as_host_rank(target: Path) -> int:
 
 
 def _as_rank(target: Path) -> int:
-    """Take part in the measurement of GPUs; rank 0 writes what all have found."""
+    """Take part in the measurement of GPUs; rank 0 writes the results of all ranks."""
     from ficco.profiling.gpu.profile import profile
     from ficco.profiling.gpu.ranks import Ranks
     from ficco.profiling.progress import Progress
@@ -116,7 +116,7 @@ def _as_rank(target: Path) -> int:
             ranks = Ranks()
     except EngineError:
         if os.environ["RANK"] != "0":
-            raise SystemExit(1) from None  # one rank says it for all
+            raise SystemExit(1) from None  # rank 0 reports the error for all
         raise
     table = profile(ranks, progress)
     code = _written(target, table, progress) if ranks.rank == 0 else 0
@@ -130,6 +130,6 @@ def _written(target: Path, table: dict[str, Any], progress: Any) -> int:
     machine = write(target, table)
     print(
         f"{target}: machine {machine.name!r}, {machine.about}; measured in "
-        f"{progress.seconds:.0f} s. Name it by --machine {target}"
+        f"{progress.seconds:.0f} s. Use it with --machine {target}"
     )
     return 0

@@ -1,4 +1,4 @@
-"""A line on a terminal that says what a command is at, once it has worked for a while."""
+"""A progress line on a terminal for commands that take more than a few seconds."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from types import TracebackType
 
 __all__ = ["Working"]
 
-AFTER_S = 2.0  # before it nothing is shown
+AFTER_S = 2.0  # nothing is shown earlier
 EVERY_S = 0.5
 _CLEAR = "\r\x1b[K"
 
 
 class Working:
-    """Shows the line on stderr while it is open, and only where that is a terminal.
+    """Shows the line on stderr while it is open, if stderr is a terminal.
 
     Args:
-        command: what the line begins with.
-        tells: whether this process tells; of several ranks one does.
+        command: the start of the line.
+        enabled: whether this process shows the line; only one of several ranks does.
     """
 
-    def __init__(self, command: str, tells: bool = True) -> None:
+    def __init__(self, command: str, enabled: bool = True) -> None:
         self._command, self._text = command, "at work"
-        self._tells = tells and sys.stderr.isatty()
+        self._enabled = enabled and sys.stderr.isatty()
         self._begin, self._shown = time.monotonic(), False
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._keep_on, name="ficco-working", daemon=True)
 
     def say(self, text: str) -> None:
-        """Say what the command is at now."""
+        """Show what the command does now."""
         self._text = text
         self._show()
 
@@ -40,7 +40,7 @@ class Working:
 
     def _show(self) -> None:
         seconds = time.monotonic() - self._begin
-        if not self._tells or seconds < AFTER_S:
+        if not self._enabled or seconds < AFTER_S:
             return
         with self._lock:
             if not self._over.is_set():
@@ -49,7 +49,7 @@ class Working:
                 print(line, end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Working:
-        if self._tells:
+        if self._enabled:
             self._thread.start()
         return self
 

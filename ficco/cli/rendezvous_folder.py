@@ -1,7 +1,7 @@
-"""The folder where a command's ranks meet, and folders that killed commands have left behind.
+"""The rendezvous folder of a command's ranks, and the removal of abandoned folders.
 
-A folder holds a lock file. The command and its ranks hold the lock; the kernel releases it when the
-last of them ends, however it ends. So a folder whose lock is free is nobody's.
+A folder contains a lock file. The command and its ranks hold the lock; the kernel releases it when
+the last of them ends for any reason. A folder whose lock is free is therefore unused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["RendezvousFolder", "rendezvous_folder"]
 
 PREFIX = "ficco-run-"
 _LOCK = "lock"
-_OLD_S = 24 * 3600.0  # without a lock: no run of commands lasts as long
+_OLD_S = 24 * 3600.0  # for folders without a lock: no command runs as long
 
 
 class RendezvousFolder(NamedTuple):
-    """A folder, and the descriptor of its lock, which ranks are to inherit."""
+    """A folder, and the descriptor of its lock, which the ranks inherit."""
 
     path: Path
     lock: int
@@ -35,14 +35,14 @@ class RendezvousFolder(NamedTuple):
 
 @contextmanager
 def rendezvous_folder() -> Iterator[RendezvousFolder]:
-    """Yield a new folder, which is removed at the end; remove first what others left behind."""
+    """Remove abandoned folders, then yield a new folder and remove it at the end."""
     _remove_left(Path(tempfile.gettempdir()))
     path = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Other commands look at folders of this name alone, and this one is locked by now.
+            # Other commands look only at folders with the final name; this one is locked already.
             path = path.rename(path.with_name(path.name.removeprefix(".")))
             with temporary.noted(path):
                 yield RendezvousFolder(path, lock)
@@ -53,24 +53,24 @@ def rendezvous_folder() -> Iterator[RendezvousFolder]:
 
 
 def _remove_left(where: Path) -> None:
-    """Remove folders of this user whose lock nobody holds."""
+    """Remove this user's folders whose lock is free."""
     for path in where.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another command was quicker, or it is no folder of ours
+        with suppress(OSError):  # another command removed it, or it is not a rendezvous folder
             _remove_if_left(path)
 
 
 def _remove_if_left(path: Path) -> None:
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         return
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:  # it is being removed, or an earlier release's, which had no locks
-        if time.time() - found.st_mtime > _OLD_S:
+    except FileNotFoundError:  # it is being removed, or from an earlier release without locks
+        if time.time() - status.st_mtime > _OLD_S:
             shutil.rmtree(path)
         return
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody holds it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: the lock is held
         shutil.rmtree(path)
     finally:
         os.close(lock)

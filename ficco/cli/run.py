@@ -1,4 +1,4 @@
-"""`ficco run`: execute schedules, check every result, time them against serial."""
+"""`ficco run`: run schedules, check every result, and compare their times with serial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from ficco import logs, settings
 from ficco.checking import positive_seconds
-from ficco.cli.arguments import HOST_RANKS, Asked, add_problem, asked_from
+from ficco.cli.arguments import HOST_RANKS, Request, add_problem, request_from
 from ficco.cli.engine_choice import MOST_GPUS, chosen_engine
 from ficco.cli.launch import end_with_launcher, launch
 from ficco.cli.measure import Executor, NodeExecutor, Point, measure
@@ -35,25 +35,27 @@ def add_to(commands: Any) -> None:
     add_problem(parser, "all")
     parser.add_argument(
         "--engine", default="auto", choices=("auto", "host", "cuda"),
-        help="host: threads and memory copies of this machine; cuda: a process per GPU; auto: cuda "
-        "where several GPUs reach each other and PyTorch serves them, else host; a machine that "
-        "is named decides",
+        help="host: threads and memory copies on this machine; cuda: a process per GPU; auto: cuda "
+        "if several GPUs reach each other and PyTorch supports them, else host; --machine takes "
+        "precedence over auto",
     )  # fmt: skip
     parser.add_argument(
         "--processes", action="store_true",
-        help="a process per rank, over shared memory (so it is anyway under torchrun and on GPUs)",
+        help="a process per rank, over shared memory (always so under torchrun and on GPUs)",
     )  # fmt: skip
     parser.add_argument(
         "--compute", choices=("numpy", "torch"),
-        help="GEMMs on the host engine by (numpy); on GPUs they are cuBLAS by PyTorch",
+        help="library for GEMMs on the host engine (numpy); GPUs use PyTorch's cuBLAS",
     )  # fmt: skip
     parser.add_argument("--iters", type=int, default=7, help="timed runs (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds a wait may last")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (%(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="longest wait, in seconds (%(default)g)"
+    )
     parser.add_argument("--trace", metavar="FILE", help="write the best run for Perfetto")
     parser.add_argument(
         "--simulate", action="store_true",
-        help="predict instead of running, for a machine that has rates (--machine)",
+        help="predict instead of running; needs a --machine with rates",
     )  # fmt: skip
     parser.add_argument(
         "--regime", choices=REGIMES,
@@ -74,39 +76,39 @@ def _main(args: argparse.Namespace) -> int:
     if under_torchrun and args.ranks is None:
         args.ranks = settings.whole("WORLD_SIZE")
     engine, gpus = chosen_engine(args)
-    asked = asked_from(args, engine, min(gpus, MOST_GPUS) if engine == "cuda" else HOST_RANKS)
+    request = request_from(args, engine, min(gpus, MOST_GPUS) if engine == "cuda" else HOST_RANKS)
     if engine == "cuda" and args.compute is not None:
         raise InputError(
-            f"--compute {args.compute}: it is for the host engine; leave it out, or say "
+            f"--compute {args.compute}: it is for the host engine; leave it out, or add "
             "--engine host"
         )
     args.compute = args.compute or "numpy"
     if not 1 <= args.iters <= MOST_ITERS:
-        raise InputError(f"--iters {args.iters}: it is from 1 to {MOST_ITERS:,}")
+        raise InputError(f"--iters {args.iters}: it must be from 1 to {MOST_ITERS:,}")
     if args.seed < 0:
-        raise InputError(f"--seed {args.seed}: it is 0 or more")
+        raise InputError(f"--seed {args.seed}: it must be 0 or more")
     args.timeout = positive_seconds(args.timeout, "--timeout")
     is_rank = under_torchrun or "FICCO_STORE" in os.environ
     if is_rank:
         end_with_launcher()
-    names = ", ".join(schedule.name for schedule in asked.schedules)
-    logs.log.info("engine %s, machine %s, schedules %s", engine, asked.machine.name, names)
+    names = ", ".join(schedule.name for schedule in request.schedules)
+    logs.log.info("engine %s, machine %s, schedules %s", engine, request.machine.name, names)
     trace = None if is_rank and os.environ.get("RANK") != "0" else _opened(args.trace)
     if (args.processes or engine == "cuda") and not is_rank:
         _close(trace)
-        return launch(asked.problem.world)
+        return launch(request.problem.world)
     try:
-        with _executor(args, asked, is_rank) as executor:
-            points = measure(executor, asked, args.iters, args.seed)
+        with _executor(args, request, is_rank) as executor:
+            points = measure(executor, request, args.iters, args.seed)
             best = min(
                 [point for point in points if point.best is not None] or points,
                 key=lambda point: point.row.overlap_ms,
             )
             timeline = None if best.best is None else executor.joined(best.best)
             if executor.leads:
-                _print(args, asked, points, _how(args, asked, is_rank))
+                _print(args, request, points, _how(args, request, is_rank))
                 _picture(args, best, timeline)
-        _write_trace(trace, asked, best, timeline)
+        _write_trace(trace, request, best, timeline)
     finally:
         _close(trace)
     return 0 if all(point.row.ok for point in points) else 1
@@ -118,31 +120,31 @@ def _simulated(args: argparse.Namespace, regime: str) -> int:
     check_alone(
         engine=args.engine != "auto", processes=args.processes, compute=args.compute is not None
     )
-    asked = asked_from(args, regime=regime, simulated=True)
+    request = request_from(args, regime=regime, simulated=True)
     trace = _opened(args.trace)
     try:
-        points = simulated(asked, regime)
+        points = simulated(request, regime)
         best = min(points, key=lambda point: point.row.overlap_ms)
-        _print(args, asked, points, f"simulated, {regime}")
+        _print(args, request, points, f"simulated, {regime}")
         _picture(args, best, best.best)
-        _write_trace(trace, asked, best, best.best)
+        _write_trace(trace, request, best, best.best)
     finally:
         _close(trace)
     return 0 if all(point.row.ok for point in points) else 1
 
 
 def _write_trace(
-    trace: IO[str] | None, asked: Asked, best: Point, timeline: Timeline | None
+    trace: IO[str] | None, request: Request, best: Point, timeline: Timeline | None
 ) -> None:
     if trace is None:
         return
     from ficco.report.trace import chrome_trace
 
-    empty = Timeline((), asked.machine.engine, asked.machine.name)
-    text = chrome_trace(timeline or empty, f"{asked.problem.op} {best.row.schedule}")
+    empty = Timeline((), request.machine.engine, request.machine.name)
+    text = chrome_trace(timeline or empty, f"{request.problem.op} {best.row.schedule}")
     try:
         if stat.S_ISREG(os.fstat(trace.fileno()).st_mode):
-            trace.truncate(0)  # an earlier one, which stays where a run fails
+            trace.truncate(0)  # drop an earlier trace; if a run fails, the earlier trace stays
         trace.write(text)
         trace.flush()
     except OSError as error:
@@ -151,27 +153,27 @@ def _write_trace(
 
 def _close(trace: IO[str] | None) -> None:
     if trace is not None:
-        with suppress(OSError):  # of what could not be written, which was told
+        with suppress(OSError):  # _write_trace has reported a failed write
             trace.close()
 
 
 @contextmanager
-def _executor(args: argparse.Namespace, asked: Asked, is_rank: bool) -> Iterator[Executor]:
-    """Yield what runs the problem: this process's rank of a group, or a node with all ranks."""
-    if asked.machine.engine == "cuda":
+def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iterator[Executor]:
+    """Yield the problem's executor: this process's rank of a group, or a node with all ranks."""
+    if request.machine.engine == "cuda":
         from ficco.modules.ranks import GpuExecutor
 
-        with GpuExecutor(asked.problem.world, asked.machine, args.timeout) as gpu:
+        with GpuExecutor(request.problem.world, request.machine, args.timeout) as gpu:
             if gpu.reason is not None and gpu.leads:
                 raise EngineError(f"these GPUs cannot run ficco: {gpu.reason}")
             if gpu.reason is not None:
-                raise SystemExit(1)  # one rank says it for all
+                raise SystemExit(1)  # the leading rank reports the reason
             yield gpu
         return
     if is_rank:
         from ficco.modules.ranks import RankExecutor
 
-        executor = RankExecutor(asked.problem.world, asked.machine, args.compute, args.timeout)
+        executor = RankExecutor(request.problem.world, request.machine, args.compute, args.timeout)
         try:
             yield executor
         finally:
@@ -180,13 +182,13 @@ def _executor(args: argparse.Namespace, asked: Asked, is_rank: bool) -> Iterator
     from ficco.node import Node  # loads NumPy and the native core
 
     with Node(
-        asked.problem.world, machine=asked.machine, compute=args.compute, timeout_s=args.timeout
+        request.problem.world, machine=request.machine, compute=args.compute, timeout_s=args.timeout
     ) as node:
         yield NodeExecutor(node)
 
 
 def _opened(path: str | None) -> IO[str] | None:
-    """Open the trace file before anything runs, so that a bad path costs nothing."""
+    """Open the trace file before anything runs, so that a bad path fails early."""
     if path is None:
         return None
     try:
@@ -196,18 +198,18 @@ def _opened(path: str | None) -> IO[str] | None:
         raise InputError(f"--trace {path!r}: {reason}; name a file that can be written") from None
 
 
-def _how(args: argparse.Namespace, asked: Asked, processes: bool) -> str:
-    """Say what computes, and where."""
-    if asked.machine.engine == "cuda":
+def _how(args: argparse.Namespace, request: Request, processes: bool) -> str:
+    """Describe the compute library and the placement of ranks."""
+    if request.machine.engine == "cuda":
         return "PyTorch's cuBLAS, a process per GPU"
     return f"{args.compute}, {'a process per rank' if processes else 'all ranks in one process'}"
 
 
-def _print(args: argparse.Namespace, asked: Asked, points: list[Point], how: str) -> None:
+def _print(args: argparse.Namespace, request: Request, points: list[Point], how: str) -> None:
     from ficco.report.tables import heading, results_table
 
-    p, link = asked.problem, asked.machine.link
-    rated = asked.machine.paced or args.simulate
+    p, link = request.problem, request.machine.link
+    rated = request.machine.paced or args.simulate
     rows = [asdict(point.row) for point in points]
     if args.json:
         document = {
@@ -217,30 +219,30 @@ def _print(args: argparse.Namespace, asked: Asked, points: list[Point], how: str
             "k": p.k,
             "ranks": p.world,
             "dtype": p.dtype,
-            "engine": asked.machine.engine,
-            "machine": asked.machine.name,
-            "paced": asked.machine.paced and not args.simulate,
+            "engine": request.machine.engine,
+            "machine": request.machine.name,
+            "paced": request.machine.paced and not args.simulate,
             "simulated": args.simulate,
             "link_gbps": link.peak_gbps if link.paced and rated else None,
             "results": rows,
         }
         print(json.dumps(document))
-    to = sys.stderr if args.json else sys.stdout
-    print(heading(p, asked.machine, how, 0 if args.simulate else args.iters), file=to)
-    print(results_table(rows), file=to)
-    for said in (*asked.chosen, *asked.refused):
-        print(said, file=to)
+    stream = sys.stderr if args.json else sys.stdout
+    print(heading(p, request.machine, how, 0 if args.simulate else args.iters), file=stream)
+    print(results_table(rows), file=stream)
+    for line in (*request.chosen, *request.refused):
+        print(line, file=stream)
 
 
 def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -> None:
     from ficco.report.text_timeline import text_timeline
 
-    to = sys.stderr if args.json else sys.stdout
+    stream = sys.stderr if args.json else sys.stdout
     if timeline is None:
-        print(f"\n{best.row.schedule} has no timeline: it is NCCL's and has no plan", file=to)
+        print(f"\n{best.row.schedule} has no timeline: NCCL runs it, without a plan", file=stream)
         return
-    which = "a run that took times" if timeline.engine == "cuda" else "its fastest run"
+    label = "a run that took times" if timeline.engine == "cuda" else "its fastest run"
     if timeline.simulated:
-        which = "simulated"
-    print(f"\n{best.row.schedule}, {which}:", file=to)
-    print(text_timeline(timeline), file=to)
+        label = "simulated"
+    print(f"\n{best.row.schedule}, {label}:", file=stream)
+    print(text_timeline(timeline), file=stream)

@@ -1,9 +1,9 @@
-"""`ficco run --simulate`: the same points as a run, predicted; their plans are proved instead."""
+"""`ficco run --simulate`: predict the points of a run, and verify their plans."""
 
 from __future__ import annotations
 
 from ficco import simulator
-from ficco.cli.arguments import Asked
+from ficco.cli.arguments import Request
 from ficco.cli.measure import Point, finish, row_of
 from ficco.cli.progress_line import Working
 from ficco.errors import InputError
@@ -15,50 +15,50 @@ from ficco.verifier import verify
 __all__ = ["check_alone", "simulated"]
 
 
-def simulated(asked: Asked, regime: str) -> list[Point]:
-    """Return the points that were asked for, with predicted times.
+def simulated(request: Request, regime: str) -> list[Point]:
+    """Return the requested points with predicted times.
 
-    The ideal time is the longer of serial's compute and serial's transfer, as they are predicted.
+    The ideal time is the longer of the predicted times of serial's compute and serial's transfer.
 
     Raises:
         InputError: the machine has no rates, or too few devices.
     """
-    p = asked.problem
-    serial = Schedule.named("serial").resolve(p.world, asked.machine)
-    others = [schedule for schedule in asked.schedules if schedule != serial]
+    p = request.problem
+    serial = Schedule.named("serial").resolve(p.world, request.machine)
+    others = [schedule for schedule in request.schedules if schedule != serial]
     points = [Point(s, row_of(p, s)) for s in [serial, *others]]
     with Working("ficco run") as work:
-        _predict(asked, regime, points, work)
+        _predict(request, regime, points, work)
     ideal_ms = max(alone_ms(points[0].best))
     (serial_ms,) = points[0].times_ms
     for point in points:
         finish(point.row, point.times_ms, serial_ms, ideal_ms)
-    return points if serial in asked.schedules else points[1:]
+    return points if serial in request.schedules else points[1:]
 
 
-def _predict(asked: Asked, regime: str, points: list[Point], work: Working) -> None:
-    p = asked.problem
+def _predict(request: Request, regime: str, points: list[Point], work: Working) -> None:
+    p = request.problem
     for number, point in enumerate(points, 1):
         work.say(f"simulates and proves schedule {number} of {len(points)}")
-        point.best = simulator.predict(p, point.schedule, asked.machine, regime)
-        point.times_ms = [simulator.predict_ms(p, point.schedule, asked.machine, regime)]
+        point.best = simulator.predict(p, point.schedule, request.machine, regime)
+        point.times_ms = [simulator.predict_ms(p, point.schedule, request.machine, regime)]
         point.row.max_rel_error = None
-        point.row.ok = _proved(asked, point.schedule)
+        point.row.ok = _proved(request, point.schedule)
 
 
-def _proved(asked: Asked, schedule: Schedule) -> bool:
-    """Whether the verifier finds a schedule's plan right; a collective has none to be wrong."""
+def _proved(request: Request, schedule: Schedule) -> bool:
+    """Return whether the verifier accepts a schedule's plan; a collective has no plan."""
     if schedule.transport == "collective":
         return True
-    return not verify(lower(asked.problem, schedule))
+    return not verify(lower(request.problem, schedule))
 
 
-def check_alone(**given: object) -> None:
-    """Refuse options that are for real runs.
+def check_alone(**options: object) -> None:
+    """Refuse options that apply to real runs only.
 
     Raises:
-        InputError: one was given.
+        InputError: such an option was given.
     """
-    for option, value in given.items():
+    for option, value in options.items():
         if value:
             raise InputError(f"--{option} with --simulate: nothing runs; leave one of the two out")

@@ -1,4 +1,4 @@
-"""A command's standard streams: closed ones, those without a reader, and those for ASCII alone."""
+"""A command's standard streams: closed, without a reader, or with an ASCII encoding."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ __all__ = ["drop_output", "finish_output", "make_ready"]
 def make_ready() -> None:
     """Prepare the streams for a command.
 
-    A closed stdin is empty, and a closed stderr takes anything. What stdout cannot encode is
-    written as an escape, as in stderr.
+    A closed stdin becomes empty, and a closed stderr discards its output. Characters that stdout
+    cannot encode are escaped, as in stderr.
 
     Raises:
-        InputError: stdout is closed, where results go.
+        InputError: stdout, which receives the results, is closed.
     """
     for name, number, mode in (("stdin", 0, "r"), ("stderr", 2, "w")):
         if getattr(sys, name) is None:
-            _hold(number)  # or a file would be opened there, and get what native code prints
+            _hold(number)  # else a file could get this descriptor and native code's output
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
     if sys.stdout is None:
         raise InputError(
-            "standard output is closed, where results go; send it to a file or to /dev/null"
+            "standard output, which receives the results, is closed; redirect it to a file or to "
+            "/dev/null"
         )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _hold(number: int) -> None:
-    """Open a descriptor that is closed, on what takes anything."""
+    """Open a closed descriptor on /dev/null."""
     try:
         os.fstat(number)
     except OSError:
@@ -44,7 +45,7 @@ def _hold(number: int) -> None:
 
 
 def finish_output() -> None:
-    """Write what is left; nothing happens where the reader has gone."""
+    """Flush stdout; do nothing if its reader has gone."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -53,7 +54,7 @@ def finish_output() -> None:
 
 
 def drop_output() -> None:
-    """Throw away what is left for a reader that has gone; Python would complain at its exit."""
+    """Discard output whose reader has gone; else Python reports an error at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

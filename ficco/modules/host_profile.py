@@ -182,7 +182,7 @@ def measured(
     timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
     with ProcessRig(group, cores, compute, extent, _caller(group), timeout_s) as rig:
         table = rounded(profile(rig, name, progress or Progress(tells=False)))
-        first: dict[str, Any] = rig.told(table)[0]
+        first: dict[str, Any] = rig.gathered(table)[0]
     return first
 
 

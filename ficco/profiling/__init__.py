@@ -1,5 +1,5 @@
-"""Measuring a machine: its GEMMs, links, words and costs, and the profile that is written of them.
+"""Measure a machine's GEMMs, links, signals and costs, and write them as a profile.
 
-`gpu` has one part a module, each for all ranks of a machine with GPUs; `host` measures the host
-engine. What points are measured, what is worked out from them and how it is written stands beside.
+`gpu` measures the GPUs of a machine, with one module per part; `host` measures the host engine. The
+other modules choose the points to measure, evaluate the times and write the profile.
 """

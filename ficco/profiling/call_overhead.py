@@ -1,4 +1,4 @@
-"""What a call lasts besides its steps: the measured time of one, less what is predicted of it."""
+"""The overhead of a call besides its steps: its measured time less its predicted time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["call_us", "probe"]
 
 
 def probe(world: int, dtype: str) -> tuple[Problem, Schedule]:
-    """Return a call whose bytes and operations cost next to nothing; the schedule is not resolved.
+    """Return a call with few bytes and operations; its schedule is not resolved.
 
-    Rank r gives x_r [64, 256] and w_r [256, 128] to an all_gather_matmul.
+    Rank r passes x_r [64, 256] and w_r [256, 128] to an all_gather_matmul.
     """
     problem = Problem.chunked("all_gather_matmul", world, 64 * world, 128 * world, 256, dtype)
     return problem, replace(Schedule.named("hetero_unfused_1d"), grain=1)
 
 
 def call_us(measured_us: float, world: int, dtype: str, table: Mapping[str, Any]) -> float:
-    """Return what a call lasts besides its steps, 0 or more.
+    """Return the overhead of a call besides its steps, in us, 0 or more.
 
     Args:
-        measured_us: the `probe`, within many calls behind one another.
-        world: its ranks.
-        dtype: its dtype.
+        measured_us: time of the `probe`, as one of many consecutive calls.
+        world: number of ranks of the probe.
+        dtype: dtype of the probe.
         table: the profile so far, without `call_us`.
     """
     from ficco.simulator import predict_ms

@@ -1,4 +1,4 @@
-"""What a call makes the host submit, counted in its plan, and what each of it costs."""
+"""The host's submissions for a call, counted in its plan, and the cost of each kind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Tally", "submission_costs", "tally"]
 
 
 class Tally(NamedTuple):
-    """What one rank's call submits.
+    """The submissions of one rank's call.
 
     Attributes:
-        launches: calls of a library.
-        kernels: of ficco's own.
-        copies: pushes, copies within the device, and signals where these are copies.
-        signals: steps that raise, await or clear signals.
+        launches: library calls.
+        kernels: ficco's own kernels.
+        copies: pushes, copies within the device, and signals if these are copies.
+        signals: steps that raise, wait for or clear signals.
     """
 
     launches: int
@@ -32,8 +32,8 @@ class Tally(NamedTuple):
 
 
 def tally(plan: RankPlan, signal_kind: str = "write") -> Tally:
-    """Count what a plan makes the host submit, with a kind of signals."""
-    within = steps_within(plan)  # what a kernel does by itself is not submitted
+    """Count the host's submissions for a plan, with a kind of signals."""
+    within = steps_within(plan)  # the host does not submit steps within a kernel
     works = encode(plan, {}, one_launch=True, within=within).works
     stored = stores_of(plan, within, signal_kind)
     copied = [
@@ -67,27 +67,27 @@ def tally(plan: RankPlan, signal_kind: str = "write") -> Tally:
 def submission_costs(
     tallies: Sequence[Tally], us: Sequence[float], launch_us: float, direct_us: float
 ) -> dict[str, float]:
-    """Return what a call and what it submits cost the host, from calls that were timed.
+    """Return the host's costs of a call and of each submission, from timed calls.
 
-    Calls without a library's launches are made by native code as a whole: they cost what a call of
-    one kernel does, and what more they submit. See `Costs.host_native_us`.
+    Native code makes calls without library launches as a whole: these cost as much as a call of one
+    kernel, plus their further submissions. See `Costs.host_native_us`.
 
     Args:
-        tallies: of each call.
-        us: what each call took the host.
-        launch_us: what a launch costs at least.
-        direct_us: what a call of one kernel of ficco's own costs, checks and all.
+        tallies: the submissions of each call.
+        us: the host's time of each call.
+        launch_us: the least cost of a launch.
+        direct_us: the cost of a call of one of ficco's kernels, including checks.
     """
-    rows, rest = [], []
-    for took, each in zip(us, tallies, strict=True):
-        native = not each.launches
-        submitted = (each.launches, each.kernels - native, each.copies, each.signals)
+    rows, remaining_us = [], []
+    for call_us, counts in zip(us, tallies, strict=True):
+        native = not counts.launches
+        submitted = (counts.launches, counts.kernels - native, counts.copies, counts.signals)
         rows.append((0.0 if native else 1.0, *submitted))
-        rest.append(took - (direct_us if native else each.launches * launch_us))
-    (call, more, kernel, copy, signals), _ = least_squares(rows, rest)
+        remaining_us.append(call_us - (direct_us if native else counts.launches * launch_us))
+    (call, extra_launch, kernel, copy, signals), _ = least_squares(rows, remaining_us)
     return {
         "host_call_us": call,
-        "host_launch_us": launch_us + more,
+        "host_launch_us": launch_us + extra_launch,
         "host_kernel_us": kernel,
         "host_copy_us": copy,
         "host_words_us": signals,

@@ -1,4 +1,4 @@
-"""What is worked out from times: latencies, rates, least squares, names. No machine is touched."""
+"""Evaluation of times: latencies, rates, least squares, names. It does not access the machine."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ Points = list[tuple[int, float]]
 
 _MEMORY = re.compile(r"\d+GB|HBM\w*", re.IGNORECASE)
 
-_STEADY, _TRIES = 1.1, 4  # a median is trusted up to so many times the least
-_NOISE = 0.1  # a rate is trusted where the latency is no more than this part of the time
-_MESH = 0.7  # of n times one peer's rate, from which on pairs have links of their own
+_STEADY, _TRIES = 1.1, 4  # a median is trusted up to _STEADY times the least time
+_NOISE = 0.1  # a rate is trusted if the latency is at most this fraction of the time
+_MESH = 0.7  # fraction of n times one peer's rate from which on pairs have their own links
 
 
 def steady(measure: Callable[[], Sequence[float]]) -> float:
-    """Return the median of times that lie together.
+    """Return the median of times with a small spread.
 
-    A host that stalls while a GPU waits for it only lengthens what is timed. Where the median is
-    far above the least, all times are taken anew, some times; the least median stands.
+    A host that stalls while a GPU waits for it only lengthens the times. If the median is far above
+    the least time, the measurement is repeated, at most _TRIES times; the least median counts.
     """
-    found = math.inf
+    least = math.inf
     for _ in range(_TRIES):
         times = measure()
         middle = statistics.median(times)
-        found = min(found, middle)
+        least = min(least, middle)
         if middle <= _STEADY * min(times):
             break
-    return found
+    return least
 
 
 def gbps(size: float, us: float) -> float:
@@ -58,7 +58,7 @@ def gbps(size: float, us: float) -> float:
 
 
 def latency_and_rates(times: Sequence[tuple[int, float]]) -> tuple[float, Points]:
-    """Return what a transfer lasts besides its bytes, in us, and its rate without that, by size.
+    """Return a transfer's latency in us, and its rates without the latency, by size.
 
     Args:
         times: (bytes, us of one transfer), by rising size; the smallest gives the latency.
@@ -72,12 +72,12 @@ def latency_and_rates(times: Sequence[tuple[int, float]]) -> tuple[float, Points
 def net_rates(times: Sequence[tuple[int, int, float]], latency_us: float) -> Points:
     """Return rates of transfers without their latency.
 
-    Where a transfer is nearly all latency its rate would be noise: it is held to the best of the
-    others.
+    The rate of a transfer that is nearly all latency is noise; it is limited to the best trusted
+    rate.
 
     Args:
-        times: (what it is a point of, bytes, us of one transfer).
-        latency_us: of every transfer.
+        times: (the point's coordinate, bytes, us of one transfer).
+        latency_us: the latency of every transfer.
     """
     trusted = [(size, us - latency_us) for _, size, us in times if latency_us <= _NOISE * us]
     most = max(gbps(size, us) for size, us in trusted or [(s, us) for _, s, us in times])
@@ -88,7 +88,7 @@ def net_rates(times: Sequence[tuple[int, int, float]], latency_us: float) -> Poi
 
 
 def links_per(out_gbps: Sequence[tuple[int, float]]) -> str:
-    """Return what a link's rate belongs to, "pair" or "port", from (peers at once, GB/s to all)."""
+    """Return whether a link's rate is per "pair" or "port", from (peers at once, GB/s to all)."""
     if len(out_gbps) < 2:
         return "port"
     (_, one), (peers, together) = out_gbps[0], out_gbps[-1]
@@ -98,39 +98,39 @@ def links_per(out_gbps: Sequence[tuple[int, float]]) -> str:
 def least_squares(
     rows: Sequence[Sequence[float]], values: Sequence[float]
 ) -> tuple[list[float], float]:
-    """Return the x of 0 or more for which rows . x is nearest to the values.
+    """Return the non-negative x for which rows . x is nearest to the values.
 
-    The unknowns are few: every choice of those that are 0 is tried.
+    There are few unknowns, so every set of unknowns that are 0 is tried.
 
     Returns:
         x, and the root of the mean squared error.
     """
-    matrix, wanted = np.array(rows, float), np.array(values, float)
+    matrix, target = np.array(rows, float), np.array(values, float)
     count = matrix.shape[1]
-    best, least = np.zeros(count), float(np.sum(wanted**2))
+    best, least = np.zeros(count), float(np.sum(target**2))
     for size in range(1, count + 1):
-        for kept in combinations(range(count), size):
-            found = np.linalg.lstsq(matrix[:, kept], wanted, rcond=None)[0]
-            error = float(np.sum((matrix[:, kept] @ found - wanted) ** 2))
-            if (found >= 0).all() and error < least:
+        for support in combinations(range(count), size):
+            solution = np.linalg.lstsq(matrix[:, support], target, rcond=None)[0]
+            error = float(np.sum((matrix[:, support] @ solution - target) ** 2))
+            if (solution >= 0).all() and error < least:
                 best, least = np.zeros(count), error
-                best[list(kept)] = found
-    return [float(each) for each in best], float(np.sqrt(least / len(wanted)))
+                best[list(support)] = solution
+    return [float(value) for value in best], float(np.sqrt(least / len(target)))
 
 
 def slower(beside_us: float, alone_us: float) -> float:
-    """Return how many times longer something lasts beside something else; never less than 1."""
+    """Return the slowdown of work that runs beside other work, as a factor of 1 or more."""
     return max(1.0, beside_us / alone_us)
 
 
 def rounded(value: Any) -> Any:
-    """Return a value with all its floats, however deep, at four digits."""
+    """Return a value with all nested floats rounded to four significant digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, Mapping):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(each) for each in value]
+        return [rounded(item) for item in value]
     return value
 
 
@@ -140,12 +140,12 @@ def model(device: str) -> str:
 
 
 def slug(device: str) -> str:
-    """Return a device's name as a machine's: "NVIDIA H100 80GB HBM3" is "h100".
+    """Return a machine's name from a device's: "NVIDIA H100 80GB HBM3" is "h100".
 
     Raises:
-        InputError: nothing is left of it.
+        InputError: the device's name contains no usable characters.
     """
-    found = re.sub(r"[^a-z0-9]+", "-", model(device).lower()).strip("-").removeprefix("nvidia-")
-    if not found:
-        raise InputError(f"device {device!r}: no name can be made of it")
-    return found
+    name = re.sub(r"[^a-z0-9]+", "-", model(device).lower()).strip("-").removeprefix("nvidia-")
+    if not name:
+        raise InputError(f"device {device!r}: its name gives no machine name")
+    return name

@@ -1,4 +1,4 @@
-"""Which GEMMs are measured: points that fill the space of shapes, in random order."""
+"""The GEMMs to measure: points that fill the space of shapes, in random order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["HOST_GEMMS", "QUICK_GEMMS", "SEED", "Shape", "gemm_shapes", "wide_sh
 Shape = tuple[int, int, int]  # m, n, k
 
 SEED = 20261121
-# 160 .. 81920: no power of two, so that shapes which people measure judge predictions that were not
-# made from themselves.
+# 160 .. 81920, without powers of two: users measure powers of two, and predictions of these must
+# not be based on the same shapes.
 _ROWS = tuple(160 << i for i in range(10))
 _SIDES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 28672)
 _MOST_FLOPS = 6e12
@@ -21,18 +21,18 @@ _WIDE_MOST_FLOPS = 3e11
 def gemm_shapes(most_elements: int) -> list[Shape]:
     """Return shapes for 16-bit GEMMs, in random order.
 
-    Every second point of the grid, as the squares of one colour on a chessboard: what is left out
-    has measured neighbours on all sides.
+    These are every second point of the grid, like the squares of one colour on a chessboard: each
+    omitted point has measured neighbours on all sides.
 
     Args:
-        most_elements: of any operand.
+        most_elements: most elements of any operand.
     """
-    found = [
+    shapes = [
         (m, n, k)
         for (i, m), (j, n), (h, k) in product(*map(enumerate, (_ROWS, _SIDES, _SIDES)))
         if (i + j + h) % 2 == 0
     ]
-    return _drawn(found, _MOST_FLOPS, most_elements)
+    return _drawn(shapes, _MOST_FLOPS, most_elements)
 
 
 def wide_shapes(most_elements: int) -> list[Shape]:
@@ -56,7 +56,7 @@ HOST_GEMMS: tuple[Shape, ...] = tuple(
     for m, n, k in product((32, 128, 512, 2048), (32, 128, 512), (64, 256, 1024))
     if 2 * m * n * k <= 6e8
 )
-# Few, the smallest first: corners of the space of shapes, and its middle.
+# Few shapes, the smallest first: corners of the space of shapes, and its middle.
 QUICK_GEMMS: tuple[Shape, ...] = (
     (16, 32, 32), (32, 64, 64), (64, 256, 64), (256, 32, 256), (32, 512, 256), (128, 128, 512),
     (512, 256, 64), (256, 256, 256), (64, 512, 1024), (512, 128, 512), (256, 512, 512),

@@ -1,4 +1,4 @@
-"""Progress of a measurement on stderr: one line a part, with its seconds."""
+"""Progress of a measurement on stderr: one line per part, with its seconds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Tells what was measured and how long it took.
+    """Prints each measured part and its time.
 
     Args:
-        tells: whether it does; one rank does for all.
+        tells: whether this process prints; only one rank does.
     """
 
     def __init__(self, tells: bool = True) -> None:
@@ -22,7 +22,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since this object was created."""
         return time.monotonic() - self._begin
 
     def say(self, text: str) -> None:
@@ -32,7 +32,7 @@ class Progress:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Print a line when what is inside is done."""
+        """Print a line with the time of the `with` block after it."""
         begin = time.monotonic()
         yield
         self.say(f"{name}: {time.monotonic() - begin:.1f} s")

@@ -1,4 +1,4 @@
-"""Where a profile's figures come from, in one line: when, by what, with which versions."""
+"""The source of a profile's figures, in one line: date, command and versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def source_line(versions: Mapping[str, str]) -> str:
     """Return a profile's `source`.
 
     Args:
-        versions: of what the figures depend on, by name; ficco's is added.
+        versions: versions of the packages that affect the figures, by name; ficco's is added.
     """
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     day = datetime.date.today().isoformat()

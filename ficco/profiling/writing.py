@@ -1,4 +1,4 @@
-"""A machine profile as TOML: checked before anything is measured, written when it reads back."""
+"""A machine profile as TOML: check the target before measuring, and write a valid profile."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ Table = Mapping[str, Any]
 
 
 def check_target(path: str) -> Path:
-    """Return the file that a profile is to be written to, which can be made.
+    """Return the path for a profile, after a check that the file can be created.
 
     Raises:
-        InputError: its name is none for a profile, it is there already, or it cannot be written.
+        InputError: the name does not end in .toml, the file exists, or it cannot be written.
     """
     target = Path(path)
     if target.suffix != ".toml":
         raise InputError(
-            f"--profile {path}: a name that ends in .toml is needed, as --machine takes it"
+            f"--profile {path}: a name that ends in .toml is needed, for use with --machine"
         )
     if os.path.lexists(target):
-        raise InputError(f"--profile {path}: it is there already; remove it, or name another file")
+        raise InputError(f"--profile {path}: the file exists; remove it, or name another file")
     try:
         tempfile.NamedTemporaryFile(dir=target.parent).close()
     except OSError as error:
@@ -52,21 +52,22 @@ def check_target(path: str) -> Path:
 
 
 def write_profile(target: Path, table: Table) -> Machine:
-    """Write a profile, whole or not at all; return it as it reads back.
+    """Write a profile atomically; return the machine that the file describes.
 
     Args:
         target: see `check_target`.
-        table: the profile's fields; figures are written with four digits.
+        table: the profile's fields; figures are written with four significant digits.
 
     Raises:
-        MachineError: it is no profile, or does not read back as it was; nothing is written.
+        MachineError: the table is not a valid profile, or its text reads back differently; nothing
+            is written.
         InputError: the file cannot be written.
     """
     figures = rounded(table)
     text = profile_text(figures)
     machine = Machine.from_toml(tomllib.loads(text), str(target))
     if machine != Machine.from_toml(figures, str(target)):
-        raise MachineError(f"{target}: the profile would not read back as it was measured")
+        raise MachineError(f"{target}: the profile's text reads back differently")
     try:
         with temporary.folder(".ficco-", target.parent) as folder:
             file = folder / target.name
@@ -78,7 +79,7 @@ def write_profile(target: Path, table: Table) -> Machine:
 
 
 def profile_text(table: Table) -> str:
-    """Return a profile as TOML: plain fields first, then its tables, points several a line."""
+    """Return a profile as TOML: plain fields, then tables, with several points per line."""
     plain = {key: value for key, value in table.items() if not _is_table(value)}
     blocks = ["\n".join([_HEAD, *_fields(plain)])]
     for key, value in table.items():
@@ -95,7 +96,7 @@ def profile_text(table: Table) -> str:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether a value is a table of its own, or a list of tables."""
+    """Return whether a value is a table or a list of tables."""
     if isinstance(value, Mapping):
         return True
     return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)

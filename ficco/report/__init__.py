@@ -1,1 +1,1 @@
-"""Reports: tables, text timelines, traces. They show what others measured and decide nothing."""
+"""Reports: tables, text timelines, traces. They present measurements and decide nothing."""

@@ -1,4 +1,4 @@
-"""A plan for people: per rank its buffers, then its lanes with their steps in order."""
+"""A plan as readable text: for each rank its buffers, then its lanes with their steps in order."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def _step(step: Step) -> list[str]:
     if step.signals:
         return [head + _signals(step.signals) + after]
     if step.kind == "gemm":
-        turned = "^T" if step.transpose_a else ""
-        body = [_product(product, turned, step.transpose_b) for product in step.products]
+        a_suffix = "^T" if step.transpose_a else ""
+        body = [_product(product, a_suffix, step.transpose_b) for product in step.products]
         if step.parts:
-            body = [_part(part, turned, step.transpose_b) for part in step.parts]
+            body = [_part(part, a_suffix, step.transpose_b) for part in step.parts]
             return [head + f"{len(body)} parts" + after, *(f"  {line}" for line in body)]
         return [head + body[0] + after, *(" " * len(head) + line for line in body[1:])]
     reads = (" + " if step.kind == "reduce" else ", ").join(str(r) for r in step.reads)
@@ -56,16 +56,17 @@ def _step(step: Step) -> list[str]:
     return [head + f"{reads} -> {writes}" + after]
 
 
-def _part(part: Part, turned: str, b_turned: bool) -> str:
+def _part(part: Part, a_suffix: str, transpose_b: bool) -> str:
     waits = f"[{_signals(part.waits)}] " if part.waits else ""
     raised = f" raises {_signals(part.raises)}" if part.raises else ""
-    return waits + "; ".join(_product(p, turned, b_turned) for p in part.products) + raised
+    return waits + "; ".join(_product(p, a_suffix, transpose_b) for p in part.products) + raised
 
 
-def _product(product: Product, turned: str, b_turned: bool) -> str:
+def _product(product: Product, a_t: str, transpose_b: bool) -> str:
     sign = "+=" if product.accumulate else "="
     added = "".join(f" + {region}" for region in product.add)
-    return f"{product.c} {sign} {product.a}{turned} . {product.b}{'^T' if b_turned else ''}{added}"
+    b_t = "^T" if transpose_b else ""
+    return f"{product.c} {sign} {product.a}{a_t} . {product.b}{b_t}{added}"
 
 
 def _signals(signals: tuple[Signal, ...]) -> str:

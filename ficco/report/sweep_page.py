@@ -1,4 +1,4 @@
-"""The report of a sweep: one HTML file beside its results, made from them alone."""
+"""The report of a sweep: one HTML file, built only from the results in the same folder."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ __all__ = ["write"]
 def write(folder: Path) -> Path:
     """Write report.html into a sweep's folder, from its sweep.json and results.jsonl.
 
-    A reader never sees half a page: the file is written beside its place and then moved there.
+    The write is atomic: a temporary file is renamed to report.html.
 
     Returns:
         The page's path.
 
     Raises:
-        InputError: the folder is no sweep's, holds what cannot be read, or cannot be written to.
+        InputError: the folder is not a sweep's, or cannot be read or written.
         EngineError: the packages of the extra `report` are missing.
     """
     sweep = read(folder)
     try:
         from ficco.report.sweep.page import page
-    except ImportError as missing:
+    except ImportError as error:
         raise EngineError(
-            f"the report needs {missing.name}, which is not installed; "
-            "`pip install 'ficco[report]'` brings it, then `ficco sweep --report "
-            f"{folder}` makes the page from the results that are there"
+            f"the report needs {error.name}, which is not installed; "
+            "`pip install 'ficco[report]'` installs it, then `ficco sweep --report "
+            f"{folder}` writes the page from the existing results"
         ) from None
     text = page(sweep)
-    made, part = folder / "report.html", folder / "report.html.part"
+    page_path, partial_path = folder / "report.html", folder / "report.html.part"
     try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, made)
-    except OSError as problem:
-        raise InputError(f"{made} cannot be written: {problem.strerror}") from None
-    return made
+        partial_path.write_text(text, encoding="utf-8")
+        os.replace(partial_path, page_path)
+    except OSError as error:
+        raise InputError(f"{page_path} cannot be written: {error.strerror}") from None
+    return page_path

@@ -17,7 +17,7 @@ __all__ = ["drawn", "heading", "results_table"]
 
 
 def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str:
-    """Return what runs, where, and whether it is paced; with 0 `iters` nothing runs."""
+    """Describe the problem, the machine and the pacing; `iters` 0 means that nothing runs."""
     p, link = problem, machine.link
     times = f"median of {iters}" if iters else "SIMULATED"
     lines = [
@@ -26,19 +26,19 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
     ]
     if not iters:
         source = machine.source or "of the profile"
-        lines.append(f"nothing ran; predicted from figures: {source}")
+        lines.append(f"nothing ran; predicted from rates: {source}")
         return "\n".join(lines)
     if machine.engine == "cuda":
         lines.append(
-            "each call on its own, with the host's time; ideal: the longer of GEMM and NCCL alone"
+            "each call timed alone, on the host's clock; ideal: the longer of GEMM and NCCL alone"
         )
     if machine.paced:
         rates = []
         if link.paced:
-            rates.append(f"{link.peak_gbps:g} GB/s a {link.per}, {link.latency_us:g} us latency")
+            rates.append(f"{link.peak_gbps:g} GB/s per {link.per}, {link.latency_us:g} us latency")
         if machine.gemm_gflops:
             gemm = ", ".join(f"{name} {rate:g}" for name, rate in machine.gemm_gflops)
-            rates.append(f"GEMM GFLOP/s a rank: {gemm}")
+            rates.append(f"GEMM GFLOP/s per rank: {gemm}")
         lines.append(f"PACED: real bytes and real GEMMs, lengthened to {'; '.join(rates)}")
     return "\n".join(lines)
 
@@ -62,7 +62,7 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         style = "bold" if row["speedup"] == best else ""
         error = row["max_rel_error"]
-        right = "right" if error is not None else "proved" if row["copies"] else ""
+        verdict = "right" if error is not None else "proved" if row["copies"] else ""
         table.add_row(
             Text(row["schedule"], style),
             str(row["grain"]),
@@ -72,13 +72,13 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
             str(row["copies"]),
             f"{row['bytes'] / 1e6:.1f}",
             "" if error is None else f"{error:.1e}",
-            right if row["ok"] else Text("WRONG", "bold red"),
+            verdict if row["ok"] else Text("WRONG", "bold red"),
         )
     return drawn(table)
 
 
 def drawn(table: Table) -> str:
-    """Return a table as text, wide enough for all of it."""
+    """Return a table as text, 140 columns wide."""
     out = io.StringIO()
     Console(file=out, width=140, highlight=False).print(table)
     return out.getvalue().rstrip("\n")

@@ -1,4 +1,4 @@
-"""A timeline as lines of characters: one line a lane."""
+"""A timeline as text, with one line per lane."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ficco.timeline import Span, Timeline
 
 __all__ = ["text_timeline"]
 
-_MARKS = {  # kind: mark; later kinds win where several fall into one column
+_MARKS = {  # kind: mark; if several kinds share a column, the later one in this table wins
     "wait": ".",
     "clear": ".",
     "raise": ".",
@@ -20,7 +20,7 @@ _MARKS = {  # kind: mark; later kinds win where several fall into one column
 
 
 def text_timeline(timeline: Timeline, width: int = 96) -> str:
-    """Return a picture of `width` columns, with a legend."""
+    """Return a text timeline of `width` columns, with a legend."""
     total = timeline.duration_us or 1.0
     lanes: dict[tuple[int, str], list[Span]] = {}
     for span in timeline.spans:

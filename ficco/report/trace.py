@@ -1,4 +1,4 @@
-"""A timeline as Chrome trace events, which Perfetto and chrome://tracing open."""
+"""A timeline as Chrome trace events, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 

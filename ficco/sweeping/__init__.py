@@ -1,9 +1,9 @@
-"""Sweeps: many schedules on many shapes, measured here or simulated, in a folder worth keeping.
+"""Sweeps: measure or simulate many schedules on many shapes, and store the results in a folder.
 
-    grid      what a grid's file says                 points     the shapes and points it stands for
-    folder    a sweep's folder, its head and lock     journal    what was measured, line by line
+    grid      reads a grid's file                     points     expands a grid to shapes and points
+    folder    a sweep's folder, its head and lock     journal    the measurements, one per line
     results   results and CSV, from the journal       booking    a book, from the results
-    running   all of it in order; `simulated`, `host` and `gpu` are what measures
+    running   runs a whole sweep; `simulated`, `host` and `gpu` measure
 
-A measurement is written down as it comes and never made again, so a sweep goes on where it ended.
+Each measurement is written at once and never repeated, so a sweep continues where it ended.
 """

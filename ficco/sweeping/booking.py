@@ -1,4 +1,4 @@
-"""A sweep's book: for every shape and regime what was fastest here, as the selector takes it."""
+"""A sweep's book: the fastest schedule for every shape and regime, in the selector's format."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from ficco.sweeping.results import Line
 __all__ = ["book_of"]
 
 
-def book_of(found: Iterable[Line], machine: str, driver: str, date: str, name: str) -> Book | None:
-    """Return the book of a sweep's results; None where no shape has all its runs.
+def book_of(
+    results: Iterable[Line], machine: str, driver: str, date: str, name: str
+) -> Book | None:
+    """Return the book of a sweep's results; None if no shape has all its runs.
 
-    Only what ran all rounds counts. Where nothing is faster than serial, serial is in the book.
+    Only points with all rounds count. Where nothing is faster than serial, serial is in the book.
 
     Args:
-        found: the results, which were measured.
-        machine: the profile's name, by which the selector finds the book.
-        driver: CUDA version that the driver served, or "host".
-        date: of the measurement.
-        name: how messages call the book.
+        results: the measured results.
+        machine: the profile's name; the selector finds the book by it.
+        driver: the driver's CUDA version, or "host".
+        date: date of the measurement.
+        name: the book's name in messages.
     """
     shape: Line = {}
     best: dict[tuple[str, str], Line] = {}
     serial: dict[tuple[str, str], Line] = {}
     shapes: dict[tuple[str, str], Line] = {}
-    for line in found:
+    for line in results:
         if line["kind"] == "shape":
             shape = line
         if line["kind"] != "point" or line["screened"]:

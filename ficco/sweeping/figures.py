@@ -1,4 +1,4 @@
-"""Medians, spreads and ideals of what was timed; which points are worth more runs. Data alone."""
+"""Medians, spreads and ideal times of measurements, and the fastest of them. Data only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["fastest", "ideal", "medians", "spread"]
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return median and interquartile range; of one value, that is 0."""
+    """Return the median and the interquartile range, which is 0 for one value."""
     if len(values) < 2:
         return values[0], 0.0
     low, middle, high = statistics.quantiles(values, n=4)
@@ -18,12 +18,12 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def medians(times: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
-    """Return the median of whatever was timed."""
-    return {key: statistics.median(found) for key, found in times.items() if found}
+    """Return the median of each entry that has times."""
+    return {key: statistics.median(values) for key, values in times.items() if values}
 
 
 def fastest(values: Mapping[str, float], count: int) -> list[str]:
-    """Return the names with the lowest values, lowest first; equal ones by name."""
+    """Return the `count` names with the lowest values, lowest first; ties sort by name."""
     return sorted(values, key=lambda name: (values[name], name))[:count]
 
 

@@ -1,4 +1,4 @@
-"""A sweep's folder: its head, whose it is, and files that are whole or not there."""
+"""A sweep's folder: its head, its ownership, and atomic writes of its files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["HEAD", "JOURNAL", "VERSION", "opened", "read_head", "replaced"]
 VERSION = 1
 HEAD, JOURNAL = "sweep.json", "runs.jsonl"
 RESULTS, TABLE, BOOK = "results.jsonl", "results.csv", "book.toml"
-# What may differ between two runs of one sweep.
+# Fields of the head that may differ between two runs of one sweep.
 _FREE = ("date", "about", "assumptions", "grid")
 
 
 def replaced(path: Path, text: str) -> None:
-    """Write a file, whole or not at all.
+    """Write a file atomically.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -36,31 +36,31 @@ def replaced(path: Path, text: str) -> None:
 
 
 def read_head(folder: Path) -> dict[str, Any]:
-    """Return what a folder's head says.
+    """Read the head of a sweep's folder.
 
     Raises:
-        InputError: it is no sweep's folder, or a newer ficco's.
+        InputError: the folder is not a sweep's, or a newer ficco wrote it.
     """
     try:
         head = parsed_json((folder / HEAD).read_bytes(), str(folder / HEAD))
         version = head["version"]
     except FileNotFoundError:
-        raise InputError(f"{folder}: it has no {HEAD}; it is no sweep's folder") from None
+        raise InputError(f"{folder}: it has no {HEAD}; this is not a sweep's folder") from None
     except OSError as error:
         raise InputError(f"{folder / HEAD}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"{folder / HEAD}: it is no head of a sweep") from None
+        raise InputError(f"{folder / HEAD}: this is not the head of a sweep") from None
     if version != VERSION:
-        raise InputError(f"{folder}: its format is {version}, this ficco knows {VERSION}")
-    found: dict[str, Any] = head
-    return found
+        raise InputError(f"{folder}: its format is {version}, this ficco reads {VERSION}")
+    checked: dict[str, Any] = head
+    return checked
 
 
 def opened(folder: Path, head: Mapping[str, Any]) -> tuple[Journal, dict[str, Any]]:
-    """Open a folder for a sweep, a new one or one that goes on; return its journal and its head.
+    """Open a new or an existing folder for a sweep; return its journal and its head.
 
     Raises:
-        InputError: it holds something else or another sweep, is in use, or cannot be written.
+        InputError: it contains something else or another sweep, is in use, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,10 +68,10 @@ def opened(folder: Path, head: Mapping[str, Any]) -> tuple[Journal, dict[str, An
     except OSError as error:
         raise InputError(f"--out {folder}: {error.strerror}; name another folder") from None
     if HEAD not in names and set(names) - {JOURNAL, f".{HEAD}.part"}:
-        found = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        contents = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         raise InputError(
-            f"--out {folder}: it holds something else ({found}); name a new folder, or one that a "
-            "sweep has made"
+            f"--out {folder}: it contains something else ({contents}); name a new folder, or a "
+            "sweep's folder"
         )
     if HEAD in names:
         _check_same(folder, head)
@@ -89,17 +89,18 @@ def opened(folder: Path, head: Mapping[str, Any]) -> tuple[Journal, dict[str, An
 
 
 def _check_same(folder: Path, head: Mapping[str, Any]) -> None:
-    """Refuse a folder that another grid, machine or version has filled."""
-    there = read_head(folder)
-    apart = [
-        f"{field} was {_brief(there.get(field))}, is {_brief(head.get(field))}"
+    """Refuse a folder of another grid, machine or version."""
+    existing = read_head(folder)
+    differences = [
+        f"{field} was {_brief(existing.get(field))}, is {_brief(head.get(field))}"
         for field in head
-        if field not in _FREE and there.get(field) != head.get(field)
+        if field not in _FREE and existing.get(field) != head.get(field)
     ]
-    if apart:
+    if differences:
         raise InputError(
-            f"--out {folder}: it holds the sweep {there.get('grid')!r} of {there.get('date')}, "
-            f"which cannot go on here: {'; '.join(apart)}. Name another folder"
+            f"--out {folder}: it contains the sweep {existing.get('grid')!r} of "
+            f"{existing.get('date')}, which cannot continue: {'; '.join(differences)}. Name "
+            "another folder"
         )
 
 

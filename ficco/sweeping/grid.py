@@ -1,25 +1,25 @@
-"""Grids: TOML files that say what a sweep measures. Read and checked here, expanded in `points`.
+"""Grids: TOML files that define a sweep. This module reads and checks them; `points` expands them.
 
-    about = "one line on what it is for"
-    assumptions = ["what a reader of the results must know"]
-    how = "simulated"          # or "executed" (where left out)
-    machine = "mesh4"          # to simulate, or to run as; left out: as ficco run has it
-    ranks = 4                  # left out: as the commands have it
+    about = "one line on the purpose"
+    assumptions = ["a fact that readers of the results must know"]
+    how = "simulated"          # or "executed" (default)
+    machine = "mesh4"          # to simulate, or to run as; default: that of `ficco run`
+    ranks = 4                  # default: that of the commands
     rounds = 20                # timed runs of a point
-    screening = 3              # first so many runs of every point ...
-    keep = 2                   # ... then `rounds` of the best of each shape and regime; 0: of all
-
+    screening = 3              # runs of every point first ...
+    keep = 2                   # ... then `rounds` runs of the `keep` best of each shape and regime;
+                               # 0: of all points
     [[cases]]
-    op = "all_gather_matmul"   # or several
+    op = "all_gather_matmul"   # or a list
     shapes = [[8192, 10240, 8192]]       # m, n, k over all ranks
-    m_each = true              # m is rows on each rank instead
-    dtypes = ["bfloat16"]      # left out: float32 on the host engine, else bfloat16
-    regimes = ["captured", "eager"]      # left out: captured; on the host engine synchronized
+    m_each = true              # m counts the rows of each rank instead
+    dtypes = ["bfloat16"]      # default: float32 on the host engine, else bfloat16
+    regimes = ["captured", "eager"]      # default: captured; on the host engine synchronized
     schedules = ["auto", "gated_1d", { name = "hetero_unfused_1d", pace = "in_step" }]
-    grains = [1, 2, "world"]   # of schedules that have none of their own; left out: theirs
+    grains = [1, 2, "world"]   # of schedules without a fixed grain; default: the schedule's
 
-Sizes are from 1 to 2147483647, over all ranks. `serial` is always a point. Where `schedules` is
-left out, all that the operator has are points.
+Sizes are from 1 to 2147483647, over all ranks. `serial` is always a point. Without `schedules`, all
+schedules of the operator are points.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from ficco.timeline import REGIMES
 __all__ = ["AUTO", "HOW", "Cases", "Grid"]
 
 HOW = ("executed", "simulated")
-AUTO = "auto"  # a schedule's name in a grid: what the selector takes
+AUTO = "auto"  # a schedule's name in a grid: the selector's choice
 MOST_ROUNDS = 1000
 Sizes = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """An entry of a grid: operators on shapes, and what is tried on them.
+    """An entry of a grid: operators on shapes, and the schedules to try.
 
     Attributes:
         op: operators.
         shapes: m, n, k over all ranks.
-        m_each: m is rows on each rank instead.
-        dtypes, regimes: empty: what suits the machine.
-        schedules: names, or schedules with axes of their own; empty: all that an operator has.
-        grains: chunks per shard, for schedules that leave it open; empty: the schedule's.
+        m_each: m counts the rows of each rank instead.
+        dtypes, regimes: empty: the machine's defaults.
+        schedules: names, or schedules with changed axes; empty: all schedules of an operator.
+        grains: chunks per shard, for schedules without a fixed grain; empty: the schedule's.
     """
 
     op: tuple[str, ...]
@@ -68,11 +68,11 @@ class Cases:
     schedules: tuple[str | Schedule, ...] = ()
     grains: tuple[int | str, ...] = ()
 
-    def asked(self, op: str, m: int) -> tuple[str | Schedule, ...]:
-        """Return the schedules to try on so many rows; AUTO stays what it is.
+    def schedules_for(self, op: str, m: int) -> tuple[str | Schedule, ...]:
+        """Return the schedules to try on `m` rows; AUTO is not resolved.
 
         Raises:
-            ScheduleError: one does not exist.
+            ScheduleError: a schedule does not exist.
         """
         named = self.schedules
         if not named:
@@ -81,32 +81,32 @@ class Cases:
                 for name in Schedule.names(op)
                 if m <= few_rows(op) or Schedule.named(name).transport != "sm"
             )
-        found: list[str | Schedule] = [Schedule.named("serial")]
+        schedules: list[str | Schedule] = [Schedule.named("serial")]
         for entry in named:
             if entry == AUTO:
-                found.append(AUTO)
+                schedules.append(AUTO)
                 continue
             schedule = entry if isinstance(entry, Schedule) else Schedule.named(entry)
             open_grain = schedule.grain == "world"
             grains = self.grains if open_grain and self.grains else (schedule.grain,)
-            found += [replace(schedule, grain=grain) for grain in grains]
-        return tuple(dict.fromkeys(found))
+            schedules += [replace(schedule, grain=grain) for grain in grains]
+        return tuple(dict.fromkeys(schedules))
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a sweep measures, and how often.
+    """The points that a sweep measures, and the number of runs.
 
     Attributes:
-        name: how messages and results call it.
+        name: the grid's name in messages and results.
         cases: in the order of results.
         about, assumptions: for readers of the results.
         how: one of HOW.
-        machine: a profile's name or file; empty: left open.
-        ranks: 0: left open.
+        machine: a profile's name or file; empty: not fixed.
+        ranks: 0: not fixed.
         rounds: timed runs of a point.
-        screening: runs of all points first; 0: all points have `rounds`.
-        keep: how many of each shape and regime go on to `rounds`; serial and AUTO always do.
+        screening: runs of all points first; 0: all points get `rounds` at once.
+        keep: points of each shape and regime that get `rounds`; serial and AUTO always do.
     """
 
     name: str
@@ -122,10 +122,10 @@ class Grid:
 
     @classmethod
     def named(cls, name: str) -> Grid:
-        """Read a shipped grid, or a file where the name ends in .toml.
+        """Read a shipped grid, or a file if the name ends in .toml.
 
         Raises:
-            InputError: there is none, or it is no grid.
+            InputError: there is no such grid, or the file is not a grid.
         """
         table = data.load("sweeps", name, "grid", InputError)
         text = data.text("sweeps", name, "grid", InputError)
@@ -133,7 +133,7 @@ class Grid:
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any], name: str, text: str = "") -> Grid:
-        """Build a grid from a parsed file; `name`, and lines of its `text`, serve for messages.
+        """Build a grid from a parsed file; messages use `name` and the line numbers of `text`.
 
         Raises:
             InputError: a field is missing, unknown or wrong.
@@ -143,7 +143,7 @@ class Grid:
         _check_fields(table, known, ("cases",), where)
         entries = table["cases"]
         if not isinstance(entries, list) or not entries:
-            raise InputError(f"{where}: cases are a list of tables, [[cases]]; at least one")
+            raise InputError(f"{where}: cases must be a list of tables, [[cases]]; at least one")
         how = _one(table.get("how", "executed"), HOW, "how", where)
         machine = _text(table.get("machine", ""), "machine", where)
         if how == "simulated" and not machine:
@@ -151,8 +151,8 @@ class Grid:
         if machine:
             try:
                 Machine.named(machine)
-            except MachineError as wrong:
-                raise InputError(f"{where}: {wrong}") from None
+            except MachineError as error:
+                raise InputError(f"{where}: {error}") from None
         ranks, rounds, screening, keep = (
             _whole(table.get(field, default), least, most, field, where)
             for field, default, least, most in (
@@ -161,7 +161,7 @@ class Grid:
             )
         )  # fmt: skip
         if "ranks" in table and ranks == 0:
-            raise InputError(f"{where}: ranks=0; it is 1 to {MAX_WORLD}, or left out")
+            raise InputError(f"{where}: ranks=0; use 1 to {MAX_WORLD}, or leave it out")
         assumptions = tuple(
             _text(text, "assumptions", where)
             for text in _list(table.get("assumptions", []), "assumptions", where)
@@ -184,7 +184,7 @@ class Grid:
 
     @property
     def chooses(self) -> bool:
-        """Whether AUTO is among its schedules."""
+        """Whether AUTO is among the grid's schedules."""
         return any(AUTO in entry.schedules for entry in self.cases)
 
 
@@ -196,10 +196,10 @@ def _cases(entry: Any, where: str, line: Callable[[Any], str]) -> Cases:
     ops = entry["op"] if isinstance(entry["op"], list) else [entry["op"]]
     m_each = entry.get("m_each", False)
     if not isinstance(m_each, bool):
-        raise InputError(f"{where}: m_each={m_each!r}; it is true or false")
+        raise InputError(f"{where}: m_each={m_each!r}; it must be true or false")
     shapes = _list(entry["shapes"], "shapes", where)
     if not shapes or not ops:
-        raise InputError(f"{where}: op and shapes have one entry at least")
+        raise InputError(f"{where}: op and shapes need at least one entry")
     return Cases(
         op=tuple(_one(op, registry.names(), "op", where) for op in ops),
         shapes=tuple(_sizes(shape, where, line) for shape in shapes),
@@ -207,8 +207,7 @@ def _cases(entry: Any, where: str, line: Callable[[Any], str]) -> Cases:
         dtypes=_some(entry, "dtypes", tuple(DTYPES), where),
         regimes=_some(entry, "regimes", REGIMES, where),
         schedules=tuple(
-            _schedule(asked, where)
-            for asked in _list(entry.get("schedules", []), "schedules", where)
+            _schedule(item, where) for item in _list(entry.get("schedules", []), "schedules", where)
         ),
         grains=tuple(
             _grain(grain, where) for grain in _list(entry.get("grains", []), "grains", where)
@@ -216,32 +215,32 @@ def _cases(entry: Any, where: str, line: Callable[[Any], str]) -> Cases:
     )
 
 
-def _schedule(asked: Any, where: str) -> str | Schedule:
-    """Return a name that exists, or the named schedule with axes of its own."""
-    if isinstance(asked, Mapping):
-        if "name" not in asked:
-            raise InputError(f"{where}: schedules: a table names the schedule that it changes")
+def _schedule(value: Any, where: str) -> str | Schedule:
+    """Return the name of an existing schedule, or a named schedule with changed axes."""
+    if isinstance(value, Mapping):
+        if "name" not in value:
+            raise InputError(f"{where}: schedules: a table needs the name of a schedule to change")
         try:
-            base = Schedule.named(asked["name"]).to_json()
-            return Schedule.from_toml({**base, **asked, "name": base["name"]}, base["name"])
-        except ScheduleError as wrong:
-            raise InputError(f"{where}: {wrong}") from None
-    if asked == AUTO:
+            base = Schedule.named(value["name"]).to_json()
+            return Schedule.from_toml({**base, **value, "name": base["name"]}, base["name"])
+        except ScheduleError as error:
+            raise InputError(f"{where}: {error}") from None
+    if value == AUTO:
         return AUTO
     try:
-        Schedule.named(asked)
-    except ScheduleError as wrong:
-        raise InputError(f"{where}: {wrong}; {AUTO!r} is what the selector takes") from None
-    return str(asked)
+        Schedule.named(value)
+    except ScheduleError as error:
+        raise InputError(f"{where}: {error}; {AUTO!r} is the selector's choice") from None
+    return str(value)
 
 
 def _sizes(shape: Any, where: str, line: Callable[[Any], str]) -> Sizes:
-    said = f"{shape!r:.80} found; each is [m, n, k], whole numbers from 1 to {MOST}"
+    expected = f"{shape!r:.80} found; each must be [m, n, k], whole numbers from 1 to {MOST}"
     if not isinstance(shape, list) or len(shape) != 3:
-        raise InputError(f"{where}{line(shape)}: shapes: {said}")
+        raise InputError(f"{where}{line(shape)}: shapes: {expected}")
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST:
-            raise InputError(f"{where}{line(size)}: shapes: {said}")
+            raise InputError(f"{where}{line(size)}: shapes: {expected}")
     m, n, k = shape
     return m, n, k
 
@@ -255,14 +254,14 @@ def _grain(grain: Any, where: str) -> int | str:
 def _some(
     entry: Mapping[str, Any], field: str, values: Sequence[str], where: str
 ) -> tuple[str, ...]:
-    found = _list(entry.get(field, []), field, where)
-    return tuple(dict.fromkeys(_one(value, values, field, where) for value in found))
+    values_found = _list(entry.get(field, []), field, where)
+    return tuple(dict.fromkeys(_one(value, values, field, where) for value in values_found))
 
 
 def _one(value: Any, values: Sequence[str], field: str, where: str) -> str:
     if value not in values:
         raise InputError(
-            f"{where}: {field}={value!r}{closest(str(value), values)}; it is one of "
+            f"{where}: {field}={value!r}{closest(str(value), values)}; it must be one of "
             f"{', '.join(values)}"
         )
     return str(value)
@@ -270,20 +269,20 @@ def _one(value: Any, values: Sequence[str], field: str, where: str) -> str:
 
 def _list(value: Any, field: str, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise InputError(f"{where}: {field}={value!r}; it is a list")
+        raise InputError(f"{where}: {field}={value!r}; it must be a list")
     return value
 
 
 def _text(value: Any, field: str, where: str) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{where}: {field}={value!r}; it is a text")
+        raise InputError(f"{where}: {field}={value!r}; it must be a string")
     return value
 
 
 def _whole(value: Any, least: int, most: int, field: str, where: str, more: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InputError(
-            f"{where}: {field}={value!r}; it is a whole number from {least} to {most}{more}"
+            f"{where}: {field}={value!r}; it must be a whole number from {least} to {most}{more}"
         )
     return value
 

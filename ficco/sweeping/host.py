@@ -1,4 +1,4 @@
-"""Points that run on the host engine: all ranks in this process, every result against float64."""
+"""Measurement on the host engine: all ranks in this process; results are checked in float64."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ficco.errors import FiccoError
 from ficco.node import Node
 from ficco.problem import Problem
 from ficco.sweeping.points import Case, Point
-from ficco.sweeping.results import extremes, kept, screens
+from ficco.sweeping.results import extremes, points_to_time, screens
 from ficco.sweeping.simulated import predict, timeline_json
 from ficco.sweeping.work import Work
 from ficco.timeline import alone_ms
 
 __all__ = ["measure"]
 
-_WARM, _SCREENING, _TIMED = 0, 1, 2  # what a round is for; its inputs follow from it
-Given = Sequence[Mapping[str, Any]]
+_WARM, _SCREENING, _TIMED = 0, 1, 2  # a round's purpose, which determines its inputs
+Inputs = Sequence[Mapping[str, Any]]
 
 
 def measure(work: Work) -> bool:
-    """Measure all points that are missing; return whether the time sufficed."""
+    """Measure all missing points; return False if the time ran out."""
     with Node(work.world, machine=work.machine, timeout_s=work.timeout_s) as node:
         for case in work.remaining():
             if not _Measuring(work, node, case).done():
@@ -36,14 +36,14 @@ def measure(work: Work) -> bool:
 
 
 class _Measuring:
-    """A case under way."""
+    """The measurement of one case."""
 
     def __init__(self, work: Work, node: Node, case: Case) -> None:
         self._work, self._node, self._case = work, node, case
         self._warm: set[str] = set()
 
     def done(self) -> bool:
-        """Make all rounds; return whether the time sufficed."""
+        """Run all missing rounds; return False if the time ran out."""
         work, grid, journal = self._work, self._work.grid, self._work.journal
         if grid.screening:
             for number in range(grid.screening):
@@ -57,7 +57,7 @@ class _Measuring:
         points = [
             point
             for regime in self._case.regimes
-            for point in kept(self._case.of(regime), journal, grid)
+            for point in points_to_time(self._case.of(regime), journal, grid)
         ]
         for number in range(grid.rounds):
             missing = [
@@ -71,7 +71,7 @@ class _Measuring:
         return True
 
     def _round(self, points: list[Point], number: int, purpose: int) -> bool:
-        """Run points once each, in an order of this round's; return whether the time sufficed."""
+        """Run each point once, in this round's order; return False if the time ran out."""
         if not points:
             return True
         if self._work.late:
@@ -90,33 +90,33 @@ class _Measuring:
             available_memory.check_host(
                 oracle.bytes_needed(problem), "inputs and results of all ranks"
             )
-            given = oracle.inputs(problem, 10_000 * purpose + number)
-            exact = oracle.results(problem, given)
-        except MemoryError as full:
+            inputs = oracle.inputs(problem, 10_000 * purpose + number)
+            exact = oracle.results(problem, inputs)
+        except MemoryError as error:
             for point in order:
-                why = f"not enough memory for these sizes ({full})"
-                self._work.refuse(point, why, "impossible")
+                reason = f"not enough memory for these sizes ({error})"
+                self._work.refuse(point, reason, "impossible")
             return True
         for point in order:
             if self._work.late:
                 return False
             if point.id not in self._work.journal.bad:
-                self._run(problem, given, exact, point, number, purpose)
+                self._run(problem, inputs, exact, point, number, purpose)
         return True
 
     def _run(
-        self, problem: Problem, given: Given, exact: list[list[oracle.Exact]], point: Point,
+        self, problem: Problem, inputs: Inputs, exact: list[list[oracle.Exact]], point: Point,
         number: int, purpose: int,
     ) -> None:  # fmt: skip
-        """Make one call, and write down how long it took, how right it was, or why it failed."""
+        """Make one call, and record its time and its error, or why it failed."""
         work, shape = self._work, self._case.shape.id
         schedule = point.schedule
         assert schedule is not None, point.id
         begin = time.perf_counter()
         try:
-            found = self._node.run(problem, given, schedule=schedule)
-        except MemoryError as full:
-            work.refuse(point, f"not enough memory for these sizes ({full})", "impossible")
+            outputs = self._node.run(problem, inputs, schedule=schedule)
+        except MemoryError as failure:
+            work.refuse(point, f"not enough memory for these sizes ({failure})", "impossible")
             return
         except FiccoError as failure:
             work.refuse(point, f"{type(failure).__name__}: {failure}", "failed")
@@ -125,9 +125,9 @@ class _Measuring:
         ms = 1e3 * (time.perf_counter() - begin)
         rounded = oracle.roundings(problem, schedule.sums_travel)
         verdicts = [
-            oracle.judge(y, want, problem.dtype, rounded)
-            for ys, wanted in zip(found, exact, strict=True)
-            for y, want in zip(ys, wanted, strict=True)
+            oracle.judge(y, expected, problem.dtype, rounded)
+            for ys, expected_outputs in zip(outputs, exact, strict=True)
+            for y, expected in zip(ys, expected_outputs, strict=True)
         ]
         error = max(verdict.max_rel_error for verdict in verdicts)
         if not all(verdict.ok for verdict in verdicts):
@@ -136,24 +136,24 @@ class _Measuring:
         if purpose == _WARM:
             work.journal.append(shape, id=point.id, error=error)
             return
-        what = {"run": number} if purpose == _TIMED else {"screen": number}
+        run_field = {"run": number} if purpose == _TIMED else {"screen": number}
         if purpose == _TIMED and point.name == "serial":
             parts = alone_ms(self._node.timeline())
             for part, part_ms in zip(("gemm", "transfer"), parts, strict=True):
                 work.journal.append(shape, part=part, run=number, ms=part_ms)
-        work.journal.append(shape, id=point.id, **what, ms=ms, error=error)
+        work.journal.append(shape, id=point.id, **run_field, ms=ms, error=error)
         work.progress.run(shape)
 
     def _timelines(self) -> None:
-        """Take the timelines of the best and the worst point, each of one more call."""
+        """Record the timelines of the best and the worst point, with one more call each."""
         work, shape = self._work, self._case.shape
         for regime in self._case.regimes:
             for which, point in extremes(self._case, regime, work.journal, work.grid):
                 if (shape.id, regime, which) in work.journal.timelines:
                     continue
-                given = oracle.inputs(shape.problem, 0)
+                inputs = oracle.inputs(shape.problem, 0)
                 try:
-                    self._node.run(shape.problem, given, schedule=point.schedule)
+                    self._node.run(shape.problem, inputs, schedule=point.schedule)
                 except FiccoError as error:
                     work.progress.say(f"{point.id}: no timeline: {error}")
                     self._node.reset()

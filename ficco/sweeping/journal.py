@@ -1,17 +1,17 @@
-"""The journal: what was measured, a line of JSON each, written as it comes. Nothing is judged here.
+"""The journal: one JSON line per measurement, written at once. It does not evaluate results.
 
     {"id", "run": n, "ms", "error"}           a timed run; error: of its result, if it was checked
-    {"id", "screen": n, "ms"}                 a run by which points are chosen for the timed ones
-    {"id", "error"}                           a result that was checked, of an untimed call
-    {"id", "checked": true}                   its result was checked again, after its timed runs
-    {"id", "bad": reason, "kind"}             a point that has no figures; kind: one of BAD
-    {"id", "predicted_ms", "dil", "cil"}      what was worked out for it
+    {"id", "screen": n, "ms"}                 a screening run; these select points for timed runs
+    {"id", "error"}                           the checked result of an untimed call
+    {"id", "checked": true}                   the result was checked again after the timed runs
+    {"id", "bad": reason, "kind"}             a point without figures; kind: one of BAD
+    {"id", "predicted_ms", "dil", "cil"}      figures computed for the point
     {"shape", "part", "run": n, "ms"}         a part of a shape alone: "gemm", or a transfer
-    {"shape", "part", "bad": reason}          a part, pieces of a schedule or a trace: not to be had
+    {"shape", "part", "bad": reason}          a missing part, pieces of a schedule, or a trace
     {"shape", "regime", "which", "id", "timeline"}
     {"shape", "ended": true}                  nothing is missing any more
 
-A sweep that is killed may leave half a line at the end; it is dropped when the journal is opened.
+A killed sweep may leave half a line at the end; opening the journal drops it.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Runs = dict[int, float]
 
 
 class Journal:
-    """A journal under one lock: of two processes that open it the second is refused.
+    """A journal that one process at a time can open.
 
-    The lock is the file's own and goes with the process, however that ends.
+    The process holds a lock on the file; the kernel releases it when the process ends.
 
     Args:
-        path: made if it is not there.
+        path: the file; it is created if it does not exist.
 
     Attributes:
         runs, screens: ms by point and number.
         errors: the largest error of a point's results.
-        bad: per point why it has no figures.
+        bad: by point, why it has no figures.
         checked: points whose results were checked again after their runs.
-        worked_out: per point what was worked out for it.
+        worked_out: by point, the figures computed for it.
         parts: ms by shape, part and number.
-        lacking: by shape and part why it is not to be had.
+        lacking: by shape and part, why the part is missing.
         timelines: by shape, regime and "best" or "worst".
-        touched, ended: shapes of which something is known, and of which nothing is missing.
+        touched, ended: shapes with any record, and shapes that are complete.
 
     Raises:
-        InputError: it is in use, cannot be written, or holds something else.
+        InputError: the file is in use, cannot be written, or contains something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,14 +91,14 @@ class Journal:
             raise
 
     def append(self, shape: str, **record: Any) -> None:
-        """Write a record of a shape down, then take it in. A record about what is known is dropped.
+        """Write a shape's record to the file and add it to the attributes, unless it is known.
 
         Args:
-            shape: the shape's id, which stands in every line.
-            record: as the head of this file has it.
+            shape: the shape's id, which is part of every line.
+            record: the fields, as listed at the top of this file.
 
         Raises:
-            InputError: it cannot be written.
+            InputError: the record cannot be written.
         """
         line = {"shape": shape, **record}
         if self._known(line):
@@ -108,33 +108,33 @@ class Journal:
             while text:
                 text = text[os.write(self._file, text) :]
         except OSError as error:
-            raise InputError(f"{self.path}: {error.strerror}; nothing before it is lost") from None
+            raise InputError(f"{self.path}: {error.strerror}; earlier records are safe") from None
         self._take(line)
 
     def missing(self, point: str, rounds: int) -> list[int]:
-        """Return the numbers of a point's runs that are still to be made."""
+        """Return the numbers of a point's missing runs."""
         done = self.runs.get(point, {})
         return [number for number in range(rounds) if number not in done]
 
     def _read(self) -> None:
-        whole = self.path.read_bytes()
-        end = whole.rfind(b"\n") + 1
-        for at, line in enumerate(whole[:end].splitlines(), 1):
+        contents = self.path.read_bytes()
+        end = contents.rfind(b"\n") + 1
+        for line_number, line in enumerate(contents[:end].splitlines(), 1):
             try:
-                self._take(parsed_json(line, f"line {at}"))
+                self._take(parsed_json(line, f"line {line_number}"))
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 raise InputError(
-                    f"{self.path}: line {at} is no line of a sweep's; name another folder, or "
-                    "remove the line"
+                    f"{self.path}: line {line_number} is not a record of a sweep; name another "
+                    "folder, or remove the line"
                 ) from None
-        if end < len(whole):
+        if end < len(contents):
             os.ftruncate(self._file, end)
 
     def _known(self, line: Record) -> bool:
         point = line.get("id")
-        for field, held in (("run", self.runs), ("screen", self.screens)):
+        for field, recorded in (("run", self.runs), ("screen", self.screens)):
             if field in line and point is not None:
-                return line[field] in held.get(point, {})
+                return line[field] in recorded.get(point, {})
         if "part" in line and "bad" in line:
             return line["part"] in self.lacking.get(line["shape"], {})
         if "part" in line:
@@ -174,7 +174,7 @@ class Journal:
             self.errors[point] = max(self.errors.get(point, 0.0), float(line["error"]))
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Close the file and release the lock."""
         os.close(self._file)
 
     def __enter__(self) -> Journal:

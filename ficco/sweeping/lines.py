@@ -1,4 +1,4 @@
-"""Where in a grid's file something stands, for messages: Python's TOML parser does not tell."""
+"""Line numbers of values in a grid's file, for messages; Python's TOML parser has none."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _CASES = re.compile(r"\s*\[\[\s*cases\s*\]\]")
 
 
 def line_of(text: str, case: int, value: Any) -> str:
-    r"""Return ", line 7" for where a value of a case stands in a grid's file.
+    r"""Return the line number of a value of a case in a grid's file, as ", line 7".
 
     Args:
-        text: of the file; empty: there is none.
-        case: which of the grid's [[cases]], from 0.
-        value: a number is looked for; of anything else, or of a number that is written in another
-            way, the line is that of [[cases]].
+        text: the file's text; empty: there is none.
+        case: index in the grid's [[cases]], from 0.
+        value: the value. A number that is written in decimal digits is searched for; for any other
+            value, the line is that of [[cases]].
 
     Returns:
-        The line in words; empty where nothing is found.
+        The line in words; empty if nothing is found.
 
     Example:
         >>> line_of("[[cases]]\nshapes = [[1, 2, 3_000_000_000]]", 0, 3_000_000_000)
         ', line 2'
     """
     rows = text.splitlines()
-    heads = [at for at, row in enumerate(rows) if _CASES.match(row)]
-    begin = heads[case] if case < len(heads) else 0
-    end = heads[case + 1] if case + 1 < len(heads) else len(rows)
+    starts = [number for number, row in enumerate(rows) if _CASES.match(row)]
+    begin = starts[case] if case < len(starts) else 0
+    end = starts[case + 1] if case + 1 < len(starts) else len(rows)
     if isinstance(value, int) and not isinstance(value, bool):
-        written = re.compile(rf"(?<![\w.]){'_?'.join(str(value))}(?![\w.])")
-        for at in range(begin, end):
-            if written.search(rows[at].partition("#")[0]):
-                return f", line {at + 1}"
-    return f", line {begin + 1}" if case < len(heads) else ""
+        pattern = re.compile(rf"(?<![\w.]){'_?'.join(str(value))}(?![\w.])")
+        for number in range(begin, end):
+            if pattern.search(rows[number].partition("#")[0]):
+                return f", line {number + 1}"
+    return f", line {begin + 1}" if case < len(starts) else ""

@@ -1,7 +1,7 @@
-"""The shapes and points that a grid stands for on a machine, each with an id that stays.
+"""Expansion of a grid to shapes and points on a machine, each with a stable id.
 
-A point is a resolved schedule on a shape in a regime. One that cannot run is a point, too, with the
-reason, so that results tell of it.
+A point is a resolved schedule on a shape in a regime. A schedule that cannot run is a point, too,
+with the reason, so that results report it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Choose = Callable[[Problem, str], Choice]
 
 @dataclass(frozen=True)
 class Shape:
-    """An operator with its sizes over all ranks, as `Problem.chunked` takes them."""
+    """An operator with its sizes over all ranks, the arguments of `Problem.chunked`."""
 
     op: str
     m: int
@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def id(self) -> str:
-        """Return what names it in results."""
+        """Return the shape's name in results."""
         return f"{self.op}-{self.m}x{self.n}x{self.k}-{self.dtype}-x{self.world}"
 
     @cached_property
@@ -48,7 +48,7 @@ class Shape:
         """The problem.
 
         Raises:
-            InputError: it cannot be.
+            InputError: the sizes are invalid.
         """
         return Problem.chunked(self.op, self.world, self.m, self.n, self.k, self.dtype)
 
@@ -58,19 +58,19 @@ class Point:
     """A schedule on a shape in a regime.
 
     Attributes:
-        shape, regime: where it stands.
-        name: the schedule's, or AUTO.
-        schedule: resolved; None: it has no value, and `reason` says why.
-        asked: the schedule as the grid has it, before it was resolved; None for AUTO.
-        chosen: for AUTO, how the selector came to it.
-        reason: why it cannot run; empty: it can.
+        shape, regime: the point's shape and regime.
+        name: the schedule's name, or AUTO.
+        schedule: the resolved schedule; None: there is none, and `reason` says why.
+        requested: the grid's schedule, before it was resolved; None for AUTO.
+        chosen: for AUTO, the selector's choice and reasons.
+        reason: why the point cannot run; empty: it can.
     """
 
     shape: Shape
     regime: str
     name: str
     schedule: Schedule | None
-    asked: Schedule | None = None
+    requested: Schedule | None = None
     chosen: dict[str, Any] | None = None
     reason: str = ""
 
@@ -81,7 +81,7 @@ class Point:
 
     @cached_property
     def id(self) -> str:
-        """What names it in the journal and in results: readable, and told apart by all axes."""
+        """The point's name in the journal and in results: readable, and unique in all axes."""
         axes = self.schedule.to_json() if self.schedule else {}
         text = json.dumps([self.name, axes], sort_keys=True)
         mark = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -99,7 +99,7 @@ class Case:
 
     @property
     def able(self) -> tuple[Point, ...]:
-        """Points that can run."""
+        """The points that can run."""
         return tuple(point for point in self.points if not point.reason)
 
     def of(self, regime: str) -> tuple[Point, ...]:
@@ -113,13 +113,13 @@ def expanded(
     """Return a grid's cases on a machine, each shape once.
 
     Args:
-        grid: what is asked.
-        machine: it is run on or simulated for.
-        world: ranks.
+        grid: the requested cases.
+        machine: the machine to run on or to simulate.
+        world: number of ranks.
         simulated: nothing runs.
-        choose: what AUTO stands for.
+        choose: the selector for AUTO.
     """
-    found: dict[Shape, Case] = {}
+    cases: dict[Shape, Case] = {}
     for entry in grid.cases:
         on_host = machine.engine == "host"
         dtypes = entry.dtypes or (("float32",) if on_host else ("bfloat16",))
@@ -129,21 +129,21 @@ def expanded(
                 for dtype in dtypes:
                     m, n, k = sizes
                     shape = Shape(op, m * world if entry.m_each else m, n, k, dtype, world)
-                    asked = entry.asked(op, shape.m)
+                    schedules = entry.schedules_for(op, shape.m)
                     served = lru_cache(_served)  # once for all regimes
                     points = [
                         point
                         for regime in regimes
                         for point in _points(
-                            shape, regime, asked, machine, simulated, choose, served
+                            shape, regime, schedules, machine, simulated, choose, served
                         )
                     ]
-                    found[shape] = _joined(found.get(shape), Case(shape, regimes, tuple(points)))
-    return tuple(found.values())
+                    cases[shape] = _joined(cases.get(shape), Case(shape, regimes, tuple(points)))
+    return tuple(cases.values())
 
 
 def _joined(first: Case | None, second: Case) -> Case:
-    """Return one case of two entries of a grid that have the same shape."""
+    """Join two cases with the same shape."""
     if first is None:
         return second
     regimes = tuple(dict.fromkeys((*first.regimes, *second.regimes)))
@@ -153,52 +153,52 @@ def _joined(first: Case | None, second: Case) -> Case:
 
 
 def _points(
-    shape: Shape, regime: str, asked: Sequence[str | Schedule], machine: Machine,
+    shape: Shape, regime: str, schedules: Sequence[str | Schedule], machine: Machine,
     simulated: bool, choose: Choose, served: Callable[..., str],
 ) -> list[Point]:  # fmt: skip
-    """Return a shape's points in a regime; of those that come to the same axes the first."""
-    here = "" if simulated else _regime_refused(machine, regime)
-    found: dict[Any, Point] = {}
-    for entry in asked:
+    """Return a shape's points in a regime; keep the first of points with the same axes."""
+    refused = "" if simulated else _regime_refused(machine, regime)
+    points: dict[Any, Point] = {}
+    for entry in schedules:
         if isinstance(entry, str):
             point = _automatic(shape, regime, choose)
         else:
             point = Point(shape, regime, entry.name, entry.resolve(shape.world, machine), entry)
         if not point.reason:
-            reason = here or served(shape, point.schedule, machine.engine)
+            reason = refused or served(shape, point.schedule, machine.engine)
             point = replace(point, reason=reason)
-        found.setdefault((point.name == AUTO, point.schedule), point)
-    return list(found.values())
+        points.setdefault((point.name == AUTO, point.schedule), point)
+    return list(points.values())
 
 
 def _automatic(shape: Shape, regime: str, choose: Choose) -> Point:
     try:
         choice = choose(shape.problem, regime)
-    except InputError as wrong:
-        return Point(shape, regime, AUTO, None, reason=str(wrong))
+    except InputError as error:
+        return Point(shape, regime, AUTO, None, reason=str(error))
     chosen = {"schedule": choice.schedule.name, "by": choice.by, "reasons": list(choice.reasons)}
     return Point(shape, regime, AUTO, choice.schedule, chosen=chosen)
 
 
 def _regime_refused(machine: Machine, regime: str) -> str:
     if machine.engine == "host" and regime != "synchronized":
-        return f"the host engine ends every call before the next: it is synchronized, not {regime}"
+        return f"the host engine only runs the regime synchronized, not {regime}"
     return ""
 
 
 def _served(shape: Shape, schedule: Schedule, engine: str) -> str:
-    """Say why the engine cannot run a schedule, or nothing."""
+    """Return why the engine cannot run a schedule; empty if it can."""
     if engine == "cuda" and registry.get(shape.op).flow.pools:
-        return "bags are not swept on GPUs: their calls have no GEMM to be held against"
+        return "bags are not swept on GPUs: their calls have no GEMM to compare with"
     try:
         check_served(shape.problem, schedule, engine)
-    except InputError as wrong:
-        return str(wrong)
+    except InputError as error:
+        return str(error)
     return ""
 
 
 def digest_of(grid: Grid, cases: Sequence[Case]) -> str:
-    """Return a digest of all that decides which lines a sweep's results have."""
+    """Return a digest of everything that determines the lines of a sweep's results."""
     table = {
         "points": [point.id for case in cases for point in case.points],
         "rounds": grid.rounds,

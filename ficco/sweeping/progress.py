@@ -1,4 +1,4 @@
-"""Progress of a sweep on stderr: a bar with the time left on a terminal, plain lines elsewhere."""
+"""Progress of a sweep on stderr: a bar with the remaining time on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _COMMAND = "ficco sweep"
 
 
 class Progress:
-    """Tells how far a sweep is. A context: the bar stands while it is open.
+    """Shows the progress of a sweep. A context manager: the bar is shown while it is open.
 
     Args:
-        shapes: of the whole sweep.
+        shapes: number of shapes of the whole sweep.
     """
 
     def __init__(self, shapes: int) -> None:
@@ -27,26 +27,26 @@ class Progress:
         self._task: Any = None
 
     def begin(self, runs: int, ended: int, done: int) -> None:
-        """Take in how much there is to do.
+        """Start with the amount of work.
 
         Args:
-            runs: of the whole sweep, if no point turns out bad.
-            ended: shapes of which nothing is missing.
-            done: runs that have been made.
+            runs: runs of the whole sweep, if no point turns out bad.
+            ended: shapes that are complete.
+            done: finished runs.
         """
         self._runs, self._ended, self._done, self._at_start = runs, ended, done, done
         self._started = time.monotonic()
         if done:
-            self.say(f"goes on: {ended} of {self._shapes} shapes have ended")
+            self.say(f"continues: {ended} of {self._shapes} shapes are complete")
         self._show()
 
     def run(self, shape: str, count: int = 1) -> None:
-        """Take in runs that have been made."""
+        """Add finished runs."""
         self._done += count
         self._show(shape)
 
     def ended(self, shape: str) -> None:
-        """Tell that a shape has ended."""
+        """Report that a shape is complete."""
         self._ended += 1
         if self._bar is None:
             self._print(f"{self._ended} of {self._shapes}: {shape}{self._left()}")
@@ -60,10 +60,10 @@ class Progress:
             self._print(text)
 
     def _left(self) -> str:
-        made = self._done - self._at_start
-        if not made or self._done >= self._runs:
+        runs = self._done - self._at_start
+        if not runs or self._done >= self._runs:
             return ""
-        seconds = (time.monotonic() - self._started) / made * (self._runs - self._done)
+        seconds = (time.monotonic() - self._started) / runs * (self._runs - self._done)
         return f", about {seconds:.0f} s left"
 
     def _show(self, shape: str = "") -> None:

@@ -1,6 +1,7 @@
-"""Results from the journal: a line a shape and regime, a line a point, in the grid's order; CSV.
+"""Results and CSV from the journal: a line per shape and regime, and a line per point.
 
-Everything here follows from the journal and the cases, so it can be made again at any time.
+The lines are in the grid's order. They depend only on the journal and the cases, so they can be
+computed again at any time.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ __all__ = [
     "Line",
     "as_csv",
     "as_lines",
-    "auto_behind",
+    "auto_slowdowns",
     "extremes",
-    "kept",
     "lines",
+    "points_to_time",
     "screens",
 ]
 
@@ -40,12 +41,12 @@ _COLUMNS = (
     "screened", "serial_ms", "speedup", "ideal_ms", "efficiency", "predicted_ms", "max_rel_error",
     "dil", "cil",
 )  # fmt: skip
-_DIGITS = 6  # behind the point, of milliseconds: picoseconds are nobody's
+_DIGITS = 6  # decimals of milliseconds: nanoseconds
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """What a point's runs say."""
+    """The statistics of a point's runs."""
 
     ms: float
     iqr_ms: float
@@ -54,11 +55,11 @@ class _Figures:
 
 
 class Figures(Protocol):
-    """What is known of points: a journal, or what a rank has been told of one.
+    """The records of points: a journal, or a rank's copy of its contents.
 
     Attributes:
         runs, screens: ms by point and number.
-        bad: points that have no figures.
+        bad: points without figures.
     """
 
     runs: dict[str, dict[int, float]]
@@ -66,13 +67,13 @@ class Figures(Protocol):
     bad: dict[str, Any]
 
 
-def kept(points: Sequence[Point], known: Figures, grid: Grid) -> list[Point]:
-    """Return those of a regime's points that get all rounds: serial, AUTO, the best of a screening.
+def points_to_time(points: Sequence[Point], known: Figures, grid: Grid) -> list[Point]:
+    """Return a regime's points that get all rounds: serial, AUTO, and the best of the screening.
 
     Args:
-        points: of one shape and regime, all screened where the grid screens.
-        known: with the screening's runs.
-        grid: how many are kept.
+        points: points of one shape and regime; if the grid screens, all are screened.
+        known: the records, with the screening's runs.
+        grid: the grid, which says how many points to keep.
     """
     able = [point for point in points if not point.reason and point.id not in known.bad]
     if not grid.screening:
@@ -89,7 +90,7 @@ def kept(points: Sequence[Point], known: Figures, grid: Grid) -> list[Point]:
 
 
 def screens(point: Point, grid: Grid) -> bool:
-    """Whether a point has a screening."""
+    """Return whether a point is screened."""
     return bool(grid.screening) and not _always(point)
 
 
@@ -100,31 +101,31 @@ def _always(point: Point) -> bool:
 def lines(
     cases: Iterable[Case], journal: Journal, grid: Grid, profile: Machine | None
 ) -> list[Line]:
-    """Return the results of all cases of which something is known.
+    """Return the results of all cases that have records.
 
     Args:
-        cases: in the grid's order.
-        journal: what was measured.
-        grid: how often it was to be.
-        profile: that `floor_ms` is worked out from; None: it is not known.
+        cases: the cases, in the grid's order.
+        journal: the measurements.
+        grid: the grid, which says how many runs a point needs.
+        profile: the profile for `floor_ms`; None: `floor_ms` is unknown.
     """
-    found: list[Line] = []
+    results: list[Line] = []
     for case in cases:
         if case.shape.id not in journal.touched:
             continue
         for regime in case.regimes:
-            found += _regime_lines(case, regime, journal, grid, profile)
+            results += _regime_lines(case, regime, journal, grid, profile)
         for regime in case.regimes:
             for which in ("best", "worst"):
                 line = journal.timelines.get((case.shape.id, regime, which))
                 if line is not None:
                     order = ("id", "shape", "regime", "which", "timeline")
-                    found.append({"kind": "timeline", **{key: line[key] for key in order}})
-    return found
+                    results.append({"kind": "timeline", **{key: line[key] for key in order}})
+    return results
 
 
 def extremes(case: Case, regime: str, known: Figures, grid: Grid) -> list[tuple[str, Point]]:
-    """Return the fastest and the slowest point of a regime, as far as it has any."""
+    """Return the fastest and the slowest point of a regime, if it has any."""
     timed = [
         (figures.ms, point.id, point)
         for point in case.of(regime)
@@ -136,24 +137,24 @@ def extremes(case: Case, regime: str, known: Figures, grid: Grid) -> list[tuple[
     return [("best", timed[0][2])] + ([("worst", timed[-1][2])] if len(timed) > 1 else [])
 
 
-def auto_behind(found: Iterable[Line]) -> dict[str, float]:
-    """Return per shape and regime how many times as long AUTO took as the best that had all rounds.
+def auto_slowdowns(results: Iterable[Line]) -> dict[str, float]:
+    """Return, by shape and regime, AUTO's time over the time of the best point with all rounds.
 
-    1 is the best itself. What AUTO took may be in the grid by its own name, too: then one plan was
-    measured twice, and the shorter of both times is AUTO's. Shapes on which AUTO has not had all
-    rounds are left out.
+    1 means that AUTO is the best. If the grid also contains AUTO's choice by name, one plan was
+    measured twice, and the shorter time counts as AUTO's. Shapes on which AUTO lacks rounds are
+    left out.
     """
     timed: dict[str, list[Line]] = {}
-    for line in found:
+    for line in results:
         if line["kind"] == "point" and not line["screened"]:
             timed.setdefault(f"{line['shape']}, {line['regime']}", []).append(line)
-    behind = {}
+    slowdowns = {}
     for name, points in timed.items():
-        taken = [_axes(point) for point in points if point["name"] == AUTO]
-        if taken:
-            ms = min(point["ms"] for point in points if _axes(point) in taken)
-            behind[name] = ms / min(point["ms"] for point in points)
-    return behind
+        auto_axes = [_axes(point) for point in points if point["name"] == AUTO]
+        if auto_axes:
+            ms = min(point["ms"] for point in points if _axes(point) in auto_axes)
+            slowdowns[name] = ms / min(point["ms"] for point in points)
+    return slowdowns
 
 
 def _axes(point: Line) -> dict[str, Any]:
@@ -176,21 +177,21 @@ def _regime_lines(
     alone = ideal(
         parts.get("gemm"), [ms for name, ms in parts.items() if name.startswith("transfer")]
     )
-    found = [_shape_line(case.shape, regime, alone, serial_ms, profile)]
-    found[0]["ended"] = case.shape.id in journal.ended
+    results = [_shape_line(case.shape, regime, alone, serial_ms, profile)]
+    results[0]["ended"] = case.shape.id in journal.ended
     if lacking:
-        found[0]["lacking"] = lacking
+        results[0]["lacking"] = lacking
     for point in points:
-        bad = _reason(point, journal)
-        figured = figures[point.id]
-        if bad:
-            found.append({
+        reason = _reason(point, journal)
+        point_figures = figures[point.id]
+        if reason:
+            results.append({
                 "kind": "bad", "id": point.id, "shape": case.shape.id, "regime": regime,
-                "name": point.name, "grain": point.grain, "reason": bad,
+                "name": point.name, "grain": point.grain, "reason": reason,
             })  # fmt: skip
-        elif figured is not None:
-            found.append(_point_line(point, figured, journal, serial_ms, alone["ideal_ms"]))
-    return found
+        elif point_figures is not None:
+            results.append(_point_line(point, point_figures, journal, serial_ms, alone["ideal_ms"]))
+    return results
 
 
 def _shape_line(
@@ -207,7 +208,7 @@ def _shape_line(
     try:
         facts = facts_of(shape.problem)
     except InputError:
-        return line  # it cannot be; every point says so
+        return line  # the shape is invalid; every point reports it
     line |= {"flops": facts.flops, "bytes_out": facts.sent_bytes}
     if facts.sent_bytes:
         line["op_to_byte"] = round(facts.intensity, 3)
@@ -222,17 +223,17 @@ def _point_line(
     point: Point, figures: _Figures, journal: Journal, serial_ms: float | None,
     ideal_ms: float | None,
 ) -> Line:  # fmt: skip
-    more = journal.worked_out.get(point.id, {})
-    assert point.schedule is not None, point.id  # it has run
+    computed = journal.worked_out.get(point.id, {})
+    assert point.schedule is not None, point.id  # the point has run
     line: Line = {
         "kind": "point", "id": point.id, "shape": point.shape.id, "regime": point.regime,
         "name": point.name, "grain": point.grain, "schedule": point.schedule.to_json(),
         "ms": _rounded(figures.ms), "iqr_ms": _rounded(figures.iqr_ms), "runs": figures.runs,
         "screened": figures.screened, "ok": True,
-        "max_rel_error": journal.errors.get(point.id), "predicted_ms": more.get("predicted_ms"),
+        "max_rel_error": journal.errors.get(point.id), "predicted_ms": computed.get("predicted_ms"),
         "speedup": _rounded(serial_ms / figures.ms if serial_ms and figures.ms else None),
         "efficiency": _rounded(ideal_ms / figures.ms if ideal_ms and figures.ms else None),
-        "dil": more.get("dil"), "cil": more.get("cil"),
+        "dil": computed.get("dil"), "cil": computed.get("cil"),
     }  # fmt: skip
     if point.chosen is not None:
         line["chosen"] = point.chosen
@@ -240,7 +241,7 @@ def _point_line(
 
 
 def _figures(point: Point, known: Figures, grid: Grid) -> _Figures | None:
-    """Return what is known of a point: of its timed runs, else of its screening."""
+    """Return the statistics of a point's timed runs, else of its screening."""
     if point.reason or point.id in known.bad:
         return None
     runs = [ms for _, ms in sorted(known.runs.get(point.id, {}).items())]
@@ -259,23 +260,23 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, _DIGITS)
 
 
-def as_lines(found: Iterable[Line]) -> str:
+def as_lines(results: Iterable[Line]) -> str:
     """Return results as JSON lines."""
-    return "".join(json.dumps(line) + "\n" for line in found)
+    return "".join(json.dumps(line) + "\n" for line in results)
 
 
-def as_csv(found: Iterable[Line]) -> str:
-    """Return points as a table: a row a point, bad ones with their reason and no figures."""
+def as_csv(results: Iterable[Line]) -> str:
+    """Return a table with a row per point; bad points have a reason and no figures."""
     text = io.StringIO()
     axes = [f"{axis}" for axis in AXES]
     writer = csv.DictWriter(text, [*_COLUMNS, *axes, "reason", "id"], lineterminator="\n")
     writer.writeheader()
     shape: Line = {}
-    for line in found:
+    for line in results:
         if line["kind"] == "shape":
             shape = line
         elif line["kind"] in ("point", "bad"):
-            own = {**shape, **line, **line.get("schedule", {}), "name": line["name"]}
-            own["grain"] = line["grain"]
-            writer.writerow({name: own.get(name) for name in writer.fieldnames})
+            row = {**shape, **line, **line.get("schedule", {}), "name": line["name"]}
+            row["grain"] = line["grain"]
+            writer.writerow({name: row.get(name) for name in writer.fieldnames})
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""A sweep from its grid to its files: opened, measured, and written after every shape."""
+"""A whole sweep: open the folder, measure, and write the files after every shape."""
 
 from __future__ import annotations
 
@@ -21,29 +21,37 @@ from ficco.sweeping.grid import Grid
 from ficco.sweeping.journal import Journal
 from ficco.sweeping.points import Case, digest_of, expanded
 from ficco.sweeping.progress import Progress
-from ficco.sweeping.results import Line, as_csv, as_lines, auto_behind, kept, lines, screens
+from ficco.sweeping.results import (
+    Line,
+    as_csv,
+    as_lines,
+    auto_slowdowns,
+    lines,
+    points_to_time,
+    screens,
+)
 from ficco.sweeping.surroundings import gpus, surroundings
 from ficco.sweeping.work import Work
 
-__all__ = ["Asked", "Outcome", "run"]
+__all__ = ["Outcome", "SweepRequest", "run"]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a sweep is asked for.
+class SweepRequest:
+    """The settings of a sweep.
 
     Attributes:
-        grid: what is measured.
-        folder: where it is written.
-        machine: it runs on or is simulated for.
-        world: ranks.
+        grid: the cases to measure.
+        folder: the folder for the results.
+        machine: the machine to run on or to simulate.
+        world: number of ranks.
         simulated: nothing runs.
-        profile: to predict from and to choose by; None: there is none.
-        profile_name: as `Machine.named` takes it.
-        driver: CUDA version that the driver serves; None: no GPUs.
-        book: that AUTO chooses by; None: as calls do.
-        seconds: for all of it.
-        timeout_s: how long a wait within a call may last.
+        profile: profile to predict from and to choose by; None: there is none.
+        profile_name: the profile's name for `Machine.named`.
+        driver: the driver's CUDA version; None: no GPUs.
+        book: the book that AUTO uses; None: that of calls.
+        seconds: time limit of the whole sweep.
+        timeout_s: longest wait within a call, in seconds.
     """
 
     grid: Grid
@@ -61,17 +69,17 @@ class Asked:
 
 @dataclass
 class Outcome:
-    """How a sweep ended.
+    """The outcome of a sweep.
 
     Attributes:
-        points: of the grid.
-        left: that have fewer runs than they are to have, and no reason for it.
-        unended: shapes of which anything is missing, be it a timeline alone.
-        bad: per kind of `ficco.sweeping.journal.BAD`, how many.
-        why: the reason of the first of these.
-        behind: per shape and regime, how much longer AUTO took than the best point with all rounds.
-        interrupted: whether the user ended it.
-        book: whether there is one; `no_book`: why not.
+        points: number of points of the grid.
+        left: points that lack runs and have no reason for it.
+        unended: shapes that lack anything, for example only a timeline.
+        bad: number of bad points by kind of `ficco.sweeping.journal.BAD`.
+        why: the reason of the first bad point.
+        slowdowns: by shape and regime, AUTO's time over that of the best point with all rounds.
+        interrupted: whether the user ended the sweep.
+        book: whether there is a book; `no_book`: why not.
     """
 
     points: int
@@ -79,38 +87,38 @@ class Outcome:
     unended: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     why: str = ""
-    behind: dict[str, float] = field(default_factory=dict)
+    slowdowns: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
     book: bool = False
     no_book: str = ""
 
     @property
     def done(self) -> int:
-        """How many points have all their runs."""
+        """The number of points that have all their runs."""
         return self.points - self.left - sum(self.bad.values())
 
 
-def run(asked: Asked) -> Outcome:
-    """Measure what is missing in a folder, and write its results.
+def run(request: SweepRequest) -> Outcome:
+    """Measure the missing points of a folder, and write the results.
 
-    Ctrl-C ends it like a deadline: results are written of what there is.
+    Ctrl-C has the effect of a deadline: the results so far are written.
 
     Raises:
-        InputError: the folder or the book cannot serve; nothing was measured.
-        EngineError: the GPUs cannot run ficco, or ranks end before they have begun.
+        InputError: the folder or the book is not usable; nothing was measured.
+        EngineError: the GPUs cannot run ficco, or ranks end before they start to measure.
     """
-    if asked.simulated:  # the simulator says the same every time
-        asked = replace(asked, grid=replace(asked.grid, rounds=1, screening=0))
-    grid, machine = asked.grid, asked.machine
-    _check_book(asked)
-    cases = expanded(grid, machine, asked.world, asked.simulated, _chooser(asked))
-    journal, head = opened(asked.folder, _head(asked, cases))
+    if request.simulated:  # the simulator is deterministic
+        request = replace(request, grid=replace(request.grid, rounds=1, screening=0))
+    grid, machine = request.grid, request.machine
+    _check_book(request)
+    cases = expanded(grid, machine, request.world, request.simulated, _chooser(request))
+    journal, head = opened(request.folder, _head(request, cases))
     outcome = Outcome(sum(len(case.points) for case in cases))
-    writer = _Writer(asked, cases, head)
+    writer = _Writer(request, cases, head)
     with journal, Progress(len(cases)) as progress:
         work = Work(
-            grid, cases, machine, asked.world, journal, asked.profile,
-            time.monotonic() + asked.seconds, asked.timeout_s, progress,
+            grid, cases, machine, request.world, journal, request.profile,
+            time.monotonic() + request.seconds, request.timeout_s, progress,
             lambda: writer.write(journal),
         )  # fmt: skip
         progress.begin(
@@ -119,30 +127,30 @@ def run(asked: Asked) -> Outcome:
             sum(work.runs_done(case) for case in cases),
         )
         try:
-            _executor(asked)(work)
+            _executor(request)(work)
         except KeyboardInterrupt:
             outcome.interrupted = True
-        outcome.behind = auto_behind(writer.write(journal))
+        outcome.slowdowns = auto_slowdowns(writer.write(journal))
         for case in cases:
             ended = case.shape.id in journal.ended
             outcome.left += 0 if ended else _left(work, case)
             outcome.unended += not ended
             for point in case.points:
-                refused = journal.bad.get(point.id, {})
-                kind = "impossible" if point.reason else refused.get("kind")
+                bad_record = journal.bad.get(point.id, {})
+                kind = "impossible" if point.reason else bad_record.get("kind")
                 if kind:
-                    outcome.why = outcome.why or point.reason or str(refused.get("bad", ""))
+                    outcome.why = outcome.why or point.reason or str(bad_record.get("bad", ""))
                     outcome.bad[kind] = outcome.bad.get(kind, 0) + 1
     outcome.book, outcome.no_book = writer.booked, writer.no_book
     return outcome
 
 
-def _executor(asked: Asked) -> Callable[[Work], bool]:
-    if asked.simulated:
+def _executor(request: SweepRequest) -> Callable[[Work], bool]:
+    if request.simulated:
         from ficco.sweeping.simulated import simulate
 
         return simulate
-    if asked.machine.engine == "host":
+    if request.machine.engine == "host":
         from ficco.sweeping.host import measure as on_host
 
         return on_host
@@ -152,9 +160,9 @@ def _executor(asked: Asked) -> Callable[[Work], bool]:
 
 
 def _left(work: Work, case: Case) -> int:
-    """Return how many points of a case that has not ended are missing runs.
+    """Return the number of points of an unfinished case that lack runs.
 
-    Once a regime is screened, those that are not kept are missing none.
+    Once a regime is screened, the points that are not kept lack none.
     """
     journal, grid = work.journal, work.grid
     left = 0
@@ -166,56 +174,63 @@ def _left(work: Work, case: Case) -> int:
             if screens(point, grid) and len(journal.screens.get(point.id, {})) < grid.screening
         }
         due = (
-            [p for p in points if not screens(p, grid)] if missing else kept(points, journal, grid)
+            [p for p in points if not screens(p, grid)]
+            if missing
+            else points_to_time(points, journal, grid)
         )
         missing |= {point.id for point in due if journal.missing(point.id, grid.rounds)}
         left += len(missing)
     return left
 
 
-def _check_book(asked: Asked) -> None:
-    """Refuse a book that must not be used here, before anything is measured."""
-    if asked.book is None:
+def _check_book(request: SweepRequest) -> None:
+    """Refuse an unsuitable book before anything is measured."""
+    if request.book is None:
         return
-    if not asked.grid.chooses:
+    if not request.grid.chooses:
         raise InputError(
-            f"--book: grid {asked.grid.name!r} has no schedule 'auto', which would choose by it; "
+            f"--book: grid {request.grid.name!r} has no schedule 'auto', which would use the book; "
             "add it, or leave the book out"
         )
-    if asked.profile is None:
-        raise InputError("--book: there is no profile of this machine, so nothing chooses by it")
-    if reason := asked.book.unfit(asked.profile, __version__, asked.driver):
+    if request.profile is None:
+        raise InputError("--book: there is no profile of this machine, so nothing uses the book")
+    if reason := request.book.unfit(request.profile, __version__, request.driver):
         raise InputError(
-            f"--book {asked.book.name}: {reason}; sweep this machine for a book of its own, or "
-            "leave it out"
+            f"--book {request.book.name}: {reason}; sweep this machine for its own book, or "
+            "leave --book out"
         )
 
 
-def _chooser(asked: Asked) -> Callable[[Problem, str], Choice]:
-    """Return what AUTO takes: by the book where it has the shape, else as a call does."""
+def _chooser(request: SweepRequest) -> Callable[[Problem, str], Choice]:
+    """Return AUTO's selector: it uses the book if it has the shape, else it works as in a call."""
 
-    def chosen(problem: Problem, regime: str) -> Choice:
-        if asked.profile is None:
+    def selected(problem: Problem, regime: str) -> Choice:
+        if request.profile is None:
             raise InputError(
                 "there is no profile of this machine to choose by; `ficco doctor --profile FILE` "
-                "measures one, --machine FILE names it"
+                "measures one, --machine FILE selects it"
             )
-        if asked.book is not None:
+        if request.book is not None:
             try:
                 return choose(
-                    problem, asked.profile, regime, book=asked.book, by="book", driver=asked.driver
+                    problem,
+                    request.profile,
+                    regime,
+                    book=request.book,
+                    by="book",
+                    driver=request.driver,
                 )
             except InputError:
-                pass  # a shape that the book does not have
-        return quick(problem, asked.profile, regime, asked.driver)
+                pass  # the book lacks the shape
+        return quick(problem, request.profile, regime, request.driver)
 
-    return chosen
+    return selected
 
 
-def _head(asked: Asked, cases: tuple[Case, ...]) -> dict[str, Any]:
-    """Return what a folder's head says; of two equal heads one sweep can go on."""
-    grid, machine, here = asked.grid, asked.machine, surroundings()
-    executed = not asked.simulated
+def _head(request: SweepRequest, cases: tuple[Case, ...]) -> dict[str, Any]:
+    """Return a folder's head; a sweep continues in a folder with an equal head."""
+    grid, machine, here = request.grid, request.machine, surroundings()
+    executed = not request.simulated
     on_gpus = executed and machine.engine != "host"
     head: dict[str, Any] = {
         "version": VERSION, "grid": grid.name, "about": grid.about,
@@ -227,16 +242,16 @@ def _head(asked: Asked, cases: tuple[Case, ...]) -> dict[str, Any]:
             "name": machine.name, "about": machine.about, "devices": machine.ranks,
             "engine": machine.engine, "digest": _digest(asdict(machine)),
         },
-        "world": asked.world,
-        "profile": asked.profile_name,
-        "driver": asked.driver or "host",
-        "book": None if asked.book is None else _digest(asked.book.points),
+        "world": request.world,
+        "profile": request.profile_name,
+        "driver": request.driver or "host",
+        "book": None if request.book is None else _digest(request.book.points),
         "ficco": __version__,
         "rounds": grid.rounds, "screening": grid.screening, "keep": grid.keep,
         "assumptions": list(grid.assumptions),
         "date": here.pop("date"),
     }  # fmt: skip
-    if executed:  # what is simulated is the same everywhere
+    if executed:  # simulations do not depend on the surroundings
         head |= here
         if on_gpus:
             about = gpus()
@@ -250,38 +265,44 @@ def _digest(value: object) -> str:
 
 
 class _Writer:
-    """Writes results, table and book of a folder from its journal."""
+    """Writes a folder's results, table and book from its journal."""
 
-    def __init__(self, asked: Asked, cases: tuple[Case, ...], head: dict[str, Any]) -> None:
-        self._asked, self._cases, self._head = asked, cases, head
+    def __init__(
+        self, request: SweepRequest, cases: tuple[Case, ...], head: dict[str, Any]
+    ) -> None:
+        self._request, self._cases, self._head = request, cases, head
         self.booked, self.no_book = False, ""
 
     def write(self, journal: Journal) -> list[Line]:
-        """Rewrite them all; return the results."""
-        asked = self._asked
-        found = lines(self._cases, journal, asked.grid, asked.profile)
-        replaced(asked.folder / RESULTS, as_lines(found))
-        replaced(asked.folder / TABLE, as_csv(found))
-        self._write_book(found)
-        return found
+        """Rewrite all three files; return the results."""
+        request = self._request
+        results = lines(self._cases, journal, request.grid, request.profile)
+        replaced(request.folder / RESULTS, as_lines(results))
+        replaced(request.folder / TABLE, as_csv(results))
+        self._write_book(results)
+        return results
 
-    def _write_book(self, found: list[Line]) -> None:
-        asked = self._asked
-        if asked.simulated:
+    def _write_book(self, results: list[Line]) -> None:
+        request = self._request
+        if request.simulated:
             self.no_book = "nothing was measured, so there is no book"
             return
-        if asked.profile is None or not asked.profile.rated:
+        if request.profile is None or not request.profile.rated:
             self.no_book = (
-                f"no book: machine {asked.machine.name!r} has no rates, so nothing chooses on it; "
-                "`ficco doctor --profile FILE` measures them, --machine FILE takes them"
+                f"no book: machine {request.machine.name!r} has no rates, so nothing chooses on "
+                "it; `ficco doctor --profile FILE` measures rates, --machine FILE uses them"
             )
             return
         book = book_of(
-            found, asked.profile.name, self._head["driver"], self._head["date"], asked.grid.name
+            results,
+            request.profile.name,
+            self._head["driver"],
+            self._head["date"],
+            request.grid.name,
         )
         if book is None:
             self.no_book = "no book yet: no shape has all its runs"
             return
-        text = book.to_toml(f"Written by ficco sweep, of the grid {asked.grid.name}.")
-        replaced(asked.folder / BOOK, text)
+        text = book.to_toml(f"Written by ficco sweep, of the grid {request.grid.name}.")
+        replaced(request.folder / BOOK, text)
         self.booked, self.no_book = True, ""

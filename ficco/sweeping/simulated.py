@@ -1,7 +1,8 @@
-"""Points that the simulator works out: of sweeps where nothing runs, and beside measured ones.
+"""Simulation of points: for simulated sweeps, and as predictions for measured ones.
 
-DIL is what a GEMM loses by being cut: its pieces alone, over the whole alone. CIL is what the
-pieces lose beside copies: as they are in the call, over the pieces alone.
+DIL is the loss of a GEMM by decomposition: the time of its pieces alone over that of the whole
+alone. CIL is the loss by contention: the time of the pieces in the call over that of the pieces
+alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _DIGITS = 6
 
 
 def simulate(work: Work) -> bool:
-    """Work out all points that are missing; return whether the time sufficed."""
+    """Simulate all missing points; return False if the time ran out."""
     for case in work.remaining():
         sums = _Sums(case, work.machine)
         for point in work.able(case):
@@ -63,7 +64,7 @@ def _simulate(work: Work, sums: _Sums, point: Point) -> None:
 
 
 def predict(work: Work, case: Case) -> None:
-    """Write down what the simulator says of a case's points that have figures, on the profile."""
+    """Record the simulator's times on the profile for a case's points that have figures."""
     if work.profile is None:
         return
     sums = _Sums(case, work.profile)
@@ -74,7 +75,7 @@ def predict(work: Work, case: Case) -> None:
         try:
             ms: float | None = sums.ms(point)
         except FiccoError:
-            ms = None  # a profile does not know all that runs
+            ms = None  # the profile lacks rates of this schedule
         work.journal.append(case.shape.id, id=point.id, predicted_ms=ms)
 
 
@@ -88,7 +89,7 @@ def timeline_json(timeline: Timeline) -> dict[str, Any]:
 
 
 class _Sums:
-    """Works out the points of one case; a schedule's plan is made once for all regimes."""
+    """Simulates the points of one case; a schedule's plan is built once for all regimes."""
 
     def __init__(self, case: Case, machine: Machine) -> None:
         self._case, self._machine = case, machine
@@ -97,7 +98,7 @@ class _Sums:
         self._plans: dict[Schedule, Plan] = {}
 
     def ms(self, point: Point) -> float:
-        """Return what a call is predicted to last."""
+        """Return the predicted time of a call, in ms."""
         schedule = self._schedule(point)
         problem, machine, regime = point.shape.problem, self._machine, point.regime
         if schedule.transport == "collective":
@@ -107,14 +108,14 @@ class _Sums:
         return round(ms, _DIGITS)
 
     def timeline(self, point: Point, machine: Machine) -> Timeline:
-        """Return what a call is predicted to do."""
+        """Return the predicted timeline of a call."""
         schedule = self._schedule(point)
         if schedule.transport == "collective":
             return simulator.predict(point.shape.problem, schedule, machine, point.regime)
         return simulator.simulate(self._plan(schedule), machine, point.regime)
 
     def losses(self, point: Point) -> Mapping[str, float | None]:
-        """Return DIL and CIL; None where there is no GEMM."""
+        """Return DIL and CIL; None if there is no GEMM."""
         serial = next(p for p in self._case.points if p.name == "serial")
         serial = replace(serial, regime=point.regime)
         whole, _ = alone_ms(self.timeline(serial, self._quiet))

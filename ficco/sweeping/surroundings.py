@@ -1,4 +1,4 @@
-"""Where a measurement ran: processor, GPUs, versions, the day. No torch here."""
+"""The surroundings of a measurement: processor, GPUs, versions, date. It does not import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUERIED = ("name", "driver_version", "power.limit", "clocks.max.sm")
 
 
 def surroundings() -> dict[str, Any]:
-    """Return machine, versions and date, as they stand in every result."""
+    """Return machine, versions and date, which every result contains."""
     model = platform.processor() or "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -32,22 +32,22 @@ def surroundings() -> dict[str, Any]:
 
 
 def gpus() -> dict[str, Any]:
-    """Return what nvidia-smi says of the GPUs, and versions that matter there."""
+    """Return nvidia-smi's description of the GPUs, and the versions of GPU packages."""
     versions = _versions("triton", "nvidia-nccl-cu13", "cuda-bindings")
     try:
         command = ["nvidia-smi", f"--query-gpu={','.join(_QUERIED)}", "--format=csv,noheader"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        rows = [[word.strip() for word in line.split(",")] for line in said.stdout.splitlines()]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        rows = [[word.strip() for word in line.split(",")] for line in result.stdout.splitlines()]
         return {"gpus": [dict(zip(_QUERIED, row, strict=True)) for row in rows], "more": versions}
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return {"gpus": [], "gpus_missing": str(error), "more": versions}
 
 
 def _versions(*packages: str) -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

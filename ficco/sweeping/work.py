@@ -1,4 +1,4 @@
-"""What an executor of a sweep works with: the cases, the journal, the time, and whom to tell."""
+"""The context of a sweep's executor: cases, journal, deadline and progress."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Work"]
 
 @dataclass(frozen=True)
 class Work:
-    """A sweep under way.
+    """A running sweep.
 
     Attributes:
-        grid, cases: what is to be measured.
-        machine: it runs on or is simulated for.
-        world: ranks.
-        journal: what has been.
-        profile: to predict from; None: there is none.
-        deadline: of `time.monotonic()`, after which nothing is begun.
-        timeout_s: how long a wait within a call may last.
-        progress: is told of every run.
-        written: is called when a case has ended, to write the results.
+        grid, cases: the points to measure.
+        machine: the machine to run on or to simulate.
+        world: number of ranks.
+        journal: the measurements so far.
+        profile: profile to predict from; None: there is none.
+        deadline: value of `time.monotonic()` after which nothing is started.
+        timeout_s: longest wait within a call, in seconds.
+        progress: receives every run.
+        written: is called after each case, to write the results.
     """
 
     grid: Grid
@@ -54,7 +54,7 @@ class Work:
         return self.deadline - time.monotonic()
 
     def remaining(self) -> Iterator[Case]:
-        """Yield the cases that have not ended."""
+        """Yield the incomplete cases."""
         for case in self.cases:
             if case.shape.id not in self.journal.ended:
                 yield case
@@ -64,25 +64,25 @@ class Work:
         return [point for point in case.able if point.id not in self.journal.bad]
 
     def refuse(self, point: Point, reason: str, kind: str) -> None:
-        """Write down why a point has no figures; `kind` is one of `ficco.sweeping.journal.BAD`."""
+        """Record why a point has no figures; `kind` is one of `ficco.sweeping.journal.BAD`."""
         self.journal.append(point.shape.id, id=point.id, bad=reason, kind=kind)
         self.progress.say(f"{point.id}: {reason}")
 
     def lack(self, case: Case, part: str, reason: str) -> None:
-        """Write down why a part of a case, or a trace of one of its points, is not to be had."""
+        """Record why a part of a case, or a trace of one of its points, is missing."""
         self.journal.append(case.shape.id, part=part, bad=reason)
         self.progress.say(f"{case.shape.id}, {part}: {reason}")
 
     def end(self, case: Case) -> None:
-        """Write down that nothing of a case is missing, and the results so far."""
+        """Record that a case is complete, and write the results so far."""
         self.journal.append(case.shape.id, ended=True)
         self.progress.ended(case.shape.id)
         self.written()
 
-    # ---- how much is to be done
+    # ---- amount of work
 
     def runs_expected(self, case: Case) -> int:
-        """Return how many runs a case takes if no point turns out bad."""
+        """Return the number of runs of a case if no point turns out bad."""
         able, grid = case.able, self.grid
         screened = [point for point in able if screens(point, grid)]
         full = len(able) - len(screened)
@@ -91,8 +91,8 @@ class Work:
         return len(screened) * grid.screening + full * grid.rounds
 
     def runs_done(self, case: Case) -> int:
-        """Return how many of them are in the journal, all of them where the case has ended."""
+        """Return how many of these runs are in the journal; all of them if the case has ended."""
         if case.shape.id in self.journal.ended:
             return self.runs_expected(case)
-        held = (self.journal.runs, self.journal.screens)
-        return sum(len(runs.get(point.id, {})) for runs in held for point in case.able)
+        recorded = (self.journal.runs, self.journal.screens)
+        return sum(len(runs.get(point.id, {})) for runs in recorded for point in case.able)

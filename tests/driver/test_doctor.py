@@ -152,7 +152,7 @@ def test_which_calls_need_multiprocessors_is_told_on_request(double_folder: Path
     none, needed = _held(double_folder, devices=2, peers="none")
     assert none["found"].startswith("none needed by: write of a word; ")
     (told,) = _held(double_folder, devices=1, fail="cuModuleLoadData:0:218")
-    assert not told["ok"] and "cuModuleLoadData answers" in told["found"]
+    assert not told["ok"] and "cuModuleLoadData returned" in told["found"]
     (told,) = _held(double_folder, devices=0)
     assert not told["ok"]
 

@@ -23,7 +23,7 @@ from command_lines import (
     rows_of,
 )
 
-from ficco.cli.arguments import asked_from
+from ficco.cli.arguments import request_from
 from ficco.cli.main import parser
 from ficco.errors import FiccoError
 from ficco.lowering import lower
@@ -54,7 +54,7 @@ def test_every_line_is_parsed_and_planned(line: Line) -> None:
     if args.schedule == "auto":
         args.machine = args.machine or "h200x2"
     engine = "host" if args.machine == "host" else "cuda"
-    asked = asked_from(args, engine, 2)
+    asked = request_from(args, engine, 2)
     assert asked.schedules
     if "sizes" in line.name or args.schedule == "auto":
         return
@@ -68,7 +68,7 @@ def test_what_a_line_may_not_say_is_refused() -> None:
     """So that the test above can fail: the two words that made lines of tests/gpu stale."""
     words = ["run", "all_to_all_matmul", "--m", "1003", "--splits", "0,900;301,2"]
     with pytest.raises(FiccoError, match="leave --m out"):
-        asked_from(parser().parse_args([*words, "--ranks", "2"]), "cuda", 2)
+        request_from(parser().parse_args([*words, "--ranks", "2"]), "cuda", 2)
 
 
 def test_the_lines_have_every_operator() -> None:

@@ -73,7 +73,7 @@ def test_a_kernel_that_ends_too_early_is_told(cuda: Cuda) -> None:
     try:
         probe(0)
     except EngineError as error:
-        assert "ended by its time limit" in str(error), error
+        assert "reached its time limit" in str(error), error
     else:
         raise AssertionError("what ended early passed for held")
 
@@ -86,7 +86,7 @@ def test_a_refusal_lets_the_device_go(cuda: Cuda) -> None:
     try:
         probe(0)
     except EngineError as error:
-        assert "cuEventQuery answers CUDA_ERROR_LAUNCH_FAILED (719)" in str(error), error
+        assert "cuEventQuery returned CUDA_ERROR_LAUNCH_FAILED (719)" in str(error), error
     else:
         raise AssertionError("a refusal was not told")
     assert probe(0)[CONTROL] == Use(True, True)

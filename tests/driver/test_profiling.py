@@ -68,7 +68,7 @@ def test_a_refusal_is_told(cuda: Cuda) -> None:
     try:
         driver.copy_rows(here, 4, here + 16, 8, (2, 8), int(cuda.stream()))
     except EngineError as error:
-        assert "cuMemcpy2DAsync answers CUDA_ERROR_INVALID_VALUE (1)" in str(error), error
+        assert "cuMemcpy2DAsync returned CUDA_ERROR_INVALID_VALUE (1)" in str(error), error
     else:
         raise AssertionError("rows that lie within one another were copied")
 

@@ -130,7 +130,7 @@ def profile_lines(file: str = "found.toml") -> dict[str, Line]:
     found = [
         Line("profile", ("doctor", "--profile", file)),
         Line("profile run", (*run, "--json")),
-        Line("profile again", ("doctor", "--profile", file), 2, "it is there already"),
+        Line("profile again", ("doctor", "--profile", file), 2, "the file exists"),
         *(
             Line(f"profile ranks {ranks}",
                  ("doctor", "--profile", "none.toml", "--ranks", str(ranks)), 2, f"--ranks {ranks}")

@@ -49,7 +49,7 @@ class TestStreams:
     def test_a_closed_stdout(self, command: str) -> None:
         done = ficco(f"$FICCO {command} >&-")
         assert done.returncode == 2 and done.stdout == ""
-        assert done.stderr.count("\n") == 1 and "standard output is closed" in done.stderr
+        assert done.stderr.count("\n") == 1 and "standard output, which receives" in done.stderr
 
     def test_a_closed_stderr_and_stdin(self) -> None:
         done = ficco("$FICCO $RUN 2>&- <&-")

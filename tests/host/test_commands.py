@@ -14,7 +14,7 @@ from forking import Forked
 
 from ficco import oracle
 from ficco.cli import engine_choice, run
-from ficco.cli.arguments import Asked, asked_from
+from ficco.cli.arguments import Request, request_from
 from ficco.cli.main import main
 from ficco.operators import OPERATORS
 from ficco.problem import Problem
@@ -155,7 +155,7 @@ class TestRun:
         (["run", "--machine", "/no/such.toml"], "cannot be read"),
         (["run", "--grain", "0"], "grain=0"),
         (["run", "--iters", "0"], "--iters 0"),
-        (["run", "--iters", "1000001"], "--iters 1000001: it is from 1 to 1,000,000"),
+        (["run", "--iters", "1000001"], "--iters 1000001: it must be from 1 to 1,000,000"),
         (["run", "--ranks=--"], "'--'"),  # by newer Pythons' argparse, too
         (["run", "--iters=--"], "'--'"),
         (["run", "--seed=--"], "'--'"),
@@ -172,7 +172,7 @@ class TestRun:
             "--m 9, but --splits add up to 10",
         ),
         (["run", "--regime", "eager"], "--regime eager without --simulate"),
-        (["run", "--machine", "h100x2", "--ranks", "4", "--simulate"], "has 2; ask for fewer"),
+        (["run", "--machine", "h100x2", "--ranks", "4", "--simulate"], "has 2; request fewer"),
         (["run", "all_to_all_matmul", "--splits", "1;2", "--ranks", "2"], "2 numbers"),
         (["run", "--trace", "/no/such/folder/trace"], "--trace"),
         (["run", "--engine", "cuda"], "--engine cuda: libcuda.so.1 not found"),
@@ -269,12 +269,12 @@ class TestEngines:
         code, _, err = call(capsys, "run", "--engine", "cuda")
         assert code == 1 and not started and "0-1" in err
 
-    def asked(self, *args: str, ranks: int = 4) -> Asked:
+    def asked(self, *args: str, ranks: int = 4) -> Request:
         import argparse
 
         parser = argparse.ArgumentParser()
         run.add_to(parser.add_subparsers())
-        return asked_from(parser.parse_args(["run", *args]), "cuda", ranks)
+        return request_from(parser.parse_args(["run", *args]), "cuda", ranks)
 
     @pytest.mark.parametrize("op", OPERATORS)
     def test_all_is_what_gpus_can_run(self, op: str) -> None:
@@ -355,7 +355,7 @@ class TestPlan:
         file = tmp_path / "plan.json"
         file.write_text(call(capsys, "plan", *SMALL[:6], "--json")[1])
         code, out, err = call(capsys, "plan", *more, "--check", str(file))
-        assert code == 2 and out == "" and f"{more[-1]} beside --check" in err
+        assert code == 2 and out == "" and f"{more[-1]} with --check" in err
 
     def test_a_rejected_plan_is_exit_1_with_a_line_a_violation(
         self, capsys: Any, tmp_path: Path

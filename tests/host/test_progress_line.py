@@ -38,7 +38,7 @@ def as_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         (["explain", "--machine", "h200x4", "--by", "simulator"], "simulates schedule 2 of"),
         (["run", "--machine", "host", *SMALL, "--iters", "1"], "round 1 of 1: hetero_fused_1d"),
         (["run", "--machine", "mesh4", *SMALL, "--simulate"], "simulates and proves schedule 2 of"),
-        (["plan", *SMALL], "makes the plan"),
+        (["plan", *SMALL], "builds the plan"),
         (["plan", "--check", "PLAN"], "steps"),
     ],
 )
@@ -66,7 +66,7 @@ def test_nothing_is_shown_before_a_while_or_where_nobody_looks(
     with Working("ficco plan") as work:
         work.say("reads")
     monkeypatch.setattr(progress_line, "AFTER_S", 0.0)
-    with Working("ficco plan", tells=False) as work:
+    with Working("ficco plan", enabled=False) as work:
         work.say("reads")
     monkeypatch.setattr(sys, "stderr", file)
     with Working("ficco plan") as work:

@@ -178,7 +178,7 @@ def test_rounding_keeps_four_digits_at_any_depth() -> None:
 )
 def test_a_device_names_its_machine(device: str, name: str) -> None:
     assert slug(device) == name
-    with pytest.raises(InputError, match="no name"):
+    with pytest.raises(InputError, match="gives no machine name"):
         slug("--")
 
 

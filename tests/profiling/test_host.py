@@ -160,13 +160,13 @@ def test_only_a_profile_that_paces_is_slow(paced: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--profile", "there.toml"], "it is there already"),
+        (["--profile", "there.toml"], "the file exists"),
         (["--profile", "machine.json"], "ends in .toml"),
         (["--profile", "none/machine.toml"], "No such file or directory"),
         (["--profile", "machine.toml", "--ranks", "0"], "--ranks 0"),
         (["--profile", "machine.toml", "--ranks", "65"], "--ranks 65"),
-        (["--ranks", "3"], "it goes with --profile"),
-        (["--processes"], "it goes with --profile"),
+        (["--ranks", "3"], "needs --profile"),
+        (["--processes"], "needs --profile"),
         (["--processes", "--profile", "machine.toml", "--ranks", "65"], "--ranks 65"),
         (["--json", "--profile", "machine.toml"], "not allowed with"),
     ],
@@ -234,7 +234,7 @@ class TestOnGpus:
     ) -> None:
         gpus(4, "PyTorch is a build without CUDA")
         assert self.write(tmp_path, None) == -4 and launched == []
-        assert "the host engine is measured: PyTorch is a build" in capsys.readouterr().err
+        assert "measures the host engine: PyTorch is a build" in capsys.readouterr().err
         gpus(1)
         assert self.write(tmp_path, 3) == -3
         assert "needs two of them" in capsys.readouterr().err

@@ -114,8 +114,8 @@ def test_targets_that_cannot_be(tmp_path: Path) -> None:
     there.write_text("")
     (tmp_path / "dangling.toml").symlink_to(tmp_path / "nowhere")
     for path, message in (
-        ("there.toml", "it is there already"),
-        ("dangling.toml", "it is there already"),
+        ("there.toml", "the file exists"),
+        ("dangling.toml", "the file exists"),
         ("machine.json", "ends in .toml"),
         (".toml", "ends in .toml"),
         ("none/machine.toml", "No such file or directory"),

@@ -24,7 +24,7 @@ from ficco.report.sweep import judging, reading
 
 CASE = {
     "serial, ms": "serial_ms", "GEMM alone, ms": "gemm_ms", "transfer alone, ms": "transfer_ms",
-    "ideal, ms": "ideal_ms", "floor, ms": "floor_ms", "operations a byte": "op_to_byte",
+    "ideal, ms": "ideal_ms", "floor, ms": "floor_ms", "operations per byte": "op_to_byte",
 }  # fmt: skip
 POINT = {
     "ms": "ms", "IQR, ms": "iqr_ms", "runs": "runs", "times serial": "speedup",
@@ -146,7 +146,7 @@ def test_predictions_stand_against_measurements(page: Element, folder: Path) -> 
     assert agrees(first["median error"], statistics.median(errors))
     assert agrees(first["most"], max(errors))
     chosen = {
-        cells["chosen by"].split(":")[0]: cells for _, cells in rows(tables["What choosing costs"])
+        cells["chosen by"].split(":")[0]: cells for _, cells in rows(tables["Cost of choosing"])
     }
     assert set(chosen) == {"simulator", "rule"}
 
@@ -257,15 +257,15 @@ def test_the_best_point_is_one_of_all_rounds_where_there_is_one(tmp_path: Path) 
 
 def test_choosing_by_a_wrong_prediction_is_shown(tmp_path: Path) -> None:
     tables = section(made(tmp_path, one_case()), "foresight").all("table")
-    (costs,) = [rows(t) for t in tables if t.one("caption").text == "What choosing costs"]
+    (costs,) = [rows(t) for t in tables if t.one("caption").text == "Cost of choosing"]
     by = {cells["chosen by"].split(":")[0]: cells for _, cells in costs}["simulator"]
     assert (by["cases"], by["right within 3%"], by["slower than serial by 3%"]) == (
         "1", "0 (0.0%)", "1",
     )  # fmt: skip
     assert by["lost, most"] == "50.0%"  # 1.2 ms are taken for 0.8
     assert by["times serial, geometric mean"] == "0.833"
-    assert by["the fastest points', likewise"] == "1.250"
-    (most,) = [rows(t) for t in tables if "loses most" in t.one("caption").text]
+    assert by["the same of fastest points"] == "1.250"
+    (most,) = [rows(t) for t in tables if "lose most" in t.one("caption").text]
     cells = next(cells for _, cells in most if cells["chosen by"] == "simulator")
     assert (cells["took"], cells["lost"], cells["within 3%"]) == ("gated_1d g4", "50.0%", "wrong")
 
@@ -285,10 +285,10 @@ def bad(reason: str, regime: str | None = "captured") -> Mapping[str, Any]:
         ([], "no results"),
         ([bad("no memory <left> & more", None)], "no memory <left> & more"),
         (one_case()[:1], "None has both serial"),
-        (one_case()[:2], "nothing can be compared"),
+        (one_case()[:2], "nothing to compare"),
         (edited(edited(one_case(), "point", speedup=None, efficiency=None, predicted_ms=None),
                 "shape", serial_ms=None, ideal_ms=None, op_to_byte=None, gemm_ms=None),
-         "nothing can be compared"),
+         "nothing to compare"),
         (edited(one_case(), "point", ok=False, max_rel_error=math.inf), "WRONG"),
         (edited(one_case(), "point", name="auto", chosen={"schedule": "gated_1d"}),
          "auto: gated_1d g4"),
@@ -339,7 +339,7 @@ def test_many_shapes_stay_small(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no folder of a sweep"):
+    with pytest.raises(InputError, match="is not a sweep's folder"):
         sweep_page.write(tmp_path)
     sweep_folders.write(tmp_path, None, one_case(), executed=True)
     results_file = tmp_path / "results.jsonl"

@@ -129,14 +129,14 @@ def main(folder: Path) -> None:
     cuda.current_stream = lambda: None
     cuda.graph = lambda graph, pool, stream: nullcontext()
     timing.Timer.capture = Graph.capturing(timing.Timer.capture)
-    timing._lying_where = lambda result: result.clone()  # whose memory a GPU's graph would keep
+    timing._unowned = lambda result: result.clone()  # whose memory a GPU's graph would keep
     operands.plain = plain
     operands._CHECKED_AT_ONCE = 100  # some columns at a time
     operands.Operands.__init__.__defaults__ = (plain,)
     operands.Operands.ficco = operator(operands.Operands.ficco)
     torch.empty, torch.tensor = on_host(torch.empty), on_host(torch.tensor)
     rank.pieces_of = spoilt_at("pieces", rank.pieces_of)
-    rank._Swept._trace = spoilt_at("trace", rank._Swept._trace)
+    rank._CaseRun._trace = spoilt_at("trace", rank._CaseRun._trace)
     rank.leave = spoilt_at("leave", rank.leave)
     rank.open_group = open_group
     rank.grow_windows = lambda layouts, number: None

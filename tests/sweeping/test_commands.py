@@ -24,7 +24,7 @@ from ficco.schedule import Schedule
 from ficco.selector import Book, choose
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.journal import Journal
-from ficco.sweeping.running import Asked, Outcome
+from ficco.sweeping.running import Outcome, SweepRequest
 
 NAMED = PACED.replace(', "auto"', "")
 SMALL = MANY.replace("[8, 6, 9], [21, 4, 3], [5, 3, 17], [16, 8, 8]", "[8, 6, 9]")
@@ -159,7 +159,7 @@ class TestExecuted:
         grid, out = write(tmp_path, SMALL), tmp_path / "out"
         code, _, err = sweep(grid, "--out", out, "--seconds", "0.05")
         assert code == ("nothing ran" in err)  # where the machine is slow
-        assert "time is up" in err and f"to go on: ficco sweep {grid} --out {out}" in err
+        assert "time is up" in err and f"to continue: ficco sweep {grid} --out {out}" in err
         code, _, err = sweep(grid, "--out", out)
         assert code == 0 and "are left" not in err
         assert outline(out)
@@ -176,7 +176,7 @@ class TestExecuted:
         last = max(i for i, row in enumerate(rows) if '"id"' in row and '"run"' in row)
         journal.write_text("".join(rows[:last]))
         code, _, err = sweep(grid, "--out", out, "--seconds", "1e-9", "--timeout", "20")
-        assert code == 0 and "time is up: 1 points are left; to go on: " in err
+        assert code == 0 and "time is up: 1 points are left; to continue: " in err
         assert f"--out '{out}' --timeout 20" in err
         ends = {
             line["shape"]: line["ended"]
@@ -190,11 +190,11 @@ class TestExecuted:
             grid="h200", out="a b", ranks=2, machine=None, simulate=None, book=None, timeout=30.0
         )
         machine = Machine.named("host")
-        asked = Asked(Grid.named("h200"), Path("a b"), machine, 2, False, None, None)
+        asked = SweepRequest(Grid.named("h200"), Path("a b"), machine, 2, False, None, None)
         command._say(args, asked, Outcome(4, unended=1))
         said = capsys.readouterr().err
         assert "timelines or DIL of 1 shapes are left" in said
-        assert "to go on: ficco sweep h200 --out 'a b' --ranks 2" in said
+        assert "to continue: ficco sweep h200 --out 'a b' --ranks 2" in said
 
 
 class TestFolders:
@@ -215,7 +215,7 @@ class TestFolders:
         before = (out / "runs.jsonl").read_bytes()
         (out / "runs.jsonl").write_bytes(b"hello\n" + before)
         code, _, err = sweep(grid, "--out", out)
-        assert code == 2 and "line 1 is no line of a sweep's" in err
+        assert code == 2 and "line 1 is not a record of a sweep" in err
         assert (out / "runs.jsonl").read_bytes() == b"hello\n" + before
 
     def test_foreign_folders_are_refused_and_stay(self, sweep: Any, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ class TestFolders:
         foreign.mkdir()
         (foreign / "thesis.tex").write_text("mine")
         code, _, err = sweep(grid, "--out", foreign)
-        assert code == 2 and "holds something else (thesis.tex)" in err
+        assert code == 2 and "contains something else (thesis.tex)" in err
         assert os.listdir(foreign) == ["thesis.tex"]
         code, _, err = sweep(grid, "--out", grid)
         assert code == 2 and "name another folder" in err
@@ -356,10 +356,10 @@ class TestRefused:
             ((grid, "--out", out, "--seconds", "-1"), "--seconds -1.0"),
             ((grid, "--out", out, "--timeout", "nan"), "--timeout=nan"),
             ((grid, "--out", out, "--simulate", "host"), "no rates"),
-            ((grid, "--out", out, "--simulate", "mesh4", "--machine", "mesh4"), "one machine"),
-            ((grid, "--out", out, "--machine", "mi300x8"), "AMD yet"),
-            (("h200", "--out", out), "libcuda.so.1 not found; `ficco doctor` tells more"),
-            ((grid, "--report", out), "stands alone"),
+            ((grid, "--out", out, "--simulate", "mesh4", "--machine", "mesh4"), "of the two out"),
+            ((grid, "--out", out, "--machine", "mi300x8"), "AMD GPUs yet"),
+            (("h200", "--out", out), "libcuda.so.1 not found; `ficco doctor` reports more"),
+            ((grid, "--report", out), "takes no other option"),
         ):
             code, _, err = sweep(*args)
             assert code == 2 and said in err, (args, err)
@@ -388,4 +388,4 @@ class TestNothingRan:
 
     def test_time_that_is_up_at_once(self, sweep: Any, tmp_path: Path) -> None:
         code, _, err = sweep(write(tmp_path, SMALL), "--out", tmp_path / "out", "--seconds", "1e-9")
-        assert code == 1 and "nothing ran" in err and "to go on: " in err
+        assert code == 1 and "nothing ran" in err and "to continue: " in err

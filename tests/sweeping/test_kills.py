@@ -85,11 +85,11 @@ def test_ctrl_c_leaves_results_and_says_how_to_go_on(tmp_path: Path) -> None:
         assert (out / "report.html").stat().st_size > 1000
     else:
         assert "no report" in said and "ficco[report]" in said
-    assert f"to go on: ficco sweep {grid} --out {out} --ranks 2" in said
+    assert f"to continue: ficco sweep {grid} --out {out} --ranks 2" in said
     assert "Traceback" not in said
     kinds = {line["kind"] for line in lines(out / "results.jsonl")}
     assert {"shape", "point"} <= kinds
     process = start(grid, "--out", out)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert "goes on" in said
+    assert "continues: " in said

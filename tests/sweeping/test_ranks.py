@@ -17,7 +17,7 @@ from ficco.errors import EngineError
 from ficco.machine import Machine
 from ficco.sweeping.gpu import launching, session
 from ficco.sweeping.grid import Grid
-from ficco.sweeping.running import Asked, Outcome, run
+from ficco.sweeping.running import Outcome, SweepRequest, run
 
 DOUBLE = Path(__file__).with_name("rank_double.py")
 OPERATORS = [
@@ -50,7 +50,9 @@ def swept(folder: Path, cases: dict[str, Any], seconds: float = math.inf) -> Out
     table = {"rounds": 3, "screening": 2, "keep": 1, "cases": [cases]}
     grid = Grid.from_toml(table, "g")
     machine, profile = Machine.named("cuda"), Machine.named("h200x2")
-    asked = Asked(grid, folder, machine, 2, False, profile, "h200x2", "13.0", None, seconds, 10.0)
+    asked = SweepRequest(
+        grid, folder, machine, 2, False, profile, "h200x2", "13.0", None, seconds, 10.0
+    )
     return run(asked)
 
 
@@ -143,7 +145,7 @@ def test_pieces_that_end_their_ranks_are_given_up_and_a_bad_end_does_no_harm(
     assert part.startswith("pieces of hetero_fused_1d") and "rank 1 ended with 3" in reason
     points = [line for line in lines(tmp_path / "results.jsonl") if line["kind"] == "point"]
     assert [(line["runs"], line["dil"]) for line in points] == [(3, None)] * 2
-    assert "the ranks ended badly, with nothing left to measure" in capfd.readouterr().err
+    assert "the ranks failed after all measurements were done" in capfd.readouterr().err
 
 
 def test_traces_that_end_their_ranks_are_given_up(tmp_path: Path, monkeypatch: Any) -> None:
@@ -162,7 +164,7 @@ def test_traces_that_end_their_ranks_are_given_up(tmp_path: Path, monkeypatch: A
 def test_ranks_that_cannot_begin_end_the_sweep(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(launching, "subprocess", subprocess)
     monkeypatch.setattr(session, "RANK", ("-P", "-c", "raise SystemExit('no GPU')"))
-    with pytest.raises(EngineError, match=r"before they had tried a point: rank 0.*no GPU"):
+    with pytest.raises(EngineError, match=r"before they tried a point: rank 0.*no GPU"):
         swept(tmp_path, ONE)
 
 

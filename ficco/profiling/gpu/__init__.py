@@ -1,5 +1,5 @@
-"""Measuring GPUs, a process each: one part of a profile a module, and `profile`, which runs all.
+"""Measure GPUs, with one process per GPU; each module measures a part, and `profile` runs all.
 
-Every part is made by all ranks together, in the same order, and returns plain data that is equal on
-all of them. Times are of the device, within replayed CUDA graphs, unless a part says otherwise.
+All ranks run every part together, in the same order. A part returns plain data that are equal on
+all ranks. Times are device times within replayed CUDA graphs, unless a part says otherwise.
 """

@@ -1,4 +1,4 @@
-"""What kernels and calls cost a stream besides their work."""
+"""The overheads of kernels and calls on a stream."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DTYPE = "bfloat16"
 
 
 def launch(ranks: Ranks, wait_us: float) -> float:
-    """Return launch_us: what a kernel costs behind something that is no kernel, without that.
+    """Return launch_us, the start-up time of a kernel that follows a command other than a kernel.
 
-    Kernels right behind one another overlap their starts, which their times contain already. So
-    GEMMs behind a wait each, which holds, are held against the same GEMMs without waits; what is
-    left beyond the waits is the start. The median rank's.
+    Consecutive kernels overlap their starts, which their times contain already. Therefore GEMMs
+    that each follow a satisfied wait are compared with the same GEMMs without waits; the difference
+    less the waits is the start-up time. The result is the median rank's.
 
     Args:
-        ranks: all of them take part.
-        wait_us: what a wait that holds takes.
+        ranks: all ranks take part.
+        wait_us: time of a satisfied wait.
     """
     holding = torch.ones(1, dtype=torch.int32, device=ranks.device)
     a, b, c = (torch.zeros((256, 256), dtype=torch.bfloat16, device=ranks.device) for _ in range(3))
@@ -41,14 +41,14 @@ def launch(ranks: Ranks, wait_us: float) -> float:
             driver.words(wait, stream)
             torch.mm(a, b, out=c)
 
-    behind, alone = (
+    with_waits_us, plain_us = (
         ranks.middle(ranks.timed(run, _KERNELS, together=False)) for run in (waiting, plain)
     )
-    return max(0.0, behind - alone - wait_us)
+    return max(0.0, with_waits_us - plain_us - wait_us)
 
 
 def probed(ranks: Ranks) -> float:
-    """Return how long the probe lasts as one of many captured calls, in us, the slowest rank's.
+    """Return the time of the probe as one of many captured calls, in us, on the slowest rank.
 
     ficco must be open for the GPUs.
     """

@@ -1,4 +1,4 @@
-"""How long collectives of torch.distributed last, by the bytes that leave a rank."""
+"""Times of torch.distributed's collectives, by the bytes that leave a rank."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["measure", "piece_bytes"]
 _BYTES_OUT = tuple((256 << 10) << 2 * i for i in range(7))  # 256 KiB .. 1 GiB
 _ALIGN = 512
 _MOST_CALLS, _RUN_BYTES = 20, 1 << 30
-Move = Callable[[int, int], object]  # from where both buffers are cut, and bytes of a piece
+Move = Callable[[int, int], object]  # arguments: offset in both buffers, and size of a piece
 
 
 def piece_bytes(bytes_out: int, world: int) -> int:
-    """Return what goes to each peer where about so many bytes leave a rank."""
+    """Return the aligned bytes to each peer for about `bytes_out` bytes that leave a rank."""
     return max(1, bytes_out // ((world - 1) * _ALIGN)) * _ALIGN
 
 
 def measure(ranks: Ranks) -> dict[str, Points]:
-    """Return (bytes out of a rank, us) of every collective, the slowest rank's.
+    """Return (bytes out of a rank, us) of every collective, on the slowest rank.
 
-    Bytes are counted as if every rank sent each peer its piece once, an all-reduce twice.
+    The byte count assumes that every rank sends each peer its piece once; twice in an all-reduce.
     """
     world = ranks.world
     room = world * piece_bytes(_BYTES_OUT[-1], world) // 2
     source = torch.zeros(room, dtype=torch.bfloat16, device=ranks.device)
     target = torch.zeros_like(source)
-    found: dict[str, Points] = {name: [] for name in COLLECTIVES}
+    points: dict[str, Points] = {name: [] for name in COLLECTIVES}
     for name, move in _moves(source, target, world).items():
         passes = 2 if name == "all_reduce" else 1
         for bytes_out in _BYTES_OUT:
@@ -48,8 +48,8 @@ def measure(ranks: Ranks) -> dict[str, Points]:
                     move(i % sets * world * piece // 2, piece // 2)
 
             us = ranks.slowest(ranks.timed(run, calls))
-            found[name].append((passes * (world - 1) * piece, us))
-    return found
+            points[name].append((passes * (world - 1) * piece, us))
+    return points
 
 
 def _moves(source: Any, target: Any, world: int) -> dict[str, Move]:

@@ -1,4 +1,4 @@
-"""How much a GEMM and a transfer slow each other down (contention-induced loss)."""
+"""The slowdown of a GEMM and a transfer that run side by side (contention-induced loss)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["measure", "worst"]
 
 _SHAPE = (10240, 3584, 8192)  # m, n, k
 _CHUNKS = (64 * MIB, 4 * MIB, MIB // 2)
-_TRUSTED = 2  # so many of them, the largest, make a profile's figures
-_PIECE_BYTES = 32 * MIB  # that a rank gives to an all-gather
+_TRUSTED = 2  # a profile uses this many of the largest chunks
+_PIECE_BYTES = 32 * MIB  # a rank's input of the all-gather
 _RUN_US = 4000.0
-_COVER = 3  # what runs beside lasts so many times longer
+_COVER = 3  # the background work takes this many times longer than the timed work
 
 
 class _Work(NamedTuple):
-    """What runs on one stream.
+    """Work of one stream.
 
     Attributes:
-        graph: all of it.
-        us: how long it lasts alone, the slowest rank's.
+        graph: the captured work.
+        us: its time alone, on the slowest rank.
     """
 
     graph: Any
@@ -38,10 +38,10 @@ class _Work(NamedTuple):
 
 
 def measure(ranks: Ranks, recv: RecvBuffer, shape: Shape = _SHAPE) -> list[dict[str, float]]:
-    """Return what GEMM and copies of 64 MiB, 4 MiB and 512 KiB lose, then GEMM and all-gather.
+    """Return the slowdowns of a GEMM beside copies of 64 MiB, 4 MiB and 512 KiB, and an all-gather.
 
-    Each entry has `chunk_bytes` (0: the all-gather) and how many times longer each of the two lasts
-    beside the other, `gemm` and `transfer`.
+    Each entry has `chunk_bytes` (0: the all-gather) and the factors by which each of the two is
+    slower beside the other, `gemm` and `transfer`.
     """
     m, n, k = shape
     inputs = Pool(4 * (m * k + n * k), ranks.device)
@@ -51,22 +51,22 @@ def measure(ranks: Ranks, recv: RecvBuffer, shape: Shape = _SHAPE) -> list[dict[
         torch.mm(inputs.take(m, k), inputs.take(n, k).t(), out=y)
 
     gemm = _work(ranks, multiply)
-    found = []
+    losses = []
     source = torch.zeros(_CHUNKS[0], dtype=torch.uint8, device=ranks.device)
     for size in _CHUNKS:
         copies = _work(ranks, _pushing(ranks, recv, source, size))
-        found.append({"chunk_bytes": float(size), **_losses(ranks, gemm, copies)})
+        losses.append({"chunk_bytes": float(size), **_losses(ranks, gemm, copies)})
     piece = torch.zeros(_PIECE_BYTES // 2, dtype=torch.bfloat16, device=ranks.device)
     whole = piece.new_zeros(ranks.world * piece.numel())
     gathering = _work(ranks, lambda _: collectives.all_gather(whole, piece))
-    found.append({"chunk_bytes": 0.0, **_losses(ranks, gemm, gathering)})
-    return found
+    losses.append({"chunk_bytes": 0.0, **_losses(ranks, gemm, gathering)})
+    return losses
 
 
-def worst(found: list[dict[str, float]]) -> dict[str, float]:
-    """Return a profile's costs of working side by side, from what `measure` returns."""
-    copies = sorted(found, key=lambda entry: -entry["chunk_bytes"])[:_TRUSTED]
-    (gathering,) = (entry for entry in found if not entry["chunk_bytes"])
+def worst(losses: list[dict[str, float]]) -> dict[str, float]:
+    """Return a profile's contention costs from the result of `measure`."""
+    copies = sorted(losses, key=lambda entry: -entry["chunk_bytes"])[:_TRUSTED]
+    (gathering,) = (entry for entry in losses if not entry["chunk_bytes"])
     return {
         "gemm_beside_copies": max(entry["gemm"] for entry in copies),
         "copies_beside_gemm": max(entry["transfer"] for entry in copies),
@@ -78,22 +78,22 @@ def worst(found: list[dict[str, float]]) -> dict[str, float]:
 def _pushing(
     ranks: Ranks, recv: RecvBuffer, source: torch.Tensor, size: int
 ) -> Callable[[int], None]:
-    """Return pushes to one peer after another, each rank to another one at a time."""
+    """Return pushes to one peer after another; at any time, all ranks push to different peers."""
     peers = [(ranks.rank + turn) % ranks.world for turn in range(1, ranks.world)]
     chunks = _CHUNKS[0] // size
     place = ranks.rank * _CHUNKS[0]
 
     def push(number: int) -> None:
-        at = number % chunks * size
-        there = recv.bases[peers[number // chunks % len(peers)]] + place + at
+        offset = number % chunks * size
+        target = recv.bases[peers[number // chunks % len(peers)]] + place + offset
         stream = torch.cuda.current_stream().cuda_stream
-        driver.copy(there, source.data_ptr() + at, size, stream)
+        driver.copy(target, source.data_ptr() + offset, size, stream)
 
     return push
 
 
 def _work(ranks: Ranks, one: Callable[[int], object]) -> _Work:
-    """Return so many of something that they last about as long as a run is to last."""
+    """Capture as many repetitions of `one` as take about _RUN_US."""
 
     def run(count: int) -> Callable[[], None]:
         def enqueue() -> None:

@@ -1,6 +1,6 @@
-"""Driver calls that plans are made of, by cuda-bindings: the same that the native core makes.
+"""The native core's driver calls for plans, made through cuda-bindings.
 
-Addresses and streams are numbers; the device's context is current.
+Addresses and streams are numbers; the device's context must be current.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "writes_reach_peers",
 ]
 
-MOST_WORDS = 255  # of one batch
+MOST_WORDS = 255  # most commands of one batch
 _DEVICE_MEMORY = 2
 _WAIT_VALUE, _WRITE_VALUE, _UNTIL_EQUAL = 1, 2, 1
 
@@ -32,8 +32,8 @@ class WordCommand(NamedTuple):
     """A command to a stream.
 
     Attributes:
-        waits: until the word has the value; else the value is written.
-        address: of the word, of 32 bits.
+        waits: wait until the word has the value; else write the value.
+        address: address of the word, of 32 bits.
         value: see `waits`.
     """
 
@@ -43,17 +43,17 @@ class WordCommand(NamedTuple):
 
 
 def kind_of_signals() -> str:
-    """Return the kind of signals at peers that the driver prefers; see `peer_signals`."""
+    """Return the preferred kind of signals to peers on this driver; see `peer_signals`."""
     return allowed_kinds()[0]
 
 
 def writes_reach_peers() -> bool:
-    """Whether streams may write words in peers' memory on this driver."""
+    """Return whether streams may write words in peers' memory on this driver."""
     return "write" in allowed_kinds()
 
 
 def copy(target: int, source: int, size: int, stream: int) -> None:
-    """Enqueue a copy of so many bytes."""
+    """Enqueue a copy of `size` bytes."""
     _call("cuMemcpyAsync", target, source, size, stream)
 
 
@@ -61,7 +61,7 @@ def copy_rows(
     target: int, target_pitch: int, source: int, source_pitch: int, box: tuple[int, int],
     stream: int,
 ) -> None:  # fmt: skip
-    """Enqueue a copy of rows that lie a pitch apart; `box`: rows, bytes of each."""
+    """Enqueue a copy of rows with a pitch; `box`: number of rows, bytes of each."""
     driver = bindings()
     plane, (rows, row_bytes) = driver.CUDA_MEMCPY2D(), box
     plane.srcMemoryType = plane.dstMemoryType = driver.CUmemorytype(_DEVICE_MEMORY)
@@ -72,7 +72,7 @@ def copy_rows(
 
 
 def words(commands: Sequence[WordCommand], stream: int) -> None:
-    """Enqueue commands as one batch, in order; they are no more than MOST_WORDS."""
+    """Enqueue at most MOST_WORDS commands as one batch, in order."""
     driver, batch = bindings(), []
     for command in commands:
         kind = driver.CUstreamBatchMemOpType(_WAIT_VALUE if command.waits else _WRITE_VALUE)
@@ -93,13 +93,13 @@ def bindings() -> Any:
     """
     try:
         return importlib.import_module("cuda.bindings.driver")
-    except ImportError as missing:
+    except ImportError as error:
         raise EngineError(
-            f"measuring GPUs needs cuda-bindings ({missing}); pip install 'ficco[cuda]'"
-        ) from missing
+            f"measuring GPUs needs cuda-bindings ({error}); pip install 'ficco[cuda]'"
+        ) from error
 
 
 def _call(name: str, *arguments: Any) -> None:
     (status, *_) = getattr(bindings(), name)(*arguments)
     if int(status) != 0:
-        raise EngineError(f"measuring this GPU: {name} answers {status.name} ({int(status)})")
+        raise EngineError(f"measuring this GPU: {name} returned {status.name} ({int(status)})")

@@ -1,4 +1,4 @@
-"""How much longer a gated GEMM lasts than the library's, when all that it waits for is there."""
+"""The slowdown of a gated GEMM against the library's, when all its signals are raised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _CALLS, _ROUNDS, _PATIENCE_S = 4, 5, 1.0
 def measure(ranks: Ranks, shapes: Sequence[Shape] = _SHAPES) -> float:
     """Return the geometric mean over shapes of the median rank's ratio; 1 or more.
 
-    A rank's rows are one part of its own and one for each peer, behind words that are set.
+    The gated GEMM has one part of the rank's own rows, and one part per peer that waits for a word
+    that is already set.
     """
     return slower(statistics.geometric_mean([_ratio(ranks, shape) for shape in shapes]), 1.0)
 
@@ -62,7 +63,7 @@ def _ratio(ranks: Ranks, shape: Shape) -> float:
         graphs.append(captured(several))
     times: list[list[float]] = [[], []]
     for _ in range(_ROUNDS):
-        for graph, found in zip(graphs, times, strict=True):
-            found.append(ranks.replayed(graph, _CALLS, together=False))
-    mine = statistics.median(times[1]) / statistics.median(times[0])
-    return ranks.middles([mine])[0]
+        for graph, graph_times in zip(graphs, times, strict=True):
+            graph_times.append(ranks.replayed(graph, _CALLS, together=False))
+    ratio = statistics.median(times[1]) / statistics.median(times[0])
+    return ranks.middles([ratio])[0]

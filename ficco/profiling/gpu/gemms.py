@@ -1,4 +1,4 @@
-"""How long GEMMs last on a GPU, over the space of their shapes."""
+"""Times of GEMMs on a GPU, over the space of their shapes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ Timed = tuple[int, int, int, float]
 
 
 def measure(ranks: Ranks, dtype: str) -> tuple[list[Timed], int]:
-    """Return points (m, n, k, us) by rising shape, the median rank's, and how many were left out.
+    """Return points (m, n, k, us) of the median rank, by rising shape, and how many were left out.
 
-    Every rank multiplies on its own, all at the same time. Inputs lie as x and linear.weight.t()
-    do; they and outputs are never in the cache. Points are left out when the time is up.
+    All ranks multiply at the same time, independently. Inputs have the layouts of x and
+    linear.weight.t(). Inputs and outputs are never in the cache. Points are left out when the time
+    is up.
 
     Args:
-        ranks: all of them take part.
+        ranks: all ranks take part.
         dtype: "bfloat16" or "float32".
     """
     elements = min(ranks.gather(room()))
@@ -36,9 +37,9 @@ def measure(ranks: Ranks, dtype: str) -> tuple[list[Timed], int]:
     shapes = gemm_shapes(elements) if narrow else wide_shapes(elements // 2)
     inputs, outputs = Pool(elements, ranks.device), Pool(elements, ranks.device)
     ranks.meet()
-    mine = _within(ranks, shapes, _DTYPES[dtype], inputs, outputs, _LIMITS_S[dtype])
-    count = min(ranks.gather(len(mine)))
-    middles = ranks.middles(mine[:count])
+    times = _within(ranks, shapes, _DTYPES[dtype], inputs, outputs, _LIMITS_S[dtype])
+    count = min(ranks.gather(len(times)))
+    middles = ranks.middles(times[:count])
     points = [(*shape, us) for shape, us in zip(shapes[:count], middles, strict=True)]
     return sorted(points), len(shapes) - count
 
@@ -47,12 +48,12 @@ def _within(
     ranks: Ranks, shapes: Sequence[Shape], dtype: torch.dtype, inputs: Pool, outputs: Pool,
     limit_s: float,
 ) -> list[float]:  # fmt: skip
-    end, found = time.monotonic() + limit_s, []
+    end, times = time.monotonic() + limit_s, []
     for shape in shapes:
         if time.monotonic() > end:
             break
-        found.append(_gemm_us(ranks, shape, dtype, inputs, outputs))
-    return found
+        times.append(_gemm_us(ranks, shape, dtype, inputs, outputs))
+    return times
 
 
 def _gemm_us(ranks: Ranks, shape: Shape, dtype: torch.dtype, inputs: Pool, outputs: Pool) -> float:

@@ -1,4 +1,4 @@
-"""What calls cost the host: launches, copies, words, and a call itself."""
+"""The host's costs of calls: launches, copies, words, and a call itself."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from ficco.schedule import Schedule
 __all__ = ["measure"]
 
 _CALLS, _QUEUED, _WARM, _TURNS = 60, 10, 10, 3
-_ROWS, _COLUMNS, _DEPTH = 64, 128, 256  # of a rank's part: little for the device to do
+_ROWS, _COLUMNS, _DEPTH = 64, 128, 256  # sizes of a rank's part: little work for the device
 _OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
 _WHOLE = {"all_gather_matmul": "serial", "matmul_all_reduce": "one_shot_sm"}
-# Calls that have as many launches as copies, fewer, and hardly any, so that each cost shows.
+# Calls with as many launches as copies, fewer, and hardly any, so that least squares can separate
+# the costs.
 _POINTS = {"shard_p2p": (1,), "hetero_unfused_1d": (1, 4, 8), "hetero_fused_1d": (4, 8),
            "serial": (1, 4, 8), "gated_1d": (1, 4)}  # fmt: skip
 
 
 def measure(ranks: Ranks) -> dict[str, float]:
-    """Return what calls, launches, kernels, copies and words cost the host.
+    """Return the host's costs of calls, launches, kernels, copies and words, in us.
 
-    Medians of the slowest rank, by the host's clock, of calls that are queued ten at a time; the
-    least of some turns, for others may use the host for a while. Of calls that are left to
-    torch.distributed and of those that are one launch it is the whole call; the others are what
-    least squares finds in ficco's own calls. A launch costs at least what torch.mm does. ficco must
-    be open for the GPUs.
+    Times are medians of the slowest rank, on the host's clock, of calls that are queued ten at a
+    time. The least of several turns counts, because other processes may use the host. The costs of
+    torch.distributed calls and of calls with one launch are those of whole calls; least squares
+    over ficco's calls gives the others. A launch costs at least as much as torch.mm. ficco must be
+    open for the GPUs.
     """
     a, b, c = (_matrix(ranks, 64, 64) for _ in range(3))
     points = list(product(_OPERATORS, _schedules()))
@@ -46,11 +47,11 @@ def measure(ranks: Ranks) -> dict[str, float]:
     calls = [lambda: torch.mm(a, b, out=c), *whole, *(_call(ranks, *point) for point in points)]
     turns = [[_host_us(ranks, call) for call in calls] for _ in range(_TURNS)]
     launch, serial_us, direct_us, *times = (
-        ranks.slowest(min(each)) for each in zip(*turns, strict=True)
+        ranks.slowest(min(call_times)) for call_times in zip(*turns, strict=True)
     )
-    found = {"host_serial_us": serial_us, "host_direct_us": direct_us}
+    costs = {"host_serial_us": serial_us, "host_direct_us": direct_us}
     tallies = [_tally(ranks, *point) for point in points]
-    return found | submission_costs(tallies, times, launch, direct_us)
+    return costs | submission_costs(tallies, times, launch, direct_us)
 
 
 def _schedules() -> list[Schedule]:
@@ -81,7 +82,7 @@ def _call(ranks: Ranks, op: str, schedule: Schedule) -> Callable[[], object]:
 
 
 def _host_us(ranks: Ranks, call: Callable[[], object]) -> float:
-    """Return the median time that this rank's host spends on a call."""
+    """Return this rank's median host time of a call, in us."""
     times: list[float] = []
     for number in range(_WARM + _CALLS):
         if number % _QUEUED == 0:

@@ -1,4 +1,4 @@
-"""What copy engines move from GPU to GPU: by size, by peers at once, and by rows of a box."""
+"""Copy engine rates between GPUs: by size, by number of peers, and by row width."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["measure"]
 _SIZES = tuple(4096 << shift for shift in (0, 4, 6, 8, 10, 12, 14, 16))  # 4 KiB .. 256 MiB
 _LARGEST = _SIZES[-1]
 _TURNED = tuple(65536 << shift for shift in (0, 2, 4, 6, 8, 10))  # 64 KiB .. 64 MiB
-_LEAST_US = 0.01  # a curve has no zeros
+_LEAST_US = 0.01  # curves must not contain zeros
 _OUT_BYTES, _IN_BYTES, _BOX_BYTES = 32 * MIB, 64 * MIB, 16 * MIB
 _ROW_BYTES = tuple(256 << i for i in range(7))  # 256 B .. 16 KiB
-_PITCHES = 8  # rows of a box are so much narrower than those they are cut from
+_PITCHES = 8  # ratio of the pitch to the width of a box's rows
 _COPIES, _MOST_COPIES, _MOST_BYTES = 4, 64, 1 << 30
-_LANE_COPIES = 16  # behind one another, so that what a run costs besides is lost among them
+_LANE_COPIES = 16  # consecutive copies; so many that the fixed costs of a run are negligible
 
 
 def measure(ranks: Ranks, recv: RecvBuffer) -> dict[str, Any]:
-    """Return a profile's link within a node; all ranks send at once, figures are the slowest's.
+    """Return a profile's link within a node, on the slowest rank, while all ranks send.
 
-    All rates are without the latency of a copy, which a profile has apart.
+    The rates exclude the latency of a copy, which is a separate field of a profile.
     """
     source = torch.zeros(_LARGEST, dtype=torch.uint8, device=ranks.device)
     alone = _by_size(ranks, recv, source)
@@ -48,34 +48,34 @@ def measure(ranks: Ranks, recv: RecvBuffer) -> dict[str, Any]:
 
 
 def _by_size(ranks: Ranks, recv: RecvBuffer, source: torch.Tensor) -> Points:
-    """Return (bytes, us of one copy): each rank to the next, copies behind one another."""
-    there, here = recv.bases[(ranks.rank + 1) % ranks.world], source.data_ptr()
-    found = []
+    """Return (bytes, us of one copy): each rank sends consecutive copies to the next rank."""
+    target, source_base = recv.bases[(ranks.rank + 1) % ranks.world], source.data_ptr()
+    points = []
     for size in _SIZES:
         count = max(_COPIES, min(_MOST_COPIES, _MOST_BYTES // size))
 
         def run(size: int = size, count: int = count) -> None:
             stream = torch.cuda.current_stream().cuda_stream
             for i in range(count):
-                at = i * size % _LARGEST
-                driver.copy(there + at, here + at, size, stream)
+                offset = i * size % _LARGEST
+                driver.copy(target + offset, source_base + offset, size, stream)
 
-        found.append((size, ranks.slowest(ranks.timed(run, count))))
-    return found
+        points.append((size, ranks.slowest(ranks.timed(run, count))))
+    return points
 
 
 def _turning(
     ranks: Ranks, recv: RecvBuffer, source: torch.Tensor, alone: dict[int, float]
 ) -> dict[str, Points]:
-    """Return (bytes, us that a copy lasts longer) where every copy goes to another peer.
+    """Return (bytes, extra us of a copy) when every copy goes to a different peer than the last.
 
-    All ranks push to rank+1, rank+2, ... in turn, again and again, and drift apart as they like.
-    With two ranks nobody turns.
+    All ranks repeatedly push to rank+1, rank+2, ... in turn, without synchronization. With two
+    ranks there is only one peer.
     """
     if ranks.world < 3:
         return {}
-    peers = [(ranks.rank + turn) % ranks.world for turn in range(1, ranks.world)]
-    here, found = source.data_ptr(), []
+    peers = [(ranks.rank + distance) % ranks.world for distance in range(1, ranks.world)]
+    source_base, points = source.data_ptr(), []
     for size in _TURNED:
         rounds = max(2, min(_MOST_COPIES, _MOST_BYTES // size) // len(peers))
         place = ranks.rank * _TURNED[-1]
@@ -84,71 +84,73 @@ def _turning(
             stream = torch.cuda.current_stream().cuda_stream
             for number in range(rounds):
                 for peer in peers:
-                    at = number * size % _TURNED[-1]
-                    driver.copy(recv.bases[peer] + place, here + at, size, stream)
+                    offset = number * size % _TURNED[-1]
+                    driver.copy(recv.bases[peer] + place, source_base + offset, size, stream)
 
         us = ranks.slowest(ranks.timed(run, rounds * len(peers)))
-        found.append((size, max(_LEAST_US, us - alone[size])))
-    return {"turn_us": found}
+        points.append((size, max(_LEAST_US, us - alone[size])))
+    return {"turn_us": points}
 
 
 def _to_several(ranks: Ranks, recv: RecvBuffer, source: torch.Tensor, latency_us: float) -> Points:
-    """Return (peers, GB/s of all): each rank to so many peers, a stream each."""
+    """Return (peers, total GB/s): each rank sends to `peers` peers, with one stream per peer."""
     streams = [new_stream() for _ in range(ranks.world - 1)]
     place = ranks.rank * _OUT_BYTES
-    found = []
+    points = []
     for peers in range(1, ranks.world):
         lanes = [
-            (streams[turn], recv.bases[(ranks.rank + 1 + turn) % ranks.world] + place)
-            for turn in range(peers)
+            (streams[lane], recv.bases[(ranks.rank + 1 + lane) % ranks.world] + place)
+            for lane in range(peers)
         ]
 
         def run(lanes: list[tuple[Any, int]] = lanes) -> None:
             main = torch.cuda.current_stream()
-            for turn, (stream, there) in enumerate(lanes):
+            for lane, (stream, target) in enumerate(lanes):
                 stream.wait_stream(main)
-                here = source.data_ptr() + turn % _COPIES * _OUT_BYTES
+                source_address = source.data_ptr() + lane % _COPIES * _OUT_BYTES
                 for _ in range(_LANE_COPIES):
-                    driver.copy(there, here, _OUT_BYTES, stream.cuda_stream)
+                    driver.copy(target, source_address, _OUT_BYTES, stream.cuda_stream)
             for stream, _ in lanes:
                 main.wait_stream(stream)
 
         us = ranks.slowest(ranks.timed(run, _LANE_COPIES)) - latency_us
-        found.append((peers, gbps(peers * _OUT_BYTES, us)))
-    return found
+        points.append((peers, gbps(peers * _OUT_BYTES, us)))
+    return points
 
 
 def _from_several(
     ranks: Ranks, recv: RecvBuffer, source: torch.Tensor, latency_us: float
 ) -> Points:
-    """Return (peers, GB/s of all): so many ranks to rank 0 at once."""
-    there = recv.bases[0] + ranks.rank * _IN_BYTES
+    """Return (peers, total GB/s): `peers` ranks send to rank 0 at once."""
+    target = recv.bases[0] + ranks.rank * _IN_BYTES
 
     def run() -> None:
         stream = torch.cuda.current_stream().cuda_stream
         for _ in range(_LANE_COPIES):
-            driver.copy(there, source.data_ptr(), _IN_BYTES, stream)
+            driver.copy(target, source.data_ptr(), _IN_BYTES, stream)
 
-    found = []
+    points = []
     for peers in range(1, ranks.world):
         sends: Callable[[], None] | None = run if 1 <= ranks.rank <= peers else None
-        mine = ranks.timed(sends, _LANE_COPIES)
-        us = ranks.slowest(mine if sends else 0.0) - latency_us
-        found.append((peers, gbps(peers * _IN_BYTES, us)))
-    return found
+        rank_us = ranks.timed(sends, _LANE_COPIES)
+        us = ranks.slowest(rank_us if sends else 0.0) - latency_us
+        points.append((peers, gbps(peers * _IN_BYTES, us)))
+    return points
 
 
 def _by_row(ranks: Ranks, recv: RecvBuffer, source: torch.Tensor) -> Points:
-    """Return (bytes of a row, us of a box): rows out of wider ones, packed where they land."""
-    there, here = recv.bases[(ranks.rank + 1) % ranks.world], source.data_ptr()
-    found = []
+    """Return (bytes of a row, us of a box): copy parts of wider rows to packed rows."""
+    target, source_base = recv.bases[(ranks.rank + 1) % ranks.world], source.data_ptr()
+    points = []
     for width in _ROW_BYTES:
         box = (_BOX_BYTES // width, width)
 
         def run(width: int = width, box: tuple[int, int] = box) -> None:
             stream = torch.cuda.current_stream().cuda_stream
             for turn in range(_LANE_COPIES):
-                driver.copy_rows(there, width, here + turn * width, _PITCHES * width, box, stream)
+                driver.copy_rows(
+                    target, width, source_base + turn * width, _PITCHES * width, box, stream
+                )
 
-        found.append((width, ranks.slowest(ranks.timed(run, _LANE_COPIES))))
-    return found
+        points.append((width, ranks.slowest(ranks.timed(run, _LANE_COPIES))))
+    return points

@@ -1,4 +1,4 @@
-"""The rate of a GPU's memory under kernels that stream: the sums that plans are made of."""
+"""The rate of a GPU's memory under streaming kernels: the sums that plans use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ficco.profiling.gpu.ranks import Ranks
 __all__ = ["measure"]
 
 _ROWS, _COLS, _SLOTS, _CALLS = 8192, 8192, 3, 8
-_BYTES = _ROWS * _COLS * 2 * (_SLOTS + 2)  # slots, the own part, the sum
+_BYTES = _ROWS * _COLS * 2 * (_SLOTS + 2)  # slots, the rank's own part, the sum
 
 
 def measure(ranks: Ranks) -> float:
-    """Return GB/s read and written together, the median rank's."""
+    """Return GB/s of reads plus writes, on the median rank."""
     device = ranks.device
     slots = torch.zeros((_SLOTS * _ROWS, _COLS), dtype=torch.bfloat16, device=device)
     own = torch.zeros((_ROWS, _COLS), dtype=torch.bfloat16, device=device)

@@ -1,8 +1,8 @@
-"""Which driver calls need a multiprocessor, measured while a kernel holds all of them.
+"""Measurement of the driver calls that need a multiprocessor, while a kernel holds all of them.
 
-The kernel fills every thread slot of a GPU until the host lets it go. A call that ends meanwhile
-runs on a copy engine or in the front end; a call that does not end waits for a multiprocessor. To
-hold shared memory instead proves nothing: the driver's own kernels need none.
+The kernel fills every thread slot of a GPU until the host releases it. A call that ends meanwhile
+runs on a copy engine or in the front end; a call that does not end waits for a multiprocessor.
+Holding the shared memory instead proves nothing, because the driver's own kernels need none.
 
 While the kernel runs, all other work of the GPU waits, also that of other processes.
 """
@@ -21,12 +21,12 @@ from ficco.profiling.gpu.driver import WordCommand, bindings, writes_reach_peers
 
 __all__ = ["CONTROL", "WRITE_AT_PEER", "Use", "probe"]
 
-CONTROL = "kernel of one thread"  # which always needs a multiprocessor
+CONTROL = "kernel of one thread"  # this always needs a multiprocessor
 WRITE_AT_PEER = "write of a word at a peer"
 
-LIMIT_NS = 5_000_000_000  # the kernel ends by itself then
-_HELD_S = 2.0  # for all blocks to run
-_ENDS_S = 0.25  # a call that has not ended by then waits; the largest copy lasts 0.2 ms
+LIMIT_NS = 5_000_000_000  # time limit after which the kernel ends by itself
+_HELD_S = 2.0  # time limit until all blocks run
+_ENDS_S = 0.25  # a call that takes longer waits; the largest copy takes 0.2 ms
 _MIB, _KIB = 1 << 20, 1 << 10
 _LARGE = 64 * _MIB
 _ROWS, _ROW_BYTES = 4096, _KIB
@@ -35,8 +35,8 @@ _MAPPED_PORTABLE = 3
 _NOT_READY, _REACHED_ALREADY = 600, 704
 _THREADS_OF_BLOCK, _PROCESSORS, _THREADS_OF_PROCESSOR = 1, 16, 39  # CU_DEVICE_ATTRIBUTE_...
 
-# Thread 0 of a block says that the block runs, then waits for the host's word or the time limit;
-# the other threads wait for it at the barrier, and keep their slots.
+# Thread 0 of a block reports that the block runs, then waits for the host's word or the time limit;
+# the other threads wait for thread 0 at the barrier, and keep their slots.
 PTX = """.version 7.0
 .target sm_80
 .address_size 64
@@ -88,7 +88,7 @@ REST:
 
 
 class Use(NamedTuple):
-    """Whether a call needs a multiprocessor, as a call of a stream and as a node of a graph."""
+    """Whether a call needs a multiprocessor, on a stream and as a node of a graph."""
 
     eager: bool
     in_graph: bool
@@ -107,43 +107,43 @@ class _Here(NamedTuple):
 def probe(device: int = 0, peer: int | None = None) -> dict[str, Use]:
     """Measure which calls of a device need one of its multiprocessors.
 
-    Everything is loaded and allocated before the kernel starts, since to load a kernel may wait
-    for the device. The call lasts about three seconds and synchronizes the device.
+    Everything is loaded and allocated before the kernel starts, because loading a kernel may wait
+    for the device. The measurement takes about three seconds and synchronizes the device.
 
     Args:
-        device: as the driver counts.
-        peer: a device that it reaches; None: calls that take a peer are left out.
+        device: the driver's number of the device.
+        peer: a device that it reaches; None: calls with a peer are left out.
 
     Returns:
-        By call, in a fixed order.
+        The use of each call, in a fixed order.
 
     Raises:
-        EngineError: cuda-bindings is missing, the driver refuses, other work keeps the kernel from
-            filling the device, or CONTROL ends meanwhile, so that nothing was held.
+        EngineError: cuda-bindings is missing, a driver call fails, other work prevents the kernel
+            from filling the device, or CONTROL ends, which shows that the device was not filled.
     """
     with contextlib.ExitStack() as stack:
         holder = _Holder(device, stack)
         here = _memory(device, peer, holder, stack)
         calls = _calls(here, holder)
         graphs = {name: _captured(call, here.stream, stack) for name, call in calls.items()}
-        for name, call in calls.items():  # what they load is loaded now
+        for name, call in calls.items():  # load everything that they need
             call()
             _call("cuGraphLaunch", graphs[name], here.stream)
         _call("cuStreamSynchronize", here.stream)
-        found = {}
+        uses = {}
         for name, call in calls.items():
             eager = holder.waits(call, here.stream)
 
             def replay(graph: Any = graphs[name]) -> None:
                 _call("cuGraphLaunch", graph, here.stream)
 
-            found[name] = Use(eager, holder.waits(replay, here.stream))
-    if found[CONTROL] != Use(True, True):
+            uses[name] = Use(eager, holder.waits(replay, here.stream))
+    if uses[CONTROL] != Use(True, True):
         raise EngineError(
-            f"measuring GPU {device}: a {CONTROL} ended while all thread slots were to be held, so "
-            "that the measurement means nothing; run it where no debugger or MPS limits the GPU"
+            f"measuring GPU {device}: a {CONTROL} ended although all thread slots should be held, "
+            "so the measurement is invalid; run it where no debugger or MPS limits the GPU"
         )
-    return found
+    return uses
 
 
 class _Holder:
@@ -176,7 +176,7 @@ class _Holder:
         self._stream = new_stream(stack)
         self._held = new_event(stack)
         self._ended = new_event(stack)
-        self._words[self.blocks] = 1  # it ends at once, and is loaded then
+        self._words[self.blocks] = 1  # load the kernel by a launch that ends at once
         self._launch()
         _call("cuStreamSynchronize", self._stream)
 
@@ -191,7 +191,7 @@ class _Holder:
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[None]:
-        """Hold all multiprocessors while inside."""
+        """Hold all multiprocessors during the `with` block."""
         for index in range(self.blocks + 1):
             self._words[index] = 0
         self._launch()
@@ -201,20 +201,20 @@ class _Holder:
                 if time.monotonic() > end:
                     raise EngineError(
                         f"measuring GPU {self.device}: {running} of {self.blocks} blocks run after "
-                        f"{_HELD_S:g} s, other work has the rest; stop it, and measure again"
+                        f"{_HELD_S:g} s, other work uses the rest; stop it, and measure again"
                     )
             yield
             if not self._pending(self._held):
                 raise EngineError(
-                    f"measuring GPU {self.device}: the kernel that holds it ended by its time "
-                    f"limit of {LIMIT_NS / 1e9:g} s; measure again on a host that is less busy"
+                    f"measuring GPU {self.device}: the holding kernel reached its time limit of "
+                    f"{LIMIT_NS / 1e9:g} s; measure again on a less busy host"
                 )
         finally:
             self._words[self.blocks] = 1
             _call("cuStreamSynchronize", self._stream)
 
     def waits(self, call: Callable[[], None], stream: int) -> bool:
-        """Return whether a call does not end while all multiprocessors are held."""
+        """Return whether a call waits while all multiprocessors are held."""
         try:
             with self._holding():
                 call()
@@ -235,7 +235,7 @@ class _Holder:
 
 
 def _calls(here: _Here, holder: _Holder) -> dict[str, Callable[[], None]]:
-    """Return what is measured: calls that enqueue one command, by name."""
+    """Return the calls to measure, by name; each enqueues one command."""
     own, other, peer, host, stream = here
     box = (_ROWS, _ROW_BYTES)
     sizes = {"4 B": 4, "64 B": 64, "16 KiB": 16 * _KIB, "64 KiB": 64 * _KIB, "64 MiB": _LARGE}
@@ -250,31 +250,31 @@ def _calls(here: _Here, holder: _Holder) -> dict[str, Callable[[], None]]:
     def write(word: int) -> Callable[[], None]:
         return lambda: commands.words([WordCommand(False, word, 1)], stream)
 
-    found: dict[str, Callable[[], None]] = {}
+    calls: dict[str, Callable[[], None]] = {}
     if peer:
         for name in ("4 B", "64 B", "16 KiB", "64 MiB"):
-            found[f"copy to a peer, {name}"] = copy(peer, name)
-        found[f"copy of rows to a peer, {rows}"] = copy_rows(peer)
-        if writes_reach_peers():  # a write that is not allowed may end the context
-            with contextlib.suppress(EngineError):  # the driver refuses it: nothing is measured
+            calls[f"copy to a peer, {name}"] = copy(peer, name)
+        calls[f"copy of rows to a peer, {rows}"] = copy_rows(peer)
+        if writes_reach_peers():  # a forbidden write may destroy the context
+            with contextlib.suppress(EngineError):  # if the driver refuses it, skip the call
                 write(peer)()
-                found[WRITE_AT_PEER] = write(peer)
-    found["write of a word"] = write(own)
-    found["copy to the host, 64 KiB"] = copy(host, "64 KiB")
-    found["memset, 4 B"] = lambda: _call("cuMemsetD32Async", own, 0, 1, stream)
+                calls[WRITE_AT_PEER] = write(peer)
+    calls["write of a word"] = write(own)
+    calls["copy to the host, 64 KiB"] = copy(host, "64 KiB")
+    calls["memset, 4 B"] = lambda: _call("cuMemsetD32Async", own, 0, 1, stream)
     for name in ("4 B", "64 KiB", "64 MiB"):
-        found[f"copy within the device, {name}"] = copy(other, name)
-    found[f"copy of rows within the device, {rows}"] = copy_rows(other)
-    found[CONTROL] = lambda: holder.one(own, stream)
-    return found
+        calls[f"copy within the device, {name}"] = copy(other, name)
+    calls[f"copy of rows within the device, {rows}"] = copy_rows(other)
+    calls[CONTROL] = lambda: holder.one(own, stream)
+    return calls
 
 
 def _memory(device: int, peer: int | None, holder: _Holder, stack: contextlib.ExitStack) -> _Here:
-    """Allocate what calls take."""
+    """Allocate the memory and the stream of the calls."""
     own, other = (_allocated(_LARGE, stack) for _ in range(2))
     host = int(_call("cuMemHostAlloc", 64 * _KIB, _MAPPED_PORTABLE))
     stack.callback(_call, "cuMemFreeHost", host)
-    there = 0
+    peer_memory = 0
     if peer is not None:
         handle = _call("cuDeviceGet", peer)
         if not _call("cuDeviceCanAccessPeer", _call("cuDeviceGet", device), handle):
@@ -286,11 +286,11 @@ def _memory(device: int, peer: int | None, holder: _Holder, stack: contextlib.Ex
             raise _refused("cuCtxEnablePeerAccess", status)
         _call("cuCtxPushCurrent", context)
         try:
-            there = int(_call("cuMemAlloc", _LARGE))
+            peer_memory = int(_call("cuMemAlloc", _LARGE))
         finally:
             _call("cuCtxPopCurrent")
-        stack.callback(_free_in, context, there)
-    return _Here(own, other, there, host, int(new_stream(stack)))
+        stack.callback(_free_in, context, peer_memory)
+    return _Here(own, other, peer_memory, host, int(new_stream(stack)))
 
 
 def _allocated(size: int, stack: contextlib.ExitStack) -> int:
@@ -308,14 +308,14 @@ def _free_in(context: Any, address: int) -> None:
 
 
 def new_stream(stack: contextlib.ExitStack) -> Any:
-    """Return a stream that does not wait for the default one."""
+    """Return a stream that does not synchronize with the default stream."""
     stream = _call("cuStreamCreate", _NON_BLOCKING)
     stack.callback(_call, "cuStreamDestroy", stream)
     return stream
 
 
 def new_event(stack: contextlib.ExitStack) -> Any:
-    """Return an event that takes no times."""
+    """Return an event without timing."""
     event = _call("cuEventCreate", _NO_TIMING)
     stack.callback(_call, "cuEventDestroy", event)
     return event
@@ -328,26 +328,28 @@ def _captured(call: Callable[[], None], stream: int, stack: contextlib.ExitStack
         call()
     finally:
         graph = _call("cuStreamEndCapture", stream)
-    found = _call("cuGraphInstantiate", graph, 0)
+    executable = _call("cuGraphInstantiate", graph, 0)
     _call("cuGraphDestroy", graph)
-    stack.callback(_call, "cuGraphExecDestroy", found)
-    return found
+    stack.callback(_call, "cuGraphExecDestroy", executable)
+    return executable
 
 
-def _launch(function: Any, blocks: int, threads: int, given: tuple[int, ...], stream: Any) -> None:
-    parameters = (given, (ctypes.c_uint64,) * len(given))
+def _launch(
+    function: Any, blocks: int, threads: int, arguments: tuple[int, ...], stream: Any
+) -> None:
+    parameters = (arguments, (ctypes.c_uint64,) * len(arguments))
     _call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    """Call the driver; return what it returns, if anything, or raise EngineError."""
-    status, *found = getattr(bindings(), name)(*arguments)
+    """Call the driver; return its result, if any, or raise EngineError."""
+    status, *results = getattr(bindings(), name)(*arguments)
     if int(status) != 0:
         raise _refused(name, status)
-    return found[0] if found else None
+    return results[0] if results else None
 
 
 def _refused(name: str, status: Any) -> EngineError:
     return EngineError(
-        f"measuring which calls need multiprocessors: {name} answers {status.name} ({int(status)})"
+        f"measuring which calls need multiprocessors: {name} returned {status.name} ({int(status)})"
     )

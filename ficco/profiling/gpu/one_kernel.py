@@ -1,4 +1,4 @@
-"""What a call of few rows costs besides its work: a store's flight to a peer, and the rest."""
+"""The fixed costs of a call of few rows: the latency of a store to a peer, and the rest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ficco.profiling.gpu.ranks import Ranks, captured
 
 __all__ = ["measure"]
 
-_ROWS, _COLUMNS, _DEPTH, _CALLS = 8, 2048, 64, 40  # so little that only fixed times are left
+_ROWS, _COLUMNS, _DEPTH, _CALLS = 8, 2048, 64, 40  # so small that only fixed times remain
 
 
 def measure(ranks: Ranks, launch_us: float) -> dict[str, float]:
     """Return store_us and direct_us; ficco must be open for the GPUs.
 
-    With two shots data fly twice, one behind the other, else the calls are alike. A gather's data
-    fly once, and its ranks meet by words besides.
+    A two-shot call stores to peers twice in sequence, a one-shot call once; otherwise the calls are
+    equal. A gather stores once, and its ranks also synchronize by words.
     """
     x = torch.zeros((_ROWS, _DEPTH), dtype=torch.bfloat16, device=ranks.device)
     w = torch.zeros((_DEPTH, _COLUMNS), dtype=torch.bfloat16, device=ranks.device)

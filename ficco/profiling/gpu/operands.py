@@ -1,4 +1,4 @@
-"""Matrices of random numbers, cut from a pool by turns, so that no cache holds the next one."""
+"""Random matrices, cut from a large pool in turn, so that the next matrix is in no cache."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 __all__ = ["Pool", "room"]
 
 _MOST = 1_200_000_000  # elements of 16 bits in a pool
-_APART = 128  # elements that matrices begin at multiples of
+_APART = 128  # matrices start at multiples of this many elements
 
 
 def room() -> int:
-    """Return how many 16-bit elements a pool may have on the current GPU, equal on equal GPUs."""
+    """Return the largest pool on the current GPU, in 16-bit elements; equal on equal GPUs."""
     _, total = torch.cuda.mem_get_info()
     return int(min(_MOST, total // 20))
 
 
 class Pool:
-    """Random numbers that matrices are cut from.
+    """Random numbers for matrices.
 
-    A pool is much larger than a cache, so matrices that were cut long ago are not in it any more.
+    A pool is much larger than a cache, so the cache does not hold a matrix when it is used again.
 
     Args:
-        elements: of 16 bits.
-        device: where they lie.
+        elements: number of elements of 16 bits.
+        device: the device of the pool.
     """
 
     def __init__(self, elements: int, device: torch.device) -> None:
@@ -33,10 +33,10 @@ class Pool:
         self._next = 0
 
     def take(self, rows: int, cols: int, dtype: torch.dtype = torch.bfloat16) -> Any:
-        """Return a matrix that earlier ones may share memory with, if the pool is used up."""
+        """Return the next matrix; when the pool is used up, its start is reused."""
         size = rows * cols * dtype.itemsize // self._numbers.itemsize
         if self._next + size > self._numbers.numel():
             self._next = 0
-        found = self._numbers[self._next : self._next + size]
+        numbers = self._numbers[self._next : self._next + size]
         self._next += -(-size // _APART) * _APART
-        return found.view(dtype).view(rows, cols)
+        return numbers.view(dtype).view(rows, cols)

@@ -1,4 +1,4 @@
-"""What a GEMM loses when it runs in pieces (decomposition-induced loss)."""
+"""The slowdown of a GEMM that runs in pieces (decomposition-induced loss)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Run = Callable[[], None]
 
 
 def measure(ranks: Ranks, shapes: Sequence[Shape] = _SHAPES) -> list[dict[str, Any]]:
-    """Return entries of a profile's `pieces`: the median rank's time of all pieces over the whole.
+    """Return a profile's `pieces`: the median rank's time of all pieces over that of the whole.
 
-    Pieces of rows are GEMMs into parts of one output; slices of columns accumulate in float32.
+    Pieces of rows write parts of one output; slices of columns accumulate in float32.
     """
-    found = []
+    entries = []
     for shape in shapes:
         m, n, k = shape
         ratios = iter(_ratios(ranks, shape))
         for cut, numbers in (("rows", _ROWS), ("columns", _COLUMNS)):
             points = [(number, next(ratios)) for number in numbers]
-            found.append({"cut": cut, "m": m, "n": n, "k": k, "ratio": points})
-    return found
+            entries.append({"cut": cut, "m": m, "n": n, "k": k, "ratio": points})
+    return entries
 
 
 def _ratios(ranks: Ranks, shape: Shape) -> list[float]:
@@ -70,8 +70,8 @@ def _ratios(ranks: Ranks, shape: Shape) -> list[float]:
     ranks.meet()
     times: list[list[float]] = [[] for _ in graphs]
     for _ in range(_ROUNDS):
-        for graph, found in zip(graphs, times, strict=True):
-            found.append(ranks.replayed(graph, _CALLS, together=False))
+        for graph, graph_times in zip(graphs, times, strict=True):
+            graph_times.append(ranks.replayed(graph, _CALLS, together=False))
     whole_us, *cut_us = map(statistics.median, times)
     return ranks.middles([us / whole_us for us in cut_us])
 

@@ -1,4 +1,4 @@
-"""A profile of this machine's GPUs: all parts in turn, put together as the fields of a profile."""
+"""Measurement of a profile of this machine's GPUs, part by part."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from ficco.profiling.sources import source_line
 
 __all__ = ["profile"]
 
-_PATIENCE_S = 20.0  # of ficco's calls
+_PATIENCE_S = 20.0  # timeout of ficco's calls
 
 
 def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
     """Measure everything; return a profile's fields, equal on all ranks.
 
     Raises:
-        EngineError: the driver refuses something, or cuda-bindings is missing.
+        EngineError: a driver call failed, or cuda-bindings is missing.
     """
     table = _about(ranks)
     with _part(ranks, progress, "memory"):
@@ -82,7 +82,7 @@ def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
 
 @contextmanager
 def _part(ranks: Ranks, progress: Progress, name: str) -> Iterator[None]:
-    """Run a part: told when it is done, and ended where it does not end."""
+    """Run a part: report it when it is done; the watchdog ends a part that hangs."""
     ranks.beat()
     with progress.part(name):
         yield
@@ -92,7 +92,7 @@ def _part(ranks: Ranks, progress: Progress, name: str) -> Iterator[None]:
 def _about(ranks: Ranks) -> dict[str, Any]:
     device = torch.cuda.get_device_name(ranks.device)
     nccl: Any = torch.cuda.nccl
-    found = {
+    versions = {
         "torch": torch.__version__,
         "CUDA": torch.version.cuda or "",
         "driver": ranks.gather(_driver_version() if ranks.rank == 0 else "")[0],
@@ -104,17 +104,17 @@ def _about(ranks: Ranks) -> dict[str, Any]:
         "engine": "cuda",
         "devices": ranks.world,
         "device": device,
-        "source": source_line(found),
+        "source": source_line(versions),
         "signals": driver.kind_of_signals(),
         "units": torch.cuda.get_device_properties(ranks.device).multi_processor_count,
     }
 
 
 def _driver_version() -> str:
-    """Return the driver's version as nvidia-smi has it, or the CUDA version that it is for."""
+    """Return the driver's version from nvidia-smi, or the driver's CUDA version."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.split()[0]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return result.stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return f"of CUDA {cuda.served_version()}"

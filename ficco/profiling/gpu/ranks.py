@@ -1,8 +1,8 @@
-"""This process among the ranks of a measurement: how they meet, and how one section is timed.
+"""The ranks of a measurement: their synchronization, and the timing of a section.
 
-Before a section is timed the GPU multiplies for a moment, so that the host has enqueued what is
-timed when it begins. A GPU that multiplies without a pause is held back by its power (an H200 by a
-fifth), one that rests is not; what is timed lasts some milliseconds, as calls within a step do.
+Before a timed section the GPU multiplies for a moment, so that the host has enqueued the section
+when it starts. The power limit slows a GPU that multiplies without a pause (an H200 by a fifth),
+but not a rested GPU; timed sections take some milliseconds, like the calls within a step.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ficco.runtime.gpus_of_group import why_not
 
 __all__ = ["Ranks", "captured", "new_stream"]
 
-WAIT_S = 60.0  # of ranks for one another
-STUCK_S = 90.0  # a part that lasts longer ends its process, and with it the measurement
+WAIT_S = 60.0  # longest wait of ranks for one another
+STUCK_S = 90.0  # a longer part ends its process, and with it the measurement
 HEAT_MS, TURNS = 1.0, 5
-_SIDE = 4096  # of the matrices that keep a GPU busy
+_SIDE = 4096  # side of the matrices that keep a GPU busy
 
 Enqueue = Callable[[], None]
 
 
 def captured(enqueue: Enqueue) -> Any:
-    """Return a CUDA graph of what is enqueued on the current stream, which has run once before."""
+    """Return a CUDA graph of the work that `enqueue` enqueues; it must have run once before."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         enqueue()
@@ -48,11 +48,11 @@ def new_stream() -> Any:
 
 
 class Ranks:
-    """One rank on its GPU; its environment says which (RANK, WORLD_SIZE, FICCO_STORE).
+    """One rank on its GPU, from the environment variables RANK, WORLD_SIZE and FICCO_STORE.
 
     Attributes:
-        rank, world: this process's place.
-        device: its GPU, that of its rank's number.
+        rank, world: this rank and the number of ranks.
+        device: the GPU with the rank's number.
 
     Raises:
         EngineError: ficco cannot run on these GPUs.
@@ -73,7 +73,7 @@ class Ranks:
         if reason is not None:
             raise EngineError(f"these GPUs cannot run ficco: {reason}")
         torch.cuda.set_stream(new_stream())
-        # This process is the measurement's alone: as ficco's calls do it, sums are float32.
+        # Only the measurement uses this process. As in ficco's calls, sums are float32.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._nothing = torch.zeros(1, device=self.device)
         self._hot = [self._random(_SIDE) for _ in range(2)]
@@ -95,10 +95,10 @@ class Ranks:
         end.synchronize()
         return max(1, round(ms / float(begin.elapsed_time(end))))
 
-    # ---- together
+    # ---- synchronization
 
     def beat(self) -> None:
-        """Say that this process goes on; it ends itself when it does not say so for STUCK_S."""
+        """Restart this process's watchdog, which ends it after STUCK_S without another beat."""
         faulthandler.dump_traceback_later(STUCK_S, exit=True)
 
     def meet(self) -> None:
@@ -107,10 +107,10 @@ class Ranks:
         dist.barrier(group=self._host)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what every rank gave."""
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value, group=self._host)
-        return found
+        """Return every rank's value."""
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._host)
+        return values
 
     def slowest(self, us: float) -> float:
         """Return the longest time of all ranks."""
@@ -121,12 +121,12 @@ class Ranks:
         return self.middles([us])[0]
 
     def middles(self, values: Sequence[float]) -> list[float]:
-        """Return every value's median over ranks; all of them give as many."""
-        found = zip(*self.gather(list(values)), strict=True)
-        return [float(statistics.median(each)) for each in found]
+        """Return every value's median over ranks; all ranks pass equally many values."""
+        values_by_rank = zip(*self.gather(list(values)), strict=True)
+        return [float(statistics.median(rank_values)) for rank_values in values_by_rank]
 
     def align(self) -> None:
-        """Let the streams of all ranks go on together from here, to some microseconds."""
+        """Align the streams of all ranks to within some microseconds."""
         dist.all_reduce(self._nothing)
 
     def heat(self) -> None:
@@ -137,13 +137,13 @@ class Ranks:
     # ---- timing
 
     def timed(self, enqueue: Enqueue | None, calls: int = 1, together: bool = True) -> float:
-        """Return how long one of the calls that are enqueued lasts on this rank, in us.
+        """Return the time of one of the enqueued calls on this rank, in us.
 
         Args:
-            enqueue: enqueues them; it is run once, then captured. None: this rank only takes part
-                in the rendezvous.
-            calls: how many it enqueues.
-            together: whether ranks begin at the same time; then all of them make this call.
+            enqueue: enqueues the calls; it runs once, then it is captured. None: this rank only
+                takes part in the rendezvous.
+            calls: the number of enqueued calls.
+            together: whether ranks start at the same time; then all ranks call this method.
         """
         graph = None
         if enqueue is not None:
@@ -152,7 +152,7 @@ class Ranks:
         return self.replayed(graph, calls, together)
 
     def replayed(self, graph: Any, calls: int = 1, together: bool = True) -> float:
-        """Return the median of some replays of a graph, or of steady ones. See `timed`."""
+        """Return the median time of several replays of a graph; see `timed` and `steady`."""
         if not together:
             return steady(lambda: self._replays(graph, together)) / calls
         self.meet()
@@ -173,12 +173,12 @@ class Ranks:
         return _us(spans)
 
     def beside(self, first: Any, copies: int, second: Any) -> float:
-        """Return how long a graph lasts while another one runs, which covers it, in us.
+        """Return the time of a graph while another graph runs all the time, in us.
 
         Args:
             first: the other graph.
-            copies: how many times it runs.
-            second: what is timed.
+            copies: the number of its replays.
+            second: the timed graph.
         """
         main = torch.cuda.current_stream()
         streams = [new_stream() for _ in range(2)]
@@ -203,16 +203,16 @@ class Ranks:
         return statistics.median(_us(spans))
 
     def close(self) -> None:
-        """Leave the group, when all ranks are done."""
+        """Wait for all ranks, then leave the group."""
         self.beat()
         self.meet()
-        gc.collect()  # graphs that hold collectives, before their group goes
+        gc.collect()  # graphs that contain collectives must go before their group
         dist.destroy_process_group()
         faulthandler.cancel_dump_traceback_later()
 
 
 def _us(spans: Sequence[tuple[Any, Any]]) -> list[float]:
-    """Wait for the GPU; return the times between two events each."""
+    """Wait for the GPU; return the time between the two events of each span, in us."""
     torch.cuda.synchronize()
     return [1e3 * float(begin.elapsed_time(end)) for begin, end in spans]
 

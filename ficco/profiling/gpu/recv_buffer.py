@@ -1,4 +1,4 @@
-"""Symmetric memory that all ranks of a measurement write to, and every rank's address of it."""
+"""Symmetric memory that all ranks of a measurement write to, and its address on every rank."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ALL_MIB, _RANK_MIB = 256, 64
 
 
 class RecvBuffer:
-    """A buffer on every GPU; making one is a collective call.
+    """A buffer on every GPU; its creation is a collective call.
 
     Attributes:
-        size: bytes of every rank's buffer: 256 MiB, and 64 MiB a rank where that is more.
-        bases: its address on every rank.
-        memory: this rank's, bytes.
+        size: bytes of every rank's buffer: 256 MiB, or 64 MiB per rank if that is more.
+        bases: the address of every rank's buffer.
+        memory: this rank's buffer, as bytes.
     """
 
     def __init__(self, ranks: Ranks) -> None:

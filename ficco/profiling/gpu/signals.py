@@ -1,4 +1,4 @@
-"""What words cost streams: raising one at a peer, clearing one, a wait that holds, and the way."""
+"""The costs of words on streams: raise at a peer, clear, a satisfied wait, and the latency."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from ficco.profiling.gpu.recv_buffer import RecvBuffer
 __all__ = ["measure"]
 
 _BATCHES, _WORDS, _ROUNDS = 5, 200, 100
-# Words of every rank's buffer: those that peers raise, those that hold, those that are cleared, and
-# the one of the rounds, and the numbers 1, 2, ...; a page each.
+# Words of every rank's buffer, one page each: raised by peers, already set, to clear, the word of
+# the rounds, and the numbers 1, 2, ...
 _RAISED, _HOLDING, _CLEARED, _BALL, _NUMBERS = (4096 * page for page in range(5))
 
 
 def measure(ranks: Ranks, recv: RecvBuffer) -> dict[str, float]:
     """Return signal_us, clear_us, wait_us and raise_us of a profile's costs.
 
-    A word of many in a batch, all ranks at once, the slowest; `raise_us` is half of what it takes a
-    word to go to the other rank and another one back, without what writing and awaiting take.
+    Each is the cost of one of many words in a batch, on the slowest rank, while all ranks run.
+    `raise_us` is half of the round trip of a word between two ranks, without the costs of writing
+    and waiting.
     """
     copied = driver.kind_of_signals() == "copy"
-    own, there = recv.bases[ranks.rank], recv.bases[(ranks.rank + 1) % ranks.world]
+    base, peer_base = recv.bases[ranks.rank], recv.bases[(ranks.rank + 1) % ranks.world]
     recv.memory[: 4096 * 5].zero_()
     recv.memory[_HOLDING : _HOLDING + 4 * _WORDS].view(torch.int32).fill_(1)
     numbers = torch.arange(1, _ROUNDS + 1, dtype=torch.int32, device=recv.memory.device)
@@ -34,13 +35,15 @@ def measure(ranks: Ranks, recv: RecvBuffer) -> dict[str, float]:
     ranks.meet()
     count = _BATCHES * _WORDS
     signals = (
-        _copies(there + _RAISED, own + _NUMBERS) if copied else _batches(False, there + _RAISED)
+        _copies(peer_base + _RAISED, base + _NUMBERS)
+        if copied
+        else _batches(False, peer_base + _RAISED)
     )
     signal = ranks.slowest(ranks.timed(signals, count))
-    clear = ranks.slowest(ranks.timed(_batches(False, own + _CLEARED), count))
-    wait = ranks.slowest(ranks.timed(_batches(True, own + _HOLDING), count))
-    to_and_fro = ranks.timed(_rounds(ranks, recv, copied), _ROUNDS)
-    half = max(ranks.gather(to_and_fro)[:2]) / 2
+    clear = ranks.slowest(ranks.timed(_batches(False, base + _CLEARED), count))
+    wait = ranks.slowest(ranks.timed(_batches(True, base + _HOLDING), count))
+    round_trip = ranks.timed(_rounds(ranks, recv, copied), _ROUNDS)
+    half = max(ranks.gather(round_trip)[:2]) / 2
     ranks.meet()
     return {
         "signal_us": signal,
@@ -74,26 +77,26 @@ def _copies(first: int, one: int) -> Callable[[], None]:
 
 
 def _rounds(ranks: Ranks, recv: RecvBuffer, copied: bool) -> Callable[[], None] | None:
-    """Return rounds of a word from rank 0 to rank 1 and one back; the others only look on.
+    """Return round trips of a word between rank 0 and rank 1; other ranks run nothing.
 
-    The number of the round is what is raised, so nothing has to be cleared in between.
+    Each round raises its own number, so no word has to be cleared in between.
     """
     if ranks.rank > 1:
         return None
-    own, there = recv.bases[ranks.rank] + _BALL, recv.bases[1 - ranks.rank] + _BALL
+    own_word, peer_word = recv.bases[ranks.rank] + _BALL, recv.bases[1 - ranks.rank] + _BALL
     numbers = recv.bases[ranks.rank] + _NUMBERS
 
     def run() -> None:
         stream = torch.cuda.current_stream().cuda_stream
         for number in range(1, _ROUNDS + 1):
-            send, await_ = WordCommand(False, there, number), WordCommand(True, own, number)
+            send, wait = WordCommand(False, peer_word, number), WordCommand(True, own_word, number)
             if not copied:
-                driver.words([send, await_] if ranks.rank == 0 else [await_, send], stream)
+                driver.words([send, wait] if ranks.rank == 0 else [wait, send], stream)
                 continue
             if ranks.rank == 1:
-                driver.words([await_], stream)
-            driver.copy(there, numbers + 4 * (number - 1), 4, stream)
+                driver.words([wait], stream)
+            driver.copy(peer_word, numbers + 4 * (number - 1), 4, stream)
             if ranks.rank == 0:
-                driver.words([await_], stream)
+                driver.words([wait], stream)
 
     return run

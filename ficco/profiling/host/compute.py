@@ -1,4 +1,4 @@
-"""What ranks compute that have a core each, and what a step costs them besides."""
+"""Compute rates of ranks with one core each, and the overhead of compute steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ficco.timeline import Span
 
 __all__ = ["gemm_points", "memory_gbps", "step_costs"]
 
-_SMALL: Shape = (32, 32, 64)  # m, n, k of GEMMs whose starts are timed
+_SMALL: Shape = (32, 32, 64)  # m, n, k of the GEMMs for launch_us
 
 
 def gemm_points(rig: Rig, dtype: str) -> list[tuple[int, int, int, float]]:
-    """Return points (m, n, k, us): the slowest rank's time, all that have a core at once."""
+    """Return points (m, n, k, us): the slowest rank's time, while all active ranks compute."""
     shapes = rig.extent.shapes
     times = rig.least_us([_gemm(rig, shape, dtype) for shape in shapes])
     return [(*shape, us) for shape, us in zip(shapes, times, strict=False)]
@@ -43,7 +43,7 @@ def _gemm(rig: Rig, shape: Shape, dtype: str) -> Made:
 
 
 def memory_gbps(rig: Rig) -> float:
-    """Return GB/s that a rank reads and writes when it adds up, as all that have a core do."""
+    """Return GB/s that a rank reads and writes in a sum, while all active ranks do the same."""
     rows, compute = rig.extent.rows, rig.compute
 
     def made() -> Callable[[], object]:
@@ -56,37 +56,41 @@ def memory_gbps(rig: Rig) -> float:
 def step_costs(rig: Rig) -> dict[str, float]:
     """Return launch_us, gemm_beside_copies and copies_beside_gemm of a profile's costs.
 
-    `launch_us` is what a compute step lasts more than its GEMM. The others compare plans that
-    compute, that copy, and that do both, of as many ranks as have two cores each: a rank that
-    copies and computes keeps two busy. With one core nothing goes on beside anything.
+    `launch_us` is the time of a compute step beyond its GEMM. The other two compare plans that
+    compute, that copy, and that do both. Only as many ranks run as have two cores each, because a
+    rank that copies and computes uses two cores. With one core, nothing runs side by side.
     """
-    number, both = rig.extent.gemms, min(rig.world, rig.cores // 2)
+    number, active = rig.extent.gemms, min(rig.world, rig.cores // 2)
 
-    def computes(rank: int, shape: Shape = MOST_GEMM) -> list[Step]:
+    def gemm_steps(rank: int, shape: Shape = MOST_GEMM) -> list[Step]:
         return [gemm_step(f"gemm{i}", rank, shape) for i in range(number)]
 
-    def copies(rank: int, count: int = 1) -> list[Step]:
+    def copy_steps(rank: int, count: int = 1) -> list[Step]:
         peer, box = (rank + 1) % rig.world, (0, rig.extent.rows, 0, COLS)
         return [copy_step(f"copy{i}", "push", rank, peer, box) for i in range(count)]
 
-    small = rig.spans(lambda rank: computes(rank, _SMALL) if rank < rig.active else [])
+    small = rig.spans(lambda rank: gemm_steps(rank, _SMALL) if rank < rig.active else [])
     small_us = _busy(small, "gemm") / number
-    found = {"launch_us": max(0.0, small_us - rig.least_us([_gemm(rig, _SMALL, "float32")])[0])}
-    if not both:
-        return found
-    gemms_us = _busy(rig.spans(lambda rank: computes(rank) if rank < both else []), "gemm")
-    once_us = _busy(rig.spans(lambda rank: copies(rank) if rank < both else []), "copy")
+    costs = {"launch_us": max(0.0, small_us - rig.least_us([_gemm(rig, _SMALL, "float32")])[0])}
+    if not active:
+        return costs
+    gemms_us = _busy(rig.spans(lambda rank: gemm_steps(rank) if rank < active else []), "gemm")
+    once_us = _busy(rig.spans(lambda rank: copy_steps(rank) if rank < active else []), "copy")
     count = max(1, round(gemms_us / once_us))
-    copies_us = _busy(rig.spans(lambda rank: copies(rank, count) if rank < both else []), "copy")
-    beside = rig.spans(lambda rank: copies(rank, count) + computes(rank) if rank < both else [])
-    return found | {
+    copies_us = _busy(
+        rig.spans(lambda rank: copy_steps(rank, count) if rank < active else []), "copy"
+    )
+    beside = rig.spans(
+        lambda rank: copy_steps(rank, count) + gemm_steps(rank) if rank < active else []
+    )
+    return costs | {
         "gemm_beside_copies": slower(_busy(beside, "gemm"), gemms_us),
         "copies_beside_gemm": slower(_busy(beside, "copy"), copies_us),
     }
 
 
 def _busy(runs: Sequence[Sequence[Span]], kind: str) -> float:
-    """Return how long steps of a kind last together, of the median rank, in the fastest run."""
+    """Return the total time of steps of a kind, on the median rank, in the fastest run."""
     return min(
         statistics.median(lasted(span for span in spans if span.kind == kind)) for spans in runs
     )

@@ -1,4 +1,4 @@
-"""What the host engine's lanes copy: by size, by peers at once, and by rows of a box."""
+"""Copy rates of the host engine's lanes: by size, by number of peers, and by row width."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from ficco.profiling.host.rig import COLS, ROW_BYTES, Rig, Steps, copy_step, las
 
 __all__ = ["measure"]
 
-_ROW_COUNTS = (1, 4, 16, 64, 256, 1024, 2048)  # of a copy: 8 KiB to 16 MiB
-_LEAST, _MOST = 2, 64  # copies of a run
+_ROW_COUNTS = (1, 4, 16, 64, 256, 1024, 2048)  # rows of a copy: 8 KiB to 16 MiB
+_LEAST, _MOST = 2, 64  # least and most copies of a run
 _WIDTHS = (64, 256, 1024)  # columns of a box; 256 B .. 4 KiB, half a row
 
 
 def measure(rig: Rig) -> dict[str, Any]:
-    """Return a profile's link within a node: of ranks that copy at once, the slowest's figures.
+    """Return a profile's link within a node, measured on the slowest of the ranks that copy.
 
-    As many copies go on at once as there are cores. Ranks share one memory, so what a rank reaches
-    is shared by all its copies, as by a port.
+    The number of concurrent copies is the number of cores. Ranks share one memory, so all copies of
+    a rank share its rate, as they share a port.
     """
     latency, rates = latency_and_rates(_by_size(rig))
-    found: dict[str, Any] = {"scope": "node", "per": "port", "latency_us": latency, "gbps": rates}
+    link: dict[str, Any] = {"scope": "node", "per": "port", "latency_us": latency, "gbps": rates}
     if rig.world > 1:
         most = min(rig.world - 1, max(rig.cores // rig.active, 1))
-        found["out_gbps"] = [_to_several(rig, peers) for peers in range(1, most + 1)]
+        link["out_gbps"] = [_to_several(rig, peers) for peers in range(1, most + 1)]
         most = min(rig.world - 1, rig.cores)
-        found["in_gbps"] = [_from_several(rig, peers) for peers in range(1, most + 1)]
-    found["row_gbps"] = net_rates(_by_width(rig), latency)
-    return found
+        link["in_gbps"] = [_from_several(rig, peers) for peers in range(1, most + 1)]
+    link["row_gbps"] = net_rates(_by_width(rig), latency)
+    return link
 
 
 def _by_size(rig: Rig) -> Points:
-    """Return (bytes, us of one copy), behind one another on one lane."""
-    found = []
+    """Return (bytes, us of one copy), for consecutive copies on one lane."""
+    points = []
     most = rig.extent.rows
     for rows in (count for count in _ROW_COUNTS if count <= most):
         count = max(_LEAST, min(_MOST, 2 * most // rows))
@@ -46,27 +46,27 @@ def _by_size(rig: Rig) -> Points:
                 for i in range(count if rank < rig.active else 0)
             ]
 
-        found.append((rows * ROW_BYTES, _us(rig, steps) / count))
-    return found
+        points.append((rows * ROW_BYTES, _us(rig, steps) / count))
+    return points
 
 
 def _to_several(rig: Rig, peers: int) -> tuple[int, float]:
-    """Return (peers, GB/s of all): every rank to so many, a lane each."""
+    """Return (peers, total GB/s): every rank copies to `peers` peers, with one lane per peer."""
     rows = rig.extent.rows // rig.world
 
     def steps(rank: int) -> list[Step]:
         return [
-            _push(f"copy{i}to{turn}", f"push{turn}", rank, (rank + turn) % rig.world,
+            _push(f"copy{i}to{distance}", f"push{distance}", rank, (rank + distance) % rig.world,
                   (rank * rows, rows))
             for i in range(_LEAST if rank < rig.active else 0)
-            for turn in range(1, peers + 1)
+            for distance in range(1, peers + 1)
         ]  # fmt: skip
 
     return peers, gbps(peers * _LEAST * rows * ROW_BYTES, _us(rig, steps))
 
 
 def _from_several(rig: Rig, peers: int) -> tuple[int, float]:
-    """Return (peers, GB/s of all): so many ranks to rank 0 at once."""
+    """Return (peers, total GB/s): `peers` ranks copy to rank 0 at once."""
     rows = rig.extent.rows // rig.world
 
     def steps(rank: int) -> list[Step]:
@@ -77,8 +77,8 @@ def _from_several(rig: Rig, peers: int) -> tuple[int, float]:
 
 
 def _by_width(rig: Rig) -> list[tuple[int, int, float]]:
-    """Return (bytes of a row, bytes of a box, us): columns out of wider rows, and into them."""
-    found = []
+    """Return (bytes of a row, bytes of a box, us): copies of some columns of wider rows."""
+    points = []
     for width in _WIDTHS:
 
         def steps(rank: int, width: int = width) -> list[Step]:
@@ -87,16 +87,16 @@ def _by_width(rig: Rig) -> list[tuple[int, int, float]]:
             return [copy_step(f"copy{i}", "push", rank, peer, box) for i in range(count)]
 
         row_bytes = width * ROW_BYTES // COLS
-        found.append((row_bytes, row_bytes * rig.extent.rows, _us(rig, steps) / _LEAST))
-    return found
+        points.append((row_bytes, row_bytes * rig.extent.rows, _us(rig, steps) / _LEAST))
+    return points
 
 
 def _push(name: str, lane: str, rank: int, peer: int, rows: tuple[int, int]) -> Step:
-    """Return a copy of whole rows: (first, how many)."""
+    """Return a copy of whole rows; `rows`: (first, count)."""
     first, count = rows
     return copy_step(name, lane, rank, peer, (first, first + count, 0, COLS))
 
 
 def _us(rig: Rig, steps: Steps) -> float:
-    """Return how long all of a plan's copies last, on the slowest rank, in the fastest run."""
+    """Return the time of all copies of a plan, on the slowest rank, in the fastest run."""
     return min(max(lasted(spans)) for spans in rig.spans(steps))

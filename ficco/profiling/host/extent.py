@@ -1,4 +1,4 @@
-"""How much of the host engine is measured: all of it for a file, or enough for a first call."""
+"""The extent of a host engine measurement: full for a file, or quick before a first call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Extent(NamedTuple):
     """Sizes and repetitions of a measurement.
 
     Attributes:
-        rows: of 8 KiB, that the largest copy has.
-        runs: of a plan, of which the fastest counts.
-        turns: of a GEMM, likewise.
-        turn_us: what a turn should last.
-        shapes: of GEMMs.
-        budget_s: after which no more shapes of a dtype are begun; those left out are the largest.
-        gemms: of one plan, where GEMMs run beside copies.
+        rows: rows of 8 KiB in the largest copy.
+        runs: runs of a plan; the fastest counts.
+        turns: turns of a GEMM; the fastest counts.
+        turn_us: intended time of a turn.
+        shapes: shapes of GEMMs.
+        budget_s: time after which no more shapes of a dtype are started; the largest are left out.
+        gemms: GEMMs of one plan in which GEMMs run beside copies.
         probes: turns of whole calls.
     """
 
@@ -34,10 +34,10 @@ class Extent(NamedTuple):
 
 
 THOROUGH = Extent(2048, 9, 5, 10_000.0, HOST_GEMMS, 6.0, 20, 12)
-_QUICK_ROWS, _MOST_ROWS = 4096, 1024  # of all ranks, of one
+_QUICK_ROWS, _MOST_ROWS = 4096, 1024  # rows of all ranks, most rows of one
 
 
 def quick(world: int) -> Extent:
-    """Return what is measured before a first call of so many ranks: the more, the less of each."""
+    """Return the extent of a measurement before a first call; with more ranks, fewer rows each."""
     rows = max(64, min(_MOST_ROWS, _QUICK_ROWS // world))
     return Extent(rows, 5, 4, 1_000.0, QUICK_GEMMS, 0.1, 5, 8)

@@ -1,4 +1,4 @@
-"""Ranks that are the processes of a torch.distributed group, as the torch functions have them."""
+"""Ranks that are processes of a torch.distributed group, as in calls of the torch functions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["ProcessRig", "joined"]
 
 Caller = Callable[[ProcessRuntime, Problem, Schedule], Callable[[], object]]
 
-_CALLS = 5  # of a turn
-_TIMEOUT_S = 60.0  # for a plan, on a machine that may be busy
+_CALLS = 5  # calls of a turn
+_TIMEOUT_S = 60.0  # timeout of a plan, on a machine that may be busy
 
 
 @contextmanager
 def joined() -> Iterator[Any]:
-    """Join the ranks that a command has started, as their environment says; yield their group."""
+    """Join the group of a command's ranks, as the environment describes it; yield the group."""
     import torch.distributed as dist
 
     dist.init_process_group(
@@ -48,19 +48,20 @@ def joined() -> Iterator[Any]:
 
 
 class ProcessRig(Rig):
-    """See `Rig`. All ranks of the group make one, and each of its calls together.
+    """See `Rig`. Creation and all methods are collective over the group.
 
-    Its windows are its own, so that those of the group stay as they are.
+    The rig has its own windows; those of the group are not changed.
 
     Args:
         group: a ProcessGroup with the gloo backend.
-        cores, extent: as of `Rig`.
+        cores, extent: see `Rig`.
         compute: name of the library for GEMMs.
-        caller: makes, of a runtime and a call, what is run to make it; None: `execute`.
-        timeout_s: how long ranks wait for one another.
+        caller: returns, for a runtime and a problem, a function that makes the call; None: use
+            `execute`.
+        timeout_s: longest wait of ranks for one another, in seconds.
 
     Raises:
-        EngineError: some rank failed; on all of them.
+        EngineError: a rank failed; all ranks raise it.
     """
 
     def __init__(
@@ -83,37 +84,37 @@ class ProcessRig(Rig):
         """See `Rig`."""
         self._runtime.close()
 
-    def told(self, mine: Any) -> list[Any]:
-        """Return what every rank brings, by rank: objects, which may be large."""
-        return gathered_objects(self._runtime, mine)
+    def gathered(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank; values are objects of any size."""
+        return gathered_objects(self._runtime, value)
 
     def _run(self, plan: Plan, runs: int) -> list[Sequence[Span]]:
-        def mine() -> list[Sequence[Span]]:
-            found: list[Sequence[Span]] = []
+        def measure() -> list[Sequence[Span]]:
+            runs_spans: list[Sequence[Span]] = []
             for _ in range(runs):
                 self._runtime.execute_plan(plan, self._arrays)
-                found.append(self._runtime.timeline().spans)
-            return found
+                runs_spans.append(self._runtime.timeline().spans)
+            return runs_spans
 
-        ranks = self._gathered(mine)
+        ranks = self._gathered(measure)
         return [[span for spans in each for span in spans] for each in zip(*ranks, strict=True)]
 
     def least_us(self, makes: Sequence[Made]) -> list[float]:
         """See `Rig`."""
 
-        def mine() -> list[float]:
+        def measure() -> list[float]:
             if self._rank >= self.active:
                 return []
             with single_threaded():
                 return own_us(makes, self.extent, time.process_time)
 
-        self._runtime.gathered(None)  # begin together
-        return slowest(self._gathered(mine)[: self.active])
+        self._runtime.gathered(None)  # start together
+        return slowest(self._gathered(measure)[: self.active])
 
     def probe_us(self, problem: Problem, schedule: Schedule) -> float:
         """See `Rig`."""
 
-        def mine() -> list[float]:
+        def measure() -> list[float]:
             run = (self._caller or _execute)(self._runtime, problem, resolved)
             turns = []
             for _ in range(self.extent.probes):
@@ -124,23 +125,23 @@ class ProcessRig(Rig):
             return turns
 
         resolved = schedule.resolve(self.world, self._runtime.machine)
-        return min(slowest(self._gathered(mine)))
+        return min(slowest(self._gathered(measure)))
 
-    def _gathered(self, mine: Callable[[], Any]) -> list[Any]:
-        """Return what every rank has found, or raise on all of them what one has raised."""
+    def _gathered(self, measure: Callable[[], Any]) -> list[Any]:
+        """Return every rank's result; if a rank raised an error, raise it on all ranks."""
         try:
-            found = mine()
+            result = measure()
         except Exception as error:
-            found = EngineError(f"rank {self._rank}: {error}")
-        ranks = self.told(found)
-        if failed := [each for each in ranks if isinstance(each, EngineError)]:
-            raise failed[0]
+            result = EngineError(f"rank {self._rank}: {error}")
+        ranks = self.gathered(result)
+        if errors := [result for result in ranks if isinstance(result, EngineError)]:
+            raise errors[0]
         return ranks
 
 
 def _execute(runtime: ProcessRuntime, problem: Problem, schedule: Schedule) -> Callable[[], object]:
-    """Return what makes a call on a runtime, without the checks of the torch functions."""
-    given = dict(oracle.inputs(problem, 0)[runtime.rank])
+    """Return a function that makes a call on a runtime, without the torch functions' checks."""
+    arrays = dict(oracle.inputs(problem, 0)[runtime.rank])
     for number, shape in enumerate(problem.result_shapes(runtime.rank)):
-        given[f"y{number}"] = np.empty(shape, np.float32)
-    return lambda: runtime.execute(problem, schedule, given)
+        arrays[f"y{number}"] = np.empty(shape, np.float32)
+    return lambda: runtime.execute(problem, schedule, arrays)

@@ -1,4 +1,4 @@
-"""A profile of the host engine on this machine: all parts in turn, as the fields of a profile."""
+"""Measurement of a profile of the host engine on this machine, part by part."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def profile(rig: Rig, name: str, progress: Progress) -> dict[str, Any]:
     """Measure the host engine with a rig's ranks; return a profile's fields.
 
     Args:
-        rig: the ranks. Where they are processes all of them call this, and all get the same.
-        name: of the machine.
-        progress: is told of every part.
+        rig: the ranks. If they are processes, all of them call this and get equal results.
+        name: the machine's name.
+        progress: receives every part.
     """
     table: dict[str, Any] = {
         "name": name,
@@ -51,8 +51,8 @@ def profile(rig: Rig, name: str, progress: Progress) -> dict[str, Any]:
     with progress.part("GEMMs"):
         table["gemms"] = {dtype: compute.gemm_points(rig, dtype) for dtype in DTYPES}
     with progress.part("calls"):
-        lasted = rig.probe_us(*probe(rig.world, _PROBE_DTYPE))
-        costs["call_us"] = call_us(lasted, rig.world, _PROBE_DTYPE, table)
+        probe_time_us = rig.probe_us(*probe(rig.world, _PROBE_DTYPE))
+        costs["call_us"] = call_us(probe_time_us, rig.world, _PROBE_DTYPE, table)
     return table
 
 
@@ -61,7 +61,7 @@ def _version(package: str) -> str:
 
 
 def processor() -> str:
-    """Return the processor's name, as Linux knows it."""
+    """Return the processor's name from /proc/cpuinfo, else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

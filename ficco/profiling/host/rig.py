@@ -1,8 +1,8 @@
-"""Ranks to measure: hand-made plans on the host engine, when their steps ran, and plain runs.
+"""Ranks for measurements: they run hand-made plans on the host engine, and plain functions.
 
-What is timed never has more threads busy than there are cores. So figures are those of a core that
-does nothing else, and what ranks lose by sharing cores is left to the simulator. The fastest of
-several runs counts: whatever else the machine does only lengthens them.
+A measurement never uses more threads than there are cores. Its figures are those of a core that
+does nothing else; the simulator models the loss of ranks that share cores. The fastest of several
+runs counts, because other load of the machine only lengthens runs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = [
     "own_us", "slowest",
 ]  # fmt: skip
 
-COLS = 2048  # of what is copied: rows of 8 KiB in float32
+COLS = 2048  # columns of copies: rows of 8 KiB in float32
 ROW_BYTES = 4 * COLS
 MOST_GEMM: Shape = (256, 256, 256)
-_WARM = 2  # runs, one for each copy of the windows
-Steps = Callable[[int], list[Step]]  # of a rank
-Made = Callable[[], Callable[[], object]]  # makes what is timed
+_WARM = 2  # warm-up runs, one for each copy of the windows
+Steps = Callable[[int], list[Step]]  # returns the steps of a rank
+Made = Callable[[], Callable[[], object]]  # returns the function to time
 
 
 def copy_step(name: str, lane: str, rank: int, peer: int, box: tuple[int, int, int, int]) -> Step:
@@ -54,61 +54,62 @@ def gemm_step(name: str, rank: int, shape: Shape) -> Step:
 
 
 def lasted(spans: Iterable[Span]) -> list[float]:
-    """Return how long each rank took from its first start to its last end, in us."""
+    """Return each rank's time from its first start to its last end, in us."""
     by_rank: dict[int, list[Span]] = {}
     for span in spans:
         by_rank.setdefault(span.rank, []).append(span)
     return [
-        max(s.end_us for s in mine) - min(s.start_us for s in mine) for mine in by_rank.values()
+        max(s.end_us for s in rank_spans) - min(s.start_us for s in rank_spans)
+        for rank_spans in by_rank.values()
     ]
 
 
 def own_us(makes: Sequence[Made], extent: Extent, cpu: Callable[[], float]) -> list[float]:
-    """Return how long each run lasts here, as `Rig.least_us`.
+    """Return each run's least time on this rank, in us; see `Rig.least_us`.
 
     Args:
-        makes: of what is timed.
-        extent: how often, and how long in all.
-        cpu: returns the seconds that a core has worked for this rank. They count where they are
-            less than those that have passed, for then others had the core.
+        makes: each returns a function to time.
+        extent: the number of turns, and the time limit.
+        cpu: returns the CPU seconds of this rank. They count if they are less than the elapsed
+            time, because then other threads used the core.
     """
-    found: list[float] = []
-    begun = time.perf_counter()
-    for made in makes:
-        if found and time.perf_counter() - begun > extent.budget_s:
+    times_us: list[float] = []
+    start_s = time.perf_counter()
+    for make in makes:
+        if times_us and time.perf_counter() - start_s > extent.budget_s:
             break
-        run = made()
+        run = make()
         run()
         begin = time.perf_counter()
         run()
         count = max(1, round(extent.turn_us / (1e6 * (time.perf_counter() - begin) + 1)))
         turns = []
         for _ in range(extent.turns):
-            begin, worked = time.perf_counter(), cpu()
+            begin, cpu_begin = time.perf_counter(), cpu()
             for _ in range(count):
                 run()
-            turns.append(min(time.perf_counter() - begin, cpu() - worked) / count)
-        found.append(1e6 * min(turns))
-    return found
+            turns.append(min(time.perf_counter() - begin, cpu() - cpu_begin) / count)
+        times_us.append(1e6 * min(turns))
+    return times_us
 
 
 def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Return the largest time of each run that all ranks have timed."""
+    """Return the largest time of each run that all ranks timed."""
     return [max(times) for times in zip(*ranks, strict=False)]
 
 
 class Rig(ABC):
-    """Ranks that run plans of copies, signals and GEMMs. A context.
+    """Ranks that run plans of copies, signals and GEMMs. A context manager.
 
     Args:
         world: number of ranks.
-        cores: that they share.
+        cores: number of cores that the ranks share.
         compute: the library for GEMMs.
-        extent: how much is measured.
-        kind: what the ranks are.
+        extent: the extent of the measurement.
+        kind: "threads" or "processes".
 
     Attributes:
-        active: ranks that have a core each.
+        active: number of ranks with one core each.
     """
 
     def __init__(self, world: int, cores: int, compute: Compute, extent: Extent, kind: str) -> None:
@@ -136,10 +137,10 @@ class Rig(ABC):
         self.close()
 
     def spans(self, steps: Steps) -> list[Sequence[Span]]:
-        """Run a plan some times; return what ran on all ranks each time.
+        """Run a plan several times; return the spans of all ranks for each run.
 
         Args:
-            steps: of every rank; when they have run, signals are as they were before.
+            steps: returns a rank's steps; they must leave all signals as they were.
         """
         problem = Problem.chunked("all_gather_matmul", self.world, self.world, self.world, 1)
         ranks = tuple(
@@ -150,25 +151,25 @@ class Rig(ABC):
 
     @abstractmethod
     def _run(self, plan: Plan, runs: int) -> list[Sequence[Span]]:
-        """Run a plan so often; return the spans of all ranks."""
+        """Run a plan `runs` times; return the spans of all ranks."""
 
     @abstractmethod
     def least_us(self, makes: Sequence[Made]) -> list[float]:
-        """Return how long each run lasts on the slowest of the active ranks, all of them at once.
+        """Return each run's time on the slowest active rank, while all active ranks run it, in us.
 
         Args:
-            makes: of what is timed. Those that are left when the extent's budget is spent are left
-                out, but for the first.
+            makes: each returns a function to time. Those that remain when the extent's time limit
+                is reached are left out, except for the first.
         """
 
     @abstractmethod
     def probe_us(self, problem: Problem, schedule: Schedule) -> float:
-        """Return how long a call lasts on the slowest rank, one behind another on all ranks."""
+        """Return the time of one of many consecutive calls on the slowest rank, in us."""
 
     @abstractmethod
     def close(self) -> None:
         """End the ranks."""
 
     def arrays(self) -> dict[str, Any]:
-        """Return a rank's arrays for plans."""
+        """Return a rank's arrays for the plans."""
         return {b.name: np.ones((b.rows, b.cols), np.float32) for b in self._buffers[:-1]}

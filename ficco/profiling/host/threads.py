@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process, as `ficco.Node` has them."""
+"""Ranks that are threads of this process, as in `ficco.Node`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ficco.timeline import Span
 
 __all__ = ["ThreadRig"]
 
-_CALLS = 5  # of a turn
+_CALLS = 5  # calls of a turn
 
 
 class ThreadRig(Rig):
-    """See `Rig`. GEMMs are NumPy's."""
+    """See `Rig`. NumPy runs the GEMMs."""
 
     def __init__(self, world: int, cores: int, extent: Extent) -> None:
         super().__init__(world, cores, named("numpy"), extent, "threads")
@@ -38,18 +38,18 @@ class ThreadRig(Rig):
         self._runtime.close()
 
     def _run(self, plan: Plan, runs: int) -> list[Sequence[Span]]:
-        found: list[Sequence[Span]] = []
+        spans: list[Sequence[Span]] = []
         for _ in range(runs):
             self._runtime.execute_plan(plan, self._arrays)
-            found.append(self._runtime.timeline().spans)
-        return found
+            spans.append(self._runtime.timeline().spans)
+        return spans
 
     def least_us(self, makes: Sequence[Made]) -> list[float]:
         """See `Rig`."""
-        together = threading.Barrier(self.active)
+        barrier = threading.Barrier(self.active)
 
         def rank() -> list[float]:
-            together.wait()
+            barrier.wait()
             return own_us(makes, self.extent, time.thread_time)
 
         with single_threaded(), ThreadPoolExecutor(self.active) as threads:
@@ -58,12 +58,12 @@ class ThreadRig(Rig):
 
     def probe_us(self, problem: Problem, schedule: Schedule) -> float:
         """See `Rig`."""
-        given = oracle.inputs(problem, 0)
+        inputs = oracle.inputs(problem, 0)
         turns = []
         with ficco.Node(self.world, machine="host") as node:
             for _ in range(self.extent.probes):
                 begin = time.perf_counter()
                 for _ in range(_CALLS):
-                    node.run(problem, given, schedule=schedule)
+                    node.run(problem, inputs, schedule=schedule)
                 turns.append(1e6 * (time.perf_counter() - begin) / _CALLS)
         return min(turns)

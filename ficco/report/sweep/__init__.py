@@ -1,1 +1,1 @@
-"""The page of a sweep: what its folder says, what follows from it, how it is drawn and laid out."""
+"""The page of a sweep: reading the folder, evaluation, plots and layout."""

@@ -1,4 +1,4 @@
-"""The page's later sections: points with grain curves, losses, foresight, timelines, failures."""
+"""The page's later sections: grain curves, losses, predictions, timelines, failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POINT_COLUMNS = (
 
 
 def _chosen(cases: Sequence[Case], limits: Limits) -> tuple[list[Case], list[Case]]:
-    """Return the cases that get a curve, and those that get a table of their points alone."""
+    """Return the cases that get a curve, and those that only get a table of points."""
     ranked = by_loss(case for case in cases if case.points)
     drawn: list[Case] = []
     listed: list[Case] = []
@@ -39,23 +39,23 @@ def _chosen(cases: Sequence[Case], limits: Limits) -> tuple[list[Case], list[Cas
 
 
 def anchors(sweep: Sweep, limits: Limits) -> Anchors:
-    """Return where on the page the points of each case stand."""
+    """Return the page's anchor of each case's points."""
     drawn, listed = _chosen(sweep.cases, limits)
     order = {(case.shape, case.regime): i for i, case in enumerate(sweep.cases)}
     return {key: f"case-{order[key]}" for c in (*drawn, *listed) if (key := (c.shape, c.regime))}
 
 
 def grains(sweep: Sweep, limits: Limits, known: Anchors, stamp: str) -> Section:
-    """Show speed-up over grain, and every point's figures."""
+    """Show the speed-up by grain, and every point's figures."""
     drawn, listed = _chosen(sweep.cases, limits)
     cards: list[Block] = []
     for case in drawn:
         ident = known[case.shape, case.regime]
-        about = f"Speed-up over serial by chunks a shard, a line a schedule: {full(case)}."
+        about = f"Speed-up over serial by chunks per shard, a line per schedule: {full(case)}."
         plot = svg(
             lambda case=case: figures.curve(case), f"{ident}-curve", short(case, True), about
         )
-        caption = "Dashed: serial; dotted: ideal." if case.serial_ms else "Time a call."
+        caption = "Dashed: serial; dotted: ideal." if case.serial_ms else "Time per call."
         blocks = (Plot(plot, caption, _points(case)),)
         cards.append(Card(ident, short(case, True), described(case), blocks))
     for case in listed:
@@ -63,7 +63,8 @@ def grains(sweep: Sweep, limits: Limits, known: Anchors, stamp: str) -> Section:
         cards.append(Card(ident, short(case, True), described(case), (_points(case),)))
     with_points = [case for case in sweep.cases if case.points]
     texts = [
-        "A card a case, losing ones first. The table below each plot has all points of the case.",
+        "One card per case, losing cases first. The table below each plot lists all points of the "
+        "case.",
         shown(len(drawn), len(with_points), "curves"),
         shown(len(drawn) + len(listed), len(with_points), "tables of points"),
     ]
@@ -82,8 +83,8 @@ def _points(case: Case) -> Table:
 
 
 def _labels(points: Sequence[Point]) -> list[str]:
-    """Return names with grains, and other axes where points of one name and grain differ."""
-    found = []
+    """Return names with grains; add the axes in which points of one name and grain differ."""
+    labels = []
     for point in points:
         label = point.label
         twins = [p for p in points if (p.name, p.grain) == (point.name, point.grain)]
@@ -92,8 +93,8 @@ def _labels(points: Sequence[Point]) -> list[str]:
             for axis, value in point.schedule.items()
             if any(twin.schedule.get(axis) != value for twin in twins)
         ]
-        found.append(f"{label} ({', '.join(axes)})" if axes else label)
-    return found
+        labels.append(f"{label} ({', '.join(axes)})" if axes else label)
+    return labels
 
 
 def _point_row(point: Point, label: str) -> Row:
@@ -115,20 +116,20 @@ def _point_row(point: Point, label: str) -> Row:
 
 
 def losses(sweep: Sweep, limits: Limits, stamp: str) -> Section:
-    """Show what cutting a GEMM costs (DIL), and what copies beside it cost (CIL)."""
+    """Show the cost of cutting a GEMM (DIL), and of copies that run beside it (CIL)."""
     points = [
         p for c in sweep.cases for p in c.points
         if p.ok and p.name not in ("serial", "auto") and (p.dil is not None or p.cil is not None)
     ]  # fmt: skip
-    title = "What cutting and sharing cost: DIL and CIL"
+    title = "Cost of cutting and of contention: DIL and CIL"
     if not points:
-        return Section("losses", title, ("No point has them.",), stamp=stamp)
+        return Section("losses", title, ("No point has DIL or CIL.",), stamp=stamp)
     rows = []
     for name, grain in sorted({(p.name, p.grain) for p in points}):
-        mine = [p for p in points if (p.name, p.grain) == (name, grain)]
-        dil = [p.dil for p in mine if p.dil is not None]
-        cil = [p.cil for p in mine if p.cil is not None]
-        cells: tuple[str, ...] = (f"{name} g{grain}", str(len(mine)))
+        group = [p for p in points if (p.name, p.grain) == (name, grain)]
+        dil = [p.dil for p in group if p.dil is not None]
+        cil = [p.cil for p in group if p.cil is not None]
+        cells: tuple[str, ...] = (f"{name} g{grain}", str(len(group)))
         for values in (dil, cil):
             cells += (
                 times(middle(values)), times(min(values, default=None)),
@@ -138,7 +139,7 @@ def losses(sweep: Sweep, limits: Limits, stamp: str) -> Section:
     drawn = points[:: -(-len(points) // limits.marks)]
     plot = svg(
         lambda: figures.losses(drawn), "losses-plot", "DIL and CIL by schedule and grain",
-        f"{len(drawn)} points in rows by schedule and grain; the tick is the median.",
+        f"{len(drawn)} points in rows by schedule and grain; the tick marks the median.",
     )  # fmt: skip
     columns = (
         "<schedule, grain", "points", "DIL, median", "least", "most", "CIL, median", "least",
@@ -146,18 +147,19 @@ def losses(sweep: Sweep, limits: Limits, stamp: str) -> Section:
     )  # fmt: skip
     listed = table("Figures of the plot: DIL and CIL", columns, rows, folded=True)
     texts = (
-        "DIL is the sum of a schedule's GEMM pieces, each alone, over the whole GEMM alone. CIL is "
-        "the pieces as they ran in the call, beside copies, over the pieces alone. 1 is no loss.",
+        "DIL is the total time of a schedule's GEMM pieces, each alone, over the time of the whole "
+        "GEMM alone. CIL is the time of the pieces in the call, beside copies, over that of the "
+        "pieces alone. 1 means no loss.",
         shown(len(drawn), len(points), "points"),
     )
-    caption = "Each mark is a point, the tick of each row its median."
+    caption = "Each mark is a point; the tick in each row is the median."
     return Section(
         "losses", title, tuple(t for t in texts if t), (Plot(plot, caption, listed),), stamp
     )
 
 
 def foresight(sweep: Sweep, limits: Limits, stamp: str) -> Section:
-    """Show predictions against measurements, and what choosing by either costs."""
+    """Compare predictions with measurements, and show the cost of choosing by predictions."""
     points = [
         (c, p)
         for c in sweep.cases
@@ -174,20 +176,20 @@ def foresight(sweep: Sweep, limits: Limits, stamp: str) -> Section:
     else:
         texts.append(f"Predictions are the simulator's on profile {profile}, in the same regime.")
         blocks.append(_predicted(sweep, points, limits))
-    found = choices(sweep)
-    if taken := [choosing for choosing in found if choosing.taken]:
+    all_choices = choices(sweep)
+    if usable := [choosing for choosing in all_choices if choosing.taken]:
         texts.append(
-            "A way of choosing takes one of the case's points, or serial. Its choice is right "
+            "Each method takes one of the case's points, or serial. A choice is right if it is "
             "within 3% of the fastest point, serial included."
         )
-        if any(choosing.name == "rule" for choosing in taken):
-            texts.append("The rule was asked when this page was made.")
-        blocks.append(_choice_table(taken))
-        blocks.append(_most_lost(taken))
+        if any(choosing.name == "rule" for choosing in usable):
+            texts.append("The rule was evaluated when this page was written.")
+        blocks.append(_choice_table(usable))
+        blocks.append(_most_lost(usable))
     texts += [
-        f"What the {c.name} would have taken is not known: {c.reason}." for c in found if c.reason
+        f"The choice of the {c.name} is not known: {c.reason}." for c in all_choices if c.reason
     ]
-    title = "Predicted against measured, and choosing"
+    title = "Predicted against measured, and choices"
     return Section("foresight", title, tuple(texts), tuple(blocks), stamp)
 
 
@@ -199,11 +201,11 @@ def _predicted(sweep: Sweep, points: Sequence[tuple[Case, Point]], limits: Limit
         (n, [p for _, p in points if p.name == n]) for n in dict.fromkeys(p.name for _, p in points)
     ]
     rows = []
-    for name, mine in groups:
-        errors = [abs((p.predicted_ms or 0.0) / p.ms - 1) for p in mine]
-        signed = [(p.predicted_ms or 0.0) / p.ms for p in mine]
+    for name, group in groups:
+        errors = [abs((p.predicted_ms or 0.0) / p.ms - 1) for p in group]
+        signed = [(p.predicted_ms or 0.0) / p.ms for p in group]
         cells = (
-            name, str(len(mine)), percent(middle(errors)), percent(quantile(errors, 0.9)),
+            name, str(len(group)), percent(middle(errors)), percent(quantile(errors, 0.9)),
             percent(max(errors, default=None)), times(geomean(signed)),
         )  # fmt: skip
         rows.append(Row(cells))
@@ -221,9 +223,9 @@ def _predicted(sweep: Sweep, points: Sequence[tuple[Case, Point]], limits: Limit
     return Plot(plot, f"The median error of {len(points)} predictions is {error}. {more}", listed)
 
 
-def _choice_table(found: Sequence[Choosing]) -> Table:
+def _choice_table(methods: Sequence[Choosing]) -> Table:
     rows = []
-    for choosing in found:
+    for choosing in methods:
         lost = [taken.loss for taken in choosing.taken]
         right = sum(taken.right for taken in choosing.taken)
         gains = [t.case.serial_ms / t.point.ms for t in choosing.taken if t.case.serial_ms]
@@ -241,14 +243,14 @@ def _choice_table(found: Sequence[Choosing]) -> Table:
         rows.append(Row(cells))
     columns = (
         "<chosen by", "cases", "right within 3%", "lost, median", "lost, most",
-        "slower than serial by 3%", "times serial, geometric mean", "the fastest points', likewise",
+        "slower than serial by 3%", "times serial, geometric mean", "the same of fastest points",
     )  # fmt: skip
-    return table("What choosing costs", columns, rows)
+    return table("Cost of choosing", columns, rows)
 
 
-def _most_lost(found: Sequence[Choosing]) -> Table:
+def _most_lost(methods: Sequence[Choosing]) -> Table:
     rows = []
-    for choosing in found:
+    for choosing in methods:
         for taken in choosing.taken[:8]:
             if taken.loss <= 0:
                 continue
@@ -261,15 +263,15 @@ def _most_lost(found: Sequence[Choosing]) -> Table:
     columns = (
         "<case", "<chosen by", "<took", "ms", "<fastest", "ms", "lost", "<within 3%"
     )  # fmt: skip
-    return table("Cases in which choosing loses most, at most 8 each", columns, rows)
+    return table("Choices that lose most, at most 8 per method", columns, rows)
 
 
 def timelines(sweep: Sweep, limits: Limits, stamp: str) -> Section:
-    """Show what the best and the worst point of some cases did, lane by lane."""
+    """Show the timelines of the best and the worst point of some cases, lane by lane."""
     ranked = by_loss(case for case in sweep.cases if case.traced)
     title = "Timelines of the best and the worst"
     if not ranked:
-        return Section("timelines", title, ("No timeline was taken.",), stamp=stamp)
+        return Section("timelines", title, ("No timeline was recorded.",), stamp=stamp)
     most = limits.timelines
     picked = ranked
     if len(ranked) > most:
@@ -279,15 +281,15 @@ def timelines(sweep: Sweep, limits: Limits, stamp: str) -> Section:
     order = {id(case): number for number, case in enumerate(sweep.cases)}
     cards = [_timeline_card(case, f"timeline-{order[id(case)]}") for case in picked]
     texts = [
-        "One call of a case's fastest and of its slowest point, on one scale; the lanes are those "
-        "of the rank that ended last.",
+        "One call of a case's fastest point and one of its slowest, on the same scale; the lanes "
+        "are those of the rank that ended last.",
     ]
     if not sweep.simulated:
-        texts.append("A traced call may last longer than those that were timed.")
+        texts.append("A traced call may take longer than the timed calls.")
     if len(picked) < len(ranked):
         texts.append(
-            f"{len(picked)} of {len(ranked)} cases are shown: those that lose most, then those "
-            "that gain most; results.jsonl has all."
+            f"{len(picked)} of {len(ranked)} cases are shown: the largest losses, then the "
+            "largest gains; results.jsonl has all."
         )
     return Section("timelines", title, tuple(texts), tuple(cards), stamp)
 
@@ -319,7 +321,7 @@ def _timeline(case: Case, traced: Traced, ident: str, longest: float, name: str)
         ))
         for b in busy(traced.timeline, rank)
     ]  # fmt: skip
-    columns = ("<lane", "<kind", "steps", "first start, ms", "last end, ms", "in all, ms")
+    columns = ("<lane", "<kind", "steps", "first start, ms", "last end, ms", "total, ms")
     how = "SIMULATED" if traced.timeline.simulated else "paced" if traced.timeline.paced else ""
     caption = f"{traced.which.capitalize()}: {name}, rank {rank}{how and f' ({how})'}"
     listed = table(f"Figures of the timeline: {name}", columns, rows, folded=True)
@@ -327,7 +329,7 @@ def _timeline(case: Case, traced: Traced, ident: str, longest: float, name: str)
 
 
 def failures(sweep: Sweep, limits: Limits) -> Section:
-    """List points that have no time, or wrong results, with reasons."""
+    """List points without times, and points with wrong results, with the reasons."""
     wrong = [(case, p) for case in sweep.cases for p in case.points if not p.ok]
     rows = [
         Row(
@@ -342,7 +344,9 @@ def failures(sweep: Sweep, limits: Limits) -> Section:
         where = cases.get(bad.shape, bad.shape) + (f", {bad.regime}" if bad.regime else "")
         rows.append(Row((label, where, bad.reason), data=(("bad", bad.id),)))
     if not rows:
-        return Section("bad", "Bad points", ("There are none: every point ran and was right.",))
+        return Section(
+            "bad", "Bad points", ("There are none: every point ran and its result was right.",)
+        )
     text = shown(min(limits.bad, len(rows)), len(rows), "bad points")
     listed = table(
         "Bad points and their reasons", ("<point", "<case", "<reason"), rows[: limits.bad]
@@ -351,14 +355,14 @@ def failures(sweep: Sweep, limits: Limits) -> Section:
 
 
 def words(sweep: Sweep) -> Table:
-    """Return what schedules and operators are called, and are."""
+    """Return a table that explains the names of schedules and operators."""
     rows = []
     for name in dict.fromkeys(p.name for case in sweep.cases for p in case.points):
         try:
             about = str(data.load("named", name, "schedule", InputError).get("about", ""))
         except InputError:
-            about = "what ficco chose by itself" if name == "auto" else "of this sweep's grid"
+            about = "ficco's own choice" if name == "auto" else "defined in this sweep's grid"
         rows.append(Row((name, about)))
     for op in dict.fromkeys(case.op for case in sweep.cases):
         rows.append(Row((operator_label(op), op)))
-    return table("Names of schedules and operators", ("<name", "<what it is"), rows)
+    return table("Names of schedules and operators", ("<name", "<meaning"), rows)

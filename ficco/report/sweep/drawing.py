@@ -1,4 +1,4 @@
-"""Plots as SVG that stands inside a page: matplotlib's, without what a page has no use for."""
+"""Matplotlib plots as SVG elements of a page, without unneeded metadata, ids and namespaces."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from matplotlib.lines import Line2D
 __all__ = ["GRID", "INK", "MUTED", "Mark", "decorate", "figure", "legend", "mark_of", "svg"]
 
 INK, MUTED, GRID = "#1b1b1b", "#5a5a5a", "#d9d9d9"
-_STYLE: Any = {  # rcParams; their names as types differ between versions
-    "svg.fonttype": "none",  # text stays text: small, sharp, and found by a search
+_STYLE: Any = {  # rcParams; the types of their names differ between versions
+    "svg.fonttype": "none",  # keep text as text: small, sharp and searchable
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.5,
@@ -39,14 +39,14 @@ _XLINK = "{http://www.w3.org/1999/xlink}href"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How points of a schedule are drawn, never told apart by colour alone; `scale` evens sizes."""
+    """A schedule's mark; marks differ in more than colour, and `scale` equalizes their sizes."""
 
     colour: str
     shape: str
     scale: float = 1.0
 
 
-# Okabe and Ito's colours, which stay apart for colour-blind eyes.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 _MARKS = {
     "serial": Mark("#1b1b1b", "X"),
     "shard_p2p": Mark("#e69f00", "s"),
@@ -64,12 +64,12 @@ _OTHERS = (Mark("#5a5a5a", "<"), Mark("#5a5a5a", ">"), Mark("#5a5a5a", "h"), Mar
 
 
 def mark_of(name: str) -> Mark:
-    """Return the mark of a schedule; schedules that are not shipped share grey ones."""
+    """Return the mark of a schedule; schedules that are not shipped share grey marks."""
     return _MARKS.get(name) or _OTHERS[sum(name.encode()) % len(_OTHERS)]
 
 
 def figure(width: float, height: float, packed: bool = True) -> Figure:
-    """Return an empty figure of so many inches; `packed`: its axes take all the room there is."""
+    """Return an empty figure, sizes in inches; `packed`: the axes fill the figure."""
     with mpl.rc_context(_STYLE):
         return Figure(figsize=(width, height), layout="constrained" if packed else None)
 
@@ -81,7 +81,7 @@ def decorate(axes: Axes, across: Literal["both", "x", "y"] = "both") -> None:
 
 
 def legend(drawn: Figure, names: Iterable[str], lines: bool = False) -> int:
-    """Put the marks of these schedules below a figure, in their own order; return how many rows."""
+    """Draw a legend of schedules below a figure, in a fixed order; return its number of rows."""
     known = [*_MARKS]
     ranked = sorted(set(names), key=lambda n: known.index(n) if n in known else len(known))
     keys = [
@@ -107,9 +107,9 @@ def svg(draw: Any, ident: str, title: str, about: str) -> Markup:
 
     Args:
         draw: called without arguments; returns the figure.
-        ident: a word that no other plot of the page has.
-        title: names the plot where it is read out.
-        about: says what it shows, likewise.
+        ident: the plot's id, unique on the page.
+        title: the plot's name for screen readers.
+        about: the plot's description for screen readers.
     """
     out = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": ident}):
@@ -135,7 +135,7 @@ def svg(draw: Any, ident: str, title: str, about: str) -> Markup:
 
 
 def _clean(root: ElementTree.Element, ident: str) -> None:
-    """Take out metadata, namespaces and ids that nothing refers to; make the others unique."""
+    """Remove metadata, namespaces and unreferenced ids; make the other ids unique."""
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith("metadata"):

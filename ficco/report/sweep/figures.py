@@ -1,4 +1,4 @@
-"""The plots of a sweep: each takes figures and returns a matplotlib figure; none decides what."""
+"""The plots of a sweep: each function takes cases or points and returns a matplotlib figure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ficco.report.sweep.reading import Case, Point
 
 __all__ = ["curve", "foresight", "losses", "overview", "schedule_map"]
 
-_Label = tuple[float, float, str]  # at x and y
+_Label = tuple[float, float, str]  # x, y, text
 _Bounds = tuple[float, float]
 
 CURVE = 3.1  # inches
-WIDE = 9.6  # inches; what is 8.5 points there reads well at the page's width
+WIDE = 9.6  # inches; text of 8.5 points is legible at the page's width
 
 
 def _plain_log(axes: Axes, which: str, low: float, high: float) -> None:
@@ -46,11 +46,11 @@ def _bounds(values: Sequence[float], room: float = 1.12) -> _Bounds:
 
 
 def overview(cases: Sequence[Case]) -> Figure:
-    """Draw speed-up over serial, and what part of ideal the best point reaches, a row a case."""
+    """Draw the speed-up over serial and the best point's fraction of ideal, a row per case."""
     drawn = figure(WIDE, 0.95 + 0.21 * max(len(cases), 2))
     left, right = drawn.subplots(1, 2, sharey=True, width_ratios=(3.2, 1))
     rows = range(len(cases))
-    seen, reach = set(), [1.0]
+    names, reach = set(), [1.0]
     for row, case in enumerate(cases):
         ranked = best_of_each(case)
         serial = case.serial_ms
@@ -62,7 +62,7 @@ def overview(cases: Sequence[Case]) -> Figure:
         for place, point in reversed(list(enumerate(ranked))):
             if point.speedup is None:
                 continue
-            seen.add(point.name)
+            names.add(point.name)
             reach.append(point.speedup)
             mark = mark_of(point.name)
             left.plot(
@@ -70,12 +70,12 @@ def overview(cases: Sequence[Case]) -> Figure:
                 markersize=(7 if place == 0 else 4) * mark.scale, alpha=1 if place == 0 else 0.75,
                 markeredgecolor="white", markeredgewidth=0.5,
             )  # fmt: skip
-        found = ranked[0].efficiency if ranked else None
-        if found is not None:
-            right.barh(row, min(found, 1.25), height=0.6, color="#9fb8cc")
-            end, inside = min(found, 1.25), found > 0.4
+        efficiency = ranked[0].efficiency if ranked else None
+        if efficiency is not None:
+            right.barh(row, min(efficiency, 1.25), height=0.6, color="#9fb8cc")
+            end, inside = min(efficiency, 1.25), efficiency > 0.4
             right.text(
-                end - 0.02 if inside else end + 0.02, row, percent(found), va="center",
+                end - 0.02 if inside else end + 0.02, row, percent(efficiency), va="center",
                 ha="right" if inside else "left", fontsize=7.5,
             )  # fmt: skip
     left.axvline(1.0, color=INK, linewidth=1, linestyle="--")
@@ -83,91 +83,91 @@ def overview(cases: Sequence[Case]) -> Figure:
     left.set_ylim(len(cases) - 0.4, -0.6)
     decorate(left)
     _plain_log(left, "x", *_bounds(reach, 1.06))
-    left.set_xlabel("times as fast as serial (dashed: equal; |: what is ideal)")
+    left.set_xlabel("times as fast as serial (dashed: equal; |: ideal)")
     right.set_xlim(0, 1.25)
     right.set_xticks([0, 0.5, 1.0], ["0", "50%", "100%"])
     decorate(right, "x")
     right.set_xlabel("of ideal, best point")
     right.tick_params(labelleft=False)
-    legend(drawn, seen)
+    legend(drawn, names)
     return drawn
 
 
 def schedule_map(cases: Sequence[Case]) -> Figure:
-    """Draw which schedule, and which grain, is best over bytes sent and operations a byte."""
+    """Draw the best schedule and the best grain by bytes sent and operations per byte."""
     placed = [c for c in cases if c.op_to_byte and c.bytes_out > 0]
     ops = list(dict.fromkeys(case.op for case in placed))
     drawn = figure(WIDE, 0.75 + 2.35 * len(ops))
     grid = drawn.subplots(len(ops), 2, squeeze=False, sharex=True, sharey=True)
     across = _bounds([case.bytes_out / 1e6 for case in placed], 1.5)
     upwards = _bounds([case.op_to_byte or 1.0 for case in placed], 1.5)
-    seen = set()
+    names = set()
     for (left, right), op in zip(grid, ops, strict=True):
         labels: list[_Label] = []
         for case in (case for case in placed if case.op == op):
-            found = best(case)
-            wins = found is not None and (found.speedup is None or found.speedup >= 1.0)
-            name = found.name if found is not None and wins else "serial"
-            seen.add(name)
+            winner = best(case)
+            wins = winner is not None and (winner.speedup is None or winner.speedup >= 1.0)
+            name = winner.name if winner is not None and wins else "serial"
+            names.add(name)
             mark, at = mark_of(name), (case.bytes_out / 1e6, case.op_to_byte or 1.0)
             left.plot(
                 *at, marker=mark.shape, color=mark.colour, markersize=8 * mark.scale, alpha=0.9,
                 markeredgecolor="white", markeredgewidth=0.6,
             )  # fmt: skip
-            labels.append((*at, str(found.grain) if found is not None and wins else "s"))
+            labels.append((*at, str(winner.grain) if winner is not None and wins else "s"))
         for x, y, label in _apart(labels, across, upwards):
             right.text(
                 x, y, label, ha="center", va="center", fontsize=8.5, fontweight="bold",
                 color=MUTED if label == "s" else INK,
             )  # fmt: skip
-        for axes, what in ((left, "schedule"), (right, "grain (s: serial)")):
+        for axes, title in ((left, "schedule"), (right, "grain (s: serial)")):
             decorate(axes)
-            axes.set_title(f"{operator_label(op)}: {what}", fontsize=9, loc="left")
+            axes.set_title(f"{operator_label(op)}: {title}", fontsize=9, loc="left")
             _plain_log(axes, "x", *across)
             _plain_log(axes, "y", *upwards)
-        left.set_ylabel("operations a byte sent")
+        left.set_ylabel("operations per byte sent")
     for axes in grid[-1]:
         axes.set_xlabel("MB that leave a rank")
-    legend(drawn, seen)
+    legend(drawn, names)
     return drawn
 
 
 def _apart(labels: Sequence[_Label], across: _Bounds, upwards: _Bounds) -> list[_Label]:
-    """Return labels with those that would lie over each other as one, such as "4, 8"."""
+    """Merge labels that would overlap to one label, such as "4, 8"."""
     near_x = 0.06 * math.log(across[1] / across[0])
     near_y = 0.08 * math.log(upwards[1] / upwards[0])
     groups: list[tuple[float, float, set[str]]] = []
     for x, y, label in labels:
-        for there_x, there_y, found in groups:
-            close = abs(math.log(x / there_x)) < near_x and abs(math.log(y / there_y)) < near_y
+        for group_x, group_y, group_labels in groups:
+            close = abs(math.log(x / group_x)) < near_x and abs(math.log(y / group_y)) < near_y
             if close:
-                found.add(label)
+                group_labels.add(label)
                 break
         else:
             groups.append((x, y, {label}))
-    return [(x, y, ", ".join(sorted(found))) for x, y, found in groups]
+    return [(x, y, ", ".join(sorted(group_labels))) for x, y, group_labels in groups]
 
 
 def _some(grains: Sequence[int]) -> list[int]:
-    """Return those of many grains that have room for a label on a logarithmic axis."""
-    apart = (max(grains) / min(grains)) ** (1 / 10)
-    found = [grains[0]]
+    """Return the grains that have room for a label on a logarithmic axis."""
+    ratio = (max(grains) / min(grains)) ** (1 / 10)
+    labelled = [grains[0]]
     for grain in grains[1:]:
-        if grain / found[-1] >= apart:
-            found.append(grain)
-    return found
+        if grain / labelled[-1] >= ratio:
+            labelled.append(grain)
+    return labelled
 
 
 def curve(case: Case) -> Figure:
-    """Draw speed-up over grain, or time where serial is not known, a line a schedule."""
-    drawn = figure(4.6, CURVE, packed=False)  # many are drawn, and packing takes half the time
+    """Draw the speed-up by grain, or the time if serial is unknown, a line per schedule."""
+    drawn = figure(4.6, CURVE, packed=False)  # packing would take half the time of many curves
     axes = drawn.subplots()
     points = [p for p in case.points if p.ok and p.name not in ("serial", "auto")]
     over = case.serial_ms is not None
     lines: dict[str, dict[int, float]] = {}
     for point in points:
         value = point.speedup if over else point.ms
-        if value is not None:  # of points that differ in other axes the best one stands
+        if value is not None:  # of points that differ in other axes, draw the best
             line = lines.setdefault(point.name, {})
             known = line.get(point.grain)
             line[point.grain] = value if known is None else (max if over else min)(known, value)
@@ -182,7 +182,7 @@ def curve(case: Case) -> Figure:
     axes.set_xticks(labelled := _some(grains), [str(grain) for grain in labelled])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(min(grains) / 1.25, max(grains) * 1.25)
-    axes.set_xlabel("chunks a shard")
+    axes.set_xlabel("chunks per shard")
     axes.set_ylabel("times as fast as serial" if over else "ms")
     if over:
         axes.axhline(1.0, color=INK, linewidth=1, linestyle="--")
@@ -199,22 +199,22 @@ def losses(points: Sequence[Point]) -> Figure:
     kinds = sorted({(p.name, p.grain) for p in points if p.dil is not None or p.cil is not None})
     drawn = figure(WIDE, 0.9 + 0.21 * max(len(kinds), 2))
     both = drawn.subplots(1, 2, sharey=True)
-    for axes, what in zip(both, ("dil", "cil"), strict=True):
+    for axes, loss_name in zip(both, ("dil", "cil"), strict=True):
         known = [1.0]
         for row, kind in enumerate(kinds):
-            found = sorted(
+            values = sorted(
                 value
                 for p in points
-                if (p.name, p.grain) == kind and (value := getattr(p, what)) is not None
+                if (p.name, p.grain) == kind and (value := getattr(p, loss_name)) is not None
             )
             mark = mark_of(kind[0])
             axes.plot(
-                found, [row] * len(found), linestyle="none", marker=mark.shape, color=mark.colour,
+                values, [row] * len(values), linestyle="none", marker=mark.shape, color=mark.colour,
                 markersize=4.5 * mark.scale, alpha=0.45, markeredgewidth=0,
             )  # fmt: skip
-            if found:
-                axes.plot(middle(found), row, "|", color=INK, markersize=9, markeredgewidth=1.6)
-            known += found
+            if values:
+                axes.plot(middle(values), row, "|", color=INK, markersize=9, markeredgewidth=1.6)
+            known += values
         axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
         room = max(0.01, 0.05 * (max(known) - min(known)))
         if max(known) > 3 * min(known):
@@ -239,9 +239,9 @@ def foresight(points: Sequence[Point]) -> Figure:
     axes.fill_between([low, high], [low * 0.9, high * 0.9], [low * 1.1, high * 1.1], color=GRID)
     axes.plot([low, high], [low, high], color=INK, linewidth=0.9)
     for name in dict.fromkeys(point.name for point, _ in known):
-        mark, mine = mark_of(name), [(p.ms, ms) for p, ms in known if p.name == name]
+        mark, pairs = mark_of(name), [(p.ms, ms) for p, ms in known if p.name == name]
         axes.plot(
-            [ms for ms, _ in mine], [ms for _, ms in mine], linestyle="none", marker=mark.shape,
+            [ms for ms, _ in pairs], [ms for _, ms in pairs], linestyle="none", marker=mark.shape,
             color=mark.colour, markersize=4.5 * mark.scale, alpha=0.7, markeredgewidth=0,
         )  # fmt: skip
     _plain_log(axes, "x", low, high)

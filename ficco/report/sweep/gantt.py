@@ -1,4 +1,4 @@
-"""A timeline as lanes with bars, and the same as figures: what each lane did, and for how long."""
+"""A timeline as lanes with bars, and as a table of each lane's busy times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ficco.timeline import Span, Timeline
 
 __all__ = ["Busy", "busy", "gantt", "last_rank"]
 
-MOST_BARS = 400  # of one lane and kind; more are too thin to see, and are drawn where they touch
+MOST_BARS = 400  # per lane and kind; more are too thin to see, so bars that touch are merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Bar:
     label: str
 
 
-# What is told apart by colour has another height or hatching, too.
+# Kinds that differ in colour also differ in height or hatching.
 _BARS = {
     "gemm": _Bar("#0072b2", "", 0.78, "GEMM or pooling"),
     "bag": _Bar("#0072b2", "", 0.78, "GEMM or pooling"),
@@ -40,7 +40,7 @@ _BARS = {
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What a lane did of one kind: how often, from when to when, and for how long in all, in us."""
+    """A lane's steps of one kind: count, first start, last end and total time, in us."""
 
     lane: str
     kind: str
@@ -56,11 +56,11 @@ def last_rank(timeline: Timeline) -> int:
 
 
 def busy(timeline: Timeline, rank: int) -> list[Busy]:
-    """Return what a rank's lanes did, in the order in which they began."""
-    found: dict[tuple[str, str], list[Span]] = {}
+    """Return the busy times of a rank's lanes, in the order of their first steps."""
+    spans_by_lane: dict[tuple[str, str], list[Span]] = {}
     for span in timeline.spans:
         if span.rank == rank:
-            found.setdefault((span.lane, span.kind), []).append(span)
+            spans_by_lane.setdefault((span.lane, span.kind), []).append(span)
     return [
         Busy(
             lane,
@@ -70,22 +70,22 @@ def busy(timeline: Timeline, rank: int) -> list[Busy]:
             max(span.end_us for span in spans),
             sum(span.end_us - span.start_us for span in spans),
         )
-        for (lane, kind), spans in found.items()
+        for (lane, kind), spans in spans_by_lane.items()
     ]
 
 
 def gantt(timeline: Timeline, rank: int, longest_us: float) -> Figure:
-    """Draw a rank's lanes from 0 to `longest_us`, so that timelines of a shape have one scale."""
-    mine = [span for span in timeline.spans if span.rank == rank]
-    lanes = list(dict.fromkeys(span.lane for span in mine))
+    """Draw a rank's lanes from 0 to `longest_us`; timelines of one shape share this scale."""
+    rank_spans = [span for span in timeline.spans if span.rank == rank]
+    lanes = list(dict.fromkeys(span.lane for span in rank_spans))
     height = 0.95 + 0.27 * max(len(lanes), 2)
-    drawn = figure(9.6, height, packed=False)  # zero stands at one place in all timelines
+    drawn = figure(9.6, height, packed=False)  # zero is at the same place in all timelines
     axes = drawn.subplots()
     drawn.subplots_adjust(left=0.14, right=0.985, bottom=0.8 / height, top=1 - 0.1 / height)
-    kinds = [kind for kind in reversed(_BARS) if any(span.kind == kind for span in mine)]
+    kinds = [kind for kind in reversed(_BARS) if any(span.kind == kind for span in rank_spans)]
     for row, lane in enumerate(lanes):
         for kind in kinds:
-            bars = _merged([s for s in mine if s.lane == lane and s.kind == kind], longest_us)
+            bars = _merged([s for s in rank_spans if s.lane == lane and s.kind == kind], longest_us)
             bar = _BARS[kind]
             if bars:
                 axes.broken_barh(
@@ -93,7 +93,7 @@ def gantt(timeline: Timeline, rank: int, longest_us: float) -> Figure:
                     (row - bar.height / 2, bar.height), facecolor=bar.colour, hatch=bar.hatch,
                     edgecolor="white", linewidth=0.3,
                 )  # fmt: skip
-    end = max((span.end_us for span in mine), default=0.0) / 1e3
+    end = max((span.end_us for span in rank_spans), default=0.0) / 1e3
     axes.axvline(end, color=INK, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
@@ -112,7 +112,7 @@ def gantt(timeline: Timeline, rank: int, longest_us: float) -> Figure:
 
 
 def _merged(spans: Sequence[Span], longest_us: float) -> list[tuple[float, float]]:
-    """Return begins and ends; where there are very many, those that touch as one."""
+    """Return starts and ends; merge spans that touch if there are more than MOST_BARS."""
     ranked = sorted((span.start_us, span.end_us) for span in spans)
     if len(ranked) <= MOST_BARS:
         return ranked

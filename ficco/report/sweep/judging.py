@@ -1,4 +1,4 @@
-"""What follows from a sweep: the best point of each case, who wins where, what choosing costs."""
+"""Evaluation of a sweep: each case's best point, wins and losses, and the cost of choosing."""
 
 from __future__ import annotations
 
@@ -36,85 +36,85 @@ __all__ = [
     "within",
 ]
 
-RIGHT = 0.03  # a choice this much slower than the best point is right
-LEAST_MS = 0.015  # what is slower than serial by less than this, or by RIGHT, is level with it
+RIGHT = 0.03  # a choice is right if it is slower than the best point by at most this fraction
+LEAST_MS = 0.015  # a point slower than serial by at most this, or by RIGHT, is level with serial
 
 
 def candidates(case: Case) -> list[Point]:
-    """Return ficco's right points of a case: neither serial nor what was chosen by itself."""
+    """Return ficco's right points of a case, without serial and "auto"."""
     return [p for p in case.points if p.ok and p.name not in ("serial", "auto")]
 
 
 def best(case: Case) -> Point | None:
-    """Return the fastest of ficco's right points that ran all rounds, else of those screened."""
+    """Return ficco's fastest right point with all rounds, else the fastest screened one."""
     return min(candidates(case), key=_rank, default=None)
 
 
 def _rank(point: Point) -> tuple[bool, float]:
-    """Return what points are ranked by: the few runs of a screening make lucky ones too fast."""
+    """Return a point's sort key; screened points rank last, as few runs can look too fast."""
     return point.screened, point.ms
 
 
 def gain(case: Case) -> float | None:
-    """Return serial's time over that of ficco's best; None where one of the two is missing."""
-    found = best(case)
-    return found.speedup if found is not None else None
+    """Return serial's time over that of ficco's best point; None if one of the two is missing."""
+    winner = best(case)
+    return winner.speedup if winner is not None else None
 
 
 def loses(case: Case) -> bool:
-    """Whether ficco's best is slower than serial."""
-    found = gain(case)
-    return found is not None and found < 1.0
+    """Return whether ficco's best point is slower than serial."""
+    gain_value = gain(case)
+    return gain_value is not None and gain_value < 1.0
 
 
 def within(case: Case) -> bool:
-    """Whether ficco's best is slower than serial by no more than is taken for level."""
-    found, serial = best(case), case.serial_ms
-    if found is None or serial is None:
+    """Return whether ficco's best point is slower than serial, but level with it."""
+    winner, serial = best(case), case.serial_ms
+    if winner is None or serial is None:
         return False
-    return 0 < found.ms - serial <= max(RIGHT * serial, LEAST_MS)
+    return 0 < winner.ms - serial <= max(RIGHT * serial, LEAST_MS)
 
 
 def by_loss(cases: Iterable[Case]) -> list[Case]:
-    """Return cases with the worst speed-up first; last those for which there is none."""
+    """Return cases with the worst speed-up first; cases without a speed-up come last."""
     return sorted(cases, key=lambda case: math.inf if (g := gain(case)) is None else g)
 
 
 def best_of_each(case: Case) -> list[Point]:
-    """Return the fastest right point of every schedule, fastest first, those screened last."""
-    found: dict[str, Point] = {}
+    """Return the fastest right point of every schedule, fastest first, screened points last."""
+    best_points: dict[str, Point] = {}
     for point in candidates(case):
-        if point.name not in found or _rank(point) < _rank(found[point.name]):
-            found[point.name] = point
-    return sorted(found.values(), key=_rank)
+        if point.name not in best_points or _rank(point) < _rank(best_points[point.name]):
+            best_points[point.name] = point
+    return sorted(best_points.values(), key=_rank)
 
 
 def finer_than_shards(case: Case) -> float | None:
-    """Return the best time with whole shards over the best with shards that are cut."""
+    """Return the best time with whole shards over the best time with cut shards."""
     whole = [p.ms for p in candidates(case) if p.grain == 1]
     cut = [p.ms for p in candidates(case) if p.grain > 1]
     return min(whole) / min(cut) if whole and cut else None
 
 
 def geomean(values: Sequence[float]) -> float | None:
-    """Return the geometric mean; None of nothing."""
+    """Return the geometric mean; None if there are no values."""
     return statistics.geometric_mean(values) if values else None
 
 
 def middle(values: Sequence[float]) -> float | None:
-    """Return the median; None of nothing."""
+    """Return the median; None if there are no values."""
     return statistics.median(values) if values else None
 
 
 def quantile(values: Sequence[float], part: float) -> float | None:
-    """Return the smallest value that so large a part does not exceed; None of nothing."""
+    """Return the smallest value that a fraction `part` of the values does not exceed, or None."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(part * len(ranked)) - 1)] if ranked else None
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a way of choosing took in a case, beside the best point (serial is one, too)."""
+    """A method's choice in a case, and the case's best point, which may be serial."""
 
     case: Case
     point: Point
@@ -122,7 +122,7 @@ class Taken:
 
     @property
     def loss(self) -> float:
-        """How much longer the call lasts than with the best point; 0.1 is 10%."""
+        """The choice's extra time over the best point, as a fraction; 0.1 is 10%."""
         return self.point.ms / self.best.ms - 1.0
 
     @property
@@ -132,19 +132,19 @@ class Taken:
 
     @property
     def slower_than_serial(self) -> bool:
-        """Whether serial would have been faster by more than RIGHT."""
+        """Whether the choice is slower than serial by more than RIGHT."""
         serial = self.case.serial_ms
         return serial is not None and self.point.ms > (1 + RIGHT) * serial
 
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """A way of choosing, over all cases in which it had a choice.
+    """The choices of one method, over all cases that offer a choice.
 
     Attributes:
-        name, about: how the page calls it.
-        taken: case by case, most lost first.
-        reason: why there are none, if there are none.
+        name, about: the method's name and description on the page.
+        taken: the choices, largest loss first.
+        reason: why there are no choices; empty if there are some.
     """
 
     name: str
@@ -157,16 +157,18 @@ Predictor = Callable[[Case, Facts, Machine], list[tuple[Point, float]]]
 
 
 def choices(sweep: Sweep) -> list[Choosing]:
-    """Return what the simulator, the rule and `auto` took, each among the points of the sweep.
+    """Return the choices of the simulator, the rule and `auto` among the points of the sweep.
 
-    The simulator's predictions are those of the sweep, the rule is asked now; both take what
-    `ficco.selector.decide` makes of them.
+    The simulator's predictions are read from the sweep, the rule is evaluated now;
+    `ficco.selector.decide` chooses by either.
     """
     profile = sweep.head.get("profile")
-    found = []
+    results = []
     if not sweep.simulated:
-        found.append(_choosing(sweep, profile, _simulator, "simulator", "the points' predictions"))
-    found.append(_choosing(sweep, profile, _rule, "rule", "the selector's formulas"))
+        results.append(
+            _choosing(sweep, profile, _simulator, "simulator", "the points' predictions")
+        )
+    results.append(_choosing(sweep, profile, _rule, "rule", "the selector's formulas"))
     automatic = []
     for case in sweep.cases:
         auto = next((p for p in case.points if p.name == "auto"), None)
@@ -175,12 +177,12 @@ def choices(sweep: Sweep) -> list[Choosing]:
             same = [p for p in case.points if p.ok and _plan_of(p) == _plan_of(auto)]
             automatic.append(Taken(case, min(same, key=_rank, default=auto), fastest))
     if automatic:
-        found.append(Choosing("auto", "what ran when ficco chose", _ranked(automatic)))
-    return found
+        results.append(Choosing("auto", "the schedule that ficco chose", _ranked(automatic)))
+    return results
 
 
 def _plan_of(point: Point) -> dict[str, Any]:
-    """Return what points have in common that are one plan by two names."""
+    """Return a value that is equal for two names of one plan."""
     return {**point.schedule, "name": ""}
 
 
@@ -203,8 +205,8 @@ def _choosing(
         taken = [
             entry for case in sweep.cases if (entry := _take(case, machine, predictor)) is not None
         ]
-    except FiccoError as problem:
-        return Choosing(name, about, (), str(problem))
+    except FiccoError as error:
+        return Choosing(name, about, (), str(error))
     reason = "" if taken else "no case has serial and another point with a prediction"
     return Choosing(name, about, _ranked(taken), reason)
 
@@ -215,12 +217,12 @@ def _take(case: Case, machine: Machine, predictor: Predictor) -> Taken | None:
         return None
     facts = facts_of(Problem.chunked(case.op, case.world, case.m, case.n, case.k, case.dtype))
     predicted = predictor(case, facts, machine)
-    predicted.sort(key=lambda entry: entry[0].name != "serial")  # which `decide` wants first
+    predicted.sort(key=lambda entry: entry[0].name != "serial")  # `decide` needs serial first
     if len(predicted) < 2 or predicted[0][0].name != "serial":
         return None
     points = {Schedule.from_json(point.schedule): point for point, _ in predicted}
-    asked = [(Schedule.from_json(point.schedule), ms) for point, ms in predicted]
-    return Taken(case, points[decide(asked, facts, machine, "sweep").schedule], fastest)
+    predictions = [(Schedule.from_json(point.schedule), ms) for point, ms in predicted]
+    return Taken(case, points[decide(predictions, facts, machine, "sweep").schedule], fastest)
 
 
 def _simulator(case: Case, facts: Facts, machine: Machine) -> list[tuple[Point, float]]:

@@ -1,4 +1,4 @@
-"""What a page is put together from: sections of paragraphs, plots, tables and cards."""
+"""The parts of a page: sections of paragraphs, plots, tables and cards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Row:
 
     Attributes:
         cells: texts; the first one names the row.
-        href: where the first one leads, on this page.
-        data: names and values by which others find the row again, as data-NAME.
-        mark: "" or "loses": a row that stands out, which its text says, too.
+        href: the first cell's link target on this page.
+        data: names and values of data-NAME attributes, which identify the row.
+        mark: "" or "loses", which highlights the row; the text says so, too.
     """
 
     cells: tuple[str, ...]
@@ -32,11 +32,11 @@ class Table:
     """A table.
 
     Attributes:
-        caption: what it shows.
-        columns: titles; one that begins with "<" is aligned to the left.
-        rows: what it shows, in order.
-        folded: it stands behind a summary that opens it.
-        printed: a folded one is open on paper.
+        caption: the table's caption.
+        columns: titles; a column whose title starts with "<" is left-aligned.
+        rows: the rows, in order.
+        folded: the table is collapsed under a summary.
+        printed: a folded table is expanded in print.
     """
 
     caption: str
@@ -59,7 +59,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What belongs to one case."""
+    """The plots and tables of one case."""
 
     ident: str
     title: str
@@ -74,7 +74,7 @@ Block = Card | Plot | Table
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page with a heading; `stamp`: how its figures came to be."""
+    """A part of the page with a heading; `stamp` says how its figures were obtained."""
 
     ident: str
     title: str
@@ -85,12 +85,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of each kind a page shows, so that it stays small enough to open anywhere.
+    """Limits of a page's contents, which bound its size.
 
     Attributes:
-        cases: rows of tables with a row a case.
+        cases: rows of tables with a row per case.
         drawn: cases in one plot.
-        curves: cases with grain curves of their own.
+        curves: cases with their own grain curves.
         timelines: cases with timelines.
         points: rows in tables of points, over all cases.
         marks: single points in one plot.
@@ -106,7 +106,7 @@ class Limits:
     bad: int = 400
 
     def halved(self) -> Limits:
-        """Return half as much of everything."""
+        """Return limits of half the size."""
         return Limits(*(max(1, getattr(self, name) // 2) for name in self.__slots__))
 
 
@@ -117,7 +117,7 @@ def table(
     folded: bool = False,
     printed: bool = True,
 ) -> Table:
-    """Return a table, every row of which has a cell a column."""
+    """Return a table; every row must have one cell per column."""
     for row in rows:
         assert len(row.cells) == len(columns), (caption, row.cells)
     return Table(caption, tuple(columns), tuple(rows), folded, printed)

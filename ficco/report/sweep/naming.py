@@ -1,4 +1,4 @@
-"""How the page calls things, and how it writes numbers."""
+"""The page's names for operators and cases, and its number formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["REGIMES", "full", "number", "operator_label", "percent", "short", "s
 REGIMES = {
     "captured": "replayed in CUDA graphs",
     "eager": "calls back to back, from the host",
-    "synchronized": "each call waited for before the next",
+    "synchronized": "the host waits for each call before the next",
     "simulated": "predicted",
 }
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -20,12 +20,12 @@ NONE = "-"
 
 
 def operator_label(op: str) -> str:
-    """Return the short name of an operator; of one that is not registered here, its name."""
+    """Return an operator's short label; for an unregistered operator, its name."""
     return registry.get(op).label if op in registry.names() else op
 
 
 def short(case: Case, regime: bool = False) -> str:
-    """Return a case in few letters: operator, sizes, dtype, ranks."""
+    """Return a case in short form: operator, sizes, dtype, ranks."""
     op = operator_label(case.op)
     dtype = _DTYPES.get(case.dtype, case.dtype)
     text = f"{op} {case.m}x{case.n}x{case.k} {dtype} {case.world} ranks"
@@ -41,7 +41,7 @@ def full(case: Case) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with so many digits that mean something, never in powers of ten."""
+    """Return a number with `digits` significant digits, never in scientific notation."""
     if value is None:
         return NONE
     if not math.isfinite(value):
@@ -53,17 +53,17 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def times(value: float | None) -> str:
-    """Return a factor."""
+    """Return a factor with three decimals."""
     return NONE if value is None else f"{value:.3f}"
 
 
 def percent(value: float | None) -> str:
-    """Return a part of 1 as per cent."""
+    """Return a fraction as a percentage."""
     return NONE if value is None else f"{value * 100:.1f}%"
 
 
 def size(value: float) -> str:
-    """Return bytes in the unit that suits them."""
+    """Return a byte count in B, kB, MB or GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":
             break

@@ -1,4 +1,4 @@
-"""The page itself: its head, its sections in order, rendered by a template to one file of HTML."""
+"""The page: a template renders its head and its sections to one HTML file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ficco.report.sweep.reading import Sweep
 
 __all__ = ["MOST_BYTES", "page"]
 
-MOST_BYTES = 4_800_000  # what every browser opens at once, and a mail carries
+MOST_BYTES = 4_800_000  # browsers open this quickly, and mail systems accept it
 
 
 def page(sweep: Sweep) -> str:
-    """Return a sweep's page as HTML that needs nothing else.
+    """Return a sweep's page as self-contained HTML.
 
-    Shows as much as fits into MOST_BYTES; what is left out is said.
+    The page shows as much as fits into MOST_BYTES, and says what is left out.
     """
     limits = Limits()
     while True:
@@ -52,25 +52,25 @@ def _rendered(sweep: Sweep, limits: Limits) -> str:
 
 
 def _sections(sweep: Sweep, limits: Limits) -> list[Section]:
-    stamp, known = _stamp(sweep), details.anchors(sweep, limits)
-    each: list[Callable[[], Section]] = [
+    stamp, anchors = _stamp(sweep), details.anchors(sweep, limits)
+    builders: list[Callable[[], Section]] = [
         lambda: sections.summary(sweep, stamp),
-        lambda: sections.losing(sweep, limits, known, stamp),
-        lambda: sections.speed(sweep, limits, known, stamp),
+        lambda: sections.losing(sweep, limits, anchors, stamp),
+        lambda: sections.speed(sweep, limits, anchors, stamp),
         lambda: sections.schedules(sweep, limits, stamp),
         lambda: sections.maps(sweep, limits, stamp),
-        lambda: details.grains(sweep, limits, known, stamp),
+        lambda: details.grains(sweep, limits, anchors, stamp),
         lambda: details.losses(sweep, limits, stamp),
         lambda: details.foresight(sweep, limits, stamp),
         lambda: details.timelines(sweep, limits, stamp),
         lambda: details.failures(sweep, limits),
     ]
-    made = [make() for make in each]
-    return made if sweep.cases else [s for s in made if s.ident in ("summary", "bad")]
+    built = [make() for make in builders]
+    return built if sweep.cases else [s for s in built if s.ident in ("summary", "bad")]
 
 
 def _machine(head: Mapping[str, Any]) -> str:
-    """Return the GPUs that ran, or the profile that is predicted for or run as."""
+    """Return the GPUs that ran, or the profile that was simulated or run as."""
     gpus = head.get("gpus")
     if gpus and head["how"] == "executed":
         count = head.get("world", len(gpus))
@@ -79,7 +79,7 @@ def _machine(head: Mapping[str, Any]) -> str:
 
 
 def _stamp(sweep: Sweep) -> str:
-    """Return how all figures came to be, as it stands beside each heading."""
+    """Return the text beside each heading that says how the figures were obtained."""
     if sweep.simulated:
         return f"simulated on {_machine(sweep.head)}"
     return "paced" if sweep.head.get("paced") else f"measured on {_machine(sweep.head)}"
@@ -89,14 +89,14 @@ def _banner(sweep: Sweep) -> str:
     name = _machine(sweep.head)
     if sweep.simulated:
         return (
-            f"SIMULATED. Nothing ran: every time on this page is what the simulator predicts for "
+            f"SIMULATED. Nothing ran: every time on this page is the simulator's prediction for "
             f"the machine profile {name}."
         )
     if sweep.head.get("paced"):
         return (
-            f"EXECUTED, PACED. Real bytes were moved and real GEMMs run on this host's CPU, each "
-            f"lengthened to the rates of the profile {name}. They are no measurement of such a "
-            "machine."
+            f"EXECUTED, PACED. Real bytes were moved and real GEMMs ran on this host's CPU, each "
+            f"lengthened to the rates of the profile {name}. The times are not measurements of "
+            "such a machine."
         )
     return f"EXECUTED on {name}: every time on this page was measured, unless it says otherwise."
 
@@ -124,29 +124,29 @@ def _plain(value: Any) -> str:
         return ", ".join(f"{name} {entry}" for name, entry in value.items())
     if not isinstance(value, list):
         return str(value)
-    counts = Counter(map(_plain, value))  # most of a machine's GPUs are alike
+    counts = Counter(map(_plain, value))  # most GPUs of a machine are equal
     return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counts.items())
 
 
 def _method(sweep: Sweep) -> list[str]:
     if sweep.simulated:
-        timed = (
+        time_text = (
             "A time is the simulator's prediction of one call, from its first step on rank 0 to "
             "the last end on any rank. Predictions do not vary, so there is no spread."
         )
     else:
-        timed = (
-            "A time is the median over runs of the slowest rank, IQR the range between the "
-            "quartiles. Points of a case ran in turn, so that what disturbs a machine disturbs all "
-            "of them. Points marked “few runs” were tried a few times only, because others "
-            "were clearly faster."
+        time_text = (
+            "A time is the median over runs of the slowest rank; IQR is the interquartile range. "
+            "The points of a case ran in turn, so that disturbances of the machine affect all of "
+            "them. Points marked “few runs” ran only a few times, because others were "
+            "clearly faster."
         )
     return [
-        timed,
-        "Serial is the plain collective followed, or preceded, by the plain GEMM. Times serial is "
-        "serial's time over the point's; of ideal is the ideal time over the point's. Floor is the "
-        "bytes that leave a rank over the link's peak rate.",
+        time_text,
+        "Serial is the plain collective followed, or preceded, by the plain GEMM. “Times serial” "
+        "is serial's time over the point's; “of ideal” is the ideal time over the point's. Floor "
+        "is the bytes that leave a rank over the link's peak rate.",
         "Sizes m, n, k are over all ranks; operations, bytes sent and GEMMs are of one rank. A "
         "geometric mean counts each case once.",
-        "All figures are those of results.jsonl beside this page, rounded.",
+        "All figures are rounded from results.jsonl in this page's folder.",
     ]

@@ -1,4 +1,4 @@
-"""A sweep's folder, read: its head, its shapes with their points, what failed, what was traced."""
+"""Reading of a sweep's folder: its head, shapes, points, failures and timelines."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Point:
     """A schedule and grain that ran, or was simulated, on a shape.
 
     Attributes:
-        id: the point's, unique in a sweep.
-        name: the schedule's; "auto": what ficco chose by itself.
+        id: the point's id, unique in a sweep.
+        name: the schedule's name; "auto": ficco's own choice.
         grain: chunks per shard.
         schedule: all axes, resolved.
-        ms, iqr_ms, runs: median of the slowest rank, its spread, and how often it ran.
-        screened: it ran a few times only.
-        ok, max_rel_error: whether its results were right, and the largest error if one was taken.
-        predicted_ms: by the simulator.
+        ms, iqr_ms, runs: median of the slowest rank, its spread, and the number of runs.
+        screened: it ran only a few times.
+        ok, max_rel_error: whether its results were right, and the largest error if known.
+        predicted_ms: the simulator's prediction.
         speedup, efficiency: serial and ideal over ms.
-        dil, cil: what cutting its GEMM, and copies beside it, cost: 1 is nothing.
-        chosen: of "auto", what it took, as "schedule", and why.
+        dil, cil: cost of cutting its GEMM, and of copies beside it, as factors; 1 is no cost.
+        chosen: for "auto", its choice, as "schedule", and the reasons.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The schedule's name with its grain, and of "auto" that of what it took."""
+        """The schedule's name with its grain; for "auto", the name of its choice."""
         name = f"auto: {self.chosen['schedule']}" if self.chosen else self.name
         return name if name.endswith("serial") else f"{name} g{self.grain}"
 
@@ -71,7 +71,7 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A point that has no time, and why."""
+    """A point without a time, and the reason."""
 
     id: str
     shape: str
@@ -83,17 +83,17 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A shape in a regime, with everything that was found about it.
+    """A shape in a regime, with all its results.
 
     Attributes:
         shape: the shape's id.
         op, dtype, world, m, n, k: the problem, sizes over all ranks.
         regime: how calls were made.
-        gemm_ms, transfer_ms: alone; `ideal_ms`: the longer of them.
+        gemm_ms, transfer_ms: time of each alone; `ideal_ms`: the longer of the two.
         floor_ms: bytes over the link's peak rate.
-        flops, bytes_out: of one rank; `op_to_byte`: one over the other.
-        serial_ms: of plain collective and GEMM.
-        ended: whether nothing is missing; None: the folder does not say.
+        flops, bytes_out: of one rank; `op_to_byte`: the ratio of the two.
+        serial_ms: time of the plain collective and GEMM.
+        ended: whether the case is complete; None: the folder does not say.
         points, traced: in the sweep's order.
     """
 
@@ -120,12 +120,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All that a folder holds.
+    """The contents of a folder.
 
     Attributes:
-        head: sweep.json as it stands.
+        head: the contents of sweep.json.
         cases: in the order of the sweep's grid.
-        bad: likewise.
+        bad: bad points, in the same order.
     """
 
     head: Mapping[str, Any]
@@ -139,13 +139,13 @@ class Sweep:
 
     @property
     def found(self) -> int:
-        """How many points have a result or a reason."""
+        """The number of points that have a result or a reason."""
         ids = {bad.id for bad in self.bad}
         return len(ids | {point.id for case in self.cases for point in case.points})
 
     @property
     def unfinished(self) -> bool:
-        """Whether shapes have not ended or points are missing, as far as the folder tells."""
+        """Whether shapes are incomplete or points are missing, according to the folder."""
         points = self.head.get("points")
         if any(case.ended is False for case in self.cases):
             return True
@@ -153,10 +153,10 @@ class Sweep:
 
 
 def read(folder: Path) -> Sweep:
-    """Read a sweep's folder; one without results has no cases.
+    """Read a sweep's folder; without results, there are no cases.
 
     Raises:
-        InputError: it is no sweep's folder, of another version, or a line of it is wrong.
+        InputError: the folder is not a sweep's, has another version, or contains an invalid line.
     """
     head = _head(folder / HEAD)
     cases: dict[tuple[str, str], Case] = {}
@@ -172,7 +172,7 @@ def read(folder: Path) -> Sweep:
         elif kind == "bad":
             bad.append(_bad(line, where))
         else:
-            raise InputError(f"{where}: kind={kind!r}; it is shape, point, bad or timeline")
+            raise InputError(f"{where}: kind={kind!r}; it must be shape, point, bad or timeline")
     for where, line in later:
         key = (str(_take(line, "shape", where)), str(_take(line, "regime", where)))
         if key not in cases:
@@ -187,17 +187,17 @@ def read(folder: Path) -> Sweep:
 def _head(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_bytes()
-    except OSError as problem:
+    except OSError as error:
         raise InputError(
-            f"{str(path.parent)!r} is no folder of a sweep: {path.name} in it cannot be read "
-            f"({problem.strerror}); give the folder that `ficco sweep --out` wrote"
+            f"{str(path.parent)!r} is not a sweep's folder: {path.name} in it cannot be read "
+            f"({error.strerror}); give the folder that `ficco sweep --out` wrote"
         ) from None
-    head = parsed_json(text, f"{path}, which is no sweep's or is damaged,")
+    head = parsed_json(text, f"{path}, which is not a sweep's or is damaged,")
     if not isinstance(head, dict) or head.get("version") != VERSION:
-        found = head.get("version") if isinstance(head, dict) else None
+        version = head.get("version") if isinstance(head, dict) else None
         raise InputError(
-            f"{path}: version {found!r} found, {VERSION} is what this ficco reads; it is no "
-            "sweep's, or another version's"
+            f"{path}: version {version!r} found, this ficco reads {VERSION}; the file is not a "
+            "sweep's, or another ficco wrote it"
         )
     for name, kind in (("grid", str), ("how", str), ("machine", dict), ("ficco", str)):
         if not isinstance(head.get(name), kind):
@@ -210,10 +210,10 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return
-    except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"{path} cannot be read: {problem}") from None
-    for at, line in enumerate(text.splitlines(), 1):
-        where = f"{path}, line {at}"
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    for line_number, line in enumerate(text.splitlines(), 1):
+        where = f"{path}, line {line_number}"
         entry = parsed_json(line, f"{where} (run the sweep again)")
         if not isinstance(entry, dict):
             raise InputError(f"{where}: a JSON object is needed")
@@ -235,9 +235,9 @@ def _whole(line: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def _error(line: Mapping[str, Any], where: str) -> float | None:
-    """Return the largest error of a point's results, which is infinite where they are wrong."""
-    found = line.get("max_rel_error")
-    return math.inf if found == math.inf else _maybe(line, "max_rel_error", where)
+    """Return the largest error of a point's results; it may be infinite for wrong results."""
+    value = line.get("max_rel_error")
+    return math.inf if value == math.inf else _maybe(line, "max_rel_error", where)
 
 
 def _maybe(line: Mapping[str, Any], name: str, where: str) -> float | None:
@@ -279,10 +279,10 @@ def _point(line: Mapping[str, Any], where: str) -> Point:
 
 
 def _chosen(line: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    found = line.get("chosen")
-    if found is not None and not isinstance(found.get("schedule"), str):
-        raise InputError(f"{where}: chosen={found!r} names no schedule; run the sweep again")
-    return found
+    chosen = line.get("chosen")
+    if chosen is not None and not isinstance(chosen.get("schedule"), str):
+        raise InputError(f"{where}: chosen={chosen!r} names no schedule; run the sweep again")
+    return chosen
 
 
 def _bad(line: Mapping[str, Any], where: str) -> Bad:
@@ -303,16 +303,16 @@ def _span(kind: str, **fields: Any) -> Span:
 
 
 def _traced(line: Mapping[str, Any], where: str) -> Traced:
-    found = _take(line, "timeline", where)
+    table = _take(line, "timeline", where)
     try:
-        spans = tuple(_span(**span) for span in found["spans"])
+        spans = tuple(_span(**span) for span in table["spans"])
         timeline = Timeline(
             spans,
-            str(found["engine"]),
-            str(found["machine"]),
-            bool(found["paced"]),
-            bool(found["simulated"]),
+            str(table["engine"]),
+            str(table["machine"]),
+            bool(table["paced"]),
+            bool(table["simulated"]),
         )
-    except (KeyError, TypeError) as problem:
-        raise InputError(f"{where}: no timeline ({problem}); run the sweep again") from None
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{where}: not a timeline ({error}); run the sweep again") from None
     return Traced(str(_take(line, "id", where)), str(_take(line, "which", where)), timeline)

@@ -1,4 +1,4 @@
-"""The page's first sections: who wins where, losing shapes first, speed-up, maps, schedules."""
+"""The page's first sections: summary, losing shapes, speed-up, schedule maps, schedules."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from ficco.report.sweep.reading import Case, Point, Sweep
 
 __all__ = ["Anchors", "losing", "maps", "schedules", "shown", "speed", "summary"]
 
-Anchors = dict[tuple[str, str], str]  # a case's shape and regime: where its points stand
+Anchors = dict[tuple[str, str], str]  # by shape and regime, the anchor of a case's points
 
 CASE_COLUMNS = (
     "<case", "serial, ms", "<best", "ms", "IQR, ms", "times serial", "of ideal",
-    "GEMM alone, ms", "transfer alone, ms", "ideal, ms", "floor, ms", "operations a byte", "sent",
+    "GEMM alone, ms", "transfer alone, ms", "ideal, ms", "floor, ms", "operations per byte", "sent",
 )  # fmt: skip
 
 
 def shown(count: int, of: int, what: str) -> str:
-    """Say how many of how many are shown; nothing if all are."""
+    """Return a text that says how many entries are shown; empty if all are."""
     return "" if count >= of else f"{count} of {of} {what} are shown; results.jsonl has all."
 
 
@@ -44,16 +44,16 @@ def regimes(sweep: Sweep) -> list[str]:
 
 
 def _case_row(case: Case, anchors: Anchors) -> Row:
-    found = best(case)
-    lost = loses(case)
+    winner = best(case)
+    slower = loses(case)
     cells = (
-        f"{short(case, regime=True)}{' (slower)' if lost else ''}",
+        f"{short(case, regime=True)}{' (slower)' if slower else ''}",
         number(case.serial_ms),
-        found.label if found else NONE,
-        number(found.ms if found else None),
-        number(found.iqr_ms if found else None, 2),
+        winner.label if winner else NONE,
+        number(winner.ms if winner else None),
+        number(winner.iqr_ms if winner else None, 2),
         times(gain(case)),
-        percent(found.efficiency if found else None),
+        percent(winner.efficiency if winner else None),
         number(case.gemm_ms),
         number(case.transfer_ms),
         number(case.ideal_ms),
@@ -65,38 +65,39 @@ def _case_row(case: Case, anchors: Anchors) -> Row:
         cells,
         anchors.get((case.shape, case.regime), ""),
         (("shape", case.shape), ("regime", case.regime)),
-        "loses" if lost else "",
+        "loses" if slower else "",
     )
 
 
 def case_table(
     cases: Sequence[Case], anchors: Anchors, caption: str, folded: bool = False
 ) -> Table:
-    """Return a table with a row a case."""
+    """Return a table with one row per case."""
     return table(caption, CASE_COLUMNS, [_case_row(case, anchors) for case in cases], folded)
 
 
 def summary(sweep: Sweep, stamp: str) -> Section:
-    """Say in a few sentences who wins, and count by regime."""
+    """Summarize in a few sentences which schedules win, with counts by regime."""
     gains = [g for case in sweep.cases if (g := gain(case)) is not None]
     if not gains:
-        found = sum(bool(case.points) for case in sweep.cases)
+        with_points = sum(bool(case.points) for case in sweep.cases)
         text = (
-            f"Cases (a shape in a regime) that were begun: {len(sweep.cases)}; with points: "
-            f"{found}. None has both serial and another right point: nothing can be compared."
+            f"Cases (a shape in a regime) that were started: {len(sweep.cases)}; with points: "
+            f"{with_points}. None has both serial and another right point, so there is nothing to "
+            "compare."
         )
         if not sweep.cases:
             text = "There are no results in this folder yet; run the sweep to its end."
-        said = tuple(t for t in (_unfinished(sweep), text, _bad_text(sweep)) if t)
-        return Section("summary", "Summary", said, stamp=stamp)
-    behind = [case for case in sweep.cases if loses(case)]
-    level = sum(within(case) for case in behind)
+        paragraphs = tuple(t for t in (_unfinished(sweep), text, _bad_text(sweep)) if t)
+        return Section("summary", "Summary", paragraphs, stamp=stamp)
+    slower = [case for case in sweep.cases if loses(case)]
+    level = sum(within(case) for case in slower)
     close = f" ({level} of them by no more than 3% or 15 µs)" if level else ""
     without = len(sweep.cases) - len(gains)
     texts = [
         _unfinished(sweep),
-        f"The best overlapped schedule is faster than serial in {len(gains) - len(behind)} of "
-        f"{len(gains)} cases (a shape in a regime) and slower in {len(behind)}{close}. "
+        f"The best overlapped schedule is faster than serial in {len(gains) - len(slower)} of "
+        f"{len(gains)} cases (a shape in a regime) and slower in {len(slower)}{close}. "
         f"On geometric mean it is {times(geomean(gains))} times as fast, "
         f"at worst {times(min(gains))}, at best {times(max(gains))}.",
     ]
@@ -104,8 +105,8 @@ def summary(sweep: Sweep, stamp: str) -> Section:
     if ratios:
         ahead = sum(ratio > 1 for ratio in ratios)
         texts.append(
-            f"Shards cut into chunks (grain 2 or more) beat whole shards (grain 1) in {ahead} of "
-            f"{len(ratios)} cases that have both; on geometric mean they are "
+            f"Shards cut into chunks (grain 2 or more) are faster than whole shards (grain 1) in "
+            f"{ahead} of {len(ratios)} cases that have both; on geometric mean they are "
             f"{times(geomean(ratios))} times as fast."
         )
     if without:
@@ -126,23 +127,21 @@ def summary(sweep: Sweep, stamp: str) -> Section:
 
 
 def _unfinished(sweep: Sweep) -> str:
-    """Say that shapes have not ended, or that points are missing, as far as the folder tells."""
+    """Return a text that says that shapes are incomplete or points are missing; else empty."""
     if not sweep.unfinished:
         return ""
     points = sweep.head.get("points")
     of = f" of {points}" if isinstance(points, int) else ""
     return (
-        f"UNFINISHED: {sweep.found}{of} points have a result, some of fewer runs than they "
-        "are to have. The same `ficco sweep` command goes on where it ended, and makes this page "
+        f"UNFINISHED: {sweep.found}{of} points have a result, some of them with fewer runs than "
+        "requested. The same `ficco sweep` command continues where it ended, and writes this page "
         "again."
     )
 
 
 def _bad_text(sweep: Sweep) -> str:
     wrong = sum(not point.ok for case in sweep.cases for point in case.points)
-    text = (
-        f"Points that could not be had, with reasons below: {len(sweep.bad)}." if sweep.bad else ""
-    )
+    text = f"Points without results, with reasons below: {len(sweep.bad)}." if sweep.bad else ""
     return f"{text} Points with WRONG RESULTS: {wrong}." if wrong else text
 
 
@@ -166,40 +165,40 @@ def _regime_row(regime: str, cases: Sequence[Case]) -> Row:
 
 
 def losing(sweep: Sweep, limits: Limits, anchors: Anchors, stamp: str) -> Section:
-    """Show the cases in which serial is faster than anything else, the worst first."""
-    behind = by_loss(case for case in sweep.cases if loses(case))
+    """Show the cases in which serial is faster than all other schedules, the worst first."""
+    losing_cases = by_loss(case for case in sweep.cases if loses(case))
     title = "Losing shapes"
-    if not behind:
+    if not losing_cases:
         counted = sum(gain(case) is not None for case in sweep.cases)
-        text = f"In none of {counted} cases is serial faster than the best overlapped schedule."
+        text = f"Serial is faster than the best overlapped schedule in none of {counted} cases."
         return Section("losing", title, (text,), stamp=stamp)
     rows = []
-    for case in behind[: limits.cases]:
-        row, found = _case_row(case, anchors), best(case)
-        assert found is not None and case.serial_ms is not None
+    for case in losing_cases[: limits.cases]:
+        row, winner = _case_row(case, anchors), best(case)
+        assert winner is not None and case.serial_ms is not None
         verdict = "level" if within(case) else "slower"
         extra = (
-            number(1e3 * (found.ms - case.serial_ms), 3), verdict, times(found.dil),
-            times(found.cil), number(found.predicted_ms),
+            number(1e3 * (winner.ms - case.serial_ms), 3), verdict, times(winner.dil),
+            times(winner.cil), number(winner.predicted_ms),
         )  # fmt: skip
         rows.append(Row((*row.cells, *extra), row.href, row.data, row.mark))
     columns = (*CASE_COLUMNS, "lost, µs", "<verdict", "DIL", "CIL", "predicted, ms")
     texts = [
-        "Here serial is faster than the best overlapped schedule; the worst case stands first. "
-        "Level is what is slower by no more than 3% or 15 µs, whichever is more.",
-        shown(len(rows), len(behind), "losing cases"),
+        "Here serial is faster than the best overlapped schedule; the worst case is first. A "
+        "case is level if it is slower by no more than 3% or 15 µs, whichever is more.",
+        shown(len(rows), len(losing_cases), "losing cases"),
     ]
-    found_table = table("Cases in which serial is faster, worst first", columns, rows)
-    return Section("losing", title, tuple(t for t in texts if t), (found_table,), stamp)
+    cases_table = table("Cases in which serial is faster, worst first", columns, rows)
+    return Section("losing", title, tuple(t for t in texts if t), (cases_table,), stamp)
 
 
 def speed(sweep: Sweep, limits: Limits, anchors: Anchors, stamp: str) -> Section:
-    """Show speed-up and efficiency of every case, a plot a regime."""
+    """Show speed-up and efficiency of every case, with one plot per regime."""
     blocks = []
     texts = [
-        "Each row is a shape; its large mark is the best schedule at its best grain, the small "
-        "ones are the others at theirs. Bars show what part of ideal the best one reaches: ideal "
-        "is the longer of the whole GEMM and the whole transfer, each alone."
+        "Each row is a shape. The large mark is the best schedule at its best grain; the small "
+        "marks are the other schedules at theirs. Bars show the best schedule's fraction of ideal: "
+        "ideal is the longer of the whole GEMM and the whole transfer, each alone."
     ]
     for regime in regimes(sweep):
         cases = by_loss(c for c in sweep.cases if c.regime == regime and gain(c) is not None)
@@ -209,7 +208,7 @@ def speed(sweep: Sweep, limits: Limits, anchors: Anchors, stamp: str) -> Section
         ident = f"speed-{regime}"
         about = (
             f"{len(drawn)} shapes, {regime}, worst first: speed-up of each schedule over serial, "
-            "and the part of ideal that the best one reaches."
+            "and the best schedule's fraction of ideal."
         )
         plot = svg(lambda drawn=drawn: figures.overview(drawn), ident, f"Speed-up, {regime}", about)
         more = shown(len(drawn), len(cases), f"cases ({regime}), worst, best and some between,")
@@ -230,23 +229,23 @@ def speed(sweep: Sweep, limits: Limits, anchors: Anchors, stamp: str) -> Section
 
 
 def _spread_out(cases: Sequence[Case], most: int) -> list[Case]:
-    """Return so many cases in order: those that lose, if they fit, and evenly of the others."""
+    """Return `most` cases in order: losing ones first (up to half), then the others evenly."""
     if len(cases) <= most:
         return list(cases)
-    behind = [case for case in cases if loses(case)][: most // 2]
-    others = cases[len(behind) :]
-    step = (len(others) - 1) / max(1, most - len(behind) - 1)
-    return behind + [others[round(i * step)] for i in range(most - len(behind))]
+    losing_cases = [case for case in cases if loses(case)][: most // 2]
+    others = cases[len(losing_cases) :]
+    step = (len(others) - 1) / max(1, most - len(losing_cases) - 1)
+    return losing_cases + [others[round(i * step)] for i in range(most - len(losing_cases))]
 
 
 def _each_row(case: Case) -> Row:
-    each = "; ".join(f"{p.name} g{p.grain} {times(p.speedup)}" for p in best_of_each(case))
-    over = case.serial_ms / case.ideal_ms if case.serial_ms and case.ideal_ms else None
-    return Row((short(case), times(over), each))
+    gains = "; ".join(f"{p.name} g{p.grain} {times(p.speedup)}" for p in best_of_each(case))
+    serial_over_ideal = case.serial_ms / case.ideal_ms if case.serial_ms and case.ideal_ms else None
+    return Row((short(case), times(serial_over_ideal), gains))
 
 
 def maps(sweep: Sweep, limits: Limits, stamp: str) -> Section:
-    """Show which schedule and grain wins over size and operations a byte, a plot a regime."""
+    """Show the best schedule and grain by size and operations per byte, a plot per regime."""
     blocks = []
     left_out = 0
     for regime in regimes(sweep):
@@ -257,53 +256,53 @@ def maps(sweep: Sweep, limits: Limits, stamp: str) -> Section:
             continue
         placed = placed[: limits.cases]
         about = (
-            f"{len(placed)} shapes, {regime}, by bytes that leave a rank and operations for each: "
-            "the mark names the best schedule, the number its grain, s stands for serial."
+            f"{len(placed)} shapes, {regime}, by bytes that leave a rank and operations per byte: "
+            "the mark shows the best schedule, the number its grain, s means serial."
         )
         plot = svg(
             lambda placed=placed: figures.schedule_map(placed), f"map-{regime}",
             f"Schedule map, {regime}", about,
         )  # fmt: skip
         rows = [_map_row(case) for case in sorted(placed, key=lambda c: (c.op, c.bytes_out))]
-        columns = ("<case", "sent", "operations a byte", "<best", "grain", "times serial")
-        caption = f"Which schedule and grain is best, {regime}"
+        columns = ("<case", "sent", "operations per byte", "<best", "grain", "times serial")
+        caption = f"Best schedule and grain, {regime}"
         listed = table(f"Figures of the map: {regime}", columns, rows, folded=True)
         blocks.append(Plot(plot, caption, listed))
     texts = [
-        "Left: the schedule that is best; right: its grain, chunks a shard. Where none is faster "
-        "than serial, serial is shown."
+        "Left: the best schedule; right: its grain, in chunks per shard. Where no schedule is "
+        "faster than serial, serial is shown."
     ]
     if not blocks:
-        texts = ["No case has a right point and a known count of operations a byte."]
+        texts = ["No case has a right point and a known number of operations per byte."]
     elif left_out:
-        texts.append(f"Cases without operations a byte are left out: {left_out}.")
+        texts.append(f"Cases without operations per byte are left out: {left_out}.")
     return Section("map", "Schedule map", tuple(texts), tuple(blocks), stamp)
 
 
 def _map_row(case: Case) -> Row:
-    found = best(case)
-    assert found is not None
-    lost = loses(case)
+    winner = best(case)
+    assert winner is not None
+    slower = loses(case)
     cells = (
         short(case),
         size(case.bytes_out),
         number(case.op_to_byte),
-        "serial" if lost else found.name,
-        NONE if lost else str(found.grain),
-        "1" if lost else times(found.speedup),
+        "serial" if slower else winner.name,
+        NONE if slower else str(winner.grain),
+        "1" if slower else times(winner.speedup),
     )
     return Row(cells)
 
 
 def schedules(sweep: Sweep, limits: Limits, stamp: str) -> Section:
     """Compare schedules, each at its best grain, over all cases."""
-    found: dict[str, list[tuple[Case, Point]]] = {}
+    by_schedule: dict[str, list[tuple[Case, Point]]] = {}
     for case in sweep.cases:
         for point in best_of_each(case):
             if point.speedup is not None:
-                found.setdefault(point.name, []).append((case, point))
+                by_schedule.setdefault(point.name, []).append((case, point))
     rows = []
-    for name, entries in found.items():
+    for name, entries in by_schedule.items():
         gains = [point.speedup or 0.0 for _, point in entries]
         reached = [p.efficiency for _, p in entries if p.efficiency is not None]
         cells = (
@@ -328,36 +327,36 @@ def schedules(sweep: Sweep, limits: Limits, stamp: str) -> Section:
         "worst", "best", "of ideal, median",
     )  # fmt: skip
     ranked = table(
-        "Schedules, each at its best grain of every case", columns, [row for _, row in rows]
+        "Schedules, each at its best grain in every case", columns, [row for _, row in rows]
     )
     blocks = (ranked, *_levels(sweep, limits)) if rows else ()
     return Section("schedules", "Schedules compared", (), blocks, stamp)
 
 
 def _levels(sweep: Sweep, limits: Limits) -> list[Table]:
-    """Return a table of whole shards against cut ones, if any case has both."""
-    found = [(case, r) for case in sweep.cases if (r := finer_than_shards(case)) is not None]
+    """Return a table that compares whole and cut shards, if any case has both."""
+    ratios = [(case, r) for case in sweep.cases if (r := finer_than_shards(case)) is not None]
     rows = []
-    for case, ratio in sorted(found, key=lambda entry: entry[1])[: limits.cases]:
+    for case, ratio in sorted(ratios, key=lambda entry: entry[1])[: limits.cases]:
         cells = [short(case, regime=True)]
-        for some in (
+        for points in (
             [p for p in candidates(case) if p.name == "shard_p2p" and p.grain == 1],
             [p for p in candidates(case) if p.grain == 1],
             [p for p in candidates(case) if p.grain > 1],
         ):
-            point = min(some, key=lambda p: p.ms, default=None)
+            point = min(points, key=lambda p: p.ms, default=None)
             cells += [point.label, number(point.ms)] if point else [NONE, NONE]
         rows.append(Row((*cells, times(ratio))))
     columns = (
         "<case", "<one shard after another", "ms", "<best with whole shards", "ms",
         "<best with cut shards", "ms", "times whole shards",
     )  # fmt: skip
-    caption = "Whole shards (grain 1) against cut ones, those first that lose most by cutting"
+    caption = "Whole shards (grain 1) against cut shards, the largest losses by cutting first"
     return [table(caption, columns, rows)] if rows else []
 
 
 def described(case: Case) -> str:
-    """Return a case in words, with what it is made of."""
+    """Return a case in words, with the times of serial and ideal."""
     parts = [full(case)]
     for label, value in (("serial", case.serial_ms), ("ideal", case.ideal_ms)):
         parts.append(f"{label} {number(value)} ms" if value else f"{label} not known")

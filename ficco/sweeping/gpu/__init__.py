@@ -1,15 +1,15 @@
-"""Measuring schedules on GPUs: a process each, started here, that meet before every run.
+"""Measure schedules on GPUs, with one process per GPU; the ranks synchronize before every run.
 
-    measure     the sweep's side of it: starts ranks, keeps the journal, starts them anew
-    todo        what ranks are told
-    launching   processes started, bounded, never left behind; how they meet
+    session     the launcher's side: starts and restarts the ranks, writes the journal
+    worklist    the ranks' input
+    launching   starts the processes, bounds their time, ends them; the rendezvous page
     rank        the process of one rank
-    joining     a process joins the others, and leaves with them
-    measuring   a shape under way on a rank: checked, captured, timed
-    timing      one configuration in one regime
-    layout      what a rank holds of a shape
-    operands    its tensors, every way to run them, and what is right
+    joining     a process joins the group, and leaves with it
+    measuring   one shape on a rank: check, capture, time
+    timing      times one configuration in one regime
+    layout      the shapes of a rank's tensors
+    operands    the tensors, every way to run them, and the reference results
     pieces      a schedule's GEMMs without its copies
 
-`measure`, `todo`, `layout` and `launching` need no torch.
+`session`, `worklist`, `layout` and `launching` do not import torch.
 """

@@ -1,4 +1,4 @@
-"""A process of one rank joins the others, tells the one that started it, and leaves with them."""
+"""A rank's process: join the group, report to the launcher, and leave with the other ranks."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ficco.sweeping.gpu.layout import Layout
 from ficco.sweeping.gpu.operands import Operands
 from ficco.sweeping.gpu.timing import beat
 
-__all__ = ["WAIT_S", "Said", "grow_windows", "join", "leave", "open_group"]
+__all__ = ["WAIT_S", "RankLog", "grow_windows", "join", "leave", "open_group"]
 
-WAIT_S = 60.0  # of ranks for one another
-_STAGED = "gloo_for_nccl"  # a backend's name; it serves the tensors that NCCL would
+WAIT_S = 60.0  # longest wait of ranks for one another
+_STAGED = "gloo_for_nccl"  # name of a backend that replaces NCCL for CUDA tensors
 
 
 def join(store: Path | str, rank: int, world: int, sharing: bool = False, **words: Any) -> None:
-    """Make the group of all ranks, and this rank's GPU the current one.
+    """Create the group of all ranks, and make this rank's GPU the current one.
 
     Args:
-        store: a file that is not there yet, through which ranks find each other.
-        rank: this one.
-        world: how many there are.
-        sharing: whether ranks take GPUs in turns, where GPUs are fewer. A GPU then runs its ranks'
-            processes by slices of time, kernels that wait like others: results are right, and no
-            time on the device means anything. NCCL refuses such ranks, so gloo does its part,
-            through the host's memory; no graph can capture that.
-        words: of `init_process_group`.
+        store: a file for the ranks' rendezvous; it does not exist yet.
+        rank: this rank.
+        world: number of ranks.
+        sharing: whether ranks share GPUs because there are fewer GPUs. A GPU then time-slices its
+            ranks' processes, including kernels that wait: results are correct, but device times
+            are meaningless. NCCL refuses such ranks, so gloo replaces it, through host memory,
+            which no graph can capture.
+        words: further arguments of `init_process_group`.
     """
     device = torch.device("cuda", rank % torch.cuda.device_count() if sharing else rank)
     torch.cuda.set_device(device)
@@ -54,15 +54,15 @@ def _staged(store: Any, rank: int, world: int, timeout: timedelta) -> Any:
 
 
 def open_group(folder: Path, options: Any = None, sharing: bool = False) -> tuple[int, int]:
-    """Join the group of all ranks, on a stream that is not the default one.
+    """Join the group of all ranks, on a non-default stream.
 
     Args:
-        folder: fresh, where ranks find each other.
-        options: of the group, PyTorch's own.
+        folder: a new folder for the ranks' rendezvous.
+        options: PyTorch's options of the group.
         sharing: see `join`.
 
     Returns:
-        This rank, and how many there are.
+        This rank and the number of ranks.
     """
     beat()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -74,8 +74,8 @@ def open_group(folder: Path, options: Any = None, sharing: bool = False) -> tupl
     return rank, world
 
 
-class Said:
-    """What rank 0 writes for the process that started it: one JSON value a line."""
+class RankLog:
+    """The file that rank 0 writes for the launcher: one JSON value per line."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path, self._writes = folder / "said.jsonl", rank == 0
@@ -88,7 +88,7 @@ class Said:
 
 
 def grow_windows(layouts: Sequence[Layout], rank: int) -> None:
-    """Run the shape that needs the largest window, so that no graph keeps a smaller one alive."""
+    """Run the shape with the largest window, so that no graph keeps a smaller window alive."""
     from ficco.lowering import lower_rank
     from ficco.machine import Machine
     from ficco.plan import window_places
@@ -110,7 +110,7 @@ def grow_windows(layouts: Sequence[Layout], rank: int) -> None:
 
 
 def leave() -> int:
-    """End at once: nothing is left to do, and taking groups down can hang."""
+    """Exit the process at once; destroying groups can hang."""
     beat()
     torch.cuda.synchronize()
     dist.barrier()

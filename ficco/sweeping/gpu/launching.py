@@ -1,4 +1,4 @@
-"""A process per GPU: started here, bounded here, and never left behind; and how they meet."""
+"""Start one process per GPU, bound its time and always end it; a rendezvous of the processes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ NO_MULTICAST = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
-GRACE_S = 10.0  # for the other ranks to end by themselves after one has failed
-_STRIDE = 8  # doubles from one rank's place to the next, a cache line
+GRACE_S = 10.0  # time for the other ranks to end by themselves after one has failed
+_STRIDE = 8  # doubles between the slots of two ranks: one cache line
 
 
 def make_page(folder: Path, world: int) -> None:
-    """Write the page through which ranks meet."""
+    """Write the page that `Rendezvous` shares."""
     (folder / "page").write_bytes(bytes(8 * 3 * world * _STRIDE))
 
 
 class Rendezvous:
-    """Meets all ranks of a machine within microseconds, by spinning on a page that they share."""
+    """Synchronizes all ranks of a machine within microseconds, by spinning on a shared page."""
 
     def __init__(self, folder: Path, rank: int, world: int, timeout_s: float) -> None:
         shape = (3, world, _STRIDE)
@@ -37,10 +37,10 @@ class Rendezvous:
         self._rank, self._timeout_s, self._turn = rank, timeout_s, 0
 
     def gather(self, value: float = 0.0) -> list[float]:
-        """Wait for all ranks and return everybody's value.
+        """Wait for all ranks and return every rank's value.
 
         Raises:
-            TimeoutError: some rank did not come.
+            TimeoutError: a rank did not arrive in time.
         """
         self._turn += 1
         values = self._page[1 + self._turn % 2, :, 0]
@@ -51,8 +51,8 @@ class Rendezvous:
         while turns.min() < self._turn:
             if time.monotonic() > limit:
                 late = [rank for rank, turn in enumerate(turns) if turn < self._turn]
-                raise TimeoutError(f"ranks {late} did not come within {self._timeout_s} s")
-        return [float(each) for each in values]
+                raise TimeoutError(f"ranks {late} did not arrive within {self._timeout_s} s")
+        return [float(item) for item in values]
 
 
 def run_ranks(
@@ -62,29 +62,32 @@ def run_ranks(
     limit_s: float,
     watch: Callable[[], None],
 ) -> str:
-    """Run a command once per rank until all have ended; return what went wrong, or nothing.
+    """Run a command once per rank until all have ended; return the error, or an empty string.
 
     Args:
-        command: given to this Python.
-        world: ranks; each finds RANK and WORLD_SIZE in its environment.
-        folder: fresh; holds the store, the page and what each rank says.
-        limit_s: all are killed after it.
+        command: arguments of this Python interpreter.
+        world: number of ranks; each gets RANK and WORLD_SIZE in its environment.
+        folder: a new folder for the store, the page and each rank's output.
+        limit_s: time limit; all ranks are killed after it.
         watch: called a few times a second.
     """
     make_page(folder, world)
-    given = os.environ | NO_MULTICAST
-    given |= {"WORLD_SIZE": str(world), "FICCO_PARENT": str(os.getpid())}
+    environment = os.environ | NO_MULTICAST
+    environment |= {"WORLD_SIZE": str(world), "FICCO_PARENT": str(os.getpid())}
     ranks: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"rank{rank}.txt" for rank in range(world)]
     limit, ended_badly = time.monotonic() + limit_s, 0.0
     reason = ""
     try:
         for rank, path in enumerate(logs):
-            own = given | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            rank_environment = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with path.open("w") as log:
                 ranks.append(
                     subprocess.Popen(
-                        [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, env=own
+                        [sys.executable, *command],
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=rank_environment,
                     )
                 )
         while any(rank.poll() is None for rank in ranks):
@@ -108,8 +111,8 @@ def run_ranks(
     for rank, process in enumerate(ranks):
         if process.returncode:
             tail = " | ".join(logs[rank].read_text(errors="replace").splitlines()[-12:])
-            said = f"rank {rank} ended with {process.returncode}: {tail[-1500:]}"
-            if process.returncode > 0:  # the others were killed for it
-                return f"{reason}; {said}" if reason else said
-            reason = reason or said
+            rank_reason = f"rank {rank} ended with {process.returncode}: {tail[-1500:]}"
+            if process.returncode > 0:  # the failed rank; the others were killed
+                return f"{reason}; {rank_reason}" if reason else rank_reason
+            reason = reason or rank_reason
     return reason

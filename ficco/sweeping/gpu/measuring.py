@@ -1,7 +1,7 @@
-"""A shape under way on this rank: configurations are checked, captured, timed, checked again.
+"""Measurement of one shape on this rank: check, capture, time and check again configurations.
 
-All ranks make the same calls in the same order. What fails on one rank fails on all, with a reason,
-and the group is made usable again.
+All ranks make the same calls in the same order. An action that fails on one rank fails on all, with
+a reason, and the group is made usable again.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ Key = tuple[str, str]  # a configuration's name, and a regime
 
 
 class Measuring:
-    """A shape under way.
+    """The measurement of one shape.
 
     Args:
         layout: the shape.
-        rank: this one.
-        rendezvous: by which ranks meet.
-        landing: memory for transfers alone.
-        tries: is told of a configuration before it runs, so that it is known by which ranks ended.
+        rank: this rank.
+        rendezvous: synchronizes the ranks.
+        recv: memory for transfers alone.
+        tries: receives a configuration's name before it runs, so that the launcher knows which one
+            ended the ranks.
 
     Attributes:
         bad: why configurations have no figures, by name and regime.
-        ours: ficco's configurations; their graphs are made again where the group had to be.
+        ours: ficco's configurations; their graphs are captured again after a reset of the group.
         alone: the GEMM alone and transfers alone.
     """
 
@@ -66,10 +67,10 @@ class Measuring:
         config = Config("serial", self.operands.serial)
         return max(self.rendezvous.gather(Timer(self.rendezvous, 2).run(config, "eager")[0]))
 
-    # ---- agreeing
+    # ---- agreement of ranks
 
     def attempt(self, action: Callable[[], Any]) -> str:
-        """Do something that may fail; return why it did, on any rank."""
+        """Run an action that may fail; return why it failed on any rank, else an empty string."""
         beat()
         reason = ""
         try:
@@ -86,24 +87,24 @@ class Measuring:
         return "" if worst < TOLERANCE else f"wrong: relative error {worst:.3g}"
 
     def _slowest(self, times: dict[Key, list[float]]) -> dict[Key, list[float]]:
-        """Return every run's figure of the slowest rank."""
-        flat = [value for found in times.values() for value in found]
-        whole = torch.tensor(flat, dtype=torch.float64, device="cuda")
+        """Return every run's time on the slowest rank."""
+        flat = [value for values in times.values() for value in values]
+        slowest = torch.tensor(flat, dtype=torch.float64, device="cuda")
         if flat:
-            dist.all_reduce(whole, dist.ReduceOp.MAX)
-        values = iter(whole.tolist())
-        return {key: [next(values) for _ in found] for key, found in times.items()}
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        slowest_values = iter(slowest.tolist())
+        return {key: [next(slowest_values) for _ in values] for key, values in times.items()}
 
     # ---- one configuration
 
     def ready(self, config: Config, regimes: tuple[str, ...] = REGIMES) -> bool:
-        """Warm a configuration, hold its results against plain torch, and capture it."""
+        """Warm up a configuration, compare its results with plain torch, and capture it."""
         self._tries(config.name)
         last = (self.timer.calls - 1) % self.operands.sets
         for i in (0, last):
-            kept: list[torch.Tensor] = []
-            reason = self.attempt(partial(_keep, kept, config, i))
-            if reason or (reason := self._wrong(kept[0], i)):
+            results: list[torch.Tensor] = []
+            reason = self.attempt(partial(_keep, results, config, i))
+            if reason or (reason := self._wrong(results[0], i)):
                 self.refuse(config, reason, regimes)
                 return False
         if "captured" in regimes:
@@ -119,17 +120,17 @@ class Measuring:
             self.revive()
 
     def refuse(self, config: Config, reason: str, regimes: tuple[str, ...]) -> None:
-        """Note why a configuration has no figures."""
+        """Record why a configuration has no figures."""
         self.bad |= {(config.name, regime): reason for regime in regimes}
         self.revive()
 
-    def still_right(self, config: Config) -> None:
-        """Hold results against plain torch again: an eager call, and a replay over NaN."""
+    def check_again(self, config: Config) -> None:
+        """Compare results with plain torch again: of an eager call, and of a replay over NaN."""
         self._tries(config.name)
         last = self.timer.calls - 1
-        kept: list[torch.Tensor] = []
-        reason = self.attempt(partial(_keep, kept, config, 0, 1))
-        reason = reason or self._wrong(kept[1], 1)
+        results: list[torch.Tensor] = []
+        reason = self.attempt(partial(_keep, results, config, 0, 1))
+        reason = reason or self._wrong(results[1], 1)
         if reason:
             self.refuse(config, f"after timing: {reason}", ("eager", "synchronized"))
         if config.graph is None:
@@ -144,13 +145,13 @@ class Measuring:
             self.refuse(config, f"after timing: {reason}", ("captured",))
 
     def revive(self) -> None:
-        """Make ficco's group usable again, if a call on it failed; all ranks come here."""
+        """Make ficco's group usable again if a call on it failed; all ranks call this."""
         import ficco
 
         if not self.attempt(ficco.synchronize):
             return
         self.attempt(ficco.reset)
-        # Graphs run in windows that the group has left.
+        # The graphs use windows that the reset group no longer has.
         lost = [config for config in self.ours if config.graph is not None]
         for config in lost:
             config.graph = config.last = None
@@ -166,26 +167,26 @@ class Measuring:
     # ---- rounds
 
     def rounds(self, entries: list[tuple[Config, str]], count: int, drop: int) -> dict[Key, Any]:
-        """Time all entries round by round; return the figures of the slowest rank.
+        """Time all entries round by round; return the times of the slowest rank.
 
         Args:
             entries: configurations and regimes.
             count: rounds that count.
-            drop: rounds before these.
+            drop: earlier rounds, which are dropped.
         """
         times: dict[Key, list[float]] = {(config.name, regime): [] for config, regime in entries}
         for number in range(drop + count):
-            for key, found in self.round(entries, f"{number} {count}").items():
+            for key, run_times in self.round(entries, f"{number} {count}").items():
                 if number >= drop:
-                    times[key] += found
-        return {key: found for key, found in times.items() if key not in self.bad}
+                    times[key] += run_times
+        return {key: run_times for key, run_times in times.items() if key not in self.bad}
 
     def round(self, entries: list[tuple[Config, str]], name: str) -> dict[Key, list[float]]:
-        """Time all entries once; return the figures of the slowest rank.
+        """Time all entries once; return the times of the slowest rank.
 
         Args:
-            entries: configurations and regimes; those that are bad are passed over.
-            name: of the round, from which its order follows, equal on all ranks.
+            entries: configurations and regimes; bad ones are skipped.
+            name: the round's name, equal on all ranks; it determines the order.
         """
         times: dict[Key, list[float]] = {}
         order = list(entries)
@@ -195,19 +196,21 @@ class Measuring:
             if key in self.bad or (regime == "captured" and config.graph is None):
                 continue
             self._tries(config.name)
-            found: list[float] = []
-            reason = self.attempt(partial(self._time, config, regime, found))
+            run_times: list[float] = []
+            reason = self.attempt(partial(self._time, config, regime, run_times))
             if reason:
                 self.refuse(config, reason, REGIMES)
             else:
-                times[key] = found
-        return self._slowest({key: found for key, found in times.items() if key not in self.bad})
+                times[key] = run_times
+        return self._slowest(
+            {key: run_times for key, run_times in times.items() if key not in self.bad}
+        )
 
-    def _time(self, config: Config, regime: str, found: list[float]) -> None:
-        found += self.timer.run(config, regime)
+    def _time(self, config: Config, regime: str, times: list[float]) -> None:
+        times += self.timer.run(config, regime)
 
     def entries(self, configs: list[Config]) -> list[tuple[Config, str]]:
-        """Return configurations in all regimes that they have."""
+        """Return the configurations in each regime in which they are not bad."""
         return [
             (config, regime)
             for config in configs
@@ -216,45 +219,45 @@ class Measuring:
         ]
 
     def parts(self, names: Sequence[str] = PARTS) -> list[Config]:
-        """Return the GEMM alone and the transfers alone, captured, as far as they are to be had."""
+        """Return the GEMM alone and the transfers alone, captured; without those that failed."""
         operands = self.operands
         makers: dict[str, Callable[[], Run]] = {
             "gemm": operands.gemm,
             "transfer nccl": operands.nccl,
             "transfer push": lambda: operands.push(self._recv.places(self.layout, self._rank)),
         }
-        made = [self.part(name, makers[name]) for name in names]
-        self.alone += [config for config in made if config is not None]
+        configs = [self.part(name, makers[name]) for name in names]
+        self.alone += [config for config in configs if config is not None]
         return self.alone
 
     def part(self, name: str, make: Callable[[], Run | None]) -> Config | None:
-        """Make something that runs alone, warm and capture it; its name is told as what is tried.
+        """Build, warm up and capture a part that runs alone; report its name to `tries` first.
 
         Args:
-            name: of the part.
-            make: its call; it may fail, or return None where there is nothing to run.
+            name: the part's name.
+            make: builds the part's call; it may fail, or return None if there is nothing to run.
 
         Returns:
-            None where there is nothing to run, or where it failed: `bad` says why.
+            None if there is nothing to run, or if the part failed: `bad` says why.
         """
         self._tries(name)
-        made: list[Config] = []
+        configs: list[Config] = []
 
         def warm() -> None:
             call = make()
             if call is not None:
-                made.append(Config(name, call))
+                configs.append(Config(name, call))
                 call(0)
                 call(1)
 
         reason = self.attempt(warm)
         if reason:
             self.bad[name, "captured"] = reason
-        elif made:
-            self.captured(made[0])
-        return made[0] if made and made[0].graph is not None else None
+        elif configs:
+            self.captured(configs[0])
+        return configs[0] if configs and configs[0].graph is not None else None
 
 
-def _keep(found: list[torch.Tensor], config: Config, *numbers: int) -> None:
-    """Make calls of a configuration and keep their results."""
-    found += [config.call(number) for number in numbers]
+def _keep(results: list[torch.Tensor], config: Config, *numbers: int) -> None:
+    """Call a configuration and append the results."""
+    results += [config.call(number) for number in numbers]

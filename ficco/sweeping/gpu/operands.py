@@ -1,4 +1,4 @@
-"""A rank's tensors for a case, and every way to run it as one function of the call's number."""
+"""A rank's tensors for a case, and every way to run it, as functions of the call's number."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def plain(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return ordinary memory of this rank's GPU."""
+    """Return an uninitialized tensor in ordinary memory of this rank's GPU."""
     return torch.empty(shape, dtype=dtype, device="cuda")
 
 
 class RecvBuffer:
-    """Symmetric memory that peers may write to; it grows, which is a collective call."""
+    """Symmetric memory that peers write to; it grows as needed, by a collective call."""
 
     def __init__(self) -> None:
         self._memory: Any = None
         self._handle: Any = None
 
     def places(self, layout: Layout, rank: int) -> list[Tensor]:
-        """Return for every peer this rank's place in the peer's memory, one piece large."""
+        """Return this rank's place in every peer's memory; each has the size of one piece."""
         need = layout.piece * layout.world * layout.item_bytes
         if self._memory is None or self._memory.numel() < need:
             empty: Any = symmetric.empty
@@ -58,12 +58,12 @@ class RecvBuffer:
 
 
 class Operands:
-    """A rank's inputs (several sets, in turn), the outputs of serial, and what is right.
+    """A rank's inputs (several sets, used in turn), serial's outputs, and the reference results.
 
     Args:
         layout: operator and shape.
-        rank: this one.
-        allocate: gives memory for what a collective reads and writes.
+        rank: this rank.
+        allocate: allocates memory that a collective reads or writes.
     """
 
     def __init__(self, layout: Layout, rank: int, allocate: Allocate = plain) -> None:
@@ -73,7 +73,7 @@ class Operands:
         self.x = [allocate(layout.x, dtype).normal_() for _ in range(self.sets)]
         scale = layout.k**-0.5
         rows, columns = layout.w
-        # Laid out as linear.weight.t() is.
+        # The layout of linear.weight.t().
         self.w = [plain((columns, rows), dtype).normal_().mul_(scale).t() for _ in range(self.sets)]
         self.product = allocate(layout.product, dtype)
         self.gathered = allocate((layout.m, layout.w[0]), dtype) if self._gathers else self.product
@@ -86,10 +86,10 @@ class Operands:
     def _gathers(self) -> bool:
         return self.layout.flow.gathers
 
-    # ---- what is compared
+    # ---- calls to compare
 
     def serial(self, i: int) -> Tensor:
-        """NCCL and torch.mm, one after the other, into memory that is there."""
+        """Run NCCL and torch.mm one after the other, into preallocated memory."""
         x, w = self.x[i % self.sets], self.w[i % self.sets]
         if self._gathers:
             self.move(self.gathered, x)
@@ -134,7 +134,7 @@ class Operands:
         return lambda i: self.move(self.y, sources[i % 2])
 
     def push(self, places: list[Tensor]) -> Run:
-        """Return the whole transfer by copies to one peer at a time, rank+1, rank+2, ..."""
+        """Return the whole transfer as copies to one peer at a time: rank+1, rank+2, ..."""
         layout, world = self.layout, self.layout.world
         if layout.flow.own_columns:
             pieces = [[x.view(-1)] * world for x in self.x]
@@ -148,15 +148,15 @@ class Operands:
 
         def run(i: int) -> Tensor:
             for _ in range(layout.passes):
-                for turn in range(1, world):
-                    peer = (self.rank + turn) % world
+                for distance in range(1, world):
+                    peer = (self.rank + distance) % world
                     places[peer].copy_(pieces[i % len(pieces)][peer])
             return self.y
 
         return run
 
     def move(self, target: Tensor, source: Tensor) -> Tensor:
-        """Move a rank's part by the operator's collective; return the target."""
+        """Run the operator's collective on a rank's part; return the target."""
         collective = self.layout.flow.collective
         if collective == "all_gather":
             collectives.all_gather(target, source)
@@ -168,67 +168,71 @@ class Operands:
             dist.all_to_all_single(target, source)
         return target
 
-    # ---- what is right
+    # ---- reference results
 
     def error(self, y: Tensor, i: int) -> float:
-        """Return the relative Frobenius error of the i-th set's result; NaN if it has any."""
+        """Return the relative Frobenius error of the i-th set's result; NaN if it contains NaN."""
         right = self.right(i)
         if y.shape != right.shape:
             return float("nan")
-        off = size = 0.0
+        squared_error = squared_norm = 0.0
         rows = max(1, _CHECKED_AT_ONCE // right.shape[1])
         for first in range(0, right.shape[0], rows):
-            want = right[first : first + rows].float()
-            off += float((y[first : first + rows].float() - want).square().sum())
-            size += float(want.square().sum())
-        return math.sqrt(off / size)
+            expected = right[first : first + rows].float()
+            squared_error += float((y[first : first + rows].float() - expected).square().sum())
+            squared_norm += float(expected.square().sum())
+        return math.sqrt(squared_error / squared_norm)
 
     def verdict(self, y: Tensor, sums_travel: bool) -> oracle.Verdict:
-        """Hold the first set's result against float64, element by element. A collective call once.
+        """Compare the first set's result with float64, element by element.
+
+        The first call is collective.
 
         Args:
             y: this rank's result.
-            sums_travel: whether sums travelled, rounded on the way, or parts of them.
+            sums_travel: whether peers send rounded sums, instead of the parts of sums.
         """
         if self._exact is None:
-            self._exact = self._worked_out()
+            self._exact = self._exact_columns()
         dtype, roundings = self.layout.dtype, oracle.roundings(self.layout.problem, sums_travel)
         if y.shape != self.layout.y:
             return oracle.Verdict(False, math.inf)
-        found = [
+        verdicts = [
             oracle.judge(y[:, columns], exact, dtype, roundings) for columns, exact in self._exact
         ]
-        error = max((each.max_rel_error for each in found), key=lambda e: (math.isnan(e), e))
-        return oracle.Verdict(all(each.ok for each in found), error)
+        error = max(
+            (verdict.max_rel_error for verdict in verdicts), key=lambda e: (math.isnan(e), e)
+        )
+        return oracle.Verdict(all(verdict.ok for verdict in verdicts), error)
 
-    def _worked_out(self) -> list[_Columns]:
-        """Return what the first set's result is in float64, some columns at a time.
+    def _exact_columns(self) -> list[_Columns]:
+        """Return the first set's result in float64, computed in blocks of columns.
 
-        Made at once, the steps to it would take several times what it does itself.
+        Computed at once, the intermediate results would take several times the result's memory.
         """
-        given: list[Any] = [{} for _ in range(self.layout.world)]
-        given[self.rank]["w"] = self.w[0]
-        wanted = {"x": self.x[0]} if self._gathers else {"x": self.x[0], "w": self.w[0].t()}
-        for name, mine in wanted.items():
-            parts = [torch.empty_like(mine) for _ in given]
-            dist.all_gather(parts, mine)
-            for each, part in zip(given, parts, strict=True):
-                each[name] = part if name == "x" else part.t()
-        whole = self.layout.w[1]
+        inputs: list[Any] = [{} for _ in range(self.layout.world)]
+        inputs[self.rank]["w"] = self.w[0]
+        own_operands = {"x": self.x[0]} if self._gathers else {"x": self.x[0], "w": self.w[0].t()}
+        for name, own in own_operands.items():
+            parts = [torch.empty_like(own) for _ in inputs]
+            dist.all_gather(parts, own)
+            for rank_inputs, part in zip(inputs, parts, strict=True):
+                rank_inputs[name] = part if name == "x" else part.t()
+        total_columns = self.layout.w[1]
         at_once = max(1, _CHECKED_AT_ONCE // self.layout.m)
-        found = []
-        for first in range(0, whole, at_once):
-            columns = slice(first, min(first + at_once, whole))
-            some = [
-                {name: v[:, columns] if name == "w" else v for name, v in each.items()}
-                for each in given
+        results = []
+        for first in range(0, total_columns, at_once):
+            columns = slice(first, min(first + at_once, total_columns))
+            column_inputs = [
+                {name: v[:, columns] if name == "w" else v for name, v in rank_inputs.items()}
+                for rank_inputs in inputs
             ]
             problem = self.layout.of_columns(columns.stop - first).problem
-            found.append((columns, oracle.results(problem, some, [self.rank])[0][0]))
-        return found
+            results.append((columns, oracle.results(problem, column_inputs, [self.rank])[0][0]))
+        return results
 
     def forget(self) -> None:
-        """Free what `verdict` has worked out."""
+        """Free the exact results of `verdict`."""
         self._exact = None
 
     def right(self, i: int) -> Tensor:
@@ -246,13 +250,13 @@ class Operands:
             return whole @ w
         product = x @ w
         if layout.flow.finish == "move":
-            found = plain(layout.y, self.dtype)
-            self.move(found, product)
-            return found
+            y = plain(layout.y, self.dtype)
+            self.move(y, product)
+            return y
         total = product.float()
         if layout.flow.shares:
             dist.all_reduce(total)
             return total.to(self.dtype)
-        mine = torch.empty(layout.y, dtype=torch.float32, device="cuda")
-        collectives.reduce_scatter(mine, total)
-        return mine.to(self.dtype)
+        own = torch.empty(layout.y, dtype=torch.float32, device="cuda")
+        collectives.reduce_scatter(own, total)
+        return own.to(self.dtype)

@@ -1,4 +1,4 @@
-"""The GEMMs of a schedule's plan without its copies, as the engine calls them."""
+"""The engine's GEMM calls of a schedule's plan, without the copies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["pieces_of"]
 
 
 def pieces_of(operands: Operands, schedule: Schedule) -> Run | None:
-    """Return the GEMMs alone; None where they are not cuBLAS's: gated ones, collectives, kernels.
+    """Return the GEMMs alone; None if cuBLAS does not run them: gated GEMMs, collectives, kernels.
 
     Args:
-        operands: whose inputs are multiplied; what peers would send is random.
-        schedule: resolved.
+        operands: the inputs of the GEMMs; random data replaces the data of peers.
+        schedule: the resolved schedule.
     """
     if schedule.transport != "dma":
         return None

@@ -1,7 +1,7 @@
-"""The sweep's side of a measurement on GPUs: starts ranks, keeps the journal, starts them anew.
+"""The launcher's side of a measurement on GPUs: start and restart ranks, and write the journal.
 
-A point that hangs or ends its ranks is bad, a part or a trace that does is not to be had; fresh
-ranks go on with what is missing.
+A point that hangs or ends its ranks is recorded as bad, a part or a trace as missing; new ranks
+continue with the rest.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ficco.sweeping.work import Work
 
 __all__ = ["measure"]
 
-RANK = ("-P", "-m", "ficco.sweeping.gpu.rank")  # what a rank runs, and its folder
-_GRACE_S = 60.0  # for ranks to end a round after the deadline
+RANK = ("-P", "-m", "ficco.sweeping.gpu.rank")  # a rank's command; its folder follows
+_GRACE_S = 60.0  # time for ranks to end a round after the deadline
 
 
 def measure(work: Work) -> bool:
-    """Measure all points that are missing; return whether the time sufficed.
+    """Measure all missing points; return False if the time ran out.
 
     Raises:
-        EngineError: ranks ended before they had tried anything.
+        EngineError: the ranks ended before they tried a point.
     """
     _refuse_unfit(work)
     while cases := list(work.remaining()):
@@ -40,7 +40,7 @@ def measure(work: Work) -> bool:
         session = _Session(work, cases)
         reason = session.run()
         if reason and not any(work.remaining()):
-            work.progress.say(f"the ranks ended badly, with nothing left to measure: {reason}")
+            work.progress.say(f"the ranks failed after all measurements were done: {reason}")
             break
         if work.late or session.late:
             return False
@@ -51,16 +51,16 @@ def measure(work: Work) -> bool:
 
 
 def _refuse_unfit(work: Work) -> None:
-    """Pass over shapes that do not split evenly."""
+    """Refuse the points of shapes that do not split evenly."""
     for case in work.remaining():
         unfit = layout_of(case.shape).unfit
         for point in work.able(case) if unfit else ():
-            work.refuse(point, f"{unfit}; on GPUs even shards are swept", "impossible")
+            work.refuse(point, f"{unfit}; sweeps on GPUs need even shards", "impossible")
     _end_hopeless(work)
 
 
 def _end_hopeless(work: Work) -> None:
-    """End cases of which no point can run, so that no ranks start for their parts."""
+    """End cases without a point that can run, so that no ranks start for their parts."""
     for case in work.remaining():
         if not work.able(case):
             work.end(case)
@@ -70,9 +70,9 @@ class _Session:
     """One set of ranks.
 
     Attributes:
-        tries: ids of the points that they were at when they last said so.
-        part: the part or the trace that they were at instead, if it was one.
-        late: whether they found that the time is up.
+        tries: ids of the points that the ranks last reported to run.
+        part: the part or the trace that they reported instead; empty: none.
+        late: whether the ranks reported that the time is up.
     """
 
     def __init__(self, work: Work, cases: list[Case]) -> None:
@@ -84,7 +84,7 @@ class _Session:
         self.late = False
 
     def run(self) -> str:
-        """Run the ranks to their end; return what went wrong, or nothing."""
+        """Run the ranks to their end; return the error, or an empty string."""
         work, journal = self._work, self._work.journal
         left = work.left_s
         todo = Todo(
@@ -100,23 +100,23 @@ class _Session:
             return run_ranks(command, work.world, folder, limit, lambda: self._watch(folder))
 
     def blame(self, reason: str) -> None:
-        """Write down that what the ranks were at ended them, so that it is not tried again.
+        """Record that the running points or part ended the ranks, so that it is not tried again.
 
         Raises:
-            EngineError: they were at nothing, and nothing new is known: others would fare alike.
+            EngineError: nothing ran and nothing new was recorded: new ranks would fail, too.
         """
-        work, said = self._work, f"its ranks ended: {reason}"
+        work, message = self._work, f"its ranks ended: {reason}"
         if self.part:
-            work.lack(self._cases[self._shape], self.part, said)
+            work.lack(self._cases[self._shape], self.part, message)
             return
         tried = [p for c in self._cases.values() for p in work.able(c) if p.id in self.tries]
         for point in tried:
-            work.refuse(point, said, "failed")
+            work.refuse(point, message, "failed")
         if not tried and not self._gained:
-            raise EngineError(f"the ranks ended before they had tried a point: {reason}")
+            raise EngineError(f"the ranks ended before they tried a point: {reason}")
 
     def _watch(self, folder: Path) -> None:
-        """Take over what rank 0 has said since."""
+        """Process rank 0's new reports."""
         path = folder / "said.jsonl"
         if not path.exists():
             return
@@ -142,7 +142,7 @@ class _Session:
 
     def _take(self, record: dict[str, Any]) -> None:
         work, case = self._work, self._cases[self._shape]
-        if set(record) != {"id", "error"}:  # fresh ranks check a result again
+        if set(record) != {"id", "error"}:  # new ranks check a result again
             self._gained = True
         if "ended" in record:
             predict(work, case)

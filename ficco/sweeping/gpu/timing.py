@@ -1,6 +1,6 @@
-"""Times one configuration in one regime. Nothing here knows operators.
+"""Time one configuration in one regime, independent of operators.
 
-eager         calls back to back between two events, two more ahead of them
+eager         calls back to back between two events, after two untimed calls
 synchronized  each call from its start to the device's end, on the host's clock
 captured      calls in one CUDA graph, its replay between two events
 """
@@ -22,12 +22,12 @@ from ficco.sweeping.gpu.launching import Rendezvous
 
 __all__ = ["STUCK_S", "Config", "Timer", "beat", "calls_for"]
 
-STUCK_S = 90.0  # a step of one rank that lasts longer ends its process
-SYNCHRONIZED_CALLS = 2  # of one run
+STUCK_S = 90.0  # a longer step of one rank ends its process
+SYNCHRONIZED_CALLS = 2  # calls of one run
 
 
 def beat(allowed_s: float = STUCK_S) -> None:
-    """Say that this process goes on; it ends itself when it does not say so again in time."""
+    """Restart this process's watchdog, which ends it after `allowed_s` without another beat."""
     if os.environ.get("FICCO_PARENT", str(os.getppid())) != str(os.getppid()):
         sys.exit("the process that started this rank has gone")
     faulthandler.dump_traceback_later(allowed_s, exit=True)
@@ -41,7 +41,7 @@ class Config:
     call: Callable[[int], torch.Tensor]
     about: dict[str, Any] = field(default_factory=dict)
     graph: Any = None
-    last: Any = None  # where its last call's result lies; graphs of one pool share that memory
+    last: Any = None  # result of the last captured call; graphs of one pool share its memory
     number: int = 0
 
     def step(self) -> torch.Tensor:
@@ -59,18 +59,18 @@ class Timer:
         self._begin, self._end = event(enable_timing=True), event(enable_timing=True)
 
     def capture(self, config: Config, pool: Any) -> None:
-        """Capture a configuration's calls, which were all made before, and replay them once."""
+        """Capture a configuration's calls, which have run before, and replay them once."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
             for i in range(self.calls):
                 last = config.call(i)
-        config.graph, config.last = graph, _lying_where(last)
+        config.graph, config.last = graph, _unowned(last)
         graph.replay()
         torch.cuda.synchronize()
 
     def run(self, config: Config, regime: str) -> list[float]:
-        """Return milliseconds a call: one figure, or one per call where they are synchronized."""
+        """Return milliseconds per call: one value, or one per call if synchronized."""
         beat()
         if regime == "synchronized":
             return self._synchronized(config)
@@ -79,7 +79,7 @@ class Timer:
             self._begin.record()
             config.graph.replay()
         else:
-            for _ in range(2):  # so that the stream is not empty when the clock starts
+            for _ in range(2):  # the stream must not be empty when the clock starts
                 config.step()
             self._begin.record()
             for _ in range(self.calls):
@@ -89,7 +89,7 @@ class Timer:
         return [self._begin.elapsed_time(self._end) / self.calls]
 
     def _synchronized(self, config: Config) -> list[float]:
-        found, failed = [], None
+        times_ms, failure = [], None
         for _ in range(SYNCHRONIZED_CALLS):
             torch.cuda.synchronize()
             self._rendezvous.gather()
@@ -97,19 +97,19 @@ class Timer:
             try:
                 config.step()
                 torch.cuda.synchronize()
-            except Exception as error:  # raised below: the other ranks meet here again
-                failed = failed or error
-            found.append(1e3 * (time.perf_counter() - begin))
-        if failed:
-            raise failed
-        return found
+            except Exception as error:  # raised below: the other ranks still synchronize here
+                failure = failure or error
+            times_ms.append(1e3 * (time.perf_counter() - begin))
+        if failure:
+            raise failure
+        return times_ms
 
 
-def _lying_where(result: torch.Tensor) -> torch.Tensor:
+def _unowned(result: torch.Tensor) -> torch.Tensor:
     """Return a matrix over the same memory that does not own it.
 
-    So what a graph gives is free for the next capture into its pool, which the graph keeps mapped;
-    else the results of all schedules of a large shape fill a GPU.
+    The next capture into the pool can then reuse a graph's result; the graph keeps the pool mapped.
+    Otherwise the results of all schedules of a large shape fill a GPU.
     """
     assert result.is_contiguous(), tuple(result.stride())
     rows, cols = result.shape
@@ -118,7 +118,7 @@ def _lying_where(result: torch.Tensor) -> torch.Tensor:
 
 
 def calls_for(call_ms: float) -> int:
-    """Return how many calls make a run: 10, fewer of very long ones; always even."""
+    """Return the number of calls in a run: 10, fewer for very long calls; always even."""
     if call_ms < 4.0:
         return 10
     return 4 if call_ms < 20.0 else 2

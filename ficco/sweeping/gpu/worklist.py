@@ -1,4 +1,4 @@
-"""What the ranks of a sweep on GPUs are told, in a file of their folder. No torch here."""
+"""The input of the ranks of a sweep on GPUs, a file in their folder. It does not import torch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Runs = dict[int, float]
 
 @dataclass
 class Todo:
-    """What ranks are told: the cases, and what is known of them.
+    """The cases to measure, and the journal's records of them.
 
     Attributes:
-        cases: in order, those that have not ended.
-        grid: how often points run.
-        deadline: of `time.time()`, after which nothing is begun.
-        timeout_s: how long a wait within a call may last.
+        cases: the unfinished cases, in order.
+        grid: the grid, which says how often points run.
+        deadline: value of `time.time()` after which nothing is started.
+        timeout_s: longest wait within a call, in seconds.
         runs, screens, parts, bad, checked: as in the journal.
         lacking: as in the journal.
-        drawn: shape, regime and which of the timelines that there are.
-        lost: points of which DIL and CIL are known.
+        drawn: shape, regime and which ("best" or "worst") of recorded timelines.
+        lost: points with known DIL and CIL.
     """
 
     cases: list[Case]
@@ -46,6 +46,6 @@ class Todo:
 
 
 def layout_of(shape: Shape) -> Layout:
-    """Return what a rank holds of a shape."""
+    """Return the layout of a rank's tensors for a shape."""
     m = shape.m // shape.world if registry.get(shape.op).flow.splits else shape.m
     return Layout(shape.op, m, shape.n, shape.k, shape.world, shape.dtype)
