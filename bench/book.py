@@ -28,7 +28,7 @@ from ficco import __version__, operators
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
-from ficco.selector.book import Book, Point
+from ficco.selector.book import KERNELS, Book, Point
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
@@ -174,7 +174,9 @@ def main() -> int:
         for (op, dtype, m, n, k, regime), (_, best) in sorted(found.items())
     )
     date = max(date for (date, _, _), _ in found.values())
-    book = Book(machine.name, machine.name, __version__, args.driver, date, points)
+    book = Book(
+        machine.name, machine.name, __version__, args.driver, date, points, KERNELS, machine.signals
+    )
     BOOKS.mkdir(exist_ok=True)
     text = book.to_toml("Written by bench/book.py from the results in bench/results.")
     (BOOKS / f"{machine.name}.toml").write_text(text)

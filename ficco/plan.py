@@ -274,13 +274,20 @@ class Plan(NamedTuple):
     ranks: tuple[RankPlan, ...]
 
 
-def digest_of(problem: Problem, schedule: Schedule, version: int = VERSION) -> int:
+def digest_of(problem: Problem, schedule: Schedule, version: int = VERSION, **retired: str) -> int:
     """Return the 32-bit non-zero number that says two ranks run the same call.
 
     It covers the version, what the ranks must agree on in the problem, and the schedule without
     its name, so that every rank has it without lowering the others.
+
+    Args:
+        problem: what is asked.
+        schedule: resolved.
+        version: of the plan.
+        retired: values of axes that schedules of an earlier version had.
     """
     axes = {axis: value for axis, value in schedule.to_json().items() if axis != "name"}
+    axes |= retired
     text = json.dumps([version, problem.agreed(), axes], sort_keys=True)
     number = int.from_bytes(hashlib.blake2s(text.encode(), digest_size=4).digest(), "little")
     return number or 1

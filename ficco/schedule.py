@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
-from ficco import data, reading, registry
+from ficco import data, logs, reading, registry
 from ficco.errors import InputError, ScheduleError, closest
 from ficco.machine import Machine
 
@@ -26,12 +27,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "start": ("together", "local_first"),
     "compute": ("whole", "per_step", "per_chunk", "gated"),
     "transport": ("dma", "sm", "collective", "machine"),
-    "network_transport": ("dma", "sm", "collective"),
     "taper": ("none", "head", "tail", "both", "edge"),
     "pace": ("free", "in_step"),
     "shots": ("two", "one"),
     "sums": ("apart", "within", "along"),
 }
+
+
+_RETIRED = "network_transport"  # in files of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,6 @@ class Schedule:
         transport: "dma" (copy engines), "sm" (stores of the kernel that multiplies; of
             all_gather_matmul and matmul_all_reduce), or "collective" (torch.distributed), inside a
             node; "machine": how it moves whole shards best.
-        network_transport: the same, between nodes.
         pace: "free" (pushes follow one another as fast as they can), or "in_step" (with rotation:
             the next peer's turn begins when this turn's chunk has come here, so that ranks do not
             drift apart and meet at one receiver; of matmul_all_reduce, the sums).
@@ -77,7 +79,6 @@ class Schedule:
     start: str = "together"
     compute: str = "per_step"
     transport: str = "dma"
-    network_transport: str = "collective"
     taper: str = "none"
     pace: str = "free"
     shots: str = "two"
@@ -162,13 +163,15 @@ class Schedule:
         """
         _check_table(table, name)
         known = [field.name for field in fields(cls)]
+        if _RETIRED in table:
+            _warn_of_retired(name)
         for field in table:
-            if field not in known and field != "about":
+            if field not in known and field not in ("about", _RETIRED):
                 raise ScheduleError(
                     f"schedule {name!r}: unknown axis {field!r}{closest(field, known)}. "
                     f"Known: {', '.join(known)}, about"
                 )
-        return cls(**{key: value for key, value in table.items() if key != "about"})
+        return cls(**{key: table[key] for key in known if key in table})
 
     def resolve(self, world: int, machine: Machine) -> Schedule:
         """Return the schedule with every value concrete for this group and machine."""
@@ -222,6 +225,12 @@ class Schedule:
         """
         _check_table(table, "custom")
         return cls.from_toml(table, str(table.get("name", "custom")))
+
+
+@lru_cache(maxsize=64)
+def _warn_of_retired(name: str) -> None:
+    """Warn, once for a schedule, of an axis that had no effect and is no more."""
+    logs.log.warning("schedule %r: %s is ignored; leave it out", name, _RETIRED)
 
 
 def _check_table(table: Any, name: str) -> None:

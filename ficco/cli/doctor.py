@@ -238,7 +238,6 @@ def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
 
 def _profile(ranks: int, version: str) -> Finding:
     """Check the profile and the book that `auto` uses in groups of `ranks` GPUs."""
-    from ficco import __version__
     from ficco.selector.book import known
 
     name, serves = f"profile, {ranks} GPUs", "schedule='auto', which is `serial` without one"
@@ -250,10 +249,12 @@ def _profile(ranks: int, version: str) -> Finding:
         return Finding(name, False, found, serves, do)
     except InputError as error:
         return Finding(name, False, str(error), serves, "set FICCO_BOOK to another book, or none")
-    misfits = [book.unfit(profile, __version__, version) for book in books]
+    misfits = [book.unfit(profile, version) for book in books]
     parts = [f"{profile.name}, {profile.source or profile.about}"]
     for book, misfit in zip(books, misfits, strict=True):
-        parts.append(f"book {book.name}: {misfit or f'{len(book.points)} shapes and regimes'}")
+        caution = book.caution(version)
+        held = f"{len(book.points)} shapes and regimes" + (f" ({caution})" if caution else "")
+        parts.append(f"book {book.name}: {misfit or held}")
     do = "`ficco sweep` measures a book; until then auto uses predictions" if all(misfits) else ""
     return Finding(name, True, "; ".join(parts), serves, do)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ficco import logs
 from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.problem import Problem
@@ -229,8 +230,6 @@ def _by_book(
     needed: bool,
 ) -> tuple[Choice | None, str]:  # fmt: skip
     """Return a choice by a book, and why there is none if a book was passed over."""
-    from ficco import __version__
-
     if not facts.plain:
         return None, "books hold products along rows alone" if needed else ""
     books = known(machine.name) if book is None else [book]
@@ -238,14 +237,14 @@ def _by_book(
         return None, "there is none of this machine" if needed else ""
     passed = []
     for found in books:
-        if reason := found.unfit(machine, __version__, driver):
+        if reason := found.unfit(machine, driver):
             if book is not None:
                 raise InputError(f"book {book.name!r}: {reason}; measure it again, or leave it out")
             passed.append(f"book {found.name!r} was passed over: {reason}")
             continue
         point = found.nearest(facts, regime)
         if point is not None and (are_few(facts) or point.schedule.transport != "sm"):
-            return _of_book(found, point, facts, machine), ""
+            return _of_book(found, point, facts, machine, driver), ""
         if book is not None:
             held = ", ".join(sorted({point.regime for point in found.points})) or "no"
             passed.append(
@@ -254,9 +253,19 @@ def _by_book(
     return None, "; ".join(passed)
 
 
-def _of_book(found: Book, point: Point, facts: Facts, machine: Machine) -> Choice:
+@lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    logs.log.warning("%s", text)
+
+
+def _of_book(
+    found: Book, point: Point, facts: Facts, machine: Machine, driver: str | None
+) -> Choice:
     measured = f"{point.m}x{point.n}x{point.k} took {point.ms:.3f} ms, serial {point.serial_ms:.3f}"
     reasons = [f"measured {found.date} on {found.machine} (driver {found.driver}): {measured}"]
+    if caution := found.caution(driver):
+        reasons.append(caution)
+        _warn_once(f"book {found.name!r}: {caution}; measure it again by `ficco sweep`")
     if point.distance(facts) > 1:
         reasons.append(
             "that is the nearest shape that was measured, of one rank's GEMM; here it is "

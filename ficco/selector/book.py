@@ -1,4 +1,4 @@
-"""Books: what was measured to be best, shape by shape, on one machine with one version of ficco.
+"""Books: what was measured to be best, shape by shape, on one machine.
 
 A book is one TOML file in schedules/tuned, or of the user's own:
 
@@ -6,6 +6,8 @@ A book is one TOML file in schedules/tuned, or of the user's own:
     ficco = "0.1.0"
     driver = "13.0"         # the CUDA version that the driver serves
     date = "2026-11-21"
+    kernels = 1             # KERNELS of that version; 1 where left out
+    signals = "write"       # the kind of signals at peers; "write" where left out
 
     [[points]]
     op = "all_gather_matmul"
@@ -21,7 +23,9 @@ A book is one TOML file in schedules/tuned, or of the user's own:
     schedule = { name = "hetero_fused_1d", grain = 2, ... }
 
 A point serves shapes in its neighbourhood: the same operator, dtype, ranks and regime, and no size
-further than a factor of NEAR away. Nothing of another machine or version is ever used.
+further than a factor of NEAR away. A book is used on its own machine only, with the same kernels,
+the same kind of signals, and a driver of the same major version. With another minor version of the
+driver it is used, and the choice says so. The version of ficco is for information.
 """
 
 from __future__ import annotations
@@ -43,9 +47,10 @@ from ficco.schedule import Schedule
 from ficco.selector.facts import Facts, facts_of
 from ficco.timeline import REGIMES
 
-__all__ = ["NEAR", "Book", "Point", "given", "known", "shipped"]
+__all__ = ["KERNELS", "NEAR", "Book", "Point", "given", "known", "shipped"]
 
 NEAR = 1.25
+KERNELS = 1  # is raised when kernels change so that times measured before do not hold
 NAMED_FIELDS = ("op", "dtype", "regime")
 SIZES = ("ranks", "m", "n", "k", "piece_bytes")
 
@@ -113,6 +118,8 @@ class Book:
         name: how messages call it.
         machine, ficco, driver, date: where, with what and when it was measured.
         points: what was found.
+        kernels: KERNELS of the version that measured it.
+        signals: the kind of signals at peers, "write" or "copy".
     """
 
     name: str
@@ -121,6 +128,8 @@ class Book:
     driver: str
     date: str
     points: tuple[Point, ...]
+    kernels: int = 1
+    signals: str = "write"
 
     @classmethod
     def named(cls, name: str) -> Book:
@@ -139,7 +148,7 @@ class Book:
             InputError: a field is missing, unknown or wrong.
         """
         heads = ("machine", "ficco", "driver", "date")
-        _check_fields(table, (*heads, "points"), f"book {name!r}")
+        _check_fields(table, (*heads, "points"), f"book {name!r}", ("kernels", "signals"))
         points = []
         if not isinstance(table["points"], list):
             raise InputError(f"book {name!r}: points are a list of tables, [[points]]")
@@ -182,32 +191,45 @@ class Book:
             if not isinstance(table[head], (str, datetime.date)):
                 raise InputError(f"book {name!r}: {head}={table[head]!r}: it is a text")
         machine, ficco, driver, date = (str(table[head]) for head in heads)
-        return cls(name, machine, ficco, driver, date, tuple(points))
+        kernels = reading.whole(table.get("kernels", 1), f"book {name!r}: kernels")
+        signals = table.get("signals", "write")
+        if signals not in ("write", "copy"):
+            raise InputError(f"book {name!r}: signals={signals!r}: it is 'write' or 'copy'")
+        return cls(name, machine, ficco, driver, date, tuple(points), kernels, signals)
 
     def to_toml(self, comment: str) -> str:
         """Return the book as a file that `from_toml` reads; `comment` is its first line."""
         head = [f"# {comment}"] + [
             f"{name} = {_toml(getattr(self, name))}"
-            for name in ("machine", "ficco", "driver", "date")
+            for name in ("machine", "ficco", "driver", "date", "kernels", "signals")
         ]
         blocks = ["\n".join(head), *map(_block, self.points)]
         return "\n\n".join(blocks) + "\n"
 
-    def unfit(self, machine: Machine, version: str, driver: str | None = None) -> str:
+    def unfit(self, machine: Machine, driver: str | None = None) -> str:
         """Say why the book must not be used, or nothing.
 
         Args:
             machine: the profile that is predicted for.
-            version: of ficco.
             driver: of the GPUs at hand; None: not known.
         """
         if self.machine != machine.name:
             return f"it is of machine {self.machine!r}, not of {machine.name!r}"
-        if self.ficco != version:
-            return f"it was measured with ficco {self.ficco}, this is {version}"
-        if driver is not None and self.driver != driver:
+        if self.kernels != KERNELS:
+            return f"it was measured with kernels {self.kernels}, this ficco has {KERNELS}"
+        if machine.engine == "cuda" and self.signals != machine.signals:
+            return (
+                f"it was measured with signals={self.signals!r}, here they are {machine.signals!r}"
+            )
+        if driver is not None and self.driver.partition(".")[0] != driver.partition(".")[0]:
             return f"it was measured with driver {self.driver}, this is {driver}"
         return ""
+
+    def caution(self, driver: str | None) -> str:
+        """Say what differs from when a book that fits was measured, or nothing."""
+        if driver is None or driver == self.driver:
+            return ""
+        return f"it was measured with driver {self.driver}, this is {driver}; times may differ"
 
     def nearest(self, facts: Facts, regime: str) -> Point | None:
         """Return the nearest point of the neighbourhood, if there is one."""
@@ -264,12 +286,15 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
-def _check_fields(table: Any, known: tuple[str, ...], where: str) -> None:
+def _check_fields(
+    table: Any, needed: tuple[str, ...], where: str, optional: tuple[str, ...] = ()
+) -> None:
+    known = (*needed, *optional)
     if not isinstance(table, Mapping):
         raise InputError(f"{where}: {table!r} found, a table is needed")
     for name in table:
         if name not in known:
             raise InputError(f"{where}: unknown field {name!r}. Known: {', '.join(known)}")
-    for name in known:
+    for name in needed:
         if name not in table:
             raise InputError(f"{where}: the field {name!r} is missing")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ficco import __version__
+from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
-from ficco.selector.book import Book, Point
+from ficco.selector.book import KERNELS, Book, Point
 from ficco.sweeping.grid import AUTO
 from ficco.sweeping.results import Line
 
@@ -15,7 +16,7 @@ __all__ = ["book_of"]
 
 
 def book_of(
-    results: Iterable[Line], machine: str, driver: str, date: str, name: str
+    results: Iterable[Line], machine: Machine, driver: str, date: str, name: str
 ) -> Book | None:
     """Return the book of a sweep's results; None if no shape has all its runs.
 
@@ -23,7 +24,7 @@ def book_of(
 
     Args:
         results: the measured results.
-        machine: the profile's name; the selector finds the book by it.
+        machine: the profile; the selector finds the book by its name.
         driver: the driver's CUDA version, or "host".
         date: date of the measurement.
         name: the book's name in messages.
@@ -46,7 +47,9 @@ def book_of(
     points = [_point(shapes[key], serial[key], line) for key, line in best.items() if key in serial]
     if not points:
         return None
-    return Book(name, machine, __version__, driver, date, tuple(points))
+    return Book(
+        name, machine.name, __version__, driver, date, tuple(points), KERNELS, machine.signals
+    )
 
 
 def _point(shape: Line, serial: Line, best: Line) -> Point:

@@ -194,7 +194,7 @@ def _check_book(request: SweepRequest) -> None:
         )
     if request.profile is None:
         raise InputError("--book: there is no profile of this machine, so nothing uses the book")
-    if reason := request.book.unfit(request.profile, __version__, request.driver):
+    if reason := request.book.unfit(request.profile, request.driver):
         raise InputError(
             f"--book {request.book.name}: {reason}; sweep this machine for its own book, or "
             "leave --book out"
@@ -295,7 +295,7 @@ class _Writer:
             return
         book = book_of(
             results,
-            request.profile.name,
+            request.profile,
             self._head["driver"],
             self._head["date"],
             request.grid.name,

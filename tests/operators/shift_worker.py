@@ -1,4 +1,4 @@
-"""Calls torch.ops.ficco.shift_matmul on a rank: python shift_worker.py STORE RANK WORLD"""
+"""Calls torch.ops.ficco.shift_matmul on a rank: python shift_worker.py STORE RANK WORLD."""
 
 from __future__ import annotations
 

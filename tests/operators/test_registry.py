@@ -63,7 +63,7 @@ def test_a_node_calls_it_by_name() -> None:
     with ficco.Node(3) as node:
         ys = node.call(NAME, xs=xs, ws=ws, schedule="hetero_fused_1d")
         assert [y[0, 0] for y in ys] == [2, 0, 1]
-        with pytest.raises(InputError, match="has no argument 'wz' .did you mean 'ws'"):
+        with pytest.raises(InputError, match=r"has no argument 'wz' .did you mean 'ws'"):
             node.call(NAME, xs=xs, wz=ws)
         with pytest.raises(InputError, match="ws: NoneType found; give a list with one array"):
             node.call(NAME, xs=xs)

@@ -122,7 +122,8 @@ def test_a_gated_plan_of_version_2() -> None:
     )
     text = text.replace('"signals": [', '"words": [').replace('"raises": [', '"signals": [')
     data = json.loads(text)
-    data["digest"] = digest_of(plan.problem, plan.schedule, 2)
+    data["digest"] = digest_of(plan.problem, plan.schedule, 2, network_transport="dma")
+    data["schedule"]["network_transport"] = "dma"
     assert loads(json.dumps(data)) == plan
     for broken in ([], {"ranks": 1}, {"ranks": [1, {"steps": 1}, {"steps": [1, {"parts": [1]}]}]}):
         with pytest.raises(PlanError):

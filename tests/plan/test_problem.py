@@ -322,3 +322,14 @@ def test_every_word_has_a_place_of_its_own() -> None:
                 assert places.setdefault(signal_place(signal), signal) == signal
                 assert signal_at(3, signal_place(signal)) == signal
                 assert 0 <= signal_place(signal) < SIGNALS_PER_COPY
+
+
+def test_an_axis_of_earlier_versions_is_ignored_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = {"name": "mine", "grain": 2, "network_transport": "dma"}
+    assert Schedule.from_toml(table, "an old file") == Schedule(grain=2, name="mine")
+    assert Schedule.from_toml(table, "an old file") == Schedule(grain=2, name="mine")
+    assert [record.getMessage() for record in caplog.records] == [
+        "schedule 'an old file': network_transport is ignored; leave it out"
+    ]

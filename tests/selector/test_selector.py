@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -384,28 +385,44 @@ class TestBook:
             selector.choose(far, SWITCH, book=book, by="book")
 
     @pytest.mark.parametrize(
-        ("machine", "version", "driver", "words"),
+        ("machine", "changes", "driver", "words"),
         [
-            (MESH, "0.0.1", None, "measured with ficco 0.0.1"),
-            (replace(SWITCH, name="other"), __version__, None, "of machine 'toy', not of 'other'"),
-            (SWITCH, __version__, "12.8", "driver 13.0, this is 12.8"),
+            (SWITCH, {"kernels": 0}, None, "measured with kernels 0, this ficco has"),
+            (replace(SWITCH, name="other"), {}, None, "of machine 'toy', not of 'other'"),
+            (
+                replace(SWITCH, engine="cuda"),
+                {"signals": "copy"},
+                None,
+                "with signals='copy', here",
+            ),
+            (SWITCH, {}, "12.8", "driver 13.0, this is 12.8"),
         ],
     )
-    def test_what_is_of_another_machine_or_version_is_refused(
-        self, tmp_path: Path, machine: Machine, version: str, driver: str | None, words: str
+    def test_what_is_of_another_machine_or_kernels_is_refused(
+        self, tmp_path: Path, machine: Machine, changes: Any, driver: str | None, words: str
     ) -> None:
-        book = self.book(tmp_path, version=version)
+        book = replace(self.book(tmp_path), **changes)
         with pytest.raises(InputError, match=words):
             selector.choose(gather(1024, 256, 512), machine, book=book, driver=driver)
 
     def test_a_shipped_one_is_passed_over_and_that_is_said(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        old = self.book(tmp_path, version="0.0.1")
+        old = replace(self.book(tmp_path), kernels=0)
         monkeypatch.setattr(selector, "known", lambda _: [old])
         found = selector.choose(gather(1024, 256, 512), SWITCH)
         assert found.by == "simulator"
-        assert "passed over" in found.reasons[-1] and "0.0.1" in found.reasons[-1]
+        assert "passed over" in found.reasons[-1] and "kernels 0" in found.reasons[-1]
+
+    def test_another_version_of_ficco_or_of_the_driver_is_said_alone(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        old = self.book(tmp_path, version="0.0.1")
+        for _ in range(2):
+            found = selector.choose(gather(1024, 256, 512), SWITCH, book=old, driver="13.2")
+            assert found.by == "book" and "driver 13.0, this is 13.2" in found.reasons[1]
+        assert [r.message for r in caplog.records].count(caplog.records[0].message) == 1
+        assert "this is 13.2; times may differ; measure it again" in caplog.text
 
     def test_what_sends_nothing_can_be_written_and_read(self, tmp_path: Path) -> None:
         alone = Problem.chunked("all_gather_matmul", 1, 64, 64, 64, "float32")
