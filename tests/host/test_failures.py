@@ -109,7 +109,7 @@ class TestLostSignal:
         (
             4,
             1,
-            "step 'row 4': a signal .* The .* known, because the memory .* read. All run. timeout_s",
+            "step 'row 4': a signal .* known, because the memory .* read. All run. timeout_s",
         ),
         (4, -1, "step 'row 4': a signal did not arrive within 2.5 s. The .* not known. All run."),
         (-1, -1, "step 'no longer known': a signal did not arrive within 2.5 s. The .* known."),

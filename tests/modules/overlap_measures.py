@@ -134,7 +134,7 @@ def measured_rank(mesh: DeviceMesh) -> None:
     for paced, gain, ms, call in found:
         assert not paced and call == "call"
         assert 20 <= float(ms) < 2000 and float(gain) < 0.9, text
-    kept, counted = layer_timing._turn, itertools.count()
+    kept, counted = layer_timing._seconds_per_call, itertools.count()
     with Watched() as calls:
 
         def turn(way: Any, *_: Any) -> float:
@@ -143,9 +143,9 @@ def measured_rank(mesh: DeviceMesh) -> None:
             late = 10 if next(counted) // 2 % 5 == 0 else 1
             return (1e-3 * (1 + mesh.get_local_rank()) if calls[-1][2] != "serial" else 5e-3) * late
 
-        layer_timing._turn = turn
+        layer_timing._seconds_per_call = turn
         text = told(net)
-        layer_timing._turn = kept
+        layer_timing._seconds_per_call = kept
     assert text.count(f"measured here {5 / world:.2f}x of serial, {world}.000 ms a call") == 2, text
 
 
