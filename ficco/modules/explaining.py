@@ -216,7 +216,7 @@ def _layer(layer: Layer, reasons: list[str], measured: bool) -> Iterator[str]:
             "use torch.no_grad"
         )
     elif sharing is not None and sharing.outside:
-        yield f"computed one by one where no forward of {sharing.parent!r} runs, as in its last call"
+        yield f"computed one by one where no forward of {sharing.parent!r} runs, as it was last"
     yield from layer.notes
 
 
