@@ -229,7 +229,7 @@ def _schedule(layer: Layer, reasons: list[str], measured: bool) -> str:
         return f"schedule: none (FICCO_DISABLE){why}"
     if named != AUTO:
         name = named.name if isinstance(named, Schedule) else named
-        return f"schedule: {name}, as measured{_measured(layer, True)}{why}"
+        return f"schedule: {name}, as requested{_measured(layer, True)}{why}"
     if layer.seen is None:
         return f"schedule: auto; chosen at the first call, when the number of rows is known{why}"
     if problem is None:

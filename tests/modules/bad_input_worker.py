@@ -38,7 +38,7 @@ def options(rank: int, world: int) -> None:
     for value in ("cupy", "", None, 3):
         refused(lambda: ficco.prepare(compute=value), "compute=")  # type: ignore[arg-type] # noqa: B023
     if not torch.cuda.is_available():
-        refused(lambda: ficco.prepare(machine="cuda"), "does not serve CUDA tensors")
+        refused(lambda: ficco.prepare(machine="cuda"), "does not support CUDA tensors")
     for value in ("yes", "2", "on"):
         os.environ["FICCO_DISABLE"] = value
         x = torch.zeros(2, 2)

@@ -65,7 +65,7 @@ def measures_once(rank: int, world: int, folder: Path, said: list[str]) -> None:
     dist.barrier()
     call(rank)
     assert used(world).rated and Machine.named(str(kept[0])).rated
-    assert any("is no profile" in line for line in said) == (rank == 0), said
+    assert any("is not a valid profile" in line for line in said) == (rank == 0), said
     ficco.close()
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import forking
 import torch._dynamo  # noqa: F401  (for the ranks)
-from rendezvous import give_way
+from meeting import give_way
 
 from ficco.sweeping.gpu import launching
 

@@ -98,7 +98,7 @@ def measured(mesh: DeviceMesh) -> None:
         text = told(net)
     found = FIGURES.findall(text)
     assert len(found) == 3 and all(call == "forward" for *_, call in found), text
-    assert len(re.findall(r"serial, as asked; not measured: it runs serial\n", text)) == 1, text
+    assert len(re.findall(r"serial, as requested; not measured: it runs serial\n", text)) == 1, text
     assert "chosen" not in text and text.count("not measured") == 2, text  # auto: it is serial
     assert {call[:2] for call in calls} == kinds and all(call.records for call in calls), calls
     for kind in kinds:

@@ -190,7 +190,7 @@ def keeps_gather(mesh: DeviceMesh) -> None:
         (functools.partial(ByWhatItHolds, PARTIAL), f"ByWhatItHolds {reader}"),
         (ByATable, f"ByATable {reader}"), (ByAPartial, f"ByAPartial {reader}"),
         (in_a_hook, f"sum (Sum) {reader}"), (patched, f"sum (Sum) {reader}"),
-        (Scored, "its PrepareModuleOutput takes what it returns for whole"), (Innocent, ""),
+        (Scored, "its PrepareModuleOutput declares its output whole"), (Innocent, ""),
     ):  # fmt: skip
         torch.manual_seed(0)
         gather = PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate())
