@@ -66,7 +66,7 @@ def sizes(rank: int, world: int) -> None:
         refused(lambda: ficco.all_gather_matmul(x, w, axes=[axis]), "axes[0]=")  # noqa: B023
     many, thin = torch.zeros(1).expand(10**12, 3), torch.zeros(1).expand(3, 10**12)
     for gathering in (ficco.all_gather_matmul, ficco.column_matmul):
-        refused(lambda: gathering(many, w), "000: it is a whole number")  # type: ignore[operator] # noqa: B023
+        refused(lambda: gathering(many, w), "000: a whole number")  # type: ignore[operator] # noqa: B023
         refused(lambda: gathering(x, thin), "is the most of a rank")  # type: ignore[operator] # noqa: B023
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rendezvous import give_way
+from meeting import give_way
 
 import ficco
 from ficco.modules import groups
