@@ -85,7 +85,7 @@ def measure_once(runtime: ProcessRuntime, group: Any) -> None:
     if profile_for(runtime.machine, "", runtime.world) is not None:
         return
     if not switch("FICCO_MEASURE", True):
-        _profiles[runtime] = _GroupProfile(None, "FICCO_MEASURE=0: this machine is not measured")
+        _profiles[runtime] = _GroupProfile(None, "FICCO_MEASURE=0 turns off measuring this machine")
         return
     runtime.check()  # a group that has failed cannot measure
     _profiles[runtime] = _obtained(runtime, group)

@@ -253,7 +253,7 @@ def destroyed(rank: int, world: int) -> None:
             ficco.all_gather_matmul(x, w, group=group)
         dist.destroy_process_group(group)
         for call in _calls(x, w, group):
-            refused(call, "destroy_process_group() was called")
+            refused(call, "destroyed by destroy_process_group()")
         ficco.close(group)
     leaf = x.clone().requires_grad_()
     y, everyone = ficco.column_matmul(leaf, w), dist.group.WORLD

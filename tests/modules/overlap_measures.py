@@ -210,7 +210,7 @@ def measured_not(mesh: DeviceMesh) -> None:
     seen = first.seen
     assert seen is not None
     first.seen = seen._replace(whole=seen.whole + 2 * rank)
-    refused(lambda: ficco.explain(net, measure=True), "call the model alike on all ranks")
+    refused(lambda: ficco.explain(net, measure=True), "call the model in the same way on all ranks")
     first.seen = seen
     part = net if rank else ficco.overlap(nn.Linear(6, 4), plan={"": "colwise"})
     refused(lambda: ficco.explain(part, measure=True), "pass the same part of the model")

@@ -34,7 +34,7 @@ def schedules(mesh: DeviceMesh) -> None:
     for wrong in (None, {"*": None}):
         refused(lambda: ficco.overlap(net, schedule=wrong), "leaves all 2")  # noqa: B023
     wrong = {3: "serial"}
-    refused(lambda: ficco.overlap(net, schedule=wrong), "a pattern of names is a text")
+    refused(lambda: ficco.overlap(net, schedule=wrong), "a pattern must be a string")
     if mesh.size() > 1:
         refused(
             lambda: ficco.overlap(net, schedule="ring_1d"),

@@ -170,13 +170,13 @@ def arguments(rank: int, world: int) -> None:
         odd = torch.zeros(world + 1, 3)
         refused(lambda: ficco.matmul_reduce_scatter(odd, w), "pass rows=")
     refused(lambda: ficco.all_to_all_matmul(x.detach(), w, [[1]]), "splits")
-    refused(ficco.prepare, "open already")
+    refused(ficco.prepare, "already open")
     none: dict[str, Any] = {"tables_per_rank": [1] * world, "dimension": 3, "batch": 2 * world}
     bags = ([z], [torch.zeros(0, dtype=torch.int64)], [torch.zeros(2 * world, dtype=torch.int64)])
     for word, other in (("dtype", torch.float16), ("device", "meta")):
         refused(
             lambda: ficco.embedding_all_to_all(*bags, **none, **{word: other}),  # noqa: B023
-            f"{word}={other}, and tables[0] is",
+            f"{word}={other}, but tables[0] is",
         )
     with torch.no_grad():
         assert not gather(x, w).requires_grad
