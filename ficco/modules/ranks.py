@@ -351,10 +351,10 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
         return _multiplying(problem, x, own), lambda: dist.all_reduce(product)
     if problem.op in REDUCING:
         product = x.new_zeros((world * longest, problem.n))
-        own = x.new_empty((longest, problem.n))
+        piece = x.new_empty((longest, problem.n))
         return (
             _multiplying(problem, x, own),
-            lambda: collectives.reduce_scatter(own, product),
+            lambda: collectives.reduce_scatter(piece, product),
         )
     taken = [row[rank] for row in problem.splits]
     if problem.op == "all_to_all_matmul":

@@ -123,9 +123,9 @@ def _check_memory(layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
         have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if need > have:
         raise InputError(
-            f"rows={rows}: {layer.name} would read and make {need / 2**30:.0f} GiB on each rank, "
-            f"and {seen.device} has {have / 2**30:.0f} GiB; ask for fewer rows, those of the "
-            "largest input to come"
+            f"rows={rows}: {layer.name} would read and write {need / 2**30:.0f} GiB on each rank, "
+            f"but {seen.device} has {have / 2**30:.0f} GiB; pass fewer rows, those of the largest "
+            "future input"
         )
 
 

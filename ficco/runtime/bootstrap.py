@@ -385,7 +385,7 @@ def _has_ended(entry: Facts) -> bool:
     return _start_time(entry["pid"]) != str(entry["born"])
 
 
-# ---- what must be alike
+# ---- facts that must be equal on all ranks
 
 
 def check_kinds(kinds: list[str]) -> None:

@@ -250,7 +250,7 @@ def parametrized(mesh: DeviceMesh) -> None:
     assert len(seen) == 1, seen
     told = ficco.explain(net)
     for kind in ("weight", "bias"):
-        assert f"its {kind} is made anew whenever it is read" in told, told
+        assert f"its {kind} is recomputed at every read" in told, told
     assert "layers.0.mlp.{gate, up}" not in told, told
 
 

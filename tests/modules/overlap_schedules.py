@@ -50,8 +50,8 @@ def not_shards(mesh: DeviceMesh) -> None:
     plan, x = {"0": "colwise", "1": "rowwise"}, torch.ones(2, 6)
     said = Listener()
     logging.getLogger("ficco").addHandler(said)
-    row = "all ranks: if it is the same there, results are too large"
-    pair = "ranks [0, 1]: if it is the same there, results are too large"
+    row = "all ranks: if all are equal, sums are too large"
+    pair = "ranks [0, 1]: if all are equal, sums are too large"
     for kind, seeds, words in (
         ("shards", (rank, rank), []),
         ("zeros", (rank, 0), []),  # as yet

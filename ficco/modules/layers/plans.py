@@ -278,7 +278,7 @@ def _warn_of_copies(module: Module, weight: Tensor) -> None:
     if not equal:
         return
     where = "all ranks" if len(equal) == len(by_rank) else f"ranks {equal}"
-    note = f"its weight begins alike on {where}: if it is the same there, results are too large"
+    note = f"its weight begins with equal values on {where}: if all are equal, sums are too large"
     layer.notes.append(note)
     groups.log.warning(
         "%s (%s): %s; plan= is for local shards, group= is the group that they are split over",

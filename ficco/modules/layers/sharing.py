@@ -42,7 +42,7 @@ _OTHER_INPUT = "it was not called with the input that the others read"
 _UNSUPPORTED = (
     "this release of PyTorch does not show whether a backward runs, or a tensor was written"
 )
-_PARAMETRIZED = "its {} is made anew whenever it is read (parametrized)"
+_PARAMETRIZED = "its {} is recomputed at every read (parametrized)"
 
 
 class _Waiting(NamedTuple):
