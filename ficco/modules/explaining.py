@@ -92,7 +92,7 @@ def _record(record: Overlapped, measured: bool) -> Iterator[str]:
     total = len(layers) + sum(left.overlappable for left in record.left)
     yield from _head(layers, total)
     yield from _groups(layers)
-    reasons: list[str] = []  # listed once at the end; named_texts refer to them by number
+    reasons: list[str] = []  # listed once at the end; entries refer to them by number
     named_texts = [
         (name, "\n".join(_layer(layer, reasons, measured))) for name, layer in _calls(layers)
     ]
