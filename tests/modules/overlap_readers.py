@@ -184,7 +184,7 @@ def keeps_gather(mesh: DeviceMesh) -> None:
         (ByItself, f"ByItself {reader}"), (InAComprehension, f"InAComprehension {reader}"),
         (Inside, f"Inside {reader}"), (ByAFunction, f"ByAFunction {reader}"),
         (ByABase, f"ByABase {reader}"), (Decorated, f"Decorated {reader}"),
-        (InAChild, f"deep.0 (Part) {reader}"), (Prepared, "sum (Sum) has a PrepareModuleInput"),
+        (InAChild, f"deep.0 (Part) {reader}"), (Prepared, "sum (Sum) also has a PrepareModuleInput"),
         (functools.partial(ByWhatItHolds, part), f"ByWhatItHolds {reader}"),
         (functools.partial(ByWhatItHolds, Taker()), f"ByWhatItHolds {reader}"),
         (functools.partial(ByWhatItHolds, PARTIAL), f"ByWhatItHolds {reader}"),
