@@ -265,7 +265,7 @@ def test_streams_that_cannot_be_let_go_are_told_of(double_folder: Path) -> None:
     told = re.findall("^ficco: .*", said, re.MULTILINE)
     assert len(told) == 1, said
     for pattern in (
-        r"rank 1: rank 1 waited [\d.]+ s for a signal", "cannot be released",
+        r"rank 1: rank 1 waited [\d.]+ s for a signal", "cannot be let go",
         "cuCtxCreate answers CUDA_ERROR_OUT_OF_MEMORY", "end them and start anew",
     ):  # fmt: skip
         assert re.search(pattern, told[0]), told[0]
