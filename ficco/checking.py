@@ -1,6 +1,6 @@
-"""Checks of arguments that several functions take: timeouts and sizes. Nothing about what they do.
+"""Checks of arguments that several functions share: timeouts and sizes.
 
-`ficco.reading` checks what files hold.
+`ficco.reading` checks the contents of files.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ficco.errors import InputError
 
 __all__ = ["MOST_SECONDS", "positive_seconds", "whole_number", "whole_numbers"]
 
-MOST_SECONDS = 1e6  # 11 days: sockets, condition variables and kernels can all count to it
+MOST_SECONDS = 1e6  # 11 days: sockets, condition variables and kernels can all wait that long
 
 
 def positive_seconds(value: Any, name: str) -> float:
     """Return a timeout as a float.
 
     Args:
-        value: what the user passed.
+        value: the user's value.
         name: of the argument, for the message.
 
     Raises:
-        InputError: it is no number above 0, or above MOST_SECONDS.
+        InputError: it is not a number above 0, or it is above MOST_SECONDS.
 
     Example:
         >>> positive_seconds(30, "timeout_s")
@@ -35,21 +35,21 @@ def positive_seconds(value: Any, name: str) -> float:
     if number and 0 < value <= MOST_SECONDS:
         return float(value)
     raise InputError(
-        f"{name}={value!r:.80}: it is a positive number of seconds, {MOST_SECONDS:,.0f} at most"
+        f"{name}={value!r:.80}: a positive number of seconds is needed, {MOST_SECONDS:,.0f} at most"
     )
 
 
 def whole_number(value: Any, name: str, least: int, most: float = math.inf) -> int:
-    """Return a size as an int; NumPy's integers are taken, too.
+    """Return a size as an int; NumPy's integers are accepted too.
 
     Args:
-        value: what the user passed.
+        value: the user's value.
         name: of the argument, for the message.
-        least: the smallest that is taken.
-        most: the largest.
+        least: the smallest accepted value.
+        most: the largest accepted value.
 
     Raises:
-        InputError: it is no whole number (a bool, a float or a text is none), or out of bounds.
+        InputError: it is not a whole number (but a bool, a float or a string), or out of bounds.
 
     Example:
         >>> whole_number(4, "world", 1, 64)
@@ -59,18 +59,18 @@ def whole_number(value: Any, name: str, least: int, most: float = math.inf) -> i
     if whole and least <= value <= most:
         return int(value)
     bounds = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
-    raise InputError(f"{name}={value!r:.80}: it is a whole number {bounds}")
+    raise InputError(f"{name}={value!r:.80}: a whole number {bounds} is needed")
 
 
 def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
-    """Return a sequence of sizes as ints; NumPy's integers are taken, too.
+    """Return a sequence of sizes as ints; NumPy's integers are accepted too.
 
     Args:
-        values: what the user passed.
+        values: the user's values.
         name: of the argument, for the message.
 
     Raises:
-        InputError: it is no sequence, or an entry is no whole number (a bool or a float is none).
+        InputError: it is not a sequence, or an entry is not a whole number (a bool or a float).
 
     Example:
         >>> whole_numbers([3, 0], "rows")

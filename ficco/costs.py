@@ -1,4 +1,4 @@
-"""What a call costs besides its GEMMs and its bytes: launches, words, and the host."""
+"""Costs of a call besides its GEMMs and transfers: launches, words, and the host."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ __all__ = ["Costs"]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What steps cost besides bytes and operations, in us, and how much work slows work down.
+    """Costs of steps besides bytes and operations, in us, and contention factors.
 
     Attributes:
-        launch_us: from the end of a kernel to the start of the next one on its stream.
-        call_us: what a call lasts besides its steps (its lanes fork and join).
-        signal_us: what raising a word takes its lane; `raise_us`: from then until a lane that
-            waits for it goes on. wait_us, clear_us: what a wait that holds already and clearing
-            take a lane, per word.
-        host_call_us: what the host does for a call before its first step and after its last.
-        host_launch_us, host_copy_us, host_words_us: what submitting one call of a library, one
-            copy, and one step of words takes the host.
-        host_kernel_us: what submitting one kernel of ficco's own takes it (gated GEMMs, sums).
-        host_serial_us: what a call that is a whole GEMM and a collective takes it, checks and all.
-        host_direct_us: what a call that is one launch (transport "sm") takes it, checks and all; 0:
-            taken to be host_call_us and host_kernel_us. See `host_native_us`, too.
-        skew_us: how far apart ranks begin a call.
-        store_us: from a kernel's store at a peer until a kernel there that awaits it has it; 0: not
-            known, so that nothing is predicted of transport "sm" here.
-        direct_us: how much longer a gather by stores lasts than its launch, product and stores, for
-            ranks hear of each other by words; where they do by mailboxes, nothing.
-        gated_gemm: how much longer a gated GEMM lasts than the library's, alone.
-        direct_gemm: the same of a launch that gathers by stores.
-        gemm_beside_copies: how much longer a GEMM lasts while copies run on its device.
-        copies_beside_gemm: how much longer a copy lasts while a GEMM runs on either device.
-        gemm_beside_collective, collective_beside_gemm: the same, for torch.distributed; for the
-            record, nothing is predicted from them.
+        launch_us: from the end of a kernel to the start of the next kernel on its stream.
+        call_us: duration of a call besides its steps (its lanes fork and join).
+        signal_us: time that a lane needs to raise a word; `raise_us`: from then until a lane that
+            waits for the word continues. wait_us, clear_us: time that a lane needs for a wait that
+            is already satisfied, and to clear, per word.
+        host_call_us: host time of a call before its first step and after its last.
+        host_launch_us, host_copy_us, host_words_us: host time to submit one library call, one copy,
+            and one step of words.
+        host_kernel_us: host time to submit one of ficco's own kernels (gated GEMMs, sums).
+        host_serial_us: host time of a call of a whole GEMM and a collective, including checks.
+        host_direct_us: host time of a call of one launch (transport "sm"), including checks; 0:
+            host_call_us plus host_kernel_us is assumed. See also `host_native_us`.
+        skew_us: time between the ranks' starts of a call.
+        store_us: from a kernel's store at a peer until a waiting kernel there has the data; 0: not
+            known, so nothing is predicted for transport "sm".
+        direct_us: extra time of a gather by stores over its launch, product and stores, if ranks
+            signal by words; 0 if they signal by mailboxes.
+        gated_gemm: duration of a gated GEMM over that of the library's, alone.
+        direct_gemm: the same for a launch that gathers by stores.
+        gemm_beside_copies: slowdown of a GEMM while copies run on its device.
+        copies_beside_gemm: slowdown of a copy while a GEMM runs on either device.
+        gemm_beside_collective, collective_beside_gemm: the same for torch.distributed; recorded
+            only, not used for predictions.
     """
 
     launch_us: float = 0.0
@@ -65,9 +65,9 @@ class Costs:
 
     @property
     def host_native_us(self) -> float | None:
-        """What the host does for a call that native code launches whole, but for its launches.
+        """Host time, without launches, of a call that native code launches as a whole.
 
-        None: not known. Calls of one launch are such, and gated ones.
+        None: not known. Such calls are calls of one launch, and gated calls.
         """
         return max(self.host_direct_us - self.host_kernel_us, 0.0) if self.host_direct_us else None
 
@@ -75,4 +75,4 @@ class Costs:
         for field in fields(self):
             value, least = getattr(self, field.name), 0.0 if field.name.endswith("_us") else 1.0
             if not (math.isfinite(value) and value >= least):
-                raise MachineError(f"costs: {field.name}={value}: it is {least:g} or more")
+                raise MachineError(f"costs: {field.name}={value}: {least:g} or more is needed")

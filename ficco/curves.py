@@ -1,4 +1,4 @@
-"""Curves: what was measured at some points, and what it means between them. No machine here."""
+"""Curves: interpolation between measured points."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LEAST, MOST = 1e-6, 1e12  # of rates and times: GB/s, GFLOP/s, us
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A quantity over a size: straight between its points over the size's log, level beyond them.
+    """A quantity over a size: linear in the size's log between points, constant beyond them.
 
     Attributes:
-        points: (size, value) by rising size.
+        points: (size, value) by increasing size.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -27,15 +27,15 @@ class Curve:
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]
         if sizes != sorted(set(sizes)) or any(size <= 0 for size in sizes):
-            raise MachineError(f"sizes {sizes} must be positive and rise")
+            raise MachineError(f"sizes {sizes} must be positive and increase")
         if any(not LEAST <= value <= MOST for _, value in self.points):
-            raise MachineError(f"every value of a curve is a number from {LEAST:g} to {MOST:g}")
+            raise MachineError(f"every value of a curve must be from {LEAST:g} to {MOST:g}")
 
     def __bool__(self) -> bool:
         return bool(self.points)
 
     def at(self, size: float) -> float:
-        """Return the value at a size. The curve has a point."""
+        """Return the value at a size. The curve must have a point."""
         place = bisect_right(self.points, (size, math.inf))
         if place == 0:
             return self.points[0][1]
@@ -45,7 +45,7 @@ class Curve:
         return value0 + (value1 - value0) * math.log(size / size0) / math.log(size1 / size0)
 
     def scaled(self, size: float) -> float:
-        """Return a time at a size: straight over the size itself, and growing with it beyond."""
+        """Return a time at a size: linear in the size, and proportional beyond the last point."""
         place = bisect_right(self.points, (size, math.inf))
         if place == 0:
             return self.points[0][1]
@@ -56,27 +56,27 @@ class Curve:
 
 
 # A library multiplies in tiles, in rounds over all multiprocessors. On an H200 (840 shapes of
-# cuBLAS, bench/NOTES.md) times follow tiles of this size; a last round that is not full costs a
-# little of a whole one, every tile as much as so many columns of k more, and a call so many us.
+# cuBLAS, bench/NOTES.md) times follow tiles of TILE_M x TILE_N. A partial last round costs a share
+# ROUNDED of a full one; each tile costs as much as TILE_K more columns of k; each call START_US.
 TILE_M, TILE_N, TILE_K, ROUNDED, START_US = 64, 128, 170, 0.12, 3.5
 CORE_START_US = 1.0  # of a call on one core, before the library multiplies
-NEIGHBOURS = 12
-_NEAR = 0.1  # squared distance, in doublings, within which points count alike
+NEIGHBORS = 12
+_NEAR_DISTANCE = 0.1  # squared distance, in doublings, within which points weigh about the same
 
 
 @dataclass(frozen=True, slots=True)
 class GemmTimes:
-    """How long GEMMs last on one device, from points that were measured.
+    """GEMM times on one device, from measured points.
 
-    Between points the time follows the tiles: rounds of tiles over the multiprocessors, bound by
-    memory where that is slower. The nearest points say by how much reality differs. One core of a
-    processor knows no such tiles: there the time follows the operations.
+    Between points the time follows the tile model: rounds of tiles over the multiprocessors, or the
+    memory rate if that is slower. The nearest points correct the model. On one core of a CPU, the
+    time follows the operations instead of tiles.
 
     Attributes:
         points: (m, n, k, us).
-        units: multiprocessors.
-        memory_gbps: rate of memory; 0: not known.
-        tiled: whether it is tiles that the time follows.
+        units: number of multiprocessors.
+        memory_gbps: memory rate in GB/s; 0: not known.
+        tiled: whether times follow the tile model.
     """
 
     points: tuple[tuple[int, int, int, float], ...]
@@ -95,10 +95,10 @@ class GemmTimes:
             raise MachineError("gemm points: at least one [m, n, k, us] is needed")
         if any(not all(LEAST <= v <= MOST for v in point) for point in self.points):
             raise MachineError(
-                f"gemm points: all of [m, n, k, us] are numbers from {LEAST:g} to {MOST:g}"
+                f"gemm points: all of [m, n, k, us] must be from {LEAST:g} to {MOST:g}"
             )
         if self.units < 1:
-            raise MachineError("gemm points need `units`, the number of multiprocessors, too")
+            raise MachineError("gemm points also need `units`, the number of multiprocessors")
         object.__setattr__(self, "_known", {})
         start = START_US if self.tiled else CORE_START_US
         slow = [
@@ -118,15 +118,17 @@ class GemmTimes:
         """Return the time of [m, k] . [k, n]; 0 for an empty product."""
         if not (m and n and k):
             return 0.0
-        found = self._known.get((m, n, k))
-        if found is None:
+        time_us = self._known.get((m, n, k))
+        if time_us is None:
             if len(self._known) > 4096:
                 self._known.clear()
-            found = self._known[m, n, k] = self.tiled_us(m, n, k) * math.exp(self._off(m, n, k))
-        return found
+            time_us = self._known[m, n, k] = self.tiled_us(m, n, k) * math.exp(
+                self._log_ratio(m, n, k)
+            )
+        return time_us
 
     def tiled_us(self, m: float, n: float, k: float) -> float:
-        """Return the time by rounds of tiles and memory alone, without the points around it."""
+        """Return the time of the tile and memory model, without correction by measured points."""
         tiled = 2.0 * self._padded(m, n, k) * self._us_per_flop
         if not self.memory_gbps:
             return tiled + self._start_us
@@ -134,11 +136,11 @@ class GemmTimes:
         return float((tiled**4 + memory**4) ** 0.25) + self._start_us
 
     def busy_us(self, elements: float, k: int) -> float:
-        """Return how long one multiprocessor takes to make so many elements of a product."""
+        """Return the time in which one multiprocessor makes a number of elements of a product."""
         return 2.0 * elements * (k + TILE_K) * self.units * self._us_per_flop + self._start_us
 
     def _padded(self, m: float, n: float, k: float) -> float:
-        """Return m.n.k, rounded up to tiles and, in part, to rounds of them, if it is tiled."""
+        """Return m.n.k, rounded up to tiles and partly to rounds of tiles if `tiled`."""
         if not self.tiled:
             return m * n * k
         rounds = self.rounds(m, n)
@@ -146,14 +148,15 @@ class GemmTimes:
         return full * self.units * TILE_M * TILE_N * (k + TILE_K)
 
     def rounds(self, m: float, n: float) -> float:
-        """Return rounds of tiles over all multiprocessors; the last one may be in part."""
+        """Return the number of rounds of tiles over all multiprocessors, as a fraction."""
         return math.ceil(m / TILE_M) * math.ceil(n / TILE_N) / self.units
 
-    def _off(self, m: int, n: int, k: int) -> float:
-        """Return the log of reality over tiles, of the nearest points."""
+    def _log_ratio(self, m: int, n: int, k: int) -> float:
+        """Return the log of measured over modeled time, averaged over the nearest points."""
         x, y, z = math.log2(m), math.log2(n), math.log2(k)
         near = sorted(
-            ((px - x) ** 2 + (py - y) ** 2 + (pz - z) ** 2, off) for px, py, pz, off in self._places
-        )[:NEIGHBOURS]
-        weighed = [(1.0 / (distance + _NEAR), off) for distance, off in near]
-        return sum(weight * off for weight, off in weighed) / sum(weight for weight, _ in weighed)
+            ((px - x) ** 2 + (py - y) ** 2 + (pz - z) ** 2, ratio)
+            for px, py, pz, ratio in self._places
+        )[:NEIGHBORS]
+        weighted = [(1.0 / (distance + _NEAR_DISTANCE), ratio) for distance, ratio in near]
+        return sum(w * ratio for w, ratio in weighted) / sum(w for w, _ in weighted)

@@ -1,4 +1,4 @@
-"""Where the shipped TOML files are, and how they are read. Nothing about what they mean."""
+"""Find and read the shipped TOML files; other modules interpret them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def _root() -> Path:
         if (root / "named").is_dir():
             return root
     raise InputError(
-        f"the shipped schedules were looked for in {here} and {here.parent} and are in neither; "
-        "install ficco again"
+        f"the shipped schedules are neither in {here} nor in {here.parent}; install ficco again"
     )
 
 
@@ -32,7 +31,7 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def text(kind: str, name: str, what: str, error: type[InputError]) -> str:
-    """Return a file as text; arguments and errors are those of `load`."""
+    """Return a file's text; arguments and errors are those of `load`."""
     path = Path(name) if name.endswith(".toml") else _root() / kind / f"{name}.toml"
     return _text(path, name, what, error)
 
@@ -72,5 +71,5 @@ def _text(path: Path, name: str, what: str, error: type[InputError]) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as problem:
         raise error(f"{what} file {name!r} cannot be read: {problem.strerror}") from None
-    except ValueError as problem:  # no UTF-8, or a path with a null byte
+    except ValueError as problem:  # not UTF-8, or a path with a null byte
         raise error(f"{what} file {name!r} is not valid TOML: {problem}") from None

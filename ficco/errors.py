@@ -1,6 +1,6 @@
 """The errors that ficco raises.
 
-Every message says what was asked, what was found and what to do. Nothing else lives here.
+Every message says what was requested, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = [
 
 
 class FiccoError(Exception):
-    """The root of all errors that ficco raises on purpose."""
+    """The base class of all errors that ficco raises deliberately."""
 
 
 class InputError(FiccoError, ValueError):
-    """Arguments of a call or a command that cannot be served."""
+    """Invalid or unsupported arguments of a call or a command."""
 
 
 class ScheduleError(InputError):
-    """A schedule that does not exist, or that nothing implements."""
+    """A schedule that does not exist, or that no plan implements."""
 
 
 class MachineError(InputError):
@@ -39,31 +39,31 @@ class MachineError(InputError):
 
 
 class PlanError(InputError):
-    """A plan, or a plan's JSON, that is malformed."""
+    """A malformed plan, or malformed JSON of a plan."""
 
 
 class EngineError(FiccoError, RuntimeError):
-    """An engine that cannot run what it was given, or has failed before."""
+    """An engine that cannot run a call, or has failed before."""
 
 
 class DevicesRefused(EngineError):
-    """The devices of a group cannot run an engine, for a reason that all its ranks raise alike."""
+    """The devices of a group cannot run an engine; all its ranks raise the same reason."""
 
 
 class TimeoutExceeded(EngineError, TimeoutError):
-    """A wait that outlasted the timeout.
+    """A wait that lasted longer than the timeout.
 
     Attributes:
         rank: the rank that waited.
         step: the id of the step that waited.
-        signal: the word that never came, in words; "a signal" where it is not known.
+        signal: a description of the missing word; "a signal" if it is not known.
         seconds: how long the rank waited.
-        hint: what is known of the cause, and what to do.
+        hint: the cause, as far as it is known, and what to do.
     """
 
     def __init__(self, rank: int, step: str, signal: str, seconds: float, hint: str) -> None:
         super().__init__(
-            f"rank {rank}, step {step!r}: {signal} did not come within {seconds:.3g} s. {hint}"
+            f"rank {rank}, step {step!r}: {signal} did not arrive within {seconds:.3g} s. {hint}"
         )
         self.rank = rank
         self.step = step
@@ -72,7 +72,7 @@ class TimeoutExceeded(EngineError, TimeoutError):
         self.hint = hint
 
 
-def closest(asked: Any, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the known name nearest to `asked`, or nothing."""
-    near = difflib.get_close_matches(str(asked), list(known), n=1, cutoff=0.5)
+def closest(name: Any, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for the known name closest to `name`, or an empty string."""
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""

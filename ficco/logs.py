@@ -1,6 +1,6 @@
-"""Where the log goes: to stderr if FICCO_LOG names a level. Nothing of what is logged.
+"""The log: written to stderr if FICCO_LOG names a level.
 
-A line has the rank, where the process is one of several:
+A line has the rank, if the process is one of several:
 
     ficco [rank 1] info: group of 4 ranks opened on machine host
 """
@@ -18,32 +18,32 @@ __all__ = ["log", "set_up"]
 
 log = logging.getLogger("ficco")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
-_handlers: list[logging.Handler] = []  # the one of this process, once there is one
+_handlers: list[logging.Handler] = []  # this process's handler, after `set_up`
 
 
 def set_up() -> None:
-    """Send the log to stderr if FICCO_LOG asks for it; calls after the first change nothing.
+    """Send the log to stderr if FICCO_LOG names a level; later calls change nothing.
 
     Raises:
         InputError: FICCO_LOG names no level.
     """
-    asked = os.environ.get("FICCO_LOG", "")
-    if not asked or _handlers:
+    level = os.environ.get("FICCO_LOG", "")
+    if not level or _handlers:
         return
-    if asked.lower() not in _LEVELS:
+    if level.lower() not in _LEVELS:
         raise InputError(
-            f"FICCO_LOG={asked!r} is no level{closest(asked.lower(), _LEVELS)}; it is one of "
-            f"{', '.join(_LEVELS)}, or unset for no log"
+            f"FICCO_LOG={level!r} is not a level{closest(level.lower(), _LEVELS)}; set it to one "
+            f"of {', '.join(_LEVELS)}, or unset it for no log"
         )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithRank())
     _handlers.append(handler)
     log.addHandler(handler)
-    log.setLevel(asked.upper())
+    log.setLevel(level.upper())
 
 
 class _WithRank(logging.Formatter):
-    """Lines with the rank of this process, if it has one."""
+    """Formats lines with the rank of this process, if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
@@ -53,8 +53,8 @@ class _WithRank(logging.Formatter):
 
 
 def _rank() -> str:
-    """Return this process's rank among all; empty: it is none, as far as can be seen."""
-    distributed: Any = sys.modules.get("torch.distributed")  # not loaded for a line of a log
+    """Return this process's rank; an empty string if it is not known to be a rank."""
+    distributed: Any = sys.modules.get("torch.distributed")  # do not import it for the log
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return str(distributed.get_rank())
     return os.environ.get("RANK", "")

@@ -1,9 +1,9 @@
 """Machine: where a problem runs. Nodes, devices, engines, links and costs with their curves.
 
-A profile is one TOML file in schedules/machines. It serves twice: what it knows of rates and costs
-is what the simulator and the selector predict from; and on the host engine, links with rates make
-transfers last as long as those links would (`paced`), while a profile whose links have none, or
-that was measured on the machine itself (`paced = false`), runs at the machine's own speed.
+A profile is one TOML file in schedules/machines. It has two uses. The simulator and the selector
+predict from its rates and costs. On the host engine, links with rates make transfers last as long
+as they would on those links (`paced`); a profile whose links have no rates, or that was measured on
+the machine itself (`paced = false`), runs at the machine's own speed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ficco.problem import DTYPES
 __all__ = ["COLLECTIVES", "SLICED_ROWS", "Costs", "Link", "Machine"]
 
 _UNKNOWN = Curve(())
-_FREE = Costs()
+_NO_COSTS = Costs()
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SLICED_ROWS = 64  # see `Machine.sliced_gemm_us`
-_SLICED_STEP, _SLICED_STEP_US = 128, 0.55  # rows and depth of a step, and what it takes
+_SLICED_STEP, _SLICED_STEP_US = 128, 0.55  # rows and depth of a step, and its duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,18 @@ class Link:
 
     Attributes:
         scope: "node" (between devices of a node) or "network" (between nodes).
-        per: what the rate belongs to. "pair": every ordered pair of devices has a link of its own
-            (full mesh). "port": every device has one port out and one port in, shared by all its
+        per: the owner of the rate. "pair": every ordered pair of devices has its own link (full
+            mesh). "port": every device has one port out and one port in, shared by all its
             transfers (switch).
-        gbps: (bytes of a transfer, GB/s it reaches alone) points, by rising size; empty: unpaced.
+        gbps: (bytes of a transfer, GB/s it reaches alone) points, by increasing size; empty:
+            unpaced.
         latency_us: from the start of a transfer to its first byte.
-        out_gbps: (peers, GB/s) that a device sends to so many peers at once, together; empty: a
-            port is shared without loss, pairs do not disturb each other.
-        in_gbps: the same, of what a device is sent by so many at once.
-        row_gbps: (bytes of a row, GB/s) of transfers whose rows do not lie behind one another.
-        turn_us: (bytes, us) that a transfer lasts longer where its lane sent to another peer just
-            before, while all devices do so: ranks drift, and two meet at one receiver.
+        out_gbps: (peers, GB/s): the total rate at which a device sends to a number of peers at
+            once; empty: a port is shared without loss, and pairs do not affect each other.
+        in_gbps: the same, for the rate at which a device receives from a number of peers.
+        row_gbps: (bytes of a row, GB/s) of transfers whose rows are not contiguous.
+        turn_us: (bytes, us): extra time of a transfer if its lane sent to another peer just before,
+            while all devices do so: ranks drift, and two send to one receiver at the same time.
     """
 
     scope: str
@@ -58,28 +59,28 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.scope not in ("node", "network"):
-            raise MachineError(f"link scope {self.scope!r}: it is 'node' or 'network'")
+            raise MachineError(f"link scope {self.scope!r}: 'node' or 'network' is needed")
         if self.per not in ("pair", "port"):
-            raise MachineError(f"link per {self.per!r}: it is 'pair' or 'port'")
+            raise MachineError(f"link per {self.per!r}: 'pair' or 'port' is needed")
         try:
             Curve(self.gbps)
         except MachineError as wrong:
             raise MachineError(f"link gbps: {wrong}") from None
         if not 0 <= self.latency_us <= MOST:
-            raise MachineError(f"link latency_us={self.latency_us}: it is from 0 to {MOST:g}")
+            raise MachineError(f"link latency_us={self.latency_us}: it must be from 0 to {MOST:g}")
 
     @property
     def paced(self) -> bool:
-        """Whether the link has a rate at all."""
+        """Whether the link has a rate."""
         return bool(self.gbps)
 
     @property
     def peak_gbps(self) -> float:
-        """The rate of the largest transfers; infinite where the link has none."""
+        """The highest rate of the link; infinite if it has none."""
         return max((rate for _, rate in self.gbps), default=math.inf)
 
     def gbps_at(self, size_bytes: int) -> float:
-        """Return the rate of one transfer of this size alone, between points by log of the size."""
+        """Return the rate of one transfer alone, interpolated over the log of the size."""
         return Curve(self.gbps).at(size_bytes) if self.gbps else math.inf
 
     def transfer_us(self, size_bytes: int) -> float:
@@ -91,12 +92,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What running a GEMM in pieces loses (decomposition-induced loss).
+    """The loss from running a GEMM in pieces (decomposition-induced loss).
 
     Attributes:
         cut: "rows", or "columns" (slices of k that accumulate).
-        m, n, k: the whole.
-        ratio: (pieces, time of all pieces / time of the whole).
+        m, n, k: sizes of the whole GEMM.
+        ratio: (pieces, time of all pieces / time of the whole GEMM).
     """
 
     cut: str
@@ -111,27 +112,27 @@ class Machine:
     """Nodes times devices, their engines, links and costs.
 
     Attributes:
-        name: how commands call it.
-        about: one line on what it stands for.
+        name: the name used in commands.
+        about: a one-line description.
         nodes: number of nodes.
-        devices: devices of a node.
+        devices: devices per node.
         engine: the engine that runs it: "host", "cuda" or "hip".
         links: link classes, one per scope.
-        copy_engines: copy engines of a device; 0: not known, as many lanes as asked for.
-        gemm_gflops: dense rate of one device by dtype; empty: unpaced.
-        device: what the driver calls a device; empty: the profile is of no device in particular.
-        source: where the figures come from and when, in one line; empty: it has none.
+        copy_engines: copy engines of a device; 0: not known, as many lanes as requested.
+        gemm_gflops: dense rate of one device by dtype, in GFLOP/s; empty: unpaced.
+        device: the driver's name of the device; empty: no particular device.
+        source: origin and date of the figures, in one line; empty: none.
         units: multiprocessors of a device; 0: not known.
-        cores: that all ranks of the host engine share; times and rates are then those of a core
-            that does nothing else. 0: every rank is a device of its own.
-        memory_gbps: rate of a device's memory under kernels that stream; 0: not known.
+        cores: number of cores that all ranks of the host engine share; times and rates are then
+            those of an otherwise idle core. 0: every rank is a separate device.
+        memory_gbps: memory rate of a device under streaming kernels, in GB/s; 0: not known.
         gemms: measured GEMM times by dtype.
         collectives: (bytes that leave a rank, us) of torch.distributed, by collective.
-        costs: of everything else.
-        pieces: what cutting GEMMs loses, by shape; for the record, since GEMM times tell it.
-        signals: how streams raise words at peers, with which the figures were measured: "write" or
-            "copy" (see `ficco.engines.peer_signals`); of GPUs alone.
-        pacing: whether the host engine keeps to the rates; in a file it is called `paced`.
+        costs: all other costs.
+        pieces: the loss from cutting GEMMs, by shape; recorded only, as GEMM times include it.
+        signals: how streams raised words at peers when the figures were measured: "write" or
+            "copy" (see `ficco.engines.peer_signals`); for GPUs only.
+        pacing: whether the host engine paces to the rates; the field `paced` of a file.
     """
 
     name: str
@@ -149,43 +150,43 @@ class Machine:
     memory_gbps: float = 0.0
     gemms: tuple[tuple[str, GemmTimes], ...] = ()
     collectives: tuple[tuple[str, Curve], ...] = ()
-    costs: Costs = _FREE
+    costs: Costs = _NO_COSTS
     pieces: tuple[Pieces, ...] = ()
     signals: str = "write"
     pacing: bool = True
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.devices < 1:
-            raise MachineError(f"machine {self.name!r}: nodes and devices are 1 or more")
+            raise MachineError(f"machine {self.name!r}: nodes and devices must be 1 or more")
         if self.engine not in ("host", "cuda", "hip"):
             raise MachineError(
                 f"machine {self.name!r}: engine {self.engine!r} is not one of host, cuda, hip"
             )
         if self.cores and self.engine != "host":
             what = f"machine {self.name!r}: cores={self.cores} with engine {self.engine!r}"
-            raise MachineError(f"{what}: ranks share cores on the host engine alone; remove it")
+            raise MachineError(f"{what}: ranks share cores only on the host engine; remove it")
         if self.signals not in ("write", "copy"):
             raise MachineError(
-                f"machine {self.name!r}: signals={self.signals!r}: it is 'write' or 'copy'"
+                f"machine {self.name!r}: signals={self.signals!r}: 'write' or 'copy' is needed"
             )
         scopes = [link.scope for link in self.links]
         if len(set(scopes)) != len(scopes) or "node" not in scopes:
             raise MachineError(
-                f"machine {self.name!r}: links of scope {scopes} found; it has exactly one of "
-                "scope 'node' and at most one of scope 'network'"
+                f"machine {self.name!r}: links of scope {scopes} found; exactly one of scope "
+                "'node' and at most one of scope 'network' are needed"
             )
         if self.nodes > 1 and "network" not in scopes:
             raise MachineError(f"machine {self.name!r}: several nodes need a link 'network'")
         for field in ("copy_engines", "units", "cores", "memory_gbps"):
             if not 0 <= getattr(self, field) <= MOST:
                 raise MachineError(
-                    f"machine {self.name!r}: {field}={getattr(self, field)}: it is from 0 (not "
-                    f"known) to {MOST:g}"
+                    f"machine {self.name!r}: {field}={getattr(self, field)}: it must be from 0 "
+                    f"(not known) to {MOST:g}"
                 )
         for dtype, rate in self.gemm_gflops:
             if not LEAST <= rate <= MOST:
                 raise MachineError(
-                    f"machine {self.name!r}: gemm_gflops.{dtype}={rate}: it is a number from "
+                    f"machine {self.name!r}: gemm_gflops.{dtype}={rate}: it must be from "
                     f"{LEAST:g} to {MOST:g}"
                 )
 
@@ -194,7 +195,7 @@ class Machine:
 
     @property
     def ranks(self) -> int:
-        """How many ranks it has room for, one a device."""
+        """The largest number of ranks, one per device."""
         return self.nodes * self.devices
 
     @property
@@ -204,92 +205,92 @@ class Machine:
 
     @property
     def paced(self) -> bool:
-        """Whether the host engine makes transfers or GEMMs last longer than they really do."""
+        """Whether the host engine slows transfers or GEMMs down to the profile's rates."""
         rates = self.link.paced or bool(self.gemm_gflops)
         return self.engine == "host" and self.pacing and rates
 
     @property
     def paced_link(self) -> Link | None:
-        """The links that the host engine paces transfers by; None: it copies as fast as it can."""
+        """The links whose rates pace the host engine's transfers; None: transfers are unpaced."""
         paces = self.engine == "host" and self.pacing and self.link.paced
         return self.link if paces else None
 
     @property
     def best_route(self) -> str:
-        """The route that fills the links: all at once on a mesh, one peer at a time on a switch.
+        """The route that fills the links: all peers on a mesh, one peer at a time on a switch.
 
-        On 8 H200s behind a switch pushes to one peer at a time reached 386 GB/s a GPU, to all
-        seven at once 198 (2026-11-20).
+        On 8 H200s on a switch, pushes to one peer at a time reached 386 GB/s per GPU, to all seven
+        at once 198 (2026-11-20).
         """
         return "all_peers" if self.link.per == "pair" else "rotation"
 
     @property
     def best_order(self) -> str:
-        """The order of chunks that keeps ranks from meeting at one receiver."""
+        """The order of chunks in which ranks do not send to the same receiver at once."""
         return "by_step" if self.link.per == "pair" else "by_peer"
 
     @property
     def whole_transport(self) -> str:
-        """What moves whole shards: the vendor's collectives on GPUs, copies on the host engine."""
+        """The transport of whole shards: the vendor's collectives on GPUs, copies on the host."""
         return "dma" if self.engine == "host" else "collective"
 
     @property
     def rated(self) -> bool:
-        """Whether the profile knows enough to predict from: rates of its links and of GEMMs."""
+        """Whether the profile has the rates needed for predictions: of its links and of GEMMs."""
         return self.link.paced and bool(self.gemms or self.gemm_gflops)
 
     def check_rated(self, dtype: str | None = None) -> None:
         """Refuse to predict for a machine that has no figures.
 
         Args:
-            dtype: of GEMMs that are to be predicted; None: there are none.
+            dtype: of the GEMMs to predict; None: there are none.
 
         Raises:
-            MachineError: it has none; it says where to get them.
+            MachineError: it has none; the message says how to get them.
         """
         if self.rated and dtype is not None and not self.multiplies(dtype):
             known = [name for name, _ in (*self.gemms, *self.gemm_gflops)]
             raise MachineError(
                 f"machine {self.name!r} has no GEMM rate for {dtype}, only for {', '.join(known)}; "
-                "add one to the profile, or ask for another dtype"
+                "add one to the profile, or use another dtype"
             )
         if not self.rated:
             known = [name for name in data.names("machines") if Machine.named(name).rated]
             raise MachineError(
-                f"machine {self.name!r} has no rates to predict from; measure this one by "
-                f"`ficco doctor --profile FILE`, or name one that has: {', '.join(known)}"
+                f"machine {self.name!r} has no rates to predict from; measure this machine by "
+                f"`ficco doctor --profile FILE`, or name one that has rates: {', '.join(known)}"
             )
 
     def paced_gemm_us(self, flops: float, dtype: str) -> float:
-        """Return how long the host engine makes so many operations last; 0 where unpaced."""
+        """Return the paced time of a number of operations on the host engine; 0 if unpaced."""
         return self.rated_gemm_us(flops, dtype) if self.pacing else 0.0
 
     def multiplies(self, dtype: str) -> bool:
-        """Whether the profile knows how long GEMMs of a dtype last."""
+        """Return whether the profile has GEMM times or rates for a dtype."""
         rates = dict(self.gemm_gflops)
         return self.gemm_times(dtype) is not None or dtype in rates or "any" in rates
 
     def gemm_times(self, dtype: str) -> GemmTimes | None:
-        """Return measured GEMM times of a dtype, of the nearest one where it was not measured."""
-        found = dict(self.gemms)
+        """Return measured GEMM times of a dtype, or of the nearest dtype that was measured."""
+        measured = dict(self.gemms)
         for near in (dtype, *_NEAREST.get(dtype, ())):
-            if near in found:
-                return found[near]
+            if near in measured:
+                return measured[near]
         return None
 
     def gemm_us(self, m: int, n: int, k: int, dtype: str) -> float:
-        """Return how long [m, k] . [k, n] lasts alone on one device, in us; 0 where unknown."""
+        """Return the time of [m, k] . [k, n] alone on one device, in us; 0 if unknown."""
         times = self.gemm_times(dtype)
         if times is None:
             return self.rated_gemm_us(2.0 * m * n * k, dtype)
         return times.us(m, n, k)
 
     def sliced_gemm_us(self, m: int, n: int, k: int, dtype: str, slices: int) -> float:
-        """Return how long a GEMM lasts whose slices of columns are made by programs each, in us.
+        """Return the time of a GEMM in which each program makes a slice of columns, in us.
 
-        That is how kernels multiply which store at peers. Of few rows it lasts as long as the
-        library's. Of more, each program reads all of x again, and goes through it step by step
-        (three shapes on an H100, 2026-11-25).
+        Kernels that store at peers multiply in this way. With few rows the time is that of the
+        library. With more rows, each program reads all of x again, step by step (three shapes on
+        an H100, 2026-11-25).
         """
         whole = self.gemm_us(m, n, k, dtype)
         if m <= SLICED_ROWS:
@@ -299,26 +300,26 @@ class Machine:
         return max(whole, read, steps * _SLICED_STEP_US)
 
     def rated_gemm_us(self, flops: float, dtype: str) -> float:
-        """Return how long so many operations last by the plain rate; 0 where there is none."""
+        """Return the time of a number of operations at the plain rate; 0 if there is no rate."""
         rates = dict(self.gemm_gflops)
         rate = rates.get(dtype, rates.get("any", math.inf))
         return flops / (rate * 1e3)
 
     def stream_us(self, size_bytes: float) -> float:
-        """Return how long a kernel that reads and writes so many bytes lasts; 0 where unknown."""
+        """Return the time of a kernel that reads and writes a number of bytes; 0 if unknown."""
         return size_bytes / (self.memory_gbps * 1e3) if self.memory_gbps else 0.0
 
     def collective_us(self, name: str, bytes_out: float, world: int) -> float:
-        """Return how long a collective lasts alone, in us.
+        """Return the time of a collective alone, in us.
 
-        It is what was measured, with all devices, but never less than the links take for it; where
-        it was not measured it is that.
+        It is the time measured with all devices, but at least the time that the links need. If it
+        was not measured, it is the time that the links need.
 
         Args:
             name: one of COLLECTIVES.
-            bytes_out: what leaves a rank if every rank sends each peer its part once (an all-reduce
-                twice).
-            world: ranks that take part.
+            bytes_out: bytes that leave a rank if every rank sends each peer its part once (twice
+                for an all-reduce).
+            world: number of ranks that take part.
         """
         links = world - 1 if self.link.per == "pair" else 1
         floor = self.link.latency_us + bytes_out / (max(links, 1) * self.link.peak_gbps * 1e3)
@@ -327,16 +328,16 @@ class Machine:
 
     @classmethod
     def named(cls, name: str) -> Machine:
-        """Read a shipped profile, or a file where the name ends in .toml.
+        """Read a shipped profile, or a file if the name ends in .toml.
 
         Raises:
-            MachineError: there is none, or it is no profile.
+            MachineError: there is no such profile, or it is invalid.
         """
         return cls.from_toml(data.load("machines", name, "machine", MachineError), name)
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any], name: str) -> Machine:
-        """Build a machine from a parsed profile; `name` serves for messages.
+        """Build a machine from a parsed profile; `name` is used in messages.
 
         Raises:
             MachineError: a field is missing, unknown or wrong.
@@ -404,7 +405,7 @@ class Machine:
         )
 
 
-# Where a dtype was not measured: what lasts about as long.
+# The dtype with about the same times, if a dtype was not measured.
 _NEAREST = {"float16": ("bfloat16",), "bfloat16": ("float16",)}
 
 
@@ -428,21 +429,20 @@ def _rates(table: Any, where: str) -> tuple[tuple[str, float], ...]:
 
 
 def _curve(points: Any, where: str) -> Curve:
-    found = reading.rows(points, 2, where)
+    pairs = reading.rows(points, 2, where)
     try:
-        return Curve(tuple((size, value) for size, value in found))
+        return Curve(tuple((size, value) for size, value in pairs))
     except MachineError as wrong:
         raise MachineError(f"{where}: {wrong}") from None
 
 
 def _gemm_times(points: Any, units: int, memory_gbps: float, tiled: bool, where: str) -> GemmTimes:
-    found = reading.rows(points, 4, where)
-    places = []
-    for at, (*sizes, us) in enumerate(found):
+    times = []
+    for at, (*sizes, us) in enumerate(reading.rows(points, 4, where)):
         m, n, k = (reading.whole(size, f"{where}[{at}], size") for size in sizes)
-        places.append((m, n, k, us))
+        times.append((m, n, k, us))
     try:
-        return GemmTimes(tuple(places), units, memory_gbps, tiled)
+        return GemmTimes(tuple(times), units, memory_gbps, tiled)
     except MachineError as wrong:
         raise MachineError(f"{where}: {wrong}") from None
 
@@ -453,6 +453,6 @@ def _pieces(entry: Any, where: str) -> Pieces:
     if missing := [name for name in known if name not in entry]:
         raise MachineError(f"{where}: the field {missing[0]!r} is missing")
     if entry["cut"] not in ("rows", "columns"):
-        raise MachineError(f"{where}: cut={entry['cut']!r}: it is 'rows' or 'columns'")
+        raise MachineError(f"{where}: cut={entry['cut']!r}: 'rows' or 'columns' is needed")
     ratio = _curve(entry["ratio"], f"{where}: ratio")
     return Pieces(entry["cut"], entry["m"], entry["n"], entry["k"], ratio)

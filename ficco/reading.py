@@ -1,7 +1,7 @@
-"""Reading TOML and JSON: text, numbers and rows of them, with errors that say where and what.
+"""Read and check TOML and JSON: text, numbers and rows of numbers; errors name the location.
 
-Whatever a file holds, it is one InputError: nesting that Python's parsers cannot follow and numbers
-that they will not convert, too.
+Every invalid file raises InputError, including nesting that is too deep for Python's parsers and
+numbers that they refuse to convert.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ __all__ = ["number", "parsed_json", "parsed_toml", "rows", "table", "whole"]
 
 
 def parsed_toml(text: str, where: str, error: type[InputError] = InputError) -> dict[str, Any]:
-    """Return the table that TOML text holds.
+    """Parse TOML text into a table.
 
     Args:
-        text: the whole of it.
-        where: what it is and where it was found, for the message.
+        text: the whole text.
+        where: the file's kind and location, for the message.
         error: the class to raise.
 
     Raises:
-        InputError: (as `error`) it is not TOML, or Python's parser cannot take it.
+        InputError: (as `error`) it is not TOML, or Python's parser cannot read it.
     """
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise error(f"{where} is not valid TOML: it is nested too deeply to be read") from None
-    except ValueError as wrong:  # of a number with thousands of digits, too
+    except ValueError as wrong:  # also a number with thousands of digits
         raise error(f"{where} is not valid TOML: {wrong}") from None
 
 
 def parsed_json(text: str | bytes, where: str, error: type[InputError] = InputError) -> Any:
-    """Return the value that JSON text holds; arguments and errors are those of `parsed_toml`."""
+    """Parse JSON text; arguments and errors are those of `parsed_toml`."""
     try:
         return json.loads(text)
     except RecursionError:
         raise error(f"{where} is not JSON: it is nested too deeply to be read") from None
-    except ValueError as wrong:  # of a number with thousands of digits, and of bytes, too
+    except ValueError as wrong:  # also a number with thousands of digits, or invalid bytes
         raise error(f"{where} is not JSON: {wrong}") from None
 
 
 def table(value: Any, known: Mapping[str, type], where: str) -> Mapping[str, Any]:
-    """Return a table whose fields are all known and of their types; none need be there.
+    """Return a table after checking that its fields are known and have their types.
 
     Raises:
-        InputError: it is none, or a field is unknown or of another type.
+        InputError: it is not a table, or a field is unknown or of another type.
     """
     if not isinstance(value, Mapping):
         raise InputError(f"{where}: {value!r} found, a table is needed")
@@ -69,39 +69,39 @@ def number(value: Any, where: str) -> float:
     """Return a finite number as a float.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a finite number.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            if math.isfinite(found := float(value)):
-                return found
+            if math.isfinite(as_float := float(value)):
+                return as_float
         except OverflowError:
             pass
     raise InputError(f"{where}={value!r}: a finite number is expected")
 
 
 def whole(value: Any, where: str) -> int:
-    """Return a number that is whole as an int.
+    """Return a whole number as an int.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a whole number.
     """
-    if (found := number(value, where)).is_integer():
-        return int(found)
+    if (as_float := number(value, where)).is_integer():
+        return int(as_float)
     raise InputError(f"{where}={value!r}: a whole number is expected")
 
 
 def rows(value: Any, columns: int, where: str) -> tuple[tuple[float, ...], ...]:
-    """Return rows of so many numbers.
+    """Return rows of `columns` numbers each.
 
     Raises:
-        InputError: it is no list of such lists; which row it is.
+        InputError: it is not a list of such rows; the message names the row.
     """
     if not isinstance(value, list | tuple):
         raise InputError(f"{where}={value!r}: a list of rows of {columns} numbers is expected")
-    found = []
+    checked = []
     for at, row in enumerate(value):
         if not isinstance(row, list | tuple) or len(row) != columns:
             raise InputError(f"{where}[{at}]={row!r}: a row of {columns} numbers is expected")
-        found.append(tuple(number(entry, f"{where}[{at}]") for entry in row))
-    return tuple(found)
+        checked.append(tuple(number(entry, f"{where}[{at}]") for entry in row))
+    return tuple(checked)

@@ -1,4 +1,4 @@
-"""Environment variables: values that they must have. Nothing about what they mean."""
+"""Read environment variables, and check their values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def switch(name: str, default: bool) -> bool:
 
     Args:
         name: of the variable.
-        default: what it is where the variable is unset or empty.
+        default: the result if the variable is unset or empty.
 
     Raises:
-        InputError: it has another value.
+        InputError: the variable has another value.
     """
     value = os.environ.get(name, "")
     if value not in ("", "0", "1"):
-        raise InputError(f"{name}={value!r}: it is '1' or '0'; set it to one of them, or unset it")
+        raise InputError(f"{name}={value!r}: set it to '1' or '0', or unset it")
     return value == "1" if value else default
 
 
@@ -29,13 +29,13 @@ def whole(name: str) -> int:
     """Return a variable that launchers such as torchrun set to a number of 0 or more.
 
     Raises:
-        InputError: it is unset, or no such number.
+        InputError: it is unset, or not such a number.
     """
     value = os.environ.get(name, "")
     if not value.isdecimal() or len(value) > 9:
-        found = f"{name}={value!r:.80}" if value else f"{name} is unset"
+        setting = f"{name}={value!r:.80}" if value else f"{name} is unset"
         raise InputError(
-            f"{found}: a number of 0 or more is needed, which torchrun sets; start the ranks by "
+            f"{setting}: a number of 0 or more is needed, which torchrun sets; start the ranks by "
             "torchrun, or unset TORCHELASTIC_RUN_ID and FICCO_STORE to run without it"
         )
     return int(value)

@@ -1,4 +1,4 @@
-"""Temporary folders that are removed even where a process ends at once."""
+"""Temporary folders that are removed even if a process ends abruptly."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _open: set[str] = set()
 
 @contextmanager
 def folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder, and remove it behind this.
+    """Yield a new folder, and remove it afterwards.
 
     Args:
         prefix: of its name.
-        parent: where to make it; None: where the system has temporary files.
+        parent: the parent folder; None: the system's folder for temporary files.
     """
     with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as name, noted(Path(name)):
         yield Path(name)
@@ -27,7 +27,7 @@ def folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 @contextmanager
 def noted(path: Path) -> Iterator[None]:
-    """Have `remove_all` remove a folder, too, as long as this lasts."""
+    """Let `remove_all` remove this folder too while the context is active."""
     _open.add(str(path))
     try:
         yield
@@ -36,6 +36,6 @@ def noted(path: Path) -> Iterator[None]:
 
 
 def remove_all() -> None:
-    """Remove all folders that are open, for a process that ends without leaving them."""
+    """Remove all open folders, for a process that ends without closing them."""
     for name in list(_open):
         shutil.rmtree(name, ignore_errors=True)

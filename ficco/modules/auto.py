@@ -1,4 +1,4 @@
-"""schedule="auto": what the selector takes for a group's call; ranks exchange nothing for it."""
+"""schedule="auto": let the selector choose a call's schedule, without messages between ranks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
-__all__ = ["AUTO", "automatic", "choice", "for_a_capture", "is_held", "regime"]
+__all__ = ["AUTO", "automatic", "choice", "regime", "schedule_for_capture", "waits_for_kernels"]
 
 if TYPE_CHECKING:
     from ficco.engines.group_kernels import GroupKernels
     from ficco.runtime.process_gpu import CudaProcessRuntime
 
 AUTO = "auto"
-_told: set[tuple[str, ...]] = set()  # choices that were logged with their reasons, once each
+_logged: set[tuple[str, ...]] = set()  # choices whose reasons were logged
 
 
 def regime() -> str:
-    """Return how this call is made: captured into a graph, or one after another."""
+    """Return "captured" if this call is captured into a graph, else "eager"."""
     gpus: Any = torch.cuda
     captured = gpus.is_initialized() and gpus.is_current_stream_capturing()
     return "captured" if captured else "eager"
@@ -37,69 +37,69 @@ def automatic(
 ) -> Schedule:
     """Return the schedule that every rank of the group takes for this problem.
 
-    The first one of a group on the CPU may measure the machine: see `host_profile`. In a capture it
-    is one that calls before the capture have made ready: see `for_a_capture`.
+    A group's first call on the CPU may measure the machine: see `host_profile`. In a capture only
+    schedules are taken that earlier calls have loaded: see `schedule_for_capture`.
 
     Raises:
-        MachineError: the profile that was given is of another machine.
+        MachineError: the given profile is for another machine.
     """
     on_gpu = device.type == "cuda"
     if not on_gpu:
         host_profile.measure_once(runtime, group)
-    found = choice(problem, runtime, device)
-    if on_gpu and regime() == "captured" and _lacks(runtime, problem, found.schedule):
-        log.info("%s in a capture: %s would be better, but no call before it made that ready",
-                 problem.op, found.schedule.name)  # fmt: skip
-        found = choice(problem, runtime, device, "eager")
-        if _lacks(runtime, problem, found.schedule):  # there was no such call
-            found = choice(problem, runtime, device, kernels=False)
-    if not _compiled(problem, found.schedule, runtime, device):
-        found = choice(problem, runtime, device)
-    said = (problem.op, found.schedule.name, found.schedule.grain_text, found.by)
-    if said not in _told:
-        _told.add(said)
-        level = log.warning if found.predicted_ms is None and on_gpu else log.info
-        level("%s: %s, grain %s, by the %s: %s", problem.op, found.schedule.name,
-              found.schedule.grain_text, found.by, "; ".join(found.reasons))  # fmt: skip
-    return found.schedule
+    selected = choice(problem, runtime, device)
+    if on_gpu and regime() == "captured" and _lacks(runtime, problem, selected.schedule):
+        log.info("%s in a capture: %s would be better, but no earlier call has loaded it",
+                 problem.op, selected.schedule.name)  # fmt: skip
+        selected = choice(problem, runtime, device, "eager")
+        if _lacks(runtime, problem, selected.schedule):  # not loaded either
+            selected = choice(problem, runtime, device, kernels=False)
+    if not _compiled(problem, selected.schedule, runtime, device):
+        selected = choice(problem, runtime, device)
+    key = (problem.op, selected.schedule.name, selected.schedule.grain_text, selected.by)
+    if key not in _logged:
+        _logged.add(key)
+        level = log.warning if selected.predicted_ms is None and on_gpu else log.info
+        level("%s: %s, grain %s, by the %s: %s", problem.op, selected.schedule.name,
+              selected.schedule.grain_text, selected.by, "; ".join(selected.reasons))  # fmt: skip
+    return selected.schedule
 
 
-def for_a_capture(
+def schedule_for_capture(
     problem: Problem, chosen: Schedule, runtime: CudaProcessRuntime, device: torch.device
 ) -> Schedule | None:
-    """Return what `automatic` would take in a capture, if it has to be made ready before that.
+    """Return the schedule that `automatic` takes in a capture, if it must be loaded before it.
 
-    Windows grow and kernels are loaded outside captures alone. None where this call needs no
-    windows, and that one would need large ones, or ones for which there was no room.
+    Windows cannot grow and kernels cannot be loaded during a capture. None also if `chosen` needs
+    no windows and the schedule for the capture needs large ones, or there was no room for them.
     """
     if regime() == "captured":
         return None
-    wanted = choice(problem, runtime, device, "captured").schedule
-    large = chosen.transport == "collective" and wanted.transport != "sm"
-    if large or not _lacks(runtime, problem, wanted) or runtime.refuses(problem, wanted):
+    captured = choice(problem, runtime, device, "captured").schedule
+    large = chosen.transport == "collective" and captured.transport != "sm"
+    if large or not _lacks(runtime, problem, captured) or runtime.refuses(problem, captured):
         return None
-    return wanted if _compiled(problem, wanted, runtime, device) else None
+    return captured if _compiled(problem, captured, runtime, device) else None
 
 
 def _compiled(problem: Problem, schedule: Schedule, runtime: Any, device: torch.device) -> bool:
-    """Compile what a call lacks, if anything; False: it cannot be compiled."""
+    """Compile the missing kernels of a call; return False if they cannot be compiled."""
     own = _kernels_of(runtime, device)
     if own is None or regime() == "captured" or own.has(problem, schedule):
         return True
     return own.compile([(problem, schedule)])
 
 
-def is_held(problem: Problem, runtime: Any, device: torch.device) -> bool:
-    """Return whether a later call may take other kernels, which are not compiled yet; count it.
+def waits_for_kernels(problem: Problem, runtime: Any, device: torch.device) -> bool:
+    """Return whether a later call may use kernels that are not compiled yet; count this call.
 
-    To be asked once a call, by all ranks; such a call is not to be remembered.
+    All ranks call this once per operator call. If it is true, the call must not be cached.
     """
     own = _kernels_of(runtime, device)
     if own is None or not own.compiles or not own.waits(problem) or regime() == "captured":
         return False
     for when in ("eager", "captured"):
-        found = _chosen(problem, runtime, device, when, not own.reason)
-        if not own.has(problem, found.schedule):
+        wanted = _chosen(problem, runtime, device, when, not own.reason)
+        if not own.has(problem, wanted.schedule):
             own.hold(problem)
             return True
     return False
@@ -116,32 +116,32 @@ def choice(
     when: str | None = None,
     kernels: bool = True,
 ) -> selector.Choice:
-    """Return what `automatic` takes, with its reasons.
+    """Return the choice of `automatic`, with its reasons.
 
-    Kernels that have to be compiled, which takes seconds, are taken from call number `OFTEN` of a
-    problem on, and by `size_windows`; before that it is what is best without ficco's own.
+    Kernels that must be compiled, which takes seconds, are used from call number `OFTEN` of a
+    problem on, and by `size_windows`; before that, the best choice without ficco's own kernels.
 
     Args:
         problem: of this call.
         runtime: of its group.
         device: where it runs.
-        when: the regime; None: that of now.
-        kernels: whether kernels of ficco's own may be taken.
+        when: the regime; None: the current one.
+        kernels: whether ficco's own kernels may be used.
 
     Raises:
-        MachineError: the profile that was given is of another machine.
+        MachineError: the given profile is for another machine.
     """
     own = _kernels_of(runtime, device)
 
     def chosen(kernels: bool) -> selector.Choice:
         return _chosen(problem, runtime, device, when or regime(), kernels)
 
-    found = chosen(kernels and not (own and own.reason))
-    if own is None or own.has(problem, found.schedule):
-        return found
+    selected = chosen(kernels and not (own and own.reason))
+    if own is None or own.has(problem, selected.schedule):
+        return selected
     if not own.compiles:
-        _say_once(problem.op, found.schedule.name)
-    return chosen(False) if not own.compiles or own.waits(problem) else found
+        _warn_missing_kernel(problem.op, selected.schedule.name)
+    return chosen(False) if not own.compiles or own.waits(problem) else selected
 
 
 def _chosen(
@@ -157,15 +157,15 @@ def _chosen(
 
 
 @lru_cache(maxsize=256)
-def _say_once(op: str, schedule: str) -> None:
+def _warn_missing_kernel(op: str, schedule: str) -> None:
     log.warning(
-        "%s: %s would be better, but a rank lacks a kernel of it: the pack has none for these "
+        "%s: %s would be better, but a rank lacks one of its kernels: the pack has none for these "
         "sizes, and Triton is not installed to compile it; pip install triton", op, schedule,
     )  # fmt: skip
 
 
 def _lacks(runtime: Any, problem: Problem, schedule: Schedule) -> bool:
-    """Whether a schedule has a plan that is not bound yet."""
+    """Return whether a schedule has a plan that is not bound yet."""
     return schedule.transport != "collective" and not runtime.holds(problem, schedule)
 
 

@@ -1,9 +1,8 @@
-"""Calls on GPUs that were made before: what their checks found, so that it is not looked for again.
+"""Cache of calls on GPUs, so a repeated call needs no checks and no choice of a schedule.
 
 A call with tensors of the same shapes, strides, dtypes and device, and equal other arguments, is
-the same problem, and its matrices lie alike. What native code launches whole is told where they
-begin, and no more is done by Python: on a host that is slower than the GPU this is most of what a
-call costs.
+the same problem with the same matrix layouts. If native code launches all of the call, Python only
+passes the addresses: on a host that is slower than the GPU, Python is most of a call's cost.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ __all__ = [
     "taken_as",
 ]
 
-MOST = 256  # calls that are remembered, least recently used out first
-_EVEN = 16  # bytes, or elements: what divides where matrices lie that the pack's kernels read
-_ASKED = 8  # times that a call asks how it is made again, between two that were so made
+MAX_CALLS = 256  # cached calls; the least recently used call is dropped first
+_ALIGNMENT = 16  # of addresses (bytes) and row pitches (elements), for the pack's kernels
+_MAX_TRIES = 8  # how often a call tries to prepare itself between two prepared calls
 
 Tensor = torch.Tensor
 _STRIDED = torch.strided
-_kept: OrderedDict[Any, CachedCall] = OrderedDict()
+_cache: OrderedDict[Any, CachedCall] = OrderedDict()
 
 
-def _nothing() -> None:
+def _no_prepared_call() -> None:
     return None
 
 
@@ -58,13 +57,13 @@ class CachedCall:
     """A call that was checked and bound.
 
     Args:
-        runtime: that of its group.
-        problem, schedule: what it is; the schedule is resolved.
-        takes: of its tensors, in the order in which they are passed: the name as a buffer, and what
-            makes that matrix of a tensor.
+        runtime: the runtime of its group.
+        problem, schedule: the problem and its resolved schedule.
+        takes: per tensor, in call order: the buffer's name, and the function that makes its matrix
+            from a tensor.
         shapes: of its results.
-        ready: whether nothing is left to be done at the next call.
-        changes: `groups.changes()` before it was chosen; it is void as soon as there is another.
+        ready: whether the next call needs no further work.
+        changes: `groups.changes()` before the choice; the call is invalid when it changes.
 
     Attributes:
         ready, changes: as above.
@@ -73,7 +72,6 @@ class CachedCall:
     __slots__ = (
         "_device",
         "_flat",
-        "_more",
         "_names",
         "_plain",
         "_prepared",
@@ -83,6 +81,7 @@ class CachedCall:
         "_shapes",
         "_short",
         "_takes",
+        "_tries_left",
         "changes",
         "ready",
     )  # fmt: skip
@@ -107,10 +106,10 @@ class CachedCall:
         )
         self._flat = all(len(shape) == 2 for shape in shapes)  # then the tensors are the matrices
         self._device: int = runtime.device.index
-        # What makes it again, for as long as its plan is bound; how often it may still ask for it
-        # before one is so made. After its plan was bound anew it may ask in any case.
-        self._prepared: Callable[[], PreparedCall | None] = _nothing
-        self._more = _ASKED
+        # The prepared call, valid while its plan is bound, and how often the call may still try to
+        # prepare itself. A prepared call that runs resets the count.
+        self._prepared: Callable[[], PreparedCall | None] = _no_prepared_call
+        self._tries_left = _MAX_TRIES
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""
@@ -124,11 +123,11 @@ class CachedCall:
             addresses += [y.data_ptr() for y in ys]
             arrays: dict[str, Any] = {}
             if prepared.before is not None:
-                # `_ask` has made sure that matrices are the tensors' own memory.
+                # `_prepare` has checked that the matrices are the tensors' own memory.
                 arrays = self._named(tensors, ys) if self._flat else self._arrays(tensors, ys)
             stream = current_stream(self._device)
             if self._runtime.run_prepared(prepared, addresses, stream, ys, arrays):
-                self._more = _ASKED
+                self._tries_left = _MAX_TRIES
                 return ys
         arrays = self._arrays(tensors, ys)
         if here:
@@ -136,16 +135,16 @@ class CachedCall:
         else:
             with torch.cuda.device(self._device):
                 self._runtime.execute(self._problem, self._schedule, arrays)
-        if self._more and (prepared is None or prepared.stale):
-            found = self._ask(tensors, arrays)
-            if found is not None:
-                self._prepared = weakref.ref(found)
-            if found is None or prepared is not None:  # for nothing, or in turns with another one
-                self._more -= 1
+        if self._tries_left and (prepared is None or prepared.stale):
+            renewed = self._prepare(tensors, arrays)
+            if renewed is not None:
+                self._prepared = weakref.ref(renewed)
+            if renewed is None or prepared is not None:  # it failed, or alternates with another
+                self._tries_left -= 1
         return ys
 
-    def _ask(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> PreparedCall | None:
-        """Return what makes the call again, if its matrices are the tensors' own memory."""
+    def _prepare(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> PreparedCall | None:
+        """Return a prepared call, if the matrices are the tensors' own memory."""
         for tensor, matrix in zip(tensors, arrays.values(), strict=False):  # results follow
             if tensor.data_ptr() != matrix.data_ptr():
                 return None
@@ -181,19 +180,19 @@ class CachedCall:
 def key_of(
     op: str, group: Any, x: Any, others: Sequence[Any], schedule: str | Schedule, *rest: Any
 ) -> Any:
-    """Return what makes a call equal to another one; None: nothing does, look at it anew."""
+    """Return the cache key of a call; None: the call cannot be cached."""
     if not isinstance(x, Tensor) or not x.is_cuda or x.layout != _STRIDED or groups.disabled():
         return None
     try:
         return _facts(op, group, x, others, schedule, rest)
-    except (RuntimeError, ValueError):  # a nested tensor has no shape, an array no truth value
+    except (RuntimeError, ValueError):  # nested tensors have no shape, arrays no truth value
         return None
 
 
 def _facts(
     op: str, group: Any, x: Tensor, others: Sequence[Any], schedule: str | Schedule, rest: Any
 ) -> Any:
-    # In another regime another schedule may be wanted.
+    # The best schedule may differ between regimes.
     when = torch.cuda.is_current_stream_capturing() if schedule == AUTO else None
     facts: list[Any] = [
         op, groups.process_group(group), schedule, when,
@@ -211,35 +210,35 @@ def _facts(
 
 
 def find(key: Any) -> CachedCall | None:
-    """Return an earlier call that is equal, while its group is open."""
+    """Return the cached call of a key, while its group is open."""
     if key is None:
         return None
     try:
-        found = _kept.get(key)
+        call = _cache.get(key)
     except TypeError:  # some argument has no hash
         return None
-    if found is not None:
-        if found.changes != groups.changes():
-            _kept.clear()
+    if call is not None:
+        if call.changes != groups.changes():
+            _cache.clear()
             return None
-        if len(_kept) >= MOST // 2:  # else none goes soon, in whatever order they are
-            with contextlib.suppress(KeyError):  # another thread has just forgotten it
-                _kept.move_to_end(key)
-    return found if found is not None and found.ready else None
+        if len(_cache) >= MAX_CALLS // 2:  # below that, order does not matter yet
+            with contextlib.suppress(KeyError):  # another thread has just dropped it
+                _cache.move_to_end(key)
+    return call if call is not None and call.ready else None
 
 
 def keep(key: Any, call: CachedCall) -> None:
-    """Keep a call that has succeeded."""
+    """Cache a call that has succeeded."""
     try:
-        _kept[key] = call
+        _cache[key] = call
     except TypeError:
         return
-    if len(_kept) > MOST:
-        _kept.popitem(last=False)
+    if len(_cache) > MAX_CALLS:
+        _cache.popitem(last=False)
 
 
 def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Return results with the dimensions that they are to have, as no views."""
+    """Return results with the given shapes, and not as views."""
     return [
         y if y.shape == shape and not is_view(y) else unsafe_view(y, shape)
         for y, shape in zip(ys, shapes, strict=True)
@@ -247,14 +246,14 @@ def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tens
 
 
 def matrix_of(tensor: Tensor) -> Tensor:
-    """Return a tensor with all dimensions but the last as one; no copy where none is needed."""
+    """Return a tensor as a matrix: all dimensions but the last become rows; copy if necessary."""
     if tensor.dim() == 2:
         return tensor
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def row_of(bias: Tensor) -> Tensor:
-    """Return a bias as [1, n] whose elements lie one behind another, as kernels read it."""
+    """Return a bias as a contiguous [1, n], as kernels read it."""
     row = bias.reshape(1, bias.numel())
     if row.is_neg():
         row = row.resolve_neg()
@@ -262,12 +261,12 @@ def row_of(bias: Tensor) -> Tensor:
 
 
 def taken_as(name: str, plainly: bool, even: bool = False) -> Callable[[Tensor], Tensor]:
-    """Return what makes a buffer's matrix of a tensor.
+    """Return the function that makes a buffer's matrix from a tensor.
 
     Args:
         name: of the buffer.
         plainly: whether torch.distributed reads it.
-        even: whether kernels read it only as `evenly` has it.
+        even: whether kernels need it aligned by `evenly`.
     """
     if even and not plainly:
         take = taken_as(name, plainly)
@@ -282,32 +281,32 @@ def _readable_matrix(x: Tensor) -> Tensor:
 
 
 def evenly(name: str, matrix: Tensor) -> Tensor:
-    """Return a matrix that kernels read, or a copy where it lies as the pack's are not made for.
+    """Return a matrix, or a copy if its layout does not suit the kernels of the pack.
 
-    Those are for what 16 divides: addresses, and the distance of rows unless rows of that length
-    lie one behind another. Others would have to be compiled. No peer sees how a matrix lies.
+    They need addresses that are multiples of 16, and rows that are either contiguous or a multiple
+    of 16 long and apart. Other layouts need compilation. Peers do not depend on the layout.
     """
     if not name.startswith(("x", "w", "bias")):
         return matrix
-    down, along = matrix.stride()
-    turned = along != 1 and down == 1
-    lying = matrix.t() if turned else matrix
-    (_, wide), (pitch, beside) = lying.shape, lying.stride()
-    dense = pitch == wide or pitch % _EVEN == 0 == wide % _EVEN
-    if beside == 1 and dense and matrix.data_ptr() % _EVEN == 0:
+    row_stride, col_stride = matrix.stride()
+    transposed = col_stride != 1 and row_stride == 1
+    by_rows = matrix.t() if transposed else matrix
+    (_, width), (pitch, step) = by_rows.shape, by_rows.stride()
+    dense = pitch == width or pitch % _ALIGNMENT == 0 == width % _ALIGNMENT
+    if step == 1 and dense and matrix.data_ptr() % _ALIGNMENT == 0:
         return matrix
-    copy = lying.new_empty(lying.shape).copy_(lying)
-    return copy.t() if turned else copy
+    copy = by_rows.new_empty(by_rows.shape).copy_(by_rows)
+    return copy.t() if transposed else copy
 
 
 def is_input(name: str) -> bool:
-    """Whether a buffer is x, or one of several: what copy engines and bulk loads read by rows."""
+    """Return whether a buffer is an input x, which copy engines and bulk loads read by rows."""
     return name.startswith("x")
 
 
 def readable(x: Tensor) -> Tensor:
-    """Return x, or a copy where a copy engine could not read its rows."""
-    across, along = x.stride()
-    high, wide = x.shape
-    fits = along == 1 and (across >= wide or high <= 1) and not x.is_neg()
+    """Return x, or a copy if a copy engine cannot read its rows."""
+    row_stride, col_stride = x.stride()
+    rows, cols = x.shape
+    fits = col_stride == 1 and (row_stride >= cols or rows <= 1) and not x.is_neg()
     return x if fits else x.resolve_neg().contiguous()

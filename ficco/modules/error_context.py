@@ -1,4 +1,4 @@
-"""Which layer of an overlapped model an error comes from: its name is put into the error."""
+"""Add to an error the name of the overlapped layer that raised it."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ _thread = threading.local()
 
 
 def current_layer() -> str | None:
-    """Return the name of the layer that runs in this thread; None: no overlapped layer does."""
+    """Return the name of the overlapped layer that runs in this thread, or None."""
     return getattr(_thread, "layer", None)
 
 
 def naming(layer: str | None, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function for a layer; errors name the layer, and stay of their class.
+    """Call a function for a layer; errors keep their class and name the layer.
 
-    The name leads the message of errors that ficco raises, and is a note of all others.
+    The name is the beginning of the message of ficco's errors, and a note on all other errors.
 
     Args:
-        layer: the layer's dotted name in its model; None: there is none to name.
-        function: that is called.
-        *args: of the call.
-        **options: of the call.
+        layer: the layer's dotted name in its model; None: no name.
+        function: the function to call.
+        *args: its positional arguments.
+        **options: its keyword arguments.
 
     Returns:
-        What the function returns.
+        The function's result.
     """
-    before = current_layer()
+    outer_layer = current_layer()
     _thread.layer = layer
     try:
         return function(*args, **options)
     except Exception as error:
         if layer is not None:
-            _name(error, f"layer {layer!r}" if layer else "the model, which is one layer")
+            _add_name(error, f"layer {layer!r}" if layer else "the model, which is one layer")
         raise
     finally:
-        _thread.layer = before
+        _thread.layer = outer_layer
 
 
-def _name(error: Exception, layer: str) -> None:
+def _add_name(error: Exception, layer: str) -> None:
     if isinstance(error, FiccoError) and error.args:
         message, *rest = error.args
         if not str(message).startswith(layer):

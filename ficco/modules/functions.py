@@ -2,23 +2,23 @@
 
     y = ficco.all_gather_matmul(x, linear.weight.t(), group=tp)
 
-Every function is a collective call: all ranks of the group make it, with what they must agree on
-(operator, rows, k or n, dtype, splits, schedule) equal. Tensors are on the CPU, where a call ends
-before it returns, or all on this rank's GPU, where it is enqueued on the current stream. Inputs may
-be 2-D or 3-D (the first dimension is split over ranks) and have any strides.
+Every function is a collective call: all ranks of the group make it, with equal operator, rows, k or
+n, dtype, splits and schedule. Tensors are either on the CPU, where a call has finished when it
+returns, or all on this rank's GPU, where it is enqueued on the current stream. Inputs are 2-D or
+3-D (the first dimension is split over ranks) and may have any strides.
 
-Gradients are overlapped, too, with the schedule and grain of the call, wherever an operator fits. A
+Gradients are overlapped too, with the schedule and grain of the call, if an operator fits. A
 backward is as collective as its forward: inputs need a gradient on all ranks or on none, and all
-ranks run backward alike. The loss is the sum of what ranks compute from outputs of their own;
-where outputs are equal on all ranks, it is what every rank computes. There are no second gradients.
-torch.compile, make_fx, activation checkpointing, autocast (inputs are cast, as torch.mm's are) and
-capture of forward and backward into CUDA graphs work; transforms of torch.func and DTensors are
-refused.
+ranks run the same backward. The loss is the sum of what the ranks compute from their own outputs;
+if outputs are equal on all ranks, it is what every rank computes. Second gradients are not
+supported. torch.compile, make_fx, activation checkpointing, autocast (inputs are cast, as for
+torch.mm) and capture of forward and backward into CUDA graphs work; transforms of torch.func and
+DTensors are refused.
 
-`schedule="auto"` takes what is predicted to be fastest on the group's devices; `serial` where
-nothing is, or where no profile of them is known (`FICCO_LOG=info` says which and why). Ranks choose
-without a message: each takes the others to hold as many columns (as deep a part of k) as itself.
-Where they do not, name a schedule.
+`schedule="auto"` uses the schedule that is predicted to be fastest on the group's devices. It is
+`serial` if none is faster, or if the devices have no profile (`FICCO_LOG=info` logs the choice and
+its reason). Ranks choose without messages: each assumes that the others have the same number of
+columns (or the same part of k). If they differ, name a schedule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError
 from ficco.modules import autograd, bags, groups, operators, torch_library
 from ficco.modules.auto import AUTO
-from ficco.modules.calling import check_asked
+from ficco.modules.calling import check_schedule
 from ficco.modules.groups import collective
 from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
 from ficco.private.torch_core import DisableAutocast
@@ -52,13 +52,13 @@ __all__ = [
 ]
 
 DEFAULT = AUTO
-OPERATORS = torch_library.NAMES  # as custom operators; naming them here registers them
+OPERATORS = torch_library.NAMES  # the custom operators; this import registers them
 Tensor = torch.Tensor
 _LEAF = torch.zeros(1, 1, requires_grad=True)
 
 
 @collective
-def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
+def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
     x: Tensor,
     w: Tensor | Sequence[Tensor],
     *,
@@ -79,30 +79,34 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has as many facts
         x: [m_r, k], or [s_r, b, k].
         w: [k, n_r] with any strides (pass linear.weight.t()), or several that share the gather.
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
-        rows: first sizes of x on all ranks, equal on all; None: all hold as many as this one.
+        rows: first sizes of x by rank, the same list on all ranks; None: all equal this rank's.
         bias: [n_r], or one (or None) per weight.
         axes: per weight: "rows", or "contraction" for concat(x)^T . w with w [m, n_r].
         schedule: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per shard, instead of the schedule's.
         save_gathered: keep the gathered x, p times as large as x, until backward, as plain PyTorch
-            does; copy engines take it out of the window beside the GEMMs. False: keep x alone, and
-            gather it once more in backward. Without a weight that records a gradient nothing is
-            kept.
+            does; copy engines copy it out of the window during the GEMMs. False: keep only x, and
+            gather it again in backward. Nothing is kept if no weight records a gradient.
 
     Returns:
         [m, n_r] (or [s, b, n_r]; along the contraction [k, n_r]); a tuple for several weights.
 
     Raises:
-        InputError: tensors that do not fit; ScheduleError: a schedule that nothing implements;
+        InputError: tensors do not fit; ScheduleError: no plan implements the schedule;
         TimeoutExceeded, EngineError: the call failed on some rank, and the group needs `reset`.
     """
     weights, biases, biased = _listed(w, bias)
-    axes, rows = _held(axes), _sizes("rows", rows)
+    axes, rows = _copied_list(axes), _sizes("rows", rows)
     way = survey((x, *weights, *biases))
-    kept = way != DIRECT and save_gathered and torch.is_grad_enabled() and any(map(_needs, weights))
-    rest = (biased, axes, rows, kept, group, schedule, grain)
-    found = _call("all_gather_matmul", (x, weights, biases, *rest), way)
-    return found[0] if isinstance(w, Tensor) else tuple(found[: len(weights)])
+    keep_gathered = (
+        way != DIRECT
+        and save_gathered
+        and torch.is_grad_enabled()
+        and any(map(_requires_grad, weights))
+    )
+    rest = (biased, axes, rows, keep_gathered, group, schedule, grain)
+    outputs = _call("all_gather_matmul", (x, weights, biases, *rest), way)
+    return outputs[0] if isinstance(w, Tensor) else tuple(outputs[: len(weights)])
 
 
 def column_matmul(
@@ -116,16 +120,16 @@ def column_matmul(
 ) -> Any:
     """Multiply rows that are the same on all ranks with this rank's columns of a weight.
 
-    Forward sends nothing. Backward sums the gradient of x over ranks: one matmul_all_reduce for all
-    weights, so that it is the same on all ranks again. Without torch.distributed this rank is taken
-    to be the only one.
+    Forward sends nothing. Backward sums the gradient of x over ranks by one matmul_all_reduce for
+    all weights, so the gradient is equal on all ranks too. Without torch.distributed this rank is
+    the only one.
 
     Args:
         x: [m, k], or [s, b, k], equal on all ranks.
         w: [k, n_r] with any strides (pass linear.weight.t()), or several that share x.
         group: as for `all_gather_matmul`.
         bias: [n_r], or one (or None) per weight.
-        schedule: of the backward: a schedule or its name; "auto": see ficco.modules.functions.
+        schedule: for backward: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per shard, instead of the schedule's.
 
     Returns:
@@ -135,12 +139,12 @@ def column_matmul(
     """
     weights, biases, biased = _listed(w, bias)
     if not torch.compiler.is_dynamo_compiling():
-        check_asked(schedule, grain)  # which are those of backward
+        check_schedule(schedule, grain)  # used by backward only
         if group is not None or is_initialized():
-            group = groups.process_group(group)  # backward means it, too, when it is there no more
+            group = groups.process_group(group)  # backward refers to it, even once destroyed
     args = (x, weights, biases, biased, group, schedule, grain)
-    found = _call("column_matmul", args, survey((x, *weights, *biases)))
-    return found[0] if isinstance(w, Tensor) else tuple(found)
+    outputs = _call("column_matmul", args, survey((x, *weights, *biases)))
+    return outputs[0] if isinstance(w, Tensor) else tuple(outputs)
 
 
 @collective
@@ -158,10 +162,10 @@ def matmul_reduce_scatter(
 
     Args:
         x: [m, k_r], or [s, b, k_r]; or several, whose products are added up.
-        w: [k_r, n] with any strides; as many as x.
+        w: [k_r, n] with any strides; one per x.
         group: as for `all_gather_matmul`.
-        rows: first sizes of the result on all ranks; None: all get the same.
-        bias: [n], added to this rank's rows; so is its gradient the sum over those alone.
+        rows: first sizes of the result by rank; None: all are equal.
+        bias: [n], added to this rank's rows; its gradient is the sum over this rank's rows only.
         schedule: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per shard, instead of the schedule's.
 
@@ -208,18 +212,18 @@ def all_to_all_matmul(
     schedule: str | Schedule = DEFAULT,
     grain: int | None = None,
 ) -> Tensor:
-    """Send every rank its block of rows, and multiply what this rank got with its weight.
+    """Send every rank its block of rows, and multiply the received rows with this rank's weight.
 
     Args:
-        x: [sum of splits[rank], k]: blocks for rank 0, 1, ... below one another.
+        x: [sum of splits[rank], k]: the blocks for rank 0, 1, ... in this order.
         w: [k, n] with any strides.
-        splits: splits[s][r] rows go from rank s to rank r; equal on all ranks.
+        splits: splits[s][r] is the number of rows from rank s to rank r; equal on all ranks.
         group: as for `all_gather_matmul`.
         schedule: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per block, instead of the schedule's.
 
     Returns:
-        [rows received, n], by the rank they came from.
+        [rows received, n], ordered by source rank.
 
     Raises: as `all_gather_matmul`.
     """
@@ -259,15 +263,15 @@ def _exchange(
         table = [size for row in rows for size in row]
     except TypeError:
         raise InputError(
-            f"splits={splits!r:.80}: a list for each rank is needed, in which splits[s][r] rows go "
-            "from rank s to rank r"
+            f"splits={splits!r:.80}: one list per rank is needed; splits[s][r] is the number of "
+            "rows from rank s to rank r"
         ) from None
     args = (x, w, table, group, schedule, grain)
     return _call(op, args, survey((x, w)))  # type: ignore[no-any-return]
 
 
 @collective
-def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must share
+def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
     tables: Sequence[Tensor],
     indices: Sequence[Tensor],
     offsets: Sequence[Tensor],
@@ -284,38 +288,38 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 ) -> Tensor:
     """Pool this rank's tables for the whole batch, and return its batch slice of all ranks' tables.
 
-    Gradients of tables are dense. Where some rank has no table, all ranks take part in backward
-    whenever gradients are recorded, whether or not any table needs one.
+    Gradients of tables are dense. If some rank has no table, all ranks take part in backward
+    whenever gradients are recorded, even if no table needs a gradient.
 
     Args:
-        tables: this rank's, each [rows, dimension]; may be none.
+        tables: this rank's tables, each [rows, dimension]; may be empty.
         indices: per table [lookups], int64.
-        offsets: per table [batch], int64: where each bag begins.
-        tables_per_rank: how many each rank has, equal on all.
+        offsets: per table [batch], int64: the start of each bag.
+        tables_per_rank: number of tables by rank, the same list on all ranks.
         dimension: columns of all tables.
         batch: bags of the whole batch.
-        dtype: of all tables; None: as this rank's tables are, float32 where it has none.
-        device: of all tables; None: as this rank's tables are. Where it has none: what the group is
-            open for, else the current GPU if the group serves GPUs (nccl), else the CPU.
+        dtype: of all tables; None: that of this rank's tables, float32 if it has none.
+        device: of all tables; None: that of this rank's tables. If it has none: the device of the
+            open group, else the current GPU if the group supports GPUs (nccl), else the CPU.
         group: as for `all_gather_matmul`.
-        rows: batch slice of every rank; None: torch.chunk's rule.
+        rows: size of the batch slice by rank; None: torch.chunk's rule.
         schedule: a schedule or its name; "auto": see ficco.modules.functions.
         grain: chunks per batch slice, instead of the schedule's.
 
     Returns:
-        [its rows, dimension x all tables].
+        [rows of its slice, dimension x all tables].
 
     Raises: as `all_gather_matmul`.
     """
     dimension, batch = _size("dimension", dimension), _size("batch", batch)
     if tables_per_rank is None:
-        raise InputError("tables_per_rank=None: a list is needed, how many tables each rank has")
+        raise InputError("tables_per_rank=None: a list of the number of tables by rank is needed")
     tables_per_rank = _sizes("tables_per_rank", tables_per_rank)
     tables, indices = bags.listed(tables, "tables"), bags.listed(indices, "indices")
     offsets = bags.listed(offsets, "offsets")
-    like = bags.like(tables, dimension, dtype, device, group)
-    if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(_needs, tables)):
-        like = _needing(like)
+    like = bags.empty_like_tables(tables, dimension, dtype, device, group)
+    if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(_requires_grad, tables)):
+        like = _with_gradient(like)
     tensors = (*tables, *indices, *offsets, like)
     args = (
         tables, indices, offsets, like, tables_per_rank, batch, _sizes("rows", rows), group,
@@ -325,7 +329,7 @@ def embedding_all_to_all(  # noqa: PLR0913 - as many facts as the ranks must sha
 
 
 def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
-    """Make a call on the way that its tensors ask for."""
+    """Make a call by the route that its tensors need."""
     if way == DIRECT:
         return operators.run(name, args)
     function = registry.function(name)
@@ -334,16 +338,16 @@ def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
         return _recorded(function, rest, flat)
     if function.casts:
         flat = autocast(flat)
-    given = function.nested(flat, rest)
-    recording = torch.is_grad_enabled() and any(map(_needs, flat))
+    nested = function.nested(flat, rest)
+    recording = torch.is_grad_enabled() and any(map(_requires_grad, flat))
     if is_custom(flat):
         if not (function.sends or recording) and torch.compiler.is_dynamo_compiling():
-            return operators.run(name, given)  # nothing is sent: let the compiler fuse it
-        return custom(name, given)
+            return operators.run(name, nested)  # nothing is sent: let the compiler fuse it
+        return custom(name, nested)
     if recording:
         return _recorded(function, rest, flat)
-    with DisableAutocast():  # plans mean their own dtypes
-        return perform(name, given)
+    with DisableAutocast():  # plans set their own dtypes
+        return perform(name, nested)
 
 
 def _recorded(function: registry.Function, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
@@ -352,68 +356,69 @@ def _recorded(function: registry.Function, rest: tuple[Any, ...], flat: Sequence
 
 
 def _sizes(name: str, values: Any) -> Any:
-    """Return sizes as a list of this call's own: backward reads it, too.
+    """Return a copy of sizes as a list, because backward reads it too.
 
     Raises:
-        InputError: they are no sequence of whole numbers.
+        InputError: they are not a sequence of whole numbers.
     """
     if values is None or torch.compiler.is_dynamo_compiling():
-        return _held(values)
+        return _copied_list(values)
     try:
-        if True in [type(each) is torch.SymInt for each in values]:  # of a tracer
+        if True in [type(value) is torch.SymInt for value in values]:  # from a tracer
             return list(values)
     except TypeError:
-        pass  # no sequence, which is refused below
+        pass  # not a sequence: refused below
     return list(whole_numbers(values, name))
 
 
 def _size(name: str, value: Any) -> Any:
-    """Return one size; raises as `_sizes`."""
+    """Return one size; raise as `_sizes`."""
     if torch.compiler.is_dynamo_compiling() or isinstance(value, torch.SymInt):
         return value
     return whole_number(value, name, 0, MOST)
 
 
-def _held(values: Sequence[Any] | None) -> list[Any] | None:
-    """Return a list of this call's own: backward reads it, too."""
+def _copied_list(values: Sequence[Any] | None) -> list[Any] | None:
+    """Return a copy of the values as a list, because backward reads it too."""
     if values is None or torch.compiler.is_dynamo_compiling():
         return None if values is None else list(values)
     try:
-        found = None if isinstance(values, (str, bytes)) else list(values)
+        axes = None if isinstance(values, (str, bytes)) else list(values)
     except TypeError:
-        found = None
-    if found is None:
-        raise InputError(f"axes={values!r:.80}: a list is needed, 'rows' or 'contraction' a weight")
-    for i, axis in enumerate(found):
+        axes = None
+    if axes is None:
+        raise InputError(
+            f"axes={values!r:.80}: a list with 'rows' or 'contraction' per weight is needed"
+        )
+    for i, axis in enumerate(axes):
         if not isinstance(axis, str):
-            raise InputError(f"axes[{i}]={axis!r:.80}: it is 'rows' or 'contraction'")
-    return found
+            raise InputError(f"axes[{i}]={axis!r:.80}: 'rows' or 'contraction' is needed")
+    return axes
 
 
-def _needing(like: Tensor) -> Tensor:
-    """Return a row like another tensor's that needs a gradient, so that backward is joined."""
-    if torch.compiler.is_dynamo_compiling():  # which takes no new leaf
+def _with_gradient(like: Tensor) -> Tensor:
+    """Return a row that needs a gradient, so this rank takes part in backward."""
+    if torch.compiler.is_dynamo_compiling():  # dynamo does not support new leaves
         return _LEAF.to(like).expand(1, like.shape[1])
     return like.new_zeros((1, like.shape[1])).requires_grad_()
 
 
-def _needs(tensor: Any) -> bool:
+def _requires_grad(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.requires_grad
 
 
 def _pairs(x: Any, w: Any) -> tuple[list[Any], list[Any]]:
-    """Return inputs and weights as lists of one length."""
+    """Return inputs and weights as lists of equal length."""
     if isinstance(x, Tensor) and isinstance(w, Tensor):
         return [x], [w]
-    lists = [list(each) if isinstance(each, (tuple, list)) else [each] for each in (x, w)]
-    xs, ws = lists
+    xs, ws = (list(arg) if isinstance(arg, (tuple, list)) else [arg] for arg in (x, w))
     if len(xs) != len(ws) or not xs:
         raise InputError(f"{len(xs)} inputs, {len(ws)} weights: give pairs of x and w")
     return xs, ws
 
 
 def _several(w: Any) -> list[Any]:
-    """Return weights as a list; what is none, an array or a class say, is refused later."""
+    """Return weights as a list; entries that are not tensors are refused later."""
     if isinstance(w, (tuple, list)):
         return list(w)
     if isinstance(w, (Tensor, type)) or hasattr(w, "shape") or not hasattr(w, "__iter__"):
@@ -422,13 +427,13 @@ def _several(w: Any) -> list[Any]:
 
 
 def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
-    """Return weights, biases, and which weights have one."""
+    """Return the weights, the biases, and per weight whether it has a bias."""
     weights = _several(w)
     if bias is None:
         return weights, [], [False] * len(weights)
-    each = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
+    biases = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
     return (
         weights,
-        [offset for offset in each if offset is not None],
-        [offset is not None for offset in each],
+        [offset for offset in biases if offset is not None],
+        [offset is not None for offset in biases],
     )

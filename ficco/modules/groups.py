@@ -1,6 +1,6 @@
-"""Which runtime serves which process group: opened at first use or by `prepare`, until `close`.
+"""The open runtimes of process groups: opened at first use or by `prepare`, until `close`.
 
-A runtime is opened by all ranks of a group together. This file knows no operator.
+All ranks of a group open a runtime together. Operators are defined elsewhere.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = [
     "refuse",
     "reset",
     "runtime",
-    "serving",
     "synchronize",
+    "use_runtime",
     "window_bytes",
 ]
 
@@ -56,32 +56,32 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 set_up()
-for _name, _instead in ABSENT.items():  # found before there was a handler
+for _name, _instead in ABSENT.items():  # recorded before the log had a handler
     log.info("%s is absent: %s", _name, _instead)
 
 _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
-_devices: dict[str, str] = {}  # of what is open, by the group's name
-_fallbacks: dict[Any, str] = {}  # groups whose GPUs run plain torch.distributed, and why
-_TOLD = "_ficco_has_told_it"  # of an error: whether the group's ranks know of it
+_devices: dict[str, str] = {}  # devices of open groups, by the group's name
+_fallbacks: dict[Any, str] = {}  # why a group's GPUs run plain torch.distributed
+_NOTIFIED = "_ficco_notified"  # attribute of an error that was sent to the group's ranks
 _DESTROYED = (
-    "group: torch.distributed knows it no more, destroy_process_group() was called; make another "
-    "by torch.distributed.new_group() on all ranks and pass that"
+    "group: it was destroyed by destroy_process_group(); make another by "
+    "torch.distributed.new_group() on all ranks and pass that"
 )
-_changes = [0]  # how often a group was opened or closed for GPUs
+_changes = [0]  # counts how often a group was opened or closed for GPUs
 
 
 def disabled() -> bool:
-    """Whether FICCO_DISABLE=1 turns every operator into plain torch.distributed.
+    """Return whether FICCO_DISABLE=1 turns every operator into plain torch.distributed.
 
     Raises:
-        InputError: it is something else than 0 and 1.
+        InputError: it is neither 0 nor 1.
     """
     return is_set("FICCO_DISABLE") and switch("FICCO_DISABLE", False)
 
 
 def process_group(group: Any) -> Any:
-    """Return a ProcessGroup from one, its name, a DeviceMesh of one dimension, or None (all).
+    """Return the ProcessGroup of a group, a name, a 1-D DeviceMesh, or None (all ranks).
 
     Raises:
         InputError: torch.distributed is not initialized, the mesh has several dimensions, no group
@@ -132,28 +132,28 @@ def _check_not_destroyed(group: Any) -> None:
 
 
 def refuse(group: Any, error: Exception) -> None:
-    """Tell the group's other ranks that this one makes no call, because of an error.
+    """Notify the group's other ranks that this rank makes no call, because of an error.
 
-    Nothing is told of an error that the group has raised on all ranks, and nothing twice.
+    Errors that the group raises on all ranks are not sent, and no error is sent twice.
     """
-    if isinstance(error, EngineError) or vars(error).get(_TOLD) or disabled():
+    if isinstance(error, EngineError) or vars(error).get(_NOTIFIED) or disabled():
         return
-    vars(error)[_TOLD] = True
+    vars(error)[_NOTIFIED] = True
     try:
         pg = process_group(group)
     except InputError:
-        return  # no group is meant
-    found = opened(pg)
-    for each in found:
-        each.refuse(error)
-    if not found and pg not in _fallbacks and dist.get_world_size(pg) > 1:
+        return  # the argument is not a group
+    runtimes = opened(pg)
+    for open_runtime in runtimes:
+        open_runtime.refuse(error)
+    if not runtimes and pg not in _fallbacks and dist.get_world_size(pg) > 1:
         refuse_to_open(pg, f"{type(error).__name__}: {error}")
 
 
 def collective(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Tell the other ranks of `group`, a parameter of the function, of an error that it raises.
+    """Decorate a function that all ranks of its parameter `group` call.
 
-    All ranks of the group call the function, and would wait for this one otherwise.
+    If it raises an error, the other ranks are notified; otherwise they would wait for this rank.
     """
     place = list(inspect.signature(function).parameters).index("group")
 
@@ -179,25 +179,25 @@ def prepare(
     timeout_s: float = 30.0,
     most_window_bytes: int | None = None,
 ) -> None:
-    """Open a group with options of its own, before its first operator.
+    """Open a group with explicit options, before its first operator.
 
-    A collective call: all ranks of the group make it. Without it the first operator opens the group
-    with the defaults below, but for the machine, which is "cuda" for tensors of GPUs.
+    A collective call: all ranks of the group make it. Otherwise the first operator opens the group
+    with the defaults below, except that the machine is "cuda" for GPU tensors.
 
     Args:
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         machine: a profile or its name, equal on all ranks. "cuda", or another profile of that
-            engine, opens the group for tensors of the current GPU; others for those of the CPU. A
-            group may be opened for both.
+            engine, opens the group for tensors of the current GPU; other profiles open it for CPU
+            tensors. A group may be opened for both.
         compute: "torch" or "numpy", the library for GEMMs on the CPU.
-        timeout_s: how long any wait may last before the group has failed. Ranks may come to open
-            it up to 300 s apart, or up to timeout_s if that is longer.
-        most_window_bytes: bound of all ranks' windows and mailboxes, equal on all ranks; a call
-            that needs more is refused on every rank. None: as much as the machine has.
+        timeout_s: the longest time that any wait may last before the group fails, in seconds. To
+            open the group, ranks may arrive up to 300 s apart, or timeout_s if that is longer.
+        most_window_bytes: limit for all ranks' windows and mailboxes, equal on all ranks; a call
+            that needs more is refused on every rank. None: the machine's memory.
 
     Raises:
-        InputError: the group is open already, or an argument cannot be.
-        EngineError: the ranks cannot share memory, or did not all come.
+        InputError: the group is already open, or an argument is invalid.
+        EngineError: the ranks cannot share memory, or some rank did not arrive.
     """
     timeout_s = positive_seconds(timeout_s, "timeout_s")
     if most_window_bytes is not None:
@@ -208,11 +208,11 @@ def prepare(
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     if profile.engine == "cuda":
         if pg in _gpu_runtimes or pg in _fallbacks:
-            raise InputError("the group is open for GPUs already; ficco.close(group) first")
+            raise InputError("the group is already open for GPUs; call ficco.close(group) first")
         _open_gpus(pg, profile, timeout_s, most_window_bytes)
         return
     if pg in _runtimes:
-        raise InputError("the group is open already; ficco.close(group) first")
+        raise InputError("the group is already open; call ficco.close(group) first")
     _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
     _runtimes[pg].most_window_bytes = most_window_bytes
     _note_devices()
@@ -231,17 +231,17 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
         return
     kernels = kernels_of(runtime)
     if kernels.reason:
-        log.warning("schedule='auto' takes none of ficco's own kernels: %s", kernels.reason)
+        log.warning("schedule='auto' uses none of ficco's own kernels: %s", kernels.reason)
     runtime.most_window_bytes = most_window_bytes
     runtime.kernels = kernels
     _gpu_runtimes[pg] = runtime
     _note_devices()
-    _changed()
+    _count_change()
     log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)
 
 
 def runtime(group: Any) -> ProcessRuntime:
-    """Return the group's runtime for the CPU; opens it where that has not been done."""
+    """Return the group's runtime for the CPU, opened now if necessary."""
     pg = process_group(group)
     if pg not in _runtimes:
         prepare(pg)
@@ -249,22 +249,22 @@ def runtime(group: Any) -> ProcessRuntime:
 
 
 @contextmanager
-def serving(group: Any, other: ProcessRuntime) -> Iterator[None]:
-    """Let another runtime serve a group's calls on the CPU meanwhile."""
+def use_runtime(group: Any, other: ProcessRuntime) -> Iterator[None]:
+    """Run a group's calls on the CPU by another runtime inside the context."""
     pg = process_group(group)
-    before = {pg: _runtimes[pg]} if pg in _runtimes else {}
+    original = {pg: _runtimes[pg]} if pg in _runtimes else {}
     _runtimes[pg] = other
     try:
         yield
     finally:
         del _runtimes[pg]
-        _runtimes.update(before)
+        _runtimes.update(original)
 
 
 def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
-    """Return the group's runtime for this rank's GPU; opens it where that has not been done.
+    """Return the group's runtime for this rank's GPU, opened now if necessary.
 
-    None: its GPUs cannot run it, for the reason that `fallback_reason` gives.
+    None: the group's GPUs cannot run it, for the reason that `fallback_reason` returns.
 
     Raises:
         InputError: the group was opened for another device.
@@ -277,88 +277,88 @@ def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
                 "ficco.prepare(group, machine='cuda') on every rank before the capture"
             )
         prepare(pg, machine="cuda")
-    found = _gpu_runtimes.get(pg)
-    if found is not None and found.device != device:
-        raise InputError(f"tensors are on {device}, the group was opened for {found.device}")
-    return found
+    open_runtime = _gpu_runtimes.get(pg)
+    if open_runtime is not None and open_runtime.device != device:
+        raise InputError(f"tensors are on {device}, the group was opened for {open_runtime.device}")
+    return open_runtime
 
 
-def gathered(group: Any, device: Any, mine: Any, opening: bool = False) -> list[Any]:
-    """Return what every rank of a group brings, by rank: any objects. A collective call.
+def gathered(group: Any, device: Any, value: Any, opening: bool = False) -> list[Any]:
+    """Return the objects of all ranks of a group, by rank. A collective call.
 
     Args:
         group: a ProcessGroup.
-        device: where the calls run for which it is.
-        mine: what this rank brings.
-        opening: whether the group is opened where it is not; else ranks that do not come are waited
-            for as long as torch.distributed does.
+        device: the device of the calls that need the objects.
+        value: this rank's object.
+        opening: whether to open a closed group; otherwise a closed group waits for missing ranks
+            until the timeout of torch.distributed.
 
     Raises:
-        TimeoutExceeded: a rank did not come within the group's timeout; EngineError: it has left.
+        TimeoutExceeded: a rank did not arrive within the group's timeout; EngineError: it has left.
     """
     on_gpu, pg = device.type == "cuda", process_group(group)
-    found = (_gpu_runtimes if on_gpu else _runtimes).get(pg)
-    if found is None and opening and not disabled():
-        found = gpu_runtime(pg, device) if on_gpu else runtime(pg)
-    if found is not None and not disabled():
+    open_runtime = (_gpu_runtimes if on_gpu else _runtimes).get(pg)
+    if open_runtime is None and opening and not disabled():
+        open_runtime = gpu_runtime(pg, device) if on_gpu else runtime(pg)
+    if open_runtime is not None and not disabled():
         from ficco.runtime.object_exchange import gathered_objects
 
-        return gathered_objects(found, mine)
-    each: list[Any] = [None] * dist.get_world_size(pg)
-    dist.all_gather_object(each, mine, group=pg)
-    return each
+        return gathered_objects(open_runtime, value)
+    values: list[Any] = [None] * dist.get_world_size(pg)
+    dist.all_gather_object(values, value, group=pg)
+    return values
 
 
 def alone() -> bool:
-    """Whether kernels of a group may wait for what peers' kernels make.
+    """Return whether kernels of a group may wait for data from peers' kernels.
 
-    They may not where more than one group of this process is open for GPUs: kernels of two groups
-    may wait for each other's processors for ever. Nor where all streams share one hardware queue,
-    in which what is to end the wait would stand behind the kernel that waits.
+    They may not if this process has several groups open for GPUs: kernels of two groups may wait
+    for each other's processors for ever. They also may not if all streams share one hardware queue:
+    the work that ends the wait would be queued after the waiting kernel.
     """
     return len(_gpu_runtimes) <= 1 and not _one_queue()
 
 
 @lru_cache(maxsize=1)
 def _one_queue() -> bool:
-    """Whether all streams share one hardware queue; the driver looks once, when it starts."""
+    """Return whether all streams share one hardware queue; the driver decides it at its start."""
     return cuda.shares_one_queue()
 
 
 def changes() -> int:
-    """Return a number that is another one once a group was opened or closed for GPUs."""
+    """Return a number that changes whenever a group is opened or closed for GPUs."""
     return _changes[0]
 
 
-def _changed() -> None:
+def _count_change() -> None:
     _changes[0] += 1
 
 
 def fallback_reason(group: Any = None) -> str | None:
-    """Say why a group's GPUs run plain torch.distributed; None: they do not, or are not opened."""
+    """Return why a group's GPUs run plain torch.distributed; None: they do not, or are closed."""
     return _fallbacks.get(process_group(group))
 
 
 def opened(group: Any) -> list[ProcessRuntime]:
-    """Return the runtimes of a group that are open, in an order that is equal on all ranks."""
+    """Return the open runtimes of a group, in the same order on all ranks."""
     pg = process_group(group)
     return [kind[pg] for kind in (_gpu_runtimes, _runtimes) if pg in kind]
 
 
 def device_of(group: Any) -> str | None:
-    """Return the device that a group is open for, the GPU if it is open for both; None: for none.
+    """Return the device for which a group is open (the GPU if both), or None.
 
-    torch.compile can trace it: that of PyTorch 2.9 takes names as keys, but not groups.
+    torch.compile can trace it: PyTorch 2.9 supports names as dictionary keys, but not groups.
     """
     return _devices.get(process_group(group).group_name)
 
 
 def _note_devices() -> None:
-    """Note anew which groups are open, after a change."""
+    """Update the record of open groups, after a change."""
     _devices.clear()
     for kind in (_runtimes, _gpu_runtimes):
-        for pg, found in kind.items():
-            _devices[pg.group_name] = str(found.device)
+        for pg, open_runtime in kind.items():
+            _devices[pg.group_name] = str(open_runtime.device)
 
 
 def reset(group: Any = None) -> None:
@@ -367,51 +367,51 @@ def reset(group: Any = None) -> None:
     CUDA graphs captured before are invalid from now on; capture them again.
 
     Raises:
-        EngineError: some rank did not come within the timeout.
+        EngineError: some rank did not arrive within the timeout.
     """
-    for found in opened(group):
-        found.reset()
+    for open_runtime in opened(group):
+        open_runtime.reset()
 
 
 def synchronize(group: Any = None) -> None:
     """Wait for this rank's calls on the current stream; raise if a call of the group has failed.
 
-    Operators on the CPU are done when they return.
+    Operators on the CPU have finished when they return.
 
     Raises:
         EngineError: an earlier call failed; `reset` makes the group usable again.
     """
-    for found in opened(group):
-        found.check()
+    for open_runtime in opened(group):
+        open_runtime.check()
 
 
 def window_bytes(group: Any = None) -> int:
-    """Return the bytes of all ranks' windows and mailboxes; 0 where the group is not open."""
-    return sum(found.window_bytes for found in opened(group))
+    """Return the bytes of all ranks' windows and mailboxes; 0 if the group is not open."""
+    return sum(open_runtime.window_bytes for open_runtime in opened(group))
 
 
 def close(group: Any = None) -> None:
     """End a group's threads and free its windows. The next operator opens it again.
 
-    Once torch.distributed is destroyed, it means what was open for its groups.
+    After torch.distributed is destroyed, this closes all runtimes of its groups.
     """
     known = any(group is pg for kind in (_runtimes, _gpu_runtimes, _fallbacks) for pg in kind)
     if not known and not dist.is_initialized():
         _close_destroyed()
         return
-    as_it_is = known or isinstance(group, dist.ProcessGroup)  # it may have been destroyed
-    pg = group if as_it_is else process_group(group)
+    unchecked = known or isinstance(group, dist.ProcessGroup)  # it may have been destroyed
+    pg = group if unchecked else process_group(group)
     _fallbacks.pop(pg, None)
     for kind in (_runtimes, _gpu_runtimes):
-        found = kind.pop(pg, None)
-        if found is not None:
-            _changed()
+        open_runtime = kind.pop(pg, None)
+        if open_runtime is not None:
+            _count_change()
             _note_devices()
-            found.close()
+            open_runtime.close()
 
 
 def _close_destroyed() -> None:
-    """Close what is open for process groups that torch.distributed knows no more."""
+    """Close the runtimes of process groups that torch.distributed has destroyed."""
     for pg in {*_runtimes, *_gpu_runtimes, *_fallbacks}:
         try:
             dist.get_process_group_ranks(pg)

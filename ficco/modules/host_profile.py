@@ -1,8 +1,8 @@
-"""The profile of this machine that a group on the CPU chooses by, where the user has named none.
+"""The measured profile of this machine, for CPU groups whose user names no profile.
 
-It is measured at the group's first call with schedule="auto", by all ranks at once, since they
-share the machine's cores in calls, too. That takes a second or two, and is kept in the user's
-cache. FICCO_MEASURE=0, equal on all ranks, turns it off; then such a group is `serial`.
+All ranks measure at once, at the group's first call with schedule="auto", because they share the
+machine's cores in calls too. This takes a second or two; the profile is stored in the user's
+cache. FICCO_MEASURE=0, equal on all ranks, turns it off; such a group then runs `serial`.
 """
 
 from __future__ import annotations
@@ -38,79 +38,79 @@ from ficco.schedule import Schedule
 from ficco.selector import profile_for
 from ficco.settings import switch, whole
 
-__all__ = ["cache_file", "machine_of", "measure_once", "measured", "said_of", "shared_cores"]
+__all__ = ["cache_file", "machine_of", "measure_once", "measured", "profile_note", "shared_cores"]
 
 _LEAST_TIMEOUT_S = 5.0
-_FORMAT = 1  # of what is measured; another one makes kept profiles stale
+_FORMAT = 1  # version of the measurements; a change makes cached profiles stale
 
 
-class _Found(NamedTuple):
-    """What a group chooses by, and where that is from, in words."""
+class _GroupProfile(NamedTuple):
+    """The profile from which a group's schedules are chosen, and a sentence about its origin."""
 
     machine: Machine | None
-    said: str
+    note: str
 
 
-_found: WeakKeyDictionary[ProcessRuntime, _Found] = WeakKeyDictionary()
+_profiles: WeakKeyDictionary[ProcessRuntime, _GroupProfile] = WeakKeyDictionary()
 
 
 def machine_of(runtime: ProcessRuntime) -> Machine:
-    """Return what a group's choices are made from: its machine, or the profile measured of it."""
-    found = _found.get(runtime)
-    return runtime.machine if found is None or found.machine is None else found.machine
+    """Return the profile from which a group's schedules are chosen: measured, or its machine."""
+    own = _profiles.get(runtime)
+    return runtime.machine if own is None or own.machine is None else own.machine
 
 
-def said_of(runtime: ProcessRuntime) -> str:
-    """Say where a group's measured profile is from, or why there is none; "": none was needed."""
-    found = _found.get(runtime)
-    return "" if found is None else found.said
+def profile_note(runtime: ProcessRuntime) -> str:
+    """Return the origin of a group's measured profile, or why it has none; "": none was needed."""
+    own = _profiles.get(runtime)
+    return "" if own is None else own.note
 
 
 def measure_once(runtime: ProcessRuntime, group: Any) -> None:
     """Give a group on the CPU the profile of this machine, if it has no other.
 
-    A collective call, at the group's first call with schedule="auto": rank 0 reads the kept
-    profile, or all ranks measure. All of them take the same one.
+    A collective call, at the group's first call with schedule="auto": rank 0 reads the cached
+    profile, or all ranks measure. All ranks use the same profile.
 
     Args:
-        runtime: of the group, on the host engine.
+        runtime: the group's runtime on the host engine.
         group: its ProcessGroup.
 
     Raises:
-        InputError: FICCO_MEASURE is something else than 0 and 1.
+        InputError: FICCO_MEASURE is neither 0 nor 1.
         EngineError: the group has failed, or this process was forked from one that has it open.
     """
-    if runtime in _found or runtime.world == 1:
+    if runtime in _profiles or runtime.world == 1:
         return
     if profile_for(runtime.machine, "", runtime.world) is not None:
         return
     if not switch("FICCO_MEASURE", True):
-        _found[runtime] = _Found(None, "FICCO_MEASURE=0 keeps this machine from being measured")
+        _profiles[runtime] = _GroupProfile(None, "FICCO_MEASURE=0 turns off measuring this machine")
         return
-    runtime.check()  # ranks measure together, and a group that has failed cannot
-    _found[runtime] = _obtained(runtime, group)
+    runtime.check()  # a group that has failed cannot measure
+    _profiles[runtime] = _obtained(runtime, group)
     if runtime.rank == 0:
-        level = log.info if _found[runtime].machine is not None else log.warning
-        level("%s", _found[runtime].said)
+        level = log.info if _profiles[runtime].machine is not None else log.warning
+        level("%s", _profiles[runtime].note)
 
 
 def shared_cores(affinities: list[list[int]], world: int, local: int) -> int:
-    """Return how many cores a group's ranks have, of those that processes of a job share.
+    """Return the number of cores of a group's ranks, if all processes of the job share the cores.
 
     Args:
-        affinities: of each rank, the cores that it may run on.
-        world: ranks of the group.
-        local: processes of the job on this machine, those of other groups among them.
+        affinities: per rank, the cores on which it may run.
+        world: number of ranks of the group.
+        local: number of processes of the job on this machine, including other groups.
     """
     cores = len(set().union(*affinities))
     return max(1, cores * world // max(local, world))
 
 
 def cache_file(world: int, cores: int, compute: str) -> Path:
-    """Return where the profile of this machine is kept for so many ranks.
+    """Return the path of this machine's cached profile for a number of ranks.
 
-    The name follows from the host, its processor, cores and ranks, the library for GEMMs and its
-    threads, and versions: with another of these it is another file.
+    The name is a hash of the host, its processor, cores and ranks, the library for GEMMs and its
+    threads, and versions.
     """
     key = {
         "format": _FORMAT, "host": platform.node(), "processor": processor(),
@@ -124,31 +124,32 @@ def cache_file(world: int, cores: int, compute: str) -> Path:
     return root / "ficco" / f"host-{name}.toml"
 
 
-def _obtained(runtime: ProcessRuntime, group: Any) -> _Found:
-    """Return a profile, kept or measured; every rank of the group returns the same."""
+def _obtained(runtime: ProcessRuntime, group: Any) -> _GroupProfile:
+    """Return a cached or measured profile, the same on every rank of the group."""
     world, leads = runtime.world, runtime.rank == 0
     affinities = runtime.gathered(sorted(os.sched_getaffinity(0)))
     local = whole("LOCAL_WORLD_SIZE") if os.environ.get("LOCAL_WORLD_SIZE") else 0
     cores = shared_cores(affinities, world, max(runtime.gathered(local)))
     file = cache_file(world, cores, runtime.compute)
-    kept = runtime.gathered(_read(file) if leads else None)[0]
-    if kept is not None:
-        return _Found(Machine.from_toml(kept, file.name), f"profile of this machine: {file}")
+    cached = runtime.gathered(_read(file) if leads else None)[0]
+    if cached is not None:
+        machine = Machine.from_toml(cached, file.name)
+        return _GroupProfile(machine, f"profile of this machine: {file}")
     begin = time.monotonic()
     try:
         table = measured(group, cores, runtime.compute, timeout_s=runtime.timeout_s)
     except (FiccoError, MemoryError) as error:  # on all ranks
-        return _Found(
+        return _GroupProfile(
             None,
             f"this machine could not be measured, so schedule='auto' is serial: {error}; "
             "FICCO_MACHINE=FILE names a profile, FICCO_MEASURE=0 turns measuring off",
         )
-    where = runtime.gathered(_keep(file, table) if leads else "")[0]
+    cache_note = runtime.gathered(_write_cache(file, table) if leads else "")[0]
     seconds = runtime.gathered(time.monotonic() - begin)[0]
-    return _Found(
+    return _GroupProfile(
         Machine.from_toml(table, "host"),
         f"this machine was measured in {seconds:.1f} s, {world} ranks on {cores} cores; "
-        f"{where}; FICCO_MEASURE=0 turns this off",
+        f"{cache_note}; FICCO_MEASURE=0 turns this off",
     )
 
 
@@ -163,20 +164,20 @@ def measured(
 ) -> dict[str, Any]:
     """Measure this machine with all ranks of a group; return a profile's fields.
 
-    A collective call, of which all ranks return the same.
+    A collective call; all ranks return the same fields.
 
     Args:
         group: a ProcessGroup with the gloo backend.
-        cores: that its ranks share.
+        cores: number of cores that its ranks share.
         compute: the name of the library for GEMMs.
-        extent: how much is measured; None: what a first call measures.
+        extent: how much to measure; None: the extent of a first call.
         name: of the machine.
-        progress: is told of every part; None: nobody is.
-        timeout_s: how long ranks wait for one another, some seconds at least, as one may have a
-            core that another program uses.
+        progress: notified of every part; None: no progress is reported.
+        timeout_s: how long ranks wait for each other; at least some seconds, because another
+            program may use a rank's core.
 
     Raises:
-        EngineError: some rank failed. MemoryError: there is none for windows. Both on all ranks.
+        EngineError: some rank failed. MemoryError: no memory for windows. Both on all ranks.
     """
     extent = extent or quick(torch.distributed.get_world_size(group))
     timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
@@ -187,41 +188,43 @@ def measured(
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """Return a kept profile's fields; None: there is none, or it cannot be read as one."""
+    """Return the fields of a cached profile; None if it does not exist or is invalid."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
         Machine.from_toml(table, file.name).check_rated()
     except FileNotFoundError:
         return None
     except (OSError, ValueError, FiccoError) as error:
-        log.info("%s is no profile, so this machine is measured again: %s", file, error)
+        log.info("%s is not a valid profile; measuring this machine again: %s", file, error)
         return None
     return table
 
 
-def _keep(file: Path, table: dict[str, Any]) -> str:
-    """Write a profile for later runs; say where it is, or why it is not."""
+def _write_cache(file: Path, table: dict[str, Any]) -> str:
+    """Write a profile for later runs; return a note on where it is, or why it was not written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_profile(file, table)
     except (OSError, FiccoError) as error:
-        return f"it could not be kept in {file}: {error}"
-    return f"it is kept in {file}"
+        return f"the profile could not be saved to {file}: {error}"
+    return f"the profile is saved to {file}"
 
 
 def _caller(group: Any) -> Callable[[ProcessRuntime, Problem, Schedule], Callable[[], object]]:
-    """Return what makes the probe's call as users make theirs, on a runtime of the measurement."""
+    """Return a function that makes the probe's call as a user does, on the measuring runtime."""
 
-    def made(runtime: ProcessRuntime, problem: Problem, schedule: Schedule) -> Callable[[], object]:
-        from ficco.modules import functions  # which imports what imports this
+    def caller(
+        runtime: ProcessRuntime, problem: Problem, schedule: Schedule
+    ) -> Callable[[], object]:
+        from ficco.modules import functions  # a circular import at the top
 
         x = torch.ones(problem.rows[runtime.rank], problem.k)
         w = torch.ones(problem.products[0].columns[runtime.rank], problem.k).t()
 
         def run() -> object:
-            with groups.serving(group, runtime), torch.no_grad():
+            with groups.use_runtime(group, runtime), torch.no_grad():
                 return functions.all_gather_matmul(x, w, group=group, schedule=schedule)
 
         return run
 
-    return made
+    return caller

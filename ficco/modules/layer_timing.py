@@ -1,7 +1,7 @@
-"""What the calls that a model's layers made take here, beside the same calls by `serial`.
+"""Time the calls of a model's layers on this machine, and the same calls by `serial`.
 
-Every kind of call is made on data of its own, as often on all ranks, so that all come to the same
-figures. Kinds that cannot or need not be timed are told by `unmeasured`.
+Every kind of call runs on its own data, equally often on all ranks, so all ranks get the same
+figures. `unmeasured` says why a call is not timed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ficco.modules.layers.sample_call import call
 __all__ = ["measure", "unmeasured"]
 
 BUDGET_S = 0.25  # for the rounds of one kind of call
-LEAST, MOST = 5, 25  # rounds; in each both schedules have a turn
-TURN_S, QUEUED = 0.005, 20  # what a turn should last at least, and the most calls in it
-WARM = 3  # calls that are not timed: the second of a shape may make ready what captures need
+MIN_ROUNDS, MAX_ROUNDS = 5, 25  # each round has a turn of both schedules
+TURN_S, MAX_CALLS = 0.005, 20  # the least duration of a turn, and the most calls in it
+WARM_UP_CALLS = 3  # untimed: the second call of a shape may load kernels for captures
 
 Tensor = torch.Tensor
 
 
 def measure(layers: Sequence[Layer]) -> None:
-    """Time the forward of every kind of call that layers made last; figures stay with the layers.
+    """Time the forward of every kind of call that layers made last; store figures in the layers.
 
     A collective call: all ranks of the layers' groups make it with the same layers.
 
@@ -45,7 +45,7 @@ def measure(layers: Sequence[Layer]) -> None:
     gpus: Any = torch.cuda
     if gpus.is_initialized() and gpus.is_current_stream_capturing():
         raise InputError(
-            "measure=True while a CUDA graph is captured, which would take the timed calls in; "
+            "measure=True while a CUDA graph is captured, which would capture the timed calls; "
             "call ficco.explain(module, measure=True) before or after the capture"
         )
     by_group: dict[Any, list[Layer]] = {}
@@ -56,25 +56,25 @@ def measure(layers: Sequence[Layer]) -> None:
             seen, schedule = same[0].seen, schedule_of(same[0])
             if seen is not None and schedule is not None:
                 paced = runtime_of(same[0]).machine.paced
-                found = Measured(schedule, *_times(same[0], seen), paced)
+                timing = Measured(schedule, *_times(same[0], seen), paced)
                 for layer in same:
-                    layer.measured[seen] = found
+                    layer.measured[seen] = timing
 
 
 def unmeasured(layer: Layer) -> str | None:
-    """Say why a layer's last call is not timed; None: it is."""
+    """Return why a layer's last call is not timed; None if it is."""
     return next(_reasons(layer), None)
 
 
 def _reasons(layer: Layer) -> Iterator[str]:
-    """Say what keeps a layer's last call from being timed, the plainest first."""
+    """Yield the reasons why a layer's last call is not timed, the most general first."""
     seen = layer.seen
     if groups.disabled():
         yield "FICCO_DISABLE turns it into plain torch.distributed"
     if layer.ranks.world == 1:
         yield "nothing is sent in a group of one rank"
     if seen is None:
-        yield "no call was seen (within torch.compile none is); call the model first"
+        yield "no call was seen (torch.compile hides calls); call the model first"
         return
     if seen.device.type == "cuda" and groups.fallback_reason(layer.ranks.group):
         yield "its GPUs run plain torch.distributed"
@@ -90,49 +90,49 @@ def _reasons(layer: Layer) -> Iterator[str]:
 
 
 def _kinds(group: Any, layers: Sequence[Layer]) -> list[list[Layer]]:
-    """Return the layers that are timed, those with equal calls on every rank together.
+    """Return the timed layers, grouped by equal calls on every rank.
 
     Raises:
-        InputError: ranks disagree; on all of them.
+        InputError: the ranks' calls differ; raised on all ranks.
     """
     reasons = [unmeasured(layer) for layer in layers]
-    mine = [_facts(layer, why) for layer, why in zip(layers, reasons, strict=True)]
+    own = [_facts(layer, why) for layer, why in zip(layers, reasons, strict=True)]
     seen = next((layer.seen for layer in layers if layer.seen), None)
     device = torch.device("cpu") if seen is None else seen.device
     with _device_of(seen):
-        told = groups.gathered(group, device, mine)
-    counts = [len(theirs) for theirs in told]
+        by_rank = groups.gathered(group, device, own)
+    counts = [len(facts) for facts in by_rank]
     if len(set(counts)) > 1:
         raise InputError(
             f"measure=True: the ranks of a group pass {counts} of its layers; pass the same part "
             "of the model on all of them"
         )
     kinds: dict[Any, list[Layer]] = {}
-    for layer, why, calls in zip(layers, reasons, zip(*told, strict=True), strict=True):
-        for rank, theirs in enumerate(calls):
-            if theirs[:2] != calls[0][:2]:
+    for layer, why, calls in zip(layers, reasons, zip(*by_rank, strict=True), strict=True):
+        for rank, facts in enumerate(calls):
+            if facts[:2] != calls[0][:2]:
                 raise InputError(
                     f"measure=True: rank 0 of a group has {' '.join(calls[0][:2])}; rank {rank} "
-                    f"has {' '.join(theirs[:2])}; call the model alike on all ranks before"
+                    f"has {' '.join(facts[:2])}; first call the model in the same way on all ranks"
                 )
         if why is None:
-            key = layer.options, tuple(theirs[1:] for theirs in calls)
+            key = layer.options, tuple(facts[1:] for facts in calls)
             kinds.setdefault(key, []).append(layer)
     return list(kinds.values())
 
 
 def _facts(layer: Layer, why: str | None) -> tuple[str, str, tuple[Any, ...]]:
-    """Return a layer's name, what its last call has alike on all ranks, and what is this rank's."""
+    """Return a layer's name, its call's facts that are equal on all ranks, and this rank's."""
     seen, schedule = layer.seen, None if why is not None else schedule_of(layer)
     if seen is None or schedule is None:
-        return layer.name, f"that is not timed, since {why}", ()
+        return layer.name, f"that is not timed, because {why}", ()
     size = f"k={seen.k}" if seen.operator == "all_gather_matmul" else f"n={seen.widths[0]}"
-    alike = (
+    common = (
         f"called as {seen.operator} with {seen.whole} x {seen.inner} rows, {size}, {seen.dtype} on "
         f"{seen.device.type}, {schedule.name} with grain {schedule.grain_text}, "
         f"{'with' if seen.recorded else 'without'} gradients"
     )
-    return layer.name, alike, (seen.k, seen.widths)
+    return layer.name, common, (seen.k, seen.widths)
 
 
 def _times(layer: Layer, seen: Seen) -> tuple[float, float]:
@@ -141,38 +141,40 @@ def _times(layer: Layer, seen: Seen) -> tuple[float, float]:
     group, device = layer.ranks.group, seen.device
     with _modes(seen):
         x, weights = _data(layer, seen)
-        ways = [_way(each, seen, x, weights) for each in (replace(layer), plain)]
-        for way in ways * WARM:
-            way()
-        rough = _slowest(group, device, [_turn(way, 1, group, device) for way in ways])
-        calls = min(max(int(TURN_S / max(rough)), 1), QUEUED)
-        rounds = min(max(int(BUDGET_S / (calls * sum(rough))), LEAST), MOST)
-        taken = [_turn(way, calls, group, device) for _ in range(rounds) for way in ways]
-        taken = _slowest(group, device, taken)
-    own, serial = (1e3 * statistics.median(taken[i::2]) for i in range(2))
+        runs = [_run_of(variant, seen, x, weights) for variant in (replace(layer), plain)]
+        for run in runs * WARM_UP_CALLS:
+            run()
+        rough = _slowest(group, device, [_seconds_per_call(run, 1, group, device) for run in runs])
+        calls = min(max(int(TURN_S / max(rough)), 1), MAX_CALLS)
+        rounds = min(max(int(BUDGET_S / (calls * sum(rough))), MIN_ROUNDS), MAX_ROUNDS)
+        seconds = [
+            _seconds_per_call(run, calls, group, device) for _ in range(rounds) for run in runs
+        ]
+        seconds = _slowest(group, device, seconds)
+    own, serial = (1e3 * statistics.median(seconds[i::2]) for i in range(2))
     return own, serial
 
 
-def _way(layer: Layer, seen: Seen, x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
+def _run_of(layer: Layer, seen: Seen, x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
     return lambda: call(layer, seen.operator, x, weights, seen.whole)
 
 
 def _data(layer: Layer, seen: Seen) -> tuple[Tensor, list[Tensor]]:
-    """Return x and weights as a call had them, drawn without touching torch's own generator.
+    """Return random x and weights of a call's shapes, without using torch's default generator.
 
     Raises:
-        MemoryError: some rank has no memory for them; on all ranks.
+        MemoryError: some rank has no memory for them; raised on all ranks.
     """
     why = None
     try:
-        drawn = torch.Generator(seen.device).manual_seed(0)
+        generator = torch.Generator(seen.device).manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=drawn, dtype=seen.dtype, device=seen.device)
+            return torch.randn(shape, generator=generator, dtype=seen.dtype, device=seen.device)
 
         x = normal(seen.rows // seen.inner, seen.inner, seen.k)
         weights = [normal(width, seen.k).requires_grad_(seen.recorded) for width in seen.widths]
-    except (RuntimeError, MemoryError) as error:  # torch has no class of its own for a full host
+    except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError if the host is full
         why = str(error)
     reasons = groups.gathered(layer.ranks.group, seen.device, why)
     for rank, reason in enumerate(reasons):
@@ -184,34 +186,36 @@ def _data(layer: Layer, seen: Seen) -> tuple[Tensor, list[Tensor]]:
     return x, weights
 
 
-def _turn(way: Callable[[], object], calls: int, group: Any, device: torch.device) -> float:
-    """Return the seconds of one of so many calls, made one after another once all ranks came."""
+def _seconds_per_call(
+    run: Callable[[], object], calls: int, group: Any, device: torch.device
+) -> float:
+    """Return the mean seconds per call of `calls` calls back to back, after all ranks have met."""
     dist.all_reduce(torch.zeros(1, device=device), group=group)
     if device.type == "cpu":
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(calls):
-            way()
-        return (time.perf_counter() - begun) / calls
+            run()
+        return (time.perf_counter() - start) / calls
     gpus: Any = torch.cuda
     begin, end = (gpus.Event(enable_timing=True) for _ in range(2))
     gpus.synchronize(device)
     begin.record()
     for _ in range(calls):
-        way()
+        run()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3 / calls
 
 
 def _slowest(group: Any, device: torch.device, seconds: Sequence[float]) -> list[float]:
-    """Return the largest of each time over all ranks."""
-    ranks = groups.gathered(group, device, list(seconds))
-    return [max(each) for each in zip(*ranks, strict=True)]
+    """Return the maximum of each time over all ranks."""
+    by_rank = groups.gathered(group, device, list(seconds))
+    return [max(times) for times in zip(*by_rank, strict=True)]
 
 
 @contextmanager
 def _modes(seen: Seen) -> Iterator[None]:
-    """Be on the device of a call, in its mode of gradients, and in no other."""
+    """Enter the device and the gradient mode of a call, without inference mode or autocast."""
     with ExitStack() as modes:
         modes.enter_context(_device_of(seen))
         modes.enter_context(torch.inference_mode(False))
@@ -221,6 +225,6 @@ def _modes(seen: Seen) -> Iterator[None]:
 
 
 def _device_of(seen: Seen | None) -> Any:
-    """Return a context in which the GPU of a call, if it was on one, is the current one."""
+    """Return a context that makes the GPU of a call current, if the call ran on a GPU."""
     on_gpu = seen is not None and seen.device.type == "cuda"
     return torch.cuda.device(seen.device) if seen and on_gpu else nullcontext()

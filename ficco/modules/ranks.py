@@ -1,4 +1,4 @@
-"""This process as one rank of a command: it joins the group, runs, and agrees with the others.
+"""Run a command's problem as one rank of a group of processes.
 
 `RankExecutor` computes on the CPU, `GpuExecutor` on the rank's GPU.
 """
@@ -34,7 +34,7 @@ from ficco.timeline import Timeline
 
 __all__ = ["GpuExecutor", "RankExecutor", "TorchDraw", "TorchOffers", "torch_offers"]
 
-_TURNS, _QUEUED = 7, 5  # turns of which the median is taken, and runs queued in each
+_ROUNDS, _RUNS_PER_ROUND = 7, 5  # the median is taken over rounds
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Tensor = torch.Tensor
@@ -42,13 +42,13 @@ Named = Mapping[str, Any]
 
 
 class TorchOffers(NamedTuple):
-    """What the installed PyTorch has for GPUs.
+    """The GPU features of the installed PyTorch.
 
     Attributes:
-        cuda: the CUDA version that it was built for, or nothing.
-        devices: how many GPUs it can use here.
-        nccl, symmetric_memory: whether it has them.
-        triton: whether it is installed, to compile kernels that the pack lacks.
+        cuda: the CUDA version that PyTorch was built for, or an empty string.
+        devices: the number of usable GPUs.
+        nccl, symmetric_memory: whether PyTorch has them.
+        triton: whether Triton is installed, to compile kernels that the pack lacks.
     """
 
     cuda: str
@@ -59,20 +59,20 @@ class TorchOffers(NamedTuple):
 
     @property
     def lacking(self) -> str:
-        """What ficco's GPU engine needs and is not here, in words, or nothing."""
+        """A sentence on what ficco's GPU engine lacks here, or an empty string."""
         if not self.cuda:
             return "PyTorch is a build without CUDA"
-        wanted = {
+        needs = {
             "a GPU that it can use": self.devices > 0,
             "NCCL": self.nccl,
             "symmetric memory": self.symmetric_memory,
         }
-        missing = [name for name, there in wanted.items() if not there]
+        missing = [name for name, available in needs.items() if not available]
         return f"PyTorch lacks {', '.join(missing)}" if missing else ""
 
 
 def torch_offers() -> TorchOffers:
-    """Return what the installed PyTorch has for GPUs."""
+    """Return the GPU features of the installed PyTorch."""
     try:
         symmetric_memory()
     except ImportError:
@@ -90,36 +90,36 @@ def torch_offers() -> TorchOffers:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Send to stderr what this process writes to stdout, native code too."""
+    """Redirect this process's stdout to stderr, including output of native code."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 class _Rank:
-    """One rank; its environment says which (RANK, WORLD_SIZE, and FICCO_STORE or torchrun's).
+    """One rank, set by the environment (RANK, WORLD_SIZE, and FICCO_STORE or torchrun's).
 
     Attributes:
-        ranks: this process's rank alone.
+        ranks: a list with this process's rank only.
         leads: whether it is rank 0.
     """
 
     def __init__(self, world: int) -> None:
-        found = settings.whole("WORLD_SIZE")
-        if found != world:
-            raise InputError(f"--ranks {world}, but {found} processes were started")
+        started = settings.whole("WORLD_SIZE")
+        if started != world:
+            raise InputError(f"--ranks {world}, but {started} processes were started")
         self.rank, self.world = settings.whole("RANK"), world
         self.ranks: Sequence[int] = [self.rank]
         self.leads = self.rank == 0
 
     def _join(self, backend: str, device: torch.device | None = None) -> None:
         store = os.environ.get("FICCO_STORE")
-        with _stdout_to_stderr():  # the gloo of PyTorch 2.9 prints to stdout, as `--json` does
+        with _stdout_to_stderr():  # gloo of PyTorch 2.9 prints to stdout, which `--json` needs
             if store is None:
                 dist.init_process_group(backend, device_id=device)
                 return
@@ -129,13 +129,13 @@ class _Rank:
             )  # fmt: skip
 
     def most(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks."""
+        """Return the maximum of each value over all ranks."""
         gathered: list[Any] = [None] * self.world
         dist.all_gather_object(gathered, list(values))
         return [max(column) for column in zip(*gathered, strict=True)]
 
     def joined(self, timeline: Timeline) -> Timeline:
-        """Return the timeline of all ranks, whose clocks are one host's."""
+        """Return the timeline of all ranks; they share one host's clock."""
         gathered: list[Any] = [None] * self.world
         dist.all_gather_object(gathered, timeline)
         return Timeline.joined(gathered)
@@ -152,7 +152,7 @@ class RankExecutor(_Rank):
         )
 
     def check_room(self, problem: Problem) -> None:
-        """Refuse a problem whose data this machine cannot hold, in all processes."""
+        """Refuse a problem whose data, in all processes, exceeds this machine's memory."""
         need = self.world * oracle.bytes_needed(problem, self.ranks)
         available_memory.check_host(need, "inputs and results of all ranks, in every process")
 
@@ -163,7 +163,7 @@ class RankExecutor(_Rank):
     def run(
         self, problem: Problem, given: Sequence[Named], schedule: Schedule, traced: bool
     ) -> list[list[Any]]:
-        """Return this rank's outputs; times are always taken."""
+        """Return this rank's outputs; times are always recorded."""
         dtype = dtype_of(problem.dtype)
         ys = [np.empty(shape, dtype) for shape in problem.result_shapes(self.rank)]
         arrays = {**given[self.rank], **{f"y{i}": y for i, y in enumerate(ys)}}
@@ -171,14 +171,14 @@ class RankExecutor(_Rank):
         return [ys]
 
     def alone(self, problem: Problem, given: Sequence[Named]) -> None:
-        """Serial's timeline says how long its parts last."""
+        """Do nothing: the timeline of `serial` has the times of its parts."""
 
     def meet(self) -> None:
         """Wait for all ranks."""
         dist.barrier()
 
     def timeline(self) -> Timeline:
-        """Return this rank's last run."""
+        """Return the timeline of this rank's last run."""
         return self._runtime.timeline()
 
     def close(self) -> None:
@@ -190,8 +190,8 @@ class RankExecutor(_Rank):
 class GpuExecutor(_Rank):
     """A rank on its GPU, over NCCL: device LOCAL_RANK under torchrun, else RANK.
 
-    A context: it is left in order where all went well; after an error the process is to end, since
-    other ranks may never come to leave with it.
+    A context manager: it closes the group on success. After an error the process must end, because
+    other ranks may never arrive to close the group.
 
     Attributes:
         reason: why the group's GPUs cannot run ficco, equal on all ranks; None: they can.
@@ -204,7 +204,7 @@ class GpuExecutor(_Rank):
         self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
         torch.cuda.set_device(self._device)
         self._join("nccl", self._device)
-        # As the engine does for its own GEMMs: sums of 16-bit products are float32 throughout.
+        # As in the engine's own GEMMs, products of 16-bit values are summed in float32.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._has_timeline = False
@@ -232,18 +232,18 @@ class GpuExecutor(_Rank):
             dist.destroy_process_group()
 
     def check_room(self, problem: Problem) -> None:
-        """Refuse a problem whose data this GPU cannot hold."""
+        """Refuse a problem whose data exceeds this GPU's memory."""
         need = oracle.bytes_needed(problem, self.ranks)
         available_memory.check_gpu(need, "inputs of all ranks and results of one", self._device)
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Tensor]]:
-        """Return all ranks' inputs, drawn on this GPU; other GPUs of its kind draw the same."""
+        """Return all ranks' inputs, drawn on this GPU; equal GPUs draw the same values."""
         return oracle.inputs(problem, seed, TorchDraw(problem.dtype, seed, self._device))
 
     def run(
         self, problem: Problem, given: Sequence[Named], schedule: Schedule, traced: bool
     ) -> list[list[Tensor]]:
-        """Return this rank's outputs, when they are there; traced runs are warmed up before."""
+        """Return this rank's outputs after they are complete; traced runs are warmed up first."""
         if traced:
             self._call(problem, given[self.rank], schedule)
             self.meet()
@@ -254,40 +254,40 @@ class GpuExecutor(_Rank):
         finally:
             self._runtime.traced = False
 
-    def _call(self, problem: Problem, mine: Named, schedule: Schedule) -> list[Tensor]:
+    def _call(self, problem: Problem, own: Named, schedule: Schedule) -> list[Tensor]:
         dtype = _DTYPES[problem.dtype]
         if schedule.transport == "collective":
             like = torch.empty((0, problem.n), dtype=dtype, device=self._device)
-            ys = plain.run(problem, {**mine, "like": like}, dist.group.WORLD, self.rank)
+            ys = plain.run(problem, {**own, "like": like}, dist.group.WORLD, self.rank)
         else:
             ys = [
                 torch.empty(shape, dtype=dtype, device=self._device)
                 for shape in problem.result_shapes(self.rank)
             ]
-            arrays = {**mine, **{f"y{i}": y for i, y in enumerate(ys)}}
+            arrays = {**own, **{f"y{i}": y for i, y in enumerate(ys)}}
             self._runtime.execute(problem, schedule, arrays)
         torch.cuda.synchronize(self._device)
         self._runtime.check_alive()
         return ys
 
     def alone(self, problem: Problem, given: Sequence[Named]) -> tuple[float, float]:
-        """Return how long the whole compute and NCCL's whole transfer last alone here, in ms."""
+        """Return the times of the whole compute and of NCCL's whole transfer, each alone, in ms."""
         compute, transfer = _parts(problem, given, self.rank)
-        return self._timed(compute), self._timed(transfer)
+        return self._median_ms(compute), self._median_ms(transfer)
 
-    def _timed(self, work: Callable[[], object]) -> float:
-        """Return the median time of a run in ms, by the device's clock; the first turn warms up."""
+    def _median_ms(self, work: Callable[[], object]) -> float:
+        """Return the median time of a run in ms on the device; the first round is a warm-up."""
         times: list[float] = []
         event: Any = torch.cuda.Event
-        for _ in range(_TURNS + 1):
+        for _ in range(_ROUNDS + 1):
             begin, end = event(enable_timing=True), event(enable_timing=True)
             self.meet()
             begin.record()
-            for _ in range(_QUEUED):
+            for _ in range(_RUNS_PER_ROUND):
                 work()
             end.record()
             end.synchronize()
-            times.append(begin.elapsed_time(end) / _QUEUED)
+            times.append(begin.elapsed_time(end) / _RUNS_PER_ROUND)
         return statistics.median(times[1:])
 
     def meet(self) -> None:
@@ -297,9 +297,9 @@ class GpuExecutor(_Rank):
         torch.cuda.synchronize(self._device)
 
     def timeline(self) -> Timeline | None:
-        """Return this rank's last run, if it was traced; collectives take no times."""
-        found: Timeline | None = self._runtime.timeline() if self._has_timeline else None
-        return found
+        """Return this rank's last run, if it was traced; collectives record no times."""
+        last: Timeline | None = self._runtime.timeline() if self._has_timeline else None
+        return last
 
 
 class TorchDraw:
@@ -331,65 +331,63 @@ Work = Callable[[], object]
 
 
 def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, Work]:
-    """Return a rank's whole compute and its whole transfer, as the vendor's libraries do them.
+    """Return a rank's whole compute and its whole transfer by the vendor's libraries.
 
-    Uneven rows go as the collectives want them, padded to the longest.
+    Uneven rows are padded to the longest, as the collectives need them.
     """
-    mine, world, longest = given[rank], problem.world, max(problem.rows)
+    own, world, longest = given[rank], problem.world, max(problem.rows)
     if problem.flow.pools:
-        return _pooling(problem, mine), _sending_bags(problem, mine, rank)
-    x = mine["x"]
+        return _pooling(problem, own), _sending_bags(problem, own, rank)
+    x = own["x"]
     if problem.flow.own_columns:
-        whole = torch.cat([theirs["x"] for theirs in given])
+        whole = torch.cat([peer["x"] for peer in given])
         shard, target = x.new_zeros((longest, problem.k)), x.new_empty((world * longest, problem.k))
         return (
-            _multiplying(problem, whole, mine),
+            _multiplying(problem, whole, own),
             lambda: collectives.all_gather(target, shard),
         )
     if problem.flow.shares:
         product = x.new_zeros((problem.m, problem.n))
-        return _multiplying(problem, x, mine), lambda: dist.all_reduce(product)
+        return _multiplying(problem, x, own), lambda: dist.all_reduce(product)
     if problem.flow.sums:
         product = x.new_zeros((world * longest, problem.n))
-        own = x.new_empty((longest, problem.n))
+        piece = x.new_empty((longest, problem.n))
         return (
-            _multiplying(problem, x, mine),
-            lambda: collectives.reduce_scatter(own, product),
+            _multiplying(problem, x, own),
+            lambda: collectives.reduce_scatter(piece, product),
         )
     taken = [row[rank] for row in problem.splits]
     if problem.flow.gathers:
         sent = x
         edges = [offsets(row) for row in problem.splits]
-        blocks = [
-            theirs["x"][edges[s][rank] : edges[s][rank + 1]] for s, theirs in enumerate(given)
-        ]
-        compute = _multiplying(problem, torch.cat(blocks), mine)
+        blocks = [peer["x"][edges[s][rank] : edges[s][rank + 1]] for s, peer in enumerate(given)]
+        compute = _multiplying(problem, torch.cat(blocks), own)
     else:
         sent = x.new_zeros((problem.rows[rank], problem.n))
-        compute = _multiplying(problem, x, mine)
+        compute = _multiplying(problem, x, own)
     target = sent.new_empty((sum(taken), sent.shape[1]))
     split = list(problem.splits[rank])
     return compute, lambda: dist.all_to_all_single(target, sent, taken, split)
 
 
-def _multiplying(problem: Problem, x: Tensor, mine: Named) -> Work:
+def _multiplying(problem: Problem, x: Tensor, own: Named) -> Work:
     pairs = [
-        (x.t() if output.axis == "contraction" else x, mine[output.operand])
+        (x.t() if output.axis == "contraction" else x, own[output.operand])
         for output in problem.products
     ]
     return lambda: [torch.mm(a, b) for a, b in pairs]
 
 
-def _pooling(problem: Problem, mine: Named) -> Work:
-    count = sum(name.startswith("table") for name in mine)
+def _pooling(problem: Problem, own: Named) -> Work:
+    count = sum(name.startswith("table") for name in own)
     tables = [
-        (mine[f"indices{i}"].ravel(), mine[f"table{i}"], mine[f"offsets{i}"].ravel())
+        (own[f"indices{i}"].ravel(), own[f"table{i}"], own[f"offsets{i}"].ravel())
         for i in range(count)
     ]
     return lambda: [torch.nn.functional.embedding_bag(*table, mode="sum") for table in tables]
 
 
-def _sending_bags(problem: Problem, mine: Named, rank: int) -> Work:
+def _sending_bags(problem: Problem, own: Named, rank: int) -> Work:
     widths = [problem.n * len(tables) for tables in problem.tables]
     like = torch.empty(0, dtype=_DTYPES[problem.dtype], device=torch.cuda.current_device())
     sent = like.new_zeros(problem.m * widths[rank])

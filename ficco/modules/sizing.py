@@ -1,8 +1,8 @@
-"""size_windows(): windows made large enough before a CUDA graph is captured, or before serving.
+"""size_windows(): size the windows and load the kernels before a CUDA graph capture or serving.
 
-Windows grow with the largest call, which a capture forbids and a request should not wait for; nor
-should it wait for kernels, of which another number of rows may need others. What a call needs
-follows from its plan alone, so the layers' own calls are made once, on zeros.
+Windows grow to the largest call. A capture forbids that, and a request should not wait for it, nor
+for kernels, which may differ with the number of rows. A call's needs depend only on its plan, so
+each of the layers' calls is made once, on zeros.
 """
 
 from __future__ import annotations
@@ -31,69 +31,69 @@ from ficco.schedule import Schedule
 
 __all__ = ["size_windows"]
 
-_NEAR = 1.3  # times as long as the best: what may be the best with other rows
-_FEWER = 0.8  # of rows, from one size that is made ready for serving to the next
+_NEAR_BEST = 1.3  # times the best duration: such a schedule may be the best for other rows
+_ROW_STEP = 0.8  # ratio of the rows of one call prepared for serving to the previous one
 Module = torch.nn.Module
 Tensor = torch.Tensor
-_Kind = tuple[Layer, list[Tensor], bool]  # of calls: the layer, its weights, whether backward runs
+_Kind = tuple[Layer, list[Tensor], bool]  # a kind of call: layer, weights, whether backward runs
 
 
 def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> None:
     """Run every kind of call that an overlapped model's layers make, several times, on zeros.
 
-    Afterwards no call with as many rows or fewer, by the same schedule, grows a window; on GPUs
-    neither does the same call in a capture. Without backward, calls of fewer rows are made as well,
-    each of a fifth fewer, so that nearly all kernels are loaded that requests of other lengths run;
-    those that launch what others have loaded are left out. What the pack lacks is compiled at once,
-    in several processes, but for kernels of backward. It is a collective call: all ranks make it
-    alike. Gradients of the model are not touched.
+    Afterwards no call with `rows` rows or fewer and the same schedule grows a window, on GPUs also
+    in a capture. Without backward, calls with fewer rows follow, each with a fifth fewer than the
+    last, to load nearly all kernels that requests of other lengths need; calls whose kernels are
+    loaded already are skipped. Kernels that the pack lacks are compiled first, in several
+    processes, except those of backward. It is a collective call: all ranks pass equal arguments.
+    Gradients of the model do not change.
 
     Args:
         module: an overlapped model.
-        rows: batch x sequence, over all ranks, of the largest input to come.
-        backward: whether to run backward, too; None: where the model trains and has a weight that
-            requires a gradient.
+        rows: batch x sequence, over all ranks, of the largest future input.
+        backward: whether to run backward too; None: if the model is in training mode and has a
+            weight that requires a gradient.
 
     Raises:
-        InputError: `rows` is no size, or more than memory holds; the model is not overlapped, is on
-            the meta device, or its weights are not those that its layers multiply (sharded by FSDP
-            at the moment).
+        InputError: `rows` is not a size, or too large for the memory; the model is not overlapped,
+            is on the meta device, or its weights are currently not the ones that its layers
+            multiply (sharded by FSDP).
     """
     if not isinstance(module, Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
-    found = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
-    if not found:
+    overlapped = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
+    if not overlapped:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
     rows = whole_number(rows, "rows (batch x sequence)", 1, MOST)
-    calls = list(_kinds(found, backward))
+    calls = list(_kinds(overlapped, backward))
     for layer, weights, _ in calls:
         _check_memory(layer, weights, rows)
     with pack.keeping_blocks(), _compiling(calls):
         _compile_together(calls, rows)
-        for layer, weights, wanted in calls:  # windows grow, which lets go what was made ready
-            _call(layer, weights, rows, wanted)
-        for layer, weights, wanted in calls:
-            if not wanted:
-                _fewer(layer, weights, rows)
-        for layer, weights, wanted in calls * 2:  # the second time is for what a capture takes
-            _call(layer, weights, rows, wanted)
+        for layer, weights, runs_backward in calls:  # first: growing windows drops bound plans
+            _call(layer, weights, rows, runs_backward)
+        for layer, weights, runs_backward in calls:
+            if not runs_backward:
+                _call_smaller(layer, weights, rows)
+        for layer, weights, runs_backward in calls * 2:  # the second call loads a capture's kernels
+            _call(layer, weights, rows, runs_backward)
 
 
-def _kinds(found: Sequence[Module], backward: bool | None) -> Iterator[_Kind]:
+def _kinds(overlapped: Sequence[Module], backward: bool | None) -> Iterator[_Kind]:
     """Yield every kind of call: its layer, the weights that share it, whether to run backward."""
     done = set()
-    for each in found:
-        layer = layer_of(each)
-        together = [each]
+    for module in overlapped:
+        layer = layer_of(module)
+        together = [module]
         if layer.sharing is not None and not layer.sharing.why_apart(layer.place):
             together = layer.sharing.members()
         weights = [local_of(other.weight) for other in together]
         first = weights[0]
-        mesh = getattr(each.weight, "device_mesh", None)
+        mesh = getattr(module.weight, "device_mesh", None)
         if mesh is not None and mesh.ndim != 1:
             raise InputError(
-                f"{layer.name}: its weight is split over a mesh of {mesh.ndim} dimensions at the "
-                "moment (by FSDP?); size the windows before it is, or by a step of the model"
+                f"{layer.name}: its weight is currently split over a mesh of {mesh.ndim} "
+                "dimensions (by FSDP?); size the windows before that, or run a step of the model"
             )
         if first.is_meta or first.dtype not in DTYPES or first.dim() != 2:
             raise InputError(f"{layer.name}: its weight is {first.dtype} on {first.device}")
@@ -102,15 +102,15 @@ def _kinds(found: Sequence[Module], backward: bool | None) -> Iterator[_Kind]:
         if kind in done:
             continue
         done.add(kind)
-        wanted = backward
-        if wanted is None:
-            wanted = each.training and any(weight.requires_grad for weight in weights)
-        yield layer, weights, wanted
+        runs_backward = backward
+        if runs_backward is None:
+            runs_backward = module.training and any(weight.requires_grad for weight in weights)
+        yield layer, weights, runs_backward
 
 
 def _check_memory(layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
-    """Refuse a call whose input and results alone are larger than the memory of their device."""
-    seen = _posed(layer, weights, rows).seen
+    """Refuse a call whose input and results are larger than the memory of their device."""
+    seen = _with_call(layer, weights, rows).seen
     if seen is None or not weights:
         return
     high = seen.rows if seen.operator == "column_matmul" else rows
@@ -123,9 +123,9 @@ def _check_memory(layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
         have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if need > have:
         raise InputError(
-            f"rows={rows}: {layer.name} would read and make {need / 2**30:.0f} GiB on each rank, "
-            f"and {seen.device} has {have / 2**30:.0f} GiB; ask for fewer rows, those of the "
-            "largest input to come"
+            f"rows={rows}: {layer.name} would read and write {need / 2**30:.0f} GiB on each rank, "
+            f"but {seen.device} has {have / 2**30:.0f} GiB; pass fewer rows, those of the largest "
+            "future input"
         )
 
 
@@ -149,123 +149,125 @@ def _compiling(calls: Sequence[_Kind]) -> Iterator[None]:
 
 
 def _compile_together(calls: Sequence[_Kind], rows: int) -> None:
-    """Compile at once what the pack lacks of the kernels that calls launch, but for backward's."""
+    """Compile at once all kernels of the calls that the pack lacks, except those of backward."""
     wanted: dict[GroupKernels, list[tuple[Problem, Schedule]]] = {}
     for layer, weights, backward in calls:
-        for fewer in (rows,) if backward else (rows, *_heights(rows)):
-            posed = _posed(layer, weights, fewer)
-            asked = _asked(posed)
-            if asked is None or not asked[0].compiles:
+        for fewer in (rows,) if backward else (rows, *_smaller_rows(rows)):
+            posed = _with_call(layer, weights, fewer)
+            found = _kernels_and_problem(posed)
+            if found is None or not found[0].compiles:
                 continue
-            own, problem = asked
-            taken = [_taken(posed, "eager"), *_gated(posed)]
-            taken += [_taken(posed, "captured")] if fewer == rows else []
-            wanted.setdefault(own, []).extend((problem, each) for each in taken if each)
-    for own, them in wanted.items():
-        own.compile(them)
+            kernels, problem = found
+            schedules = [_chosen_schedule(posed, "eager"), *_gated_alternatives(posed)]
+            schedules += [_chosen_schedule(posed, "captured")] if fewer == rows else []
+            wanted.setdefault(kernels, []).extend((problem, s) for s in schedules if s)
+    for kernels, pairs in wanted.items():
+        kernels.compile(pairs)
 
 
-def _posed(layer: Layer, weights: Sequence[Tensor], rows: int) -> Layer:
-    """Return a copy of a layer that has seen the call which `_call` would make."""
+def _with_call(layer: Layer, weights: Sequence[Tensor], rows: int) -> Layer:
+    """Return a copy of a layer whose last call is the one that `_call` would make."""
     if not weights:
         return layer
     operator, world, first = operator_of(layer), layer.ranks.world, weights[0]
     whole, dtype, device = -(-rows // world) * world, first.dtype, first.device
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
-    mine = whole // world if operator == "all_gather_matmul" else whole
+    own_rows = whole // world if operator == "all_gather_matmul" else whole
     widths = tuple([weight.shape[0] for weight in weights])
-    seen = Seen(operator, mine, first.shape[1], widths, dtype, device, whole, 1, False)
+    seen = Seen(operator, own_rows, first.shape[1], widths, dtype, device, whole, 1, False)
     return replace(layer, seen=seen)
 
 
-def _taken(layer: Layer, when: str) -> Schedule | None:
+def _chosen_schedule(layer: Layer, when: str) -> Schedule | None:
     """Return the schedule of a layer's last call in a regime."""
     if layer.options.schedule != AUTO:
         return schedule_of(layer)
-    found = choice_of(layer, when)
-    return None if found is None else found.schedule
+    choice = choice_of(layer, when)
+    return None if choice is None else choice.schedule
 
 
-def _asked(layer: Layer) -> tuple[GroupKernels, Problem] | None:
-    """Return what the group of a layer's call has of ficco's own kernels, and the problem.
+def _kernels_and_problem(layer: Layer) -> tuple[GroupKernels, Problem] | None:
+    """Return the kernels that the group of a layer's call can load, and the call's problem.
 
-    None: no GPUs run it, or none of these kernels.
+    None: the call does not run on GPUs, or without ficco's own kernels.
     """
     if layer.seen is None or layer.seen.device.type != "cuda":
         return None
-    own, problem = getattr(runtime_of(layer), "kernels", None), problem_of(layer)
-    return None if own is None or problem is None else (own, problem)
+    kernels, problem = getattr(runtime_of(layer), "kernels", None), problem_of(layer)
+    return None if kernels is None or problem is None else (kernels, problem)
 
 
-def _heights(rows: int) -> Iterator[int]:
-    """Yield fewer and fewer rows, to one."""
+def _smaller_rows(rows: int) -> Iterator[int]:
+    """Yield decreasing numbers of rows, down to 1."""
     fewer = rows
-    while fewer := int(fewer * _FEWER):
+    while fewer := int(fewer * _ROW_STEP):
         yield fewer
 
 
-def _fewer(layer: Layer, weights: list[Tensor], rows: int) -> None:
-    """Make a layer's call of fewer and fewer rows, to one, where it may need other kernels."""
+def _call_smaller(layer: Layer, weights: list[Tensor], rows: int) -> None:
+    """Make a layer's call with fewer and fewer rows, down to 1, if it may need other kernels."""
     loaded: set[Any] = set()
-    for fewer in _heights(rows):
-        posed = _posed(layer, weights, fewer)
-        asked = _asked(posed)
-        taken = None if asked is None else _taken(posed, "eager")
-        if asked is None or taken is None:
+    for fewer in _smaller_rows(rows):
+        posed = _with_call(layer, weights, fewer)
+        found = _kernels_and_problem(posed)
+        chosen = None if found is None else _chosen_schedule(posed, "eager")
+        if found is None or chosen is None:
             _call(layer, weights, fewer, backward=False)
             continue
-        own, problem = asked
-        for schedule in (taken, *_gated(posed)):
-            launched = own.launched(problem, schedule)
+        kernels, problem = found
+        for schedule in (chosen, *_gated_alternatives(posed)):
+            launched = kernels.launched(problem, schedule)
             if launched is not None and launched <= loaded:
                 continue
             loaded |= launched or set()
-            by = layer.options.schedule if schedule == taken else schedule
-            options = replace(layer.options, schedule=by)
+            option = layer.options.schedule if schedule == chosen else schedule
+            options = replace(layer.options, schedule=option)
             _call(replace(layer, options=options), weights, fewer, backward=False)
 
 
-def _gated(layer: Layer) -> list[Schedule]:
-    """Return the schedules of gated launches that a few rows more or less may make the best one.
+def _gated_alternatives(layer: Layer) -> list[Schedule]:
+    """Return gated schedules that may be the best for slightly more or fewer rows.
 
-    One of each kind of sums, which have kernels of their own, but for that of the layer's call on a
-    GPU: a kernel takes a second to compile.
+    On a GPU only, one schedule per kind of sums, because each kind has its own kernels, which take
+    a second to compile. The kind of the layer's own schedule is left out.
     """
     if layer.options.schedule != AUTO or layer.seen is None or layer.seen.device.type != "cuda":
         return []
-    found = choice_of(layer)
-    if found is None or found.predicted_ms is None:
+    choice = choice_of(layer)
+    if choice is None or choice.predicted_ms is None:
         return []
-    taken = found.schedule.sums if found.schedule.compute == "gated" else ""
-    asked = _asked(layer)
+    own_sums = choice.schedule.sums if choice.schedule.compute == "gated" else ""
+    found = _kernels_and_problem(layer)
 
     def has(schedule: Schedule) -> bool:
-        return asked is None or asked[0].compiles or asked[0].has(asked[1], schedule)
+        return found is None or found[0].compiles or found[0].has(found[1], schedule)
 
-    most, near = _NEAR * found.predicted_ms, dict[str, Schedule]()
-    for schedule, ms in found.alternatives:
-        if schedule.compute == "gated" and ms < most and schedule.sums != taken and has(schedule):
+    most, near = _NEAR_BEST * choice.predicted_ms, dict[str, Schedule]()
+    for schedule, ms in choice.alternatives:
+        if schedule.compute != "gated" or schedule.sums == own_sums:
+            continue
+        if ms < most and has(schedule):
             near.setdefault(schedule.sums, schedule)
     return list(near.values())
 
 
 def _call(layer: Layer, weights: list[Tensor], rows: int, backward: bool) -> Layer:
-    """Call a copy of a layer on zeros; return the copy, which has seen the call."""
+    """Call a copy of a layer on zeros; return the copy, which records the call."""
     world, first, operator = layer.ranks.world, weights[0].detach(), operator_of(layer)
     split = operator == "all_gather_matmul"
-    mine = -(-rows // world) if split else -(-rows // world) * world
-    each = 2 if backward else 1  # data, and its gradient
+    own_rows = -(-rows // world) if split else -(-rows // world) * world
+    copies = 2 if backward else 1  # data, and its gradient
     width = sum([weight.shape[0] for weight in weights])
-    elements = mine * first.shape[1] + (mine * world if split else mine) * width
-    need = each * elements * first.element_size()
+    elements = own_rows * first.shape[1] + (own_rows * world if split else own_rows) * width
+    need = copies * elements * first.element_size()
     if need >= LOOKED_AT:
         check_on(first.device, need, f"a call of {layer.name} with {rows} rows")
-    x = first.new_zeros((mine, first.shape[1]), requires_grad=backward)
-    given = [weight.detach().requires_grad_(backward) for weight in weights]
+    x = first.new_zeros((own_rows, first.shape[1]), requires_grad=backward)
+    detached = [weight.detach().requires_grad_(backward) for weight in weights]
     with torch.set_grad_enabled(backward):
         called = replace(layer)
-        ys = call(called, operator, x, given)
+        ys = call(called, operator, x, detached)
         if backward:
-            torch.autograd.grad(ys, [x, *given], [torch.zeros_like(y) for y in ys])
+            torch.autograd.grad(ys, [x, *detached], [torch.zeros_like(y) for y in ys])
     return called

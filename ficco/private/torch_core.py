@@ -1,7 +1,7 @@
-"""Private names of PyTorch on the path of a call. Other modules bind them once, at import.
+"""Private names of PyTorch that a call uses. Other modules bind them once, at import.
 
-The public functions of the same meaning are wrappers in Python, or do not exist. A repeated call
-takes a few microseconds of the host, and asks for most of these names every time.
+The equivalent public functions are wrappers in Python, or do not exist. A repeated call takes a few
+microseconds on the host, and uses most of these names.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Tensor = torch.Tensor
 # ---- what observes a call
 
 
-def _assume_a_mode() -> int:
+def _assume_one_mode() -> int:
     return 1
 
 
 dispatch_modes = find(
-    "torch._C:_len_torch_dispatch_stack", _assume_a_mode, "every call is one of the custom operator"
+    "torch._C:_len_torch_dispatch_stack", _assume_one_mode, "every call uses the custom operator"
 )
-"""How many modes of `__torch_dispatch__` are active.
+"""The number of active modes of `__torch_dispatch__`.
 
-No public function tells. The fallback assumes that one is active: a custom operator is right with
+There is no public function. The fallback assumes one active mode: a custom operator is correct with
 and without modes, and takes about 10 us more.
 """
 
@@ -60,11 +60,11 @@ def _function_modes() -> int:
 function_modes = find(
     "torch._C:_len_torch_function_stack", _function_modes, "torch.overrides.has_torch_function"
 )
-"""How many modes of `__torch_function__` are active; the fallback tells whether there are any."""
+"""The number of active modes of `__torch_function__`; the fallback returns 1 if there are any."""
 
 
 class _Probe(torch.autograd.Function):
-    """A function that PyTorch refuses to apply under a transform: it has no setup_context."""
+    """A function without setup_context, which PyTorch refuses to apply under a transform."""
 
     @staticmethod
     def forward(ctx: Any) -> None:
@@ -87,9 +87,9 @@ transform = find(
     _transform,
     "an autograd.Function without setup_context is tried, which transforms refuse",
 )
-"""The innermost transform of torch.func (vmap, grad, ...) that is active, or None.
+"""The innermost active transform of torch.func (vmap, grad, ...), or None.
 
-No public function tells. The fallback returns an error in place of the transform.
+There is no public function. The fallback returns an error instead of the transform.
 """
 
 _LEVEL = "_current_level"
@@ -99,7 +99,7 @@ def _levels() -> dict[str, Any]:
     find(
         f"torch.autograd.forward_ad:{_LEVEL}",
         None,
-        "every tensor is asked whether it has a tangent",
+        "every tensor is checked for a tangent",
     )
     known = f"torch.autograd.forward_ad:{_LEVEL}" not in ABSENT
     return vars(torch.autograd.forward_ad) if known else {_LEVEL: 0}
@@ -107,10 +107,10 @@ def _levels() -> dict[str, Any]:
 
 forward_ad = _levels()
 forward_level = _LEVEL
-"""`forward_ad[forward_level]` is the level of forward-mode AD that is entered, or -1.
+"""`forward_ad[forward_level]` is the current level of forward-mode AD, or -1.
 
-A module variable, which is read anew by every call. The fallback is level 0: the call then asks
-each tensor by the public `unpack_dual`.
+Every call reads this module variable. The fallback is level 0: the call then checks each tensor by
+the public `unpack_dual`.
 """
 
 
@@ -120,7 +120,7 @@ def _is_tracing() -> bool:
 
 
 is_tracing = find("torch._C:_is_tracing", _is_tracing, "torch.jit.is_tracing")
-"""Whether torch.jit.trace is active. The public function calls two others."""
+"""Returns whether torch.jit.trace is active. The public function calls two others."""
 
 
 def _any_autocast() -> bool:
@@ -128,29 +128,29 @@ def _any_autocast() -> bool:
 
 
 any_autocast = find("torch._C:_is_any_autocast_enabled", _any_autocast, "torch.is_autocast_enabled")
-"""Whether autocast is enabled for some device. The public function is asked for each device."""
+"""Returns whether autocast is enabled for any device. The public function takes one device."""
 
 
-# ---- what a call runs under
+# ---- the context of a call
 
 
 class _AutocastOff:
-    """Disables autocast on the devices that ficco serves, by public functions."""
+    """Disables autocast on the devices that ficco supports, by public functions."""
 
     def __enter__(self) -> None:
-        self._before = [(kind, torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
-        for kind, _ in self._before:
+        self._previous = [(kind, torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
+        for kind, _ in self._previous:
             torch.set_autocast_enabled(kind, False)
 
     def __exit__(self, *_: object) -> None:
-        for kind, enabled in self._before:
+        for kind, enabled in self._previous:
             torch.set_autocast_enabled(kind, enabled)
 
 
 DisableAutocast = find(
     "torch._C:_DisableAutocast", _AutocastOff, "torch.set_autocast_enabled for cpu and cuda"
 )
-"""A context manager in which nothing is cast. The public `torch.autocast` takes longer."""
+"""A context manager that disables casts. The public `torch.autocast` takes longer."""
 
 
 def _disable_dynamo(function: Any) -> Any:
@@ -160,46 +160,46 @@ def _disable_dynamo(function: Any) -> Any:
 disable_dynamo = find(
     "torch._compile:_disable_dynamo", _disable_dynamo, "torch.compiler.disable, which takes longer"
 )
-"""Keeps torch.compile out of a function. The public decorator imports the compiler at once, which
-takes seconds; the private one imports it when the function is called.
+"""Decorator that excludes a function from torch.compile. The public decorator imports the compiler
+at once, which takes seconds; the private one imports it when the function is called.
 """
 
 # ---- tensors
 
 
 def _copy_as(tensor: Tensor, shape: Any) -> Tensor:
-    found = tensor.new_empty(shape)
-    found.view(tensor.shape).copy_(tensor)
-    return found
+    copy = tensor.new_empty(shape)
+    copy.view(tensor.shape).copy_(tensor)
+    return copy
 
 
 unsafe_view = find("torch:ops.aten._unsafe_view", _copy_as, "results of other shapes are copied")
-"""A tensor's memory in another shape, which autograd does not take for a view.
+"""A tensor's memory in another shape, which autograd does not treat as a view.
 
-Autograd would not let the caller change a view in place. The fallback copies.
+Autograd does not allow the caller to change such a view in place. The fallback copies.
 """
 
 
-def _perhaps_a_view(tensor: Tensor) -> bool:
+def _assume_view(tensor: Tensor) -> bool:
     return True
 
 
-is_view = find("torch:Tensor._is_view", _perhaps_a_view, "results are shaped anew in any case")
-"""Whether autograd takes a tensor for a view. The fallback says yes, which costs an operator."""
+is_view = find("torch:Tensor._is_view", _assume_view, "results are always reshaped")
+"""Returns whether autograd treats a tensor as a view. The fallback is True: one operator more."""
 
 
-def _bag_gradient(  # noqa: PLR0913 - as ATen has them
+def _bag_gradient(  # noqa: PLR0913 - ATen's parameters
     pooled: Tensor, index: Tensor, bags: Tensor, sizes: Tensor, most: Tensor, height: int,
     scaled: bool, mode: int, weights: Any, padding: int,
 ) -> Tensor:  # fmt: skip
-    """Sum the gradients of rows, with a copy of `pooled` for every look-up."""
+    """Sum the gradients of rows, with a copy of a row of `pooled` for every lookup."""
     return pooled.new_zeros((height, pooled.shape[1])).index_add_(0, index, pooled[bags])
 
 
 bag_gradient = find(
     "torch:ops.aten._embedding_bag_dense_backward",
     _bag_gradient,
-    "gradients of tables are made by index_add_, which takes memory for every look-up",
+    "gradients of tables are computed by index_add_, which takes memory for every lookup",
 )
 """The gradient of a table of torch.nn.functional.embedding_bag, in the mode "sum"."""
 
@@ -219,8 +219,8 @@ current_device = _current_device
 current_stream = _current_stream
 """The current GPU's number; the handle of a GPU's current stream.
 
-The public functions initialize CUDA where needed and make an object of the stream, which takes
-about a microsecond. A build without CUDA has no private ones.
+The public functions initialize CUDA if necessary and create a stream object, which takes about a
+microsecond. A build without CUDA has no private functions.
 """
 if torch.version.cuda:
     current_device = find("torch._C:_cuda_getDevice", _current_device, "torch.cuda.current_device")
@@ -232,39 +232,40 @@ if torch.version.cuda:
 def symmetric_memory() -> Any:
     """Return PyTorch's module of symmetric memory, which has no public name.
 
-    Its fallback is torch.distributed: callers catch the error and do without windows on GPUs.
+    The fallback is torch.distributed: callers catch the error and use no windows on GPUs.
 
     Raises:
-        ImportError: this PyTorch has none.
+        ImportError: this PyTorch has no such module.
     """
     return importlib.import_module("torch.distributed._symmetric_memory")
 
 
 # ---- process groups
 
-_noted: dict[str, Any] = {}
+_groups_by_name: dict[str, Any] = {}
 
 
-def _group_noted(name: str) -> Any:
-    everyone: Any = torch.distributed.group.WORLD
-    if everyone is not None and everyone.group_name == name:
-        return everyone
-    return _noted[name]
+def _known_group(name: str) -> Any:
+    world: Any = torch.distributed.group.WORLD
+    if world is not None and world.group_name == name:
+        return world
+    return _groups_by_name[name]
 
 
 group_named = find(
     "torch.distributed.distributed_c10d:_resolve_process_group",
-    _group_noted,
-    "names of groups are those that ficco was called with before",
+    _known_group,
+    "only groups that ficco has used before are found by name",
 )
-"""The process group that has a name; KeyError, RuntimeError or ValueError: none has it.
+"""Returns the process group of a name; raises KeyError, RuntimeError or ValueError if none has it.
 
-Custom operators take names. The fallback knows all ranks' group, and what `note_group` was given.
+Custom operators take names. The fallback finds the group of all ranks, and groups passed to
+`note_group`.
 """
-_notes = group_named is _group_noted
+_uses_fallback = group_named is _known_group
 
 
 def note_group(group: Any) -> None:
-    """Note a process group that may be asked for by its name, if only the fallback serves."""
-    if _notes and not torch.compiler.is_dynamo_compiling():
-        _noted[group.group_name] = group
+    """Record a process group that may be looked up by name, if the fallback is used."""
+    if _uses_fallback and not torch.compiler.is_dynamo_compiling():
+        _groups_by_name[group.group_name] = group

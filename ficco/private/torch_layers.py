@@ -1,7 +1,7 @@
 """Private names of PyTorch's modules, DTensors and tensor-parallel styles.
 
-PyTorch has no public list of a module's hooks, and no public way to tell which style made a layer
-parallel. Where such a name is absent, the layers that need it stay as PyTorch made them, and
+PyTorch has no public list of a module's hooks, and no public way to find the style that made a
+layer parallel. If such a name is absent, the layers that need it are left unchanged, and
 `ficco.explain` says why.
 """
 
@@ -45,32 +45,32 @@ __all__ = [
 Module = torch.nn.Module
 Tensor = torch.Tensor
 
-# ---- what a module holds
+# ---- the contents of a module
 
 
 _MODULE = Module()
 
 BEFORE, AFTER = "_forward_pre_hooks", "_forward_hooks"
 ALWAYS = "_forward_hooks_always_called"
-"""Names of the dictionaries of a module's hooks: before its forward, after it, and which of these
-are called where the forward raised.
+"""Names of the dictionaries of a module's hooks: before its forward, after it, and the keys of the
+latter that also run after an error in the forward.
 
-`register_forward_hook` adds a hook; nothing public lists or replaces one. Without these names no
-layer with a DTensor weight is overlapped, because a hook that is not seen could communicate, too,
-and no layers share a gather.
+`register_forward_hook` adds a hook; no public function lists or replaces one. Without these names
+no layer with a DTensor weight is overlapped, because a hidden hook could communicate too, and no
+layers share a gather.
 """
-_STAY = "layers with DTensor weights stay as they are, and layers do not share a gather"
-_shown = [find_in(_MODULE, each, _STAY) for each in (BEFORE, AFTER, ALWAYS)]
-HOOKS_ARE_KNOWN = all(_shown)
+_EFFECT = "layers with DTensor weights are left unchanged, and layers do not share a gather"
+_present = [find_in(_MODULE, key, _EFFECT) for key in (BEFORE, AFTER, ALWAYS)]
+HOOKS_ARE_KNOWN = all(_present)
 
 
 def hooks_before(module: Module) -> dict[Any, Any]:
-    """Return a module's hooks before its forward, by key: the module's own dictionary."""
+    """Return the module's own dictionary of hooks before its forward, by key."""
     return getattr(module, BEFORE) if HOOKS_ARE_KNOWN else {}
 
 
 def hooks_after(module: Module) -> dict[Any, Any]:
-    """Return a module's hooks after its forward, by key: the module's own dictionary."""
+    """Return the module's own dictionary of hooks after its forward, by key."""
     return getattr(module, AFTER) if HOOKS_ARE_KNOWN else {}
 
 
@@ -94,11 +94,11 @@ def buffers_of(module: Module) -> dict[str, Any]:
     return dict(module.named_buffers(recurse=False, remove_duplicate=False))
 
 
-# ---- what a layer's call runs under
+# ---- the context of a layer's call
 
 
 def _cannot_disable() -> Any:
-    raise RuntimeError("modes cannot be disabled: ask modes_can_be_disabled first")
+    raise RuntimeError("modes cannot be disabled: check modes_can_be_disabled first")
 
 
 disable_modes = find(
@@ -106,8 +106,8 @@ disable_modes = find(
     _cannot_disable,
     "weights that a plan calls shards are not compared between ranks",
 )
-"""A context manager in which no mode sees an operator. No public one exists, so that without it
-`modes_can_be_disabled` is False and the caller leaves out what needs it.
+"""A context manager that hides operators from all modes. There is no public one: if it is absent,
+`modes_can_be_disabled` is False and callers skip the work that needs it.
 """
 modes_can_be_disabled = disable_modes is not _cannot_disable
 
@@ -119,9 +119,9 @@ def _no_graph_task() -> int:
 current_graph_task = find(
     "torch._C:_current_graph_task_id", _no_graph_task, "layers of one parent do not share a gather"
 )
-"""A number of the backward pass that runs in this thread, or -1.
+"""Returns the number of the backward pass that runs in this thread, or -1.
 
-No public function tells. Without it `graph_tasks_are_known` is False.
+There is no public function. If it is absent, `graph_tasks_are_known` is False.
 """
 graph_tasks_are_known = current_graph_task is not _no_graph_task
 
@@ -136,23 +136,23 @@ versions_are_known = (
 )
 version_of: Callable[[Tensor], int]
 version_of = operator.attrgetter(_VERSION) if versions_are_known else _never_written
-"""How often a tensor was written. No public attribute tells.
+"""Returns how often a tensor was written. There is no public attribute.
 
-Without it `versions_are_known` is False.
+If it is absent, `versions_are_known` is False.
 """
 
 
 # ---- DTensors
 
 LOCAL = "_local_tensor"
-"""The attribute of a DTensor that holds this rank's part."""
+"""The attribute of a DTensor that holds this rank's shard."""
 
 
-def _part_held(tensor: Any) -> Any:
+def _local_attribute(tensor: Any) -> Any:
     return getattr(tensor, LOCAL, tensor)
 
 
-def _part_asked(tensor: Any) -> Any:
+def _local_by_to_local(tensor: Any) -> Any:
     if not isinstance(tensor, DTensor):
         return tensor
     with torch.no_grad():
@@ -160,10 +160,14 @@ def _part_asked(tensor: Any) -> Any:
 
 
 find(f"torch.distributed.tensor:DTensor.{LOCAL}", None, "DTensor.to_local")
-local_part = _part_asked if f"torch.distributed.tensor:DTensor.{LOCAL}" in ABSENT else _part_held
-"""A DTensor's part on this rank, outside of autograd; any other tensor itself.
+local_part = (
+    _local_by_to_local
+    if f"torch.distributed.tensor:DTensor.{LOCAL}" in ABSENT
+    else _local_attribute
+)
+"""Returns a DTensor's shard on this rank, outside of autograd; any other tensor itself.
 
-The public `to_local` records a view where gradients are recorded.
+The public `to_local` records a view if gradients are recorded.
 """
 
 
@@ -172,7 +176,7 @@ The public `to_local` records a view where gradients are recorded.
 
 def _of_style(name: str) -> Any:
     return find(
-        f"torch.distributed.tensor.parallel:{name}", None, "layers of this style stay as they are"
+        f"torch.distributed.tensor.parallel:{name}", None, "layers of this style are left unchanged"
     )
 
 
@@ -181,15 +185,14 @@ column_output = _of_style("ColwiseParallel._prepare_output_fn")
 row_input = _of_style("RowwiseParallel._prepare_input_fn")
 row_output = _of_style("RowwiseParallel._prepare_output_fn")
 sequence_input = _of_style("SequenceParallel._prepare_input_fn")
-"""The functions by which styles prepare inputs and outputs of a layer; None: it is absent.
+"""The functions by which styles prepare inputs and outputs of a layer; None: absent.
 
-A hook that holds one tells the style. Nothing public does.
+A hook that contains one identifies the style. There is no public way.
 """
 
 prepare_input: Any = _of_style("PrepareModuleInput._prepare_input_fn")
 prepare_named_input: Any = _of_style("PrepareModuleInput._prepare_input_kwarg_fn")
-"""The functions by which PrepareModuleInput prepares what a module is called with.
+"""The functions by which PrepareModuleInput prepares a module's inputs.
 
-Called here with the style, the inputs and the mesh. None: it is absent, and a parent keeps its
-gather.
+ficco calls them with the style, the inputs and the mesh. None: absent; a parent keeps its gather.
 """

@@ -1,8 +1,8 @@
-"""Names of Triton without documentation: compiling before a launch, and reading the result.
+"""Undocumented names of Triton: to compile before a launch, and to read the result.
 
-Importing this module imports Triton. Kernels of the pack need neither. The public fallback is
-Triton's own launch, `function[grid](...)`, which compiles by itself: `why_not_ahead` and
-`facts_of` say why a kernel has to be launched so.
+Importing this module imports Triton; kernels of the pack do not need it. The public fallback is
+Triton's own launch, `function[grid](...)`, which compiles the kernel. `why_not_ahead` and
+`facts_of` say why a kernel needs that launch.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from ficco.private.finding import find
 
 __all__ = ["Facts", "assemblies_of", "compile_ahead", "facts_of", "load", "why_not_ahead"]
 
-_LAUNCHED = "kernels that the pack lacks are launched by Triton, which takes longer"
+_EFFECT = "kernels that the pack lacks are launched by Triton, which takes longer"
 
-compile_source = find("triton:compile", None, _LAUNCHED)
-"""Compiles a source for a target. None: it is absent.
+compile_source = find("triton:compile", None, _EFFECT)
+"""Compiles a source for a target. None: absent.
 
 The public `triton.jit` compiles at a launch, for the GPU of the launch.
 """
 
-AheadSource = find("triton.compiler:ASTSource", None, _LAUNCHED)
-"""A function with types of its parameters, constants, and what divides the others.
+AheadSource = find("triton.compiler:ASTSource", None, _EFFECT)
+"""A function with its parameters' types, its constants, and divisibility of the other arguments.
 
-None: it is absent. The public launch derives them from the arguments.
+None: absent. The public launch derives them from the arguments.
 """
 
-Target = find("triton.backends.compiler:GPUTarget", None, _LAUNCHED)
-"""A backend, a compute capability and a width of warps. None: it is absent.
+Target = find("triton.backends.compiler:GPUTarget", None, _EFFECT)
+"""A backend, a compute capability and a warp size. None: absent.
 
 The public launch compiles for the current device.
 """
 
 
 class Facts(NamedTuple):
-    """What Triton says of a compiled kernel, by the names of its `metadata`.
+    """Triton's facts about a compiled kernel, by the names in its `metadata`.
 
-    Without one of these names, native code cannot launch the kernel, and Triton's launch serves.
+    If one of these names is missing, native code cannot launch the kernel, and Triton does.
 
     Attributes:
         name: of the entry.
-        triton_version: of the compiler.
-        target: with `backend`.
+        triton_version: version of the compiler.
+        target: an object with `backend`.
         shared: bytes of dynamic shared memory.
-        num_warps: of a block.
-        num_ctas: blocks of a cluster.
-        launch_cooperative_grid: whether all blocks have to run at the same time.
-        launch_pdl: whether Triton launches it before the launch ahead of it ends.
+        num_warps: warps per block.
+        num_ctas: blocks per cluster.
+        launch_cooperative_grid: whether all blocks must run at the same time.
+        launch_pdl: whether Triton launches it before the preceding launch ends.
         global_scratch_size, profile_scratch_size: bytes.
-        tensordesc_meta: a dictionary for each descriptor.
+        tensordesc_meta: one dictionary per descriptor.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Facts(NamedTuple):
 
 
 def why_not_ahead() -> str:
-    """Say why nothing can be compiled before its launch; "": it can."""
+    """Return why kernels cannot be compiled before their launch; "": they can."""
     names = {"triton.compile": compile_source, "ASTSource": AheadSource, "GPUTarget": Target}
-    lacks = [name for name, found in names.items() if found is None]
-    return f"the installed Triton has no {lacks[0]}" if lacks else ""
+    missing = [name for name, value in names.items() if value is None]
+    return f"the installed Triton has no {missing[0]}" if missing else ""
 
 
 def compile_ahead(
@@ -82,47 +82,47 @@ def compile_ahead(
     capability: int,
     options: Mapping[str, int],
 ) -> Any:
-    """Return what Triton compiles of a function for a GPU of NVIDIA, or finds in its cache.
+    """Compile a function for an NVIDIA GPU, or take the kernel from Triton's cache.
 
-    Ask `why_not_ahead` before.
+    Check `why_not_ahead` first.
     """
     source = AheadSource(function, dict(signature), dict(constants), dict(attributes))
     return compile_source(source, target=Target("cuda", capability, 32), options=dict(options))
 
 
-def facts_of(made: Any) -> Facts:
-    """Return what is known of a compiled kernel.
+def facts_of(kernel: Any) -> Facts:
+    """Return the facts about a compiled kernel.
 
     Raises:
-        EngineError: Triton does not say one of these.
+        EngineError: Triton's metadata lacks one of them.
     """
-    said = getattr(made, "metadata", None)
+    metadata = getattr(kernel, "metadata", None)
     for name in Facts._fields:
-        if not hasattr(said, name):
-            raise EngineError(f"the installed Triton does not say {name} of a kernel")
-    return Facts(*[getattr(said, name) for name in Facts._fields])
+        if not hasattr(metadata, name):
+            raise EngineError(f"the installed Triton does not have {name} in a kernel's metadata")
+    return Facts(*[getattr(metadata, name) for name in Facts._fields])
 
 
-def assemblies_of(made: Any) -> tuple[bytes, str]:
+def assemblies_of(kernel: Any) -> tuple[bytes, str]:
     """Return the cubin and the PTX text of a compiled kernel.
 
     Raises:
-        EngineError: Triton does not hand them out.
+        EngineError: Triton does not provide them.
     """
-    kept: Any = getattr(made, "asm", {})
-    if "cubin" not in kept or "ptx" not in kept:
-        raise EngineError("the installed Triton does not hand out a kernel's cubin and PTX")
-    return kept["cubin"], kept["ptx"]
+    assemblies: Any = getattr(kernel, "asm", {})
+    if "cubin" not in assemblies or "ptx" not in assemblies:
+        raise EngineError("the installed Triton does not provide a kernel's cubin and PTX")
+    return assemblies["cubin"], assemblies["ptx"]
 
 
 def load(
     function: Any, grid: tuple[int, ...], arguments: Mapping[str, Any], options: Mapping[str, int]
 ) -> None:
-    """Compile and load what `function[grid](**arguments, **options)` launches, but launch nothing.
+    """Compile and load the kernel of `function[grid](**arguments, **options)`, without a launch.
 
     The fallback does nothing: the kernel is then compiled and loaded at its first launch.
     """
     prepare: Callable[..., Any] | None = getattr(function, "warmup", None)
     if prepare is not None:
-        made = prepare(**arguments, **options, grid=grid)
-        _ = getattr(made, "run", None)  # Triton loads when it is asked for its launcher
+        kernel = prepare(**arguments, **options, grid=grid)
+        _ = getattr(kernel, "run", None)  # reading the launcher makes Triton load the kernel

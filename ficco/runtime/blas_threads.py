@@ -1,4 +1,4 @@
-"""One BLAS thread a rank while ranks compute side by side, and the user's setting back after."""
+"""Limit BLAS to one thread per rank while ranks compute; restore the user's setting afterwards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _controller: Any = None
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Hold BLAS libraries to one thread; several holders at once are counted."""
-    global _users, _limit, _controller  # noqa: PLW0603 - the libraries' setting is global, too
+    """Limit BLAS libraries to one thread; nested and concurrent uses are counted."""
+    global _users, _limit, _controller  # noqa: PLW0603 - the libraries' setting is global too
     from threadpoolctl import ThreadpoolController
 
     with _lock:

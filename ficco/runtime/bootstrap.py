@@ -1,14 +1,14 @@
-"""How the processes of a group find each other, once: through a store of torch.distributed.
+"""Connect the processes of a group, once, through a store of torch.distributed.
 
-Every rank connects to rank 0 by a socket. Rank 0 leaves the socket's name in the store, and the
-others look for it until they have connected, so that a rank which comes late, comes again after a
-failure, or never comes, leaves nobody hanging:
+Every rank connects to rank 0 by a socket. Rank 0 writes the socket's name to the store, and the
+others poll the store until they are connected. A rank that is late, retries after a failure, or
+never arrives therefore leaves no other rank hanging:
 
     leader     name -> store | hello of every rank  | welcome -> all
-    rank       look in store | connect, hello       | welcome
+    rank       poll store    | connect, hello       | welcome
 
-Sockets have names in no file system, and only processes of the same user that know the secret of
-the store get past them.
+The sockets have no name in a file system. They accept only processes of the same user that know
+the secret in the store.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ __all__ = [
 
 LEADER = 0  # the rank that all others connect to
 MESSAGE_BYTES = 1 << 16
-_HELLO_S = 1.0  # how long a new connection may take to say who it is
-_LOOK_S = 0.05  # how often one who waits looks for ranks that have died or do not come
-_GRACE_S = 1.0  # for the leader's verdict to arrive after its own deadline
-_TOLD_S = 0.5  # a rank that has raised an error may come after all, as all may have raised it
+_HELLO_TIMEOUT_S = 1.0  # for a new connection to identify itself
+_POLL_S = 0.05  # how often a waiting rank checks for ranks that have died or refuse to open
+_GRACE_S = 1.0  # for the leader's verdict to arrive after the leader's deadline
+_REFUSAL_LASTS_S = 0.5  # before it counts: if all ranks raise an error, all may retry
 _WHAT = "open the group"
-_NAME = "ficco/leader"  # under this key is the name of rank 0's socket
+_NAME = "ficco/leader"  # the store's key for the name of rank 0's socket
 
 Facts = dict[str, Any]
 
 
 class Store(Protocol):
-    """What a store of torch.distributed does, so far as it is needed here."""
+    """The part of the interface of a torch.distributed store that is used here."""
 
     def set(self, key: str, value: str, /) -> Any:
-        """Keep a value."""
+        """Store a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of a key that there is."""
+        """Return the value of an existing key."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Return whether there are these keys."""
+        """Return whether all keys exist."""
 
 
 class Members(NamedTuple):
     """A process's place in a group.
 
     Attributes:
-        rank, world: this process, of so many.
-        kind: of the devices that the group is opened for, in words: "the CPU", "GPUs".
-        store: that all ranks of the group use, and no other group.
-        turn: how often this rank has opened the group, or refused to, this time included.
+        rank, world: this process's rank, and the number of ranks.
+        kind: the kind of devices that the group is opened for: "the CPU", "GPUs".
+        store: the store that only the ranks of this group use.
+        turn: how often this rank has opened the group or refused to, including this time.
         group: the process group, for `members.note_turn`.
     """
 
@@ -77,12 +77,12 @@ class Members(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """What `connected` found.
+    """The connections of this process.
 
     Attributes:
-        peers: sockets that do not block, by rank: rank 0 has one to every other, they one to it.
+        peers: non-blocking sockets by rank: rank 0 has one per other rank, others one to rank 0.
         pids: process ids of all ranks.
-        turn: the largest of all ranks, from which all count on.
+        turn: the largest turn of all ranks; all ranks count on from it.
     """
 
     peers: dict[int, socket.socket]
@@ -95,70 +95,74 @@ def connected(members: Members, facts: Facts, timeout_s: float) -> Connected:
 
     Args:
         members: this process's place.
-        facts: what must be equal on all ranks; JSON values.
-        timeout_s: how long it may last for all ranks to come.
+        facts: JSON values that must be equal on all ranks.
+        timeout_s: the longest time to wait for all ranks, in seconds.
 
     Raises:
         EngineError: the ranks are on several hosts or differ in facts, or one has died or makes
-            another call; TimeoutExceeded: one did not come. All ranks that came are told.
+            another call; TimeoutExceeded: a rank did not arrive. All connected ranks are notified.
     """
-    me = {"host": _host(), "facts": facts, "kind": members.kind, "turn": members.turn, **_life()}
-    seeker = _Seeker(members, me, time.monotonic() + timeout_s, timeout_s)
+    own = {
+        "host": _host(), "facts": facts, "kind": members.kind, "turn": members.turn,
+        **_process_identity(),
+    }  # fmt: skip
+    connector = _Connector(members, own, time.monotonic() + timeout_s, timeout_s)
     try:
-        members.store.set(_refusal_of(members.rank), json.dumps(None))  # an earlier one is over
-        members.store.set(_entry_of(members.rank), json.dumps(me))
-        return seeker.lead() if members.rank == LEADER else seeker.follow()
+        members.store.set(_refusal_of(members.rank), json.dumps(None))  # clear an earlier refusal
+        members.store.set(_entry_of(members.rank), json.dumps(own))
+        return connector.lead() if members.rank == LEADER else connector.follow()
     except RuntimeError as error:
         if isinstance(error, EngineError):
             raise
         raise EngineError(
             f"rank {members.rank} cannot {_WHAT}: the store of torch.distributed does not answer "
-            f"({error}). The process that serves it may have ended; restart all processes."
+            f"({error}). The process that hosts it may have ended; restart all processes."
         ) from error
 
 
 def note_refusal(members: Members, reason: str) -> None:
-    """Tell ranks that open the group that this one does not come, because of an error."""
+    """Notify ranks that open the group that this rank does not, because of an error."""
     note = {"turn": members.turn, "reason": reason[:2000]}
     members.store.set(_refusal_of(members.rank), json.dumps(note))
 
 
-class _Seeker:
-    """A rank that connects to the others, until a deadline."""
+class _Connector:
+    """Connects this rank to the others before a deadline."""
 
-    def __init__(self, members: Members, me: Facts, deadline: float, timeout_s: float) -> None:
-        self._members, self._me, self._deadline = members, me, deadline
+    def __init__(self, members: Members, own: Facts, deadline: float, timeout_s: float) -> None:
+        self._members, self._own, self._deadline = members, own, deadline
         self._timeout_s = timeout_s
         self._peers: dict[int, socket.socket] = {}
-        self._refused_at: dict[int, float] = {}  # when it was seen that a rank does not come
+        self._refused_at: dict[int, float] = {}  # when a rank's refusal was first seen
 
     def lead(self) -> Connected:
-        """Wait for all ranks, and tell them that all are here, or why not."""
+        """Wait for all ranks, and notify them that all are connected, or why not."""
         rank, world, _, store, *_ = self._members
-        came = {rank: self._me}
+        arrived = {rank: self._own}
         listener, secret = _listener(), secrets.token_hex(16)
         try:
             name = {"address": listener.getsockname().hex(), "secret": secret}
-            store.set(_NAME, json.dumps({**self._me, **name}))
-            while len(came) < world:
-                spoken = ready([listener, *self._peers.values()], _LOOK_S)
-                if listener in spoken:
-                    self._accept(listener, secret, came)
+            store.set(_NAME, json.dumps({**self._own, **name}))
+            while len(arrived) < world:
+                readable = ready([listener, *self._peers.values()], _POLL_S)
+                if listener in readable:
+                    self._accept(listener, secret, arrived)
                     continue
-                for each in [rank for rank, peer in self._peers.items() if peer in spoken]:
-                    self._peers.pop(each).close()  # it waits, and says nothing: it has gone
-                    del came[each]
-                missing = sorted(set(range(world)) - set(came))
-                for each in missing:
-                    self._look_for(each)
+                for lost in [other for other, peer in self._peers.items() if peer in readable]:
+                    self._peers.pop(lost).close()  # a waiting rank sends nothing: it has closed
+                    del arrived[lost]
+                missing = sorted(set(range(world)) - set(arrived))
+                for other in missing:
+                    self._check_coming(other)
                 if time.monotonic() > self._deadline:
-                    raise self._late(missing)
-            entries = [came[each] for each in range(world)]
+                    raise self._timeout_error(missing)
+            entries = [arrived[other] for other in range(world)]
             _check_alike(entries)
-            pids, turn = [each["pid"] for each in entries], max(each["turn"] for each in entries)
-            self._tell({"say": "welcome", "pids": pids, "turn": turn})
+            pids = [entry["pid"] for entry in entries]
+            turn = max(entry["turn"] for entry in entries)
+            self._notify({"say": "welcome", "pids": pids, "turn": turn})
         except BaseException as error:
-            self._tell({"say": "end", "error": _words_of(error, rank)})
+            self._notify({"say": "end", "error": _packed_error(error, rank)})
             for peer in self._peers.values():
                 peer.close()
             raise
@@ -166,55 +170,53 @@ class _Seeker:
             listener.close()
         return Connected(self._peers, pids, turn)
 
-    def _accept(self, listener: socket.socket, secret: str, came: dict[int, Facts]) -> None:
+    def _accept(self, listener: socket.socket, secret: str, arrived: dict[int, Facts]) -> None:
         peer, _ = listener.accept()
-        hello = _introduced(peer, secret, self._members.world)
+        hello = _hello_of(peer, secret, self._members.world)
         if hello is None:
-            peer.close()  # a stranger
+            peer.close()  # not a rank of this group
             return
         rank = int(hello["rank"])
-        before = self._peers.pop(rank, None)
-        if before is not None:  # it had given up, and comes again
-            before.close()
-        self._peers[rank], came[rank] = peer, hello
+        earlier = self._peers.pop(rank, None)
+        if earlier is not None:  # the rank had given up and retries
+            earlier.close()
+        self._peers[rank], arrived[rank] = peer, hello
 
-    def _tell(self, message: Facts) -> None:
+    def _notify(self, message: Facts) -> None:
         for peer in self._peers.values():
-            with contextlib.suppress(
-                OSError
-            ):  # it has gone, which the first rendezvous will notice
+            with contextlib.suppress(OSError):  # the first rendezvous notices a peer that left
                 peer.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def follow(self) -> Connected:
-        """Connect to rank 0, and wait until it says that all are here."""
+        """Connect to rank 0, and wait until it says that all ranks are connected."""
         while True:
-            leader = self._reach()
+            leader = self._connect_to_leader()
             if leader is not None:
                 try:
-                    found = self._answer(leader)
+                    connections = self._wait_for_welcome(leader)
                 except BaseException:
                     leader.close()
                     raise
-                if found is not None:
-                    return found
-                leader.close()  # rank 0 has given up; it may come again
-            self._look_for(LEADER)
+                if connections is not None:
+                    return connections
+                leader.close()  # rank 0 has given up; it may retry
+            self._check_coming(LEADER)
             if time.monotonic() > self._deadline:
-                raise self._late([LEADER])
-            time.sleep(_LOOK_S / 2)
+                raise self._timeout_error([LEADER])
+            time.sleep(_POLL_S / 2)
 
-    def _reach(self) -> socket.socket | None:
-        """Return a connection to rank 0, or None as long as it does not listen."""
+    def _connect_to_leader(self) -> socket.socket | None:
+        """Return a connection to rank 0, or None while it does not listen."""
         entry = _read(self._members.store, _NAME)
         if entry is None:
             return None
-        _check_hosts({LEADER: entry, self._members.rank: self._me})
+        _check_hosts({LEADER: entry, self._members.rank: self._own})
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            leader.settimeout(_HELLO_S)
+            leader.settimeout(_HELLO_TIMEOUT_S)
             leader.connect(bytes.fromhex(entry["address"]))
             _check_user(leader)
-            hello = {**self._me, "rank": self._members.rank, "secret": entry["secret"]}
+            hello = {**self._own, "rank": self._members.rank, "secret": entry["secret"]}
             leader.send(json.dumps(hello).encode())
         except PermissionError as problem:
             leader.close()
@@ -222,17 +224,17 @@ class _Seeker:
                 f"rank {self._members.rank} cannot reach rank {LEADER} (pid {entry['pid']}) on "
                 f"this host: {problem}. Run all ranks as one user, and in one container."
             ) from None
-        except OSError:  # the name is of an earlier time
+        except OSError:  # the name is stale
             leader.close()
             return None
         leader.setblocking(False)
         return leader
 
-    def _answer(self, leader: socket.socket) -> Connected | None:
-        """Wait for what rank 0 says; None: it has closed the connection."""
-        while not ready([leader], _LOOK_S):
+    def _wait_for_welcome(self, leader: socket.socket) -> Connected | None:
+        """Wait for rank 0's answer; return None if it has closed the connection."""
+        while not ready([leader], _POLL_S):
             if time.monotonic() > self._deadline + _GRACE_S:
-                raise self._late([LEADER])
+                raise self._timeout_error([LEADER])
         try:
             data = leader.recv(MESSAGE_BYTES)
         except OSError:
@@ -241,40 +243,42 @@ class _Seeker:
             return None
         message = json.loads(data)
         if message["say"] == "end":
-            raise _error_of(message["error"])
+            raise _unpacked_error(message["error"])
         return Connected({LEADER: leader}, message["pids"], message["turn"])
 
-    # ---- ranks that are not here
+    # ---- missing ranks
 
-    def _look_for(self, rank: int) -> None:
-        """Raise if it is known that a rank will not come."""
+    def _check_coming(self, rank: int) -> None:
+        """Raise if a rank is known not to arrive: it refused, or has died."""
         store = self._members.store
         refused = _read(store, _refusal_of(rank))
         if refused is None or refused["turn"] != self._members.turn:
             self._refused_at.pop(rank, None)
-        elif time.monotonic() - self._refused_at.setdefault(rank, time.monotonic()) > _TOLD_S:
+        elif time.monotonic() > _REFUSAL_LASTS_S + self._refused_at.setdefault(
+            rank, time.monotonic()
+        ):
             raise EngineError(
-                f"rank {rank} does not come to {_WHAT}, because of an error: {refused['reason']}"
+                f"rank {rank} cannot {_WHAT} because of an error: {refused['reason']}"
             )
         entry = _read(store, _entry_of(rank))
         if entry is None:
             return
-        _check_hosts({rank: entry, self._members.rank: self._me})
+        _check_hosts({rank: entry, self._members.rank: self._own})
         if _has_ended(entry):
             raise EngineError(
-                f"rank {rank} (pid {entry['pid']}) has died, so that rank {self._members.rank} "
+                f"rank {rank} (pid {entry['pid']}) has died, so rank {self._members.rank} "
                 f"cannot {_WHAT}. {GONE}"
             )
 
-    def _late(self, missing: list[int]) -> TimeoutExceeded:
-        known = []
+    def _timeout_error(self, missing: list[int]) -> TimeoutExceeded:
+        names = []
         for rank in missing:
             entry = _read(self._members.store, _entry_of(rank))
             pid = f" (pid {entry['pid']})" if entry else ""
-            known.append(f"rank {rank}{pid}")
+            names.append(f"rank {rank}{pid}")
         return TimeoutExceeded(
-            self._members.rank, _WHAT, " and ".join(known), self._timeout_s,
-            "Every rank makes the same calls in the same order; look whether these processes "
+            self._members.rank, _WHAT, " and ".join(names), self._timeout_s,
+            "Every rank must make the same calls in the same order; check that these processes "
             "still run.",
         )  # fmt: skip
 
@@ -290,52 +294,52 @@ def _refusal_of(rank: int) -> str:
 def _read(store: Store, key: str) -> Facts | None:
     if not store.check([key]):
         return None
-    found: Facts | None = json.loads(store.get(key))
-    return found
+    value: Facts | None = json.loads(store.get(key))
+    return value
 
 
-def _words_of(error: BaseException, rank: int) -> Facts:
+def _packed_error(error: BaseException, rank: int) -> Facts:
     if isinstance(error, TimeoutExceeded):
         return {"late": [error.rank, error.step, error.signal, error.seconds, error.hint]}
     if isinstance(error, EngineError):
         return {"text": str(error)}
-    return {"text": f"rank {rank} gave up to {_WHAT}: {error!r}"}
+    return {"text": f"rank {rank} could not {_WHAT}: {error!r}"}
 
 
-def _error_of(words: Facts) -> EngineError:
-    if "late" in words:
-        return TimeoutExceeded(*words["late"])
-    return EngineError(words["text"])
+def _unpacked_error(packed: Facts) -> EngineError:
+    if "late" in packed:
+        return TimeoutExceeded(*packed["late"])
+    return EngineError(packed["text"])
 
 
 def ready(sockets: list[socket.socket], wait_s: float) -> list[socket.socket]:
-    """Return the sockets with something to read, after a wait for the first one."""
+    """Wait until a socket is readable; return all readable sockets."""
     poll = select.poll()
-    by_number = {one.fileno(): one for one in sockets}
-    for number in by_number:
-        poll.register(number, select.POLLIN)
-    return [by_number[number] for number, _ in poll.poll(wait_s * 1e3)]
+    by_descriptor = {sock.fileno(): sock for sock in sockets}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(wait_s * 1e3)]
 
 
 def _listener() -> socket.socket:
-    """Return a socket whose name is in no file system and cannot be guessed."""
+    """Return a listening socket with a random name that is in no file system."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(b"\0ficco-" + secrets.token_hex(16).encode())
-    listener.listen(128)  # more than there can be ranks
+    listener.listen(128)  # more than the largest number of ranks
     return listener
 
 
 def _check_user(peer: socket.socket) -> None:
-    """Refuse (PermissionError) a peer that is another user's process."""
+    """Refuse (PermissionError) a peer process of another user."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
     if user != os.geteuid():
         raise PermissionError(f"the other end belongs to user {user}, not to {os.geteuid()}")
 
 
-def _introduced(peer: socket.socket, secret: str, world: int) -> Facts | None:
-    """Return what a new connection says of itself; None: a stranger."""
-    peer.settimeout(_HELLO_S)
+def _hello_of(peer: socket.socket, secret: str, world: int) -> Facts | None:
+    """Return the hello of a new connection; None if it is not a rank of this group."""
+    peer.settimeout(_HELLO_TIMEOUT_S)
     try:
         _check_user(peer)
         hello: Facts = json.loads(peer.recv(MESSAGE_BYTES))
@@ -356,17 +360,17 @@ def _host() -> list[str]:
     return [socket.gethostname(), boot]
 
 
-def _life() -> Facts:
-    """Return what tells whether this process lives, to processes that see the same ones."""
+def _process_identity() -> Facts:
+    """Return facts by which processes in the same pid namespace see whether this one lives."""
     return {
         "pid": os.getpid(),
-        "born": _born(os.getpid()),
+        "born": _start_time(os.getpid()),
         "sees": os.readlink("/proc/self/ns/pid"),
     }
 
 
-def _born(pid: int) -> str | None:
-    """Return when a process was started; None: there is none, or it has ended."""
+def _start_time(pid: int) -> str | None:
+    """Return the start time of a process; None if it does not exist or has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -377,11 +381,11 @@ def _born(pid: int) -> str | None:
 
 def _has_ended(entry: Facts) -> bool:
     if entry["sees"] != os.readlink("/proc/self/ns/pid"):
-        return False  # it may be one of another container
-    return _born(entry["pid"]) != str(entry["born"])
+        return False  # it may run in another container
+    return _start_time(entry["pid"]) != str(entry["born"])
 
 
-# ---- what must be alike
+# ---- facts that must be equal on all ranks
 
 
 def check_kinds(kinds: list[str]) -> None:
@@ -396,11 +400,11 @@ def check_kinds(kinds: list[str]) -> None:
 
 
 def _check_hosts(entries: dict[int, Facts]) -> None:
-    (first, one), *others = sorted(entries.items())
+    (first_rank, first), *others = sorted(entries.items())
     for rank, entry in others:
-        if entry["host"] != one["host"]:
+        if entry["host"] != first["host"]:
             raise EngineError(
-                f"rank {first} runs on host {one['host'][0]!r} and rank {rank} on "
+                f"rank {first_rank} runs on host {first['host'][0]!r} and rank {rank} on "
                 f"{entry['host'][0]!r}; ficco's windows are memory of one host, so make groups of "
                 "ranks of one host (and one container)"
             )
@@ -412,6 +416,6 @@ def _check_alike(entries: list[Facts]) -> None:
     for rank, entry in enumerate(entries):
         if entry["facts"] != entries[0]["facts"]:
             raise EngineError(
-                f"rank 0 asks for {entries[0]['facts']} and rank {rank} for {entry['facts']}; "
-                "pass the same on every rank"
+                f"rank 0 requests {entries[0]['facts']} and rank {rank} requests "
+                f"{entry['facts']}; pass the same on every rank"
             )

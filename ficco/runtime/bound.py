@@ -1,4 +1,4 @@
-"""What runtimes do alike: refuse machines that do not fit, keep bound plans, order a timeline."""
+"""Code that all runtimes share: machine checks, the cache of bound plans, timelines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ficco.timeline import Span, Timeline
 
 __all__ = ["BOUND_PLANS", "BoundPlans", "check_machine", "timeline_of"]
 
-BOUND_PLANS = 64  # kept per runtime, least recently used out first
+BOUND_PLANS = 64  # cached per runtime; the least recently used plan is dropped first
 
 Bound = TypeVar("Bound")
 
 
 class BoundPlans(Generic[Bound]):
-    """Bound plans by problem and schedule; the least recently used go when there are too many."""
+    """An LRU cache of bound plans, by problem and schedule."""
 
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple[Problem, Schedule], Bound] = OrderedDict()
 
     def get(self, problem: Problem, schedule: Schedule, bind: Callable[[], Bound]) -> Bound:
-        """Return the plan, bound now if it is not kept. `bind` may clear what is kept."""
+        """Return the cached plan, or bind it now. `bind` may clear the cache."""
         key = (problem, schedule)
         bound = self._plans.get(key)
         if bound is None:
@@ -34,37 +34,37 @@ class BoundPlans(Generic[Bound]):
             self._plans[key] = bound
             if len(self._plans) > BOUND_PLANS:
                 self._plans.popitem(last=False)
-        elif len(self._plans) >= BOUND_PLANS // 2:  # else none goes soon, in whatever order
+        elif len(self._plans) >= BOUND_PLANS // 2:  # below that, order does not matter yet
             self._plans.move_to_end(key)
         return bound
 
     def find(self, problem: Problem, schedule: Schedule) -> Bound | None:
-        """Return the plan if it is kept."""
+        """Return the plan if it is cached."""
         return self._plans.get((problem, schedule))
 
     def __iter__(self) -> Iterator[Bound]:
-        """Yield the plans that are kept."""
+        """Yield the cached plans."""
         return iter(list(self._plans.values()))
 
     def used(self, problem: Problem, schedule: Schedule) -> None:
-        """Count a plan that is kept as used now, as `get` does."""
+        """Mark a cached plan as just used, as `get` does."""
         if len(self._plans) >= BOUND_PLANS // 2 and (problem, schedule) in self._plans:
             self._plans.move_to_end((problem, schedule))
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
-        """Whether the plan is kept."""
+        """Return whether the plan is cached."""
         return (problem, schedule) in self._plans
 
     def clear(self) -> None:
-        """Forget all plans."""
+        """Drop all plans."""
         self._plans.clear()
 
 
 def check_machine(world: int, machine: Machine, engine: str = "host") -> None:
-    """Refuse a machine that these ranks cannot run as.
+    """Refuse a machine that does not fit the engine or the number of ranks.
 
     Raises:
-        InputError: it needs another engine, or has too few ranks.
+        InputError: the machine needs another engine, or has too few ranks.
     """
     if machine.engine != engine:
         example = "'host' or 'mesh4'" if engine == "host" else f"'{engine}'"
@@ -74,17 +74,19 @@ def check_machine(world: int, machine: Machine, engine: str = "host") -> None:
         )
     if world > machine.ranks:
         raise InputError(
-            f"{world} ranks asked for, machine {machine.name!r} has {machine.ranks}; use fewer "
+            f"{world} ranks requested, machine {machine.name!r} has {machine.ranks}; use fewer "
             "ranks or a larger machine, 'host' for example"
         )
 
 
 def timeline_of(spans: Sequence[Span], machine: Machine) -> Timeline:
-    """Return an engine's spans as a timeline; time 0 is the first start."""
+    """Return an engine's spans as a timeline; time 0 is the start of the first span."""
     zero = min((span.start_us for span in spans), default=0.0)
-    moved = [
+    shifted = [
         Span(s.rank, s.lane, s.step, s.kind, s.unit, s.start_us - zero, s.end_us - zero, s.bytes)
         for s in spans
     ]
-    moved.sort(key=lambda s: (s.rank, s.start_us))
-    return Timeline(tuple(moved), machine.engine, machine.name, paced=machine.paced, origin_us=zero)
+    shifted.sort(key=lambda s: (s.rank, s.start_us))
+    return Timeline(
+        tuple(shifted), machine.engine, machine.name, paced=machine.paced, origin_us=zero
+    )

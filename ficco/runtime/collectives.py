@@ -1,6 +1,7 @@
-"""torch.distributed's collectives over one tensor, by the names that this PyTorch has for them.
+"""torch.distributed's single-tensor collectives, under the names of the installed PyTorch.
 
-PyTorch 2.13 calls them otherwise, and warns of the names that earlier ones have alone.
+PyTorch 2.13 renames them and warns about the old names, which are the only ones in earlier
+releases.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["all_gather", "reduce_scatter"]
 
 
 def _named(*names: str) -> Any:
-    """Return the first of these that there is."""
+    """Return the first of these functions that torch.distributed has."""
     return next(getattr(dist, name) for name in names if hasattr(dist, name))
 
 

@@ -1,4 +1,4 @@
-"""Whether the GPUs of a group can run ficco's engine; all ranks say the same."""
+"""Check whether the GPUs of a group can run ficco's engine; all ranks get the same answer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["facts_of_gpu", "here", "ordinal", "reason_of", "why_not"]
 
 
 def why_not(group: Any, timeout_s: float = 300.0) -> str | None:
-    """Say why the GPUs of a group cannot run ficco's engine; None: they can.
+    """Return why the GPUs of a group cannot run ficco's engine; None if they can.
 
     A collective call on the group; all ranks get the same answer.
 
     Args:
         group: a ProcessGroup with the nccl backend.
-        timeout_s: how long it may last for all ranks to come.
+        timeout_s: the longest time to wait for all ranks, in seconds.
 
     Raises:
         InputError: a rank has no GPU.
-        EngineError: the ranks are on several hosts, or one has died; TimeoutExceeded: one did not
-            come.
+        EngineError: the ranks are on several hosts, or one has died; TimeoutExceeded: a rank did
+            not arrive.
     """
     rendezvous = Rendezvous(members_of(group, "nccl"), {}, timeout_s)
     try:
@@ -38,20 +38,20 @@ def why_not(group: Any, timeout_s: float = 300.0) -> str | None:
         rendezvous.close()
 
 
-def reason_of(found: Sequence[dict[str, Any]]) -> str | None:
-    """Return why GPUs of these facts, a rank each, cannot run ficco's engine; None: they can.
+def reason_of(facts_by_rank: Sequence[dict[str, Any]]) -> str | None:
+    """Return why GPUs with these facts, by rank, cannot run ficco's engine; None if they can.
 
     Raises:
         InputError: a rank has no GPU.
     """
-    for rank, facts in enumerate(found):
+    for rank, facts in enumerate(facts_by_rank):
         if facts["device"] is None:
             raise InputError(
-                f"rank {rank}: the group is opened for GPUs, and PyTorch has none there "
+                f"rank {rank}: the group is opened for GPUs, but PyTorch finds none on this rank "
                 f"({facts['reason']}); use machine='host' and tensors of the CPU"
             )
-    devices = {facts["device"] for facts in found}
-    for rank, facts in enumerate(found):
+    devices = {facts["device"] for facts in facts_by_rank}
+    for rank, facts in enumerate(facts_by_rank):
         if facts["reason"] is not None:
             return f"rank {rank}: {facts['reason']}"
         unreached = sorted(other for other in devices if other in facts["unreached"])
@@ -61,14 +61,14 @@ def reason_of(found: Sequence[dict[str, Any]]) -> str | None:
 
 
 def facts_of_gpu() -> dict[str, Any]:
-    """Return this rank's device, the devices that it cannot reach, and what keeps it from running.
+    """Return this rank's device, the devices that it cannot reach, and why it cannot run, if so.
 
-    Devices are named by their number, so ranks are taken to see the same devices, or one each.
+    Devices are named by number: the ranks must see the same devices, or one device each.
     """
     facts: dict[str, Any] = {"device": None, "unreached": [], "reason": None}
     try:
         facts["device"] = ordinal()
-    except (AssertionError, RuntimeError) as error:  # no build with CUDA; no driver, no GPU
+    except (AssertionError, RuntimeError) as error:  # no CUDA build, no driver or no GPU
         facts["reason"] = str(error).splitlines()[0]
         return facts
     try:
@@ -78,11 +78,11 @@ def facts_of_gpu() -> dict[str, Any]:
         facts["reason"] = str(error)
         return facts
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        facts["reason"] = "CUDA_LAUNCH_BLOCKING is set, so that nothing can overlap"
+        facts["reason"] = "CUDA_LAUNCH_BLOCKING is set, so nothing can overlap"
         return facts
     try:
         symmetric_memory().empty(16, dtype=torch.uint8, device=here())
-    except Exception as error:  # whatever PyTorch says of a machine without it
+    except Exception as error:  # PyTorch raises several types on a machine without it
         facts["reason"] = f"PyTorch has no symmetric memory here: {error}"
     return facts
 
@@ -93,5 +93,5 @@ def here() -> torch.device:
 
 
 def ordinal() -> int:
-    """Return the current device as the driver counts, which is as PyTorch does."""
+    """Return the number of the current device; the driver and PyTorch number devices alike."""
     return torch.cuda.current_device()

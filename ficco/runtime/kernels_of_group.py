@@ -1,4 +1,4 @@
-"""Which of ficco's own kernels all ranks of a group can have; all ranks say the same."""
+"""Which of ficco's own kernels all ranks of a group can load; all ranks get the same answer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["kernels_of"]
 
 
 def kernels_of(runtime: ProcessRuntime) -> GroupKernels:
-    """Return what a group's ranks can have. A collective call on the group."""
-    found = runtime.gathered(_facts())
-    compiles = not any(uncompiled for _, uncompiled, _ in found)
-    for rank, (unused, uncompiled, _) in enumerate(found):
-        if unused and not compiles:  # what the pack of one rank lacks, another one cannot compile
-            why = uncompiled or next(each for _, each, _ in found if each)
-            return GroupKernels(f"rank {rank}: {unused}, and {why}", False, ())
-    gpus = tuple(sorted({tuple(gpu) for *_, gpu in found}))
-    (mine, _), packed = found[runtime.rank][2], not any(unused for unused, *_ in found)
-    return GroupKernels("", compiles, gpus, mine, packed)
+    """Return the kernels that all ranks of a group can load. A collective call on the group."""
+    facts = runtime.gathered(_facts())
+    compiles = not any(uncompiled for _, uncompiled, _ in facts)
+    for rank, (unpacked, uncompiled, _) in enumerate(facts):
+        if unpacked and not compiles:  # one rank has no pack, and one cannot compile
+            why = uncompiled or next(reason for _, reason, _ in facts if reason)
+            return GroupKernels(f"rank {rank}: {unpacked}, and {why}", False, ())
+    gpus = tuple(sorted({tuple(gpu) for *_, gpu in facts}))
+    (capability, _), packed = facts[runtime.rank][2], not any(unpacked for unpacked, *_ in facts)
+    return GroupKernels("", compiles, gpus, capability, packed)
 
 
 def _facts() -> tuple[str, str, tuple[int, int]]:
-    """Return why this rank has no pack, why it compiles nothing, and its GPU."""
+    """Return why this rank has no pack, why it cannot compile, and its GPU."""
     import torch
 
     from ficco.engines import cuda

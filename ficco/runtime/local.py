@@ -1,7 +1,7 @@
-"""All ranks in one process: a thread a rank, windows that every rank can reach, no torch.
+"""Run all ranks in one process, without torch: one thread per rank, windows in process memory.
 
-A runtime takes problems, keeps their bound plans, and turns a failure into one error. It does not
-look at what a user passes; that is `node`'s part.
+A runtime runs problems, caches their bound plans, and turns a failure into one error. It does not
+check the user's arguments; `node` does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LocalRuntime:
         world: number of ranks.
         machine: a profile whose engine is "host".
         compute: the library for GEMMs.
-        timeout_s: how long any wait may last.
+        timeout_s: the longest time that any wait may last, in seconds.
         in_order: run each rank's steps one after another, as on one shared hardware queue.
     """
 
@@ -72,7 +72,7 @@ class LocalRuntime:
 
     @property
     def timeout_s(self) -> float:
-        """How long any wait may last, in seconds."""
+        """The longest time that any wait may last, in seconds."""
         return self._group.timeout_s
 
     @timeout_s.setter
@@ -88,9 +88,9 @@ class LocalRuntime:
         """Run a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
 
         Raises:
-            ScheduleError: nothing implements the schedule.
-            TimeoutExceeded: a wait outlasted `timeout_s`; the runtime needs `reset` then.
-            EngineError: the runtime is closed or has failed before.
+            ScheduleError: no plan implements the schedule.
+            TimeoutExceeded: a wait lasted longer than `timeout_s`; call `reset` afterwards.
+            EngineError: the runtime is closed, or an earlier call failed.
         """
         self._check_process()
 
@@ -103,7 +103,7 @@ class LocalRuntime:
             self._run(bound.ranks, bound.digest, arrays)
 
     def execute_plan(self, plan: Plan, arrays: Sequence[Arrays]) -> None:
-        """Run a plan made elsewhere, as it is. Verify it first: the engine believes it.
+        """Run a plan that was made elsewhere, unchanged. Verify it first: the engine does not.
 
         Raises: as `execute`.
         """
@@ -132,11 +132,11 @@ class LocalRuntime:
         ]
 
     def _check_process(self) -> None:
-        """Refuse a process that has none of the node's threads; some may have held its locks."""
+        """Refuse a forked child: it has no threads of the node, and locks may be held for ever."""
         if os.getpid() != self._process:
             raise EngineError(
-                "this process was forked from the one that made the node, whose threads are not "
-                "here; make a node of its own"
+                "this process was forked from the one that made the node and has none of its "
+                "threads; make a new node in this process"
             )
 
     def _check_alive(self) -> None:
@@ -150,7 +150,7 @@ class LocalRuntime:
 
     def _run(self, bound: list[host.BoundPlan], digest: int, arrays: Sequence[Arrays]) -> None:
         self._check_alive()
-        copy = self._calls % 2  # in turn, on which plans with mailboxes rely
+        copy = self._calls % 2  # plans with mailboxes rely on copies that alternate
         self._calls += 1
         self._last = bound
         with single_threaded():
@@ -159,14 +159,14 @@ class LocalRuntime:
                 for rank, entry in enumerate(bound):
                     futures.append(self._threads.submit(entry.run, arrays[rank], copy, digest))
                 wait(futures)
-            except BaseException:  # an interrupt: no rank waits for one that has not begun
+            except BaseException:  # an interrupt: ranks must not wait for one that has not begun
                 self._group.fail(0)
                 wait(futures)
                 raise
         try:
             self._raise_failure(bound, futures)
         except EngineError:
-            for rank, entry in enumerate(bound):  # those of ranks that had ended before, too
+            for rank, entry in enumerate(bound):  # also on ranks that had finished
                 entry.fill_nan(arrays[rank])
             raise
 
@@ -184,13 +184,13 @@ class LocalRuntime:
             )
 
     def timeline(self) -> Timeline:
-        """Return what the last call ran; time 0 is the first step's start."""
+        """Return the timeline of the last call; time 0 is the start of the first step."""
         if self._closed:
-            raise EngineError("this node is closed; ask for its timeline before that")
+            raise EngineError("this node is closed; request its timeline before close()")
         return timeline_of([span for entry in self._last for span in entry.spans()], self.machine)
 
     def reset(self) -> None:
-        """Bring all signals to their first state, after a failure."""
+        """Set all signals to their initial state, after a failure."""
         self._check_process()
         with self._lock:
             self._group.reset()
@@ -198,7 +198,7 @@ class LocalRuntime:
     def close(self) -> None:
         """End all threads. Calls after this raise EngineError."""
         if os.getpid() != self._process:
-            return  # they are another process's
+            return  # the threads belong to the parent process
         with self._lock:
             self._closed = True
             self._threads.shutdown()

@@ -1,8 +1,8 @@
-"""All ranks in one process on GPUs: a thread a rank submits, windows by peer access, no torch.
+"""Run all ranks in one process on GPUs, without torch; windows use peer access.
 
-A call enqueues every rank's part on its device's current stream and returns. Submission has a
-thread per rank, since it may block: where a queue of the driver is full, or launches are blocking,
-one rank's part goes on only when the others' have been submitted, too.
+A call enqueues every rank's part on its device's current stream and returns. Each rank has its
+own thread, because submission may block: if a driver queue is full, or launches are blocking, one
+rank's part proceeds only when the others' parts are submitted too.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from ficco.timeline import Timeline
 
 __all__ = ["CudaLocalRuntime", "NodeCompute"]
 
-_RESTS_WITHIN_S = 10.0  # a device, once the group has failed and its waits have been let go
-_LOOK_S = 0.05
+_IDLE_WITHIN_S = 10.0  # for a device, after the group has failed and its waits are released
+_POLL_S = 0.05
 
 Arrays = Mapping[str, Any]
-_Bound = list[cuda.BoundPlan]  # of every rank
+_Bound = list[cuda.BoundPlan]  # by rank
 
 
 class NodeCompute(DeviceCompute, Protocol):
     """A library that enqueues on all devices of a process.
 
-    What `empty` gives to a call that is captured into a graph, it never gives again.
+    `empty` never reuses memory that it returned to a call captured into a graph.
 
     Attributes:
-        captures: whether its calls can be captured into graphs at all.
+        captures: whether its calls can be captured into graphs.
     """
 
     captures: bool
 
     def current(self, device: int) -> Any:
-        """Return the stream that is current on a device, on this thread, as the library has it.
+        """Return this thread's current stream on a device, as an object of the library.
 
         Raises:
-            InputError: a stream that other threads cannot use.
+            InputError: other threads cannot use the stream.
         """
 
     def on(self, device: int, stream: Any) -> AbstractContextManager[None]:
-        """Make a device, and a stream of it, current on this thread while inside."""
+        """Make a device and its stream current on this thread inside the context."""
 
 
 class _Place(NamedTuple):
-    """What calls run in until the windows grow or are reset."""
+    """The windows and devices that calls use until the windows grow or are reset."""
 
     group: Group
     devices: list[cuda.Device]
@@ -70,7 +70,7 @@ class _Place(NamedTuple):
 
 
 def _free(place: _Place) -> None:
-    """Free a place's windows, in which nothing runs any more."""
+    """Free a place's windows; no work may use them any more."""
     for device, view in zip(place.devices, place.views, strict=True):
         device.forget(view)
     place.windows.close()
@@ -79,29 +79,29 @@ def _free(place: _Place) -> None:
 class CudaLocalRuntime:
     """The ranks of one process, rank r on device r.
 
-    One thread at a time calls; others wait. Arrays of rank r lie on device r and are ready on the
-    stream that is current there, where the results will be, too.
+    Calls from several threads run one at a time. The arrays of rank r are on device r, ready on
+    its current stream; the results are ready on the same stream.
 
     Args:
         world: number of ranks.
         machine: a profile whose engine is "cuda".
         compute: the library for GEMMs.
-        timeout_s: how long any wait on a device may last.
+        timeout_s: the longest time that any wait on a device may last, in seconds.
 
     Attributes:
-        traced: whether calls take times for `timeline`, which costs a little.
+        traced: whether calls record times for `timeline`, which has a small cost.
 
     Raises:
-        InputError: a machine of another engine, or with too few devices.
-        EngineError: the devices cannot be had, or do not reach each other.
-        GpuError: there is no driver, it is too old, or it refuses.
+        InputError: the machine is for another engine, or has too few devices.
+        EngineError: the devices are not available, or do not reach each other.
+        GpuError: there is no driver, it is too old, or it reports an error.
     """
 
     def __init__(
         self, world: int, machine: Machine, compute: NodeCompute, timeout_s: float
     ) -> None:
         check_machine(world, machine, "cuda")
-        cuda.served_version()  # tells of a driver that lacks something
+        cuda.served_version()  # raises if the driver lacks a function
         self.world, self.machine = world, machine
         self.traced = False
         self._compute = compute
@@ -111,9 +111,9 @@ class CudaLocalRuntime:
         self._recent: deque[_Bound] = deque(maxlen=BOUND_PLANS)
         self._calls = 0
         self._closed = False
-        self._held = False  # whether a graph uses the present place
-        self._kept: list[_Place] = []  # earlier ones, that graphs use
-        self._signals: str | None = None  # the kind, once a probe has found it
+        self._captured = False  # whether a graph uses the current place
+        self._kept_for_graphs: list[_Place] = []  # earlier places that graphs use
+        self._signals: str | None = None  # the kind, after a probe has found it
         try:
             self._place = self._new_place(new_group(world, timeout_s), [], WindowBytes())
         except BaseException:
@@ -125,20 +125,20 @@ class CudaLocalRuntime:
 
     @property
     def timeout_s(self) -> float:
-        """How long any wait on a device may last, in seconds."""
+        """The longest time that any wait on a device may last, in seconds."""
         return self._place.group.timeout_s
 
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
-        for place in [*self._kept, self._place]:
+        for place in [*self._kept_for_graphs, self._place]:
             place.group.timeout_s = value
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of all ranks' windows and mailboxes, both copies, and of those that graphs hold."""
+        """Bytes of all ranks' windows and mailboxes, both copies, including those graphs use."""
         if self._closed:
             return 0
-        places = [*self._kept, self._place]
+        places = [*self._kept_for_graphs, self._place]
         return sum(2 * self.world * sum(place.windows.sizes) for place in places)
 
     @property
@@ -151,10 +151,10 @@ class CudaLocalRuntime:
 
         Raises:
             InputError: the problem is for another number of ranks, or windows would have to grow
-                while a graph is captured.
-            ScheduleError: nothing implements the schedule.
-            EngineError: the runtime is closed, has failed before, or a device refuses something;
-                in the last case outputs are NaN, and the runtime needs `reset`.
+                during a graph capture.
+            ScheduleError: no plan implements the schedule.
+            EngineError: the runtime is closed, an earlier call failed, or a device reports an
+                error; in the last case outputs are NaN, and the runtime needs `reset`.
         """
         if problem.world != self.world:
             raise InputError(
@@ -162,8 +162,9 @@ class CudaLocalRuntime:
             )
         if schedule.transport == "collective":
             raise ScheduleError(
-                f"schedule {schedule.name!r}: transport='collective' is torch.distributed, which "
-                "the ranks of one process do not have; the nearest that works is transport='dma'"
+                f"schedule {schedule.name!r}: transport='collective' needs torch.distributed, "
+                "which the ranks of one process do not have; use transport='dma', the nearest that "
+                "works"
             )
         with self._lock:
             self._check_alive()
@@ -205,7 +206,7 @@ class CudaLocalRuntime:
                 with self._compute.on(rank, streams[rank]):
                     bound[rank].run(arrays[rank], copy, self.traced)
             except BaseException:
-                group.fail(rank)  # the first one stays
+                group.fail(rank)  # only the first failure is recorded
                 raise
 
         if not self._compute.captures and any(self._each_capturing(streams)):
@@ -214,7 +215,7 @@ class CudaLocalRuntime:
                 "functions, a process per GPU, for graphs"
             )
         futures = self._each(run)
-        self._held = self._held or any(entry.captured for entry in bound)
+        self._captured = self._captured or any(entry.captured for entry in bound)
         errors = [future.exception() for future in futures]
         if all(error is None for error in errors):
             return
@@ -223,11 +224,11 @@ class CudaLocalRuntime:
             with self._compute.on(rank, streams[rank]):
                 bound[rank].fill_nan(arrays[rank])
 
-        wait(self._each(fill_nan))  # where that fails, too, the first error says more
+        wait(self._each(fill_nan))  # errors here are ignored: the first error says more
         failure = group.failure()
-        first = failure[0] if failure is not None else 0
-        error = errors[first] or next(error for error in errors if error is not None)
-        raise EngineError(f"rank {first} failed: {error!r}; call reset() to go on") from error
+        failed_rank = failure[0] if failure is not None else 0
+        error = errors[failed_rank] or next(error for error in errors if error is not None)
+        raise EngineError(f"rank {failed_rank} failed: {error!r}; call reset() to go on") from error
 
     def _each(self, job: Callable[[int], Any]) -> list[Future[Any]]:
         """Run a job for every rank on its thread, and wait for all."""
@@ -236,14 +237,14 @@ class CudaLocalRuntime:
             for rank, thread in enumerate(self._threads):
                 futures.append(thread.submit(job, rank))
             wait(futures)
-        except BaseException:  # an interrupt: no rank waits for one that has not begun
+        except BaseException:  # an interrupt: ranks must not wait for one that has not begun
             self._place.group.fail(0)
             wait(futures)
             raise
         return futures
 
     def _results(self, job: Callable[[int], Any], failing: str) -> list[Any]:
-        """Run a job for every rank; an error is the first rank's, "rank r " and `failing`."""
+        """Run a job for every rank; raise the first rank's error as "rank r " and `failing`."""
         futures = self._each(job)
         for rank, future in enumerate(futures):
             error = future.exception()
@@ -254,22 +255,22 @@ class CudaLocalRuntime:
         return [future.result() for future in futures]
 
     def timeline(self) -> Timeline:
-        """Return what the last call ran, if it was traced; waits for its end."""
+        """Return the timeline of the last call, if it was traced; waits until the call ends."""
         with self._lock:
             last = self._recent[-1] if self._recent else []
             return timeline_of([span for entry in last for span in entry.spans()], self.machine)
 
     def synchronize(self) -> None:
-        """Wait until the devices have done all that was enqueued.
+        """Wait until the devices have finished all enqueued work.
 
         Raises:
-            TimeoutExceeded: a wait outlasted `timeout_s`; what comes from ranks that are behind is
-                NaN, and the runtime needs `reset`.
+            TimeoutExceeded: a wait lasted longer than `timeout_s`; data from late ranks is NaN,
+                and the runtime needs `reset`.
             EngineError: the runtime is closed, or has failed in another way.
         """
         with self._lock:
             self._check_open()
-            self._rest()
+            self._wait_idle()
             for device in self._place.devices:
                 device.settle()
             error = self._failure()
@@ -277,32 +278,32 @@ class CudaLocalRuntime:
                 raise error
 
     def reset(self) -> None:
-        """Make the runtime usable again after a failure: new windows, new signals.
+        """Make the runtime usable again after a failure, with new windows and signals.
 
         Graphs captured before are invalid from now on; capture them again.
 
         Raises:
-            EngineError: a device does not come to rest, or has failed for good.
+            EngineError: a device does not become idle, or has failed permanently.
         """
         with self._lock:
             self._check_open()
-            self._rest()
+            self._wait_idle()
             old = self._place
             self._move_to(
                 self._new_place(new_group(self.world, self.timeout_s), [], old.windows.sizes)
             )
 
     def close(self) -> None:
-        """Wait for the devices, free the windows and end all threads. Later calls raise."""
+        """Wait for the devices, free the windows, end all threads. Later calls raise an error."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             try:
-                self._rest()
-                self._forget()
-                while self._kept:
-                    _free(self._kept.pop())
+                self._wait_idle()
+                self._drop_bound_plans()
+                while self._kept_for_graphs:
+                    _free(self._kept_for_graphs.pop())
                 _free(self._place)
                 self._peers.close()
             finally:
@@ -312,18 +313,18 @@ class CudaLocalRuntime:
     # ---- windows
 
     def _new_place(self, group: Group, devices: list[cuda.Device], sizes: WindowBytes) -> _Place:
-        """Make windows, for given devices or for new ones."""
+        """Make windows, for existing devices or for new ones."""
         windows = PeerWindows(self._peers, sizes, self._signals)
         self._signals = windows.signals
         try:
-            made = devices or [cuda.Device(rank, group, rank) for rank in range(self.world)]
+            devices = devices or [cuda.Device(rank, group, rank) for rank in range(self.world)]
         except BaseException:
             windows.close()
             raise
-        return _Place(group, made, windows, [windows.view(rank) for rank in range(self.world)])
+        return _Place(group, devices, windows, [windows.view(rank) for rank in range(self.world)])
 
     def _each_capturing(self, streams: Sequence[Any]) -> list[bool]:
-        """Return for every rank whether its stream is captured into a graph."""
+        """Return for every rank whether its stream is being captured into a graph."""
 
         def capturing(rank: int) -> bool:
             with self._compute.on(rank, streams[rank]):
@@ -335,52 +336,51 @@ class CudaLocalRuntime:
         have = self._place.windows.sizes
         if any(self._each_capturing(streams)):
             raise InputError(
-                f"windows of {sum(need)} bytes are needed, they have {sum(have)}, "
+                f"windows of {sum(need)} bytes are needed, they have {sum(have)} bytes "
                 "and cannot grow while a CUDA graph is captured; run the largest shape once before "
                 "the capture"
             )
-        self._rest()
+        self._wait_idle()
         error = self._failure()
         if error is not None:
             raise error
         self._move_to(self._new_place(self._place.group, self._place.devices, have.grown(need)))
 
     def _move_to(self, place: _Place) -> None:
-        """Leave the present place, whose devices rest, for one in which no call has been made."""
+        """Replace the current place, whose devices are idle, by a new one."""
         old, self._place = self._place, place
-        self._forget()
-        held, self._held = self._held, False
-        if held:
-            self._kept.append(old)
+        self._drop_bound_plans()
+        captured, self._captured = self._captured, False
+        if captured:
+            self._kept_for_graphs.append(old)
         else:
             _free(old)
 
-    def _forget(self) -> None:
+    def _drop_bound_plans(self) -> None:
         self._bound.clear()
         self._recent.clear()
         self._calls = 0
 
-    def _rest(self) -> None:
-        """Wait until all devices have nothing left to do.
+    def _wait_idle(self) -> None:
+        """Wait until all devices are idle.
 
-        Without an end while calls go well, since a user's work may take long; for a while only
-        once the group has failed.
+        There is no time limit unless the group has failed, because user work may take long.
         """
         futures = [
             thread.submit(self._peers.synchronize, rank)
             for rank, thread in enumerate(self._threads)
         ]
         deadline = None
-        while wait(futures, timeout=_LOOK_S).not_done:
+        while wait(futures, timeout=_POLL_S).not_done:
             if deadline is None and self._place.group.failure() is not None:
-                deadline = time.monotonic() + _RESTS_WITHIN_S
+                deadline = time.monotonic() + _IDLE_WITHIN_S
             if deadline is not None and time.monotonic() > deadline:
                 busy = [rank for rank, future in enumerate(futures) if not future.done()]
-                for place in [*self._kept, self._place]:
+                for place in [*self._kept_for_graphs, self._place]:
                     place.windows.leave()
                 raise EngineError(
-                    f"the devices of the ranks {busy} still work {_RESTS_WITHIN_S:g} s after the "
-                    "failure; wait for what else runs there, or start a new process"
+                    f"the devices of the ranks {busy} still work {_IDLE_WITHIN_S:g} s after the "
+                    "failure; wait for other work on them, or start a new process"
                 )
         for future in futures:
             future.result()
@@ -393,7 +393,7 @@ class CudaLocalRuntime:
 
     def _check_alive(self) -> None:
         self._check_open()
-        for device in self._place.devices:  # a kernel that gave up tells before the watch looks
+        for device in self._place.devices:  # finds kernels that gave up before the watchdog does
             device.settle()
         error = self._failure()
         if error is not None:
@@ -403,7 +403,7 @@ class CudaLocalRuntime:
             ) from error
 
     def _failure(self) -> EngineError | None:
-        """Return the group's first failure, as far as is known now."""
+        """Return the group's first failure known so far."""
         failure = self._place.group.failure()
         return (
             None
@@ -412,6 +412,6 @@ class CudaLocalRuntime:
         )
 
     def _step_name(self, rank: int, row: int) -> str:
-        """Name a row of a rank's program; several calls may be under way, so of all of them."""
-        rows = [bound[rank].rows for bound in self._recent]
-        return " or ".join(sorted({mine[row].name for mine in rows if row < len(mine)}))
+        """Return the names of a row of a rank's program in all recent calls."""
+        programs = [bound[rank].rows for bound in self._recent]
+        return " or ".join(sorted({rows[row].name for rows in programs if row < len(rows)}))

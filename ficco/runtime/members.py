@@ -12,7 +12,7 @@ from ficco.runtime.bootstrap import Members, note_refusal
 
 __all__ = ["members_of", "note_turn", "refuse_to_open"]
 
-_KINDS = {"gloo": "the CPU", "nccl": "GPUs"}  # of tensors that a backend serves
+_KINDS = {"gloo": "the CPU", "nccl": "GPUs"}  # the kind of tensors that a backend supports
 _turns: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -21,11 +21,11 @@ def members_of(group: Any, backend: str = "gloo") -> Members:
 
     Args:
         group: the group.
-        backend: what must serve it: "gloo" for CPU tensors, "nccl" for those of GPUs.
+        backend: the backend it must have: "gloo" for CPU tensors, "nccl" for GPU tensors.
 
     Raises:
-        InputError: it is neither, this process is not in it, or the backend does not serve it.
-        EngineError: the group is that of the process from which this one was forked.
+        InputError: `group` is neither, does not contain this process, or lacks the backend.
+        EngineError: the group belongs to the process from which this one was forked.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -46,11 +46,11 @@ def members_of(group: Any, backend: str = "gloo") -> Members:
     rank = dist.get_rank(group)
     if rank < 0:
         raise InputError("this process is not in the group; only its members may use it")
-    # A backend may stand alone ("gloo") or beside others ("cpu:gloo,cuda:nccl").
+    # The configuration names one backend ("gloo") or several ("cpu:gloo,cuda:nccl").
     if backend not in str(dist.get_backend_config(group)):
         kind = "CPU" if backend == "gloo" else "CUDA"
         raise InputError(
-            f"group has the backend {dist.get_backend(group)!r}, which does not serve {kind} "
+            f"group has the backend {dist.get_backend(group)!r}, which does not support {kind} "
             f"tensors; make it with backend={backend!r} or 'cpu:gloo,cuda:nccl'"
         )
     return _here(group, rank, _KINDS[backend])
@@ -66,13 +66,13 @@ def _here(group: Any, rank: int, kind: str) -> Members:
 
 
 def note_turn(group: Any, turn: int) -> None:
-    """Note how often the ranks of a group have opened it, or refused to."""
+    """Record how often the ranks of a group have opened it or refused to open it."""
     _turns[group] = turn
 
 
 def refuse_to_open(group: Any, reason: str) -> None:
-    """Tell ranks that open a group that this one does not come, because of an error."""
+    """Notify the ranks that open a group that an error keeps this rank from opening it."""
     import torch.distributed as dist
 
-    with contextlib.suppress(RuntimeError):  # a store that does not answer tells nobody
+    with contextlib.suppress(RuntimeError):  # the store may not answer
         note_refusal(_here(group, dist.get_rank(group), ""), reason)

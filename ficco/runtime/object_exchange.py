@@ -1,7 +1,7 @@
-"""Python objects that the ranks of a group exchange, by the timeout of the group.
+"""Exchange Python objects between the ranks of a group, within the group's own timeout.
 
-Collectives of torch.distributed wait by a timeout of their own, of half an hour or so. The objects
-go over the connection on which the ranks of a runtime meet instead.
+Collectives of torch.distributed have a separate timeout of about half an hour. The objects are
+therefore sent over the connection that the runtime uses for rendezvous.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ficco.runtime.process import ProcessRuntime
 
 __all__ = ["gathered_objects"]
 
-_SHARE = MESSAGE_BYTES // 2  # of a message that brings a piece of every rank; the rest is JSON
+_DATA_BYTES = MESSAGE_BYTES // 2  # of a message, for one piece per rank; the rest is for JSON
 
 
-def gathered_objects(runtime: ProcessRuntime, mine: Any) -> list[Any]:
-    """Return what every rank brings, by rank: any objects, which may be large. A collective call.
+def gathered_objects(runtime: ProcessRuntime, value: Any) -> list[Any]:
+    """Return the objects of all ranks, by rank; they may be large. A collective call.
 
     Args:
-        runtime: of the group.
-        mine: what this rank brings; `pickle` must know it.
+        runtime: the runtime of the group.
+        value: this rank's object, which must support `pickle`.
 
     Raises:
-        TimeoutExceeded: a rank did not come within the runtime's timeout.
+        TimeoutExceeded: a rank did not arrive within the runtime's timeout.
         EngineError: a rank has left.
     """
-    text = base64.b64encode(pickle.dumps(mine)).decode()
-    size = _SHARE // runtime.world
+    text = base64.b64encode(pickle.dumps(value)).decode()
+    size = _DATA_BYTES // runtime.world
     texts = [""] * runtime.world
     for begin in range(0, max(runtime.gathered(len(text))), size):
         pieces = runtime.gathered(text[begin : begin + size])
-        texts = [known + piece for known, piece in zip(texts, pieces, strict=True)]
-    return [pickle.loads(base64.b64decode(each)) for each in texts]
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+    return [pickle.loads(base64.b64decode(text)) for text in texts]

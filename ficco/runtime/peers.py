@@ -1,4 +1,4 @@
-"""What the shared memory of a group tells of its ranks: which have left, stopped or refused."""
+"""Read from a group's shared memory which ranks have left, stopped or refused a call."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ficco.runtime.failures import refused_in_words
 
 __all__ = ["Breaks", "condition_of", "refusal_of_a_peer", "someone_left"]
 
-# A heartbeat comes every 0.05 s. On a busy machine of 2 cores one came 0.2 s late at times.
+# Heartbeats are 0.05 s apart. On a busy machine of 2 cores some were 0.2 s late.
 _STALLED_S = 0.5
-# How long a peer's refusal must last before it ends a rendezvous: where all ranks raise the error
-# of a rendezvous, some of them raise it, and refuse the call, a little before the others.
-_TOLD_S = 0.3
+# How long a peer's refusal must last before it ends a rendezvous. If all ranks raise the error of
+# a rendezvous, some of them raise it, and refuse the call, a little before the others.
+_REFUSAL_LASTS_S = 0.3
 
 
 def condition_of(group: shared_memory.Group, rank: int, pid: int) -> str:
-    """Return a sentence on a rank that is not as it should be, or nothing."""
+    """Return a sentence about a rank that has died, left or stalled; else an empty string."""
     state = shared_memory.state_of(group, rank)
     name = f"Rank {rank} (pid {pid})"
     if state.presence == "died":
@@ -32,7 +32,7 @@ def condition_of(group: shared_memory.Group, rank: int, pid: int) -> str:
 
 
 def someone_left(group: shared_memory.Group, own: int) -> bool:
-    """Whether a peer of rank `own` has died or closed its runtime, so that no reset can succeed."""
+    """Return whether a peer of rank `own` died or closed its runtime: a reset cannot succeed."""
     peers = set(range(group.world)) - {own}
     return any(shared_memory.state_of(group, rank).presence in ("died", "closed") for rank in peers)
 
@@ -41,19 +41,19 @@ def refusal_of_a_peer(group: shared_memory.Group, own: int, remedy: str) -> Engi
     """Return the error of the next call of rank `own`, if a peer has refused to make it."""
     for rank in range(group.world):
         if rank != own and group.refuses_next(own, rank):
-            said = refused_in_words(rank, group.refusal(rank))
-            return EngineError(f"{said} Call {remedy} to go on.")
+            refusal = refused_in_words(rank, group.refusal(rank))
+            return EngineError(f"{refusal} Call {remedy} to go on.")
     return None
 
 
 class Breaks:
-    """Returns the error that ends a rendezvous of an open group; None while it can go on.
+    """Returns the error that ends a rendezvous of an open group; None while it can continue.
 
-    A rank calls it again and again while it waits for the others.
+    A rank polls it while it waits for the others.
 
     Args:
-        failure: what the group has failed with, or None.
-        refusal: what a peer refused, or None.
+        failure: returns the group's failure, or None.
+        refusal: returns the error of a call that a peer refuses, or None.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Breaks:
         failure = self._failure()
         if failure is not None:
             return failure
-        refused = self._refusal()
-        if refused is None:
+        refusal = self._refusal()
+        if refusal is None:
             return None
         self._refused_at = self._refused_at or time.monotonic()
-        return refused if time.monotonic() - self._refused_at > _TOLD_S else None
+        return refusal if time.monotonic() - self._refused_at > _REFUSAL_LASTS_S else None

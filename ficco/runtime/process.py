@@ -1,7 +1,7 @@
-"""A process per rank over a torch.distributed group; windows lie in memory that they share.
+"""Run one rank per process over a torch.distributed group, with windows in shared memory.
 
-A runtime lowers, binds and runs its own rank's plan only. The ranks meet (see `rendezvous`) when
-the group is opened, when a plan needs larger windows, and to reset; everything between is signals.
+A runtime lowers, binds and runs only its own rank's plan. The ranks meet (see `rendezvous`) to
+open the group, to grow the windows, and to reset. Otherwise they communicate only by signals.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
 from ficco.runtime.failures import (
     ALIKE,
     Failure,
-    awaited_word,
-    differing,
+    differing_digests,
     error_of,
+    failed_word,
     raiser_of,
 )
 from ficco.runtime.members import members_of, note_turn
@@ -42,9 +42,9 @@ from ficco.timeline import Timeline
 
 __all__ = ["INHERITED", "OPENING_S", "RESET", "Call", "ProcessRuntime", "room_in"]
 
-_BEATS_S = 0.1
-OPENING_S = 300.0  # at least, for all ranks to open a group: processes start at different moments
-INHERITED: list[Any] = []  # what a forked child has of its parent's groups, and never frees
+_BEATS_S = 0.1  # two heartbeats
+OPENING_S = 300.0  # least timeout for all ranks to open a group: processes start at different times
+INHERITED: list[Any] = []  # the parent's objects in a forked child, which must never free them
 RESET = "reset() on every rank"
 
 
@@ -53,9 +53,9 @@ class Call:
     """A call that this rank can make.
 
     Attributes:
-        problem, schedule, digest: what it is.
+        problem, schedule, digest: the identity of the call.
         bound: an engine's BoundPlan.
-        prepared: what makes it again, by how its matrices lie.
+        prepared: prepared calls that repeat it, one per layout of its matrices.
     """
 
     problem: Problem
@@ -68,22 +68,24 @@ class Call:
 class ProcessRuntime:
     """This process's rank of a group of processes.
 
-    Making one is a collective call: every rank of the group makes one, with the same machine. So
-    are `reset` and, with the same problems and schedules in the same order, `execute`.
+    The constructor is a collective call: every rank of the group makes one, with the same machine.
+    `reset` and `execute` are collective too; `execute` needs the same problems and schedules in
+    the same order on every rank.
 
     Args:
         group: a ProcessGroup with the gloo backend, or a DeviceMesh of one dimension.
         machine: a profile whose engine is "host", the same on every rank.
         compute: the library for GEMMs.
-        timeout_s: how long any wait may last, within a call or for the ranks to meet.
+        timeout_s: the longest time that any wait may last, in a call or a rendezvous, in seconds.
 
     Attributes:
-        most_window_bytes: of all windows of all ranks, equal on all; None: as memory allows.
+        most_window_bytes: the limit for all windows of all ranks, equal on all ranks; None: no
+            limit other than the available memory.
 
     Raises:
-        InputError: a group or machine that cannot be.
+        InputError: the group or the machine is invalid.
         EngineError: the ranks are on several hosts, or cannot reach each other.
-        MemoryError: the memory to share cannot be had.
+        MemoryError: the shared memory is not available.
     """
 
     engine = "host"
@@ -101,14 +103,12 @@ class ProcessRuntime:
         self._bound: BoundPlans[Call] = BoundPlans()
         self._calls = 0
         self._last: Call | None = None
-        self._cause = ""  # why the last rendezvous ended, until a reset
+        self._rendezvous_error = ""  # why the last rendezvous failed, until a reset
         self._of_parent = False  # whether this process was forked from the one that opened it
         opening_s = max(timeout_s, OPENING_S)
         self._rendezvous = Rendezvous(members, {"machine": repr(machine)}, opening_s)
         note_turn(members.group, self._rendezvous.turn)
-        self._groups: list[
-            shared_memory.Group
-        ] = []  # one, none before it is opened and when closed
+        self._groups: list[shared_memory.Group] = []  # one while the group is open, else none
         self._end = weakref.finalize(self, _end, os.getpid(), self._rendezvous, self._groups)
         try:
             self._agree_to_open()
@@ -119,17 +119,17 @@ class ProcessRuntime:
         forks.watch(self)
 
     def _agree_to_open(self) -> None:
-        """Meet all ranks before there are windows, and raise on all of them if none can be."""
+        """Meet all ranks before windows are made; raise on all ranks if they cannot be made."""
 
-    def gathered(self, mine: Any) -> list[Any]:
-        """Return what every rank brings, by rank; JSON values. A collective call.
+    def gathered(self, value: Any) -> list[Any]:
+        """Return the JSON values of all ranks, by rank. A collective call.
 
         Raises:
-            EngineError: a rank has left; TimeoutExceeded: one did not come within `timeout_s`.
+            EngineError: a rank has left; TimeoutExceeded: one did not arrive within `timeout_s`.
         """
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
-        return self._rendezvous.gather("exchange data", mine, self._timeout_s)
+        return self._rendezvous.gather("exchange data", value, self._timeout_s)
 
     @property
     def compute(self) -> str:
@@ -139,7 +139,7 @@ class ProcessRuntime:
 
     @property
     def timeout_s(self) -> float:
-        """How long any wait of this rank may last, in seconds."""
+        """The longest time that any wait of this rank may last, in seconds."""
         return self._timeout_s
 
     @timeout_s.setter
@@ -156,15 +156,15 @@ class ProcessRuntime:
     def execute(self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]) -> None:
         """Run a problem; `arrays` has this rank's inputs, weights and outputs by buffer name.
 
-        Of `problem` this rank's entries of per-rank columns and depths are read, no others'.
+        Only this rank's entries of per-rank columns and depths in `problem` are read.
 
         Raises:
             InputError: the problem is for another number of ranks.
-            ScheduleError: nothing implements the schedule.
-            TimeoutExceeded: a wait of some rank outlasted its timeout, or a rank did not come to
-                grow the windows; all ranks need `reset` then.
-            EngineError: the runtime is closed or has failed before, or a rank stopped.
-            MemoryError: larger windows cannot be had, on some rank; nothing has changed.
+            ScheduleError: no plan implements the schedule.
+            TimeoutExceeded: a wait of some rank exceeded its timeout, or a rank did not arrive to
+                grow the windows; all ranks must call `reset` afterwards.
+            EngineError: the runtime is closed, an earlier call failed, or a rank stopped.
+            MemoryError: some rank cannot allocate larger windows; the windows are unchanged.
         """
         if problem.world != self.world:
             raise InputError(
@@ -176,7 +176,7 @@ class ProcessRuntime:
             self._run(call, arrays)
 
     def execute_plan(self, plan: Plan, arrays: Mapping[str, Any]) -> None:
-        """Run a plan made elsewhere, as it is. Verify it first: the engine believes it.
+        """Run a plan that was made elsewhere, unchanged. Verify it first: the engine does not.
 
         A collective call: all ranks run the same plan. Raises as `execute`.
         """
@@ -190,36 +190,36 @@ class ProcessRuntime:
         return self._bind_plan(problem, schedule, plan, digest_of(problem, schedule))
 
     def _bind_plan(self, problem: Problem, schedule: Schedule, plan: RankPlan, digest: int) -> Call:
-        need, have, most = self._need(plan), self._sizes_had, self.most_window_bytes
+        need, have, most = self._need(plan), self._sizes, self.most_window_bytes
         least = have.joined(need)
         if most is not None and 2 * self.world * sum(least) > most:
             raise InputError(
                 f"windows of {2 * self.world * sum(least)} bytes over all ranks are needed, "
-                f"{most} are allowed; split the problem or allow more (most_window_bytes)"
+                f"{most} bytes are allowed; split the problem or raise most_window_bytes"
             )
         if least != have:
             roomy = have.grown(need)
             if most is not None and 2 * self.world * sum(roomy) > most:
                 roomy = least
-            said = _said_of(problem, schedule, self.rank)
-            self._meet("grow the windows", roomy, digest, said)
+            call = _call_in_words(problem, schedule, self.rank)
+            self._meet("grow the windows", roomy, digest, call)
         return Call(problem, schedule, digest, self._bound_plan(plan, digest))
 
     def _need(self, plan: RankPlan) -> WindowBytes:
-        """Return what a plan needs, which is equal on all ranks: here mailboxes lie in windows."""
+        """Return the sizes that a plan needs, equal on all ranks; here windows hold mailboxes."""
         return WindowBytes(sum(window_bytes_of(plan)))
 
     @property
-    def _sizes_had(self) -> WindowBytes:
-        """What there is in each copy of each window."""
+    def _sizes(self) -> WindowBytes:
+        """The current size of each copy of each window."""
         return WindowBytes(self._group.capacity)
 
     def _bound_plan(self, plan: RankPlan, digest: int) -> Any:
-        """Bind a plan to the present windows, which are large enough."""
+        """Bind a plan to the current windows, which are large enough."""
         return host.BoundPlan(plan, self._group, self.machine, self._compute)
 
     def _run(self, call: Call, arrays: Mapping[str, Any]) -> None:
-        copy = self._calls % 2  # in turn, on which plans with mailboxes rely
+        copy = self._calls % 2  # plans with mailboxes rely on copies that alternate
         self._calls += 1
         self._last = call
         try:
@@ -230,14 +230,14 @@ class ProcessRuntime:
             raise EngineError(
                 f"rank {self.rank} failed: {error!r}; call {RESET} to go on"
             ) from error
-        except BaseException:  # an interrupt: let the other ranks stop, too
+        except BaseException:  # an interrupt: stop the other ranks too
             self._group.fail(self.rank)
             raise
         if not done:
             raise self._failure() or EngineError(f"the call failed; call {RESET} to go on")
 
     def timeline(self) -> Timeline:
-        """Return what this rank's last call ran; time 0 is its first step's start."""
+        """Return the timeline of this rank's last call; time 0 is the start of its first step."""
         return timeline_of(self._last.bound.spans() if self._last else [], self.machine)
 
     def check(self) -> None:
@@ -245,38 +245,38 @@ class ProcessRuntime:
         self._check_alive()
 
     def refuse(self, error: Exception) -> None:
-        """Tell the peers that this rank makes no call, because of an error that it raises.
+        """Notify the peers that this rank does not make the next call, because it raises `error`.
 
-        Peers that have begun the call fail within a second. Where all ranks refuse it alike, the
-        group goes on. A group that has failed, and one that is closed, is told nothing.
+        Peers that have begun the call fail within a second. If all ranks refuse it, the group
+        stays usable. On a failed or closed group this does nothing.
         """
         if self._groups and not self._of_parent and self._group.failure() is None:
             self._group.refuse(self.rank, f"{type(error).__name__}: {error}")
 
     def reset(self) -> None:
-        """Meet all ranks and give the group new windows, after a failure. Bound plans are lost.
+        """Meet all ranks and make new windows, after a failure. Bound plans are dropped.
 
-        Peers that are in a call fail within a second, and are to reset the group, too.
+        Peers that are in a call fail within a second, and must reset the group too.
 
         Raises:
-            TimeoutExceeded: a rank did not come within `timeout_s`.
+            TimeoutExceeded: a rank did not arrive within `timeout_s`.
             EngineError: a rank has left, or the runtime is closed.
         """
         with self._lock:
             self._group.refuse(self.rank, "it called reset()")
-            self._meet("reset the group", self._sizes_had)
+            self._meet("reset the group", self._sizes)
 
     def leave_to_parent(self) -> None:
-        """Refuse all calls in this process, which was forked from the one that opened the group."""
+        """Refuse all calls in this child of the process that opened the group."""
         self._of_parent = True
         self._lock = threading.Lock()  # another thread of the parent may have held it
         INHERITED.extend([*self._groups, self._last, self._bound])
         self._groups.clear()
         self._bound, self._last = BoundPlans(), None
-        self._rendezvous.close()  # or peers would take the parent to live as long as this process
+        self._rendezvous.close()  # else peers would see the parent alive as long as this process
 
     def close(self) -> None:
-        """End this rank's part: threads, windows, sockets. Later calls raise EngineError."""
+        """Free this rank's threads, windows and sockets. Later calls raise EngineError."""
         with self._lock:
             self._bound.clear()
             self._last = None
@@ -300,19 +300,19 @@ class ProcessRuntime:
                 f"call {RESET} first. It was: {error}"
             ) from error
 
-    def _meet(self, what: str, sizes: WindowBytes, digest: int = 0, said: str = "") -> None:
-        """Meet all ranks and take the place in new windows that they agree on.
+    def _meet(self, what: str, sizes: WindowBytes, digest: int = 0, call: str = "") -> None:
+        """Meet all ranks and move to new windows of the sizes that they agree on.
 
         Args:
-            what: the rendezvous is for.
-            sizes: that this rank needs.
-            digest: of the call for which windows are to grow.
-            said: a sentence on that call.
+            what: the purpose of the rendezvous.
+            sizes: the sizes that this rank needs.
+            digest: of the call for which the windows grow.
+            call: a sentence that describes that call.
         """
         opening, resetting = not self._groups, what == "reset the group"
         agenda = Agenda(
             what,
-            {**_room_facts(sizes), "digest": digest, "rank": self.rank, "said": said},
+            {**_room_facts(sizes), "digest": digest, "rank": self.rank, "call": call},
             self._make,
             self._join,
             (lambda: None) if opening or resetting else self._breaks(),
@@ -321,21 +321,21 @@ class ProcessRuntime:
         try:
             group = self._rendezvous.meet(agenda, self._timeout_s)
         except MemoryError:
-            raise  # on all ranks alike; the windows are as they were
+            raise  # on all ranks; the windows are unchanged
         except BaseException as error:
             if not (opening or resetting):
-                self._group.fail(self.rank)  # the others shall not wait for this rank's call
-                if isinstance(error, EngineError):  # not itself, whose frames hold the windows
-                    self._cause = str(error)
+                self._group.fail(self.rank)  # so the others do not wait for this rank's call
+                if isinstance(error, EngineError):  # the text only: its frames hold the windows
+                    self._rendezvous_error = str(error)
             raise
-        self._cause = ""
+        self._rendezvous_error = ""
         self._move_to(group)
 
     def _breaks(self) -> Breaks:
         return Breaks(self._failure, lambda: refusal_of_a_peer(self._group, self.rank, RESET))
 
     def _move_to(self, group: shared_memory.Group) -> None:
-        """Leave the old windows for new ones, in which no call has been made yet."""
+        """Replace the old windows by new ones."""
         for old in self._groups:
             old.close()
         self._groups[:] = [group]
@@ -343,12 +343,12 @@ class ProcessRuntime:
         self._calls, self._last = 0, None
 
     def _make(self, brought: list[Facts]) -> tuple[int, Facts]:
-        """Make memory for what all ranks need (on rank 0)."""
+        """Create memory of the size that all ranks need (on rank 0)."""
         for facts in brought:
             if facts["digest"] != self._agreed(brought):
                 raise EngineError(
-                    f"rank {facts['rank']} runs another call than rank 0. {brought[0]['said']} "
-                    f"{facts['said']} {ALIKE}; call {RESET} to go on."
+                    f"rank {facts['rank']} runs another call than rank 0. {brought[0]['call']} "
+                    f"{facts['call']} {ALIKE}; call {RESET} to go on."
                 )
         sizes = WindowBytes()
         for facts in brought:
@@ -369,12 +369,12 @@ class ProcessRuntime:
     # ---- failure in words
 
     def _failure(self) -> EngineError | None:
-        """Return the group's first failure, as every rank tells it, and what is known of ranks."""
+        """Return the group's first failure, worded as on every rank, with notes on the ranks."""
         failure = self._group.failure()
         if failure is None:
             return None
-        if failure[4] == "stopped" and self._cause:
-            return EngineError(self._cause)
+        if failure[4] == "stopped" and self._rendezvous_error:
+            return EngineError(self._rendezvous_error)
         refusal = ""
         if failure[4] == "refused":
             refusal = self._group.refusal(failure[0])
@@ -384,7 +384,7 @@ class ProcessRuntime:
         )  # fmt: skip
 
     def _step_name(self, failure: Failure, rank: int, row: int) -> str:
-        """Name a row of another rank's program, if it ran the same call as this one."""
+        """Return the name of a row of a rank's program, if it ran the same call as this rank."""
         call = self._last
         if call is not None and shared_memory.state_of(self._group, rank).digest == call.digest:
             plan = call.bound.plan
@@ -396,68 +396,73 @@ class ProcessRuntime:
         return f"number {row} of another call"
 
     def _notes(self, failure: Failure) -> str:
-        """Say which ranks are gone or stalled, and whether the awaited one is behind."""
-        digests = differing(failure)
+        """Say which ranks have left or stalled, and whether the rank waited for is late."""
+        digests = differing_digests(failure)
         if digests:
-            return " ".join(self._calls_of(digests))
-        notes = self._conditions()
+            return " ".join(self._calls_in_words(digests))
+        notes = self._conditions_by_rank()
         if failure[4] == "stopped" and failure[0] != self.rank and not any(notes.values()):
-            time.sleep(_BEATS_S)  # who stopped may know of a death that the watchdogs do not yet
-            notes = self._conditions()
-        word = awaited_word(failure)
+            time.sleep(_BEATS_S)  # the stopped rank may see a death before the watchdog does
+            notes = self._conditions_by_rank()
+        word = failed_word(failure)
         waiter = failure[0]
         if word is not None and not notes[raiser := raiser_of(word)]:
-            here = shared_memory.state_of(self._group, waiter)
-            there = shared_memory.state_of(self._group, raiser)
-            if there.calls < here.calls:
+            waiting = shared_memory.state_of(self._group, waiter)
+            raising = shared_memory.state_of(self._group, raiser)
+            if raising.calls < waiting.calls:
                 notes[raiser] = (
-                    f"Rank {raiser} runs, but has begun {there.calls} calls and rank {waiter} "
-                    f"{here.calls}."
+                    f"Rank {raiser} runs, but has begun {raising.calls} calls and rank {waiter} "
+                    f"{waiting.calls}."
                 )
-            elif there.digest != here.digest:
-                notes[raiser] = f"Rank {raiser} runs another call than rank {waiter}.{self._mine()}"
+            elif raising.digest != waiting.digest:
+                notes[raiser] = (
+                    f"Rank {raiser} runs another call than rank {waiter}.{self._own_call_note()}"
+                )
         return " ".join(note for note in notes.values() if note)
 
-    def _mine(self) -> str:
-        """Return a sentence on this rank's last call, or nothing."""
+    def _own_call_note(self) -> str:
+        """Return a sentence about this rank's last call, or an empty string."""
         last = self._last
-        return "" if last is None else f" {_said_of(last.problem, last.schedule, self.rank)}"
+        return "" if last is None else f" {_call_in_words(last.problem, last.schedule, self.rank)}"
 
-    def _calls_of(self, digests: Mapping[int, int]) -> list[str]:
-        """Return a sentence on each rank's call that this one knows, of digests by rank.
+    def _calls_in_words(self, digests: Mapping[int, int]) -> list[str]:
+        """Return a sentence about each rank's call whose digest this rank knows.
 
-        Digests leave out what a rank may know of itself alone, and so does what is said of others.
+        Digests leave out sizes that only the rank itself knows, and so do sentences about others.
         """
         known = {call.digest: call for call in self._bound}
         return [
-            _said_of(known[digest].problem, known[digest].schedule, rank, rank == self.rank)
+            _call_in_words(known[digest].problem, known[digest].schedule, rank, rank == self.rank)
             for rank, digest in digests.items()
             if digest in known
         ]
 
     def _absence(self, rank: int) -> str:
-        """Return a sentence on a rank that does not come to a rendezvous, or nothing."""
-        known = self._condition(rank)
-        if known or not self._groups:
-            return known
-        there, here = (
-            shared_memory.state_of(self._groups[0], each).calls for each in (rank, self.rank)
+        """Return a sentence about a rank missing from a rendezvous, or an empty string."""
+        condition = self._condition(rank)
+        if condition or not self._groups:
+            return condition
+        missing_calls, own_calls = (
+            shared_memory.state_of(self._groups[0], r).calls for r in (rank, self.rank)
         )
-        if there == here:
+        if missing_calls == own_calls:
             return ""
-        return f"Rank {rank} runs, and has begun {there} calls where rank {self.rank} has {here}."
+        return (
+            f"Rank {rank} runs, and has begun {missing_calls} calls where rank {self.rank} has "
+            f"{own_calls}."
+        )
 
-    def _conditions(self) -> dict[int, str]:
+    def _conditions_by_rank(self) -> dict[int, str]:
         return {rank: self._condition(rank) for rank in range(self.world)}
 
     def _condition(self, rank: int) -> str:
-        """Return a sentence on a rank that is not as it should be, or nothing."""
+        """Return a sentence about a rank that died, left or stalled, or an empty string."""
         if rank == self.rank or not self._groups:
             return ""
         return condition_of(self._groups[0], rank, self._rendezvous.pids[rank])
 
 
-def _said_of(p: Problem, schedule: Schedule, rank: int, own: bool = True) -> str:
+def _call_in_words(p: Problem, schedule: Schedule, rank: int, own: bool = True) -> str:
     sizes = f"{p.m}x{p.n}x{p.k}" if own else f"{p.m} rows, {p.agreed()['width']} columns to send"
     return (
         f"Rank {rank} runs {p.op} of {sizes}, rows {list(p.rows)}, {p.dtype}, by "
@@ -470,14 +475,14 @@ def _room_facts(sizes: WindowBytes) -> Facts:
 
 
 def room_in(facts: Facts) -> WindowBytes:
-    """Return the room that ranks have agreed on."""
+    """Return the window sizes that the ranks have agreed on."""
     return WindowBytes(facts["window_bytes"], facts["mailbox_bytes"])
 
 
 def _end(process: int, rendezvous: Rendezvous, groups: list[shared_memory.Group]) -> None:
-    """Leave the group; also where the user forgot to, when the interpreter ends."""
+    """Leave the group; runs at interpreter exit if the user did not close the runtime."""
     if os.getpid() != process:
-        return  # a fork, whose parent goes on and which has none of its threads
+        return  # a forked child: the parent keeps the group
     for group in groups:
         with contextlib.suppress(RuntimeError):  # an interrupted call still runs
             group.close()

@@ -1,9 +1,8 @@
-"""A process per GPU over a torch.distributed group; windows are PyTorch's symmetric memory.
+"""Run one GPU per process over a torch.distributed group; windows are PyTorch symmetric memory.
 
-The ranks meet as those of the host engine do: to open the group, to grow its windows, to reset it.
-Every rendezvous makes a place of its own: shared host memory that says who has failed and who is
-there, windows on all GPUs, and this rank's streams. A place that a CUDA graph uses is kept for as
-long as the runtime lives.
+The ranks meet as in the host engine: to open the group, to grow its windows, and to reset it.
+Every rendezvous makes a new place: shared host memory with the state of all ranks, windows on all
+GPUs, and this rank's streams. A place that a CUDA graph uses is kept until the runtime is closed.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ __all__ = ["CudaProcessRuntime"]
 
 
 _log = logging.getLogger("ficco")
-_MOST_LAYOUTS = 256  # of a call's matrices, in which it can be made again
-_MOST_MET = 4096  # problems that are remembered to have been met
-_LET_GO_S = 10.0  # the watch lets a stream go, once the group has failed, in a few seconds
+_MAX_LAYOUTS = 256  # prepared calls per call, one for each layout of its matrices
+_MAX_REMEMBERED = 4096  # problems that `repeats` remembers
+_RELEASE_WITHIN_S = 10.0  # after a failure the watchdog releases a stream within a few seconds
 
 
 class _Place(NamedTuple):
-    """What calls run in until the windows grow or are reset."""
+    """The group, device and window that calls use until the windows grow or are reset."""
 
     group: shared_memory.Group
     device: cuda.Device
@@ -57,24 +56,24 @@ class _Place(NamedTuple):
 class CudaProcessRuntime(ProcessRuntime):
     """This process's GPU, as one rank of a group of processes.
 
-    Calls are enqueued on the current stream; nothing waits for the device. Arrays are tensors of
-    the device that was current when the runtime was made. Making one is a collective call, and so
-    are `reset` and, with the same problems and schedules in the same order, `execute`.
+    Calls are enqueued on the current stream and do not wait for the device. Arrays are tensors on
+    the device that was current when the runtime was made. The constructor, `reset` and `execute`
+    are collective calls; `execute` needs the same problems and schedules in the same order.
 
     Args:
         group: a ProcessGroup with the nccl backend, or a DeviceMesh of one dimension.
         machine: a profile whose engine is "cuda", the same on every rank.
-        timeout_s: how long any wait may last on the device, or for the ranks to meet.
+        timeout_s: the longest time of any wait, on the device or in a rendezvous, in seconds.
 
     Attributes:
         process_group: the group.
-        device: of this rank.
-        traced: whether calls take times for `timeline`, which costs a little.
-        kernels: which of ficco's own kernels all ranks can have; None: that was not asked.
+        device: this rank's device.
+        traced: whether calls record times for `timeline`, which has a small cost.
+        kernels: the kernels of ficco that all ranks can load; None: not determined yet.
 
     Raises: as `ProcessRuntime`, and
-        DevicesRefused: these GPUs cannot run the engine, or signals do not reach all of them, as
-            all ranks say.
+        DevicesRefused: these GPUs cannot run the engine, or signals do not reach all of them; all
+            ranks raise it.
     """
 
     engine = "cuda"
@@ -86,16 +85,16 @@ class CudaProcessRuntime(ProcessRuntime):
         self.process_group = group
         try:
             self.device = here()
-        except (AssertionError, RuntimeError):  # all ranks are told when they have met
+        except (AssertionError, RuntimeError):  # reported on all ranks by _agree_to_open
             self.device = torch.device("cuda")
         self._places: list[_Place] = []  # the last one is in use
-        self._wanted = WindowBytes()
-        self._sizes: Any = None  # for the next windows, between joining a rendezvous and moving
-        self._held = False  # whether a graph uses the place in use
+        self._agreed_sizes = WindowBytes()
+        self._next_memory: Any = None  # for the next window, between `_join` and `_move_to`
+        self._captured = False  # whether a graph uses the place in use
         self.traced = False
-        self._met: dict[str, None] = {}  # what `repeats` was asked about, oldest first
-        self._refused: set[tuple[str, Schedule]] = set()  # what `load` was, for want of room
-        self._writable: list[bool] = []  # per rank, once a probe has found the kind of signals
+        self._remembered: dict[str, None] = {}  # problems passed to `repeats`, oldest first
+        self._without_room: set[tuple[str, Schedule]] = set()  # calls that `load` had no room for
+        self._writable: list[bool] = []  # per rank, after a probe has found the kind of signals
         super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
 
     def _agree_to_open(self) -> None:
@@ -111,31 +110,32 @@ class CudaProcessRuntime(ProcessRuntime):
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of all ranks' windows and mailboxes, both copies, and of those that graphs hold."""
+        """Bytes of all ranks' windows and mailboxes, both copies, including those graphs use."""
         return sum(2 * self.world * sum(place.window.sizes) for place in self._places)
 
     def repeats(self, problem: Problem) -> bool:
-        """Return whether a problem is asked about again.
+        """Return whether `repeats` was called with this problem before.
 
-        By what ranks agree on, so that those that make the same calls are told the same.
+        Only what the ranks agree on is compared, so ranks that make the same calls get the same
+        answer.
         """
         key = json.dumps(problem.agreed())
-        if key in self._met:
+        if key in self._remembered:
             return True
-        if len(self._met) >= _MOST_MET:
-            del self._met[next(iter(self._met))]
-        self._met[key] = None
+        if len(self._remembered) >= _MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[key] = None
         return False
 
     def _need(self, plan: RankPlan) -> WindowBytes:
         need, most = window_bytes_of(plan), self.most_window_bytes
-        roomy = self._sizes_had.joined(need).joined(LEAST)
+        roomy = self._sizes.joined(need).joined(LEAST)
         if self.world == 1 or (most is not None and 2 * self.world * sum(roomy) > most):
             return need
         return need.joined(LEAST)
 
     @property
-    def _sizes_had(self) -> WindowBytes:
+    def _sizes(self) -> WindowBytes:
         return self._places[-1].window.sizes if self._places else WindowBytes()
 
     def _bind(self, problem: Problem, schedule: Schedule) -> Call:
@@ -153,23 +153,23 @@ class CudaProcessRuntime(ProcessRuntime):
         self._last = call
         try:
             call.bound.run(arrays, copy, self.traced)
-            self._held = self._held or call.bound.captured
+            self._captured = self._captured or call.bound.captured
         except InputError:
-            raise  # of all ranks, and before anything was enqueued
+            raise  # raised on all ranks, before anything was enqueued
         except BaseException as error:
             self._fill_nan(call, arrays)
             if not isinstance(error, Exception):
                 raise  # an interrupt
-            raise self._told(error) from error
+            raise self._call_error(error) from error
 
     def _fill_nan(self, call: Call, arrays: Mapping[str, Any]) -> None:
-        """Fail the group, for a call was begun and not made."""
-        self._group.fail(self.rank)  # the first failure stays
+        """Fail the group and fill outputs with NaN, because a call was begun and not finished."""
+        self._group.fail(self.rank)  # only the first failure is recorded
         with contextlib.suppress(Exception):  # the device may be lost
             call.bound.fill_nan(arrays)
 
-    def _told(self, error: Exception) -> EngineError:
-        """Return what the caller of a call that was begun and not made is told."""
+    def _call_error(self, error: Exception) -> EngineError:
+        """Return the error of a call that was begun and not finished."""
         first = self._group.failure()
         if first is not None and (first[0] != self.rank or first[4] != "stopped"):
             self._check_alive()
@@ -178,49 +178,49 @@ class CudaProcessRuntime(ProcessRuntime):
     def prepared_call(
         self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]
     ) -> PreparedCall | None:
-        """Return what makes an earlier call again, with matrices that lie as these; or None.
+        """Return a prepared call that repeats an earlier call, for matrices with these layouts.
 
-        To be held weakly. None: not all of it is launched by native code.
+        The caller holds it weakly. None: native code does not launch all of the call.
         """
         with self._lock:
             call = self._bound.find(problem, schedule)
-            found = None if call is None else call.bound.prepared_call(arrays)
-            if call is not None and found is not None:
-                found.call = weakref.ref(call)
-                kept = [each for each in call.prepared if not each.stale]
-                call.prepared = [*kept[1 - _MOST_LAYOUTS :], found]
-            return found
+            prepared = None if call is None else call.bound.prepared_call(arrays)
+            if call is not None and prepared is not None:
+                prepared.call = weakref.ref(call)
+                valid = [earlier for earlier in call.prepared if not earlier.stale]
+                call.prepared = [*valid[1 - _MAX_LAYOUTS :], prepared]
+            return prepared
 
     def run_prepared(
         self,
-        standing: PreparedCall,
+        prepared: PreparedCall,
         addresses: Sequence[int],
         stream: int,
         ys: Sequence[Any],
         matrices: Mapping[str, Any],
     ) -> bool:
-        """Make a call again; False: it was not made, `execute` is to.
+        """Make a prepared call; return False if it was not made and `execute` must make it.
 
         Args:
-            standing: what makes it, of this runtime.
-            addresses: of its matrices, in the order in which they were given to `standing`.
-            stream: the current one of this rank's device, which is the current device.
-            ys: its results, to be spoiled if it fails.
-            matrices: by name, if something is made before its launch (`Standing.before`); else
-                empty.
+            prepared: a prepared call of this runtime.
+            addresses: of its matrices, in the order in which `prepared` got them.
+            stream: the current stream of this rank's device, which is the current device.
+            ys: its results, which are filled with NaN if the call fails.
+            matrices: by name, if the call does work before its launch (`PreparedCall.before`);
+                else empty.
 
         Raises: as `execute`.
         """
         with self._lock:
-            places, call = self._places, standing.call()
-            if not places or standing.window is not places[-1].window:
+            places, call = self._places, prepared.call()
+            if not places or prepared.window is not places[-1].window:
                 return False
             if call is None or self.traced:
                 return False
-            if len(places) > 1:  # native code knows of failures in the last one alone
+            if len(places) > 1:  # native code checks for failures only in the last place
                 self._check_alive()
             try:
-                if not standing.run(addresses, self._calls % 2, stream, matrices):
+                if not prepared.run(addresses, self._calls % 2, stream, matrices):
                     return False
                 self._calls += 1
                 self._last = call
@@ -229,16 +229,16 @@ class CudaProcessRuntime(ProcessRuntime):
                 self._fill_nan(call, {f"y{i}": y for i, y in enumerate(ys)})
                 if not isinstance(error, Exception):
                     raise
-                raise self._told(error) from error
+                raise self._call_error(error) from error
             self._bound.used(call.problem, call.schedule)
             return True
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
-        """Whether a plan is bound, so that its call may be captured into a graph."""
+        """Return whether a plan is bound, so its call can be captured into a graph."""
         return self._bound.holds(problem, schedule)
 
     def load(self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]) -> None:
-        """Bind a plan and load its kernels; a collective call, as `execute`, that enqueues nothing.
+        """Bind a plan and load its kernels, without enqueuing work. A collective call.
 
         Arguments and errors are those of `execute`.
         """
@@ -247,30 +247,30 @@ class CudaProcessRuntime(ProcessRuntime):
             try:
                 call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
             except (InputError, MemoryError):
-                self._refused.add((json.dumps(problem.agreed()), schedule))
+                self._without_room.add((json.dumps(problem.agreed()), schedule))
                 raise
             try:
                 call.bound.load(arrays)
             except InputError:
                 raise
             except BaseException:
-                self._group.fail(self.rank)  # peers go on, and would wait for this rank
+                self._group.fail(self.rank)  # else peers continue and wait for this rank
                 raise
 
     def refuses(self, problem: Problem, schedule: Schedule) -> bool:
-        """Whether there was no room for `load`, on all ranks, since windows last grew."""
-        return (json.dumps(problem.agreed()), schedule) in self._refused
+        """Return whether `load` found no room, on all ranks, since the windows last grew."""
+        return (json.dumps(problem.agreed()), schedule) in self._without_room
 
     def _check_alive(self) -> None:
-        for place in self._places:  # a kernel that gave up tells before the watch looks
+        for place in self._places:  # finds kernels that gave up before the watchdog does
             place.device.settle()
         super()._check_alive()
 
     def _failure(self) -> EngineError | None:
-        found = super()._failure()
-        if found is not None:
-            return found
-        for group in self._groups[1:]:  # of windows that graphs hold
+        error = super()._failure()
+        if error is not None:
+            return error
+        for group in self._groups[1:]:  # groups whose windows graphs use
             failure = group.failure()
             if failure is not None:
                 return error_of(
@@ -280,23 +280,23 @@ class CudaProcessRuntime(ProcessRuntime):
         return None
 
     def timeline(self) -> Timeline:
-        """Return what this rank's last traced call ran; waits for its end."""
+        """Return the timeline of this rank's last traced call; waits until the call ends."""
         return timeline_of(self._last.bound.spans() if self._last else [], self.machine)
 
     def check_alive(self) -> None:
-        """Raise EngineError if a call on the group has failed, as far as is known now."""
+        """Raise EngineError if a call on the group is already known to have failed."""
         self._check_alive()
 
     def check(self) -> None:
         """Wait for the current stream, then raise EngineError if a call on the group failed."""
-        self._drain()
+        self._wait_for_stream()
         self._check_alive()
 
-    def _drain(self) -> None:
-        """Wait for the current stream and this rank's last call, unless they cannot end any more.
+    def _wait_for_stream(self) -> None:
+        """Wait for the current stream and this rank's last call.
 
         Raises:
-            EngineError: the group has failed, and the watch could not let the stream go.
+            EngineError: the group has failed, and the watchdog could not release the stream.
         """
         new_event: Any = torch.cuda.Event
         stream, ended = torch.cuda.current_stream(self.device), new_event()
@@ -307,13 +307,13 @@ class CudaProcessRuntime(ProcessRuntime):
         while not ended.query():
             if self._groups and self._group.failure() is not None:
                 failed_at = failed_at or time.monotonic()
-                if time.monotonic() - failed_at > _LET_GO_S:
+                if time.monotonic() - failed_at > _RELEASE_WITHIN_S:
                     raise EngineError(
-                        f"rank {self.rank}: the stream waits for ever and cannot be let go: it may "
-                        "wait for a collective of torch.distributed that another rank never made, "
-                        "or all streams stand behind it in one hardware queue and the driver "
+                        f"rank {self.rank}: the stream waits for ever and cannot be released: it "
+                        "may wait for a collective of torch.distributed that another rank never "
+                        "made, or it blocks all streams in one hardware queue and the driver "
                         "refuses to open the GPU a second time (stderr says why; it takes memory). "
-                        f"Restart the processes. It was: {self._failure()}"
+                        f"Restart the processes. The failure: {self._failure()}"
                     )
             time.sleep(2e-5)
         for place in self._places:
@@ -321,25 +321,25 @@ class CudaProcessRuntime(ProcessRuntime):
 
     # ---- rendezvous
 
-    def _meet(self, what: str, sizes: WindowBytes, digest: int = 0, said: str = "") -> None:
+    def _meet(self, what: str, sizes: WindowBytes, digest: int = 0, call: str = "") -> None:
         if self._places:
             if torch.cuda.is_current_stream_capturing():
                 raise InputError(
                     "windows cannot grow while a CUDA graph is captured; run the largest shape "
                     "once before the capture"
                 )
-            self._drain()  # peers may write to my windows until then
+            self._wait_for_stream()  # peers may write to this rank's windows until then
         with torch.cuda.device(self.device):
-            super()._meet(what, sizes, digest, said)
+            super()._meet(what, sizes, digest, call)
 
     def _join(self, memory: int, facts: Facts) -> shared_memory.Group:
-        """Take a place in what the ranks share, with room for the windows: or none of them does."""
+        """Join the shared memory and allocate this rank's window; if a rank fails, none joins."""
         symmetric = symmetric_memory()
 
-        self._wanted = room_in(facts)
-        size = Layout(self._wanted).size
+        self._agreed_sizes = room_in(facts)
+        size = Layout(self._agreed_sizes).size
         try:
-            self._sizes = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+            self._next_memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError as error:
             raise MemoryError(f"windows of {size} bytes on {self.device}: {error}") from None
         return super()._join(memory, {**facts, "window_bytes": 0})
@@ -347,89 +347,89 @@ class CudaProcessRuntime(ProcessRuntime):
     def _move_to(self, group: shared_memory.Group) -> None:
         try:
             device = cuda.Device(self.device.index, group, self.rank)
-            place = _Place(group, device, self._window_in(self._sizes))
+            place = _Place(group, device, self._window_in(self._next_memory))
         except BaseException:
-            for each in (group, *self._groups):
-                each.fail(self.rank)  # the others wait for this rank, or go on without its windows
+            for failing in (group, *self._groups):
+                failing.fail(self.rank)  # else the others wait, or continue without its windows
             raise
         finally:
-            self._sizes = None
-        old = [] if self._held else self._places[-1:]
-        for left in old:
-            left.device.forget(left.window)
+            self._next_memory = None
+        old = [] if self._captured else self._places[-1:]
+        for old_place in old:
+            old_place.device.forget(old_place.window)
         self._places[len(self._places) - len(old) :] = [place]
-        self._held = False
+        self._captured = False
         self._bound.clear()
-        self._refused.clear()
+        self._without_room.clear()
         self._calls, self._last = 0, None
-        # What has failed is told no more after a reset, though graphs may still hold its windows.
-        kept = [each.group for each in reversed(self._places) if each.group.failure() is None]
-        for one in self._groups:
-            if one not in kept:
-                one.close()
-        self._groups[:] = kept
+        # After a reset, failed groups are no longer reported, though graphs may use their windows.
+        working = [place.group for place in reversed(self._places) if place.group.failure() is None]
+        for old_group in self._groups:
+            if old_group not in working:
+                old_group.close()
+        self._groups[:] = working
 
     def _window_in(self, memory: Any) -> Window:
-        """Make this rank's window in its memory, and meet all ranks' windows."""
+        """Make this rank's window in its memory, and exchange addresses with all ranks."""
         symmetric = symmetric_memory()
 
-        # PyTorch clears new memory on the default stream, which the current one need not be behind.
+        # PyTorch clears new memory on the default stream; the current stream may not wait for it.
         torch.cuda.synchronize(self.device)
         memory.zero_()
         torch.cuda.synchronize(self.device)
         handle = symmetric.rendezvous(memory, group=self.process_group)
-        # Memory of a pool would begin behind these addresses; a fresh allocation does not.
+        # Memory from a pool begins at an offset from these addresses; a fresh allocation at 0.
         offset = int(getattr(handle, "offset", 0))
-        bases, layout = [base + offset for base in handle.buffer_ptrs], Layout(self._wanted)
+        bases, layout = [base + offset for base in handle.buffer_ptrs], Layout(self._agreed_sizes)
         if not self._writable:
-            self._writable = self._probed(bases, layout)
+            self._writable = self._probe_signals(bases, layout)
             memory.zero_()
         memory[layout.mail_data :].view(torch.int32).fill_(VACANT - (1 << 32))
         words = memory[: COPIES * WORDS_BYTES].view(torch.int32).view(COPIES, -1)
         first = signal_place(Signal(self.rank, "free", 0))
         words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
-        self.gathered(None)  # all words are set before anybody raises one
-        return Window(bases, self.rank, self._wanted, (memory, handle), self._writable)
+        self.gathered(None)  # all words are set before any rank raises one
+        return Window(bases, self.rank, self._agreed_sizes, (memory, handle), self._writable)
 
-    def _probed(self, bases: list[int], layout: Layout) -> list[bool]:
+    def _probe_signals(self, bases: list[int], layout: Layout) -> list[bool]:
         """Find the kind of signals that reaches all ranks; a collective call on zeroed windows.
 
         Returns:
             Per rank, whether this rank's streams write to its words.
 
         Raises:
-            InputError: ranks are asked for different kinds.
-            SignalsRefused: no kind does.
+            InputError: the ranks allow different kinds.
+            SignalsRefused: no kind reaches all ranks.
         """
         kinds: tuple[str, ...] = ()
         problem = ""
         try:
             kinds = allowed_kinds()
-        except InputError as error:  # told to all ranks, so that none waits for this one
+        except InputError as error:  # sent to all ranks, so none waits for this one
             problem = str(error)
-        mine = (cuda.capabilities(ordinal()).pci, kinds, problem)
-        everyone = self.gathered(mine)  # behind this, all windows are zeros
-        for rank, (_, theirs, refused) in enumerate(everyone):
-            if refused:
-                raise InputError(f"rank {rank}: {refused}")
-            if theirs != everyone[0][1]:
+        own = (cuda.capabilities(ordinal()).pci, kinds, problem)
+        facts = self.gathered(own)  # after this, all windows are zeros
+        for rank, (_, rank_kinds, rank_problem) in enumerate(facts):
+            if rank_problem:
+                raise InputError(f"rank {rank}: {rank_problem}")
+            if rank_kinds != facts[0][1]:
                 raise InputError(
-                    f"rank 0 may signal by {everyone[0][1]} and rank {rank} by {theirs}; set "
+                    f"rank 0 may signal by {facts[0][1]} and rank {rank} by {rank_kinds}; set "
                     "FICCO_SIGNALS to the same on every rank"
                 )
-        devices = [pci for pci, _, _ in everyone]
+        devices = [pci for pci, _, _ in facts]
         if self.world == 1:
             return [True]
 
         def complaints(kind: str, value: int) -> list[str]:
             writable = writable_words(kind, devices, self.rank)
             probe = Probe(ordinal(), bases, layout, self.rank, writable)
-            refused: list[str] = self.gathered(probe.send(value))
-            if any(refused):
-                return refused
+            errors: list[str] = self.gathered(probe.send(value))
+            if any(errors):
+                return errors
             missing = probe.look(value)
-            torch.cuda.synchronize(self.device)  # nothing of the probe comes later
+            torch.cuda.synchronize(self.device)  # the probe writes nothing after this
             return self.gathered(missing)
 
         kind = first_that_arrives(kinds, complaints)
@@ -437,10 +437,10 @@ class CudaProcessRuntime(ProcessRuntime):
         return writable_words(kind, devices, self.rank)
 
     def close(self) -> None:
-        """End this rank's part, when what it enqueued has ended. Later calls raise EngineError."""
+        """Wait for this rank's enqueued work, then free it. Later calls raise EngineError."""
         if self._groups:
-            with contextlib.suppress(EngineError):  # it is told at the next call
-                self._drain()
+            with contextlib.suppress(EngineError):  # a failure does not keep it from closing
+                self._wait_for_stream()
         try:
             for place in self._places:
                 place.device.forget(place.window)

@@ -1,13 +1,13 @@
-"""How the processes of a group meet, and agree on the memory that they share.
+"""Rendezvous of a group's processes, in which they agree on the memory that they share.
 
-Every rank keeps a socket to rank 0 (see `connecting`), which leads: a rank that comes to a
-rendezvous asks, the leader answers that it is there, waits for all, makes the memory, sends its
-file descriptor, and says go when all have joined it.
+Every rank has a socket to rank 0, the leader (see `bootstrap`). A rank that enters a rendezvous
+sends "ask". The leader answers "here", waits for all ranks, makes the memory, sends its file
+descriptor, and sends "go" when all have joined.
 
     rank   ask ........ here | memory -> join -> joined | go
     leader      here -> all  | make   -> join -> all    | go
 
-Whatever goes wrong ends the rendezvous on every rank, with the same words.
+Any error ends the rendezvous on every rank, with the same message.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["Agenda", "Facts", "Rendezvous"]
 
 Facts = dict[str, Any]
 
-_LOOK_S = 0.05  # how often one who waits looks whether the group has failed meanwhile
-_GRACE_S = 1.0  # for the leader's verdict to arrive after its own deadline
+_POLL_S = 0.05  # how often a waiting rank checks whether the group has failed
+_GRACE_S = 1.0  # for the leader's verdict to arrive after the leader's deadline
 
 
 class Agenda(NamedTuple):
-    """What a rendezvous is for, and what a rank brings to it.
+    """The purpose of a rendezvous, and this rank's contribution to it.
 
     Attributes:
-        what: in words, equal on all ranks: "open the group".
-        facts: what this rank says to the leader; JSON values.
-        make: by the leader, from all ranks' facts: (file descriptor or None, what to say with it).
-        join: by every rank, from that pair; the descriptor is closed afterwards.
-        broken: an error that makes waiting pointless, or None; looked at now and then.
-        condition: what is known of a missing rank, as a sentence or nothing.
+        what: the purpose, equal on all ranks, for example "open the group".
+        facts: JSON values that this rank sends to the leader.
+        make: called by the leader with all ranks' facts; returns (file descriptor or None, facts).
+        join: called by every rank with that pair; the descriptor is closed afterwards.
+        broken: polled while waiting; returns an error that makes waiting pointless, or None.
+        condition: returns a sentence about a missing rank, or an empty string.
     """
 
     what: str
@@ -51,7 +51,7 @@ class Agenda(NamedTuple):
 
 
 class _Ended(Exception):
-    """The rendezvous has ended without result; `verdict` says why, for all ranks alike."""
+    """The rendezvous has ended without a result; `verdict` is the reason, equal on all ranks."""
 
     def __init__(self, kind: str, **words: Any) -> None:
         super().__init__(kind)
@@ -59,17 +59,17 @@ class _Ended(Exception):
 
     @classmethod
     def late(cls, waiter: int, what: str, late: Mapping[int, str], seconds: float) -> _Ended:
-        """Ranks that did not come, with what is known of each."""
+        """Make the verdict for ranks that did not arrive; `late` has a sentence about each."""
         ranks = " and ".join(f"rank {rank}" for rank in sorted(late))
-        known = " ".join(text for _, text in sorted(late.items()) if text)
-        hint = f"{known} Every rank makes the same calls in the same order.".strip()
+        conditions = " ".join(text for _, text in sorted(late.items()) if text)
+        hint = f"{conditions} Every rank must make the same calls in the same order.".strip()
         return cls(
             "late", rank=waiter, what=what, who=ranks, seconds=seconds, hint=hint,
             missing=sorted(late),
         )  # fmt: skip
 
 
-def _error_from(verdict: Facts) -> Exception:
+def _unpacked_error(verdict: Facts) -> Exception:
     if verdict["kind"] == "memory":
         return MemoryError(verdict["text"])
     if verdict["kind"] == "late":
@@ -80,23 +80,23 @@ def _error_from(verdict: Facts) -> Exception:
 
 
 class Rendezvous:
-    """The standing connection of a group's processes.
+    """The permanent connection between a group's processes.
 
     Attributes:
-        rank, world: this process's place.
+        rank, world: this process's rank, and the number of ranks.
         pids: process ids by rank.
-        turn: how often the ranks have opened the group, equal on all.
+        turn: how often the ranks have opened the group; equal on all ranks.
     """
 
     def __init__(self, members: Members, facts: Facts, timeout_s: float) -> None:
-        """Connect all ranks; see `connecting.connected`."""
+        """Connect all ranks; see `bootstrap.connected`."""
         self.rank, self.world = members.rank, members.world
-        found = Connected({}, [os.getpid()], members.turn)
-        self._gone: Facts | None = None  # the verdict on every rendezvous, once a rank has left
+        connections = Connected({}, [os.getpid()], members.turn)
+        self._departure: Facts | None = None  # verdict on all rendezvous after a rank has left
         if self.world > 1:
-            found = connected(members, facts, timeout_s)
-        self._peers, self.pids, self.turn = found
-        self._turn = 0  # of rendezvous
+            connections = connected(members, facts, timeout_s)
+        self._peers, self.pids, self.turn = connections
+        self._turn = 0  # number of rendezvous
 
     # ---- rendezvous
 
@@ -104,44 +104,44 @@ class Rendezvous:
         """Meet all ranks and return what `agenda.join` returned.
 
         Raises:
-            TimeoutExceeded: a rank did not come within `timeout_s`; it is named.
-            MemoryError: the memory could not be had, on some rank.
-            EngineError: a rank has gone, came for something else, or could not join.
+            TimeoutExceeded: a rank did not arrive within `timeout_s`; the message names it.
+            MemoryError: a rank could not allocate the memory.
+            EngineError: a rank has left, came for another purpose, or could not join.
         """
         if self.world == 1:
             return _joined(agenda, *agenda.make([agenda.facts]))
         self._turn += 1
         try:
-            if self._gone:
-                raise _Ended(**self._gone)
+            if self._departure:
+                raise _Ended(**self._departure)
             if self.rank == LEADER:
                 return self._lead(agenda, timeout_s)
             return self._follow(agenda, timeout_s)
         except _Ended as ended:
-            raise _error_from(ended.verdict) from None
+            raise _unpacked_error(ended.verdict) from None
 
-    def gather(self, what: str, mine: Any, timeout_s: float) -> list[Any]:
-        """Return what every rank brings, by rank; JSON values. Errors are those of `meet`."""
+    def gather(self, what: str, value: Any, timeout_s: float) -> list[Any]:
+        """Return the JSON values of all ranks, by rank. Raises as `meet`."""
         agenda = Agenda(
             what,
-            {"brings": json.loads(json.dumps(mine))},  # alike on all ranks, the leader too
+            {"brings": json.loads(json.dumps(value))},  # the leader's value is converted too
             lambda brought: (None, {"all": [facts["brings"] for facts in brought]}),
             lambda _, facts: facts["all"],
             lambda: None,
             lambda rank: "",
         )
-        found: list[Any] = self.meet(agenda, timeout_s)
-        return found
+        values: list[Any] = self.meet(agenda, timeout_s)
+        return values
 
     def _lead(self, agenda: Agenda, timeout_s: float) -> Any:
-        turns: dict[int, int] = {}  # of those who are here: the number they gave to this rendezvous
+        turns: dict[int, int] = {}  # of ranks that have arrived: their number of this rendezvous
         try:
             brought = self._gather(agenda, turns, timeout_s)
             memory, facts = agenda.make(brought)
             for rank, turn in turns.items():
                 self._send(rank, {"say": "memory", "turn": turn, "facts": facts}, memory)
             result = _joined(agenda, memory, facts)
-            self._await_joined(agenda, turns, timeout_s)
+            self._wait_for_joined(agenda, turns, timeout_s)
             for rank, turn in turns.items():
                 self._send(rank, {"say": "go", "turn": turn})
             return result
@@ -151,7 +151,7 @@ class Rendezvous:
             raise
 
     def _gather(self, agenda: Agenda, turns: dict[int, int], timeout_s: float) -> list[Facts]:
-        """Wait until all ranks have asked for it; answer each that the leader is here."""
+        """Wait until all ranks have sent "ask"; answer each with "here"."""
         begin = time.monotonic()
         asks: dict[int, Facts] = {}
         while len(asks) < self.world - 1:
@@ -171,11 +171,11 @@ class Rendezvous:
                 raise _Ended(
                     "engine",
                     text=f"rank {rank} came to {ask['what']}, rank {self.rank} to {agenda.what}; "
-                    "let every rank make the same calls, or call reset() on every rank",
+                    "make the same calls on every rank, or call reset() on every rank",
                 )
         return [agenda.facts, *(asks[rank]["facts"] for rank in range(1, self.world))]
 
-    def _await_joined(self, agenda: Agenda, turns: dict[int, int], timeout_s: float) -> None:
+    def _wait_for_joined(self, agenda: Agenda, turns: dict[int, int], timeout_s: float) -> None:
         begin = time.monotonic()
         missing = dict(turns)
         while missing:
@@ -183,7 +183,7 @@ class Rendezvous:
                 if message["turn"] != missing.get(rank):
                     continue
                 if message["say"] == "withdraw":
-                    raise _Ended("engine", text=f"rank {rank} gave up to {agenda.what}")
+                    raise _Ended("engine", text=f"rank {rank} could not {agenda.what}")
                 if message.get("verdict"):
                     raise _Ended(**message["verdict"])
                 del missing[rank]
@@ -201,7 +201,7 @@ class Rendezvous:
             while True:
                 for _, message in self._listen(agenda, deadline):
                     memory = message.pop("memory", None)
-                    if message["turn"] != turn:  # of a rendezvous that this rank has left
+                    if message["turn"] != turn:  # from a rendezvous that this rank has left
                         if memory is not None:
                             os.close(memory)
                         continue
@@ -217,12 +217,12 @@ class Rendezvous:
                     late = {LEADER: agenda.condition(LEADER)}
                     raise _Ended.late(self.rank, agenda.what, late, seconds)
         except BaseException:
-            result = None  # a traceback would keep it alive
+            result = None  # the traceback would keep it alive
             self._send(LEADER, {"say": "withdraw", "turn": turn})
             raise
 
     def _join(self, agenda: Agenda, turn: int, memory: int | None, facts: Facts) -> Any:
-        """Join; where that fails the leader is told, who then ends the rendezvous for all."""
+        """Join; on an error, notify the leader, which then ends the rendezvous for all ranks."""
         result, verdict = None, None
         try:
             result = _joined(agenda, memory, facts)
@@ -236,48 +236,48 @@ class Rendezvous:
             return error.verdict
         if isinstance(error, MemoryError):
             return {"kind": "memory", "text": f"rank {self.rank}: {error}"}
-        if isinstance(error, EngineError) and self.rank == LEADER:  # it speaks for all
+        if isinstance(error, EngineError) and self.rank == LEADER:  # worded for all ranks
             return {"kind": "engine", "text": str(error)}
         return {"kind": "engine", "text": f"rank {self.rank} gave up: {error!r}"}
 
     # ---- messages
 
     def _listen(self, agenda: Agenda, deadline: float) -> Iterator[tuple[int, Facts]]:
-        """Yield the messages that have come, or nothing after a short while.
+        """Yield the messages that have arrived, or nothing after a short wait.
 
-        A file descriptor that came with one is its "memory". Raises where there is no point in
-        waiting on: a rank has gone, or the group has failed.
+        A message's "memory" is the file descriptor that arrived with it. Raises if a rank has left
+        or the group has failed, because further waiting is pointless.
         """
-        # Looked at first, raised last: who fails the group tells the rendezvous before.
+        # Check first, raise last: a rank sends its message here before it fails the group.
         error = agenda.broken()
-        wait_s = 0.0 if error else max(0.0, min(_LOOK_S, deadline - time.monotonic()))
-        spoken = ready(list(self._peers.values()), wait_s)
+        wait_s = 0.0 if error else max(0.0, min(_POLL_S, deadline - time.monotonic()))
+        readable = ready(list(self._peers.values()), wait_s)
         for rank, peer in self._peers.items():
-            if peer not in spoken:
+            if peer not in readable:
                 continue
-            # All there is, so that an old ask is never seen without its withdrawal.
+            # Read all messages, so an old "ask" is never seen without its "withdraw".
             while (message := _received(peer)) is not None:
                 if message["say"] == "gone":
-                    self._mourn(message.get("rank", rank), agenda)
+                    self._end_for_departure(message.get("rank", rank), agenda)
                 yield rank, message
         if error:
             raise error
 
-    def _mourn(self, rank: int, agenda: Agenda) -> None:
-        """End this and later rendezvous, because a rank has left; the leader tells all others."""
+    def _end_for_departure(self, rank: int, agenda: Agenda) -> None:
+        """End this and all later rendezvous: a rank has left; the leader notifies the others."""
         if self.rank == LEADER:
             for other in self._peers:
                 self._send(other, {"say": "gone", "turn": 0, "rank": rank})
-        known = agenda.condition(rank) or f"Rank {rank} has closed its runtime or died."
-        self._gone = {
+        reason = agenda.condition(rank) or f"Rank {rank} has closed its runtime or died."
+        self._departure = {
             "kind": "engine",
             "text": f"rank {rank} (pid {self.pids[rank]}) has left the group, so the others cannot "
-            f"{agenda.what}. {known} Make a new group of the ranks that are left.",
+            f"{agenda.what}. {reason} Make a new group of the remaining ranks.",
         }
-        raise _Ended(**self._gone)
+        raise _Ended(**self._departure)
 
     def _send(self, rank: int, message: Facts, memory: int | None = None) -> None:
-        """Send without waiting. Who does not read, or is gone, is missed by those who listen."""
+        """Send without waiting. Errors are ignored: `_listen` detects a peer that left."""
         try:
             if memory is None:
                 self._peers[rank].send(_packed(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -288,7 +288,7 @@ class Rendezvous:
             pass
 
     def close(self) -> None:
-        """End the connection; other ranks see that this one has left."""
+        """Close the connection; other ranks see that this one has left."""
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
@@ -307,7 +307,7 @@ def _packed(message: Facts) -> bytes:
 
 
 def _received(peer: socket.socket) -> Facts | None:
-    """Return the next message, None where there is none yet, "gone" where none will come."""
+    """Return the next message; None if there is none yet, "gone" if the peer has left."""
     try:
         data, memories, _, _ = socket.recv_fds(peer, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except BlockingIOError:

@@ -132,7 +132,7 @@ def stalled(world: int) -> None:
         else:
             while node.failure() is None:
                 time.sleep(0.02)
-            with expected(EngineError, "an earlier call .* reset.* did not come within"):
+            with expected(EngineError, "an earlier call .* reset.* did not arrive within"):
                 node.execute(problem, schedule, arrays)
             node.wait()
         for rank, mine in enumerate(arrays):
@@ -216,8 +216,8 @@ def absent_while_copies_are_held(world: int, within_s: float, apart: bool) -> No
         )
     control.hold_copies(True)
     with expected(
-        TimeoutExceeded, r"rank [1-9], step '[a-z].*: a signal did not come within 0\.",
-        "Which one is not known, as the memory of its GPU could not be read. timeout_s is",
+        TimeoutExceeded, r"rank [1-9], step '[a-z].*: a signal did not arrive within 0\.",
+        "The signal is not known, because the memory of its GPU could not be read. timeout_s is",
     ):  # fmt: skip
         node.runtime.synchronize()
     took = time.monotonic() - begin
@@ -327,7 +327,7 @@ def never_let_go(world: int) -> None:
         control.fail_call("cuCtxCreate", 2)
     with node.compute.on(1, node.streams[1]):
         bound[1].run(arrays[1], 0)
-    local_gpu._RESTS_WITHIN_S = 4.0  # the test's own reach inside
+    local_gpu._IDLE_WITHIN_S = 4.0
     begin = time.monotonic()
     with expected(EngineError, r"ranks \[1\] still work 4 s after the failure"):
         node.runtime.synchronize()

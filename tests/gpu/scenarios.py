@@ -355,7 +355,7 @@ def faults(
         another = f"rank {last} runs another call than rank"
         assert kind == "absent" or another in said.lower(), said
         named = f"[{last}]" in said or f"rank {last}" in said or me.rank == last
-        assert named or (loads and "Which one is not known" in said), said
+        assert named or (loads and "The signal is not known" in said), said
         print(kind, said)
         me.runtime.reset()
         me.judge(problem, me.execute(problem, point, arrays), exact, f"after {kind}")

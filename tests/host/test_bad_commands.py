@@ -210,7 +210,7 @@ class TestEnvironment:
         from ficco.kernels import pack
 
         monkeypatch.setenv("FICCO_LOG", value)
-        refused(capsys, f"FICCO_LOG='{value}' is no level", *RUN)
+        refused(capsys, f"FICCO_LOG='{value}' is not a level", *RUN)
         with pytest.raises(package.InputError, match="FICCO_LOG"):
             package.Node(1)
         monkeypatch.setenv("FICCO_LOG", "")

@@ -136,7 +136,7 @@ class TestRun:
     def test_a_run_that_times_out_is_exit_1(self, capsys: Any) -> None:
         code, out, err = call(capsys, "run", "--timeout", "0.001", "--schedule", "serial")
         assert code == 1 and out == ""
-        assert "did not come within" in err
+        assert "did not arrive within" in err
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,10 @@ class TestLostSignal:
         (
             4,
             1,
-            "step 'row 4': a signal .* Which .* known, as the memory .* read. All run. timeout_s",
+            "step 'row 4': a signal .* known, because the memory .* read. All run. timeout_s",
         ),
-        (4, -1, "step 'row 4': a signal did not come within 2.5 s. Which .* not known. All run."),
-        (-1, -1, "step 'not known any more': a signal did not come within 2.5 s. Which .* known."),
+        (4, -1, "step 'row 4': a signal did not arrive within 2.5 s. The .* not known. All run."),
+        (-1, -1, "step 'no longer known': a signal did not arrive within 2.5 s. The .* known."),
     ],
 )
 def test_a_signal_that_is_not_known_is_not_guessed(row: int, word_rank: int, said: str) -> None:

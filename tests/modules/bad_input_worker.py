@@ -38,7 +38,7 @@ def options(rank: int, world: int) -> None:
     for value in ("cupy", "", None, 3):
         refused(lambda: ficco.prepare(compute=value), "compute=")  # type: ignore[arg-type] # noqa: B023
     if not torch.cuda.is_available():
-        refused(lambda: ficco.prepare(machine="cuda"), "does not serve CUDA tensors")
+        refused(lambda: ficco.prepare(machine="cuda"), "does not support CUDA tensors")
     for value in ("yes", "2", "on"):
         os.environ["FICCO_DISABLE"] = value
         x = torch.zeros(2, 2)
@@ -66,7 +66,7 @@ def sizes(rank: int, world: int) -> None:
         refused(lambda: ficco.all_gather_matmul(x, w, axes=[axis]), "axes[0]=")  # noqa: B023
     many, thin = torch.zeros(1).expand(10**12, 3), torch.zeros(1).expand(3, 10**12)
     for gathering in (ficco.all_gather_matmul, ficco.column_matmul):
-        refused(lambda: gathering(many, w), "000: it is a whole number")  # type: ignore[operator] # noqa: B023
+        refused(lambda: gathering(many, w), "000: a whole number")  # type: ignore[operator] # noqa: B023
         refused(lambda: gathering(x, thin), "is the most of a rank")  # type: ignore[operator] # noqa: B023
 
 
@@ -253,7 +253,7 @@ def destroyed(rank: int, world: int) -> None:
             ficco.all_gather_matmul(x, w, group=group)
         dist.destroy_process_group(group)
         for call in _calls(x, w, group):
-            refused(call, "destroy_process_group() was called")
+            refused(call, "destroyed by destroy_process_group()")
         ficco.close(group)
     leaf = x.clone().requires_grad_()
     y, everyone = ficco.column_matmul(leaf, w), dist.group.WORLD

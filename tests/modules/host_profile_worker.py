@@ -65,7 +65,7 @@ def measures_once(rank: int, world: int, folder: Path, said: list[str]) -> None:
     dist.barrier()
     call(rank)
     assert used(world).rated and Machine.named(str(kept[0])).rated
-    assert any("is no profile" in line for line in said) == (rank == 0), said
+    assert any("is not a valid profile" in line for line in said) == (rank == 0), said
     ficco.close()
 
 
@@ -74,13 +74,13 @@ def is_turned_off(rank: int, world: int) -> None:
     os.environ["FICCO_MEASURE"] = "0"
     call(rank)
     assert used(world) == Machine.named("host")
-    assert "FICCO_MEASURE=0" in host_profile.said_of(groups.runtime(None))
+    assert "FICCO_MEASURE=0" in host_profile.profile_note(groups.runtime(None))
     ficco.close()
     os.environ["FICCO_MEASURE"] = "1"
     ficco.prepare(machine="mesh4")
     call(rank)
     assert used(world) == Machine.named("mesh4")
-    assert host_profile.said_of(groups.runtime(None)) == ""
+    assert host_profile.profile_note(groups.runtime(None)) == ""
     ficco.close()
     os.environ["FICCO_MACHINE"] = "mesh4"
     call(rank)
@@ -103,7 +103,7 @@ def fails_on_all(rank: int, world: int) -> None:
         host_profile.ProcessRig.least_us = broken  # type: ignore[method-assign,assignment]
     call(rank)
     assert used(world) == Machine.named("host")
-    assert "rank 1: " in host_profile.said_of(groups.runtime(None))
+    assert "rank 1: " in host_profile.profile_note(groups.runtime(None))
     host_profile.ProcessRig.least_us = points  # type: ignore[method-assign]
     host_profile.cache_file = real
     ficco.close()

@@ -56,11 +56,11 @@ def options(mesh: DeviceMesh) -> None:
             close(whole(found), gradient[key], f"schedule {schedule}, {key}")
         told = ficco.explain(net)
         if isinstance(schedule, dict):
-            assert "layers.0.attention.{wq, wk, wv}" in told and "shard_p2p, as asked" in told
+            assert "layers.0.attention.{wq, wk, wv}" in told and "shard_p2p, as requested" in told
             assert "layers.*.mlp" not in told and "schedule= says so" in told, told
         else:
             name = schedule if isinstance(schedule, str) else schedule.name
-            assert told.count(f"schedule: {name}, as asked") == 5, told
+            assert told.count(f"schedule: {name}, as requested") == 5, told
     saving = ficco.overlap(sequence(model(2), mesh), save_gathered=False)
     for key, found in gradients(saving, words).items():
         close(whole(found), gradient[key], f"not saved, {key}")
@@ -181,9 +181,9 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.overlap(net), "on several devices")
     assert all("forward" not in m.__dict__ for m in net.modules())
     net = ficco.overlap(plain(model(), mesh))
-    refused(lambda: ficco.overlap(net), "overlapped already")
+    refused(lambda: ficco.overlap(net), "already overlapped")
     refused(lambda: ficco.size_windows(net, "8"), "a whole number from 1 to")
-    refused(lambda: ficco.overlap(net.layers[0]), "overlapped already")
+    refused(lambda: ficco.overlap(net.layers[0]), "already overlapped")
     refused(lambda: ficco.restore(net.layers[0]), "part of an overlapped model")
     x = torch.randn(2, 24)
     gate = net.layers[0].mlp.gate.forward
@@ -192,7 +192,7 @@ def refusals(mesh: DeviceMesh) -> None:
     by_hand.weight = nn.Parameter(distribute_tensor(by_hand.weight.data, mesh, [Shard(0)]))
     refused(lambda: ficco.overlap(by_hand, strict=True), "no hook of ColwiseParallel")
     own = parallelize_module(Own(6, 4 * world), mesh, ColwiseParallel())
-    refused(lambda: ficco.overlap(own, strict=True), "Own has a forward of its own")
+    refused(lambda: ficco.overlap(own, strict=True), "Own has its own forward")
     double = parallelize_module(Chain(4 * world, 6).double(), mesh, {"one": ColwiseParallel()})
     refused(lambda: ficco.overlap(double, strict=True), "its weight is torch.float64")
 
@@ -382,7 +382,7 @@ def serving(mesh: DeviceMesh) -> None:
     assert len(os.listdir("/proc/self/task")) <= tasks, "threads grew"
     assert threading.active_count() <= threads
     kept = groups.runtime(mesh)._bound._plans
-    assert len(kept) <= BOUND_PLANS and len(call_cache._kept) <= call_cache.MOST
+    assert len(kept) <= BOUND_PLANS and len(call_cache._cache) <= call_cache.MAX_CALLS
     ficco.close(mesh)
     ficco.prepare(mesh, machine="mesh4")
     large = parallelize_module(nn.Linear(256, 64 * world), mesh, ColwiseParallel(

@@ -98,7 +98,7 @@ def measured(mesh: DeviceMesh) -> None:
         text = told(net)
     found = FIGURES.findall(text)
     assert len(found) == 3 and all(call == "forward" for *_, call in found), text
-    assert len(re.findall(r"serial, as asked; not measured: it runs serial\n", text)) == 1, text
+    assert len(re.findall(r"serial, as requested; not measured: it runs serial\n", text)) == 1, text
     assert "chosen" not in text and text.count("not measured") == 2, text  # auto: it is serial
     assert {call[:2] for call in calls} == kinds and all(call.records for call in calls), calls
     for kind in kinds:
@@ -134,7 +134,7 @@ def measured_rank(mesh: DeviceMesh) -> None:
     for paced, gain, ms, call in found:
         assert not paced and call == "call"
         assert 20 <= float(ms) < 2000 and float(gain) < 0.9, text
-    kept, counted = layer_timing._turn, itertools.count()
+    kept, counted = layer_timing._seconds_per_call, itertools.count()
     with Watched() as calls:
 
         def turn(way: Any, *_: Any) -> float:
@@ -143,9 +143,9 @@ def measured_rank(mesh: DeviceMesh) -> None:
             late = 10 if next(counted) // 2 % 5 == 0 else 1
             return (1e-3 * (1 + mesh.get_local_rank()) if calls[-1][2] != "serial" else 5e-3) * late
 
-        layer_timing._turn = turn
+        layer_timing._seconds_per_call = turn
         text = told(net)
-        layer_timing._turn = kept
+        layer_timing._seconds_per_call = kept
     assert text.count(f"measured here {5 / world:.2f}x of serial, {world}.000 ms a call") == 2, text
 
 
@@ -210,7 +210,7 @@ def measured_not(mesh: DeviceMesh) -> None:
     seen = first.seen
     assert seen is not None
     first.seen = seen._replace(whole=seen.whole + 2 * rank)
-    refused(lambda: ficco.explain(net, measure=True), "call the model alike on all ranks")
+    refused(lambda: ficco.explain(net, measure=True), "call the model in the same way on all ranks")
     first.seen = seen
     part = net if rank else ficco.overlap(nn.Linear(6, 4), plan={"": "colwise"})
     refused(lambda: ficco.explain(part, measure=True), "pass the same part of the model")

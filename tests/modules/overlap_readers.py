@@ -184,13 +184,14 @@ def keeps_gather(mesh: DeviceMesh) -> None:
         (ByItself, f"ByItself {reader}"), (InAComprehension, f"InAComprehension {reader}"),
         (Inside, f"Inside {reader}"), (ByAFunction, f"ByAFunction {reader}"),
         (ByABase, f"ByABase {reader}"), (Decorated, f"Decorated {reader}"),
-        (InAChild, f"deep.0 (Part) {reader}"), (Prepared, "sum (Sum) has a PrepareModuleInput"),
+        (InAChild, f"deep.0 (Part) {reader}"),
+        (Prepared, "sum (Sum) also has a PrepareModuleInput"),
         (functools.partial(ByWhatItHolds, part), f"ByWhatItHolds {reader}"),
         (functools.partial(ByWhatItHolds, Taker()), f"ByWhatItHolds {reader}"),
         (functools.partial(ByWhatItHolds, PARTIAL), f"ByWhatItHolds {reader}"),
         (ByATable, f"ByATable {reader}"), (ByAPartial, f"ByAPartial {reader}"),
         (in_a_hook, f"sum (Sum) {reader}"), (patched, f"sum (Sum) {reader}"),
-        (Scored, "its PrepareModuleOutput takes what it returns for whole"), (Innocent, ""),
+        (Scored, "its PrepareModuleOutput declares its output whole"), (Innocent, ""),
     ):  # fmt: skip
         torch.manual_seed(0)
         gather = PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate())
@@ -250,7 +251,7 @@ def parametrized(mesh: DeviceMesh) -> None:
     assert len(seen) == 1, seen
     told = ficco.explain(net)
     for kind in ("weight", "bias"):
-        assert f"its {kind} is made anew whenever it is read" in told, told
+        assert f"its {kind} is recomputed at every read" in told, told
     assert "layers.0.mlp.{gate, up}" not in told, told
 
 

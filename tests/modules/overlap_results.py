@@ -204,7 +204,7 @@ def sharing(mesh: DeviceMesh) -> None:
     with contextlib.suppress(KeyError):
         net(words)
     waiting = block.attention.wq.__dict__["_ficco_layer"].sharing
-    assert waiting._x is None and not any(waiting._kept), "results wait after an error"
+    assert waiting._x is None and not any(waiting._waiting), "results wait after an error"
     hook.remove()
     with Counted() as calls:
         net(words)

@@ -34,7 +34,7 @@ def schedules(mesh: DeviceMesh) -> None:
     for wrong in (None, {"*": None}):
         refused(lambda: ficco.overlap(net, schedule=wrong), "leaves all 2")  # noqa: B023
     wrong = {3: "serial"}
-    refused(lambda: ficco.overlap(net, schedule=wrong), "a pattern of names is a text")
+    refused(lambda: ficco.overlap(net, schedule=wrong), "a pattern must be a string")
     if mesh.size() > 1:
         refused(
             lambda: ficco.overlap(net, schedule="ring_1d"),
@@ -50,8 +50,8 @@ def not_shards(mesh: DeviceMesh) -> None:
     plan, x = {"0": "colwise", "1": "rowwise"}, torch.ones(2, 6)
     said = Listener()
     logging.getLogger("ficco").addHandler(said)
-    row = "all ranks: if it is the same there, results are too large"
-    pair = "ranks [0, 1]: if it is the same there, results are too large"
+    row = "all ranks: if all are equal, sums are too large"
+    pair = "ranks [0, 1]: if all are equal, sums are too large"
     for kind, seeds, words in (
         ("shards", (rank, rank), []),
         ("zeros", (rank, 0), []),  # as yet

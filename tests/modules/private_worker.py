@@ -61,7 +61,7 @@ def names_of(what: str, file: Path) -> list[str]:
 
 def remove(name: str) -> None:
     """Let a name be absent for ficco; PyTorch itself still has it."""
-    resolve, holds = finding.resolve, finding.holds
+    resolve, has_own = finding.resolve, finding.has_own_attribute
 
     def resolve_others(asked: str) -> Any:
         if asked == name:
@@ -69,9 +69,9 @@ def remove(name: str) -> None:
         return resolve(asked)
 
     def holds_others(instance: object, attribute: str) -> bool:
-        return not name.endswith(f"().{attribute}") and holds(instance, attribute)
+        return not name.endswith(f"().{attribute}") and has_own(instance, attribute)
 
-    finding.resolve, finding.holds = resolve_others, holds_others
+    finding.resolve, finding.has_own_attribute = resolve_others, holds_others
 
 
 def refused(call: Callable[[], Any], words: str) -> None:

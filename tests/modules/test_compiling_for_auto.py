@@ -46,7 +46,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def _call(runtime: Any) -> str:
     """Choose as a call does, for a problem that the pack has no kernels for."""
     found = auto.automatic(LACKED, runtime, PLACE, None).name
-    auto.is_held(LACKED, runtime, PLACE)
+    auto.waits_for_kernels(LACKED, runtime, PLACE)
     return found
 
 
@@ -56,7 +56,7 @@ def test_what_comes_often_is_compiled_once(compiled: list[Any]) -> None:
     taken = [_call(runtime) for _ in range(OFTEN + 3)]
     assert taken == ["serial"] * OFTEN + ["gated_1d"] * 3
     assert len(compiled) == 1 and compiled[0][1] == 90 and compiled[0][0]
-    assert not auto.is_held(LACKED, runtime, PLACE)
+    assert not auto.waits_for_kernels(LACKED, runtime, PLACE)
     assert auto.choice(LACKED, runtime, PLACE).schedule.name == "gated_1d"
 
 

@@ -35,25 +35,25 @@ def test_kernels_that_a_few_rows_more_need_are_found(monkeypatch: pytest.MonkeyP
     assert found.schedule.compute != "gated" and found.predicted_ms is not None
     answers: list[Any] = [found]
     monkeypatch.setattr(sizing, "choice_of", lambda layer: answers[-1])
-    monkeypatch.setattr(sizing, "_asked", lambda layer: None)
+    monkeypatch.setattr(sizing, "_kernels_and_problem", lambda layer: None)
 
-    (other,) = sizing._gated(_layer("auto", "cuda"))
+    (other,) = sizing._gated_alternatives(_layer("auto", "cuda"))
     assert other.compute == "gated"
     least = min(ms for s, ms in found.alternatives if s.compute == "gated")
-    assert dict(found.alternatives)[other] == least < sizing._NEAR * found.predicted_ms
+    assert dict(found.alternatives)[other] == least < sizing._NEAR_BEST * found.predicted_ms
 
-    assert sizing._gated(_layer("auto", "cpu")) == []
-    assert sizing._gated(_layer("hetero_unfused_1d", "cuda")) == []
+    assert sizing._gated_alternatives(_layer("auto", "cpu")) == []
+    assert sizing._gated_alternatives(_layer("hetero_unfused_1d", "cuda")) == []
     far = tuple((s, 2 * ms) for s, ms in found.alternatives)
     answers.append(replace(found, alternatives=far))
-    assert sizing._gated(_layer("auto", "cuda")) == []
+    assert sizing._gated_alternatives(_layer("auto", "cuda")) == []
     answers.append(replace(found, schedule=other))
-    assert sizing._gated(_layer("auto", "cuda")) == []
+    assert sizing._gated_alternatives(_layer("auto", "cuda")) == []
 
     summed = replace(problem, op="matmul_all_reduce")
     answers.append(selector.choose(summed, Machine.named("h200x4"), "captured", by="rule"))
     assert answers[-1].schedule.sums == "within"
-    assert [each.sums for each in sizing._gated(_layer("auto", "cuda"))] == ["apart"]
+    assert [each.sums for each in sizing._gated_alternatives(_layer("auto", "cuda"))] == ["apart"]
 
 
 def test_what_a_capture_takes_is_made_ready_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,7 @@ def refusals(rank: int, world: int) -> None:
     swap: Any = ficco.all_to_all_matmul
     for splits in (None, [4, 0], 7, [[1.9, 2.1]] * world):
         refused(lambda: swap(x, w, splits), "splits")  # noqa: B023
-    refused(lambda: ficco.matmul_all_reduce(x.to("meta"), w), "on meta; it is to be on the CPU")
+    refused(lambda: ficco.matmul_all_reduce(x.to("meta"), w), "on meta; it must be on the CPU")
     refused(lambda: ficco.column_matmul(x, w.t()), "w[0] is [5, 6]")
     refused(lambda: ficco.column_matmul(x, w, bias=torch.zeros(6)), "bias[0] is [6]")
     refused(lambda: ficco.column_matmul(x, w.double()), "one dtype")

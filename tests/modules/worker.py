@@ -146,7 +146,7 @@ def arguments(rank: int, world: int) -> None:
     gather = ficco.all_gather_matmul
     refused(lambda: gather(x, torch.zeros(4, 4)), "w is [4, 4]")
     refused(lambda: gather(x.double(), w), "float64")
-    refused(lambda: gather(x, w.half()), "give one dtype")
+    refused(lambda: gather(x, w.half()), "use one dtype")
     refused(lambda: gather(x[0], w), "2 or 3 dimensions")
     refused(lambda: gather(x, w, rows=[2]) if world > 1 else gather(x, w, rows=[]), "sizes of 0")
     refused(lambda: gather(x, w, rows=[5] * world), "x has 2 rows")
@@ -162,7 +162,7 @@ def arguments(rank: int, world: int) -> None:
         (([z, z[:1]], [w, w]), "x[1] is [1, 3]"),
         (([z, z], [w, w[:, :2]]), "w[1] is [3, 2]"),
         (([z, z[:, :2]], [w, w]), "x[1] has 2 columns"),
-        (([z, z.half()], [w, w]), "give one dtype"),
+        (([z, z.half()], [w, w]), "use one dtype"),
         (([z, z.to_sparse()], [w, w]), "x[1] is sparse"),
     ):
         refused(lambda p=pair: ficco.matmul_all_reduce(*p), said)
@@ -170,13 +170,13 @@ def arguments(rank: int, world: int) -> None:
         odd = torch.zeros(world + 1, 3)
         refused(lambda: ficco.matmul_reduce_scatter(odd, w), "pass rows=")
     refused(lambda: ficco.all_to_all_matmul(x.detach(), w, [[1]]), "splits")
-    refused(ficco.prepare, "open already")
+    refused(ficco.prepare, "already open")
     none: dict[str, Any] = {"tables_per_rank": [1] * world, "dimension": 3, "batch": 2 * world}
     bags = ([z], [torch.zeros(0, dtype=torch.int64)], [torch.zeros(2 * world, dtype=torch.int64)])
     for word, other in (("dtype", torch.float16), ("device", "meta")):
         refused(
             lambda: ficco.embedding_all_to_all(*bags, **none, **{word: other}),  # noqa: B023
-            f"{word}={other}, and tables[0] is",
+            f"{word}={other}, but tables[0] is",
         )
     with torch.no_grad():
         assert not gather(x, w).requires_grad

@@ -225,7 +225,7 @@ class TestMachine:
             (
                 'name="m"\nengine="host"\ndevices=2\n[[links]]\nscope="node"\nper="pair"\n'
                 "gbps=[[1, -2.0]]",
-                "a number from",
+                "must be from",
             ),
             ('name="m"\nengine="host"\ndevices=2\n[[links]]', r"links\[0\]: .* 'scope' is missing"),
             (f"{MACHINE}\ngemm_gflops = {{any = 'x'}}", "gemm_gflops: any='x': a finite number"),
@@ -236,7 +236,7 @@ class TestMachine:
             (f"{MACHINE}\ncosts = {{launch_us = true}}", "costs: launch_us=True: a finite number"),
             (f"{MACHINE}\nunits = 1\ngemms = {{float32 = [[1.5, 2, 3, 4]]}}", "size=1.5: a whole"),
             (f"{MACHINE}\ncosts = 3", "costs=3: a dict is expected"),
-            (f"{MACHINE}\nmemory_gbps = -1", "memory_gbps=-1.0: it is from 0"),
+            (f"{MACHINE}\nmemory_gbps = -1", "memory_gbps=-1.0: it must be from 0"),
             (f"{MACHINE}\ncollectives = {{all_gather = 3}}", "all_gather=3: a list is expected"),
             (f"{MACHINE}\ncollectives = {{all_gather = [[2, 1], [1, 1]]}}", "all_gather: sizes"),
             (f"{MACHINE}\npieces = [3]", r"pieces\[0\]: 3 found, a table is needed"),

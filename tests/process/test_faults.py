@@ -97,7 +97,7 @@ def test_a_late_rank_is_named(three: Ranks, grown: bool) -> None:
             assert "signal " in answer["text"]
             assert "Rank 2 runs, but has begun 2 calls and rank" in answer["text"], answer
         else:
-            assert "rank 2 did not come" in answer["text"]
+            assert "rank 2 did not arrive" in answer["text"]
             assert "grow the windows" in answer["text"]
     three.all[2].receive(10)
     late = three.all[2].receive(10)
@@ -114,7 +114,7 @@ def test_a_rank_that_is_not_there_to_reset_is_named(three: Ranks, leader: bool) 
     answers = three.ask(others, "reset", name="0-1-2")
     for answer in answers.values():
         assert answer["error"] == "TimeoutExceeded", answer
-        assert f"rank {absent} did not come" in answer["text"], answer
+        assert f"rank {absent} did not arrive" in answer["text"], answer
     healed(three, range(3), "0-1-2")  # what was left of that rendezvous does no harm
 
 
@@ -149,7 +149,7 @@ def test_a_rank_that_makes_another_call_is_named_soon(patient: Ranks, other: str
         assert answer["error"] == "EngineError", answer
         assert answer["seconds"] < LONG_S / 4, answer
         assert "rank 2 runs another call than rank " in answer["text"], answer
-        assert "pass rows= where shards are uneven" in answer["text"], answer
+        assert "pass rows= if shards are uneven" in answer["text"], answer
         mine = problem if rank == 2 else SMALL
         assert f"Rank {rank} runs all_gather_matmul of {mine.m}x20x40, rows " in answer["text"] or (
             rank == 1 and "than rank 0" in answer["text"]
@@ -167,7 +167,7 @@ def test_different_calls_that_grow_are_told_apart(three: Ranks) -> None:
         assert answer["error"] == "EngineError", answer
         assert answer["text"].startswith("rank 1 runs another call than rank 0. Rank 0 runs all_g")
         assert "of 300x20x60, rows " in answer["text"] and "301x20x60" in answer["text"], answer
-        assert "pass rows= where" in answer["text"] and "reset() on every" in answer["text"], answer
+        assert "pass rows= if" in answer["text"] and "reset() on every" in answer["text"], answer
     for answer in three.ask(range(3), "call", **posed("0-1-2", SMALL, "serial")).values():
         assert "It was: rank 1 runs another call than rank 0. Rank 0" in answer["text"], answer
     healed(three, range(3), "0-1-2")

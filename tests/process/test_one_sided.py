@@ -119,7 +119,7 @@ def test_an_error_of_one_rank_at_the_first_call_is_told(three: Ranks) -> None:
     call(three, [0, 2])
     call(three, [1], fill_nan=True)
     refused(three, 1)
-    told(three, [0, 2], "rank 1 does not come to open the group", "w is torch.float64")
+    told(three, [0, 2], "rank 1 cannot open the group because of an error", "w is torch.float64")
     right(three)
 
 

@@ -136,7 +136,7 @@ class TestConnecting:
                 facts = {"machine": "mesh4"}
             return Rendezvous(members, facts, 20)
 
-        wanted = "rank 1 for {'machine': 'mesh4'}" if what == "facts" else "rank 1 for GPUs"
+        wanted = "rank 1 requests {'machine': 'mesh4'}" if what == "facts" else "rank 1 for GPUs"
         for error in together(meet).values():
             assert isinstance(error, EngineError)
             assert wanted in str(error)
@@ -173,7 +173,7 @@ class TestConnecting:
         others = [rank for rank in range(WORLD) if rank != absent]
         for error in opened(store, 0.5, others):
             assert isinstance(error, TimeoutExceeded)
-            assert f"rank {absent} did not come within 0.5 s" in str(error), error
+            assert f"rank {absent} did not arrive within 0.5 s" in str(error), error
         closed(opened(store))
 
     def test_a_rank_that_gave_up_comes_again(self) -> None:
@@ -213,7 +213,7 @@ class TestConnecting:
         begin = time.monotonic()
         for error in opened(store, 30, [0, 2]):
             assert isinstance(error, EngineError)
-            assert "rank 1 does not come to open the group" in str(error)
+            assert "rank 1 cannot open the group because of an error" in str(error)
             assert "w is None" in str(error)
         assert time.monotonic() - begin < 10
         # All had raised it at their first try: at the second one nobody is missed.
@@ -222,7 +222,7 @@ class TestConnecting:
 
 def _came() -> dict[str, Any]:
     return {"host": bootstrap._host(), "facts": {}, "kind": "the CPU", "turn": 1,
-            **bootstrap._life()}  # fmt: skip
+            **bootstrap._process_identity()}  # fmt: skip
 
 
 class TestRendezvous:
@@ -242,7 +242,7 @@ class TestRendezvous:
             )
             for error in found.values():
                 assert isinstance(error, TimeoutExceeded)
-                assert f"rank {absent} did not come within" in str(error)
+                assert f"rank {absent} did not arrive within" in str(error)
                 assert f"Rank {absent} sleeps." in str(error)
             # A late comer is not mixed up with the next rendezvous.
             assert set(together(lambda rank: rendezvous[rank].meet(agenda(rank), 5)).values()) == {

@@ -384,7 +384,7 @@ class TestNothingRan:
         text += "m_each = true\n"
         code, said, err = sweep(write(tmp_path, text), "--out", tmp_path / "out")
         assert code == 1 and "impossible" in said
-        assert "nothing ran: m=4294967294: it is a whole number from 1 to 2147483647" in err
+        assert "nothing ran: m=4294967294: a whole number from 1 to 2147483647" in err
 
     def test_time_that_is_up_at_once(self, sweep: Any, tmp_path: Path) -> None:
         code, _, err = sweep(write(tmp_path, SMALL), "--out", tmp_path / "out", "--seconds", "1e-9")

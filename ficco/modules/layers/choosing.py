@@ -1,4 +1,4 @@
-"""Which schedule a layer's last call takes: what its function asks the selector, asked again."""
+"""Find the schedule of a layer's last call, by the same request to the selector."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ficco.selector import Choice
 
 __all__ = ["check_schedule", "choice_of", "problem_of", "runtime_of", "schedule_of"]
 
-_PART = 64  # rows, columns and depth of a rank, where a schedule is tried
+_TRIAL_SIZE = 64  # rows, columns and depth per rank in `check_schedule`
 
 
 def check_schedule(layer: Layer) -> None:
-    """Refuse a schedule that a layer's operator does not have, of whatever size its calls are.
+    """Refuse a schedule that a layer's operator does not have for any size.
 
     Raises:
-        ScheduleError: it does not; which layer, which operator, and what works.
+        ScheduleError: the message names the layer, the operator, and what works.
     """
-    asked, operator = layer.options.schedule, operator_of(layer)
-    if asked == AUTO:
+    option, operator = layer.options.schedule, operator_of(layer)
+    if option == AUTO:
         return
-    schedule = Schedule.read(asked)
+    schedule = Schedule.read(option)
     try:
-        runs = "matmul_all_reduce" if operator == "column_matmul" else operator  # in backward
-        _lowered(runs, schedule, layer.ranks.world)
+        op = "matmul_all_reduce" if operator == "column_matmul" else operator  # in backward
+        _lowered(op, schedule, layer.ranks.world)
     except ScheduleError as error:
         raise ScheduleError(
             f"{layer.name or 'the layer'} ({layer.style}) runs {operator}, which has no schedule "
@@ -44,14 +44,14 @@ def check_schedule(layer: Layer) -> None:
 
 @lru_cache(maxsize=64)
 def _lowered(op: str, schedule: Schedule, world: int) -> None:
-    problem = Problem.chunked(op, world, *(_PART * world,) * 3, "float32")
+    problem = Problem.chunked(op, world, *(_TRIAL_SIZE * world,) * 3, "float32")
     lower_rank(problem, schedule.resolve(world, Machine.named("host")), 0)
 
 
 def problem_of(layer: Layer) -> Problem | None:
-    """Return the problem of a layer's last call, as its function poses it to the selector.
+    """Return the problem of a layer's last call, as its function passes it to the selector.
 
-    None: there was no call, or one in a dtype that no operator has.
+    None: there was no call, or no operator supports its dtype.
     """
     seen, world = layer.seen, layer.ranks.world
     dtype = DTYPES.get(seen.dtype) if seen else None
@@ -71,7 +71,7 @@ def problem_of(layer: Layer) -> Problem | None:
 
 
 def runtime_of(layer: Layer) -> Any:
-    """Return the runtime that serves a layer's last call; None: there was none, or it is closed."""
+    """Return the runtime of a layer's last call; None: there was no call, or it is closed."""
     for runtime in groups.opened(layer.ranks.group) if layer.seen else ():
         on_host = runtime.machine.engine == "host"
         if layer.seen and on_host == (layer.seen.device.type == "cpu"):
@@ -80,9 +80,9 @@ def runtime_of(layer: Layer) -> Any:
 
 
 def choice_of(layer: Layer, when: str | None = None) -> Choice | None:
-    """Return what "auto" takes for a layer's last call; None: it cannot be said (any more).
+    """Return the choice of "auto" for a layer's last call; None: unknown, or its group is closed.
 
-    when: the regime; None: that of now.
+    when: the regime; None: the current one.
     """
     problem, runtime = problem_of(layer), runtime_of(layer)
     if layer.seen is None or problem is None or runtime is None:
@@ -91,11 +91,11 @@ def choice_of(layer: Layer, when: str | None = None) -> Choice | None:
 
 
 def schedule_of(layer: Layer) -> Schedule | None:
-    """Return the schedule of a layer's last call, resolved; None: it cannot be said (any more)."""
+    """Return the resolved schedule of a layer's last call; None: unknown, or closed."""
     runtime = runtime_of(layer)
     if runtime is None:
         return None
     if layer.options.schedule != AUTO:
         return Schedule.read(layer.options.schedule).resolve(runtime.world, runtime.machine)
-    found = choice_of(layer)
-    return None if found is None else found.schedule
+    last = choice_of(layer)
+    return None if last is None else last.schedule

@@ -1,8 +1,8 @@
-"""Which names the code of a module uses, so far as it can be read before it runs.
+"""Collect the names that the code of a module uses, without running it.
 
-What its class's methods name, and what these call: functions of their modules, those inside others,
-in partials, tables and objects; what the module itself holds, its hooks among that. Functions that
-reach it otherwise (as arguments, by getattr) are not seen.
+The search covers the methods of the module's class, its attributes and hooks, and the functions
+that these call: global functions, nested functions, and functions in partials, containers and
+objects. It does not see functions passed as arguments or looked up by getattr.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ficco.private.torch_layers import hooks_after, hooks_before
 
 __all__ = ["names_used"]
 
-_OF_MODULES = frozenset(vars(torch.nn.Module()))  # what every module holds
+_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))  # attributes of every module
 
 
 def names_used(module: torch.nn.Module) -> set[str]:
-    """Return the names that a module's code uses, and whatever functions these name.
+    """Return the names in a module's code, including those in functions that the code refers to.
 
-    Classes and functions of PyTorch, and ficco's own, are taken to use none.
+    Code of PyTorch and ficco is not read.
     """
     cls: Any = type(module)
-    held = [value for name, value in vars(module).items() if name not in _OF_MODULES]
+    values = [value for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES]
     hooks = [*hooks_before(module).values(), *hooks_after(module).values()]
-    return _names_from([*held, *hooks]) | _names_of_class(cls)
+    return _names_from([*values, *hooks]) | _names_of_class(cls)
 
 
 @cache
@@ -38,44 +38,44 @@ def _names_of_class(cls: type) -> frozenset[str]:
     for base in cls.__mro__:
         if base is torch.nn.Module or base is object:
             break
-        if not _is_passed_over(base.__module__):
+        if not _is_skipped(base.__module__):
             values += vars(base).values()
     return frozenset(_names_from(values))
 
 
 def _names_from(values: list[Any]) -> set[str]:
-    """Return the names that functions use, and those of functions that they name or hold."""
-    found: set[str] = set()
+    """Return the names in functions, and in the functions that these refer to."""
+    all_names: set[str] = set()
     known: set[CodeType] = set()
     while values:
         for function in _functions_in(values.pop()):
-            if function.__code__ in known or _is_passed_over(function.__module__):
+            if function.__code__ in known or _is_skipped(function.__module__):
                 continue
             names: set[str] = set()
             codes = [function.__code__]
-            while codes:  # with those of comprehensions, lambdas and functions inside
+            while codes:  # including comprehensions, lambdas and nested functions
                 code = codes.pop()
                 known.add(code)
                 names.update(code.co_names)
-                codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-            found |= names
-            values += _reached(function, names)
-    return found
+                codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+            all_names |= names
+            values += _values_reached(function, names)
+    return all_names
 
 
-def _reached(function: FunctionType, names: set[str]) -> list[Any]:
-    """Return what a function holds, and what its names stand for in the modules that it knows."""
-    reached = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
+def _values_reached(function: FunctionType, names: set[str]) -> list[Any]:
+    """Return a function's closure values, and its names' values in globals and their modules."""
+    values = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
     for name in names & function.__globals__.keys():
-        there = function.__globals__[name]
-        reached.append(there)
-        if isinstance(there, ModuleType) and not _is_passed_over(there.__name__):
-            reached += [vars(there).get(each) for each in names]
-    return reached
+        value = function.__globals__[name]
+        values.append(value)
+        if isinstance(value, ModuleType) and not _is_skipped(value.__name__):
+            values += [vars(value).get(attribute) for attribute in names]
+    return values
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:
-    """Yield the Python functions that a value of a class or a module stands for."""
+    """Yield the Python functions in a value of a class or a module."""
     if isinstance(value, FunctionType):
         yield value
     elif isinstance(value, staticmethod | classmethod | MethodType):
@@ -85,9 +85,9 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
     elif isinstance(value, partial):
         yield from _functions_in(value.func)
     elif isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            if isinstance(each, FunctionType | MethodType | partial):
-                yield from _functions_in(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, FunctionType | MethodType | partial):
+                yield from _functions_in(item)
     elif not isinstance(value, type | torch.nn.Module | torch.Tensor):
         method = getattr(type(value), "__call__", None)  # noqa: B004 - of a callable object
         if isinstance(method, FunctionType):
@@ -101,6 +101,6 @@ def _is_full(cell: Any) -> bool:
         return False
 
 
-def _is_passed_over(name: str | None) -> bool:
-    """Whether a module of Python's is one whose code is not read."""
+def _is_skipped(name: str | None) -> bool:
+    """Return whether the code of a Python module is not read."""
     return (name or "").partition(".")[0] in ("torch", "ficco")

@@ -1,16 +1,16 @@
 """Layers that PyTorch's `parallelize_module` made parallel: DTensor weights, styles in hooks.
 
-ColwiseParallel gathers its input in a forward pre-hook, before the layer runs, when nothing can
-hide it. So that hook passes its input on as it came, and the layer's forward gathers it while it
-multiplies. RowwiseParallel sums in a forward hook, which finds nothing to do: the layer's forward
-returns what the hook would have made. Hooks that would only wrap and unwrap DTensors pass on, too,
-unless another hook stands between them and the forward.
+ColwiseParallel gathers its input in a forward pre-hook, where nothing can hide the gather. That
+hook is replaced to pass its input on unchanged, and the layer's forward gathers while it
+multiplies. RowwiseParallel sums in a forward hook. The layer's new forward returns the sum, so the
+hook has nothing to do. Hooks that only wrap and unwrap DTensors are replaced too, unless another
+hook runs between them and the forward.
 
-PrepareModuleInput gathers before a parent whose layers then read it whole (attention, MLP). Its
-hook passes the input on split, as a DTensor, and the parent's column layers gather it. PyTorch
-computes with a split DTensor as with a whole one, so whatever else reads it gets the same values.
-A parent keeps its gather where something that it runs takes DTensors apart (`code_names`), or where
-a module under it has a PrepareModuleInput of its own, which does not ask how a DTensor lies.
+PrepareModuleInput gathers before a parent whose layers read the whole input (attention, MLP). Its
+hook is replaced to pass the input on split, as a DTensor, and the parent's column layers gather it.
+PyTorch computes the same values with a split DTensor, so other readers are unaffected. A parent
+keeps its gather if its code takes DTensors apart (`code_names`), or if a module under it has its
+own PrepareModuleInput, which ignores how a DTensor is split.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ __all__ = ["COLUMN", "Gathering", "gathering_of", "look", "pass_on"]
 Module = torch.nn.Module
 Tensor = torch.Tensor
 
-COLUMN = "ColwiseParallel"  # how the style is called
-_TAKEN_APART = {
+COLUMN = "ColwiseParallel"  # the style's name
+_LAYOUT_NAMES = {
     "to_local",
     "full_tensor",
     "redistribute",
@@ -60,13 +60,13 @@ _TAKEN_APART = {
 
 
 class _Style(NamedTuple):
-    """A style as its hooks hold it.
+    """A style, as read from one of its hooks.
 
     Attributes:
-        key: of its forward pre-hook.
+        key: of the hook.
         mesh: of the layer.
-        arguments: that the style's own function is called with first.
-        function: the style's own function.
+        arguments: first arguments of the style's function.
+        function: the style's function.
     """
 
     key: int
@@ -80,8 +80,8 @@ class Gathering(NamedTuple):
 
     Attributes:
         key: of its forward pre-hook.
-        hook: the same, but for the gather.
-        why: the parent must keep its gather; empty: it need not.
+        hook: a replacement that does not gather.
+        why: the reason why the parent must keep its gather, or an empty string.
     """
 
     key: int
@@ -90,7 +90,7 @@ class Gathering(NamedTuple):
 
 
 def look(name: str, module: Module) -> Found | Left | None:
-    """Return what `parallelize_module` made of a module, if anything."""
+    """Return how `parallelize_module` has made a module parallel, or None."""
     before, after = _styles(hooks_before(module)), _styles(hooks_after(module))
     weight = getattr(module, "weight", None)
     if not isinstance(weight, DTensor):
@@ -108,8 +108,8 @@ def look(name: str, module: Module) -> Found | Left | None:
         return _linear(name, module, kind, words, style, after)
     if isinstance(module, torch.nn.Linear) and any(p.is_shard() for p in weight.placements):
         if "forward" in module.__dict__:
-            return None  # another library's plan, in which `plans` may read
-        why = "no hook of ColwiseParallel or RowwiseParallel itself is on it"
+            return None  # another library's plan, which `plans` may read
+        why = "it has no hook of ColwiseParallel or RowwiseParallel"
         return Left(name, "DTensor weight", why)
     return None
 
@@ -120,9 +120,9 @@ def _linear(
     if left := unfit(name, module, words, torch.nn.Linear.forward):
         return left
     if "forward" in module.__dict__:
-        return Left(name, words, "its forward was replaced before")
+        return Left(name, words, "its forward was already replaced")
     own = column_output if kind == "column" else row_output
-    outputs = [each for each in after if each.function is own]
+    outputs = [style for style in after if style.function is own]
     if len(outputs) != 1 or style.mesh.ndim != 1:
         return Left(name, words, "its hooks are not those of one style on a mesh of one dimension")
     weight: Any = module.weight
@@ -131,9 +131,9 @@ def _linear(
         what = "out_features" if kind == "column" else "in_features"
         why = f"{what}={weight.shape[dim]} is not divisible by {world} ranks"
         return Left(name, words, why)
-    (given,), ((wanted,), to_local) = style.arguments[0], outputs[0].arguments
+    (given,), ((wanted,), to_local) = style.arguments[0], outputs[0].arguments  # layouts
     if kind == "column" and not (given.is_replicate() or (given.is_shard() and given.dim != -1)):
-        return Left(name, words, f"its input is {given}, neither whole nor split along a sequence")
+        return Left(name, words, f"its input is {given}, neither whole nor split by sequence")
     found = Found(name, module, words, kind, style.mesh.get_group(), _column)
     first, last = next(iter(hooks_after(module))), next(reversed(hooks_before(module)))
     if to_local and outputs[0].key == first and (kind == "row" or wanted == Shard(-1)):
@@ -143,7 +143,7 @@ def _linear(
             found.passed = (last,)
         found.forward = _row
         if not (wanted.is_replicate() or wanted.is_shard()) or wanted == Shard(-1):
-            return Left(name, words, f"its output is {wanted}, which is no sum to overlap")
+            return Left(name, words, f"its output is {wanted}, which no overlapped sum returns")
         found.output_dim = wanted.dim if wanted.is_shard() else None
         return found
     found.input_dim = given.dim if given.is_shard() else None
@@ -156,11 +156,11 @@ def _linear(
 
 
 def pass_on(module: Module, inputs: Any, output: Any = None) -> None:
-    """Stand in for a style's hook whose work the layer's forward does."""
+    """Replace a style's hook whose work the layer's forward does."""
 
 
 def _column(module: Module, input: Any) -> Any:
-    """Forward of a column layer: gathers a split input while it multiplies."""
+    """Run a column layer's forward: gather a split input while it multiplies."""
     layer = layer_of(module)
     if layer.sharing is None:
         return _columns([module], input)[0]
@@ -189,7 +189,7 @@ def _columns(modules: Sequence[Module], x: Any) -> list[Any]:
         ys = layer.gather(local, placement.dim % local.dim(), weights, biases, whole)
     else:
         ys = layer.columns(local, weights, biases)
-    if not torch.compiler.is_compiling():  # a compiled call has seen nothing
+    if not torch.compiler.is_compiling():  # compiled calls are not recorded
         for other in modules[1:]:
             layer_of(other).seen = layer.seen
     return [
@@ -201,7 +201,7 @@ def _columns(modules: Sequence[Module], x: Any) -> list[Any]:
 
 
 def _row(module: Module, input: Any) -> Any:
-    """Forward of a row layer; its input is split along the last dimension."""
+    """Run a row layer's forward; its input is split along the last dimension."""
     refuse_transforms()
     layer, mesh = layer_of(module), _mesh_of(module)
     local = input
@@ -212,13 +212,13 @@ def _row(module: Module, input: Any) -> Any:
     if dim is None:
         y = layer.reduce(local, weight, bias)
         return y if layer.returns_local else _replicated(y, mesh)
-    if dim == local.dim() - 1:  # the sum is cut along its columns, which nothing overlaps
-        cut = _replicated(layer.reduce(local, weight, bias), mesh).redistribute(
+    if dim == local.dim() - 1:  # the sum is split by columns, which nothing overlaps
+        shard = _replicated(layer.reduce(local, weight, bias), mesh).redistribute(
             placements=[Shard(dim)]
         )
-        return cut.to_local() if layer.returns_local else cut
-    if bias is not None:  # added to this rank's rows, so its gradient is of these alone
-        bias = _Summed.apply(bias, layer.ranks.group)  # type: ignore[no-untyped-call]
+        return shard.to_local() if layer.returns_local else shard
+    if bias is not None:  # added to this rank's rows only, so its gradient must be summed
+        bias = _SummedGradient.apply(bias, layer.ranks.group)  # type: ignore[no-untyped-call]
     y = layer.scatter(local, dim, weight, bias)
     if layer.returns_local:
         return y
@@ -236,8 +236,8 @@ def _replicated(y: Tensor, mesh: DeviceMesh) -> DTensor:
     return DTensor.from_local(y, mesh, [Replicate()], run_check=False)
 
 
-class _Summed(torch.autograd.Function):
-    """A tensor that is the same on all ranks; its gradient is the sum of the ranks' gradients."""
+class _SummedGradient(torch.autograd.Function):
+    """Identity on a tensor equal on all ranks; backward sums its gradient over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
@@ -266,41 +266,41 @@ def _mesh_of(module: Module) -> DeviceMesh:
 
 def _styles(hooks: Any) -> list[_Style]:
     """Return the styles in hooks that `distribute_module` has registered."""
-    found = []
+    styles = []
     for key, hook in hooks.items():
-        held = closure_of(hook)
-        function = held.get("input_fn", held.get("output_fn"))
-        if isinstance(function, partial) and isinstance(held.get("device_mesh"), DeviceMesh):
-            found.append(_Style(key, held["device_mesh"], function.args, function.func))
-    return found
+        closure = closure_of(hook)
+        function = closure.get("input_fn", closure.get("output_fn"))
+        if isinstance(function, partial) and isinstance(closure.get("device_mesh"), DeviceMesh):
+            styles.append(_Style(key, closure["device_mesh"], function.args, function.func))
+    return styles
 
 
 def gathering_of(parent: Module) -> Gathering | None:
-    """Return what PrepareModuleInput gathers before a parent, if it does."""
+    """Return the gather of a parent's PrepareModuleInput, or None."""
     if prepare_input is None or prepare_named_input is None:
         return None
     for key, hook in hooks_before(parent).items():
-        held = closure_of(hook)
-        style, mesh = held.get("self"), held.get("device_mesh")
+        closure = closure_of(hook)
+        style, mesh = closure.get("self"), closure.get("device_mesh")
         if type(style) is not PrepareModuleInput or not isinstance(mesh, DeviceMesh):
             continue
-        if (changed := _ungathering(style)) is None:
+        if (changed := _without_gather(style)) is None:
             continue
         why = "its PrepareModuleInput turns the gathered input into a local tensor"
         if not style.use_local_output:
-            why = _trusting(parent, key)
+            why = _needs_whole_input(parent, key)
         if style.with_kwargs:
             return Gathering(key, partial(_prepared_by_name, changed, mesh), why)
         return Gathering(key, partial(_prepared, changed, mesh), why)
     return None
 
 
-def _ungathering(style: PrepareModuleInput) -> PrepareModuleInput | None:
-    """Return a style like this one that leaves inputs split; None: it gathers none."""
+def _without_gather(style: PrepareModuleInput) -> PrepareModuleInput | None:
+    """Return a copy of a style that leaves inputs split; None: the style gathers none."""
     changed = copy.copy(style)
     gathers = False
 
-    def kept(given: Any, wanted: Any) -> Any:
+    def ungathered(given: Any, wanted: Any) -> Any:
         nonlocal gathers
         if given is not None and wanted is not None and given.is_shard() and wanted.is_replicate():
             gathers = True
@@ -309,9 +309,9 @@ def _ungathering(style: PrepareModuleInput) -> PrepareModuleInput | None:
 
     if style.input_layouts is not None and style.desired_input_layouts is not None:
         pairs = zip(style.input_layouts, style.desired_input_layouts, strict=True)
-        changed.desired_input_layouts = tuple(kept(*pair) for pair in pairs)
+        changed.desired_input_layouts = tuple(ungathered(*pair) for pair in pairs)
     changed.desired_input_kwarg_layouts = {
-        name: kept(style.input_kwarg_layouts.get(name), wanted)
+        name: ungathered(style.input_kwarg_layouts.get(name), wanted)
         for name, wanted in style.desired_input_kwarg_layouts.items()
     }
     return changed if gathers else None
@@ -327,27 +327,27 @@ def _prepared_by_name(
     return prepare_named_input(style, inputs, named, mesh)
 
 
-def _keeps_whole(hook: Any) -> bool:
-    """Whether a hook is a PrepareModuleOutput's that is told of outputs that are whole."""
+def _declares_whole_output(hook: Any) -> bool:
+    """Return whether a hook is a PrepareModuleOutput that declares an output whole."""
     style = closure_of(hook).get("self")
     layouts = getattr(style, "output_layouts", ()) if isinstance(style, PrepareModuleOutput) else ()
     return any(layout is not None and layout.is_replicate() for layout in layouts)
 
 
-def _trusting(parent: Module, key: int) -> str:
-    """Say what under a parent takes a gathered input for granted, or nothing.
+def _needs_whole_input(parent: Module, key: int) -> str:
+    """Return why a parent's code needs a gathered input, or an empty string.
 
     Args:
-        parent: whose PrepareModuleInput gathers.
-        key: of that hook of its.
+        parent: the module whose PrepareModuleInput gathers.
+        key: of that hook.
     """
-    if any(_keeps_whole(hook) for hook in hooks_after(parent).values()):
-        return "its PrepareModuleOutput takes what it returns for whole"
+    if any(_declares_whole_output(hook) for hook in hooks_after(parent).values()):
+        return "its PrepareModuleOutput declares its output whole"
     for name, module in parent.named_modules():
         who = f"{name} ({type(module).__name__})" if name else type(module).__name__
         hooks = [hook for at, hook in hooks_before(module).items() if name or at != key]
         if any(type(closure_of(hook).get("self")) is PrepareModuleInput for hook in hooks):
-            return f"{who} has a PrepareModuleInput, too, which may take it for whole"
-        if names := sorted(names_used(module) & _TAKEN_APART):
+            return f"{who} also has a PrepareModuleInput, which may assume a whole input"
+        if names := sorted(names_used(module) & _LAYOUT_NAMES):
             return f"{who} takes DTensors apart by itself ({', '.join(names)})"
     return ""

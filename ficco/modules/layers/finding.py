@@ -1,7 +1,7 @@
-"""What looking through a model gives, whatever made it tensor-parallel, and checks for all styles.
+"""The result of searching a model for tensor-parallel layers, and checks for all styles.
 
 A style's `look` returns, for one module, a Found (it can overlap), a Left (it is tensor-parallel
-and cannot), or None (it is not the style's). Looking changes nothing.
+but cannot overlap), or None (the style does not apply). `look` changes nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Module = torch.nn.Module
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """A layer that can overlap, and what wrapping it changes.
+    """A layer that can overlap, and the changes that wrap it.
 
     Attributes:
-        name, module: which.
-        style: by which it is parallel, in words.
+        name, module: the layer.
+        style: its parallel style, for messages.
         kind: "column" or "row".
         group: its ProcessGroup.
-        forward: function(module, *arguments) that takes the place of the module's forward.
-        reads: what its input looks like; column layers of one parent that have it alike share.
-        input_dim, gathers, output_dim: as of `Layer`.
-        returns_local: as of `Layer`.
-        passed, passed_after: keys of forward pre-hooks and forward hooks whose work the new forward
-            does.
-        notes: what `explain` says beside it.
+        forward: function(module, *arguments) that replaces the module's forward.
+        reads: facts about its input; column layers of one parent share if these are equal.
+        input_dim, gathers, output_dim: as in `Layer`.
+        returns_local: as in `Layer`.
+        passed, passed_after: keys of forward pre-hooks and forward hooks that the new forward
+            replaces.
+        notes: additional lines for `explain`.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Found:
 
 
 def local_of(parameter: Any) -> Any:
-    """Return a parameter's part on this rank; gradients go back to the parameter."""
+    """Return a parameter's shard on this rank; gradients flow back to the parameter."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """Return what a function that is a closure holds, by name."""
+    """Return the values in a function's closure, by name."""
     cells = getattr(function, "__closure__", None)
     if not cells:
         return {}
@@ -78,37 +78,37 @@ def closure_of(function: Any) -> dict[str, Any]:
 
 
 def refuse_transforms() -> None:
-    """Refuse transforms of torch.func, which DTensors would refuse in words of their own.
+    """Refuse transforms of torch.func, for which DTensors raise less helpful errors.
 
     Raises:
-        InputError: one is active.
+        InputError: a transform is active.
     """
     if not torch.compiler.is_compiling() and transform() is not None:
         raise InputError(
-            "a transform of torch.func (vmap, grad, jvp, ...) is active, and overlapped layers "
-            "have no rule for it; call ficco.restore(model) before it"
+            "a transform of torch.func (vmap, grad, jvp, ...) is active, which overlapped layers "
+            "do not support; call ficco.restore(model) first"
         )
 
 
 def unfit(name: str, module: Module, style: str, forward: Any) -> Left | None:
-    """Say why a linear layer cannot be overlapped, whatever its style; None: it can.
+    """Return why a linear layer of any style cannot be overlapped; None: it can.
 
     Args:
         name: of the layer.
         module: the layer.
-        style: by which it is parallel, in words.
-        forward: what its class's forward must be, for it is replaced.
+        style: its parallel style, for messages.
+        forward: the forward that its class must have, because it is replaced.
     """
     weight = getattr(module, "weight", None)
     why = ""
     if type(module).forward is not forward:
-        why = f"{type(module).__name__} has a forward of its own"
+        why = f"{type(module).__name__} has its own forward"
     elif not isinstance(weight, Tensor) or is_lazy(weight):
         why = "its weight has no values yet; run it once before overlap()"
     elif type(_values(weight)) not in (Tensor, torch.nn.Parameter):
-        why = f"its weight is a {type(_values(weight)).__name__}, which ficco does not multiply"
+        why = f"its weight is a {type(_values(weight)).__name__}, which ficco does not support"
     elif weight.dtype not in DTYPES:
-        why = f"its weight is {weight.dtype}; ficco multiplies {', '.join(DTYPES.values())}"
+        why = f"its weight is {weight.dtype}; ficco supports {', '.join(DTYPES.values())}"
     return Left(name, style, why) if why else None
 
 

@@ -1,7 +1,7 @@
-"""Layers of Megatron-Core: ColumnParallelLinear, RowParallelLinear, known by class and attributes.
+"""Layers of Megatron-Core: ColumnParallelLinear, RowParallelLinear, found by class and attributes.
 
-Inputs are [sequence, batch, hidden], the first dimension split under sequence parallelism; both
-return (output, bias), the bias where the caller is to add it. Megatron is not imported.
+Inputs are [sequence, batch, hidden]; sequence parallelism splits the first dimension. Both layers
+return (output, bias), with the bias if the caller must add it. Megatron is not imported.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Module = torch.nn.Module
 Tensor = torch.Tensor
 
 _KINDS = {"ColumnParallelLinear": "column", "RowParallelLinear": "row"}
-_NEEDED = ("config", "skip_bias_add", "sequence_parallel")
+_REQUIRED_ATTRIBUTES = ("config", "skip_bias_add", "sequence_parallel")
 
 
 def look(name: str, module: Module, group: Any) -> Found | Left | None:
-    """Return what Megatron made of a module, if anything; `group` where it does not say."""
+    """Return how Megatron has made a module parallel, or None; `group` if the module has none."""
     cls = next((c for c in type(module).__mro__ if c.__name__ in _KINDS), None)
-    if cls is None or not all(hasattr(module, attribute) for attribute in _NEEDED):
+    if cls is None or not all(hasattr(module, attribute) for attribute in _REQUIRED_ATTRIBUTES):
         return None
     kind, facts = _KINDS[cls.__name__], module.__dict__
-    why = _reason(kind, module)
+    why = _why_unfit(kind, module)
     if not why and "forward" in facts:
-        why = "its forward was replaced before"
+        why = "its forward was already replaced"
     if why:
         return Left(name, cls.__name__, why)
     given = parameters_of(module).get("weight")
@@ -46,21 +46,21 @@ def look(name: str, module: Module, group: Any) -> Found | Left | None:
     return Found(name, module, cls.__name__, kind, group, _column, input_dim=dim, gathers=split)
 
 
-def _reason(kind: str, module: Any) -> str:
-    """Return why a layer must stay as it is, or nothing."""
+def _why_unfit(kind: str, module: Any) -> str:
+    """Return why a layer cannot be overlapped, or an empty string."""
     config = module.config
     if getattr(module, "explicit_expert_comm", False) or getattr(module, "is_expert", False):
-        return "experts communicate in a way of their own"
+        return "experts have their own communication"
     if getattr(config, "gradient_accumulation_fusion", False):
-        return "gradient_accumulation_fusion adds up weight gradients in a kernel of its own"
+        return "gradient_accumulation_fusion adds up weight gradients in its own kernel"
     if getattr(config, OFFLOADING, None) is not None:
         return "it offloads its activations"
     if kind == "row":
-        return "" if module.input_is_parallel else "its input is not parallel, so it splits it"
+        return "" if module.input_is_parallel else "it splits its input itself"
     if module.gather_output:
         return "it gathers its output"
     if getattr(module, "disable_grad_reduce", False):
-        return "disable_grad_reduce leaves the sum of its input's gradient to others"
+        return "disable_grad_reduce leaves the sum of its input's gradient to the caller"
     if getattr(config, "defer_embedding_wgrad_compute", False):
         return "it defers its weight's gradient"
     return ""
@@ -72,10 +72,10 @@ def _column(
     weight: Tensor | None = None,
     runtime_gather_output: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Forward of a column layer; its arguments are those of Megatron's."""
+    """Run a column layer's forward, with Megatron's arguments."""
     layer = layer_of(module)
     if runtime_gather_output:
-        layer.notes[:] = ["calls with runtime_gather_output ran as without ficco"]
+        layer.notes[:] = ["calls with runtime_gather_output ran without ficco"]
         plain: tuple[Tensor, Tensor | None] = type(module).forward(
             module, input_, weight, runtime_gather_output
         )
@@ -84,7 +84,7 @@ def _column(
     if weight is None or tuple(weight.shape) != (
         module.output_size_per_partition, module.input_size,
     ):  # fmt: skip
-        type(module).forward(module, input_, weight)  # raises, and says it in Megatron's words
+        type(module).forward(module, input_, weight)  # raises Megatron's own error
     bias = None if module.skip_bias_add else module.bias
     if layer.input_dim is None:
         y = layer.columns(input_, [weight], [bias])[0]
@@ -94,10 +94,10 @@ def _column(
 
 
 def _row(module: Any, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Forward of a row layer.
+    """Run a row layer's forward.
 
-    Under sequence parallelism Megatron sums the bias's gradient over ranks by itself, after
-    backward; so the bias is added here, and ficco's sum of that gradient is not made.
+    Under sequence parallelism Megatron itself sums the bias's gradient over ranks after backward.
+    The bias is therefore added here, so ficco does not sum its gradient.
     """
     layer = layer_of(module)
     bias = None if module.skip_bias_add else module.bias

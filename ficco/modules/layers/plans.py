@@ -1,10 +1,10 @@
-"""Layers of a plan by names: Hugging Face's own, or a mapping that the user gives.
+"""Layers that a plan names: Hugging Face's own plan, or the user's mapping.
 
     overlap(model, tp, plan={"layers.*.q_proj": "colwise", "layers.*.o_proj": "rowwise"})
 
 Activations are whole on all ranks (or split along the last dimension between a column and a row
-layer); weights are this rank's shards, plain or as DTensors. A column layer's forward needs no
-communication: what overlaps is the sum of its input's gradient.
+layer); weights are this rank's shards, plain tensors or DTensors. A column layer's forward needs no
+communication; its backward overlaps the sum of its input's gradient.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ Tensor = torch.Tensor
 
 GATHERED = ("colwise_gather_output", "colwise_rep")  # column layers whose output is gathered
 _COLUMNS = ("colwise", *GATHERED)
-_LOOKED_AT = 256  # elements of a weight
-_NOTHING = ("sequence_parallel", "replicate", "all_reduce")  # styles without a GEMM of their own
+_COMPARED = 256  # elements of a weight that are compared between ranks
+_WITHOUT_GEMM = ("sequence_parallel", "replicate", "all_reduce")  # styles without a GEMM
 
 
 class Plan:
-    """Which modules are parallel, by patterns of names.
+    """The styles of parallel modules, by patterns of names.
 
     Attributes:
-        words: whose plan it is, for messages.
+        words: the origin of the plan, for messages.
         styles: the name of a style, by pattern.
         given: whether the user gave it; a model's own plan may not have been applied.
-        group: that the plan's model is split over, as far as the plan knows.
+        group: the group that the model is split over, if the plan has it.
     """
 
     def __init__(self, words: str, styles: Mapping[str, str], given: bool, group: Any) -> None:
         self.words, self.styles, self.given, self.group = words, dict(styles), given, group
 
     def look(self, name: str, module: Module, group: Any) -> Found | Left | None:
-        """Return what the plan makes of a module, if anything.
+        """Return the plan's result for a module, or None.
 
         Raises:
             InputError: the user's plan does not fit the module.
@@ -75,14 +75,14 @@ class Plan:
                     f"plan[{pattern!r}]={style!r}{closest(style, ('rowwise', *_COLUMNS))}; ficco "
                     f"overlaps rowwise, {', '.join(_COLUMNS)}"
                 )
-            linear = isinstance(module, torch.nn.Linear) and style not in _NOTHING
-            return Left(name, words, f"ficco knows no style {style}", True) if linear else None
+            linear = isinstance(module, torch.nn.Linear) and style not in _WITHOUT_GEMM
+            return Left(name, words, f"ficco has no style {style}", True) if linear else None
         if not isinstance(module, torch.nn.Linear):
             if self.given:
                 raise InputError(
                     f"plan[{pattern!r}] names {name}, a {type(module).__name__}; name linear layers"
                 )
-            return Left(name, words, f"{type(module).__name__} is no linear layer")
+            return Left(name, words, f"{type(module).__name__} is not a linear layer")
         return self._linear(name, module, style, words, group)
 
     def _linear(
@@ -106,7 +106,7 @@ class Plan:
         elif weight.shape[dim] not in (whole, -(-whole // world)):
             raise InputError(
                 f"{name}: its weight is {list(weight.shape)} and {what}={whole} on {world} ranks; "
-                f"a shard has {what}/{world} or, where {what} says so, as many"
+                f"a shard needs {what}/{world}, or {what} itself if that is the shard's size"
             )
         else:
             whole = weight.shape[dim] * world
@@ -115,10 +115,10 @@ class Plan:
         if any(_of_style(hook) for hook in _hooks(module)):
             return Left(name, words, "its hooks turn inputs and outputs into DTensors")
         if not _replaceable(module):
-            return Left(name, words, "its forward was replaced before")
+            return Left(name, words, "its forward was already replaced")
         if kind == "row":
-            told = self.given and not isinstance(weight, DTensor)
-            return Found(name, module, words, kind, group, _row_at_first if told else _row)
+            unchecked = self.given and not isinstance(weight, DTensor)
+            return Found(name, module, words, kind, group, _checked_row if unchecked else _row)
         gathered = style in GATHERED
         forward = _column_gathered if gathered else _column
         notes = ("PyTorch gathers its output afterwards",) if gathered else ()
@@ -127,21 +127,21 @@ class Plan:
 
 
 def plan_of(model: Module, plan: Mapping[str, str] | None, group: Any) -> Plan | None:
-    """Return the user's plan, or the model's own one, if there is any.
+    """Return the user's plan, else the model's own plan, else None.
 
     Raises:
-        InputError: the user's plan is no mapping, or a pattern of it names nothing.
+        InputError: the user's plan is not a mapping, or one of its patterns matches nothing.
     """
     if plan is not None:
         if not isinstance(plan, Mapping) or not all(isinstance(v, str) for v in plan.values()):
             raise InputError(
-                f"plan: {plan!r:.80}; it maps patterns of names to styles, as in "
+                f"plan: {plan!r:.80} found; it must map patterns of names to styles, as in "
                 "{'layers.*.q_proj': 'colwise'}"
             )
         check_patterns("plan", plan, [name for name, _ in model.named_modules()])
         return Plan("the given plan", plan, True, group)
     for prefix, module in model.named_modules():
-        styles = module.__dict__.get(TP_PLAN)  # Hugging Face: of its children, too
+        styles = module.__dict__.get(TP_PLAN)  # Hugging Face: includes the module's children
         if isinstance(styles, dict) and styles:
             dot = f"{prefix}." if prefix else ""
             named = {dot + pattern: str(style) for pattern, style in styles.items()}
@@ -161,11 +161,11 @@ def check_patterns(argument: str, patterns: Mapping[str, Any], names: Sequence[s
     """Refuse patterns that no name matches.
 
     Raises:
-        InputError: one does not.
+        InputError: a pattern matches no name.
     """
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise InputError(f"{argument}: {pattern!r:.80} found, a pattern of names is a text")
+            raise InputError(f"{argument}: {pattern!r:.80} found, a pattern must be a string")
         if not any(fnmatchcase(name, pattern) for name in names):
             general = sorted({re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name) for name in names})
             raise InputError(
@@ -175,7 +175,7 @@ def check_patterns(argument: str, patterns: Mapping[str, Any], names: Sequence[s
 
 
 def _tensor_parallel(mesh: Any, group: Any) -> Any:
-    """Return the group of a mesh that is for tensor parallelism, where `group` is not given."""
+    """Return the tensor-parallel group of a mesh, unless `group` is given."""
     if group is not None or not isinstance(mesh, DeviceMesh):
         return group
     if mesh.ndim == 1:
@@ -188,21 +188,21 @@ def _hooks(module: Module) -> list[Any]:
 
 
 def _of_style(hook: Any) -> bool:
-    """Whether a hook is one that `distribute_module` makes."""
+    """Return whether `distribute_module` made a hook."""
     return "device_mesh" in closure_of(hook)
 
 
 def _replaceable(module: Module) -> bool:
-    """Whether a module's forward is its class's, or Hugging Face's around that."""
+    """Return whether a module's forward is its class's, or Hugging Face's wrapper of it."""
     forward = module.__dict__.get("forward")
     if forward is None:
         return True
-    held = closure_of(forward)
-    inner = getattr(held.get("original_forward"), "__func__", None)
-    return inner is type(module).forward and "mesh" in held
+    closure = closure_of(forward)
+    inner = getattr(closure.get("original_forward"), "__func__", None)
+    return inner is type(module).forward and "mesh" in closure
 
 
-# ---- what runs in the place of a layer's forward
+# ---- replacements of a layer's forward
 
 
 def _column(module: Module, input: Any) -> Any:
@@ -219,14 +219,14 @@ def _columns(modules: Sequence[Module], x: Any) -> list[Tensor]:
     weights = [local_of(module.weight) for module in modules]
     biases = [local_of(module.bias) for module in modules]
     ys = layer.columns(x, weights, biases)
-    if not torch.compiler.is_compiling():  # a compiled call has seen nothing
+    if not torch.compiler.is_compiling():  # compiled calls are not recorded
         for other in modules[1:]:
             layer_of(other).seen = layer.seen
     return ys
 
 
 def _column_gathered(module: Module, input: Any) -> Tensor:
-    """Return the output whole on all ranks."""
+    """Run a column layer; return the output whole on all ranks."""
     y = _column(module, input)
     weight: Any = module.weight
     if isinstance(weight, DTensor):
@@ -238,19 +238,19 @@ def _column_gathered(module: Module, input: Any) -> Tensor:
     return whole
 
 
-def _row_at_first(module: Module, input: Any) -> Any:
-    """Run a layer of which the user says that it holds a shard; the first time, look whether so."""
-    if not torch.compiler.is_compiling() and not layer_of(module).looked:
+def _checked_row(module: Module, input: Any) -> Any:
+    """Run a row layer; the first time, check that its weight is a shard, as the plan says."""
+    if not torch.compiler.is_compiling() and not layer_of(module).checked_for_copies:
         weight: Any = module.weight
-        if _can_look(weight):
-            layer_of(module).looked = True
-            with disable_modes():  # some rank's own
-                _look_for_copies(module, weight)
+        if _can_read(weight):
+            layer_of(module).checked_for_copies = True
+            with disable_modes():  # modes may differ between ranks
+                _warn_of_copies(module, weight)
     return _row(module, input)
 
 
-def _can_look(weight: Any) -> bool:
-    """Whether values may be asked for: no graph is made, and there are some."""
+def _can_read(weight: Any) -> bool:
+    """Return whether a weight's values can be read: it has values, and no graph is being made."""
     if not modes_can_be_disabled or is_tracing():
         return False
     if type(weight) not in (Tensor, torch.nn.Parameter):
@@ -260,25 +260,25 @@ def _can_look(weight: Any) -> bool:
     return not (weight.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _look_for_copies(module: Module, weight: Tensor) -> None:
-    """Warn of a weight that is the same on some ranks: a shard that is none makes sums too large.
+def _warn_of_copies(module: Module, weight: Tensor) -> None:
+    """Warn if a weight is equal on some ranks: a whole weight instead of a shard spoils the sum.
 
-    A collective call, as the layer's forward is.
+    A collective call, like the layer's forward.
     """
     layer = layer_of(module)
     if layer.ranks.world == 1:
         return
-    values = weight.detach().flatten()[:_LOOKED_AT].double().cpu()
+    values = weight.detach().flatten()[:_COMPARED].double().cpu()
     with torch.cuda.device(weight.device) if weight.is_cuda else nullcontext():
-        group, mine = layer.ranks.group, values.tolist()
-        found = groups.gathered(group, weight.device, mine, opening=True)
+        own, group = values.tolist(), layer.ranks.group
+        by_rank = groups.gathered(group, weight.device, own, opening=True)
     if bool((values == values[0]).all()):
         return
-    alike = next((places for each in found if len(places := _places(each, found)) > 1), [])
-    if not alike:
+    equal = next((ranks for each in by_rank if len(ranks := _indices(each, by_rank)) > 1), [])
+    if not equal:
         return
-    where = "all ranks" if len(alike) == len(found) else f"ranks {alike}"
-    note = f"its weight begins alike on {where}: if it is the same there, results are too large"
+    where = "all ranks" if len(equal) == len(by_rank) else f"ranks {equal}"
+    note = f"its weight begins with equal values on {where}: if all are equal, sums are too large"
     layer.notes.append(note)
     groups.log.warning(
         "%s (%s): %s; plan= is for local shards, group= is the group that they are split over",
@@ -286,8 +286,8 @@ def _look_for_copies(module: Module, weight: Tensor) -> None:
     )  # fmt: skip
 
 
-def _places(value: Any, among: Sequence[Any]) -> list[int]:
-    return [place for place, each in enumerate(among) if each == value]
+def _indices(value: Any, among: Sequence[Any]) -> list[int]:
+    return [index for index, other in enumerate(among) if other == value]
 
 
 def _row(module: Module, input: Any) -> Tensor:

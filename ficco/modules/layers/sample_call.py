@@ -1,6 +1,6 @@
-"""A layer's call on tensors that are made for it alone, to size windows or to take its time.
+"""A layer's call on made-up tensors, to size windows or to time the call.
 
-A call notes what it saw in its layer: give it a copy of the layer where that must stay.
+A call changes its layer's record of the last call. Pass a copy of the layer to keep the record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 def operator_of(layer: Layer) -> str:
-    """Return the function that a layer runs, by its style; DTensors may ask for another one."""
+    """Return the function that a layer runs, by its style; DTensor inputs may need another one."""
     if layer.kind == "column":
         return "all_gather_matmul" if layer.gathers else "column_matmul"
     return "matmul_all_reduce" if layer.output_dim is None else "matmul_reduce_scatter"
@@ -29,15 +29,15 @@ def call(
     """Run one of a layer's functions without bias.
 
     Args:
-        layer: whose group and options hold.
+        layer: the layer whose group and options are used.
         operator: the function's name.
-        x: this rank's [rows, k] or [s, b, k]; what is split over ranks is its first dimension.
+        x: this rank's [rows, k] or [s, b, k]; the first dimension is split over ranks.
         weights: [n, k] each, of all layers that share the call; a row layer has one.
         whole: for all_gather_matmul, the first size over all ranks, by torch.chunk's rule; None:
-            all ranks have as many.
+            equal on all ranks.
 
     Returns:
-        This rank's results, one for each weight.
+        This rank's results, one per weight.
     """
     none = [None] * len(weights)
     if operator == "all_gather_matmul":
