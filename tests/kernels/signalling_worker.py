@@ -335,7 +335,7 @@ def refusals() -> None:
     for case, name, wrong, said in (
         (pushing, "partial", None, "partial is None"),
         (pushing, "partial", torch.zeros(49, 50), "partial is"),
-        (pushing, "partial", torch.zeros(59, 50, dtype=torch.float16), "give them one dtype"),
+        (pushing, "partial", torch.zeros(59, 50, dtype=torch.float16), "use one dtype"),
         (summing, "recv", None, "landing is None"),
         (summing, "recv", torch.zeros(60, 49), "landing is"),
         (summing, "recv", torch.zeros(50, 60).t(), "landing has a stride of"),
