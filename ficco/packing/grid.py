@@ -171,8 +171,10 @@ def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
             for rank in {min(count, 2): i for i, count in enumerate(rows)}.values():
                 table = one_kernel_gather_table.table_of(lower_rank(problem, schedule, rank))
                 for turned in (True, False):
-                    matrices = [OneKernelOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
-                             for n in widths]  # fmt: skip
+                    matrices = [
+                        OneKernelOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
+                        for n in widths
+                    ]
                     operands = OneKernelOperands(matrix(rows[rank], k, dtype), matrices)
                     yield whole_launch(kernels, table, operands)
 
