@@ -1,6 +1,6 @@
-"""What each operator means: the buffers it has, and what every output element must be.
+"""The meaning of each operator: its buffers, and the required value of every output element.
 
-This is the only place where the verifier knows operators. Values are those of `contents`.
+Only this module of the verifier depends on operators. Values are those of `ficco.symbolic`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Expected", "expected", "required_buffers"]
 
 
 class Expected(NamedTuple):
-    """A box of an output and what it must hold."""
+    """A box of an output and its required content."""
 
     buffer: str
     box: Box
@@ -49,7 +49,7 @@ def required_buffers(problem: Problem, rank: int) -> list[Buffer]:
 
 
 def _embedding_buffers(p: Problem, rank: int) -> list[Buffer]:
-    """Tables, and the whole batch's indices and offsets."""
+    """Return the buffers of tables, and of the whole batch's indices and offsets."""
     dim = p.outputs[0].columns[0]
     width = dim * sum(len(tables) for tables in p.tables)
     lookups = p.lookups[rank]
@@ -64,7 +64,7 @@ def _embedding_buffers(p: Problem, rank: int) -> list[Buffer]:
 
 
 def expected(problem: Problem, rank: int) -> Iterator[Expected]:
-    """Yield what every part of this rank's outputs must hold."""
+    """Yield the required content of every box of this rank's outputs."""
     if problem.op == "embedding_all_to_all":
         yield from _embedding(problem, rank)
         return
@@ -79,7 +79,7 @@ def expected(problem: Problem, rank: int) -> Iterator[Expected]:
 
 
 def _kept(p: Problem, i: int) -> Iterator[Expected]:
-    """Yield the rows of every rank's x, as they are."""
+    """Yield the rows of every rank's x."""
     first = offsets(p.rows)
     for s in range(p.world):
         if p.rows[s]:
@@ -88,7 +88,7 @@ def _kept(p: Problem, i: int) -> Iterator[Expected]:
 
 
 def _boxes(p: Problem, rank: int, i: int) -> Iterator[tuple[int, Box, list[Content]]]:
-    """Yield, of output i, whose bias a box takes, the box, and the terms that add up there."""
+    """Yield the boxes of output i: the rank of the bias, the box, and the terms of its sum."""
     output = p.outputs[i]
     columns, turned = output.columns[rank], output.operand_transposed
     first = offsets(p.rows)
