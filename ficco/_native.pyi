@@ -25,7 +25,7 @@ MAX_CHUNKS: int
 MAX_LANES: int
 """Maximum number of native lanes of a rank."""
 
-SIGNALS_PER_COPY: int
+WORDS_PER_COPY: int
 """Number of words in one copy of a window; `ficco.plan.signal_place` defines their places."""
 
 def is_set(name: str) -> bool:
@@ -555,7 +555,7 @@ class GpuWindow:
         """Store the addresses.
 
         Args:
-            words: addresses of the SIGNALS_PER_COPY words of each copy: [rank * 2 + copy].
+            words: addresses of the WORDS_PER_COPY words of each copy: [rank * 2 + copy].
             data: addresses of the data, likewise.
             data_bytes: data bytes of each copy.
             writable: per rank, whether this rank's streams may write to its words. Words of other
