@@ -292,7 +292,7 @@ class TestMailboxes:
         push = self.plan.ranks[0].steps[find(self.plan, 0, "push.0")]
         there = tuple([region._replace(copy=1) for region in push.writes])
         found = verify(changed(self.plan, 0, "push.0", writes=there))
-        assert rules(found) == {"form"} and "the call before" in found[0].message
+        assert rules(found) == {"form"} and "the previous call" in found[0].message
 
     def test_windows_beside_mailboxes(self) -> None:
         def with_window(entry: RankPlan) -> RankPlan:
