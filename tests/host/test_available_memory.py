@@ -31,7 +31,7 @@ def test_what_is_available_is_no_more_than_the_kernel_says() -> None:
 
 def test_both_sizes_are_said(little: int) -> None:
     available_memory.check_host(little, "so much")
-    with pytest.raises(MemoryError, match=r"more: 3\.00 GiB asked for, this machine has 100\.00 M"):
+    with pytest.raises(MemoryError, match=r"more: 3\.00 GiB requested, but this machine has 100\.00 M"):
         available_memory.check_host(3 << 30, "more")
 
 
@@ -62,7 +62,7 @@ def test_the_command_refuses_before_it_draws_inputs(
     sizes = ["--m", "65536", "--n", "8192", "--k", "8192"]
     assert main(["run", op, "--ranks", "4", "--schedule", "hetero_fused_1d", *sizes]) == 2
     said = capsys.readouterr().err
-    assert "asked for, this machine has 100.00 MiB free" in said
+    assert "requested, but this machine has 100.00 MiB free" in said
 
 
 @pytest.mark.parametrize("op", OPERATORS)

@@ -29,7 +29,7 @@ def test_memory_that_pytorch_keeps_counts_as_free(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 4 * GIB)
     device = torch.device("cuda", 3)
     available_memory.check_on(device, 7 * GIB, "a problem")
-    with pytest.raises(MemoryError, match=r"8\.00 GiB asked for, GPU 3 has 7\.00 GiB free"):
+    with pytest.raises(MemoryError, match=r"8\.00 GiB requested, but GPU 3 has 7\.00 GiB free"):
         available_memory.check_on(device, 8 * GIB, "a problem")
 
 
