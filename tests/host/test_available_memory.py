@@ -38,7 +38,7 @@ def test_both_sizes_are_said(little: int) -> None:
 @pytest.mark.usefixtures("little")
 def test_a_node_refuses_results() -> None:
     x, w = np.ones((5000, 1), np.float32), np.ones((1, 5000), np.float32)
-    refused = pytest.raises(MemoryError, match=r"results of all_gather_matmul.*381\.47 MiB asked")
+    refused = pytest.raises(MemoryError, match=r"results of all_gather_matmul.*381\.47 MiB requested")
     with ficco.Node(2) as node, refused:
         node.all_gather_matmul([x, x], [w, w])
 
@@ -47,7 +47,7 @@ def test_a_node_refuses_results() -> None:
 def test_a_node_refuses_windows_and_stays_usable() -> None:
     x, w = np.ones((8192, 512), np.float32), np.ones((512, 1), np.float32)
     with ficco.Node(2) as node:
-        with pytest.raises(MemoryError, match=r"windows and workspaces.*128\.00 MiB asked"):
+        with pytest.raises(MemoryError, match=r"windows and workspaces.*128\.00 MiB requested"):
             node.all_gather_matmul([x, x], [w, w])
         y, _ = node.all_gather_matmul([x[:8], x[:8]], [w, w])
         assert (y == 512).all()

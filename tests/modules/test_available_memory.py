@@ -39,6 +39,6 @@ def test_functions_refuse_results_that_the_host_cannot_hold(
 ) -> None:
     monkeypatch.setattr(_native, "available_bytes", lambda: 100 << 20)
     x, w = torch.ones(6000, 1), torch.ones(1, 6000)
-    with pytest.raises(MemoryError, match=r"results of all_gather_matmul: 137\.33 MiB asked for"):
+    with pytest.raises(MemoryError, match=r"results of all_gather_matmul: 137\.33 MiB requested"):
         ficco.all_gather_matmul(x, w)
     assert ficco.all_gather_matmul(x[:10], w).shape == (10, 6000)
