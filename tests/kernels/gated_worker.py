@@ -1,6 +1,6 @@
 """Runs the gated GEMM on small shapes and holds it against float64, or reads what it compiles to.
 
-TRITON_INTERPRET=1 python gated_worker.py products|giving_up|late|refusals|warming|leaving ...
+TRITON_INTERPRET=1 python gated_worker.py products|giving_up|late|refusals|warming|release ...
 python gated_worker.py assembly
 """
 
@@ -382,7 +382,7 @@ def release() -> None:
         try:
             prepare(wrong, 100, 48, torch.float32, CPU, release=release_table(asked, CPU))
         except InputError as error:
-            assert "gives it back" in str(error)
+            assert "can release it" in str(error)
         else:
             raise AssertionError(f"{wrong}: not refused")
 

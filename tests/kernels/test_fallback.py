@@ -95,7 +95,7 @@ def test_an_unknown_layout_is_launched_by_triton(
     monkeypatch.setattr(loading, "_loaded", {})
     monkeypatch.setattr(fallback, "find", lacks)
     monkeypatch.setattr(loading, "function_of", lambda kernel: Function())
-    loading._tell.cache_clear()
+    loading._warn.cache_clear()
     with pytest.raises(EngineError, match=r"Triton 9\.9\.0"):
         loading.code(launch)
     with caplog.at_level(logging.WARNING, "ficco"):

@@ -23,7 +23,7 @@ def run_worker(subject: str, folder: Path, interpret: str, worker: str = "gated"
 
 @pytest.mark.parametrize(
     "subjects",
-    ["products", "giving_up late refusals warming shared ends_first leaving"],
+    ["products", "giving_up late refusals warming shared ends_first release"],
     ids=["products", "others"],
 )
 def test_it_is_right(subjects: str, tmp_path: Path, torch: object) -> None:
