@@ -31,14 +31,18 @@ def test_what_is_available_is_no_more_than_the_kernel_says() -> None:
 
 def test_both_sizes_are_said(little: int) -> None:
     available_memory.check_host(little, "so much")
-    with pytest.raises(MemoryError, match=r"more: 3\.00 GiB requested, but this machine has 100\.00 M"):
+    with pytest.raises(
+        MemoryError, match=r"more: 3\.00 GiB requested, but this machine has 100\.00 M"
+    ):
         available_memory.check_host(3 << 30, "more")
 
 
 @pytest.mark.usefixtures("little")
 def test_a_node_refuses_results() -> None:
     x, w = np.ones((5000, 1), np.float32), np.ones((1, 5000), np.float32)
-    refused = pytest.raises(MemoryError, match=r"results of all_gather_matmul.*381\.47 MiB requested")
+    refused = pytest.raises(
+        MemoryError, match=r"results of all_gather_matmul.*381\.47 MiB requested"
+    )
     with ficco.Node(2) as node, refused:
         node.all_gather_matmul([x, x], [w, w])
 
