@@ -1,7 +1,7 @@
-"""Compute: "run this GEMM, this reduction". One library a module; nothing about order or lanes.
+"""Compute libraries: GEMMs and reductions, one library per module, without order or lanes.
 
-`Compute` runs when it is called, on the host's memory. `DeviceCompute` enqueues on the stream that
-is the library's current one, on a GPU's memory.
+`Compute` runs immediately, on host memory. `DeviceCompute` enqueues on the library's current
+stream, on GPU memory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = [
     "Compute",
     "DeviceCompute",
     "DeviceKernels",
-    "DirectOperands",
-    "DirectOutput",
-    "DirectWindows",
     "GatedOperands",
+    "OneKernelOperands",
+    "OneKernelOutput",
+    "OneKernelWindows",
     "Slots",
     "SumOperands",
     "named",
@@ -37,36 +37,36 @@ __all__ = [
 class Compute(Protocol):
     """A library's handles and operations. Handles are sliced as h[r0:r1, c0:c1] and have `.T`.
 
-    All sums are float32; what is stored in a narrower dtype is rounded once, to nearest even.
+    All sums are float32. Results in a narrower dtype are rounded once, to nearest even.
     """
 
     name: str
 
     def handle(self, array: npt.NDArray[Any], operand: bool = False) -> Any:
-        """Return a handle of an array; `operand`: a weight, read whole by several GEMMs."""
+        """Return a handle of an array; `operand`: a weight that several GEMMs read whole."""
 
     def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
         """Store a.b (+ c) (+ each of `add`) in c; terms of `add` may have one row."""
 
     def reduce(self, sources: list[Any], target: Any) -> None:
-        """Put the sum of sources, in order, into the target; one may have a single row."""
+        """Store the sum of sources, in order, in the target; a source may have a single row."""
 
     def bag(
         self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
     ) -> None:
-        """Put the sums of bags [first, past last) into the target, a row each.
+        """Store the sums of bags [first, past last) in the target, one row per bag.
 
-        Bag i sums table rows indices[offsets[i] : offsets[i+1]]; the last bag runs to the end.
+        Bag i sums table rows indices[offsets[i] : offsets[i+1]]; the last bag ends with indices.
         """
 
 
 class Slots(NamedTuple):
-    """Matrices of one shape that lie at equal distances in a larger one.
+    """Matrices of one shape at equal distances in a larger matrix.
 
     Attributes:
-        first: handle of the first.
-        number: how many.
-        distance: from one to the next, in rows of the larger matrix.
+        first: handle of the first matrix.
+        number: number of matrices.
+        distance: rows of the larger matrix from one to the next.
     """
 
     first: Any
@@ -75,17 +75,17 @@ class Slots(NamedTuple):
 
 
 class GatedOperands(NamedTuple):
-    """Handles of what a gated GEMM works on.
+    """Handles of the operands of a gated GEMM.
 
     Attributes:
-        own: what parts read that are there already, or None.
-        window: what the other parts read, or None.
-        b: the operand.
+        own: matrix of the parts that do not wait, or None.
+        window: matrix of the other parts, or None.
+        b: the second operand.
         bias: one row that is added to every row, or None.
-        c: takes the product.
-        partial: takes parts that are pushed, if others go to c; else None.
-        landing: what peers push that is added to own parts, or None.
-        words: this rank's words of the window copy that the call uses, int32.
+        c: target of the product.
+        partial: target of pushed parts, if other parts go to c; else None.
+        recv: receive buffer of rows that are added to own parts, or None.
+        words: this rank's signal words of the call's window copy, int32.
         copy: the number of that copy.
     """
 
@@ -101,7 +101,7 @@ class GatedOperands(NamedTuple):
 
 
 class DeviceKernels(Protocol):
-    """Kernels of ficco's own: what native code launches, and what libraries do not have.
+    """Ficco's own kernels, which libraries lack or which native code launches.
 
     A gated GEMM is one launch over parts whose rows are still arriving.
     """
@@ -117,50 +117,48 @@ class DeviceKernels(Protocol):
         begun: bool = False,
         release: WindowRelease | None = None,
     ) -> Any:
-        """Return what `arm` takes, for launches on the current device.
+        """Return the argument of `arm`, for launches on the current device.
 
         Args:
-            parts: in the order in which they are to be made.
+            parts: in the order of their computation.
             n: columns of the product.
             k: depth.
-            dtype: of all matrices.
-            timeout_s: how long a launch waits for a word at most; its part is NaN then.
-            stop_word: gives the address of a word in device memory; while it is not 0, launches
-                wait for nothing, and their parts are NaN.
-            begun: whether parts are added to what their targets hold.
-            release: the words by which the launch gives the window back when it ends, of which a
-                part has rows; None: it does not.
+            dtype: dtype of all matrices.
+            timeout_s: time limit of a wait for a word; after it the part is NaN.
+            stop_word: returns the address of a word in device memory. While the word is not 0,
+                launches do not wait, and their waiting parts are NaN.
+            begun: whether parts accumulate into their targets.
+            release: the words by which the launch releases the window when it ends; a part must
+                read the window. None: the launch does not release it.
 
         Raises:
             InputError: the current stream is captured into a graph.
         """
 
     def arm(self, prepared: Any, operands: GatedOperands) -> Callable[[], None]:
-        """Load what one launch over all parts needs, and return what enqueues it.
+        """Load the kernel of one launch over all parts, and return a function that enqueues it.
 
-        To be called before a stream waits for what a peer does: loading may wait for streams.
+        Call it before a stream waits for a peer: loading may wait for streams.
         """
 
     def place(self, b: Any) -> tuple[int, int, bool]:
-        """Return an operand b's address, the bytes from one row to the next as it lies in memory,
-        and whether such a row is a column of b.
-        """  # noqa: D205
+        """Return an operand b's address, its pitch in bytes, and whether it is column-major."""
 
     def described(
         self, prepared: Any, operands: GatedOperands, places: GatedOperands
     ) -> LaunchSpec | None:
-        """Load what a launch needs, as `arm`, and say how native code launches it.
+        """Load the kernel, like `arm`, and describe the launch for native code.
 
         Args:
-            prepared: by `prepare`.
-            operands: of a call.
-            places: where calls have them, as `ficco.kernels.native_launch` names places.
+            prepared: the result of `prepare`.
+            operands: the operands of a call.
+            places: places of the operands in calls, see `ficco.kernels.native_launch`.
 
         Returns:
-            The launch for all calls whose operands are laid out alike; None: nothing is launched.
+            The launch for all calls whose operands have this layout; None: there is no launch.
 
         Raises:
-            EngineError: it is unknown how; `arm` has to do.
+            EngineError: native code cannot launch the kernel; use `arm`.
         """
 
     def prepare_one_kernel(
@@ -172,15 +170,16 @@ class DeviceKernels(Protocol):
         missed_word: int,
         stop_word: Callable[[], int],
     ) -> Any:
-        """Return what `arm_direct` takes: a whole call in one launch, on the current device.
+        """Return the argument of `arm_one_kernel`: a whole call in one launch.
 
         Args:
-            table: of the plan.
-            windows: that calls use, or mailboxes; the plan says which.
-            digest: of the plan.
-            timeout_s: how long a launch waits for a word at most; what depends on it is NaN then.
-            missed_word: address of where the launch tells which word it missed.
-            stop_word: returns the address of a word that is 1 when the launch is to give up.
+            table: table of the plan.
+            windows: the windows or mailboxes that calls use, by the plan.
+            digest: digest of the plan.
+            timeout_s: time limit of a wait for a word; results that depend on the word are then
+                NaN.
+            missed_word: address at which the launch reports the word that it missed.
+            stop_word: returns the address of a word that is 1 when the launch must give up.
 
         Raises:
             InputError: the current stream is captured into a graph.
@@ -189,34 +188,34 @@ class DeviceKernels(Protocol):
     def arm_one_kernel(
         self, prepared: Any, operands: OneKernelOperands, copy: int
     ) -> Callable[[], None]:
-        """Load what the launch needs, and return what enqueues it, as `arm`."""
+        """Load the kernel and return a function that enqueues the launch, like `arm`."""
 
     def described_one_kernel(
         self, prepared: Any, operands: OneKernelOperands, places: OneKernelOperands
     ) -> LaunchSpec:
-        """Load and say the same of it as `described`."""
+        """Load the kernel and describe the launch, like `described`."""
 
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
     ) -> LaunchSpec | None:
-        """Load and say the same of `DeviceCompute.sum`.
+        """Load and describe the kernel of `DeviceCompute.sum`, like `described`.
 
         Args:
-            operands: of a call.
-            places: where calls have them.
-            count: slots.
-            distance: from one to the next, in rows.
-            own_at: the slot before which the own part is added.
+            operands: the operands of a call.
+            places: places of the operands in calls.
+            count: number of slots.
+            distance: rows from one slot to the next.
+            own_at: number of the slot before which the own part is added.
         """
 
 
 class OneKernelOutput(NamedTuple):
-    """Handles of what belongs to one output of a direct call, or the places of them.
+    """Handles of one output's operands in a call that is one kernel, or their places.
 
     Attributes:
-        w: that x is multiplied with.
+        w: the weight that x is multiplied with.
         bias: one row, or None.
-        y: takes the result.
+        y: target of the result.
     """
 
     w: Any
@@ -225,12 +224,12 @@ class OneKernelOutput(NamedTuple):
 
 
 class OneKernelOperands(NamedTuple):
-    """Handles of what a direct call works on, or the places of them.
+    """Handles of the operands of a call that is one kernel, or their places.
 
     Attributes:
-        x: what is multiplied.
-        outputs: products of the table, in its order; one for all that is no gather.
-        kept: takes the gathered x, or None.
+        x: the first operand.
+        outputs: products of the table, in its order; exactly one unless the kernel gathers.
+        kept: target of the gathered x, or None.
     """
 
     x: Any
@@ -239,13 +238,13 @@ class OneKernelOperands(NamedTuple):
 
 
 class SumOperands(NamedTuple):
-    """Handles of what a sum over ranks works on, or the places of them.
+    """Handles of the operands of a sum over ranks, or their places.
 
     Attributes:
-        slots: the first of them.
+        slots: the first slot.
         own: the own part.
         bias: one row, or None.
-        target: takes the sum.
+        target: target of the sum.
     """
 
     slots: Any
@@ -255,9 +254,11 @@ class SumOperands(NamedTuple):
 
 
 class OneKernelWindows(NamedTuple):
-    """Addresses of all ranks' windows or mailboxes, by copy and rank: of words, and of data.
+    """Addresses of all ranks' windows or mailboxes.
 
-    And where this rank counts calls on its mailbox; 0 for windows.
+    Attributes:
+        words, data: addresses of the words and of the data, by copy and rank.
+        counts: address of this rank's call counts of its mailbox; 0 for windows.
     """
 
     words: Sequence[Sequence[int]]
@@ -268,11 +269,11 @@ class OneKernelWindows(NamedTuple):
 class DeviceCompute(Protocol):
     """A library that enqueues on GPUs. Handles are matrices, sliced as h[r0:r1, c0:c1], with `.T`.
 
-    All sums are float32; what is stored in a narrower dtype is rounded once, to nearest even.
-    Nothing here waits for a device, but for what a library does at its first call.
+    All sums are float32. Results in a narrower dtype are rounded once, to nearest even. No method
+    waits for a device, except for a library's own initialization at its first call.
 
     Attributes:
-        kernels: of ficco's own, for its handles; None: there are none.
+        kernels: ficco's own kernels for its handles, or None.
     """
 
     name: str
@@ -282,42 +283,42 @@ class DeviceCompute(Protocol):
         """Return the driver's handle of the current stream."""
 
     def exact(self, dtype: str) -> AbstractContextManager[None]:
-        """Hold GEMMs of a dtype to float32 sums while inside, where less may be allowed."""
+        """Force GEMMs of a dtype to sum in float32 inside the block."""
 
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
         """Return handle[row0:row1, col0:col1], as fast as the library can."""
 
     def empty(self, rows: int, cols: int, dtype: str) -> Any:
-        """Return a new matrix on the current device, to be used on the current stream."""
+        """Return a new matrix on the current device, for use on the current stream."""
 
     def at(self, address: int, rows: int, cols: int, dtype: str) -> Any:
-        """Return a handle of memory on the current device that somebody else keeps."""
+        """Return a handle of memory on the current device that the caller keeps alive."""
 
     def place(self, handle: Any) -> tuple[int, int]:
         """Return a matrix's address and the bytes from one row to the next."""
 
     def reads(self, handle: Any) -> bool:
-        """Return whether GEMMs read a weight as it is."""
+        """Return whether GEMMs read a weight without a copy."""
 
     def operand(self, handle: Any) -> Any:
-        """Return a weight in a form that GEMMs read as it is; a copy where there is none."""
+        """Return a weight in a form that GEMMs read directly; a copy if necessary."""
 
     def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
         """Store a.b (+ c) (+ each of `add`) in c; terms of `add` may have one row."""
 
     def gemms(self, a: Slots, b: Any, c: Slots, accumulate: bool, add: list[Any]) -> None:
-        """Do that for matrices at equal distances, which share b and `add`, in one launch."""
+        """Run `gemm` for matrices at equal distances, with common b and `add`, in one launch."""
 
     def reduce(self, sources: list[Any], target: Any) -> None:
-        """Put the sum of sources, in order, into the target; one may have a single row."""
+        """Store the sum of sources, in order, in the target; a source may have a single row."""
 
     def sum(self, slots: Slots, own: Any, own_at: int, bias: Any | None, target: Any) -> None:
-        """Put slots, with `own` before slot number `own_at`, and the bias, into the target."""
+        """Store the sum of slots, with `own` before slot `own_at`, and the bias in the target."""
 
     def bag(
         self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
     ) -> None:
-        """Put the sums of bags [first, past last) into the target, as `Compute.bag` does."""
+        """Store the sums of bags [first, past last) in the target, like `Compute.bag`."""
 
     def fill_nan(self, handle: Any) -> None:
         """Fill a matrix with NaN."""
@@ -335,7 +336,7 @@ def named(name: str) -> Compute:
     """Return a compute library by name.
 
     Raises:
-        InputError: it is unknown or not installed.
+        InputError: the library is unknown or not installed.
     """
     if name == "numpy":
         from ficco.compute.numpy import NumpyCompute

@@ -1,7 +1,7 @@
 """GEMMs and reductions by CuPy on the GPUs of one process: cuBLAS, and own kernels for sums.
 
-CuPy's own GEMMs copy what is not contiguous and round to the inputs' dtype, so cuBLAS is called
-through CuPy's binding of it, on CuPy's streams and memory.
+CuPy's own GEMMs copy operands that are not contiguous and round to the inputs' dtype. So cuBLAS is
+called through CuPy's binding, on CuPy's streams and memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_...
 _THREADS, _MOST_BLOCKS = 128, 65535
 _PACK_BYTES = 16  # that a thread loads at once
 
-# What a kernel calls elements of a dtype. Narrow ones are converted here, so that no header of CUDA
-# is needed where it runs.
+# C++ names of element types. The kernels convert narrow types themselves, so that no CUDA header is
+# needed at run time.
 _NAMES = {"float32": "float", "float16": "Half", "bfloat16": "BFloat"}
 _ELEMENTS = """
 struct Half { unsigned short bits; };
@@ -43,9 +43,9 @@ struct BFloat { unsigned short bits; };
 
 __device__ inline float wide(float value) { return value; }
 __device__ inline float wide(Half value) {
-    float found;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(found) : "h"(value.bits));
-    return found;
+    float converted;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(converted) : "h"(value.bits));
+    return converted;
 }
 __device__ inline float wide(BFloat value) {
     return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
@@ -69,32 +69,32 @@ struct alignas(sizeof(Element) * kCount) Pack { Element at[kCount]; };
 class CupyCompute:
     """See `ficco.compute.DeviceCompute` and `ficco.runtime.local_gpu.NodeCompute`.
 
-    It is an array library for `ficco.operators`, too. Handles are CuPy arrays.
+    It is also an array library for `ficco.operators`. Handles are CuPy arrays.
     """
 
     name = "cupy"
     kernels: DeviceKernels | None = CupyKernels()
-    captures = False  # it refuses cuBLAS in a capture
+    captures = False  # CuPy refuses cuBLAS calls during a capture
     immediate = False
 
     # ---- devices and streams
 
     @property
     def gates(self) -> bool:
-        """See `operators.arrays.Library`: from the pack alone."""
+        """See `operators.arrays.Library`; only kernels of the pack count."""
         return not pack.why_not(CupyArrays(0).capability)
 
     @property
     def gpu(self) -> tuple[int, int] | None:
         """See `operators.arrays.Library`."""
-        found = CupyArrays(0)
-        return found.capability, found.processors or 1
+        arrays = CupyArrays(0)
+        return arrays.capability, arrays.processors or 1
 
     @property
     def device(self) -> str:
         """See `operators.arrays.Library`."""
-        found: bytes = cupy.cuda.runtime.getDeviceProperties(0)["name"]
-        return found.decode()
+        name: bytes = cupy.cuda.runtime.getDeviceProperties(0)["name"]
+        return name.decode()
 
     def current(self, device: int) -> Any:
         """See `NodeCompute.current`."""
@@ -118,9 +118,9 @@ class CupyCompute:
 
     @contextmanager
     def exact(self, dtype: str) -> Iterator[None]:
-        """See `DeviceCompute.exact`: cuBLAS may add up parts of k in 16 bits by default.
+        """See `DeviceCompute.exact`: by default cuBLAS may sum parts of k in 16 bits.
 
-        TensorFloat-32, which a user asks for by CUPY_TF32, stays as it is.
+        The user's choice of TensorFloat-32 by CUPY_TF32 is not changed.
         """
         handle = cupy.cuda.get_cublas_handle()
         before = cublas.getMathMode(handle)
@@ -163,10 +163,10 @@ class CupyCompute:
         """See `DeviceCompute.operand`."""
         return handle if self.reads(handle) else self.contiguous(handle)
 
-    # ---- as a library of arrays
+    # ---- the interface of `operators.arrays.Library`
 
     def refusal(self, array: Any, rank: int) -> str | None:
-        """Say why an array is none of a rank's; None: it is one."""
+        """Return why an array is not valid for a rank, or None if it is."""
         if not isinstance(array, cupy.ndarray):
             return f": {type(array).__name__} found; a CuPy array on device {rank} is needed"
         if array.device.id != rank:
@@ -221,7 +221,7 @@ class CupyCompute:
         self, a: Array, b: Array, c: Array, accumulate: bool, count: int = 1,
         apart: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
-        """Store a.b (+ c) in c, so many times, with a and c so many elements apart."""
+        """Store a.b (+ c) in c, `count` times; `apart`: elements between the a's and the c's."""
         rows, cols = c.shape
         depth = a.shape[1]
         if not depth:
@@ -231,10 +231,10 @@ class CupyCompute:
         a, b = self.operand(a), self.operand(b)
         (turn_a, pitch_a), (turn_b, pitch_b) = _known_layout(a), _known_layout(b)
         turn_c, pitch_c = _known_layout(c)
-        assert not turn_c  # plans store in rows
+        assert not turn_c  # plans store row-major results
         in_type, out_type = _TYPES[a.dtype.name], _TYPES[c.dtype.name]
         beta = _ONE if accumulate else _ZERO
-        # cuBLAS stores by columns: what it takes for its matrices are ours, transposed.
+        # cuBLAS is column-major, so it gets our matrices as their transposes.
         cublas.gemmStridedBatchedEx(
             cupy.cuda.get_cublas_handle(), int(turn_b), int(turn_a), cols, rows, depth,
             _ONE.ctypes.data, b.data.ptr, in_type, pitch_b, 0, a.data.ptr, in_type, pitch_a,
@@ -258,7 +258,7 @@ class CupyCompute:
         self._sum(terms if bias is None else [*terms, bias], target)
 
     def _sum(self, sources: Sequence[Array], target: Array) -> None:
-        """Put the sum of sources, in order, into the target in one launch."""
+        """Store the sum of sources, in order, in the target with one launch."""
         rows, cols = target.shape
         if not target.size:
             return
@@ -287,16 +287,16 @@ class CupyCompute:
 
     def fill_nan(self, handle: Array) -> None:
         """See `DeviceCompute.fill_nan`."""
-        _fill(handle, -1)  # floats of these bits are NaN
+        _fill(handle, -1)  # a float with all bits set is NaN
 
 
 # ---- layouts
 
 
 def _layout(matrix: Array) -> tuple[bool, int] | None:
-    """Return whether a matrix is stored by columns, and its pitch in elements.
+    """Return whether a matrix is column-major, and its pitch in elements.
 
-    None: neither rows nor columns are contiguous, so that cuBLAS cannot read it.
+    Returns None if neither rows nor columns are contiguous, so that cuBLAS cannot read it.
     """
     rows, cols = matrix.shape
     down, along = (stride // matrix.itemsize for stride in matrix.strides)
@@ -319,7 +319,7 @@ def _pitch(matrix: Array) -> int:
 
 
 def _pack(matrices: Sequence[Array], pitches: Sequence[int], cols: int) -> int:
-    """Return how many elements of a row a thread may take at once, for all matrices alike."""
+    """Return how many elements of a row a thread may load at once from any of the matrices."""
     pack = _PACK_BYTES // max(int(matrix.itemsize) for matrix in matrices)
     for matrix, pitch in zip(matrices, pitches, strict=True):
         while cols % pack or pitch % pack or matrix.data.ptr % (pack * matrix.itemsize):
@@ -339,7 +339,7 @@ def _each(slots: Slots) -> Iterator[Array]:
 
 
 def _moved(matrix: Array, elements: int) -> Array:
-    """Return a matrix of the same shape that lies so many elements further on."""
+    """Return a matrix of the same shape, offset by a number of elements."""
     if not elements:
         return matrix
     pointer = matrix.data + elements * matrix.itemsize
@@ -347,13 +347,13 @@ def _moved(matrix: Array, elements: int) -> Array:
 
 
 def _fill(matrix: Array, bits: int) -> None:
-    """Set all bits of a matrix's elements to 0, or to 1 where `bits` is -1."""
+    """Set all bits of a matrix's elements to 0, or to 1 if `bits` is -1."""
     if matrix.size:
         matrix.view(f"i{matrix.itemsize}").fill(bits)
 
 
 def _is_start(c: Array, accumulate: bool, add: list[Array]) -> bool:
-    """Whether a GEMM can begin with what is to be added, and round once."""
+    """Return whether a GEMM can start from the term in c and still round once."""
     return not accumulate and len(add) == 1 and add[0].dtype == c.dtype
 
 
@@ -368,7 +368,7 @@ def _compute_type(dtype: str) -> int:
 
 @cache
 def _sum_kernel(sources: tuple[str, ...], target: str, pack: int) -> Any:
-    """Return a kernel that adds matrices up; a source with pitch 0 is one row for all."""
+    """Return a kernel that sums matrices; a source with pitch 0 is one row for all rows."""
     parameters, adding = [], []
     for i, dtype in enumerate(sources):
         parameters.append(f"const {_NAMES[dtype]}* s{i}, long long p{i}")
@@ -387,9 +387,9 @@ extern "C" __global__ void ficco_sum({_NAMES[target]}* target, long long pitch, 
     for (long long row = blockIdx.y; row < rows; row += gridDim.y) {{
         float total[kPack];
 {chr(10).join(adding)}
-        Pack<{_NAMES[target]}, kPack> found;
-        for (int e = 0; e < kPack; ++e) narrow(total[e], found.at[e]);
-        *reinterpret_cast<Pack<{_NAMES[target]}, kPack>*>(target + row * pitch + col) = found;
+        Pack<{_NAMES[target]}, kPack> rounded;
+        for (int e = 0; e < kPack; ++e) narrow(total[e], rounded.at[e]);
+        *reinterpret_cast<Pack<{_NAMES[target]}, kPack>*>(target + row * pitch + col) = rounded;
     }}
 }}
 """
@@ -398,7 +398,7 @@ extern "C" __global__ void ficco_sum({_NAMES[target]}* target, long long pitch, 
 
 @cache
 def _bag_kernel(table: str, target: str) -> Any:
-    """Return a kernel that sums the table rows of bags, a block of columns of a bag each."""
+    """Return a kernel that sums the table rows of bags; a block handles columns of one bag."""
     code = f"""{_ELEMENTS}
 extern "C" __global__ void ficco_bag({_NAMES[target]}* target, long long target_pitch,
                                      const {_NAMES[table]}* table, long long table_pitch,

@@ -1,4 +1,4 @@
-"""Kernels of ficco's own on CuPy's arrays; those of the pack need neither torch nor Triton."""
+"""Ficco's own kernels on CuPy arrays; kernels of the pack need neither torch nor Triton."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["CupyArrays", "CupyKernels"]
 
 
 class CupyArrays:
-    """See `ficco.kernels.arrays.Arrays`; on one device, which is current when it is used."""
+    """See `ficco.kernels.arrays.Arrays`; for one device, which must be current in use."""
 
     on_gpu = True
 
@@ -30,12 +30,12 @@ class CupyArrays:
             self.capability = 0
 
     def place(self, numbers: Any, dtype: str) -> Any:
-        """See `Arrays.place`. The copy follows what the current stream holds."""
+        """See `Arrays.place`. The copy is ordered after the current stream's work."""
         host = np.ascontiguousarray(np.asarray(numbers, dtype_of(dtype)))
-        found = cupy.empty(host.shape, host.dtype)
-        found.set(host)
+        placed = cupy.empty(host.shape, host.dtype)
+        placed.set(host)
         cupy.cuda.get_current_stream().synchronize()
-        return found
+        return placed
 
     def empty(self, count: int, dtype: str) -> Any:
         """See `Arrays.empty`."""

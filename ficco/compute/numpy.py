@@ -1,4 +1,4 @@
-"""GEMMs and reductions by NumPy. 16-bit operands are widened to float32, where BLAS is."""
+"""GEMMs and reductions by NumPy. 16-bit operands are widened to float32, which BLAS supports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class NumpyCompute:
         ends = np.append(offsets[first : last + 1], indices.size)[: last - first + 1]
         rows = _wide(table[indices[ends[0] : ends[-1]]])
         total = np.zeros(target.shape, np.float32)
-        full = np.flatnonzero(np.diff(ends))  # reduceat would give an empty bag its next row
+        full = np.flatnonzero(np.diff(ends))  # reduceat would assign an empty bag the next row
         if full.size:
             total[full] = np.add.reduceat(rows, ends[full] - ends[0], axis=0)
         target[...] = total

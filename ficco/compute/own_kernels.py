@@ -1,7 +1,7 @@
-"""Kernels of ficco's own, for any library of arrays; see `DeviceKernels`.
+"""Ficco's own kernels, for any array library; see `DeviceKernels`.
 
-A subclass says which arrays and which device are meant. Launches come from the pack, or are
-compiled; native code enqueues them.
+A subclass defines the array library and the device. Kernels are loaded from the pack or compiled;
+native code enqueues them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["OwnKernels", "one_kernel_places"]
 
 
 class Prepared(NamedTuple):
-    """A prepared GEMM, the words by which it gives up, and its patience."""
+    """A prepared GEMM, its stop and status words, and its timeout."""
 
     table: gated.Table
     stop: Address
@@ -41,7 +41,7 @@ class Prepared(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A whole call, prepared: what launches it, of what, and what ends its waits."""
+    """A prepared whole call: the kernel's module, its prepared table, and the end of its waits."""
 
     kernel: Any
     made: Any
@@ -49,9 +49,9 @@ class Whole(NamedTuple):
 
 
 def _whole_operands(prepared: Whole, operands: OneKernelOperands) -> Any:
-    """Return operands as the kernel's own module takes them."""
+    """Return operands in the form of the kernel's own module."""
     if prepared.kernel is one_kernel_gather:
-        outputs = [one_kernel_gather.Matrices(*each) for each in operands.outputs]
+        outputs = [one_kernel_gather.Matrices(*output) for output in operands.outputs]
         return one_kernel_gather.Operands(operands.x, outputs, operands.kept)
     return one_kernel_all_reduce.Operands(operands.x, *operands.outputs[0])
 
@@ -60,7 +60,7 @@ class OwnKernels:
     """See `ficco.compute.DeviceKernels`."""
 
     def arrays(self) -> Arrays:
-        """Return the library of arrays, on the current device."""
+        """Return the array library for the current device."""
         raise NotImplementedError
 
     def check_allocates(self) -> None:
@@ -85,7 +85,7 @@ class OwnKernels:
         """See `DeviceKernels.prepare`."""
         self.check_allocates()
         arrays = self.arrays()
-        # Of a group, which has a word of its own, one call follows another.
+        # The stop word identifies the group, whose calls never overlap.
         stop = stop_word()
         words = None if release is None else release_table(release, arrays)
         table = gated.prepare(parts, n, k, dtype, arrays, begun=begun, turn_of=stop, release=words)
@@ -102,8 +102,8 @@ class OwnKernels:
         return _nothing if launch is None else loading.prepared(launch)
 
     def launch_of(self, prepared: Prepared, operands: GatedOperands) -> Launch | None:
-        """Return what `arm` enqueues; None: nothing."""
-        table, matrices, gate = _given(prepared, operands)
+        """Return the launch that `arm` enqueues, or None."""
+        table, matrices, gate = _gated_arguments(prepared, operands)
         return gated.launch_of(table, matrices, gate) if table.tiles else None
 
     def described(
@@ -125,13 +125,13 @@ class OwnKernels:
         missed_word: int,
         stop_word: Callable[[], int],
     ) -> Whole:
-        """See `DeviceKernels.prepare_direct`."""
+        """See `DeviceKernels.prepare_one_kernel`."""
         self.check_allocates()
         arrays = self.arrays()
         counts = Address(windows.counts) if windows.counts else None
         places = one_kernel.Places(windows.words, windows.data, counts)
-        told, stop = Address(missed_word), Address(stop_word())  # outside captures, as all here
-        control = one_kernel.Control(digest, stop, told, round(1e9 * timeout_s))
+        missed, stop = Address(missed_word), Address(stop_word())  # not in a capture: checked above
+        control = one_kernel.Control(digest, stop, missed, round(1e9 * timeout_s))
         if isinstance(table, GatherTable):
             return Whole(
                 one_kernel_gather, one_kernel_gather.prepare(table, places, arrays), control
@@ -143,22 +143,24 @@ class OwnKernels:
     def arm_one_kernel(
         self, prepared: Whole, operands: OneKernelOperands, copy: int
     ) -> Callable[[], None]:
-        """See `DeviceKernels.arm_direct`."""
+        """See `DeviceKernels.arm_one_kernel`."""
         return loading.prepared(self.one_kernel_launch(prepared, operands, copy))
 
     def one_kernel_launch(
         self, prepared: Whole, operands: OneKernelOperands, copy: int = 0
     ) -> Launch:
-        """Return what `arm_direct` enqueues."""
-        kernel, made, control = prepared
-        which = (copy,) if kernel is one_kernel_gather else ()  # of a mailbox the device knows
-        found: Launch = kernel.launch_of(made, _whole_operands(prepared, operands), control, *which)
-        return found
+        """Return the launch that `arm_one_kernel` enqueues."""
+        kernel, table, control = prepared
+        # The device counts the copies of mailboxes by itself.
+        which = (copy,) if kernel is one_kernel_gather else ()
+        matrices = _whole_operands(prepared, operands)
+        launch: Launch = kernel.launch_of(table, matrices, control, *which)
+        return launch
 
     def described_one_kernel(
         self, prepared: Whole, operands: OneKernelOperands, places: OneKernelOperands
     ) -> LaunchSpec:
-        """See `DeviceKernels.described_direct`."""
+        """See `DeviceKernels.described_one_kernel`."""
         launch = self.one_kernel_launch(prepared, operands)
         return _described(
             launch, one_kernel_places(operands, places, prepared.kernel is one_kernel_gather)
@@ -183,7 +185,7 @@ class OwnKernels:
     def sum_launch(
         self, operands: SumOperands, count: int, distance: int, own_at: int
     ) -> Launch | None:
-        """Return the launch of a sum; None: nothing is launched."""
+        """Return the launch of a sum, or None if the target is empty."""
         slots, own, bias, target = operands
         if not target.shape[0] or not target.shape[1]:
             return None
@@ -204,37 +206,37 @@ def _described(launch: Launch, places: dict[str, Place]) -> LaunchSpec:
 def one_kernel_places(
     operands: OneKernelOperands, places: OneKernelOperands, gathers: bool
 ) -> dict[str, Place]:
-    """Return where a one-kernel all-reduce's arguments lie in a call, by name.
+    """Return the places of the arguments of a call that is one kernel, by name.
 
     Args:
         operands: handles, for their strides.
-        places: of the same.
-        gathers: whether it is the one-kernel gather.
+        places: places of the operands.
+        gathers: whether the kernel is the one-kernel gather.
     """
     item = item_bytes(operands.x)
-    found: dict[str, Place] = {
+    by_name: dict[str, Place] = {
         "x": places.x, "x_stride": Pitch(places.x.slot, item)
     }  # fmt: skip
     for number in range(MOST_OUTPUTS if gathers else 1):
         n = str(number) if gathers else ""
-        if number >= len(operands.outputs):  # the kernel does not look at these
-            found |= dict.fromkeys((f"w{n}", f"bias{n}", f"y{n}"), places.x)
+        if number >= len(operands.outputs):  # the kernel does not read these
+            by_name |= dict.fromkeys((f"w{n}", f"bias{n}", f"y{n}"), places.x)
             continue
         (w, _, _), at = operands.outputs[number], places.outputs[number]
         deep = "deep" if stride(w, 1) == 1 else "col"
-        found |= {
+        by_name |= {
             f"w{n}": at.w, f"y{n}": at.y, f"bias{n}": at.y if at.bias is None else at.bias,
             f"y{n}_stride": Pitch(at.y.slot, item), f"w{n}_{deep}_stride": Pitch(at.w.slot, item),
         }  # fmt: skip
     if gathers:
-        found["copy"] = native_launch.Copy()
-        found["kept"] = places.x if places.kept is None else places.kept
+        by_name["copy"] = native_launch.Copy()
+        by_name["kept"] = places.x if places.kept is None else places.kept
     if places.kept is not None:
-        found["kept_stride"] = Pitch(places.kept.slot, item)
-    return found
+        by_name["kept_stride"] = Pitch(places.kept.slot, item)
+    return by_name
 
 
-def _given(
+def _gated_arguments(
     prepared: Prepared, operands: GatedOperands
 ) -> tuple[gated.Table, gated.Matrices, gated.Gate]:
     table, stop, status, timeout_ns = prepared
@@ -246,22 +248,22 @@ def _given(
 def _places(
     arguments: dict[str, Any], table: gated.Table, operands: GatedOperands, places: GatedOperands
 ) -> dict[str, Place]:
-    """Return where the kernel's arguments lie in a call; what is not named is the same in all."""
+    """Return the places of the arguments that differ between calls, by name."""
     own: Any
     window: Any
     own, window, b, bias, c, partial, recv, words, copy = places
-    if not table.own_tiles:  # the kernel gets one in place of the other
+    if not table.own_tiles:  # own and window stand in for each other if one has no tiles
         own = window
     elif table.own_tiles == table.tiles:
         window = own
-    found: dict[str, Place] = {
+    by_name: dict[str, Place] = {
         "own": own, "window": window, "b": b, "bias": c if bias is None else bias, "c": c,
         "words": words, "copy": copy,
     }  # fmt: skip
     if table.signalling is not None:
-        found |= {"partial": c if partial is None else partial}
-        found["recv"] = c if recv is None else recv
-        found["signals"] = words
+        by_name |= {"partial": c if partial is None else partial}
+        by_name["recv"] = c if recv is None else recv
+        by_name["signals"] = words
     item = item_bytes(table.dtype)
     pitches: list[tuple[str, Slot, int]] = [
         ("own_stride", own, item), ("window_stride", window, item),
@@ -269,11 +271,11 @@ def _places(
     ]  # fmt: skip
     if table.signalling is not None:
         other = operands.c if operands.partial is None else operands.partial
-        arrived = operands.c if operands.recv is None else operands.recv
+        received = operands.c if operands.recv is None else operands.recv
         place = c if partial is None else partial
         pitches += [("partial_stride", place, item_bytes(other))]
-        pitches += [("recv_stride", c if recv is None else recv, item_bytes(arrived))]
+        pitches += [("recv_stride", c if recv is None else recv, item_bytes(received))]
     along = "b_deep_stride" if stride(operands.b, 1) == 1 else "b_col_stride"
     pitches.append((along, b, item))
-    found |= {name: Pitch(slot.slot, size) for name, slot, size in pitches if arguments.get(name)}
-    return {name: place for name, place in found.items() if name in arguments}
+    by_name |= {name: Pitch(slot.slot, size) for name, slot, size in pitches if arguments.get(name)}
+    return {name: place for name, place in by_name.items() if name in arguments}

@@ -21,7 +21,7 @@ class TorchCompute:
     name = "torch"
 
     def handle(self, array: npt.NDArray[Any], operand: bool = False) -> torch.Tensor:
-        """Return a tensor over the array (over a copy, where strides are negative)."""
+        """Return a tensor over the array, or over a copy if strides are negative."""
         if any(stride < 0 for stride in array.strides):
             array = np.ascontiguousarray(array)
         if array.dtype.name == "bfloat16":

@@ -1,4 +1,4 @@
-"""GEMMs and reductions by PyTorch on GPUs: cuBLAS, and kernels of ficco's own for sums."""
+"""GEMMs and reductions by PyTorch on GPUs: cuBLAS, and ficco's own kernels for sums."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _DTYPES = {
     "int32": torch.int32,
     "int64": torch.int64,
 }
-# What the array interface calls elements of these sizes; the bits are viewed as the dtype.
+# Type strings of the array interface with the same sizes; the bits are viewed as the dtype.
 _BITS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2", "int32": "<i4", "int64": "<i8"}
 
 
 class _Memory:
-    """Memory that somebody else keeps, in the form that PyTorch takes without a copy."""
+    """Memory with an external owner, in a form that PyTorch uses without a copy."""
 
     def __init__(self, address: int, rows: int, cols: int, dtype: str) -> None:
         self.__cuda_array_interface__ = {
@@ -44,7 +44,7 @@ class _Memory:
         }
 
 
-# Flags of PyTorch that let cuBLAS add up parts of k in 16 bits, by dtype of the operands.
+# Flags of PyTorch that let cuBLAS sum parts of k in 16 bits, by dtype of the operands.
 _REDUCED = {
     "float16": "allow_fp16_reduced_precision_reduction",
     "bfloat16": "allow_bf16_reduced_precision_reduction",
@@ -54,7 +54,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class _Cleared:
-    """Clears a flag that is set, and sets it again."""
+    """Clears a set flag inside the block, and sets it again."""
 
     def __init__(self, flag: str) -> None:
         self._flag = flag
@@ -77,9 +77,9 @@ class TorchDeviceCompute:
         return int(current_stream(current_device()))
 
     def exact(self, dtype: str) -> AbstractContextManager[None]:
-        """See `DeviceCompute.exact`: cuBLAS may add up parts of k in 16 bits by default.
+        """See `DeviceCompute.exact`: by default cuBLAS may sum parts of k in 16 bits.
 
-        TensorFloat-32, which a user asks for, stays as it is.
+        The user's choice of TensorFloat-32 is not changed.
         """
         flag = _REDUCED.get(dtype)
         if flag is None or not getattr(torch.backends.cuda.matmul, flag):
@@ -103,8 +103,8 @@ class TorchDeviceCompute:
         """See `DeviceCompute.at`."""
         if not rows or not cols:
             return self.empty(rows, cols, dtype)
-        found = torch.as_tensor(_Memory(address, rows, cols, dtype), device="cuda")
-        return found.view(_DTYPES[dtype])
+        tensor = torch.as_tensor(_Memory(address, rows, cols, dtype), device="cuda")
+        return tensor.view(_DTYPES[dtype])
 
     def place(self, handle: torch.Tensor) -> tuple[int, int]:
         """See `DeviceCompute.place`."""
@@ -114,8 +114,8 @@ class TorchDeviceCompute:
         """See `DeviceCompute.reads`."""
         down, along = handle.stride()
         rows, cols = handle.shape
-        beside = (along == 1 and down >= cols) or (down == 1 and along >= rows)
-        return beside and not handle.is_neg()
+        contiguous = (along == 1 and down >= cols) or (down == 1 and along >= rows)
+        return contiguous and not handle.is_neg()
 
     def operand(self, handle: torch.Tensor) -> torch.Tensor:
         """See `DeviceCompute.operand`."""
@@ -156,7 +156,7 @@ class TorchDeviceCompute:
         """See `DeviceCompute.gemms`."""
         batch_a, batch_c = _batch(a), _batch(c)
         if batch_a.dtype != batch_c.dtype or len(add) > 1 or (accumulate and add):
-            for i in range(a.number):  # no strided-batched form of these is exposed
+            for i in range(a.number):  # PyTorch exposes no batched form for these
                 self.gemm(batch_a[i], b, batch_c[i], accumulate, add)
             return
         batch_b = b.unsqueeze(0).expand(a.number, -1, -1)
@@ -197,11 +197,11 @@ class TorchDeviceCompute:
         bias: torch.Tensor | None,
         target: torch.Tensor,
     ) -> None:
-        """Put a sum into the target: by a kernel of ficco's own, or by PyTorch without one."""
+        """Store a sum in the target by ficco's own kernel, or by PyTorch if there is none."""
         try:
             sum_partials(slots.first, slots.distance, slots.number, own, own_at, bias, target)
         except EngineError as reason:
-            _tell(str(reason))
+            _warn(str(reason))
             terms = [*_batch(slots)] if slots.number else []
             terms.insert(own_at, own)
             self.reduce(terms if bias is None else [*terms, bias], target)
@@ -218,7 +218,7 @@ class TorchDeviceCompute:
         try:
             pool_bags(table, indices, offsets, bags, target)
         except EngineError as reason:
-            _tell(str(reason))
+            _warn(str(reason))
             first, last = bags
             if last > first and table.shape[1]:
                 sums = torch.nn.functional.embedding_bag(
@@ -232,7 +232,7 @@ class TorchDeviceCompute:
 
 
 @functools.cache
-def _tell(reason: str) -> None:
+def _warn(reason: str) -> None:
     _log.warning("sums are made by PyTorch, which takes longer: %s", reason)
 
 
@@ -240,7 +240,7 @@ def _batch(slots: Slots) -> torch.Tensor:
     """Return slots as one tensor of three dimensions."""
     first: Any = slots.first
     rows, cols = first.stride()
-    found: torch.Tensor = first.as_strided(
+    batch: torch.Tensor = first.as_strided(
         (slots.number, *first.shape), (slots.distance * rows, rows, cols)
     )
-    return found
+    return batch

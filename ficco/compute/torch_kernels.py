@@ -1,4 +1,4 @@
-"""Kernels of ficco's own on PyTorch's tensors."""
+"""Ficco's own kernels on PyTorch tensors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Engines execute plans. They alone import the native layer."""
+"""Engines execute plans. Only they import the native module."""

@@ -1,8 +1,8 @@
-"""Room: whether memory that is asked for can be had, before anything is allocated.
+"""Checks that the memory of a problem is available before anything is allocated.
 
-On the host the kernel promises more memory than there is and ends a process when it is used, so
-nothing else says so. On a GPU, PyTorch's allocator refuses by itself what does not fit; here a
-whole problem is refused before its first part is allocated.
+A host's kernel overcommits memory and kills a process that uses too much, so nothing else reports
+the shortage. On a GPU, PyTorch's allocator raises by itself. The check here refuses the whole
+problem before its first part is allocated.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 __all__ = ["LOOKED_AT", "check_gpu", "check_host", "check_on"]
 
-LOOKED_AT = 64 << 20  # a single result of fewer bytes is not worth a look
+LOOKED_AT = 64 << 20  # bytes; smaller results are not checked
 
 
 def check_host(need: int, what: str) -> None:
-    """Refuse what needs more bytes than the host has available.
+    """Raise an error if the host has less memory available than needed.
 
-    Available is the least of MemAvailable and what the process's control groups have left.
+    Available memory is the minimum of MemAvailable and the rest of the process's cgroup limits.
 
     Args:
-        need: bytes.
-        what: is to be held, for the message.
+        need: bytes needed.
+        what: description of the data, for the message.
 
     Raises:
-        MemoryError: there are fewer; the message has both sizes.
+        MemoryError: too little memory is available; the message has both sizes.
     """
     _check(need, _native.available_bytes(), what, "this machine")
 
 
 def check_gpu(need: int, what: str, device: torch.device) -> None:
-    """Refuse what needs more bytes than a GPU has free.
+    """Raise an error if a GPU has less free memory than needed.
 
-    What PyTorch holds of the GPU and does not use counts as free.
+    Memory that PyTorch has reserved on the GPU but does not use counts as free.
 
     Args:
-        need: bytes.
-        what: is to be held, for the message.
+        need: bytes needed.
+        what: description of the data, for the message.
         device: a GPU.
 
     Raises:
-        MemoryError: there are fewer; the message has both sizes.
+        MemoryError: too little memory is free; the message has both sizes.
     """
     import torch
 
@@ -55,7 +55,7 @@ def check_gpu(need: int, what: str, device: torch.device) -> None:
 
 
 def check_on(device: torch.device, need: int, what: str) -> None:
-    """Call `check_gpu` or `check_host`, as the device is; others have none."""
+    """Call `check_gpu` or `check_host` by device type; other types are not checked."""
     if device.type == "cuda":
         check_gpu(need, what, device)
     elif device.type == "cpu":
@@ -65,13 +65,13 @@ def check_on(device: torch.device, need: int, what: str) -> None:
 def _check(need: int, free: int, what: str, where: str) -> None:
     if need > free:
         raise MemoryError(
-            f"{what}: {_text(need)} asked for, {where} has {_text(free)} free; "
+            f"{what}: {_text(need)} requested, but {where} has {_text(free)} free; "
             "smaller sizes or fewer ranks need less"
         )
 
 
 def _text(size: int) -> str:
-    """Return a number of bytes, with a unit that fits."""
+    """Return a number of bytes as text with a suitable unit."""
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
         if size >= factor:
             return f"{size / factor:.2f} {unit}"

@@ -1,8 +1,8 @@
 """The CUDA engine: one rank's plan on streams, copy engines and a compute library.
 
-A call runs on the caller's stream, in which compute is enqueued; the other lanes are streams of
-their own, forked from it and joined to it again. What stands between two compute steps is one
-native call. Nothing waits for the device.
+A call runs on the caller's stream, which gets the compute. The other lanes are separate streams,
+forked from the caller's stream and joined to it again. One native call enqueues everything between
+two compute steps. The host never waits for the device.
 
     caller's stream   fork | waits | gemm | waits | gemm | ... | clear, free | join
     push lanes             | free, entered | copy data copy data ...  |
@@ -67,7 +67,7 @@ device_count = _native.cuda_device_count
 
 
 def served_version() -> str:
-    """Return the CUDA version that the driver serves, as "13.0".
+    """Return the CUDA version that the driver supports, as "13.0".
 
     Raises:
         GpuError: there is no driver, or it is too old.
@@ -77,7 +77,7 @@ def served_version() -> str:
 
 
 def shares_one_queue() -> bool:
-    """Whether all streams of the process share one hardware queue, once the driver has started."""
+    """Return whether all streams of the process share one hardware queue."""
     return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
 
@@ -86,11 +86,12 @@ class Capabilities(NamedTuple):
 
     Attributes:
         name, major, minor: the device, and its compute capability.
-        pci: PCI domain, bus and device. Processes that number devices differently agree on it.
-        copy_engines: asynchronous copy engines.
-        flush_remote_writes: whether a wait can order other devices' writes by itself.
-        batch_copy_12_8, batch_copy_13_0: whether the driver has cuMemcpyBatchAsync, by signature.
-        peers: per device: whether this one reaches its memory.
+        pci: PCI domain, bus and device; the same in processes that number devices differently.
+        copy_engines: number of asynchronous copy engines.
+        flush_remote_writes: whether a stream wait can order writes by other devices.
+        batch_copy_12_8, batch_copy_13_0: whether the driver has cuMemcpyBatchAsync with the
+            signature of CUDA 12.8 or 13.0.
+        peers: per device, whether this device can access its memory.
     """
 
     name: str
@@ -114,15 +115,15 @@ def capabilities(device: int) -> Capabilities:
 
 
 class Device:
-    """One rank's GPU: its streams, and the watch over them.
+    """One rank's GPU: its streams and their watchdog.
 
     Args:
-        ordinal: the device, as the driver counts.
-        group: says who has failed and who is there; its own windows are not used.
-        rank: the rank that the device serves.
+        ordinal: the driver's number of the device.
+        group: tracks which ranks have failed or are present; its own windows are not used.
+        rank: the rank of the device.
 
     Raises:
-        GpuError: the driver refuses.
+        GpuError: a driver call fails.
     """
 
     def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
@@ -134,7 +135,7 @@ class Device:
         self._stop: Any = None
 
     def stop_word(self, compute: DeviceCompute) -> int:
-        """Return the address of a word that is 1 once the group has failed, for kernels."""
+        """Return the address of a word that becomes 1 when the group fails; kernels poll it."""
         if self._stop is None:
             self._stop = compute.empty(1, 1, "int32")
             compute.reduce([], self._stop)  # 0
@@ -145,19 +146,19 @@ class Device:
         return address
 
     def forget(self, window: Window) -> None:
-        """End what the watch does with a window on which no call is enqueued any more.
+        """Stop the watchdog's use of a window that has no enqueued calls left.
 
-        To be called before its memory is freed: once the group has failed, the watch writes there.
+        Call this before the window's memory is freed: the watchdog writes there when the group
+        fails.
 
         Raises:
-            GpuError: the driver holds up a read of the window for long; the memory must not be
-                freed.
+            GpuError: a read of the window does not end in time; the memory must not be freed.
         """
         self.native.forget(window.native)
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Let peers wait for as long as this rank makes a call ready, which may compile kernels."""
+        """Suspend the peers' timeout while this rank prepares a call, which may compile kernels."""
         self.group.set_preparing(self.rank, True)
         try:
             yield
@@ -165,11 +166,11 @@ class Device:
             self.group.set_preparing(self.rank, False)
 
     def follow(self, stream: int) -> None:
-        """Let a stream of the device go on when this rank's last call has ended."""
+        """Make a stream of the device wait for the end of this rank's last call."""
         self.native.follow(stream)
 
     def settle(self) -> None:
-        """Wait until the group knows of what a kernel that has ended has told."""
+        """Wait until the group knows the failure that an ended kernel has reported."""
         if not self.native.missed:
             return
         limit = time.monotonic() + _SETTLES_WITHIN_S
@@ -178,17 +179,17 @@ class Device:
 
 
 def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
-    """Check that a schedule can run with arrays of a library, here and on every other rank.
+    """Check that a schedule can run with a library's arrays on every rank.
 
-    By the schedule alone: a rank whose own plan needs nothing special refuses what its peers do.
+    Only the schedule is read, so that all ranks refuse it alike, whatever their own plans need.
 
     Raises:
-        ScheduleError: it cannot; says what can.
+        ScheduleError: the schedule cannot run; the message names one that can.
     """
     if schedule.sums == "within" and shares_one_queue():
         raise ScheduleError(
-            "sums='within': a launch waits for what peers' kernels make, and with "
-            "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would stand behind it in the one hardware "
+            "sums='within': a launch waits for results of peers' kernels, and with "
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 their copies would queue after it in the one hardware "
             "queue; unset it, or use sums='apart'"
         )
     if compute.kernels is not None:
@@ -199,7 +200,7 @@ def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
     ):
         if getattr(schedule, axis) == value:
             raise ScheduleError(
-                f"{axis}={value!r} needs {needs}, and there is none for arrays of {compute.name}; "
+                f"{axis}={value!r} needs {needs}, but arrays of {compute.name} have none; "
                 f"the nearest that works is {axis}={nearest!r}"
             )
 
@@ -208,7 +209,7 @@ class BoundPlan:
     """A rank's plan, bound to a window and ready to run with any matrices of its shapes.
 
     Attributes:
-        rows: what every row of the trace stands for.
+        rows: the meaning of each row of the trace.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class BoundPlan:
     ) -> None:
         self.plan, self._compute, self._device = plan, compute, device
         self.rows = trace_rows(plan)
-        self._window = window  # keeps its memory
+        self._window = window  # keeps the memory alive
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._places = {} if has_mailbox(plan) else window_places(plan.buffers)[0]
         stores = is_one_launch(plan)
@@ -264,9 +265,9 @@ class BoundPlan:
                 window.words, whole, timeout_s, stop_word,
             )  # fmt: skip
             window.recent.append(self._launches)
-        # Slots of what is given or allocated for a call.
+        # Slots of buffers that are passed to a call or allocated for it.
         own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == plan.rank]
-        # What one launch makes for peers, it stores there, and keeps nowhere.
+        # A single launch stores its results for peers directly and needs no workspace.
         self._workspaces = [b for b in plan.buffers if b.role == "workspace" and not stores]
         unused = {b.name for b in plan.buffers if b.role == "workspace" and stores}
         elsewhere = {*self._places, *unused}
@@ -279,20 +280,20 @@ class BoundPlan:
         self._dtype = next(b.dtype for b in plan.buffers if b.role == "output")
 
     def _window_handles(self, copy: int) -> dict[tuple[str, int], Any]:
-        """Return own window buffers as a call on `copy` sees them, by name and shift."""
-        found = {}
+        """Return handles of the own window buffers for a call on `copy`, by name and shift."""
+        handles = {}
         for name, place in self._places.items():
             buffer = self.plan.buffer(name)
             for shift in range(buffer.copies):
                 address = self._window.own(copy ^ shift) + place
-                found[name, shift] = self._compute.at(
+                handles[name, shift] = self._compute.at(
                     address, buffer.rows, buffer.cols, buffer.dtype
                 )
-        return found
+        return handles
 
     @property
     def captured(self) -> bool:
-        """Whether a graph holds a call of it, so that its window must stay."""
+        """Whether a graph has captured a call of the plan, so that its window must stay."""
         return self._native.captured
 
     def run(self, arrays: Mapping[str, Any], copy: int, traced: bool = False) -> None:
@@ -302,15 +303,15 @@ class BoundPlan:
             arrays: inputs, weights and outputs by buffer name, of the plan's shapes and dtypes;
                 inputs that copies read have unit stride along rows.
             copy: the window copy of this call.
-            traced: whether to take times, for `spans`.
+            traced: whether to record times, for `spans`.
 
         Raises:
-            RuntimeError: the group has failed; nothing was enqueued that waits or is sent.
-            GpuError: the driver refuses something; the group has failed then.
+            RuntimeError: the group has failed; no wait and no send was enqueued.
+            GpuError: a driver call failed; the group has then failed, too.
         """
         compute, native, launches = self._compute, self._native, self._launches
         local, addresses, pitches = self._placed(arrays)
-        by_python = traced and bool(self._before)  # so that its time is taken, too
+        by_python = traced and bool(self._before)  # so that the product before it is timed, too
         try:
             if launches is None or by_python or not launches.suit(addresses, pitches):
                 self._run_by_steps(local, addresses, pitches, copy, traced, by_python)
@@ -327,32 +328,33 @@ class BoundPlan:
                 self._held = True
 
     def prepared_call(self, arrays: Mapping[str, Any]) -> PreparedCall | None:
-        """Return the next calls of matrices that lie as these, which `run` has had; or None.
+        """Return a prepared call for matrices laid out as `arrays`, which `run` has used.
 
-        They are told the addresses in the order of these. None: not all is launched by native code.
-        Nothing is enqueued or allocated.
+        Its `run` takes addresses in the order of `arrays`. Returns None if native code does not
+        launch the whole call. Enqueues and allocates nothing.
         """
         launches = self._launches
         if launches is None or len(launches.native) < len(self._works):
             return None
         if not all(self._compute.reads(arrays[name]) for name in self._weights):
-            return None  # it is a copy that is read
+            return None  # the library reads a copy of the weight
         state, parts = launches.state, (self._native, launches, self._compute)
         before = self._make_before_again if self._before else None
-        found = PreparedCall(
+        prepared = PreparedCall(
             *parts, arrays, self._numbers, self._count, self._workspaces, self._window, before
         )
-        return found if launches.state is state else None  # another thread has had other matrices
+        # None: another thread has run with matrices of another layout meanwhile.
+        return prepared if launches.state is state else None
 
     def load(self, arrays: Mapping[str, Any]) -> None:
-        """Load what calls with arrays so laid out launch, which no capture may; enqueue nothing."""
+        """Load the kernels of calls with such arrays, as no capture may; enqueue nothing."""
         local, addresses, pitches = self._placed(arrays)
         if self._launches is not None:
             with self._device.preparing():
                 self._launches.ready(self._view(local, 0), 0, addresses, pitches)
 
     def _placed(self, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[int], list[int]]:
-        """Return a call's matrices by name, and where they are, by slot."""
+        """Return a call's matrices by name, and their addresses and pitches by slot."""
         compute = self._compute
         local = dict(arrays)
         for name in self._weights:
@@ -375,7 +377,7 @@ class BoundPlan:
         traced: bool,
         by_python: bool,
     ) -> None:
-        """Enqueue a call of which native code does not launch all, or has not launched any yet."""
+        """Enqueue a call that native code does not launch as a whole, or not yet."""
         compute, native, launches = self._compute, self._native, self._launches
         view, by_kernels = self._view(local, copy), frozenset[int]()
         armed: dict[int, list[Callable[[], None]]] = {}
@@ -405,17 +407,17 @@ class BoundPlan:
                 call(self._compute, view)
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
-        """Return what gives the handle of a region in this call."""
+        """Return a function that maps a region to its handle in this call."""
         windows, views, part = self._handles[copy], self._views[copy], self._compute.part
 
         def view(region: Region) -> Any:
             handle = local.get(region.buffer)
             if handle is not None:
                 return part(handle, *region[2:6])
-            found = views.get(region)
-            if found is None:
-                found = views[region] = part(windows[region.buffer, region.copy], *region[2:6])
-            return found
+            cached = views.get(region)
+            if cached is None:
+                cached = views[region] = part(windows[region.buffer, region.copy], *region[2:6])
+            return cached
 
         return view
 
@@ -445,15 +447,15 @@ class BoundPlan:
         native.submit(len(self._works))
 
     def fill_nan(self, arrays: Mapping[str, Any]) -> None:
-        """Fill the outputs of a call that was not enqueued with NaN."""
+        """Fill the outputs with NaN, for a call that was not enqueued."""
         for buffer in self.plan.buffers:
             if buffer.role == "output" and buffer.name in arrays:
                 self._compute.fill_nan(arrays[buffer.name])
 
     def spans(self) -> list[Span]:
-        """Return what the last traced call ran, when it has; times are of the monotonic clock.
+        """Return the spans of the last traced call once it has ended, in monotonic clock time.
 
-        The device's clock is laid on the host's after the call, to some 10 us.
+        The device's clock is aligned with the host's after the call, to about 10 us.
         """
         times: npt.NDArray[np.int64] = self._native.times()
         spans = []
@@ -474,7 +476,7 @@ class BoundPlan:
 
 
 def _lanes(steps: Sequence[Step]) -> dict[str, int]:
-    """Number the lanes that get a stream; the one with compute is the caller's."""
+    """Number the lanes that get a stream; the lane with compute uses the caller's stream."""
     computing: dict[str, str] = {}
     for step in steps:
         if step.kind == "collective":

@@ -1,4 +1,4 @@
-"""What the process's environment says now; os.environ takes a microsecond for it."""
+"""Reads of the process environment by native code, as os.environ takes a microsecond."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["is_set"]
 
 
 def is_set(name: str) -> bool:
-    """Whether a variable is set to anything but nothing and 0."""
+    """Return whether a variable is set to anything other than the empty string or 0."""
     return _native.is_set(name)

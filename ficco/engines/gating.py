@@ -1,16 +1,16 @@
-"""A gated step as launches: one for every output, over the parts of its rows.
+"""A gated step as launches: one launch per output, over the parts of its rows.
 
-    gathering    own rows | rows of a peer's chunk, behind its signal | ...     into the output
-    scattering   rows for a peer, which raise a signal | ... | own rows         into two buffers
-    summing      own rows, added to what peers have pushed, behind its signals  into the output;
-                 they may raise a signal, too
+    gathering    own rows | rows of a peer's chunk, after its signal | ...   into the output
+    scattering   rows for a peer, which raise a signal | ... | own rows      into two buffers
+    summing      own rows plus the rows peers have pushed, after signals     into the output;
+                 parts may raise a signal, too
 
-What scatters or is summed may be added to what its target holds.
+Scattering and summing parts may accumulate into their target.
 
-A launch that gathers may give the window back, when all its programs have read it.
+A gathering launch may release the window when all its programs have read it.
 
-Parts stand in the plan's order. What a launch waits for it awaits itself, and what its parts raise
-they raise, so the engine enqueues nothing between them.
+Parts are in the plan's order. The kernel itself waits for and raises the parts' signals, so the
+engine enqueues nothing between them.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ class Launch(NamedTuple):
     Attributes:
         parts: its parts, in the plan's order.
         n, k: columns of the product, and depth.
-        dtype: of what is multiplied.
-        b: the operand; `turned`: it is stored transposed.
+        dtype: of the operands.
+        b: the second operand.
+        turned: whether b is stored transposed.
         bias: one row, or None.
-        c: where the result goes, or whatever the launch makes.
-        own: what own parts read, or None.
-        window: what the others read, or None.
-        partial: where parts go that are pushed, if others go to c; else None.
-        landing: what peers push that is added to own parts, or None.
-        begun: whether parts are added to what their targets hold.
-        leaving: the signals by which it gives the window back when it ends, or None.
+        c: the target of the result, or of all parts if every part is pushed.
+        own: the buffer that own parts read, or None.
+        window: the buffer that the other parts read, or None.
+        partial: the target of pushed parts if other parts go to c; else None.
+        recv: the receive buffer whose rows are added to own parts, or None.
+        begun: whether parts accumulate into their targets.
+        release: the signals by which the launch releases the window when it ends, or None.
     """
 
     parts: tuple[GatedPart, ...]
@@ -69,38 +70,38 @@ def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> No
     """Refuse a schedule that an engine cannot run.
 
     Args:
-        problem: what is asked.
+        problem: the problem.
         schedule: resolved.
-        engine: None: nothing runs, and a plan will do.
+        engine: name of the engine; None: nothing runs, so a plan is enough.
 
     Raises:
-        ScheduleError: nothing implements it.
+        ScheduleError: no engine code implements the schedule.
     """
     if engine not in ("host", None) and schedule.transport == "collective":
-        return  # torch.distributed runs it, without a plan
+        return  # torch.distributed runs it without a plan
     plan = lower_rank(problem, schedule, 0)
     for step in plan.steps if engine == "cuda" else ():
         if step.parts:
-            launches_of(plan, step)  # tells of what no kernel does
+            launches_of(plan, step)  # raises for parts that no kernel supports
 
 
 def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
     """Return a gated step as launches.
 
     Raises:
-        ScheduleError: parts that no kernel does in one launch.
+        ScheduleError: no kernel supports the parts in one launch.
     """
     if step.kind != "gemm" or step.transpose_a:
-        raise _refusal(step, "there is a kernel for GEMMs along rows alone")
+        raise _refusal(step, "its kernel supports only GEMMs along rows")
     pushes = any(part.raises for part in step.parts)
-    found: dict[tuple[str, str], _Entries] = {}
+    entries_by_target: dict[tuple[str, str], _Entries] = {}
     for part in step.parts:
         for product in part.products:
             key = (product.b.buffer, "" if pushes else product.c.buffer)
-            found.setdefault(key, []).append((part, product))
-    launches = [_launch(plan, step, entries) for entries in found.values()]
+            entries_by_target.setdefault(key, []).append((part, product))
+    launches = [_launch(plan, step, entries) for entries in entries_by_target.values()]
     ends = ends_of(plan).get(step.id)
-    if ends and _waits(launches[-1]):  # the others have ended before it
+    if ends and _waits(launches[-1]):  # the other launches have ended before the last
         clear, leave = ends
         signals = tuple([signal_place(signal) for signal in clear.signals])
         peers = tuple([signal.rank for signal in leave.signals])
@@ -110,50 +111,50 @@ def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
 
 
 def steps_within(plan: RankPlan) -> set[str]:
-    """Return ids of steps that launches do: those that give the window back."""
+    """Return ids of the steps that launches perform themselves: those that release the window."""
     steps = {step.id: step for step in plan.steps}
-    found: set[str] = set()
+    names: set[str] = set()
     for name, ends in ends_of(plan).items():
         if launches_of(plan, steps[name])[-1].release:
-            found.update(end.id for end in ends)
-    return found
+            names.update(end.id for end in ends)
+    return names
 
 
 def _waits(launch: Launch) -> bool:
-    """Return whether a launch has tiles of the window, so that there is one."""
+    """Return whether a launch reads tiles of the window."""
     return any(part.source == _WINDOW and part.rows and part.cols for part in launch.parts)
 
 
 def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
     first = entries[0][1]
     roles = {buffer.name: buffer.role for buffer in plan.buffers}
-    kept = [product for part, product in entries if not part.raises]  # results, or all there is
-    result = (kept or [first])[0]
-    arrived = {name for name, role in roles.items() if role == "window"}
-    _, bias = _split(result.add, arrived)
-    used: dict[str, Region] = {}  # a region of every matrix, by what it is to the launch
+    results = [product for part, product in entries if not part.raises]
+    result = (results or [first])[0]
+    windows = {name for name, role in roles.items() if role == "window"}
+    _, bias = _split(result.add, windows)
+    used: dict[str, Region] = {}  # one region of every matrix, by its role in the launch
     parts = []
     for part, product in entries:
-        terms, added = _split(product.add, arrived)
+        terms, added = _split(product.add, windows)
         _check(step, part, product, terms, added)
         source = _WINDOW if roles[product.a.buffer] == "window" else _OWN
         target = _RESULT if product.c.buffer == result.c.buffer else _PARTIAL
         if product.accumulate != first.accumulate:
-            raise _refusal(step, "all parts are added to what is there, or none")
+            raise _refusal(step, "either all parts accumulate into their targets, or none")
         begin, past = _columns(product, step.transpose_b)
-        there = [row._replace(col0=begin, col1=past) for row in bias if target == _RESULT]
-        if list(added) != there:
-            raise _refusal(step, "all rows of a result get the same bias, and what is pushed none")
+        expected = [row._replace(col0=begin, col1=past) for row in bias if target == _RESULT]
+        if list(added) != expected:
+            raise _refusal(step, "all rows of a result get the same bias, and pushed rows get none")
         for term in terms:
             if used.setdefault(_RECV, term).buffer != term.buffer or term.col0 != product.c.col0:
-                raise _refusal(step, f"what it adds to {product.c} lies in {term}")
+                raise _refusal(step, f"the term that it adds to {product.c} is in {term}")
         for role, region in ((source, product.a), (target, product.c), ("b", product.b)):
             if used.setdefault(role, region).buffer != region.buffer:
-                raise _refusal(step, f"it uses {region.buffer!r} beside {used[role].buffer!r}")
+                raise _refusal(step, f"it uses both {region.buffer!r} and {used[role].buffer!r}")
         if product.a.cols != plan.buffer(product.a.buffer).cols:
-            raise _refusal(step, f"it multiplies {product.a}, a part of the depth")
+            raise _refusal(step, f"it multiplies {product.a}, which is only a part of the depth")
         if begin != product.c.col0:
-            raise EngineError(f"step {step.id!r}: {product.c} takes columns from {begin} on")
+            raise EngineError(f"step {step.id!r}: {product.c} does not begin at column {begin}")
         parts.append(
             GatedPart(
                 source,
@@ -170,9 +171,9 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         )
     summed = [bool(part.terms) for part in parts]
     if any(summed) and not all(summed):
-        raise _refusal(step, "parts that are summed are a launch of their own")
+        raise _refusal(step, "parts that are summed need a separate launch")
     if _WINDOW in used and (_PARTIAL in used or any(part.signal >= 0 for part in parts)):
-        raise _refusal(step, "parts that wait for their rows are results, and tell nobody")
+        raise _refusal(step, "parts that wait for their rows must be results and raise no signal")
     whole = {role: _whole(plan, region) for role, region in used.items()}
     b = whole["b"]
     return Launch(
@@ -195,7 +196,7 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
 def _split(
     add: tuple[Region, ...], windows: set[str]
 ) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-    """Return what of the terms peers have pushed, and the rest."""
+    """Return the terms that peers have pushed, and the other terms."""
     return (
         tuple([term for term in add if term.buffer in windows]),
         tuple([term for term in add if term.buffer not in windows]),
@@ -203,10 +204,10 @@ def _split(
 
 
 def _summed(terms: tuple[Region, ...], part: Part) -> tuple[Arrived | None, ...]:
-    """Return a sum's terms as the kernel takes them, the own product first.
+    """Return a sum's terms in the kernel's form, the own product first.
 
-    All of a part's signals come before any of its terms is read, so that it does not matter which
-    term stands beside which signal.
+    The kernel waits for all signals of a part before it reads any term, so the pairing of terms
+    and signals does not matter.
     """
     signals = [signal_place(signal) for signal in part.waits]
     signals += [-1] * (len(terms) - len(signals))
@@ -219,17 +220,19 @@ def _summed(terms: tuple[Region, ...], part: Part) -> tuple[Arrived | None, ...]
 def _check(
     step: Step, part: Part, product: Product, terms: tuple[Region, ...], added: tuple[Region, ...]
 ) -> None:
-    """Refuse a part that waits, adds or raises more than a launch can."""
+    """Raise an error if a part waits for, adds or raises more than a launch can."""
     if len(part.waits) > max(len(terms), 1) or len(part.raises) > 1:
-        raise _refusal(step, "a part waits for one signal, or one a term, and raises one, at most")
+        raise _refusal(
+            step, "a part waits for at most one signal, or one per term, and raises at most one"
+        )
     if (
         any(signal.copy for signal in (*part.waits, *part.raises))
         or product.a.copy
         or product.c.copy
     ):
-        raise _refusal(step, "a launch works on the call's own copy of the window")
+        raise _refusal(step, "a launch uses only the call's own copy of the window")
     if len(added) > 1 or any(r.rows != 1 for r in added):
-        raise _refusal(step, "a part is one product, what peers push, and a bias at most")
+        raise _refusal(step, "a part is one product, pushed rows of peers, and at most one bias")
 
 
 def _columns(product: Product, turned: bool) -> tuple[int, int]:

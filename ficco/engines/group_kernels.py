@@ -1,6 +1,6 @@
-"""Which of ficco's own kernels the ranks of a group have, and which they have to compile first.
+"""Which of ficco's own kernels the ranks of a group have, and which they must compile first.
 
-All ranks work out the same answers, each for all ranks, so nothing is exchanged for a call.
+Every rank computes the answer for all ranks, so a call exchanges nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ficco.schedule import Schedule
 __all__ = ["OFTEN", "GroupKernels", "is_own"]
 
 _log = logging.getLogger("ficco")
-OFTEN = 8  # calls of a problem that are made without kernels that have to be compiled
+OFTEN = 8  # calls of a problem before its missing kernels are compiled
 _MOST_HELD = 4096  # problems whose calls are counted
 
 _Gpus = tuple[tuple[int, int], ...]
@@ -30,25 +30,25 @@ _Variants = frozenset[tuple[int, Variant]]
 
 
 def is_own(schedule: Schedule) -> bool:
-    """Return whether a schedule launches kernels of ficco's own, and no library has them."""
+    """Return whether a schedule launches ficco's own kernels, which no library has."""
     own = schedule.compute == "gated" or schedule.transport == "sm"
     return own and schedule.transport != "collective"
 
 
 class GroupKernels:
-    """What a group's ranks have.
+    """The kernels that all ranks of a group have.
 
     Args:
-        reason: why they can have no kernels; "": they can.
-        compiles: whether every rank can compile what the pack lacks.
-        gpus: compute capability and multiprocessors of the ranks' GPUs, each pair once.
+        reason: why the ranks can have no kernels; "" if they can.
+        compiles: whether every rank can compile kernels that the pack lacks.
+        gpus: compute capability and multiprocessors of the ranks' GPUs, without duplicates.
         mine: compute capability of this rank's GPU.
         packed: whether every rank uses its pack.
 
     Attributes:
         reason, compiles: as above.
-        at_once: whether kernels are compiled for the first call of a problem, as `size_windows` has
-            it; otherwise `OFTEN` calls are made without them before.
+        at_once: whether kernels are compiled for the first call of a problem, as `size_windows`
+            sets it; otherwise only after `OFTEN` calls.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GroupKernels:
         self._held: dict[str, int] = {}
 
     def has(self, problem: Problem, schedule: Schedule) -> bool:
-        """Return whether all ranks have the kernels of a call, and none has to be compiled."""
+        """Return whether all ranks have the kernels of a call without compiling any."""
         if not is_own(schedule):
             return True
         return not self.reason and not self._lacked(problem, schedule)
@@ -71,9 +71,10 @@ class GroupKernels:
         return not self.at_once and self._held.get(_key(problem), 0) < OFTEN
 
     def hold(self, problem: Problem) -> None:
-        """Count a call that was made without the kernels that would be best.
+        """Count a call that was made without the best kernels.
 
-        On all ranks alike: none remembers such a call, so each chooses anew for the next.
+        All ranks count alike. No rank caches the choice for such a call, so each chooses again for
+        the next.
         """
         key = _key(problem)
         if key not in self._held and len(self._held) >= _MOST_HELD:
@@ -81,26 +82,26 @@ class GroupKernels:
         self._held[key] = self._held.get(key, 0) + 1
 
     def compile(self, calls: Iterable[tuple[Problem, Schedule]]) -> bool:
-        """Compile together what calls lack, for either weight layout; all ranks give the same.
+        """Compile the kernels that calls lack, for both weight layouts; all ranks pass the same.
 
-        False: it cannot be compiled, nor will be anything else.
+        Returns False if compilation failed; nothing is compiled from then on.
         """
         lacked = frozenset().union(*[self._lacked(*call) for call in calls if is_own(call[1])])
         if self.compiles and lacked:
             try:
-                mine = sorted(variant for each, variant in lacked if each == self._mine)
-                fallback.compile_together(mine, self._mine)
-            except EngineError as error:  # all ranks have the same Triton, or should have
-                _log.warning("schedule='auto' takes no kernels that have to be compiled: %s", error)
+                variants = sorted(variant for gpu, variant in lacked if gpu == self._mine)
+                fallback.compile_together(variants, self._mine)
+            except EngineError as error:  # all ranks should have the same Triton
+                _log.warning("schedule='auto' uses no kernels that must be compiled: %s", error)
                 self.compiles = False
             else:
                 self._compiled |= lacked
         return self.compiles
 
     def launched(self, problem: Problem, schedule: Schedule) -> _Variants | None:
-        """Return what all ranks' calls launch, for either weight layout.
+        """Return the kernels that all ranks' calls launch, for both weight layouts.
 
-        None: a library makes products of it, too, whose kernels are not known.
+        Returns None if a library also computes products, whose kernels are not known.
         """
         few = not problem.flow.shares or not is_made_before(problem.m, schedule.shots == "two")
         within = schedule.compute == "gated" and schedule.sums != "apart"
@@ -119,26 +120,29 @@ def _key(problem: Problem) -> str:
 
 @lru_cache(maxsize=1024)
 def _lacked(problem: Problem, schedule: Schedule, gpus: _Gpus, packed: bool) -> _Variants:
-    found = _launched(problem, schedule, gpus)
-    return frozenset([each for each in found if not (packed and pack.has(each[1], each[0]))])
+    return frozenset(
+        (capability, variant)
+        for capability, variant in _launched(problem, schedule, gpus)
+        if not (packed and pack.has(variant, capability))
+    )
 
 
 @lru_cache(maxsize=1024)
 def _launched(problem: Problem, schedule: Schedule, gpus: _Gpus) -> _Variants:
-    found: set[tuple[int, Variant]] = set()
+    variants: set[tuple[int, Variant]] = set()
     for rank in _unlike(problem, schedule):
         plan = lower_rank(problem, schedule, rank)
         for capability, processors in gpus:
             launches = launches_in(plan, DescribedKernels(capability, processors))
-            found.update((capability, variant_of(launch)) for launch in launches)
-    return frozenset(found)
+            variants.update((capability, variant_of(launch)) for launch in launches)
+    return frozenset(variants)
 
 
 def _unlike(problem: Problem, schedule: Schedule) -> list[int]:
-    """Return ranks that stand for all: the others want no other kernels.
+    """Return representative ranks: the other ranks need no other kernels.
 
-    Kernels of a call that is one launch are those of the rank's own sizes. Those of other calls
-    depend on all ranks' sizes, and where they sum, on which rank it is.
+    A call that is one launch needs the kernels of the rank's own sizes. The kernels of other calls
+    depend on all ranks' sizes and, if they sum, on the rank itself.
     """
     ranks = range(problem.world)
     sizes = {

@@ -1,13 +1,13 @@
 """The host engine: one rank's plan on native threads and a compute library.
 
-Lanes without compute are native threads, and get all their work in one call when the plan starts.
-Lanes with compute run on the calling thread, in submission order (which every verified plan
-survives); what stands there between two compute steps is one native call.
+Lanes without compute are native threads. They get all their work in one call when the plan starts.
+Lanes with compute run on the calling thread in submission order, which is safe for every verified
+plan. One native call does everything there between two compute steps.
 
     calling thread   submit 0 | gemm | submit 1 | gemm | ... | finish
     lane threads       copy, signal, copy, signal ...
 
-With `in_order` there are no lane threads: everything runs on the calling thread in submission
+With `in_order` there are no lane threads. Everything runs on the calling thread in submission
 order, as on a single shared hardware queue.
 """
 
@@ -48,7 +48,7 @@ MOST_LANES = _native.MAX_LANES  # native threads of a rank
 
 
 def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
-    """Return the ranks' shared windows and lanes, paced if the machine says so."""
+    """Return the ranks' shared windows and lanes, paced if the machine has a paced link."""
     link = machine.paced_link
     fabric = None
     if link is not None:
@@ -61,7 +61,7 @@ class BoundPlan:
     """A rank's plan, bound to a group's windows and ready to run with any arrays of its shapes.
 
     Attributes:
-        rows: what every row of the trace stands for.
+        rows: the meaning of each row of the trace.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BoundPlan:
         self._times: npt.NDArray[np.int64] = np.zeros((len(self.rows), 2), np.int64)
 
     def _native_lanes(self, in_order: bool) -> dict[str, int]:
-        """Number the lanes that get a thread: those without compute, or none at all."""
+        """Number the lanes that get a thread: those without compute, or none if in order."""
         computing: set[str] = set()
         others: dict[str, int] = {}
         for step in self.plan.steps:
@@ -97,7 +97,7 @@ class BoundPlan:
                     f"step {step.id!r}: the host engine has no {step.kind} steps; use a schedule "
                     "with transport='dma'"
                 )
-            if step.kind in COMPUTE:  # local copies are "sm", too, but threads of lanes do them
+            if step.kind in COMPUTE:  # local copies have unit "sm", too, but lane threads do them
                 computing.add(step.lane)
         concurrent = [step.id for step in self.plan.steps if step.concurrent]
         if concurrent and in_order:
@@ -130,7 +130,7 @@ class BoundPlan:
         )
 
     def _modelled_us(self, work: Work) -> float:
-        """Return how long a piece of work must last by the machine's profile."""
+        """Return the minimum duration of a piece of work by the machine's profile, in us."""
         products = work.work.products
         if not products:
             return 0.0
@@ -138,7 +138,7 @@ class BoundPlan:
         return self._machine.paced_gemm_us(flops, self._buffers[products[0].a.buffer].dtype)
 
     def run(self, arrays: Mapping[str, npt.NDArray[Any]], copy: int, digest: int) -> bool:
-        """Run one call to its end.
+        """Run one call to completion.
 
         Args:
             arrays: inputs, weights and outputs by buffer name, of the plan's shapes and dtypes;
@@ -147,7 +147,7 @@ class BoundPlan:
             digest: the plan's.
 
         Returns:
-            False if the group failed meanwhile; outputs are then NaN throughout.
+            False if the group failed during the call; all outputs are then NaN.
         """
         done = False
         try:
@@ -158,7 +158,7 @@ class BoundPlan:
         return done
 
     def fill_nan(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Fill the outputs of a failed call with NaN: nothing is left that looks like a result."""
+        """Fill the outputs of a failed call with NaN, so that they do not look like results."""
         for buffer in self.plan.buffers:
             if buffer.role == "output" and buffer.name in arrays:
                 arrays[buffer.name].fill(np.nan)
@@ -178,7 +178,7 @@ class BoundPlan:
             native.start(copy, digest, addresses, pitches)
         except RuntimeError:
             if self.group.failure() is not None:
-                return False  # another rank has failed before this one began
+                return False  # another rank failed before this one began
             raise
         try:
             for segment, work in enumerate(self._program):
@@ -244,7 +244,7 @@ class BoundPlan:
             self._native.mark(work.mark)
 
     def spans(self) -> list[Span]:
-        """Return what the last call ran; times are of the monotonic clock, in us."""
+        """Return the spans of the last call, in us of the monotonic clock."""
         times = self._native.times()
         computed = self._times[:, 1] > 0
         times[computed] = self._times[computed]

@@ -1,10 +1,9 @@
-"""What of a bound plan native code launches by itself: kernels of ficco's own.
+"""The launches of a bound plan that native code makes by itself: ficco's own kernels.
 
-Gated GEMMs, sums over ranks, and whole calls whose copies are a kernel's stores.
+They are gated GEMMs, sums over ranks, and whole calls whose copies are stores by a kernel.
 
-A launch is described once for matrices of a layout, and again where a call's are laid out
-otherwise (a weight turned round, an address that 16 does not divide). What native code cannot
-launch is left to Python, and that is said.
+A launch is described once per layout of the matrices: for example again for a transposed weight or
+an address that is not a multiple of 16. Python launches what native code cannot, with a warning.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from ficco.plan import ELEMENT_BYTES, RankPlan, Region
 __all__ = ["Launches", "Whole", "warn_of_streams"]
 
 _log = logging.getLogger("ficco")
-_ALIGN = 16  # bytes that Triton looks at
-_PATIENCE = 10  # of a launch that waits, in timeouts of the group: the watch is to notice first
+_ALIGN = 16  # bytes; Triton specializes kernels on this alignment
+_PATIENCE = 10  # timeout of a waiting launch, in group timeouts: the watchdog should act first
 
 
-@functools.cache  # once a device, not whenever windows grow
+@functools.cache  # once per device, not whenever windows grow
 def warn_of_streams(device: int, reason: str) -> None:
-    """Say that a device's streams store the words that a kernel would, and why."""
+    """Log why stream operations store a device's words in place of a kernel."""
     text = "streams of device %d store words by themselves, which takes longer: %s"
     _log.warning(text, device, reason)
 
@@ -47,9 +46,9 @@ class Whole(NamedTuple):
     """A plan that is one kernel.
 
     Attributes:
-        prepared: what launches it.
-        outputs: names of its products' matrices, in the kernel's order.
-        kept: name of the output that is the gathered x, or "".
+        prepared: the prepared launch.
+        outputs: names of the matrices of its products, in the kernel's order.
+        kept: name of the output that receives the gathered x, or "".
     """
 
     prepared: Any
@@ -66,19 +65,19 @@ class Launches:
         state: the same object as long as native code launches the same kernels.
 
     Args:
-        plan: of one rank.
-        works: its compute, in order.
-        slots: number of every buffer's slot.
-        kernels: of the library.
-        program: the native program that is to launch them.
-        words: this rank's words, a handle for every copy of the window.
-        homes: [copy][rank], where words of ranks begin, as the device sees them.
-        whole: a plan that is one kernel; None: it is none.
-        timeout_s: the group's.
-        stop_word: gives the address of the word by which the watch lets kernels go.
+        plan: the plan of one rank.
+        works: the compute of the plan, in order.
+        slots: slot number of every buffer.
+        kernels: the library's kernels.
+        program: the native program that launches the kernels.
+        words: handles of this rank's signal words, one per copy of the window.
+        homes: [copy][rank], addresses of the ranks' signal words on this device.
+        whole: the launch, if the plan is one kernel; else None.
+        timeout_s: timeout of the group.
+        stop_word: returns the address of the word by which the watchdog releases kernels.
     """
 
-    def __init__(  # noqa: PLR0913 - a binding has as many facts
+    def __init__(  # noqa: PLR0913 - a binding needs all of them
         self,
         plan: RankPlan,
         works: list[Work],
@@ -100,13 +99,13 @@ class Launches:
         for number, work in enumerate(works if whole is None else ()):
             if work.step.parts:
                 self._gated[number] = [
-                    (each, self._prepared(each, timeout_s, stop_word))
-                    for each in launches_of(plan, work.step)
+                    (launch, self._prepared(launch, timeout_s, stop_word))
+                    for launch in launches_of(plan, work.step)
                 ]
             elif work.step.kind == "reduce":
-                found = sum_of(work.step.reads, work.step.writes[0])
-                if found is not None:
-                    self._sums[number] = found
+                total = sum_of(work.step.reads, work.step.writes[0])
+                if total is not None:
+                    self._sums[number] = total
         buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._matrices = {
             name: Region(plan.rank, name, 0, buffer.rows, 0, buffer.cols)
@@ -115,20 +114,20 @@ class Launches:
         }
         self._operands = sorted(
             {
-                (slots[plan.rank, each.b.buffer], each.b.buffer, each.turned)
+                (slots[plan.rank, launch.b.buffer], launch.b.buffer, launch.turned)
                 for launches in self._gated.values()
-                for each, _ in launches
+                for launch, _ in launches
             }
         )
         self._outputs, self._kept = ((), "") if whole is None else whole[1:]
         if whole is not None:
-            weights = dict.fromkeys((each.w, each.turned) for each in self._outputs)
+            weights = dict.fromkeys((names.w, names.turned) for names in self._outputs)
             self._operands = [(slots[plan.rank, w], w, turned) for w, turned in weights]
         self.placed = {slot for slot, _, _ in self._operands}
         self._layout: list[bool] | None = None
-        self._unknown = False  # whether they cannot be described
-        self.state = object()  # another one as soon as other kernels are to be launched
-        # Launches by work, for every layout so far; graphs may hold earlier ones.
+        self._unknown = False  # whether the launches cannot be described
+        self.state = object()  # replaced when other kernels are to be launched
+        # Launches by work, for every layout so far; graphs may still use earlier ones.
         self._specs: dict[Any, dict[int, list[LaunchSpec]]] = {}
         self.native: frozenset[int] = frozenset()
 
@@ -140,7 +139,7 @@ class Launches:
         )  # fmt: skip
 
     def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:
-        """Fill in where a call has its operands; a turned one's pitch is that of its columns."""
+        """Fill in addresses and pitches of the operands; a transposed one's pitch is by column."""
         layout = []
         for slot, name, turned in self._operands:
             b = local[name].T if turned else local[name]
@@ -151,7 +150,7 @@ class Launches:
         self._layout = layout
 
     def suit(self, addresses: list[int], pitches: list[int]) -> bool:
-        """Whether native code has launches of the whole call for such matrices; after `place`."""
+        """Return whether native code can launch the whole call for these; call after `place`."""
         whole = len(self.native) == len(self._works)
         return whole and bool(self._program.fits(addresses, pitches))
 
@@ -163,11 +162,10 @@ class Launches:
         pitches: list[int],
         by_python: bool = False,
     ) -> dict[int, list[Callable[[], None]]]:
-        """Load what a call launches; return what enqueues what native code does not.
+        """Load a call's kernels; return functions that enqueue those native code does not launch.
 
-        by_python: native code is to launch no plan that is one kernel.
-
-        To be called after `place`, and before any stream waits.
+        Call it after `place` and before any stream waits. With `by_python`, native code does not
+        launch a plan that is one kernel.
         """
         wanted = bool(self._gated or self._sums or self._whole) and not self._unknown
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
@@ -176,28 +174,28 @@ class Launches:
             return {0: [self._kernels.arm_one_kernel(self._whole, self._handles(view), copy)]}
         return {
             number: [
-                self._kernels.arm(prepared, self._operands_of(each, view, copy))
-                for each, prepared in launches
+                self._kernels.arm(prepared, self._operands_of(launch, view, copy))
+                for launch, prepared in launches
             ]
             for number, launches in self._gated.items()
             if number not in self.native
         }
 
     def _set(self, view: View, copy: int, addresses: list[int], pitches: list[int]) -> None:
-        """Give native code the launches for matrices of such a layout."""
+        """Pass native code the launches for matrices of this layout."""
         from ficco import _native
 
         layout = (*(self._layout or ()), *(a % _ALIGN for a in addresses), *pitches)
         try:
-            found = self._specs.get(layout)
-            if found is None:
-                found = self._specs[layout] = self._described(view, copy)
-            for number, specs in found.items():
+            specs_by_work = self._specs.get(layout)
+            if specs_by_work is None:
+                specs_by_work = self._specs[layout] = self._described(view, copy)
+            for number, specs in specs_by_work.items():
                 work = self._works[number]
                 self._program.set_launches(
                     number, work.row, work.mark, [spec.native for spec in specs]
                 )
-            self._use(frozenset(found))
+            self._use(frozenset(specs_by_work))
         except InputError:
             raise
         except (EngineError, ValueError, _native.GpuError) as reason:
@@ -209,56 +207,58 @@ class Launches:
         self.native, self.state = native, object()
 
     def _described(self, view: View, copy: int) -> dict[int, list[LaunchSpec]]:
-        found: dict[int, list[LaunchSpec]] = {}
+        specs_by_work: dict[int, list[LaunchSpec]] = {}
         for number, launches in self._gated.items():
             specs = [
                 self._kernels.described(
-                    prepared, self._operands_of(each, view, copy), self._places_of(each)
+                    prepared, self._operands_of(launch, view, copy), self._places_of(launch)
                 )
-                for each, prepared in launches
+                for launch, prepared in launches
             ]
-            found[number] = [spec for spec in specs if spec is not None]
+            specs_by_work[number] = [spec for spec in specs if spec is not None]
         if self._whole is not None:
             operands, places = self._handles(view), self._one_kernel(self._place_of)
-            found[0] = [self._kernels.described_one_kernel(self._whole, operands, places)]
-        for number, each in self._sums.items():
-            spec = self._described_sum(each, view)
-            found[number] = [] if spec is None else [spec]
-        return found
+            specs_by_work[0] = [self._kernels.described_one_kernel(self._whole, operands, places)]
+        for number, total in self._sums.items():
+            spec = self._described_sum(total, view)
+            specs_by_work[number] = [] if spec is None else [spec]
+        return specs_by_work
 
     def _one_kernel(self, of: Callable[[Region], Any]) -> OneKernelOperands:
-        """Return something of every matrix of a plan that is one kernel."""
-        found = self._matrices
+        """Return `of` applied to every matrix of a plan that is one kernel."""
+        regions = self._matrices
         outputs = [
             OneKernelOutput(
-                of(found[each.w]), of(found[each.bias]) if each.bias else None, of(found[each.y])
+                of(regions[names.w]),
+                of(regions[names.bias]) if names.bias else None,
+                of(regions[names.y]),
             )
-            for each in self._outputs
+            for names in self._outputs
         ]
         return OneKernelOperands(
-            of(found["x"]), outputs, of(found[self._kept]) if self._kept else None
+            of(regions["x"]), outputs, of(regions[self._kept]) if self._kept else None
         )
 
     def _handles(self, view: View) -> OneKernelOperands:
-        found = self._one_kernel(view)
+        operands = self._one_kernel(view)
         outputs = [
-            output._replace(w=output.w.T) if each.turned else output
-            for each, output in zip(self._outputs, found.outputs, strict=True)
+            output._replace(w=output.w.T) if names.turned else output
+            for names, output in zip(self._outputs, operands.outputs, strict=True)
         ]
-        return found._replace(outputs=outputs)
+        return operands._replace(outputs=outputs)
 
-    def _described_sum(self, each: Sum, view: View) -> LaunchSpec | None:
-        bias = each.bias
+    def _described_sum(self, total: Sum, view: View) -> LaunchSpec | None:
+        bias = total.bias
         operands = SumOperands(
-            view(each.slots), view(each.own), None if bias is None else view(bias),
-            view(each.target),
+            view(total.slots), view(total.own), None if bias is None else view(bias),
+            view(total.target),
         )  # fmt: skip
         places = SumOperands(
-            self._place_of(each.slots), self._place_of(each.own),
-            None if bias is None else self._place_of(bias), self._place_of(each.target),
+            self._place_of(total.slots), self._place_of(total.own),
+            None if bias is None else self._place_of(bias), self._place_of(total.target),
         )  # fmt: skip
         return self._kernels.described_sum(
-            operands, places, each.number, each.distance, each.own_at
+            operands, places, total.number, total.distance, total.own_at
         )
 
     def _operands_of(self, launch: Launch, view: View, copy: int) -> GatedOperands:

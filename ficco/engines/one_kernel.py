@@ -1,4 +1,4 @@
-"""Plans that are one kernel: which they are, what the kernel reads, and what comes before it."""
+"""Plans that are one kernel: their detection, the kernel's table, and the products before it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["is_one_launch", "made_before", "table_of"]
 
 
 def is_one_launch(plan: RankPlan) -> bool:
-    """Whether one kernel runs a rank's plan: by transport "sm" even the handshake is in its lane.
+    """Return whether one kernel runs a rank's plan; with transport "sm" also the handshake.
 
-    A rank without rows to store is part of such a call, too.
+    A rank without rows to store takes part in such a call, too.
     """
     one_lane = len({step.lane for step in plan.steps}) == 1
     copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
@@ -24,7 +24,7 @@ def is_one_launch(plan: RankPlan) -> bool:
 
 
 def table_of(plan: RankPlan) -> tuple[OneKernelTable | GatherTable, str]:
-    """Return what a plan's one launch reads, and the output that keeps x, or "" without one."""
+    """Return the table of a plan's one launch, and the output that keeps x, or "" without one."""
     if any(buffer.name == GATHERED for buffer in plan.buffers):
         table = one_kernel_gather_table.table_of(plan)
         return table, table.kept
@@ -32,7 +32,7 @@ def table_of(plan: RankPlan) -> tuple[OneKernelTable | GatherTable, str]:
 
 
 def made_before(plan: RankPlan, table: OneKernelTable | GatherTable | None) -> list[Call]:
-    """Return what of a plan that is one launch is enqueued before it, which reads it in y."""
+    """Return the products that are enqueued before a plan's one launch, which reads them in y."""
     if not isinstance(table, OneKernelTable) or not is_made_before(table.m, table.twice):
         return []
-    return [whole_product(plan, each) for each in table.outputs]
+    return [whole_product(plan, names) for names in table.outputs]

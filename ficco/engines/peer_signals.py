@@ -1,24 +1,24 @@
-"""How a GPU raises words at its peers: which kinds a driver allows, and a probe that each arrives.
+"""Kinds of signals from a GPU to its peers: those a driver allows, and a probe for each.
 
-A word in the memory of another device is raised in one of two ways:
+A GPU raises a signal word in the memory of another device in one of two ways:
 
     write   a stream memory operation (cuStreamBatchMemOp), many in one driver call
     copy    a copy of four bytes by a copy engine, from a constant in the rank's own memory; on the
             caller's stream, whose commands follow kernels, a kernel stores the words instead
 
 Words of the own device, and of ranks that share it, are always written. NVIDIA supports stream
-writes to a peer's memory up to CUDA 13.0 (NCCL issue 2052). From 13.1 on none is issued, unless
-FICCO_SIGNALS=write asks for it: a write that is not allowed may fault later and end the context.
+writes to a peer's memory up to CUDA 13.0 (NCCL issue 2052). From 13.1 on, ficco issues them only
+with FICCO_SIGNALS=write: a write that is not allowed may fault later and destroy the context.
 
-Where a driver allows both, writes are preferred: calls last as long by either kind (two shapes on 2
-x H100, bench/results/ab), and the shipped profiles and books were measured with writes. Behind a
-copy to each of 1, 3, 7 peers, a call by copies takes the device 0.4 to 1.3, 1.7 to 3.1, 4 to 5 us
-less than by writes, and its host 0.7, 2, 5 to 7 us more. Behind a kernel a stored word takes the
-device 0.9 us more than a written one in a graph and 2.7 us more eagerly; from three words on both
+If a driver allows both, writes are preferred: both kinds give equal call times (two shapes on 2 x
+H100, bench/results/ab), and the shipped profiles and books were measured with writes. After a copy
+to each of 1, 3, 7 peers, the device takes 0.4 to 1.3, 1.7 to 3.1, 4 to 5 us less by copies than by
+writes, and the host 0.7, 2, 5 to 7 us more. After a kernel, the device takes 0.9 us more for a
+stored word than for a written one in a graph, and 2.7 us more eagerly. From three words on, both
 kinds store (bench/results/signals_h100x2.json).
 
 When a group opens, every rank sends data and signals to every peer over the group's own windows,
-by calls and by a graph. The first kind by which all of them arrive is used.
+by calls and by a graph. The first kind that arrives at all peers is used.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ _log = logging.getLogger("ficco")
 _KINDS = ("write", "copy")
 _PREFERRED = "write"  # where a driver allows both
 _LAST_WITH_WRITES = 13000  # the newest version of CUDA that supports stream writes to peers
-_WITHIN_S = 2.0  # for all to arrive
+_WITHIN_S = 2.0  # time limit for all signals of a probe
 _MISSING = (
     "",
-    "the signal behind the data did not arrive",
+    "the signal after the data did not arrive",
     "the signal arrived before its data",
-    "the signal that is raised behind kernels did not arrive",
+    "the signal after kernels did not arrive",
 )
 _ROUNDS = ("by calls", "captured into a graph")
 
 
 class SignalsRefused(DevicesRefused):
-    """No kind of signal reaches all peers. All ranks raise it alike."""
+    """No kind of signal reaches all peers. All ranks raise this error."""
 
 
 def allowed_kinds() -> tuple[str, ...]:
-    """Return the kinds of signals that may be tried on this driver, the preferred one first.
+    """Return the kinds of signals to try on this driver, the preferred one first.
 
     Raises:
-        InputError: FICCO_SIGNALS names no kind.
+        InputError: FICCO_SIGNALS names an unknown kind.
         GpuError: there is no driver.
     """
-    asked = os.environ.get("FICCO_SIGNALS", "")
-    if asked and asked not in _KINDS:
+    requested = os.environ.get("FICCO_SIGNALS", "")
+    if requested and requested not in _KINDS:
         raise InputError(
-            f"FICCO_SIGNALS={asked!r} is no kind of signal; set it to 'write' or 'copy', or unset "
-            "it to let ficco choose"
+            f"FICCO_SIGNALS={requested!r} is no kind of signal; set it to 'write' or 'copy', or "
+            "unset it to let ficco choose"
         )
-    if asked:
-        return (asked,)
+    if requested:
+        return (requested,)
     if _native.cuda_driver_version() > _LAST_WITH_WRITES:
         return ("copy",)
     return (_PREFERRED, *(kind for kind in _KINDS if kind != _PREFERRED))
@@ -77,20 +77,20 @@ def writable_words(kind: str, devices: Sequence[Any], rank: int) -> list[bool]:
 
     Args:
         kind: "write" or "copy".
-        devices: of every rank, in a form by which all processes name a device alike.
-        rank: this one.
+        devices: device of every rank, by a name that is the same in all processes.
+        rank: this rank.
     """
     return [kind == "write" or device == devices[rank] for device in devices]
 
 
 class Probe:
-    """One rank's part in finding out whether a kind of signal arrives.
+    """One rank's part in the test of whether a kind of signal arrives.
 
     Args:
-        device: of the rank, as the driver counts.
-        bases: address of every rank's window, zeroed; what lies in them is overwritten.
-        layout: of the windows.
-        rank: this one.
+        device: the driver's number of the rank's device.
+        bases: address of every rank's window, zeroed; the probe overwrites the contents.
+        layout: layout of the windows.
+        rank: this rank.
         writable: see `writable_words`.
     """
 
@@ -104,7 +104,7 @@ class Probe:
         self._native = _native.GpuProbe(_native.open_cuda(device), window, rank)
 
     def send(self, value: int) -> str:
-        """Send to every peer; return what the driver refused, or nothing."""
+        """Send to every peer; return the driver's error, or ""."""
         try:
             self._native.send(value)
         except _native.GpuError as error:
@@ -112,11 +112,11 @@ class Probe:
         return ""
 
     def look(self, value: int) -> str:
-        """Return what did not arrive here in time, or nothing."""
+        """Return which signal did not arrive here in time, or ""."""
         try:
             arrived = self._native.look(value, _WITHIN_S)
         except _native.GpuError as error:
-            return f"rank {self._rank} could not look: {error}"
+            return f"rank {self._rank} could not read its window: {error}"
         for sender, rounds in enumerate(arrived):
             for what, state in zip(_ROUNDS, rounds, strict=True):
                 if state:
@@ -130,21 +130,21 @@ def first_that_arrives(
     """Return the first kind of signal that reaches all peers.
 
     Args:
-        kinds: that may be tried, in this order; equal on all ranks.
-        complaints: probes a kind with a value and returns what every rank says of it; a collective
-            call where ranks are processes.
+        kinds: the kinds to try, in this order; equal on all ranks.
+        complaints: probes a kind with a value and returns one message per rank; a collective call
+            if ranks are processes.
 
     Raises:
-        SignalsRefused: none does.
+        SignalsRefused: no kind does.
     """
-    said = []
+    reasons = []
     for value, kind in enumerate(kinds, start=1):
-        found = next((text for text in complaints(kind, value) if text), "")
-        if not found:
+        complaint = next((text for text in complaints(kind, value) if text), "")
+        if not complaint:
             return kind
-        said.append(f"kind {kind!r}: {found}")
-        _log.warning("signals of kind %r are not used: %s", kind, found)
+        reasons.append(f"kind {kind!r}: {complaint}")
+        _log.warning("signals of kind %r are not used: %s", kind, complaint)
     raise SignalsRefused(
-        f"signals do not reach all GPUs of the group ({', '.join(said)}); check peer access with "
-        "`nvidia-smi topo -p2p r`, or name GPUs that one switch connects by CUDA_VISIBLE_DEVICES"
+        f"signals do not reach all GPUs of the group ({', '.join(reasons)}); check peer access with"
+        " `nvidia-smi topo -p2p r`, or set CUDA_VISIBLE_DEVICES to GPUs that one switch connects"
     )

@@ -1,7 +1,7 @@
-"""Windows for all GPUs of one process, which reach each other by peer access.
+"""Windows for all GPUs of one process, which access each other's memory by peer access.
 
-What happens once (contexts, peer access, memory) is here, over cuda-python; what happens in every
-call is the native core's.
+This module does the one-time setup (contexts, peer access, memory) over cuda-python. The native
+core does the work of every call.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _OUT_OF_MEMORY, _NO_PEER_ACCESS, _REACHED_ALREADY = 2, 217, 704
 
 
 def new_group(world: int, timeout_s: float) -> Group:
-    """Return what says which rank of a process has failed; its own windows are not used."""
+    """Return a group that tracks failed ranks of a process; its own windows are not used."""
     return Group(world, timeout_s, None)
 
 
 class Peers:
-    """The devices of one process, a rank each, that reach each other's memory.
+    """The devices of one process, one per rank, with access to each other's memory.
 
-    Their primary contexts, which all libraries share, are kept until `close`.
+    Their primary contexts, which all libraries share, are retained until `close`.
 
     Args:
-        devices: the device of each rank, as the driver counts; all different.
+        devices: the driver's number of each rank's device; all different.
 
     Raises:
-        EngineError: there are too few devices, two cannot reach each other, cuda-bindings is
-            missing, or the driver refuses.
+        EngineError: there are too few devices, two have no peer access, cuda-bindings is missing,
+            or a driver call fails.
     """
 
     def __init__(self, devices: Sequence[int]) -> None:
@@ -69,8 +69,8 @@ class Peers:
 
     def _open(self) -> None:
         what = f"opening the devices {list(self.devices)}"
-        _call("cuInit", 0, asked=what)
-        count = int(_call("cuDeviceGetCount", asked=what))
+        _call("cuInit", 0, task=what)
+        count = int(_call("cuDeviceGetCount", task=what))
         if len(set(self.devices)) != self.world:
             raise EngineError(f"{what}: every rank needs a device of its own; name each once")
         if not all(0 <= device < count for device in self.devices):
@@ -78,10 +78,10 @@ class Peers:
                 f"{what}: {count} devices found; use fewer ranks, or let CUDA_VISIBLE_DEVICES name "
                 "more devices"
             )
-        handles = [_call("cuDeviceGet", device, asked=what) for device in self.devices]
+        handles = [_call("cuDeviceGet", device, task=what) for device in self.devices]
         self._check_pairs(handles)
         for device in handles:
-            self._contexts.append(_call("cuDevicePrimaryCtxRetain", device, asked=what))
+            self._contexts.append(_call("cuDevicePrimaryCtxRetain", device, task=what))
         for rank in range(self.world):
             with self.current(rank):
                 for peer in range(self.world):
@@ -92,8 +92,8 @@ class Peers:
         unreached = []
         for device, own in zip(self.devices, handles, strict=True):
             for other, peer in zip(self.devices, handles, strict=True):
-                asked = f"asking whether device {device} reaches device {other}"
-                if device != other and not _call("cuDeviceCanAccessPeer", own, peer, asked=asked):
+                task = f"querying peer access of device {device} to device {other}"
+                if device != other and not _call("cuDeviceCanAccessPeer", own, peer, task=task):
                     unreached.append(f"{device} to {other}")
         if unreached:
             raise _no_access(unreached)
@@ -108,64 +108,64 @@ class Peers:
 
     @contextmanager
     def current(self, rank: int) -> Iterator[None]:
-        """Make a rank's context current on this thread while inside."""
+        """Make a rank's context current on this thread inside the block."""
         what = f"using device {self.devices[rank]}"
-        _call("cuCtxPushCurrent", self._contexts[rank], asked=what)
+        _call("cuCtxPushCurrent", self._contexts[rank], task=what)
         try:
             yield
         finally:
-            _call("cuCtxPopCurrent", asked=what)
+            _call("cuCtxPopCurrent", task=what)
 
     def synchronize(self, rank: int) -> None:
-        """Wait until a rank's device has done all that was enqueued on it.
+        """Wait until a rank's device has completed all enqueued work.
 
         Raises:
             EngineError: the device has failed, or a graph is being captured.
         """
         with self.current(rank):
-            _call("cuCtxSynchronize", asked=f"waiting for device {self.devices[rank]}")
+            _call("cuCtxSynchronize", task=f"waiting for device {self.devices[rank]}")
 
     def capturing(self, rank: int, stream: int) -> bool:
-        """Return whether a stream of a rank's device is captured into a graph."""
+        """Return whether a stream of a rank's device is being captured into a graph."""
         with self.current(rank):
-            asked = f"asking whether a stream of device {self.devices[rank]} is captured"
-            return int(_call("cuStreamIsCapturing", stream, asked=asked)) != 0
+            task = f"querying the capture of a stream of device {self.devices[rank]}"
+            return int(_call("cuStreamIsCapturing", stream, task=task)) != 0
 
     def close(self) -> None:
-        """Give the contexts back; they live on where others use them."""
+        """Release the contexts; they stay alive if other users have retained them."""
         while self._contexts:
             self._contexts.pop()
             device = self.devices[len(self._contexts)]
-            _call("cuDevicePrimaryCtxRelease", device, asked=f"giving device {device} back")
+            _call("cuDevicePrimaryCtxRelease", device, task=f"releasing device {device}")
 
 
 class PeerWindows:
-    """A window and a mailbox on every rank's device, in their first state.
+    """A window and a mailbox on every rank's device, in their initial state.
 
-    That is: no data, every `free` raised, all of the mailbox vacant.
+    Initially there is no data, every `free` is raised, and the whole mailbox is vacant.
 
-    They are freed by `close`, or when nobody holds them any more.
+    The memory is freed by `close`, or with the last reference.
 
     Args:
         peers: the devices.
-        room: of one copy.
-        signals: the kind of signals that is known to arrive; None: a probe finds it out.
+        sizes: bytes of one copy.
+        signals: the kind of signals that is known to arrive; None: a probe decides.
 
     Attributes:
         signals: the kind of signals, see `ficco.engines.peer_signals`.
-        bases: address of every rank's memory, laid out as `Layout` says.
-        room: of one copy, as it was rounded up.
+        bases: address of every rank's memory, laid out by `Layout`.
+        sizes: bytes of one copy, rounded up.
 
     Raises:
-        EngineError: a device has too little memory, the driver refuses, or signals do not arrive.
+        EngineError: a device has too little memory, a driver call fails, or signals do not arrive.
     """
 
     def __init__(self, peers: Peers, sizes: WindowBytes, signals: str | None = None) -> None:
         self._layout = Layout(sizes)
         self.sizes = self._layout.sizes
         self._bases: list[int] = []
-        self._end = weakref.finalize(self, _free_unasked, peers, self._bases)
-        self._end.atexit = False  # the process's end frees them
+        self._end = weakref.finalize(self, _free_silently, peers, self._bases)
+        self._end.atexit = False  # the end of the process frees the memory
         self._peers = peers
         try:
             for rank in range(peers.world):
@@ -181,14 +181,14 @@ class PeerWindows:
     def _add(self, rank: int) -> None:
         size = self._layout.size
         with self._peers.current(rank):
-            asked = f"a window of {size} bytes on device {self._peers.devices[rank]}"
-            base = int(_call("cuMemAlloc", size, asked=asked))
+            task = f"a window of {size} bytes on device {self._peers.devices[rank]}"
+            base = int(_call("cuMemAlloc", size, task=task))
             self._bases.append(base)
-            _call("cuMemsetD8", base, 0, size, asked=asked)
+            _call("cuMemsetD8", base, 0, size, task=task)
         self._peers.synchronize(rank)  # fills are asynchronous
 
     def _probed(self) -> str:
-        """Return the kind of signals that reaches all devices; windows are zeros before it."""
+        """Return the kind of signals that reaches all devices; windows must be zeroed."""
         peers, kinds = self._peers, allowed_kinds()
         if peers.world == 1:
             return kinds[0]
@@ -201,41 +201,41 @@ class PeerWindows:
                 )
                 for rank, device in enumerate(peers.devices)
             ]  # fmt: skip
-            refused = [probe.send(value) for probe in probes]
-            return refused if any(refused) else [probe.look(value) for probe in probes]
+            errors = [probe.send(value) for probe in probes]
+            return errors if any(errors) else [probe.look(value) for probe in probes]
 
         return first_that_arrives(kinds, complaints)
 
     def _fill(self, rank: int) -> None:
-        """Bring a window into its first state."""
+        """Bring a window into its initial state."""
         peers, layout, base = self._peers, self._layout, self._bases[rank]
-        asked = f"filling a window on device {peers.devices[rank]}"
+        task = f"filling a window on device {peers.devices[rank]}"
         with peers.current(rank):
-            _call("cuMemsetD8", base, 0, layout.size, asked=asked)
+            _call("cuMemsetD8", base, 0, layout.size, task=task)
             first = 4 * signal_place(Signal(rank, "free", 0))
             for copy in range(COPIES):
                 place = base + copy * WORDS_BYTES + first
-                _call("cuMemsetD32", place, 1, peers.world, asked=asked)
+                _call("cuMemsetD32", place, 1, peers.world, task=task)
             mail = (layout.size - layout.mail_data) // 4
-            _call("cuMemsetD32", base + layout.mail_data, VACANT, mail, asked=asked)
+            _call("cuMemsetD32", base + layout.mail_data, VACANT, mail, task=task)
         peers.synchronize(rank)
 
     def view(self, rank: int) -> Window:
-        """Return the windows as a rank's engine takes them; it keeps them."""
+        """Return a rank's view of the windows; the view keeps their memory."""
         writable = writable_words(self.signals, self._peers.devices, rank)
         return Window(self.bases, rank, self.sizes, self, writable)
 
     def close(self) -> None:
-        """Wait for all devices, then free the windows; again it does nothing.
+        """Wait for all devices, then free the windows; a second call does nothing.
 
         Raises:
-            EngineError: a device has failed; what could be freed is freed.
+            EngineError: a device has failed; the windows of the others are freed.
         """
         if self._end.detach() is not None:
             _free(self._peers, self._bases)
 
     def leave(self) -> None:
-        """Never free the windows: a device does not stop to use them."""
+        """Never free the windows, because a device still uses them."""
         self._end.detach()
 
 
@@ -251,15 +251,15 @@ def _free(peers: Peers, bases: list[int]) -> None:
         rank = len(bases)
         try:
             with peers.current(rank):
-                _call("cuMemFree", base, asked=f"freeing a window on device {peers.devices[rank]}")
+                _call("cuMemFree", base, task=f"freeing a window on device {peers.devices[rank]}")
         except EngineError as error:
             errors.append(error)
     if errors:
         raise errors[0]
 
 
-def _free_unasked(peers: Peers, bases: list[int]) -> None:
-    with contextlib.suppress(EngineError):  # nobody is there to be told
+def _free_silently(peers: Peers, bases: list[int]) -> None:
+    with contextlib.suppress(EngineError):  # a finalizer has no caller to report to
         _free(peers, bases)
 
 
@@ -273,7 +273,7 @@ def _no_access(pairs: Sequence[str]) -> EngineError:
 
 
 def _status(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """Call the driver; return its status, then what it returns."""
+    """Call a driver function; return its status, then its results."""
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as missing:
@@ -281,22 +281,22 @@ def _status(name: str, *arguments: Any) -> tuple[Any, ...]:
             f"GPUs of one process need cuda-bindings ({missing}); pip install 'ficco[cuda]'"
         ) from missing
     try:
-        found: tuple[Any, ...] = getattr(driver, name)(*arguments)
+        results: tuple[Any, ...] = getattr(driver, name)(*arguments)
     except RuntimeError as missing:  # there is no driver, or it has no such function
         raise EngineError(f"{name}: {missing}; install a newer NVIDIA driver") from missing
-    return found
+    return results
 
 
-def _call(name: str, *arguments: Any, asked: str) -> Any:
-    """Call the driver; return what it returns, a single thing, or raise EngineError."""
-    status, *found = _status(name, *arguments)
+def _call(name: str, *arguments: Any, task: str) -> Any:
+    """Call a driver function; return its first result, or raise EngineError."""
+    status, *results = _status(name, *arguments)
     if int(status) != 0:
-        raise _refused(asked, name, status)
-    return found[0] if found else None
+        raise _refused(task, name, status)
+    return results[0] if results else None
 
 
-def _refused(asked: str, call: str, status: Any) -> EngineError:
+def _refused(task: str, call: str, status: Any) -> EngineError:
     remedy = "if the device has failed, start a new process"
     if int(status) == _OUT_OF_MEMORY:
         remedy = "free memory of that device, or run a smaller problem"
-    return EngineError(f"{asked}: {call} answers {status.name} ({int(status)}); {remedy}")
+    return EngineError(f"{task}: {call} answers {status.name} ({int(status)}); {remedy}")

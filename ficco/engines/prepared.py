@@ -1,8 +1,9 @@
-"""Calls of matrices that lie as those of an earlier call did: nothing but addresses is looked at.
+"""Prepared calls: repeated calls with matrices of an earlier layout, which read only addresses.
 
-What a call costs the host is Python's for the larger part; this is the shorter way, for calls that
-native code launches whole. A front end remembers a call, and weakly its PreparedCall; the runtime
-keeps that beside the bound plan, so that it goes with the plan, when windows grow, say.
+Most of a call's host time is spent in Python. A prepared call is a shorter path for calls that
+native code launches whole. A front end stores a call, with a weak reference to its PreparedCall.
+The runtime stores the PreparedCall with the bound plan, so that both end together, for example
+when windows grow.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ __all__ = ["PreparedCall"]
 
 
 class PreparedCall:
-    """A call of a bound plan, to be made again with other matrices, laid out as its own were.
+    """A call of a bound plan that can be repeated with other matrices of the same layout.
 
-    To be held weakly by whoever does not hold the plan, whose window it keeps.
+    It keeps the plan's window, so callers that do not hold the plan must reference it weakly.
 
     Args:
         program: the plan's native program.
-        launches: the plan's.
-        compute: the library whose matrices they are.
-        arrays: matrices by name, in the order in which `run` is told where others begin.
-        numbers: slots of what is given or allocated for a call, by name; not all has one.
-        count: how many slots there are, with those of windows.
-        workspaces: what may be allocated for a call.
-        window: the plan's.
-        before: enqueues what the library makes before the launch, given the call's matrices by
-            name; None: there is nothing.
+        launches: the plan's launches.
+        compute: the library of the matrices.
+        arrays: matrices by name, in the order of the addresses that `run` takes.
+        numbers: slots, by name, of buffers that are passed or allocated; some have none.
+        count: number of slots, with those of windows.
+        workspaces: buffers that may be allocated for a call.
+        window: the plan's window.
+        before: enqueues the library's products before the launch, from the call's matrices by
+            name; None if there are none.
 
     Attributes:
         window, before: as above.
-        call: for the runtime, which keeps there whose call it is.
+        call: the call that this belongs to; set by the runtime.
     """
 
     __slots__ = (
@@ -44,7 +45,7 @@ class PreparedCall:
         "_workspaces", "before", "call", "window",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0913 - a call has as many facts
+    def __init__(  # noqa: PLR0913 - a call needs all of them
         self,
         program: Any,
         launches: Launches,
@@ -59,7 +60,7 @@ class PreparedCall:
         self._program, self._launches, self._compute = program, launches, compute
         self._slots = [numbers.get(name, -1) for name in arrays]
         self._workspaces = [(b, numbers[b.name]) for b in workspaces if b.name in numbers]
-        addresses, self._pitches = [0] * count, [0] * count  # bytes; windows' are not looked at
+        addresses, self._pitches = [0] * count, [0] * count  # pitches in bytes; unused for windows
         for buffer, slot in self._workspaces:
             self._pitches[slot] = buffer.cols * ELEMENT_BYTES[buffer.dtype]
         for name, slot in zip(arrays, self._slots, strict=True):
@@ -72,7 +73,7 @@ class PreparedCall:
 
     @property
     def stale(self) -> bool:
-        """Whether the plan launches kernels for matrices that lie otherwise now."""
+        """Whether the plan now launches kernels for matrices of another layout."""
         return self._launches.state is not self._state
 
     def run(
@@ -82,34 +83,37 @@ class PreparedCall:
         stream: int,
         matrices: Mapping[str, Any],
     ) -> bool:
-        """Enqueue a call on a stream of the current device; False: nothing is, it needs a look.
+        """Enqueue a call on a stream of the current device.
 
         Args:
-            addresses: of the matrices, in the order of the slots.
+            addresses: addresses of the matrices, in the order of the slots.
             copy: the window copy of this call.
-            stream: the library's current one, as the driver knows it.
-            matrices: by name, if something is made `before` the launch; else empty.
+            stream: driver handle of the library's current stream.
+            matrices: by name, if `before` is set; else empty.
+
+        Returns:
+            False if nothing was enqueued and the call must take the full path.
 
         Raises:
-            RuntimeError: the group has failed; nothing was enqueued that waits or is sent.
-            GpuError: the driver refuses something; the group has failed then.
+            RuntimeError: the group has failed; no wait and no send was enqueued.
+            GpuError: a driver call failed; the group has then failed, too.
         """
         if self._launches.state is not self._state:
             return False
-        given = [0] * len(self._pitches)
+        by_slot = [0] * len(self._pitches)
         for slot, address in zip(self._slots, addresses, strict=True):
             if slot >= 0:
-                given[slot] = address
-        made = []  # in stream order it is used until the call has ended
+                by_slot[slot] = address
+        workspaces = []  # kept until the call is enqueued; stream order protects them afterwards
         for buffer, slot in self._workspaces:
-            made.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
-            given[slot] = self._compute.place(made[-1])[0]
+            workspaces.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
+            by_slot[slot] = self._compute.place(workspaces[-1])[0]
         if self.before is not None:
-            if not self._program.can_call_prepared(stream, given, self._pitches):
+            if not self._program.can_call_prepared(stream, by_slot, self._pitches):
                 return False
             self.before(matrices)
         try:
-            return bool(self._program.call_prepared(copy, stream, given, self._pitches))
+            return bool(self._program.call_prepared(copy, stream, by_slot, self._pitches))
         except BaseException:
             self._program.abandon()
             raise

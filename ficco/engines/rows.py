@@ -1,7 +1,7 @@
-"""A rank's plan as rows of numbers for the native core, and what of it is left to Python.
+"""A rank's plan as rows of numbers for the native core, and the compute that Python runs.
 
-Every engine reads the same rows; they are described at `Program` in ficco/_native.pyi. Rows stand
-in submission order and are cut into segments by the compute steps, which a library enqueues.
+All engines use the same rows; `Program` in ficco/_native.pyi describes them. Rows are in submission
+order. Compute steps, which a library enqueues, divide the rows into segments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PADDING = (0,) * 11
 
 
 class Row(NamedTuple):
-    """A row of the trace: a step, or a part of a gated one, or that part's waits and signals."""
+    """A row of the trace: a step, a part of a gated step, or the waits or signals of a part."""
 
     name: str
     step: Step
@@ -46,9 +46,10 @@ class Row(NamedTuple):
 
 
 def trace_rows(plan: RankPlan) -> list[Row]:
-    """Return the rows of a plan's trace: its steps, then what each has besides.
+    """Return the rows of a plan's trace: its steps, then the extra rows of each step.
 
-    Waiting for other steps is no part of what a step lasts; a part waits, works, signals.
+    The wait of a step for other steps is a row of its own. Each part has a row for its wait, its
+    work and its signals.
     """
     rows = [Row(step.id, step, step.kind) for step in plan.steps]
     for step in plan.steps:
@@ -63,7 +64,7 @@ def trace_rows(plan: RankPlan) -> list[Row]:
 
 
 class Work(NamedTuple):
-    """A compute step, or one part of a gated one, that Python runs between two segments."""
+    """A compute step, or one part of a gated step, that Python runs between two segments."""
 
     row: int  # in the trace
     step: Step
@@ -72,13 +73,13 @@ class Work(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A plan as an engine binds it.
+    """A plan in the form that an engine binds.
 
     Attributes:
         ops: [count, 16], sorted by segment.
         windows: [count, 4]: slot, rank, byte offset, pitch.
-        slots: (rank, buffer) -> number of the slot.
-        works: compute, one between every two segments.
+        slots: (rank, buffer) -> slot number.
+        works: compute, one work between every two segments.
     """
 
     ops: npt.NDArray[np.int64]
@@ -104,15 +105,16 @@ def encode(
     """Turn a plan into rows.
 
     Args:
-        plan: of one rank.
-        lanes: number of each native lane; steps of other lanes run on the caller's.
-        link: paced links, whose latency goes into rows of copies; None: they are not paced.
-        at_once: whether native lanes get all their rows in the first segment. They are threads
-            then, and find out by themselves what they come after; streams get theirs in the plan's
-            order.
-        one_launch: whether a gated step is one piece of work, which awaits and raises its signals
-            by itself; else its parts are, between rows that do so. What kernels work on has slots.
-        within: ids of steps that such work does, which have no rows.
+        plan: the plan of one rank.
+        lanes: number of each native lane; steps of other lanes run on the caller's lane.
+        link: the paced link, whose latency goes into rows of copies; None: links are not paced.
+        at_once: whether native lanes get all their rows in the first segment. Such lanes are
+            threads, which wait for their dependencies by themselves. Streams get their rows in the
+            plan's order.
+        one_launch: whether a gated step is one work, which waits for and raises its signals by
+            itself, and whose buffers have slots. Otherwise each part is a work, between rows that
+            wait and raise.
+        within: ids of steps that such work performs; they get no rows.
 
     Raises:
         EngineError: compute on another rank's buffers.
@@ -123,9 +125,9 @@ def encode(
 
 
 def encode_whole(plan: RankPlan) -> Encoded:
-    """Return a plan that one kernel runs: one piece of work, and what the kernel waits for.
+    """Encode a plan that one kernel runs: one work, and the signals that the kernel waits for.
 
-    The work is known by the first step that computes. Mailboxes are the kernel's own affair.
+    The work takes the trace row of the first compute step. The kernel handles mailboxes itself.
     """
     encoder = _Encoder(plan, {}, None)
     for buffer in plan.buffers:
@@ -141,9 +143,9 @@ def encode_whole(plan: RankPlan) -> Encoded:
 
 
 class _Encoder:
-    """Rows under construction, flat, and the segment that rows of the caller's lane go to.
+    """Builder of flat rows; tracks the segment that rows of the caller's lane go to.
 
-    Rows are made for every new shape, so this is written for speed: one tuple a row.
+    Rows are built for every new shape, so this is written for speed: one tuple per row.
     """
 
     def __init__(self, plan: RankPlan, lanes: dict[str, int], link: Link | None) -> None:
@@ -152,7 +154,7 @@ class _Encoder:
         self.at_once = self.one_launch = False
         self.within: Collection[str] = ()
         self.ahead: list[int] = []  # rows that are submitted at once
-        self.rows: list[int] = []  # the others, in order
+        self.rows: list[int] = []  # the other rows, in order
         self.segment = 0
         self.slots: dict[tuple[int, str], int] = {}
         self.works: list[Work] = []
@@ -161,8 +163,8 @@ class _Encoder:
         """Return all rows."""
         steps = self.plan.steps
         index_of = {step.id: i for i, step in enumerate(steps)}
-        awaited = {index_of[other] for step in steps for other in step.after}
-        extra = len(steps)  # the next row of the trace that is no step of its own
+        dependencies = {index_of[other] for step in steps for other in step.after}
+        extra = len(steps)  # the next trace row that is not a step
         for i, step in enumerate(steps):
             if step.id in self.within:
                 continue
@@ -171,7 +173,7 @@ class _Encoder:
                 rows, segment = self._place(lane)
                 rows += (segment, lane, _AFTER, extra, index_of[other], *_PADDING)
             extra += bool(step.after)
-            mark = i if i in awaited else -1
+            mark = i if i in dependencies else -1
             if step.parts and self.one_launch:
                 self._launch(i, step, extra, mark)
                 extra += 3 * len(step.parts)
@@ -198,12 +200,12 @@ class _Encoder:
         return self.finished()
 
     def finished(self) -> Encoded:
-        """Return the rows so far."""
+        """Return all rows added so far."""
         flat = np.frombuffer(array("q", self.ahead + self.rows), np.int64)
         return Encoded(flat.reshape(-1, _COLUMNS), self._windows(), self.slots, self.works)
 
     def expect(self, index: int, signals: tuple[Signal, ...], kind: int = _EXPECT) -> None:
-        """Add that the work which follows waits for signals by itself."""
+        """Record that the next work waits for signals by itself."""
         self._signals(INLINE, kind, index, signals)
 
     def _place(self, lane: int) -> tuple[list[int], int]:
@@ -215,15 +217,15 @@ class _Encoder:
     def _windows(self) -> npt.NDArray[np.int64]:
         places, _ = window_places(self.plan.buffers)
         pitch = {b.name: b.cols * self.item[b.name] for b in self.plan.buffers}
-        found = [
+        windows = [
             (slot, rank, places[name], pitch[name])
             for (rank, name), slot in self.slots.items()
             if name in places
         ]
-        return np.array(found, np.int64).reshape(-1, 4)
+        return np.array(windows, np.int64).reshape(-1, 4)
 
     def _launch(self, index: int, step: Step, extra: int, mark: int) -> None:
-        """Add a gated step as one piece of work, and what it waits for, each signal once."""
+        """Add a gated step as one work, and the signals that it waits for, without duplicates."""
         known: set[Signal] = set()
         for number, part in enumerate(step.parts):
             self._name(regions_of(part))
@@ -233,13 +235,13 @@ class _Encoder:
         self._work(Work(index, step, step, mark))
 
     def _name(self, regions: list[Region]) -> None:
-        """Give the buffers of regions slots, for kernels that native code launches."""
+        """Assign slots to the buffers of regions, for kernels that native code launches."""
         for region in regions:
             self.slots.setdefault((region.rank, region.buffer), len(self.slots))
 
     def _work(self, work: Work) -> None:
         parts = work.step.parts if work.work is work.step else ()
-        for region in (r for each in (work.work, *parts) for r in regions_of(each)):
+        for region in (r for item in (work.work, *parts) for r in regions_of(item)):
             if region.rank != self.plan.rank:
                 raise EngineError(
                     f"step {work.step.id!r} computes on {region}; engines compute in their own "

@@ -1,6 +1,6 @@
-"""The host engine's windows in memory that processes share: making it, joining it, who is there.
+"""The host engine's windows in memory shared by processes: creating, joining, state of ranks.
 
-How the processes of a group find each other and pass that memory on is `runtime.rendezvous`'s part.
+`runtime.rendezvous` connects the processes of a group and passes the memory to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Group = _native.Group
 
 
 class RankState(NamedTuple):
-    """What is known of a rank; see `Group.rank_state` in ficco/_native.pyi."""
+    """The known state of a rank; see `Group.rank_state` in ficco/_native.pyi."""
 
     presence: Literal["absent", "here", "closed", "died"]
     age_s: float
@@ -25,14 +25,14 @@ class RankState(NamedTuple):
 
 
 def create(world: int, window_bytes: int) -> int:
-    """Make the memory of a group and return its file descriptor, which the caller closes.
+    """Create the memory of a group and return its file descriptor, which the caller closes.
 
     Args:
         world: number of ranks.
-        window_bytes: of one copy of one window.
+        window_bytes: bytes of one copy of one window.
 
     Raises:
-        MemoryError: it is more than the machine has to spare; the message says how much.
+        MemoryError: the machine has too little memory; the message says how much.
     """
     return _native.create_memory(world, window_bytes)
 
@@ -40,10 +40,10 @@ def create(world: int, window_bytes: int) -> int:
 def join(
     memory: int, world: int, rank: int, window_bytes: int, machine: Machine, timeout_s: float
 ) -> Group:
-    """Take a rank's place in a group's memory; links are paced as `host.new_group` paces them.
+    """Join a group's memory as a rank; links are paced as in `host.new_group`.
 
     Raises:
-        MemoryError: this rank's windows cannot be had.
+        MemoryError: this rank's windows cannot be allocated.
     """
     link = machine.paced_link
     fabric = None
@@ -54,5 +54,5 @@ def join(
 
 
 def state_of(group: Group, rank: int) -> RankState:
-    """Return what is known of a rank now."""
+    """Return the current state of a rank."""
     return RankState(*group.rank_state(rank))

@@ -1,7 +1,7 @@
-"""What a plan launches of ficco's own kernels, worked out without a GPU and before any call.
+"""The launches of ficco's own kernels in a plan, computed without a GPU and before any call.
 
-On arrays without memory, whose addresses and pitches 16 divides where their sizes allow: as those
-of nearly all calls are.
+Arrays have no memory. Their addresses and, if sizes allow, pitches are multiples of 16, as in
+nearly all calls.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
     "whole_launch",
 ]
 
-_ADDRESS = 1 << 40  # that 16 divides, as do all addresses of allocations
+_ADDRESS = 1 << 40  # a multiple of 16, as are all addresses of allocations
 _WORDS = Address(_ADDRESS)
 
 
 class DescribedKernels(OwnKernels):
-    """Works launches out on arrays without memory."""
+    """Computes launches from arrays without memory."""
 
     def __init__(self, capability: int, processors: int) -> None:
         self._arrays = DescribedArrays(capability, processors)
@@ -53,14 +53,14 @@ class DescribedKernels(OwnKernels):
 
 
 def matrix(rows: int, cols: int, dtype: str, turned: bool = False) -> Described:
-    """Return a matrix whose rows, or columns if it is turned, lie one behind another."""
+    """Return a contiguous matrix in row-major order, or column-major if `turned`."""
     if turned:
         return matrix(cols, rows, dtype).T
     return Described(_ADDRESS, (rows, cols), (cols, 1), dtype)
 
 
 def launches_in(plan: RankPlan, kernels: OwnKernels) -> Iterator[Launch]:
-    """Yield all launches of a plan, for either weight layout."""
+    """Yield all launches of a plan, for both weight layouts."""
     if is_one_launch(plan):
         table, _ = table_of(plan)
         for turned in (True, False):
@@ -68,20 +68,20 @@ def launches_in(plan: RankPlan, kernels: OwnKernels) -> Iterator[Launch]:
         return
     yield from gated_launches(plan, kernels, (True, False))
     for step in plan.steps:
-        found = sum_of(step.reads, step.writes[0]) if step.kind == "reduce" else None
-        if found is not None:
+        total = sum_of(step.reads, step.writes[0]) if step.kind == "reduce" else None
+        if total is not None:
             view = _view(plan)
             operands = SumOperands(
-                view(found.slots), view(found.own), found.bias and view(found.bias),
-                view(found.target),
+                view(total.slots), view(total.own), total.bias and view(total.bias),
+                view(total.target),
             )  # fmt: skip
-            launch = kernels.sum_launch(operands, found.number, found.distance, found.own_at)
+            launch = kernels.sum_launch(operands, total.number, total.distance, total.own_at)
             if launch is not None:
                 yield launch
 
 
 def _view(plan: RankPlan) -> Any:
-    """Return what gives a region of a buffer as a matrix."""
+    """Return a function that maps a region of a buffer to a matrix."""
     buffers = {buffer.name: buffer for buffer in plan.buffers}
 
     def view(region: Region) -> Described:
@@ -97,9 +97,9 @@ def _one_kernel(plan: RankPlan, table: Any, kernels: OwnKernels, turned: bool) -
     dtype = table.dtype
     columns = {buffer.name: buffer.cols for buffer in plan.buffers}
     outputs = []
-    for each in table.outputs:
-        n = columns[each.y]
-        bias = matrix(1, n, dtype) if each.bias else None
+    for names in table.outputs:
+        n = columns[names.y]
+        bias = matrix(1, n, dtype) if names.bias else None
         outputs.append(
             OneKernelOutput(matrix(table.k, n, dtype, turned), bias, matrix(table.m, n, dtype))
         )
@@ -116,10 +116,10 @@ def gated_launches(
     """Yield the launches of a plan's gated steps.
 
     Args:
-        plan: of one rank.
-        kernels: work launches out.
-        ways: for each, whether columns of the weights lie one behind another.
-        tile: how to cut them; None: as is best.
+        plan: the plan of one rank.
+        kernels: computes the launches.
+        ways: weight layouts; True: weights are column-major.
+        tile: tile of the products; None: the best tile.
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers}
 
@@ -130,20 +130,20 @@ def gated_launches(
         return matrix(buffer.rows, buffer.cols, buffer.dtype)
 
     for step in plan.steps:
-        for each in launches_of(plan, step) if step.parts else ():
+        for gemm in launches_of(plan, step) if step.parts else ():
             prepared = kernels.prepare(
-                each.parts, each.n, each.k, each.dtype, 1.0, lambda: 0, each.begun
+                gemm.parts, gemm.n, gemm.k, gemm.dtype, 1.0, lambda: 0, gemm.begun
             )
             if tile is not None:
                 table = gated.prepare(
-                    each.parts, each.n, each.k, each.dtype, kernels.arrays(), tile, each.begun
+                    gemm.parts, gemm.n, gemm.k, gemm.dtype, kernels.arrays(), tile, gemm.begun
                 )
                 prepared = prepared._replace(table=table)
             for turned in ways:
                 operands = GatedOperands(
-                    described(each.own), described(each.window),
-                    matrix(each.k, each.n, each.dtype, turned), described(each.bias),
-                    described(each.c), described(each.partial), described(each.recv), _WORDS, 0,
+                    described(gemm.own), described(gemm.window),
+                    matrix(gemm.k, gemm.n, gemm.dtype, turned), described(gemm.bias),
+                    described(gemm.c), described(gemm.partial), described(gemm.recv), _WORDS, 0,
                 )  # fmt: skip
                 launch = kernels.launch_of(prepared, operands)
                 if launch is not None:

@@ -1,4 +1,4 @@
-"""What the memory that a rank has for its peers holds, and where: a window and a mailbox."""
+"""Layout of the memory that a rank shares with its peers: a window and a mailbox."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["COPIES", "LEAST", "WORDS_BYTES", "Layout", "Window"]
 
 COPIES = 2
 WORDS_BYTES = 4 * SIGNALS_PER_COPY  # of one copy of a window
-_MAIL_WORDS_BYTES = 4 * MAX_WORLD  # of one copy of a mailbox: who has entered
+_MAIL_WORDS_BYTES = 4 * MAX_WORLD  # of one copy of a mailbox: the `entered` word of each rank
 _ALIGN = 512
 _RECENT = 128  # plans
-# A mailbox is made with every window, so that the first call of few rows need not grow all of them:
-# for 16 rows of 16384 columns of 16 bits on 8 ranks.
+# Every window gets a mailbox, so that the first call with few rows does not grow the memory. The
+# size fits 16 rows of 16384 columns of 16 bits on 8 ranks.
 LEAST = WindowBytes(0, 4 << 20)
 
 
 class Layout:
-    """Where things lie in the memory that a rank has for its window and its mailbox.
+    """Offsets in the memory that a rank has for its window and its mailbox.
 
-    Words of both copies of the window, its data; then words of both copies of the mailbox, counts,
-    its data.
+    The order is: words of both copies of the window, its data, words of both copies of the mailbox,
+    counts, its data.
 
     Args:
-        room: for the data of one copy.
+        sizes: bytes of the data of one copy.
 
     Attributes:
-        room: as it is rounded up.
+        sizes: rounded up.
         data: offset of the first copy of the window's data.
-        mail_words, counts, mail_data: offsets of the mailbox's parts; of the first copy.
-        size: of all.
+        mail_words, counts, mail_data: offsets of the first copy of each mailbox part.
+        size: total bytes.
     """
 
     def __init__(self, sizes: WindowBytes) -> None:
@@ -50,21 +50,21 @@ class Layout:
 
 
 class Window:
-    """All ranks' windows as one rank sees them, and their mailboxes.
+    """One rank's view of the windows and mailboxes of all ranks.
 
     Args:
-        bases: address of every rank's memory, as `Layout` lays it out.
-        rank: whose view it is.
-        room: of one copy.
-        keep: what holds the memory; it is kept as long as the window.
-        writable: per rank, whether this rank's streams may write to its words; empty: all are.
+        bases: address of every rank's memory, laid out by `Layout`.
+        rank: the rank of the view.
+        sizes: bytes of one copy.
+        keep: owner of the memory; it is kept as long as the window.
+        writable: per rank, whether this rank's streams may write to its words; empty: all.
 
     Attributes:
-        room: of one copy, as it was rounded up.
+        sizes: bytes of one copy, rounded up.
         words, data: addresses of all ranks' words and data, by copy and rank.
-        mail: the same of mailboxes, and where this rank counts calls on its own.
-        held: what graphs of calls on the window use besides; it is kept as long as the window.
-        recent: what the last plans to be bound use; their calls may still be enqueued.
+        mail: addresses of the mailboxes, and of this rank's own call counts.
+        held: objects that captured graphs use; they are kept as long as the window.
+        recent: objects that recently bound plans use; their calls may still be enqueued.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class Window:
 
     @property
     def windows(self) -> OneKernelWindows:
-        """Where windows are, as `mail` says it of mailboxes."""
+        """Addresses of the windows, in the form of `mail`."""
         return OneKernelWindows(self.words, self.data)
 
     def own(self, copy: int) -> int:
-        """Return the address of the data of the own window's copy."""
+        """Return the address of the data of a copy of the own window."""
         return self.data[copy][self.rank]

@@ -1,7 +1,7 @@
-"""A compute step as calls of a library on GPUs: pieces that `grouping` puts together are one call.
+"""A compute step as library calls on GPUs; pieces that `grouping` joins are one call.
 
-What is worked out here once per plan is told to a `DeviceCompute` at every call, with that call's
-arrays. Nothing here knows streams or windows.
+The library calls are computed once per plan. Every call runs them on a `DeviceCompute` with its own
+arrays. Nothing here depends on streams or windows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Call = Callable[[DeviceCompute, View], None]
 
 
 def calls_of(plan: RankPlan, work: Work) -> list[Call]:
-    """Return the library calls of a step of a plan, or of a part of one, in order."""
+    """Return the library calls of a step or of a part of a step, in order."""
     step = work.step
     reads, writes = work.work.reads, work.work.writes
     if step.kind == "reduce":
@@ -50,12 +50,12 @@ class Sum(NamedTuple):
     """A sum over ranks in one pass: slots of a window, the own part among them, and a bias.
 
     Attributes:
-        slots: the first of them, or the own part where there is none.
-        number: slots.
-        distance: from one to the next, in rows.
-        own: is added before slot number `own_at`.
+        slots: the first slot, or the own part if there is no slot.
+        number: number of slots.
+        distance: rows from one slot to the next.
+        own: the own part; it is added before slot number `own_at`.
         bias: one row, or None.
-        target: takes the sum.
+        target: receives the sum.
     """
 
     slots: Region
@@ -68,7 +68,7 @@ class Sum(NamedTuple):
 
 
 def sum_of(reads: tuple[Region, ...], target: Region) -> Sum | None:
-    """Return a reduction as one pass; None: it is none."""
+    """Return a reduction as one pass, or None if it needs more."""
     bias = reads[-1] if len(reads) > 1 and reads[-1].rows == 1 < target.rows else None
     terms = reads[:-1] if bias is not None else reads
     if len(terms) == 1:
@@ -82,14 +82,14 @@ def sum_of(reads: tuple[Region, ...], target: Region) -> Sum | None:
 
 
 def _sum(reads: tuple[Region, ...], target: Region) -> Call:
-    found = sum_of(reads, target)
-    if found is None:
+    total = sum_of(reads, target)
+    if total is None:
         return lambda compute, view: compute.reduce([view(r) for r in reads], view(target))
 
     def call(compute: DeviceCompute, view: View) -> None:
-        slots = Slots(view(found.slots), found.number, found.distance)
-        bias = None if found.bias is None else view(found.bias)
-        compute.sum(slots, view(found.own), found.own_at, bias, view(target))
+        slots = Slots(view(total.slots), total.number, total.distance)
+        bias = None if total.bias is None else view(total.bias)
+        compute.sum(slots, view(total.own), total.own_at, bias, view(target))
 
     return call
 
@@ -98,7 +98,7 @@ def _sum(reads: tuple[Region, ...], target: Region) -> Call:
 
 
 def whole_product(plan: RankPlan, names: OutputNames) -> Call:
-    """Return the product of x and a weight, at once, without its bias."""
+    """Return the whole product of x and a weight as one call, without its bias."""
     x, w, y = [
         Region(plan.rank, name, 0, buffer.rows, 0, buffer.cols)
         for name in ("x", names.w, names.y)

@@ -1,1 +1,1 @@
-"""Kernels in Triton, one subject a file. They run on a GPU, or under Triton's interpreter."""
+"""Triton kernels, one subject per file. They run on a GPU or under Triton's interpreter."""

@@ -1,7 +1,7 @@
-"""What kernels need of arrays and of a library of them. Neither torch, CuPy nor Triton.
+"""The array interface of kernels and array libraries, without torch, CuPy or Triton.
 
-Arrays are PyTorch's, CuPy's, or such as `Described`, which has no memory: with it launches can be
-worked out on a machine without a GPU.
+Arrays are PyTorch's, CuPy's, or `Described` arrays, which have no memory and allow launches to be
+computed on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _BULK_CAPABILITY = _CHAINING_CAPABILITY = 90  # Hopper
 
 
 class Arrays(Protocol):
-    """A library of arrays, and the device on which it makes them.
+    """An array library for one device.
 
     Attributes:
         device: identifies the device; hashable.
         on_gpu: False for Triton's interpreter.
-        processors: multiprocessors; None where there is no GPU.
+        processors: number of multiprocessors; None without a GPU.
         capability: 10 x major + minor of the compute capability; 0 for another vendor's GPU.
     """
 
@@ -36,13 +36,13 @@ class Arrays(Protocol):
     capability: int
 
     def place(self, numbers: Any, dtype: str) -> Any:
-        """Return numbers (a nested list, an array) as an array that is there when this returns."""
+        """Return numbers (a nested list, an array) as an array that is ready on return."""
 
     def empty(self, count: int, dtype: str) -> Any:
         """Return an array of undefined elements."""
 
     def current(self) -> tuple[int, int]:
-        """Return the current device, as the driver counts, and its current stream."""
+        """Return the driver's number of the current device, and its current stream."""
 
 
 def has_bulk_loads(arrays: Arrays) -> bool:
@@ -59,7 +59,7 @@ def can_chain(arrays: Arrays) -> bool:
 
 
 class Address:
-    """Memory that somebody else keeps, in the form in which kernels take arrays."""
+    """Memory with an external owner, in the form of an array argument of kernels."""
 
     dtype = "int32"
 
@@ -67,7 +67,7 @@ class Address:
         self._at = at
 
     def data_ptr(self) -> int:
-        """Return the address as the device sees it."""
+        """Return the device address."""
         return self._at
 
 
@@ -78,7 +78,7 @@ class Described(NamedTuple):
         at: its address.
         shape: rows and columns.
         strides: in elements.
-        dtype: by name.
+        dtype: name of the dtype.
     """
 
     at: int
@@ -99,13 +99,13 @@ class Described(NamedTuple):
         return math.prod(self.shape)
 
     @property
-    def T(self) -> Described:  # noqa: N802 - as arrays call it
+    def T(self) -> Described:  # noqa: N802 - the name that arrays use
         """The transposed matrix."""
         return self._replace(shape=self.shape[::-1], strides=self.strides[::-1])
 
 
 class DescribedArrays:
-    """See `Arrays`: a GPU that need not be there."""
+    """See `Arrays`: a GPU that need not exist."""
 
     on_gpu = True
 
@@ -127,13 +127,13 @@ class DescribedArrays:
         """See `Arrays.current`.
 
         Raises:
-            EngineError: in any case.
+            EngineError: always.
         """
-        raise EngineError("there is no device; nothing can be launched with described arrays")
+        raise EngineError("there is no device; described arrays cannot be launched")
 
 
 class Bulk(NamedTuple):
-    """A matrix of which a kernel loads blocks in bulk (by TMA).
+    """A matrix whose blocks a kernel loads in bulk (by TMA).
 
     Attributes:
         base: the matrix; elements of its rows are adjacent.
@@ -145,10 +145,10 @@ class Bulk(NamedTuple):
 
 
 def library_of(device: Any) -> Arrays:
-    """Return a library as it is, or PyTorch's for a torch.device."""
+    """Return an array library unchanged, or PyTorch's for a torch.device."""
     if hasattr(device, "processors"):
-        found: Arrays = device
-        return found
+        library: Arrays = device
+        return library
     return _of_torch(device)
 
 
@@ -160,18 +160,18 @@ def _of_torch(device: Any) -> Arrays:
 
 
 def dtype_name(of: Any) -> str:
-    """Return the name of a dtype, or of an array's."""
+    """Return the name of a dtype, or of an array's dtype."""
     kind = getattr(of, "dtype", of)
     return str(kind).removeprefix("torch.")
 
 
 def item_bytes(of: Any) -> int:
-    """Return the bytes of an element of an array, or of a dtype."""
+    """Return the bytes of one element of an array or dtype."""
     return _BYTES[dtype_name(of)]
 
 
 def address(array: Any) -> int:
-    """Return where an array begins."""
+    """Return the address of an array."""
     if hasattr(array, "data_ptr"):
         return int(array.data_ptr())
     return int(array.data.ptr)
@@ -185,7 +185,7 @@ def stride(array: Any, dim: int) -> int:
 
 
 def turned(b: Any) -> int:
-    """Return which elements of a matrix are adjacent: 0, a row's; 1, a column's; 2, neither."""
+    """Return which elements are adjacent: 0, those of a row; 1, those of a column; 2, neither."""
     if stride(b, 1) == 1:
         return 0
     return 1 if stride(b, 0) == 1 else 2

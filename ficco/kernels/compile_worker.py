@@ -1,8 +1,8 @@
-"""One process that compiles variants: python -m ficco.kernels.compile_worker CAPABILITY FOLDER.
+"""A process that compiles variants: python -m ficco.kernels.compile_worker CAPABILITY FOLDER.
 
-Variants come as lines of the standard input, `Variant.text`. Each makes the files KEY.cubin and
-KEY.ptx in the folder, and then KEY.json, the record; or KEY.error, why native code cannot launch
-it. Triton's own cache is used as its settings say.
+Variants arrive as lines of standard input (`Variant.text`). For each, the worker writes KEY.cubin
+and KEY.ptx to the folder, and then the record KEY.json; or KEY.error with the reason why native
+code cannot launch the variant. Triton's own cache is used according to its settings.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ __all__ = ["main"]
 
 
 def main(capability: int, folder: Path) -> None:
-    """Compile what the standard input names."""
+    """Compile the variants from standard input."""
     for line in sys.stdin.read().splitlines():
         variant = Variant.of_text(line)
         stem = folder / variant.key
         try:
-            made = compile_variant(variant, capability)
+            compiled = compile_variant(variant, capability)
         except EngineError as error:
             _write(stem.with_suffix(".error"), str(error))
             continue
-        stem.with_suffix(".cubin").write_bytes(made.cubin)
-        stem.with_suffix(".ptx").write_text(made.ptx)
-        _write(stem.with_suffix(".json"), json.dumps(made.record, sort_keys=True))
+        stem.with_suffix(".cubin").write_bytes(compiled.cubin)
+        stem.with_suffix(".ptx").write_text(compiled.ptx)
+        _write(stem.with_suffix(".json"), json.dumps(compiled.record, sort_keys=True))
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that is complete when it is there."""
+    """Write a file atomically."""
     part = path.with_suffix(".part")
     part.write_text(text)
     part.rename(path)

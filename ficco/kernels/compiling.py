@@ -1,4 +1,4 @@
-"""Compiling a variant by Triton, for a GPU that need not be there."""
+"""Compiling a variant by Triton, for a GPU that need not be present."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["KNOWN_TRITON", "Compiled", "compile_variant", "function_of", "known",
            "why_unknown"]  # fmt: skip
 
-# Versions whose layout of parameters is known: each passes what is no constant in the order of the
-# signature, a descriptor as its map, its shape (i32) and its strides (i64), and at last the
-# addresses of global and profile scratch memory. Read in triton/backends/nvidia/driver.py of 3.5.1,
-# 3.6.0, 3.7.0 and 3.8.0.
+# Versions with a known layout of parameters. They pass all parameters except constants in the order
+# of the signature, a descriptor as its map, shape (i32) and strides (i64), and then the addresses
+# of global and profile scratch memory. Source: triton/backends/nvidia/driver.py of 3.5.1, 3.6.0,
+# 3.7.0 and 3.8.0.
 KNOWN_TRITON = ("3.5", "3.6", "3.7", "3.8")
-# Numbers of element types for cuTensorMapEncodeTiled, where Triton's own differ.
+# Element types of cuTensorMapEncodeTiled that differ from Triton's numbers.
 _TENSOR_TYPES = {8: 10, 9: 8, 10: 9}
 
 
@@ -28,10 +28,10 @@ class Compiled(NamedTuple):
     """A compiled variant.
 
     Attributes:
-        cubin: what the driver loads.
-        ptx: the text of which it is made.
-        record: in JSON's types: name of the entry, shared bytes, threads of a block, descriptors.
-        made: what Triton returned.
+        cubin: the binary that the driver loads.
+        ptx: its PTX text.
+        record: JSON types: name of the entry, shared bytes, threads of a block, descriptors.
+        made: Triton's compiled kernel.
     """
 
     cubin: bytes
@@ -41,12 +41,12 @@ class Compiled(NamedTuple):
 
 
 def known(version: str) -> bool:
-    """Return whether it is known how a version of Triton lays out a kernel's parameters."""
+    """Return whether the parameter layout of a Triton version is known."""
     return ".".join(version.split(".")[:2]) in KNOWN_TRITON
 
 
 def function_of(kernel: Kernel) -> Any:
-    """Return Triton's function of a kernel; it imports Triton."""
+    """Return a kernel's Triton function; imports Triton."""
     return getattr(importlib.import_module(kernel.module), kernel.name)
 
 
@@ -54,18 +54,18 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
     """Compile a variant for a compute capability (90: sm_90).
 
     Raises:
-        EngineError: native code cannot launch what Triton makes of it; says why.
+        EngineError: native code cannot launch the compiled kernel; the message says why.
     """
     from ficco.private import triton_core
 
     reason = triton_core.why_not_ahead()
     if reason:
         raise _by_triton(variant, f"cannot be compiled before its launch: {reason}")
-    made = triton_core.compile_ahead(
+    compiled = triton_core.compile_ahead(
         *_source(variant), capability, {"num_warps": variant.warps, "num_stages": variant.stages}
     )
     try:
-        facts, (cubin, ptx) = triton_core.facts_of(made), triton_core.assemblies_of(made)
+        facts, (cubin, ptx) = triton_core.facts_of(compiled), triton_core.assemblies_of(compiled)
     except EngineError as error:
         raise _by_triton(variant, f"cannot be described: {error}") from error
     reason = why_unknown(facts)
@@ -73,18 +73,18 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
         raise _by_triton(variant, reason)
     boxes = [
         {
-            "block": list(each["block_size"]),
-            "type": _TENSOR_TYPES.get(each["elem_type"], each["elem_type"]),
-            "swizzle": each["swizzle"],
-            "bytes": each["elem_size"],
+            "block": list(meta["block_size"]),
+            "type": _TENSOR_TYPES.get(meta["elem_type"], meta["elem_type"]),
+            "swizzle": meta["swizzle"],
+            "bytes": meta["elem_size"],
         }
-        for each in facts.tensordesc_meta or ()
+        for meta in facts.tensordesc_meta or ()
     ]
     record = {
         "name": facts.name, "shared": facts.shared,
         "threads": 32 * facts.num_warps, "descriptors": boxes,
     }  # fmt: skip
-    return Compiled(cubin, ptx, record, made)
+    return Compiled(cubin, ptx, record, compiled)
 
 
 def _by_triton(variant: Variant, reason: str) -> EngineError:
@@ -94,9 +94,9 @@ def _by_triton(variant: Variant, reason: str) -> EngineError:
 def _source(variant: Variant) -> tuple[Any, dict[str, str], dict[str, Any], dict[Any, Any]]:
     """Return the function, signature, constants and attributes of a variant."""
     kernel = KERNELS[variant.kernel]
-    types = {each.name: each.type for each in passed(variant)}
-    divided = {each.name for each in passed(variant) if each.divisor == ALIGN}
-    names = [each.name for each in kernel.parameters]
+    types = {parameter.name: parameter.type for parameter in passed(variant)}
+    divided = {parameter.name for parameter in passed(variant) if parameter.divisor == ALIGN}
+    names = [parameter.name for parameter in kernel.parameters]
     signature = {name: types.get(name, "constexpr") for name in names}
     attributes = {
         (i,): [["tt.divisibility", ALIGN]] for i, name in enumerate(names) if name in divided
@@ -105,12 +105,12 @@ def _source(variant: Variant) -> tuple[Any, dict[str, str], dict[str, Any], dict
 
 
 def why_unknown(facts: Facts) -> str:
-    """Say why it is not known how to launch what Triton has compiled, or nothing."""
+    """Return why native code cannot launch a compiled kernel, or ""."""
     version = str(facts.triton_version)
     scratch = facts.global_scratch_size or 0, facts.profile_scratch_size or 0
     described = facts.tensordesc_meta or ()
-    found = {
-        f"is compiled by Triton {version}; the layout of parameters is known of "
+    reasons = {
+        f"is compiled by Triton {version}; the layout of parameters is known only for "
         f"{', '.join(KNOWN_TRITON)}": not known(version),
         f"is for {facts.target.backend}, not cuda": facts.target.backend != "cuda",
         f"runs in clusters of {facts.num_ctas}": facts.num_ctas != 1,
@@ -118,7 +118,7 @@ def why_unknown(facts: Facts) -> str:
         "depends on the launch before it": facts.launch_pdl,
         "needs scratch memory": scratch[0] > 0,
         "is instrumented": scratch[1] > 0,
-        "holds elements of 4 bits": any(each["fp4_padded"] for each in described),
-        "loads by im2col": any(each.get("is_im2col") for each in described),
+        "holds elements of 4 bits": any(meta["fp4_padded"] for meta in described),
+        "loads by im2col": any(meta.get("is_im2col") for meta in described),
     }
-    return next((reason for reason, so in found.items() if so), "")
+    return next((reason for reason, holds in reasons.items() if holds), "")

@@ -1,18 +1,18 @@
-"""The parameters of every kernel: names, types, and what the compiler may assume. No Triton.
+"""The parameters of every kernel: names, types, and compiler assumptions. No Triton.
 
 The functions themselves are in the modules named here, which import Triton. A launch from the pack
-needs only this module, so Triton need not be installed. tests/kernels hold both against each other.
+needs only this module, so Triton need not be installed. tests/kernels compare the two.
 
 A parameter is written as name:kind, where kind is
 
     *       pointer to elements of the array that is passed
     *i32    pointer to elements of this type
-    matrix  descriptor of bulk loads where one is passed, else as *
+    matrix  descriptor for bulk loads if one is passed, else as *
     i32     number of this type
     =       constant, compiled into the kernel
 
-A "?" behind the kind: nothing may be assumed of the value. Of all others a kernel may be compiled
-for values that 16 divides; see `variants`.
+A "?" after the kind means that the compiler assumes nothing about the value. For all others a
+kernel may be compiled for multiples of 16; see `variants`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Parameter(NamedTuple):
     """One parameter of a kernel.
 
     Attributes:
-        name: of the parameter.
-        kind: as the module's docstring has it, without "?".
-        unknown: whether nothing may be assumed of its value.
+        name: name of the parameter.
+        kind: see the module's docstring; without "?".
+        unknown: whether the compiler assumes nothing about its value.
     """
 
     name: str
@@ -43,8 +43,8 @@ class Kernel(NamedTuple):
     """A kernel's interface.
 
     Attributes:
-        name: of the function, which is the entry of the compiled kernel.
-        module: that defines it.
+        name: name of the function, which is the entry of the compiled kernel.
+        module: the module that defines it.
         parameters: in order.
     """
 
@@ -54,7 +54,7 @@ class Kernel(NamedTuple):
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Names of which nothing may be assumed, as Triton's `do_not_specialize`."""
+        """Parameters without compiler assumptions, for Triton's `do_not_specialize`."""
         return tuple([each.name for each in self.parameters if each.unknown])
 
 
@@ -105,7 +105,7 @@ ALL_REDUCE = _kernel(
     f"WORLD:= TWICE:= {_TILE} STAGES:= SUM_ROWS:= SUM_COLS:= TURNED:= EDGE:= BYTES:= MADE:= "
     "CHAINED:= ON_GPU:=",
 )
-_FOUR = range(4)  # outputs of the one-kernel gather, see `lowering.direct_gather.MOST_OUTPUTS`
+_FOUR = range(4)  # outputs of the one-kernel gather, see `lowering.one_kernel_gather.MOST_OUTPUTS`
 GATHER = _kernel(
     "one_kernel_gather_gemm",
     "one_kernel_gather_kernel",

@@ -1,18 +1,18 @@
 """The gated GEMM: one launch over parts of a product whose rows of `a` are still arriving.
 
-c[rows of a part] = a.b (+ bias). Every part's rows of `a` lie in one of two sources: the caller's
-own matrix, or the window into which peers' copy engines push. A part of the window waits for a word
-in device memory, which is written behind its rows. Tiles never straddle parts and are taken in the
-order of parts, so what has arrived is multiplied while the rest is under way.
+c[rows of a part] = a.b (+ bias). The rows of `a` of each part are in one of two sources: the
+caller's own matrix, or the window into which peers' copy engines push. A part of the window waits
+for a word in device memory that is written after its rows. Tiles never span parts and are processed
+in the order of parts, so rows that have arrived are multiplied while others are in transit.
 
-The mirror of it: a part may raise a word when all of it is stored, for a stream that pushes it
-while the rest is made; or what peers have pushed may be added to it before it is rounded. Parts of
-a table are of one kind, and each kind has a kernel of its own.
+Conversely, a part may raise a word when it is stored, for a stream that pushes it while later parts
+are computed. Or rows that peers have pushed may be added to a part before rounding. All parts of a
+table are of one kind, and each kind has its own kernel.
 
-A word that does not come spoils its part, with NaN, and is told in a status word; the launch ends.
+If a word does not arrive, its part becomes NaN, a status word reports it, and the launch ends.
 
     table = prepare(parts, n, k, dtype, device)      # once per plan
-    warm(table, matrices, gate)                      # before any stream waits, or is captured
+    warm(table, matrices, gate)                      # before any stream waits or is captured
     gated_matmul(table, matrices, gate)              # every call
 """
 
@@ -43,23 +43,23 @@ __all__ = [
 ]  # fmt: skip
 
 _BULK_ALIGN = 16  # bytes
-_MOST_STEP = 16  # columns: what divides where parts begin and end, at most
+_MOST_STEP = 16  # columns: the largest divisor of part boundaries that kernels use
 _KERNELS = (GATED, PUSHING, SUMMING)
 
 
 class Matrices(NamedTuple):
-    """What a launch multiplies.
+    """The operands of a launch.
 
     Attributes:
-        own: [rows, k], unit stride along rows; None where no part reads it.
+        own: [rows, k], unit stride along rows; None if no part reads it.
         window: likewise.
         b: [k, n], any strides.
-        bias: [1, n], whose elements are adjacent, or None. It is added to parts of c alone: what
-            goes to `partial` is a term of a sum, to which its owner adds the bias.
+        bias: [1, n] with adjacent elements, or None. It is added only to parts of c: a part in
+            `partial` is a term of a sum, and the owner of the sum adds the bias.
         c: [rows, n], unit stride along rows; float32, float16 or bfloat16.
-        partial: likewise, of c's dtype; None where it is no part's target.
-        landing: [rows, n], unit stride along rows, any of these dtypes: what peers push, to be
-            added; None where no part is summed.
+        partial: likewise, of c's dtype; None if it is no part's target.
+        recv: receive buffer [rows, n], unit stride along rows, any of these dtypes; peers push
+            terms into it. None if no part is summed.
     """
 
     own: Any
@@ -72,21 +72,20 @@ class Matrices(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """What a launch waits for, and how it gives up. All tensors are int32, in device memory.
+    """The words that a launch waits for and raises. All tensors are int32, in device memory.
 
     Attributes:
-        words: parts wait for places in it.
-        stop: one word, or what has its address as `data_ptr()`; while it is not 0, every wait is
-            given up.
-        status: one word, which becomes 1 + the number (in `Table.parts`) of a part that was given
-            up, the last of them; a launch never lowers it. While it is not 0, a word is looked at
-            once and not waited for.
-        timeout_ns: how long a program waits before it gives up by itself. It looks at every later
-            word once, so a launch waits no longer than this in all.
-        value: what words are awaited to be.
-        signals: parts raise places in it, to 1; None where it is the same as `words`. A part that
-            was given up raises its word as well, behind its NaN.
-        copy: of the window, to which the words belong, where the launch gives it back.
+        words: the words that parts wait for.
+        stop: one word, or an object with its address as `data_ptr()`; while it is not 0, every
+            wait gives up.
+        status: one word. It becomes 1 + the number (in `Table.parts`) of the last part that gave
+            up; a launch never lowers it. While it is not 0, words are read once, without waiting.
+        timeout_ns: time limit of a program's wait. After a timeout it reads every later word once,
+            so a whole launch waits no longer than this.
+        value: the value that words are waited for to have.
+        signals: the words that parts raise, to 1; None: the same as `words`. A part that gave up
+            also raises its word, after its NaN.
+        copy: the window copy of the words, if the launch releases the window.
     """
 
     words: Any
@@ -101,33 +100,34 @@ class Gate(NamedTuple):
 def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
     """Enqueue c[rows of every part] = a.b (+ bias) on the current stream: one launch, or none.
 
-    Sums are float32, the bias added last, and rounded once. Nothing else of c is written. Rows of
-    the window that have not come are not used, and what lies beyond the sources is not read.
+    Sums are float32; the bias is added last, and the result is rounded once. Other rows of c are
+    not written. Rows of the window that have not arrived are not used, and nothing beyond the
+    sources is read.
 
     A summed part is ((term 0 + term 1) + own product) + ... (+ bias), in float32 and in the order
-    of `GatedPart.terms`, whatever comes first. These are the bits of a launch that stores the
-    product in float32, followed by `summing.sum_partials`. Where another GEMM, or another depth of
-    tiles, makes the product, or programs share a tile of it, its float32 sums of k terms differ in
-    their last bits.
+    of `GatedPart.terms`, independent of arrival order. The bits equal those of a launch that stores
+    the product in float32, followed by `summing.sum_partials`. With another GEMM, another depth of
+    tiles, or split-k tiles, the float32 sums of the product differ in their last bits.
 
-    Where the table says so, a part is added to what its target holds, right behind the product.
+    If the table says so, a part accumulates into its target; the old value is added right after the
+    product.
 
     Raises:
-        InputError: matrices that the table was not prepared for.
+        InputError: the table was not prepared for such matrices.
     """
     if table.tiles:
         loading.enqueue(launch_of(table, matrices, gate))
 
 
 def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
-    """Return what `gated_matmul` launches; nothing where the table has no tiles.
+    """Return the launch of `gated_matmul`; the table must have tiles.
 
     Raises:
-        InputError: matrices that the table was not prepared for.
+        InputError: the table was not prepared for such matrices.
     """
     tile, kernel = table.tile, _KERNELS[_kernel(table)]
-    given = _arguments(table, matrices, gate)
-    arguments = {name: given[name] for name, *_ in kernel.parameters}
+    values = _arguments(table, matrices, gate)
+    arguments = {name: values[name] for name, *_ in kernel.parameters}
     launch = Launch(
         kernel, arguments, (table.programs,), tile.warps, tile.stages,
         dtypes={"bias": table.dtype}, arrays=table.arrays,
@@ -138,14 +138,14 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
 
 
 def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
-    """Compile and load what `gated_matmul` launches for such arguments; no tile is computed.
+    """Compile and load the kernel of `gated_matmul` for such arguments; compute no tile.
 
-    To be called before a stream waits or is captured: a kernel that is first loaded then waits for
-    the stream. What is loaded depends on the tile, and on dtypes, layouts and alignment of the
-    matrices; where it is loaded nothing is launched.
+    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
+    The kernel depends on the tile, and on dtypes, layouts and alignment of the matrices. Nothing is
+    launched on a GPU.
 
     Raises:
-        InputError: matrices that the table was not prepared for.
+        InputError: the table was not prepared for such matrices.
     """
     if not table.tiles:
         return
@@ -155,13 +155,13 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
 
 
 def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
-    """Return the kernel's arguments by name. Strides of what descriptors tell stay 0."""
+    """Return the kernel's arguments by name. Strides of matrices with descriptors are 0."""
     tile = table.tile
     b, bias, c = matrices.b, matrices.bias, matrices.c
     own, window = _sources(table, matrices)
     turned = turned_of(b)
     b_read, b_block = b, (tile.deep, tile.cols)
-    if turned == 1:  # the elements of a descriptor's rows are adjacent
+    if turned == 1:  # a descriptor needs rows with adjacent elements
         b_read, b_block = b.T, (tile.cols, tile.deep)
     a_block = (tile.rows, tile.deep)
     own_bulk = table.bulk and _has_descriptor(own)
@@ -206,27 +206,27 @@ def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
 
 
 def _release(table: Table, gate: Gate) -> dict[str, Any]:
-    """Return what the kernel has for giving the window back; of no meaning where it does not."""
-    found, none = table.release, gate.status
+    """Return the arguments for the window's release; without one they are placeholders."""
+    release, unused = table.release, gate.status
     return {
-        "cleared": found.cleared if found else none,
-        "homes": found.homes if found else none,
-        "ended": found.ended if found else none,
-        "clear_count": found.cleared_count if found else 0,
+        "cleared": release.cleared if release else unused,
+        "homes": release.homes if release else unused,
+        "ended": release.ended if release else unused,
+        "clear_count": release.cleared_count if release else 0,
         "copy": gate.copy,
-        "raised": found.raised if found else 0,
-        "peers": found.peers if found else 0,
-        "WORLD": found.world if found and not table.arrays.on_gpu else 0,
+        "raised": release.raised if release else 0,
+        "peers": release.peers if release else 0,
+        "WORLD": release.world if release and not table.arrays.on_gpu else 0,
     }
 
 
 def _further(
     table: Table, signalling: Signalling, matrices: Matrices, gate: Gate
 ) -> dict[str, Any]:
-    """Return what kernels have beside whose parts signal or are summed; what is not used is c.
+    """Return the extra arguments of the pushing and summing kernels; c replaces unused matrices.
 
     Raises:
-        InputError: matrices that the table was not prepared for.
+        InputError: the table was not prepared for such matrices.
     """
     c = matrices.c
     partial, recv = matrices.partial, matrices.recv
@@ -235,13 +235,13 @@ def _further(
         ("recv", recv, signalling.recv_rows),
     ):
         if rows and matrix is None:
-            raise InputError(f"{name} is None, and parts use it")
+            raise InputError(f"{name} is None, but parts use it; pass a matrix")
         if rows and matrix is not None:
             _check_matrix(name, matrix, rows, table.n)
     partial = c if partial is None else partial
     recv = c if recv is None else recv
     if dtype_name(partial) != dtype_name(c):
-        raise InputError(f"partial holds {partial.dtype}, c holds {c.dtype}; give them one dtype")
+        raise InputError(f"partial holds {partial.dtype}, c holds {c.dtype}; use one dtype")
     return {
         "partial": partial,
         "recv": recv,
@@ -257,21 +257,21 @@ def _further(
 
 
 def _kernel(table: Table) -> int:
-    """Return which kernel: that of parts that wait, that signal, or that are summed."""
+    """Return the kernel's index: 0 for parts that wait, 1 that signal, 2 that are summed."""
     if table.signalling is None:
         return 0
     return 2 if table.signalling.term_count else 1
 
 
 def _col_step(table: Table) -> int:
-    """Return what divides where columns of tiles begin and of parts end."""
+    """Return a divisor of the first columns of tiles and of the end columns of parts."""
     if table.signalling is not None and table.signalling.col_step:
         return table.signalling.col_step
     return _BULK_ALIGN if table.n % _BULK_ALIGN == 0 else 1
 
 
 def _has_descriptor(matrix: Any) -> bool:
-    """Return whether bulk loads can read a matrix: it is not empty, and its rows are aligned."""
+    """Return whether bulk loads can read a matrix: it is not empty and its rows are aligned."""
     rows, cols = matrix.shape
     pitch = stride(matrix, 0)
     if not rows or not cols or stride(matrix, 1) != 1 or pitch < cols:
@@ -280,14 +280,14 @@ def _has_descriptor(matrix: Any) -> bool:
 
 
 def _sources(table: Table, matrices: Matrices) -> tuple[Any, Any]:
-    """Return own and window, one in place of the other where that has no tiles; all are checked."""
+    """Check the matrices; return own and window, one in place of the other if it has no tiles."""
     own, window = matrices.own, matrices.window
     if table.own_tiles == 0:
         own = window
     elif table.own_tiles == table.tiles:
         window = own
     if own is None or window is None:
-        raise InputError(f"{'own' if own is None else 'window'} is None, and parts read it")
+        raise InputError(f"{'own' if own is None else 'window'} is None, but parts read it")
     b, bias, c = matrices.b, matrices.bias, matrices.c
     (own_rows, window_rows, c_rows), n, k = table.heights, table.n, table.k
     for name, matrix, rows, cols in (
@@ -314,7 +314,7 @@ def _check_matrix(name: str, matrix: Any, rows: int, cols: int) -> None:
     if matrix.shape[0] < rows or matrix.shape[1] != cols:
         raise InputError(
             f"{name} is {tuple(matrix.shape)}; the table was prepared for {rows} rows or more "
-            f"of {cols}"
+            f"of {cols} columns"
         )
     if cols > 1 and stride(matrix, 1) != 1:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Parts of a gated GEMM: what engines say of a launch, in numbers. Neither torch nor Triton."""
+"""Parts of a gated GEMM, as numbers that engines pass. Neither torch nor Triton."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Arrived", "GatedPart", "WindowRelease"]
 
 
 class Arrived(NamedTuple):
-    """What a peer has made of a part, in its dtype: as many rows and columns.
+    """A peer's term of a part, in the peer's dtype, with the part's rows and columns.
 
     Attributes:
-        row: the first of its rows in `recv`. Its columns are the part's.
+        row: its first row in `recv`. Its columns are the part's.
         word: index of the word to wait for, or -1.
     """
 
@@ -21,21 +21,21 @@ class Arrived(NamedTuple):
 
 
 class GatedPart(NamedTuple):
-    """Rows of the product that can be had, or are wanted, at one moment.
+    """Rows of the product that become available, or are needed, at one moment.
 
     Attributes:
-        source: where its rows of a lie, "own" or "window".
-        a_row: the first of them there.
-        c_row: the first of its rows in its target.
-        rows: how many, 0 or more.
-        word: index of the word to wait for, or -1; own rows wait for nothing.
-        signal: index of the word that is raised when all of it is stored, or -1. A part without
+        source: the matrix of its rows of a, "own" or "window".
+        a_row: its first row there.
+        c_row: its first row in its target.
+        rows: number of rows, 0 or more.
+        word: index of the word to wait for, or -1; own rows never wait.
+        signal: index of the word that is raised when the part is stored, or -1. A part without
             elements raises none.
-        target: where it goes, "c" or "partial".
+        target: "c" or "partial".
         col: its first column, in b and in its target.
-        cols: how many; None for all behind the first.
-        terms: what it is summed with: every rank's part in the order of ranks, and None in the own
-            one's place. Empty where it is not summed.
+        cols: number of columns; None: all from the first.
+        terms: the terms of its sum, in the order of ranks, with None in place of the own product.
+            Empty if it is not summed.
     """
 
     source: str
@@ -51,13 +51,13 @@ class GatedPart(NamedTuple):
 
 
 class WindowRelease(NamedTuple):
-    """What the last program of a launch does when all have ended.
+    """The release of the window by the last program of a launch, when all have ended.
 
     Attributes:
-        cleared: indices of own words, which are set to 0.
-        raised: index of the word that is raised at every peer, to 1, behind these.
-        peers: their ranks; without any, nothing is done.
-        homes: [copy][rank], where words of ranks begin, as the device sees them.
+        cleared: indices of own words that are set to 0.
+        raised: index of the word that is then raised at every peer, to 1.
+        peers: ranks of the peers; if empty, nothing is done.
+        homes: [copy][rank], device addresses of the ranks' words.
     """
 
     cleared: tuple[int, ...]

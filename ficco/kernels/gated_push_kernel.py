@@ -1,13 +1,13 @@
-"""The pushing GEMM's device code: it waits for nothing, and tells as soon as a part is stored.
+"""The pushing GEMM's device code: it does not wait, and signals as soon as a part is stored.
 
-    parts for peers, in the order in which they are pushed | own parts, which no peer waits for
+    parts for peers, in the order of their pushes | own parts, which no peer waits for
 
-Tiles are numbered through all parts; a table says of each where it lies, so that nothing has to be
-looked for, and the loop over tiles is merged with the one over k: what the next tile reads is on
-its way while this one is stored.
+Tiles are numbered across all parts, and a table holds the place of each tile, so no search is
+needed. The loop over tiles is merged with the loop over k: the loads of the next tile are in flight
+while this tile is stored.
 
-A program counts the tiles that it has stored of a part when its next one is of another part: each
-count has to wait until all stores before it are done. The last tiles may be shared; see `sharing`.
+A program counts its stored tiles of a part when its next tile is of another part, because each
+count must wait for all earlier stores. The last tiles may be split; see `split_k`.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def pushing_gemm(  # noqa: PLR0913
 ):
     """Store every part's rows and columns of own.b in its target, and raise the part's word.
 
-    own, b: descriptors or pointers, as those of `gated_gemm`; c, partial: pointers to one
-    dtype, with their strides in elements; `partial` gets no bias. They are equal where no tile goes
-    there. places: of tiles, see `tile_product`.
-    counters: int32, one a part, all 0; they are 0 again when the launch ends.
+    own, b: descriptors or pointers, as in `gated_gemm`; c, partial: pointers to one dtype, with
+    strides in elements; `partial` gets no bias, and equals c if it is no tile's target.
+    places: of tiles, see `tile_product`.
+    counters: int32, one per part, all 0; they are 0 again when the launch ends.
     signals: pointer to int32.
-    whole: how many tiles no programs share; k: depth.
-    scratch, shares, shared, among: of shared tiles, see `sharing`, and for them:
-    stop, status, timeout_ns: as those of `gated_gemm`.
-    COL_STEP: what divides where columns of tiles begin and of parts end.
-    BEGUN: whether parts are added to what their targets hold.
+    whole: number of tiles that are not split; k: depth.
+    scratch, shares, shared, among: for split tiles, see `split_k`; only they use
+    stop, status, timeout_ns: as in `gated_gemm`.
+    COL_STEP: divisor of the first columns of tiles and of the end columns of parts.
+    BEGUN: whether parts accumulate into their targets.
     """
     programs = tl.num_programs(0)
     steps = tl.cdiv(k, DEEP)

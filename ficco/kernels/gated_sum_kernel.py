@@ -1,12 +1,11 @@
-"""The summing GEMM's device code: parts that are added to what peers have made of them.
+"""The summing GEMM's device code: own parts are added to the terms that peers have pushed.
 
-    own parts, a chunk each: product | all its words awaited | terms added, bias, rounded, stored
+    own parts, one per chunk: product | wait for all its words | add terms and bias, round, store
 
-Nothing that a launch of a peer waits for is made here: that has been done by launches before; but a
-part may raise a word when it is stored, as those of `pushing_kernel`, for a stream that sends it
-on. Loops over tiles are merged with those over k, as those of `gated_kernel`; a part's words are
-awaited behind the first product of it, as peers have had that time, while the next tile is under
-way.
+Earlier launches have computed everything that a peer's launch waits for. But a part may raise a
+word when it is stored, as in `gated_push_kernel`, for a stream that sends it on. Loops over tiles
+are merged with those over k, as in `gated_wait_kernel`. A program waits for a part's words after
+the first product of the part, which gives peers that time, while the next tile is in flight.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
 
     The arguments of `pushing_gemm` and `gated_gemm`, and:
 
-    landing: pointer to rows that peers have made, with its stride in elements.
-    terms: int32 [parts, TERMS, 2]: a term's first row in landing, and its word or -1.
-    TERMS, OWN_AT: how many terms are added to a part, and how many of them before the own product.
+    recv: pointer to the receive buffer of peers' rows, with its stride in elements.
+    terms: int32 [parts, TERMS, 2]: a term's first row in recv, and its word or -1.
+    TERMS, OWN_AT: number of terms of a part, and number of terms before the own product.
     """
     steps = tl.cdiv(k, DEEP)
     programs = tl.num_programs(0)

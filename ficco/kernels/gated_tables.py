@@ -1,8 +1,8 @@
-"""Tables of parts: what the gated GEMM's kernels read, made once per plan.
+"""Tables of parts, which the gated GEMM's kernels read; built once per plan.
 
-Tiles never straddle parts and are taken in the order of parts. Parts of a table are of one kind:
-own ones, and then those of the window, which wait for their rows; or such that raise words; or such
-that are summed with what peers push.
+Tiles never span parts and are processed in the order of parts. All parts of a table are of one
+kind: own parts followed by window parts, which wait for their rows; or parts that raise words; or
+parts that are summed with terms that peers push.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ficco.kernels.window_release import ReleaseTable
 
 __all__ = ["Shared", "Signalling", "Table", "prepare"]
 
-_INTERPRETED_PROCESSORS = 4  # where there is no GPU to ask
+_INTERPRETED_PROCESSORS = 4  # multiprocessors assumed without a GPU
 _ALIGN = 16  # bytes of a bulk load's row, and of the widest store
 
 
 class Signalling(NamedTuple):
-    """What the kernel reads of parts that do more than wait.
+    """Tables of parts that do more than wait.
 
     Attributes:
-        terms: int32 [parts, terms, 2], see `summing_kernel`; not read where no part is summed.
+        terms: int32 [parts, terms, 2], see `gated_sum_kernel`; not read if no part is summed.
         counters: int32 [parts], all 0 between launches. Launches of one table must not overlap.
         term_count: terms of a summed part; 0 if no part is summed.
-        own_at: how many of them come before the own product.
-        col_step: 0 if all parts have all columns, else what divides columns' bounds, 1 to 16.
-        partial_rows, landing_rows: rows that partial and landing have at least; 0 if not used.
-        begun: whether parts are added to what their targets hold.
+        own_at: number of terms before the own product.
+        col_step: 0 if all parts have all columns, else a divisor of the column bounds, 1 to 16.
+        partial_rows, recv_rows: minimum rows of partial and recv; 0 if not used.
+        begun: whether parts accumulate into their targets.
     """
 
     terms: Any
@@ -50,12 +50,12 @@ class Signalling(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The last tiles, which several programs make together; see `sharing`.
+    """The last tiles, which several programs compute together; see `split_k`.
 
     Attributes:
-        tiles: how many.
-        among: programs that share each, 2 or more; 1 where no tile is shared.
-        scratch: float32, on the device: a tile for each of these programs, or more.
+        tiles: number of split tiles.
+        among: programs per split tile, 2 or more; 1 if no tile is split.
+        scratch: float32, on the device: at least one tile for each of these programs.
         counts: int32 [tiles], all 0 between launches.
     """
 
@@ -66,21 +66,21 @@ class Shared(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Parts, prepared for launches; made by `prepare`.
+    """Parts prepared for launches; returned by `prepare`.
 
     Attributes:
-        parts: those with elements, in the order in which their tiles are taken.
-        n, k, dtype: columns of c, depth, and what the operands hold.
-        tile: how the GEMM is cut.
-        places: what a kernel reads of the tiles, on the device; see `tile_product`.
-        own_tiles, tiles: tiles of own parts, and of all.
-        programs: of a launch.
+        parts: the parts with elements, in the order of their tiles.
+        n, k, dtype: columns of c, depth, and dtype of the operands.
+        tile: the tile of the GEMM.
+        places: the table of tiles on the device; see `tile_product`.
+        own_tiles, tiles: number of tiles of own parts, and of all parts.
+        programs: programs of a launch.
         bulk: whether the GPU has bulk (TMA) loads.
-        arrays: the library of the arrays.
-        heights: rows that own, window and c have at least.
-        shared: the last tiles.
-        signalling: what else the kernel reads, or None where parts do nothing but wait.
-        release: the words by which it gives the window back, or None.
+        arrays: the array library.
+        heights: minimum rows of own, window and c.
+        shared: the split tiles.
+        signalling: further tables, or None if parts only wait.
+        release: the words by which the launch releases the window, or None.
     """
 
     parts: tuple[GatedPart, ...]
@@ -100,7 +100,7 @@ class Table(NamedTuple):
     arrays: Any = None
 
 
-def prepare(  # noqa: PLR0913 - a table has as many facts
+def prepare(  # noqa: PLR0913 - a table needs all of them
     parts: Sequence[GatedPart],
     n: int,
     k: int,
@@ -111,24 +111,24 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
     turn_of: Hashable = None,
     release: ReleaseTable | None = None,
 ) -> Table:
-    """Return the table of parts. It must outlive the launches, and graphs of them.
+    """Return the table of parts. It must outlive the launches and their graphs.
 
-    Copies to the device, so not while a stream waits or is captured.
+    It copies to the device, so it must not be called while a stream waits or is captured.
 
     Args:
-        parts: own ones are taken first, else tiles are taken in this order.
+        parts: own parts are processed first, the others in this order.
         n: columns of c.
         k: depth.
-        dtype: of own, window and b: float32, float16 or bfloat16.
-        device: a library of arrays (`Arrays`), or a torch.device; the CPU's is for the interpreter.
-        tile: how to cut the GEMM; by default `choose_tile` says.
-        begun: whether parts are added to what their targets hold.
-        turn_of: whose launches never overlap, so that one scratch will do for them; None: this
-            table has its own.
-        release: the words by which the launch gives the window back; parts wait, and do no more.
+        dtype: dtype of own, window and b: float32, float16 or bfloat16.
+        device: an array library (`Arrays`), or a torch.device; a CPU is for the interpreter.
+        tile: tile of the GEMM; by default `choose_tile` chooses it.
+        begun: whether parts accumulate into their targets.
+        turn_of: identifies tables whose launches never overlap, so that they share one scratch;
+            None: this table has its own.
+        release: the words by which the launch releases the window; parts may then only wait.
 
     Raises:
-        InputError: a part that cannot be.
+        InputError: a part is invalid.
     """
     for part in parts:
         _check_part(part, n)
@@ -141,8 +141,8 @@ def prepare(  # noqa: PLR0913 - a table has as many facts
     further = begun or any(_does_more(part, n) for part in order)
     _check_kind(order, bool(window), further)
     if release is not None and (further or not order):
-        raise InputError("only a launch whose parts wait for the window gives it back")
-    # Tiles that are shared are of one source, and not summed.
+        raise InputError("only a launch whose parts wait for the window can release it")
+    # Split tiles have one source and are not summed.
     apart = None if any(part.terms for part in order) else len(own) if window else 0
     rows, cols = [part.rows for part in order], [_cols(part, n) for part in order]
     aligned = k * item % _ALIGN == 0
@@ -179,18 +179,18 @@ def _signalling(order: list[GatedPart], n: int, arrays: Arrays, begun: bool) -> 
     """Return the tables of parts that do more than wait.
 
     Raises:
-        InputError: parts that cannot be in one launch.
+        InputError: the parts cannot be in one launch.
     """
     summed = [part for part in order if part.terms]
     places = {(len(part.terms), part.terms.index(None)) for part in summed}
     if len(places) > 1:
         raise InputError(
-            "summed parts of one launch have as many terms, and None in the same place; found "
-            f"(terms, place) {sorted(places)}"
+            "summed parts of one launch need equal numbers of terms, and None in the same place; "
+            f"found (terms, place) {sorted(places)}"
         )
     ranks, own_at = places.pop() if places else (1, 0)
     arrived = [[term for term in part.terms if term is not None] for part in order]
-    terms = [found or [Arrived(0)] * (ranks - 1) for found in arrived]
+    terms = [of_part or [Arrived(0)] * (ranks - 1) for of_part in arrived]
     counters = arrays.place([0] * len(order), "int32")
     return Signalling(
         terms=arrays.place(terms, "int32") if summed else counters,
@@ -207,7 +207,7 @@ def _signalling(order: list[GatedPart], n: int, arrays: Arrays, begun: bool) -> 
 
 
 def _shared(shares: Shares, elements: int, arrays: Arrays, turn_of: Hashable) -> Shared:
-    """Return what programs need that share tiles of so many elements."""
+    """Return scratch and counts of split tiles of a number of elements."""
     counts = arrays.place([0] * max(shares.tiles, 1), "int32")
     if shares.tiles:
         scratch = _scratch(shares.tiles * shares.among * elements, arrays, turn_of)
@@ -217,18 +217,18 @@ def _shared(shares: Shares, elements: int, arrays: Arrays, turn_of: Hashable) ->
 
 
 def _scratch(elements: int, arrays: Arrays, turn_of: Hashable) -> Any:
-    """Return float32 elements, of which launches in turn share the largest."""
+    """Return a float32 scratch; launches that never overlap share the largest one."""
     key = (arrays.device, turn_of)
-    found = None if turn_of is None else _scratches.get(key)
-    if found is None or found.elements < elements:
-        found = _Scratch(arrays.empty(elements, "float32"), elements)
+    scratch = None if turn_of is None else _scratches.get(key)
+    if scratch is None or scratch.elements < elements:
+        scratch = _Scratch(arrays.empty(elements, "float32"), elements)
         if turn_of is not None:
-            _scratches[key] = found
-    return found
+            _scratches[key] = scratch
+    return scratch
 
 
 class _Scratch:
-    """An array that several tables share, in the form in which kernels take arrays."""
+    """An array that several tables share, in the form of an array argument of kernels."""
 
     dtype = "float32"
 
@@ -236,7 +236,7 @@ class _Scratch:
         self.array, self.elements = array, elements
 
     def data_ptr(self) -> int:
-        """Return the address as the device sees it."""
+        """Return the device address."""
         return address(self.array)
 
 
@@ -244,11 +244,11 @@ _scratches: WeakValueDictionary[Hashable, _Scratch] = WeakValueDictionary()
 
 
 def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return where every tile lies; see `tile_product`.
+    """Return the table of tiles; see `tile_product`.
 
-    Tiles of a part are visited by `tile.group` rows of them, column by column.
+    The tiles of a part are visited in groups of `tile.group` rows of tiles, column by column.
     """
-    found = []
+    tables = []
     for number, part in enumerate(order):
         down, across = -(-part.rows // tile.rows), -(-_cols(part, n) // tile.cols)
         at = np.arange(down * across)
@@ -260,29 +260,29 @@ def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dt
         away = part.target == "partial"
         rest = (end, number, part.word, part.signal, len(at), away, row)
         columns = (part.a_row + row, part.c_row + row, part.rows - row, part.col + col, *rest)
-        found.append(np.stack([np.broadcast_to(column, at.shape) for column in columns], axis=1))
-    found.append(np.array([[0, 0, 0, 0, 0, len(order), -1, -1, 0, 0, 0]]))
-    return np.concatenate(found).astype(np.int32)
+        tables.append(np.stack([np.broadcast_to(column, at.shape) for column in columns], axis=1))
+    tables.append(np.array([[0, 0, 0, 0, 0, len(order), -1, -1, 0, 0, 0]]))
+    return np.concatenate(tables).astype(np.int32)
 
 
 def _check_kind(order: list[GatedPart], window: bool, further: bool) -> None:
-    """Refuse parts of which no kernel does all."""
+    """Raise an error if no single kernel supports all parts."""
     summed = [part for part in order if part.terms]
     if (window and further) or (summed and len(summed) < len(order)):
         raise InputError(
-            "parts of one launch wait for their rows, or are summed with what peers push, or "
-            "neither; make a table of each kind"
+            "parts of one launch must all wait for their rows, or all be summed with pushed terms, "
+            "or neither; make one table per kind"
         )
 
 
 def _does_more(part: GatedPart, n: int) -> bool:
-    """Return whether a part does more than wait and be multiplied."""
+    """Return whether a part needs more than a wait and a multiplication."""
     whole = part.col == 0 and part.cols == n
     return part.signal >= 0 or part.target != "c" or not whole or bool(part.terms)
 
 
 def _turn(part: GatedPart) -> bool:
-    """Return what parts are sorted by."""
+    """Return the sort key of a part: own parts come first."""
     return part.source != "own"
 
 
@@ -291,7 +291,7 @@ def _cols(part: GatedPart, n: int) -> int:
 
 
 def _col_step(order: list[GatedPart], n: int) -> int:
-    """Return the largest power of two, at most 16, that divides where columns begin and end."""
+    """Return the largest power of two, at most 16, that divides all bounds of columns."""
     if all(part.col == 0 and part.cols == n for part in order):
         return 0
     bits = _ALIGN
@@ -306,16 +306,16 @@ def _check_part(part: GatedPart, n: int) -> None:
     if part.target not in ("c", "partial"):
         raise InputError(f"{part}: a part's target is 'c' or 'partial'")
     if part.source == "own" and part.word >= 0:
-        raise InputError(f"{part}: own rows are there before the launch; leave the word at -1")
+        raise InputError(f"{part}: own rows exist before the launch; leave the word at -1")
     if min(part.a_row, part.c_row, part.rows) < 0 or min(part.word, part.signal) < -1:
         raise InputError(f"{part}: rows count from 0, and words are an index or -1")
     if part.col < 0 or _cols(part, n) < 0 or part.col + _cols(part, n) > n:
-        raise InputError(f"{part}: its columns lie outside 0 to {n}")
+        raise InputError(f"{part}: its columns are outside 0 to {n}")
     if not part.terms:
         return
     if part.source != "own" or part.target != "c":
-        raise InputError(f"{part}: a summed part is of own rows, and goes to c")
+        raise InputError(f"{part}: a summed part must have source 'own' and target 'c'")
     if part.terms.count(None) != 1:
-        raise InputError(f"{part}: terms hold None once, in the place of the own product")
+        raise InputError(f"{part}: terms must hold None once, in the place of the own product")
     if any(term.row < 0 or term.word < -1 for term in part.terms if term is not None):
         raise InputError(f"{part}: rows count from 0, and words are an index or -1")

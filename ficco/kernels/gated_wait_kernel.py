@@ -4,11 +4,11 @@ A tile belongs to one part; tiles of own parts come first. Programs of a launch 
 
     program p   own tiles p, p+P, ... | part 0's word, its tiles | part 1's word, its tiles | ...
 
-A loop for each source, so that the loop over k knows it when it is compiled. Each is merged with
-its loop over k: what the next tile reads is on its way while this one is multiplied and stored. So
-a tile's word is awaited before the last steps of the tile before it, in front of its first loads.
-The last tiles may be shared; see `sharing`. The program that ends last may give the window back;
-see `release`.
+There is one loop per source, so that the source is a compile-time constant of the loop over k. Each
+loop is merged with its loop over k: the loads of the next tile are in flight while this tile is
+multiplied and stored. So the wait for a tile's word comes before its first loads, which is before
+the last steps of the previous tile. The last tiles may be split; see `split_k`. The last program to
+end may release the window; see `window_release_kernel`.
 """
 
 from __future__ import annotations
@@ -72,19 +72,19 @@ def gated_gemm(  # noqa: PLR0913
     """Store every part's rows of a.b (+ bias) in c.
 
     own, window, b: descriptors, if their _BULK is set, of blocks of ROWS x DEEP, and DEEP x COLS
-    (COLS x DEEP if B_TURNED is 1); else pointers, with their strides in elements. A stride that
-    B_TURNED says is 1 is not read; see `tile_product.multiplied`.
-    bias: one row of adjacent elements; has_bias: 0 if there is none, and it is not read.
+    (COLS x DEEP if B_TURNED is 1); else pointers, with their strides in elements. A stride that is
+    1 by B_TURNED is not read; see `tile_product.multiplied`.
+    bias: one row of adjacent elements; it is not read if has_bias is 0.
     places: of tiles, see `tile_product`.
-    words, stop, status: pointers to int32; value: what words are awaited to be; timeout_ns: how
-    long a program waits before it gives up.
-    own_tiles, whole: tiles of own parts, and of all, that no programs share; k: depth.
-    scratch, shares, shared, among: of shared tiles, which are of the window, see `sharing`; where
-    there is none the window is own.
-    COL_STEP: what divides where columns of tiles begin and of parts end.
-    cleared, clear_count, homes, copy, ended, raised, peers: of giving the window back, see
-    `release`; without peers it is not given back, and none of the others is read. WORLD: likewise,
-    and only the interpreter looks at it.
+    words, stop, status: pointers to int32; value: the value that words are waited for to have;
+    timeout_ns: time limit of a program's wait.
+    own_tiles, whole: number of tiles that are not split, of own parts and of all; k: depth.
+    scratch, shares, shared, among: for split tiles, see `split_k`. They are tiles of the window, or
+    of own parts if there are no window tiles (window is then own).
+    COL_STEP: divisor of the first columns of tiles and of the end columns of parts.
+    cleared, clear_count, homes, copy, ended, raised, peers: for the release of the window, see
+    `window_release_kernel`; without peers there is no release, and the others are not read. WORLD:
+    likewise, and only the interpreter reads it.
     ON_GPU: False in Triton's interpreter.
     """
     program = tl.program_id(0)
@@ -98,9 +98,9 @@ def gated_gemm(  # noqa: PLR0913
         )  # fmt: skip
         store_tile(total, c, place, c_stride, bias, has_bias, ROWS, COLS, COL_STEP, False)
 
-    # The same over the window. A program awaits a part's word once, before its first tile of it,
-    # and once one was given up only looks at others. What it cannot know it multiplies all
-    # the same, and stores NaN: a k loop that may not run is compiled to worse code.
+    # The same for the window. A program waits for a part's word once, before its first tile of the
+    # part. After a timeout it reads other words once. A tile without its rows is multiplied anyway
+    # and stored as NaN: a k loop that may not run compiles to worse code.
     begin = program + tl.cdiv(tl.maximum(own_tiles - program, 0), programs) * programs
     acquired = -1
     came = 1

@@ -1,7 +1,7 @@
-"""Kernels of a process: found in the pack or compiled, loaded to devices, and launched.
+"""Kernels of a process: taken from the pack or compiled, loaded to devices, and launched.
 
-A kernel is loaded to a device once, and stays until the process ends: nobody can say when the last
-graph has used it. Loading may wait for the device, so it comes before any stream waits.
+A kernel is loaded to a device once and stays until the process ends, because the last use by a
+graph is unknown. Loading may wait for the device, so it happens before any stream waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _loaded: dict[tuple[int, Variant], Code] = {}
 
 @functools.cache
 def gpu(device: int) -> Any:
-    """Return the native object of a device, numbered as the driver counts.
+    """Return the native object of a device, by the driver's number.
 
     Raises:
         GpuError: there is no such device, or no driver.
@@ -41,40 +41,40 @@ def gpu(device: int) -> Any:
 def code(launch: Launch) -> Code:
     """Return the kernel that a launch needs, loaded to the current device.
 
-    Not while a stream waits or is captured, unless it has been loaded before.
+    It must not be called while a stream waits or is captured, unless the kernel is loaded already.
 
     Raises:
-        ByTriton: native code cannot load or launch it.
-        EngineError: it is not in the pack, and cannot be compiled.
+        ByTriton: native code cannot load or launch the kernel.
+        EngineError: the kernel is not in the pack and cannot be compiled.
     """
     device, _ = launch.arrays.current()
     key = device, variant_of(launch)
-    found = _loaded.get(key)
-    if found is None:
+    loaded = _loaded.get(key)
+    if loaded is None:
         with _lock:
-            found = _loaded.get(key)
-            if found is None:
-                found = _loaded[key] = _load(*key, launch.arrays.capability)
-    return found
+            loaded = _loaded.get(key)
+            if loaded is None:
+                loaded = _loaded[key] = _load(*key, launch.arrays.capability)
+    return loaded
 
 
 def _load(device: int, variant: Variant, capability: int) -> Code:
-    found = pack.find(variant, capability) or fallback.find(variant, capability)
-    made = code_of(variant, found.record)
+    compiled = pack.find(variant, capability) or fallback.find(variant, capability)
+    kernel = code_of(variant, compiled.record)
     from ficco import _native
 
     try:
-        handle = gpu(device).load_code(found.cubin, made.name, made.shared_bytes)
+        handle = gpu(device).load_code(compiled.cubin, kernel.name, kernel.shared_bytes)
     except _native.GpuError as error:
-        raise fallback.ByTriton(f"the kernel {made.name} cannot be loaded: {error}") from error
-    return made._replace(function=handle)
+        raise fallback.ByTriton(f"the kernel {kernel.name} cannot be loaded: {error}") from error
+    return kernel._replace(function=handle)
 
 
 def code_of(variant: Variant, record: Mapping[str, Any]) -> Code:
     """Return a compiled kernel that is not loaded, from its record (`compiling.Compiled`)."""
     boxes = [
-        Box(each["block"][0], each["block"][1], each["type"], each["swizzle"], each["bytes"])
-        for each in record["descriptors"]
+        Box(box["block"][0], box["block"][1], box["type"], box["swizzle"], box["bytes"])
+        for box in record["descriptors"]
     ]
     return Code(
         record["name"], passed(variant), record["threads"], record["shared"], tuple(boxes)
@@ -82,10 +82,10 @@ def code_of(variant: Variant, record: Mapping[str, Any]) -> Code:
 
 
 def enqueue(launch: Launch) -> None:
-    """Enqueue a launch on the current stream; under Triton's interpreter run it.
+    """Enqueue a launch on the current stream, or run it in Triton's interpreter.
 
     Raises:
-        EngineError: as `code`.
+        EngineError: see `code`.
         GpuError: the driver refuses the launch.
     """
     if launch.arrays.on_gpu:
@@ -95,7 +95,7 @@ def enqueue(launch: Launch) -> None:
 
 
 def warm(launch: Launch, changes: Mapping[str, Any]) -> None:
-    """Load what a launch needs; under Triton's interpreter run it with these arguments changed."""
+    """Load a launch's kernel; in Triton's interpreter, run it with these arguments changed."""
     if launch.arrays.on_gpu:
         prepared(launch)
     else:
@@ -103,52 +103,52 @@ def warm(launch: Launch, changes: Mapping[str, Any]) -> None:
 
 
 def prepared(launch: Launch) -> Callable[[], None]:
-    """Return what enqueues a launch on the current stream, whenever it is called.
+    """Return a function that enqueues a launch on the current stream at each call.
 
-    By native code; by Triton where native code cannot.
+    Native code enqueues it, or Triton if native code cannot.
 
     Raises:
-        EngineError, GpuError: as `code`.
+        EngineError, GpuError: see `code`.
     """
     try:
         return _Native(launch, code(launch))
     except fallback.ByTriton as reason:
-        _tell(str(reason))
+        _warn(str(reason))
         return _by_triton(launch)
 
 
 class _Native:
     """A launch that native code enqueues."""
 
-    def __init__(self, launch: Launch, made: Code) -> None:
+    def __init__(self, launch: Launch, kernel: Code) -> None:
         from ficco import _native
 
-        bulks = {n: each for n, each in launch.arguments.items() if isinstance(each, Bulk)}
+        bulks = {name: bulk for name, bulk in launch.arguments.items() if isinstance(bulk, Bulk)}
         places = {name: Slot(number) for number, name in enumerate(bulks)}
-        spec = described(made, launch.grid, launch.arguments, places, launch.chained)
-        self._addresses = [address(each.base) for each in bulks.values()]
-        self._pitches = [stride(each.base, 0) * item_bytes(each.base) for each in bulks.values()]
+        spec = described(kernel, launch.grid, launch.arguments, places, launch.chained)
+        self._addresses = [address(bulk.base) for bulk in bulks.values()]
+        self._pitches = [stride(bulk.base, 0) * item_bytes(bulk.base) for bulk in bulks.values()]
         self._arrays, self._kept = launch.arrays, (launch, spec)
         device, _ = launch.arrays.current()
         self._call = _native.GpuCall(gpu(device), spec.native, len(bulks))
 
     def __call__(self) -> None:
-        """Enqueue it.
+        """Enqueue the launch.
 
         Raises:
-            GpuError: the driver refuses.
+            GpuError: the driver refuses the launch.
         """
         _, stream = self._arrays.current()
         self._call.run(self._addresses, self._pitches, stream)
 
 
 @functools.cache
-def _tell(reason: str) -> None:
+def _warn(reason: str) -> None:
     _log.warning("kernels are launched by Triton, which takes longer: %s", reason)
 
 
 def _by_triton(launch: Launch) -> Callable[[], None]:
-    """Return what enqueues a launch by Triton's launcher; the kernel is loaded.
+    """Load a kernel by Triton and return a function that enqueues its launch.
 
     Raises:
         EngineError: Triton is not installed.
@@ -159,18 +159,18 @@ def _by_triton(launch: Launch) -> Callable[[], None]:
     from ficco.private import triton_core
 
     function = function_of(launch.kernel)
-    types = {each.name: each.type for each in passed(variant_of(launch))}
+    types = {parameter.name: parameter.type for parameter in passed(variant_of(launch))}
     arguments = {
-        each.name: _as_launched(launch.arguments[each.name], types.get(each.name, ""))
-        for each in launch.kernel.parameters
+        name: _as_launched(launch.arguments[name], types.get(name, ""))
+        for name, *_ in launch.kernel.parameters
     }
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     triton_core.load(function, launch.grid, arguments, options)
     return lambda: function[launch.grid](**arguments, **options)
 
 
-class _Given:
-    """An array of any library, as Triton's launch takes it."""
+class _TritonArray:
+    """An array of any library, in the form that Triton's launcher takes."""
 
     def __init__(self, array: Any, dtype: Any) -> None:
         self.dtype, self._array = dtype, array
@@ -181,18 +181,18 @@ class _Given:
 
 
 def _as_launched(value: Any, kind: str) -> Any:
-    """Return an argument as Triton's launch takes it; `kind`: its type as Triton writes it."""
+    """Return an argument in the form that Triton's launcher takes; `kind`: its Triton type."""
     if isinstance(value, Bulk):
-        return _descriptor(_Given(value.base, value.base.dtype), value)
-    return _Given(value, kind.removeprefix("*")) if kind.startswith("*") else value
+        return _descriptor(_TritonArray(value.base, value.base.dtype), value)
+    return _TritonArray(value, kind.removeprefix("*")) if kind.startswith("*") else value
 
 
-def _descriptor(given: Any, value: Bulk) -> Any:
+def _descriptor(array: Any, value: Bulk) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     base, block = value
     strides = [stride(base, dim) for dim in (0, 1)]
-    return TensorDescriptor(given, list(base.shape), strides, list(block))
+    return TensorDescriptor(array, list(base.shape), strides, list(block))
 
 
 def _as_interpreted(value: Any) -> Any:
@@ -202,7 +202,7 @@ def _as_interpreted(value: Any) -> Any:
 
 
 def _interpret(launch: Launch) -> None:
-    """Run a launch by Triton's interpreter, on arrays of PyTorch in the host's memory.
+    """Run a launch in Triton's interpreter, on PyTorch arrays in host memory.
 
     Raises:
         EngineError: Triton is not installed, or was imported without its interpreter.

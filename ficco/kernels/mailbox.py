@@ -1,21 +1,21 @@
-"""Mailboxes inside of a kernel: data that tell by themselves that they have come. Device code only.
+"""Mailboxes in device code: data whose arrival is visible in the data itself.
 
-A mailbox is a window that only such kernels use. Wherever nothing has come it holds a vacant value,
-which nobody sends; whoever has read data puts it back. Calls take its two copies in turn, by a
-count that each rank keeps on its device, so that graphs that are replayed take them in turn, too.
-Why a rank may store in a peer's copy: it has ended its call before, in which that peer had entered;
-so the peer had ended the call before that one, which was the last to use the copy.
+A mailbox is a window that only these kernels use. An element that has not arrived holds a vacant
+value, which no rank sends; the reader of an element stores the vacant value again. Calls alternate
+between its two copies by a count on each rank's device, so replayed graphs alternate, too. A rank
+may store in a peer's copy because its own previous call has ended. The peer had entered that call,
+so it had ended the call before, which was the last to use the copy.
 
-    words    a word for every rank, which says that it has entered, and which call
-    counts   calls so far; programs of the launch under way that have read that number; 1 + the
-             number of the first call that gave up, or 0: later ones store nothing, for peers may
-             still be in that one
+    words    one word per rank: the rank has entered, and which call
+    counts   number of calls so far; programs of the current launch that have read that number;
+             1 + the number of the first call that gave up, or 0: later calls store nothing,
+             because peers may still be in that call
 
-Stores are ordinary ones; they reach memory in pieces of 16 bytes or less, and no element in parts.
-That a peer has entered orders nothing either: what it says is of use to the next launch.
+Stores are ordinary. They reach memory in pieces of at most 16 bytes, and never part of an element.
+The `entered` words order nothing either: they matter only for the next launch.
 
-Nothing is waited for where it is asked for: the count is drawn, and words are looked at, before
-data are awaited, and what they say is used behind that.
+The kernel issues loads early: it draws the count and reads the words before it waits for data, and
+uses the results after that.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ _MINUS_0 = tl.constexpr(-(1 << 31))
 _ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
 _NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
 
-# $0 = 1 if no thread misses anything, 2 if some thread gives up, else 0; $1 = whether this thread
-# misses something; $2 = the word that says stop; $3 = when it began; $4 = patience, both in ns.
-# All threads go on together: each has looked for itself, and whatever one puts back, once it has
-# all, another one may still be looking for.
+# $0 = 1 if no thread misses data, 2 if some thread gives up, else 0; $1 = whether this thread
+# misses data; $2 = the stop word; $3 = begin of the wait; $4 = timeout, both in ns. All threads
+# continue together, because one thread must not store vacant values that another still waits for.
 _ALL_CAME = """{
     .reg .pred missing, gave_up;
     .reg .b32 stopped;
@@ -71,8 +70,8 @@ together:
 }"""
 _ALL_CAME_ASM = tl.constexpr(_ALL_CAME)
 
-# $0 = programs that drew before, in the first thread; $1 = the count; $2 = the call's number. The
-# barrier is given a use of that, so that all threads have read it.
+# $0 = number of earlier draws, in the first thread; $1 = the count; $2 = the call's number. The
+# barrier uses the number, so that all threads have read it.
 _DRAW = """{
     .reg .pred first;
     .reg .b32 thread;
@@ -85,8 +84,8 @@ _DRAW = """{
 }"""
 _DRAW_ASM = tl.constexpr(_DRAW)
 
-# $0 = what a thread sees of a rank's word, in the thread of that rank; in others $3, what it is to
-# be. $1 = address of the words; $2 = set of ranks.
+# $0 = value of a rank's word, in the thread of that rank; in other threads $3, the expected value.
+# $1 = address of the words; $2 = set of ranks.
 _LOOK = """{
     .reg .pred mine;
     .reg .b32 thread;
@@ -103,7 +102,7 @@ _LOOK = """{
 }"""
 _LOOK_ASM = tl.constexpr(_LOOK)
 
-# $0 = 1 if all threads saw what was to be, else 0; $1 = what this thread saw; $2 = what is to be.
+# $0 = 1 if all threads saw the expected value, else 0; $1 = this thread's value; $2 = expected.
 _SAW_ALL = """{
     .reg .pred other;
     setp.ne.u32 other, $1, $2;
@@ -115,7 +114,7 @@ _SAW_ALL_ASM = tl.constexpr(_SAW_ALL)
 
 @triton.jit
 def _stamp(digest, number):
-    """Return what a rank's word becomes in a call, and in no near call: never 0."""
+    """Return the value of a rank's word in a call: never 0, and different in calls close by."""
     return (digest | 1) + 2 * number
 
 
@@ -129,16 +128,16 @@ def enter(
     WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Tell every peer that this rank has entered its call of this number.
+    """Notify every peer that this rank has entered its call of this number.
 
-    places: where each rank's words of this call's copy begin.
+    places: addresses of each rank's words of this call's copy.
     """
     raise_words(places, rank, peers, _stamp(digest, number), WORLD, ON_GPU)
 
 
 @triton.jit
 def look(words, peers, digest, number, ON_GPU: tl.constexpr):  # noqa: N803
-    """Return what each thread sees of a peer's word by now, for `meet_all`."""
+    """Return the current value of a peer's word in each thread, for `meet_all`."""
     if ON_GPU:
         return tl.inline_asm_elementwise(
             _LOOK_ASM, "=&r,l,l,r,~{memory}", [words, peers, _stamp(digest, number)],
@@ -162,9 +161,9 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Await that every peer has entered the same call; return 1, or give up and return 2.
+    """Wait until every peer has entered the same call; return 1, or give up and return 2.
 
-    seen: of `look`; if that was all, nothing is awaited.
+    seen: the result of `look`; if all peers had entered by then, there is no wait.
     """
     stamp = _stamp(digest, number)
     if ON_GPU:
@@ -180,16 +179,16 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
             of_peers = ((peers >> everyone) & 1) != 0
             seen_now = tl.load(words + everyone, mask=of_peers, other=0, volatile=True)
             late = tl.min(tl.where(of_peers & (seen_now != stamp), everyone, 64))
-            if late == 64:  # all have come just now; some peer has to be named
+            if late == 64:  # all have just entered; the status needs some peer
                 late = tl.min(tl.where(of_peers, everyone, 64))
-            # Not _ENTERED + late: Triton 3.8's interpreter makes a constexpr of that.
+            # Not _ENTERED + late, which becomes a constexpr in Triton 3.8's interpreter.
             give_up(counts, number, status, late + _ENTERED + 1)
     return 2 - met
 
 
 @triton.jit
 def draw(counts, number, ON_GPU: tl.constexpr):  # noqa: N803
-    """Say that a program knows the call's number; return how many did before, for `count_call`."""
+    """Record that a program has read the call's number; return how many had before."""
     if ON_GPU:
         return tl.inline_asm_elementwise(
             _DRAW_ASM, "=&r,l,r,~{memory}", [counts + 1, number],
@@ -203,7 +202,7 @@ def draw(counts, number, ON_GPU: tl.constexpr):  # noqa: N803
 def count_call(counts, number, programs, drawn):
     """Count the call, if this program was the last to draw.
 
-    No program reads the number from memory behind its own draw, so none reads the next one.
+    No program reads the number from memory after its own draw, so none reads the next number.
     """
     last = drawn == programs - 1
     tl.store(counts + 1, 0, mask=last)
@@ -212,20 +211,20 @@ def count_call(counts, number, programs, drawn):
 
 @triton.jit
 def call_number(counts):
-    """Return the number of this call, read past caches: it may begin before the last one ends."""
+    """Return this call's number, read past caches, as the previous call may not have ended."""
     return tl.load(counts, volatile=True)
 
 
 @triton.jit
 def is_open(counts, number):
-    """Return whether no call before this one has given up; the same to all threads of a launch."""
+    """Return whether no earlier call has given up; the same in all threads of a launch."""
     first = tl.load(counts + 2, volatile=True)
     return (first == 0) | (first > number)
 
 
 @triton.jit
 def give_up(counts, number, status, told):
-    """Let no later call store anything, and tell of the word that did not come."""
+    """Stop later calls from storing, and report the word that did not arrive."""
     if tl.load(counts + 2, volatile=True) == 0:
         tl.store(counts + 2, number + 1)
     tell(status, told)
@@ -233,7 +232,7 @@ def give_up(counts, number, status, told):
 
 @triton.jit
 def sendable(values):
-    """Return the bits of values, none of them vacant. What is -0 goes as 0, as sums make it."""
+    """Return the bits of values, none of them vacant. -0 is sent as 0, which sums produce."""
     if values.dtype.primitive_bitwidth == 32:
         bits = values.to(tl.int32, bitcast=True)
         return tl.where((bits == _VACANT_32) | (bits == _MINUS_0), 0, bits)
@@ -253,7 +252,7 @@ def _now_ns(ON_GPU: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def _all_came(missing, stop, begin_ns, patience_ns, ON_GPU: tl.constexpr):  # noqa: N803
-    """Return 1 if no thread misses anything, 2 if some thread gives up, else 0: to all alike."""
+    """Return 1 if no thread misses data, 2 if some thread gives up, else 0; same in all threads."""
     if ON_GPU:
         return tl.inline_asm_elementwise(
             _ALL_CAME_ASM, "=&r,r,l,l,l,~{memory}", [missing, stop, begin_ns, patience_ns],
@@ -276,22 +275,22 @@ def take(  # noqa: PLR0913
     HAS_OWN: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Await blocks of a mailbox; return their sum in float32, and -1. They are vacant then.
+    """Wait for blocks of a mailbox, make them vacant, and return their float32 sum, and -1.
 
-    It gives up as `await_words` does; then the number of a missing block comes with the sum.
+    It gives up like `await_words`, and then returns the number of a missing block with the sum.
 
-    No block is smaller than the program: of an element that several threads have, each would see
-    for itself whether it has come, but `tl.max` believes one of them for all.
+    A block has at least as many elements as the program has threads. Threads that share an element
+    could see its arrival at different times, but `tl.max` uses the value of one of them.
 
     Args:
         at: pointers to a block's elements, [rows, cols].
-        distance: elements from one block to the next, of COUNT.
-        inside: which elements are awaited.
+        distance: elements from one of the COUNT blocks to the next.
+        inside: which elements to wait for.
         stop: pointer to int32.
-        patience_ns: int64.
+        patience_ns: int64, timeout.
         own: if HAS_OWN, the number of a block that is not in the mailbox.
-        mine: what is added in its place, float32 [rows, cols].
-        COUNT: blocks, which are added up in order.
+        mine: the values of that block, float32 [rows, cols].
+        COUNT: number of blocks, which are summed in order.
         HAS_OWN: whether one block is not in the mailbox.
         ON_GPU: False in the interpreter.
     """
@@ -306,9 +305,9 @@ def take(  # noqa: PLR0913
         boxes = at.to(tl.pointer_type(tl.int16))
         vacant = tl.full((), _VACANT_16, tl.int16)
     begin = _now_ns(ON_GPU)
-    # The loop carries what is used behind it, and nothing else: Triton's compiler fails otherwise.
+    # The loop carries only values that are used after it: Triton's compiler fails otherwise.
     state = tl.full((), 0, tl.int32)
-    missing = tl.full((), 0, tl.int32)  # 1 + the number of a block that has not come
+    missing = tl.full((), 0, tl.int32)  # 1 + the number of a block that has not arrived
     total = tl.zeros(at.shape, tl.float32)
     while state == 0:
         total = tl.zeros(at.shape, tl.float32)

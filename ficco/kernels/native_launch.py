@@ -1,15 +1,15 @@
-"""Describing where a compiled kernel's arguments lie, so that native code can launch it.
+"""Describing the arguments of a compiled kernel, so that native code can launch it.
 
-A kernel that is loaded is described once, in plain numbers: its handle, its grid, and where each
-parameter comes from. What changes from call to call is named by the plan's slots and words;
-everything else is a constant.
+A loaded kernel is described once, by numbers: its handle, its grid, and the source of each
+parameter. Parameters that change between calls refer to the plan's slots and words. All others are
+constants.
 
     code = loading.code(launch)
     spec = described(code, launch, {"own": Slot(0), "c_stride": Pitch(3, 2), ...})
     program.set_launches(segment, row, mark, [spec.native])
 
-Kernels take their parameters as Triton lays them out: see `compiling.KNOWN_TRITON`. The native side
-holds the sizes against the driver's.
+Kernels take parameters in Triton's layout; see `compiling.KNOWN_TRITON`. Native code compares the
+sizes with the driver's.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _TENSOR_ALIGN = 16  # bytes, of bulk loads
 _BITS = {
     f"{sign}{bits}": (sign == "i", bits) for sign in "iu" for bits in (8, 16, 32, 64)
 }  # fmt: skip
-_SCRATCH = ("global scratch", "profile scratch")  # addresses behind all other parameters
+_SCRATCH = ("global scratch", "profile scratch")  # addresses after all other parameters
 
 
 class Box(NamedTuple):
-    """What a descriptor's map is made of, besides the matrix.
+    """The inputs of a descriptor's map, besides the matrix.
 
     Attributes:
-        rows, cols: of a block, as it is loaded.
-        type, swizzle: numbers of cuTensorMapEncodeTiled.
-        element_bytes: of an element.
+        rows, cols: size of a loaded block.
+        type, swizzle: values of cuTensorMapEncodeTiled.
+        element_bytes: bytes of an element.
     """
 
     rows: int
@@ -67,13 +67,13 @@ class Code(NamedTuple):
     """A compiled kernel.
 
     Attributes:
-        name: of its entry.
-        parameters: those that are no constants, in order; scratch addresses follow them.
-        threads: of a block.
-        shared_bytes: of dynamic shared memory.
-        boxes: one a descriptor, in order.
-        function: the driver's handle; None: it is not loaded.
-        keep: what must live as long as the handle is used.
+        name: name of its entry.
+        parameters: all except constants, in order; scratch addresses follow them.
+        threads: threads of a block.
+        shared_bytes: dynamic shared memory.
+        boxes: one per descriptor, in order.
+        function: the driver's handle; None: not loaded.
+        keep: objects that must live as long as the handle is used.
     """
 
     name: str
@@ -86,12 +86,12 @@ class Code(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """An address in a slot of the plan, of a pointer or a descriptor.
+    """An address in a slot of the plan, for a pointer or a descriptor.
 
     Attributes:
-        slot: its number in the bound plan.
-        row, byte: where in it.
-        other_copy: whether it is in the window's copy that the call does not use.
+        slot: the slot's number in the bound plan.
+        row, byte: position in the slot.
+        other_copy: whether it is in the window copy that the call does not use.
     """
 
     slot: int
@@ -108,7 +108,7 @@ class Signal(NamedTuple):
 
 
 class Pitch(NamedTuple):
-    """The distance between rows of a slot, in elements of so many bytes."""
+    """The distance between rows of a slot, in elements of `element_bytes`."""
 
     slot: int
     element_bytes: int
@@ -122,16 +122,16 @@ Place = Slot | Signal | Pitch | Copy
 
 
 class LaunchSpec(NamedTuple):
-    """A launch as native code takes it; made by `described`.
+    """A launch in the form of native code; returned by `described`.
 
     Attributes:
         function: the driver's handle.
         grid: blocks by dimension.
-        threads: of a block.
-        shared_bytes: of dynamic shared memory.
-        chained: whether it may begin while the kernel before it on the stream ends.
+        threads: threads of a block.
+        shared_bytes: dynamic shared memory.
+        chained: whether it may begin before the previous kernel on the stream has ended.
         parameters: [count, 16]; see `GpuProgram.set_launches` in ficco/_native.pyi.
-        keep: what must live as long as the launch, and graphs of it.
+        keep: objects that must live as long as the launch and its graphs.
     """
 
     function: int
@@ -144,7 +144,7 @@ class LaunchSpec(NamedTuple):
 
     @property
     def native(self) -> tuple[int, tuple[int, int, int], int, int, bool, npt.NDArray[np.int64]]:
-        """What `GpuProgram.set_launches` takes."""
+        """The launch as an argument of `GpuProgram.set_launches`."""
         return self[:6]
 
 
@@ -158,24 +158,24 @@ def described(
     """Return the launch of a kernel for a bound plan.
 
     Args:
-        code: loaded.
+        code: the loaded kernel.
         grid: one to three numbers of blocks, 1 or more.
         arguments: by name, constants of the kernel included. Arrays that are not in `places` are
-            passed by their address, and kept; shapes of descriptors are those of every call.
-        places: arguments that depend on the call. The kernel is one for what divides these
-            addresses and pitches now, which native code asks of every call.
-        chained: whether it may begin while the kernel before it on the stream ends; it waits for
-            that end by itself.
+            passed by address, and kept. Shapes of descriptors are equal in all calls.
+        places: arguments that depend on the call. Native code requires of every call the
+            divisibility of addresses and pitches that the kernel was compiled for.
+        chained: whether it may begin before the previous kernel on the stream has ended; the
+            kernel waits for that end by itself.
 
     Raises:
         EngineError: the kernel is not loaded.
-        InputError: arguments that the kernel does not take so.
+        InputError: the arguments do not fit the kernel.
     """
     if code.function is None:
         raise EngineError(f"the kernel {code.name} is not loaded; load it first, by `loading.code`")
     rows = parameter_rows(code, arguments, places)
     x, y, z = (*grid, 1, 1)[:3]
-    kept = [value for name, value in arguments.items() if name not in places]
+    constants = [value for name, value in arguments.items() if name not in places]
     return LaunchSpec(
         function=code.function,
         grid=(x, y, z),
@@ -183,7 +183,7 @@ def described(
         shared_bytes=code.shared_bytes,
         chained=chained,
         parameters=np.array(rows, np.int64).reshape(-1, _FIELDS),
-        keep=(code.keep, kept),
+        keep=(code.keep, constants),
     )
 
 
@@ -193,14 +193,14 @@ def parameter_rows(
     """Return the rows of `LaunchSpec.parameters`; the kernel need not be loaded.
 
     Raises:
-        EngineError: the kernel takes something that native code does not pass.
-        InputError: arguments that the kernel does not take so.
+        EngineError: native code cannot pass a parameter of the kernel.
+        InputError: the arguments do not fit the kernel.
     """
     return _Layout(code, arguments, places).rows()
 
 
 class _Layout:
-    """Goes through a kernel's parameters and writes a row for each."""
+    """Writes a row for each parameter of a kernel."""
 
     def __init__(
         self, code: Code, arguments: Mapping[str, Any], places: Mapping[str, Place]
@@ -210,23 +210,23 @@ class _Layout:
         self._rows: list[list[int]] = []
 
     def rows(self) -> list[list[int]]:
-        unknown = self._places.keys() - {each.name for each in self._parameters}
+        unknown = self._places.keys() - {parameter.name for parameter in self._parameters}
         if unknown:
             raise InputError(f"the kernel {self._name} has no argument {sorted(unknown)[0]!r}")
-        count = sum(each.type.startswith("tensordesc") for each in self._parameters)
+        count = sum(parameter.type.startswith("tensordesc") for parameter in self._parameters)
         if count != len(self._boxes):
             raise EngineError(
-                f"the kernel {self._name} takes {count} descriptors, and it is known of "
-                f"{len(self._boxes)} how they are made"
+                f"the kernel {self._name} takes {count} descriptors, but has boxes for "
+                f"{len(self._boxes)}"
             )
-        for each in self._parameters:
-            self._add(each)
+        for parameter in self._parameters:
+            self._add(parameter)
         for _ in _SCRATCH:
             self._row(_CONSTANT, _ADDRESS_BYTES)
         return self._rows
 
-    def _add(self, each: Passed) -> None:
-        name, kind, divisor = each
+    def _add(self, parameter: Passed) -> None:
+        name, kind, divisor = parameter
         place = self._places.get(name)
         if place is None and name not in self._arguments:
             raise InputError(f"the kernel {self._name} takes {name!r}, which has no value")
@@ -247,25 +247,25 @@ class _Layout:
         elif isinstance(place, Signal):
             self._row(_WORD, _ADDRESS_BYTES, divisor, place.number, other_copy=place.other_copy)
         elif place is not None:
-            raise InputError(f"{place} is no address, and {name!r} is a pointer")
+            raise InputError(f"{place} is not an address, but {name!r} is a pointer")
         else:
-            given = self._arguments[name]
-            at = given if isinstance(given, int) else address(given)
+            value = self._arguments[name]
+            at = value if isinstance(value, int) else address(value)
             self._constant(name, at, "u64", divisor)
 
     def _number(self, name: str, kind: str, place: Place | None, divisor: int) -> None:
         if isinstance(place, Pitch):
             _, bits = _BITS[kind]
             if bits not in (32, 64):
-                raise InputError(f"{name!r} is an {kind}, which holds no pitch")
+                raise InputError(f"{name!r} is an {kind}, which cannot hold a pitch")
             self._row(_PITCH, bits // 8, divisor, 0, place.slot, element=place.element_bytes)
         elif isinstance(place, Copy):
             _, bits = _BITS[kind]
             if bits not in (32, 64) or divisor > 1:
-                raise InputError(f"{name!r} is an {kind}, which holds no number of a copy")
+                raise InputError(f"{name!r} is an {kind}, which cannot hold a copy's number")
             self._row(_COPY, bits // 8)
         elif place is not None:
-            raise InputError(f"{place} is an address, and {name!r} is an {kind}")
+            raise InputError(f"{place} is an address, but {name!r} is an {kind}")
         else:
             self._constant(name, self._arguments[name], kind, divisor)
 
@@ -276,19 +276,19 @@ class _Layout:
         least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
         if not least <= value <= most or value % divisor:
             raise InputError(
-                f"{name!r} is {value}; the kernel {self._name} is for an {kind} that {divisor} "
-                "divides"
+                f"{name!r} is {value}; the kernel {self._name} needs an {kind} that is a multiple "
+                f"of {divisor}"
             )
         words = value if value < 1 << 63 else value - (1 << 64)
         self._row(_CONSTANT, bits // 8, 1, words)
 
     def _descriptor(self, name: str, place: Place | None) -> None:
         if not isinstance(place, Slot):
-            raise InputError(f"{name!r} is a descriptor; give it a slot, not {place}")
-        given, box = self._arguments[name], self._boxes.pop(0)
-        if not isinstance(given, Bulk):
-            raise InputError(f"{name!r} is a descriptor; its argument is to be Bulk, not {given!r}")
-        rows, cols = (int(extent) for extent in given.base.shape)
+            raise InputError(f"{name!r} is a descriptor; pass a slot, not {place}")
+        bulk, box = self._arguments[name], self._boxes.pop(0)
+        if not isinstance(bulk, Bulk):
+            raise InputError(f"{name!r} is a descriptor; its argument must be Bulk, not {bulk!r}")
+        rows, cols = (int(extent) for extent in bulk.base.shape)
         fill = 0  # elements beyond the matrix are 0
         self._row(
             _TENSOR, _MAP_BYTES, _TENSOR_ALIGN, 0, *place, box.element_bytes,

@@ -1,4 +1,4 @@
-"""What launches of whole calls share: windows, what ends their waits, checks of operands."""
+"""Common parts of launches of whole calls: windows, limits of waits, checks of operands."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ALIGN = 16  # bytes of the widest store
 
 
 class Places(NamedTuple):
-    """Addresses of all ranks' windows or mailboxes, as this rank's device sees them.
+    """Addresses of all ranks' windows or mailboxes on this rank's device.
 
     Attributes:
-        words: [copy][rank], where words begin, for each of two copies.
-        data: [copy][rank], where data begin.
-        counts: int32 words by which a rank counts calls on its mailbox, a tensor or `Address`; None
+        words: [copy][rank], addresses of the words, for each of two copies.
+        data: [copy][rank], addresses of the data.
+        counts: int32 words with a rank's call counts of its mailbox, a tensor or `Address`; None
             for windows.
     """
 
@@ -38,15 +38,14 @@ class Places(NamedTuple):
 
 
 class Control(NamedTuple):
-    """What a launch is told from outside, and tells. Tensors are int32, in device memory.
+    """Inputs and outputs of a launch for its control. Tensors are int32, in device memory.
 
     Attributes:
-        digest: of the plan, which peers must have, too.
-        stop: one word; while it is not 0, every wait is given up.
-        status: one word, which becomes 1 + the place of a word that was given up. Both are
-            tensors, or what has their data_ptr and dtype.
-        timeout_ns: how long a program waits before it gives up by itself; it looks at every later
-            word once.
+        digest: digest of the plan, which peers must have, too.
+        stop: one word; while it is not 0, every wait gives up.
+        status: one word, which becomes 1 + the place of a word that did not arrive. Both are
+            tensors, or objects with data_ptr and dtype.
+        timeout_ns: time limit of a program's wait; after a timeout it reads every later word once.
     """
 
     digest: int
@@ -56,26 +55,26 @@ class Control(NamedTuple):
 
 
 def power(size: int) -> int:
-    """Return the least power of two that is not less."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def signed(digest: int) -> int:
-    """Return a number of 32 bits as kernels take it."""
+    """Return an unsigned 32-bit number as the signed number of the same bits."""
     return digest - (digest >> 31 << 32)
 
 
 def ranks_as_bits(ranks: Sequence[int]) -> int:
-    """Return ranks as bits of a signed number of 64."""
+    """Return ranks as bits of a signed 64-bit number."""
     bits = sum(1 << rank for rank in ranks)
     return bits - (bits >> 63 << 64)
 
 
 def check_operand(name: str, matrix: Any, shape: tuple[int, int], dtype: str) -> None:
-    """Refuse an operand that a table was not made for.
+    """Check that an operand fits its table.
 
     Raises:
-        InputError: it has another shape or dtype.
+        InputError: the operand has another shape or dtype.
     """
     if tuple(matrix.shape) != shape:
         raise InputError(f"{name} is {tuple(matrix.shape)}; the table was made for {shape}")
@@ -84,10 +83,10 @@ def check_operand(name: str, matrix: Any, shape: tuple[int, int], dtype: str) ->
 
 
 def check_rows(name: str, matrix: Any) -> None:
-    """Refuse a matrix whose rows' elements are not neighbours.
+    """Check that the elements of a matrix's rows are adjacent.
 
     Raises:
-        InputError: they are not.
+        InputError: the elements are not adjacent.
     """
     if matrix.shape[0] and matrix.shape[1] > 1 and stride(matrix, 1) != 1:
         raise InputError(

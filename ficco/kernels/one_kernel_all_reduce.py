@@ -1,15 +1,15 @@
-"""One launch that multiplies, exchanges products by stores into mailboxes, and adds them.
+"""One launch that multiplies, exchanges products by stores into mailboxes, and sums them.
 
-For products of few rows, where a copy engine's start and a stream's signal take longer than the
-data. Ranks hear of each other within the launch, so nothing else is enqueued, but for the
-product of more rows, which a library makes in y before (`is_made_before`).
+It is for products of few rows, where the start of a copy engine and the signal of a stream take
+longer than the data. Ranks synchronize within the launch, so nothing else is enqueued. For more
+rows, a library computes the product in y before the launch (`is_made_before`).
 
-    direct = prepare(table, places, device)         # once per plan and mailbox
-    warm(direct, operands, control)                 # before any stream waits, or is captured
-    all_reduce(direct, operands, control)           # every call
+    prepared = prepare(table, places, device)       # once per plan and mailbox
+    warm(prepared, operands, control)               # before any stream waits or is captured
+    all_reduce(prepared, operands, control)         # every call
 
-What does not come spoils what depends on it, with NaN, and is told in a status word; the launch
-ends. Launches on one mailbox must follow one another.
+If data do not arrive, dependent results become NaN, a status word reports it, and the launch ends.
+Launches on one mailbox must not overlap.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ __all__ = [
     "warm",
 ]
 
-_SHARED = 140_000  # bytes that a program may take of a multiprocessor's 227 KiB
-_WIDEST_SUM = 2048  # elements that a program adds up at a time
-_WIDEST_MOVE = 4096  # the same where rows are many
-_WIDEST_SENT = 8192  # and of these, that it sends at a time
+_SHARED = 140_000  # bytes that a program may use of a multiprocessor's 227 KiB
+_WIDEST_SUM = 2048  # elements that a program sums at a time
+_WIDEST_MOVE = 4096  # the same if the product is computed before the launch
+_WIDEST_SENT = 8192  # elements that a program sends at a time in that case
 
 
 class OneKernelTile(NamedTuple):
-    """How a program multiplies.
+    """The tile of a program's multiplication.
 
     Attributes:
-        rows, cols: of y at a time, powers of two; one row is multiplied without the matrix units.
-        deep: of k that a step takes, a power of two.
-        warps: 4 or 8; 16 where nothing is multiplied.
+        rows, cols: size in y, powers of two; one row is multiplied without the matrix units.
+        deep: depth of a step of k, a power of two.
+        warps: 4 or 8; 16 if nothing is multiplied.
         stages: steps of k in flight.
     """
 
@@ -73,19 +73,19 @@ class OneKernelTile(NamedTuple):
 
 
 class OneKernel(NamedTuple):
-    """A table, prepared for launches; made by `prepare`. It must outlive graphs of them.
+    """A table prepared for launches, returned by `prepare`. It must outlive their graphs.
 
     Attributes:
-        table: what it was made of.
-        tile: how programs multiply.
-        chunks, places: what the kernel reads, on the device.
+        table: the table.
+        tile: the tile of the multiplication.
+        chunks, places: the kernel's tables, on the device.
         counts: words of the mailbox; see `ficco.kernels.mailbox`.
-        copy_places: numbers of one copy of the mailbox in `places`.
-        programs: of a launch; an idle device runs all of them at the same time.
+        copy_places: entries of one copy of the mailbox in `places`.
+        programs: programs of a launch; an idle device runs all of them at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
         made: whether y holds the product of x and w when a launch begins; else it multiplies.
-        chained: whether a launch may begin while the one before it ends.
-        arrays: the library of arrays, on the device.
+        chained: whether a launch may begin before the previous one has ended.
+        arrays: the array library for the device.
     """
 
     table: OneKernelTable
@@ -102,13 +102,13 @@ class OneKernel(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a call multiplies.
+    """The operands of a call.
 
     Attributes:
         x: [m, k], unit stride along rows.
         w: [k, n], any strides.
-        bias: [1, n], whose elements are adjacent, or None.
-        y: [m, n], unit stride along rows; where they are made before, it holds x.w.
+        bias: [1, n] with adjacent elements, or None.
+        y: [m, n], unit stride along rows; it holds x.w if a library computes that before.
     """
 
     x: Any
@@ -118,17 +118,17 @@ class Operands(NamedTuple):
 
 
 def choose_tile(m: int, width: int, k: int, item: int) -> OneKernelTile:
-    """Return how to multiply m rows by a chunk of so many columns, of elements of `item` bytes.
+    """Return the tile for m rows and a chunk of `width` columns, with elements of `item` bytes.
 
-    As measured on H200 for chunks of 32, 64 and 128 columns: deep where there are few columns, and
-    as many steps in flight as leave room for another kernel's shared memory beside.
+    Measured on H200 for chunks of 32, 64 and 128 columns: deep steps for few columns, and as many
+    steps in flight as leave shared memory for another kernel.
     """
     cols = max(16, min(power(width), 128))
     depth = max(16, power(k))
     if m == 1:
         deep, warps = (512, 4) if cols <= 32 else (256, 8)
         return OneKernelTile(1, cols, max(64, min(depth, deep // item)), warps, 4)
-    if item == 4:  # on the ordinary units, from registers
+    if item == 4:  # float32 is multiplied on the ordinary units, from registers
         return OneKernelTile(max(16, min(power(m), 32)), min(cols, 32), 32, 4, 3)
     rows = max(16, min(power(m), 128 if cols > 64 else 64))
     deep = 64 if cols > 64 else 256 if cols <= 32 and rows <= 32 else 128
@@ -138,7 +138,7 @@ def choose_tile(m: int, width: int, k: int, item: int) -> OneKernelTile:
 
 
 def _moving_tile(m: int, width: int) -> OneKernelTile:
-    """Return how to move m rows of a chunk of a product that is made already."""
+    """Return the tile for moving m rows of a chunk of a product that is computed already."""
     cols = max(16, min(power(width), 128))
     return OneKernelTile(min(power(m), _WIDEST_SENT // cols), cols, 16, 16, 1)
 
@@ -150,14 +150,14 @@ def prepare(
     tile: OneKernelTile | None = None,
     made: bool | None = None,
 ) -> OneKernel:
-    """Return a table as launches need it. Copies to the device, so not while a stream waits.
+    """Prepare a table for launches; it copies to the device, so no stream may wait meanwhile.
 
     Args:
-        table: of this rank's plan.
-        places: of the mailbox that calls use.
-        device: a library of arrays (`Arrays`), or a torch.device.
-        tile: how to multiply; by default `choose_tile` says.
-        made: whether y will hold the product already; by default `is_made_before` says.
+        table: table of this rank's plan.
+        places: the mailbox that calls use.
+        device: an array library (`Arrays`), or a torch.device.
+        tile: tile of the multiplication; by default `choose_tile` chooses it.
+        made: whether y holds the product before the launch; by default `is_made_before` decides.
     """
     item = ELEMENT_BYTES[table.dtype]
     arrays = library_of(device)
@@ -178,7 +178,7 @@ def prepare(
         programs=min(len(table.chunks) + 1, processors),
         aligned=all(edge * item % ALIGN == 0 for edge in edges),
         made=made,
-        chained=not made and can_chain(arrays),  # behind a library's GEMM nothing is gained
+        chained=not made and can_chain(arrays),  # no gain after a library's GEMM
         arrays=arrays,
     )
 
@@ -186,7 +186,7 @@ def prepare(
 def _numbers(
     table: OneKernelTable, words: Sequence[int], data: Sequence[int], item: int
 ) -> list[int]:
-    """Return one window copy's entries of `places`, as the kernel describes them."""
+    """Return the entries of `places` of one mailbox copy; see the kernel."""
     pitch = table.n * item
     return [
         *words,
@@ -199,25 +199,25 @@ def _numbers(
 def all_reduce(prepared: OneKernel, operands: Operands, control: Control) -> None:
     """Enqueue one call on the current stream: one launch.
 
-    Sums are float32, in the order of ranks, of products rounded to the dtype; the bias is added to
-    sums, or, where they are not passed on, to the products of the rank whose it is.
+    Products are rounded to the dtype, and their sums are float32 in the order of ranks. The bias is
+    added to the sums if they are passed on, else to the products of the rank that owns the bias.
 
     Args:
-        prepared: of the plan.
-        operands: of this call.
-        control: what ends waits.
+        prepared: the prepared table.
+        operands: the operands of this call.
+        control: digest, stop and status words, timeout.
 
     Raises:
-        InputError: operands that the table was not made for.
+        InputError: the operands do not fit the table.
     """
     loading.enqueue(launch_of(prepared, operands, control))
 
 
 def launch_of(prepared: OneKernel, operands: Operands, control: Control) -> Launch:
-    """Return what `all_reduce` launches. Which copy of the mailbox it uses, the device knows.
+    """Return the launch of `all_reduce`. The device selects the copy of the mailbox.
 
     Raises:
-        InputError: operands that the table was not made for.
+        InputError: the operands do not fit the table.
     """
     arguments = _arguments(prepared, operands, control)
     return Launch(
@@ -227,16 +227,15 @@ def launch_of(prepared: OneKernel, operands: Operands, control: Control) -> Laun
 
 
 def warm(prepared: OneKernel, operands: Operands, control: Control) -> None:
-    """Compile and load what `all_reduce` launches for such operands; nothing is computed or sent.
+    """Compile and load the kernel of `all_reduce` for such operands; compute and send nothing.
 
-    To be called before a stream waits or is captured: a kernel that is first loaded then waits for
-    the stream.
+    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
 
     Raises:
-        InputError: operands that the table was not made for.
+        InputError: the operands do not fit the table.
     """
     launch = launch_of(prepared, operands, control)
-    # Not the mailbox's own, on which a call may be under way.
+    # Not the mailbox's own counts, which a call may be using.
     counts = prepared.arrays.place([0] * COUNTS, "int32")
     nothing = {"items": 0, "own_rows": 0, "peers": 0, "targets": 0, "owners": 0}
     loading.warm(launch._replace(grid=(1,)), {"counts": counts} | nothing)

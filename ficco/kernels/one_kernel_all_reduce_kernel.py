@@ -1,26 +1,27 @@
 """The one-kernel all-reduce's device code: a whole matmul_all_reduce of one rank in one launch.
 
-The first program of a launch keeps the door; the others share the chunks, which are slices of
-columns, and each takes its chunks through all stages:
+The first program of a launch is the door. The other programs divide the chunks, which are slices of
+columns. Each takes its chunks through all stages:
 
     door      enter
-    program   make: multiply, or take from y what a library multiplied; store at the owners (own
-              rows stay in y then)
-              take: the others' products
-              await entered
-              finish: add them up, store and, as an owner, pass on
-              collect: take the owners' sums, move them into y
+    program   make: multiply, or read a library's product from y; store at the owners (own rows
+              then stay in y)
+              take: read the other ranks' products
+              wait for `entered`
+              finish: sum, store and, as an owner, pass on
+              collect: read the owners' sums, move them into y
 
-A lone program does both. Nothing waits before everything is made, and no program waits for another
-one of its rank, nor for one of a peer but the door and that of its own number (peers' GPUs have as
-many multiprocessors). GPUs begin programs in the order of their numbers: nobody promises that, but
-tests rely on it. So a launch ends on however few multiprocessors other kernels leave it: even those
-that end only when a peer's do, which in turn wait for this call to end there (NCCL's).
+A single program does both. No program waits before it has computed all its products. A program
+waits for no other program of its rank, and at a peer only for the door and for the program of its
+own number (peers' GPUs have equally many multiprocessors). GPUs start programs in the order of
+their numbers; this is not guaranteed, but tests rely on it. So a launch ends on any number of free
+multiprocessors, even beside kernels that wait for a peer's kernel which waits for this call there
+(NCCL's).
 
-Data are their own signals: a mailbox holds a value that nobody sends (`ficco.kernels.mailbox`), so
-what differs from it has come, and is taken by putting that value back. A word that tells of data
-would have to wait for the data's arrival, and be waited for. Loops must be neither flattened nor
-spread over specialized warps: loads would move ahead of waits.
+Data are their own signals: a vacant mailbox element holds a value that no rank sends
+(`ficco.kernels.mailbox`). Any other value has arrived, and the reader stores the vacant value
+again. A separate signal word would have to wait for the data's arrival, and be waited for. Loops
+must be neither flattened nor warp-specialized: loads would move ahead of waits.
 """
 
 from __future__ import annotations
@@ -113,25 +114,25 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     """Store the sum over ranks of x.w (+ bias) in y.
 
     chunks: int32 [items, 4]: first column, end, index of the words of its products and its sums.
-    places: int64 [2, copy_places], of both copies of the mailbox: where each rank's words begin;
-    where each rank keeps sums, if TWICE; where the own products' mailbox begins; and where each
-    row of the own products goes: if TWICE to its owner, else to every rank, the own one last.
+    places: int64 [2, copy_places], addresses of both copies of the mailbox: each rank's words; each
+    rank's sums, if TWICE; the own mailbox of products; and the target of each row of the own
+    products: if TWICE at its owner, else at every rank, the own one last.
     counts: int32 [3], of the mailbox; see `ficco.kernels.mailbox`.
-    stop, status: int32. The status becomes 1 + the place of a word that was given up.
-    own_row, own_rows: rows that this rank adds up. slot_rows: of a source.
-    bias: one row of adjacent elements; has_bias: 0 if there is none, and it is not read.
-    bias_row, bias_rows: rows whose products get the bias, unless TWICE: then sums get it.
-    TURNED: which elements of w are adjacent, see `direct_product`.
-    peers: all other ranks, as a set; targets: those that get products; owners: those that pass on.
-    timeout_ns: how long a program waits before it gives up.
-    MADE: whether the product of x and w stands in y already, so that nothing is multiplied.
-    CHAINED: whether it may begin while the launch before it ends, for which it waits, then. No
-    program lets the next launch begin before it has ended itself: what has begun takes room that
-    peers' other kernels may need, and, where some programs have ended, two places on one
-    multiprocessor.
-    EDGE, BYTES: columns and bytes that divide where rows and chunks begin and end.
+    stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
+    own_row, own_rows: rows that this rank sums. slot_rows: rows of one source.
+    bias: one row of adjacent elements; it is not read if has_bias is 0.
+    bias_row, bias_rows: rows whose products get the bias; if TWICE, the sums get it instead.
+    TURNED: which elements of w are adjacent, see `one_kernel_product`.
+    peers: set of all other ranks; targets: those that get products; owners: those that pass sums.
+    timeout_ns: time limit of a program's wait.
+    MADE: whether y already holds the product of x and w, so that nothing is multiplied.
+    CHAINED: whether the launch may begin before the previous one has ended, and then waits for that
+    end. No program lets the next launch begin before it has ended itself: programs of the next
+    launch would take room that peers' other kernels may need, and, after some programs have ended,
+    two places on one multiprocessor.
+    EDGE, BYTES: columns and bytes that divide the bounds of rows and chunks.
     """
-    if CHAINED:  # nothing is read or written before
+    if CHAINED:  # before anything is read or written
         gdc_wait()
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -143,7 +144,7 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     number = call_number(counts)
     places += (number & 1) * copy_places
     words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
-    kept = places + WORLD  # where ranks keep sums
+    kept = places + WORLD  # addresses of the ranks' sums
     if TWICE:
         recv = tl.load(kept + WORLD)
         rows_to = kept + WORLD + 1
@@ -152,7 +153,7 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
         rows_to = kept + 1
     patience_ns = timeout_ns
     opened = is_open(counts, number)
-    if door:  # noqa: SIM102 - the others do not wait for `opened` here
+    if door:  # noqa: SIM102 - other programs do not wait for `opened` here
         if opened:
             enter(places, rank, peers, digest, number, WORLD, ON_GPU)
 
@@ -165,7 +166,7 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
         end = tl.multiple_of(tl.load(entry + _END), EDGE)
         for left in tl.range(begin, end, COLS):
             for top in tl.range(0, sent_rows, ROWS):
-                # Those behind the own ones come first, so that not all ranks store at one.
+                # Start with the rows after the own ones, so that not all ranks store at one rank.
                 first_row = top + own_row + own_rows
                 row = first_row + tl.arange(0, ROWS)
                 row = tl.where(row < m, row, row - m)
@@ -203,16 +204,16 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     drawn = draw(counts, number, ON_GPU)
     if opened == 0:
         patience_ns = tl.zeros_like(patience_ns)
-    # Where the next rank keeps sums, and so on; this one last.
+    # Addresses of the sums of the next rank, and so on; this rank's last.
     sums_at = ()  # type: Any
     if TWICE:
         for turn in tl.static_range(1, WORLD + 1):
             sums_at = sums_at + (tl.load(kept + (rank + turn) % WORLD),)  # noqa: RUF005 - Triton's way
     seen = look(words, peers, digest, number, ON_GPU)
-    met = tl.full((), 0, tl.int32)  # 1 once all peers have, 2 if one has not
+    met = tl.full((), 0, tl.int32)  # 1 once all peers have entered, 2 if one has not
 
-    # What this rank adds up. A product that does not come spoils what it is a part of; what a peer
-    # sends that has not entered this call spoils all.
+    # The sums of this rank. A missing product makes its own sums NaN; a peer that has not entered
+    # this call makes all results NaN.
     if own_rows > 0:
         for item in tl.range(first, items, workers):
             entry = chunks + item * _FIELDS
@@ -258,7 +259,7 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
                             there = tl.multiple_of(there, BYTES)
                             there = there + (own_row + row).to(tl.int64)[:, None] * n + col[None, :]
                             tl.store(there, sums, inside)
-                        result = sums.to(y.dtype.element_ty, bitcast=True)  # as all others get it
+                        result = sums.to(y.dtype.element_ty, bitcast=True)  # equal on all ranks
                     tl.store(here, result, (row < own_rows)[:, None] & (col < end)[None, :])
 
     if met == 0:

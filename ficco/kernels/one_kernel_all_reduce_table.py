@@ -1,7 +1,7 @@
-"""What the one-kernel all-reduce reads of a plan. Numbers only: no torch and no Triton.
+"""The one-kernel all-reduce's table of a plan. Numbers only: no torch and no Triton.
 
 `table_of` reads the steps themselves, in the order of `ficco.lowering.one_kernel_all_reduce`, so
-that what the kernel does is what was proved; a step that the kernel would not do is refused.
+that the kernel does what the verifier has proved. It refuses a step that the kernel does not do.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ficco.plan import RankPlan, Region, Signal, window_places
 
 __all__ = ["COUNTS", "THREADS", "VACANT", "OneKernelChunk", "OneKernelTable", "table_of"]
 
-# 32 bits that a mailbox holds wherever nothing has come, and which nobody sends. As twice 16 bits,
-# of float16 or bfloat16, they are -0; as float32 -4.6e-41. Both go as 0.
+# 32 bits of vacant mailbox elements, which no rank sends. As two float16 or bfloat16 they are -0,
+# as float32 -4.6e-41. Both values are sent as 0.
 VACANT = 0x80008000
 
-COUNTS = 3  # int32 signals by which a rank counts calls on its mailbox
+COUNTS = 3  # int32 words with a rank's call counts of its mailbox
 THREADS = 32  # of a warp
 
 
@@ -26,8 +26,8 @@ class OneKernelChunk(NamedTuple):
 
     Attributes:
         begin, end: columns.
-        partial: index among `data` signals of a writer of that behind its products.
-        total: the same of that behind its sums; where none are passed on, it is not used.
+        partial: index among a writer's `data` signals of the signal after its products.
+        total: the same for the signal after its sums; unused if no sums are passed on.
     """
 
     begin: int
@@ -37,26 +37,26 @@ class OneKernelChunk(NamedTuple):
 
 
 class OneKernelTable(NamedTuple):
-    """One rank's part of a matmul_all_reduce, as one launch runs it.
+    """One rank's part of a matmul_all_reduce, as one launch.
 
     Attributes:
         rank, world: of the plan.
-        m, n, k: rows and columns of y, and the depth that this rank multiplies.
-        dtype: of all operands.
-        bias: whether one is added.
-        twice: whether sums are passed on by those who made them.
-        chunks: in the order in which they are made; none is empty.
-        own_row, own_rows: rows of y that this rank adds up.
-        bias_row, bias_rows: rows to whose products its bias is added; if `twice`, none: it is added
-            to its sums.
-        slot_rows: rows that the mailbox has for one rank's products.
-        rows_to: (rank, row of its mailbox of products) for every row that is made; for all rows
-            once, or, if not `twice`, for all rows and every rank, the own one last.
-        targets: ranks, but this one, that get products.
-        owners: ranks, but this one, that pass sums on.
-        landing: byte offset of the products in a copy of the mailbox.
-        kept: the same of the sums, if `twice`.
-        outputs: the one that there is.
+        m, n, k: rows and columns of y, and this rank's depth.
+        dtype: dtype of all operands.
+        bias: whether there is a bias.
+        twice: whether the owners of sums pass them on.
+        chunks: in the order of their computation; none is empty.
+        own_row, own_rows: rows of y that this rank sums.
+        bias_row, bias_rows: rows of this rank's products that get the bias; if `twice` none, as
+            the bias is added to the sums.
+        slot_rows: rows of the mailbox for one rank's products.
+        rows_to: targets (rank, row of its mailbox of products) of the rows; for each row once, or,
+            if not `twice`, for all rows and every rank, the own one last.
+        targets: other ranks that get products.
+        owners: other ranks that pass sums on.
+        recv: byte offset of the products in a copy of the mailbox.
+        kept: byte offset of the sums, if `twice`.
+        outputs: the single output.
     """
 
     rank: int
@@ -82,19 +82,19 @@ class OneKernelTable(NamedTuple):
 
 
 def table_of(plan: RankPlan) -> OneKernelTable:
-    """Return what the one-kernel all-reduce reads of a rank's plan.
+    """Return the one-kernel all-reduce's table of a rank's plan.
 
     Args:
-        plan: of a matmul_all_reduce with transport "sm", of two ranks or more.
+        plan: plan of a matmul_all_reduce with transport "sm", on two ranks or more.
 
     Raises:
-        PlanError: a plan of another kind; the message names the step.
+        PlanError: the kernel cannot run the plan; the message names the step.
     """
     return _Reader(plan).table()
 
 
 class _Rows(NamedTuple):
-    """Rows [begin, end) of the product, and where they go: a rank, a row of its window."""
+    """Rows [begin, end) of the product, and their target: a rank and a row of its mailbox."""
 
     begin: int
     end: int
@@ -118,7 +118,7 @@ class _Reader(PlanReader):
         self.space = spaces[0].name if spaces else ""
         self.y, self.x = plan.buffer("y0"), plan.buffer("x")
         self.bias = any(buffer.name == "bias0" for buffer in plan.buffers)
-        self.signals: dict[tuple[int, int], list[int]] = {}  # of products and sums, by columns
+        self.signals: dict[tuple[int, int], list[int]] = {}  # indices for products and sums
         self.heard: set[Signal] = set()
 
     def table(self) -> OneKernelTable:
@@ -129,14 +129,14 @@ class _Reader(PlanReader):
         self.expect(self.recv.rows % world == 0, "have a slot for every rank")
         self.slot = self.recv.rows // world
         chunks: list[tuple[int, int]] = []
-        made: list[tuple[tuple[int, int], list[_Rows], tuple[int, ...]]] = []
+        by_chunk: list[tuple[tuple[int, int], list[_Rows], tuple[int, ...]]] = []
         while self.next() in ("gemm", "reduce"):
             columns, own, bias_rows = self._make()
             to, targets = self._send(columns, own)
             chunks.append(columns)
-            made.append((bias_rows, to, targets))
-            self.expect(made[-1] == made[0], "make all chunks alike")
-        bias_rows, to, targets = made[0] if made else ((0, 0), [], ())
+            by_chunk.append((bias_rows, to, targets))
+            self.expect(by_chunk[-1] == by_chunk[0], "compute all chunks in the same way")
+        bias_rows, to, targets = by_chunk[0] if by_chunk else ((0, 0), [], ())
         self.read_entered()
         own_rows = self._add_up(chunks)
         owners = self._collect(chunks, own_rows) if self.twice else ()
@@ -158,13 +158,13 @@ class _Reader(PlanReader):
         weights = [buffer for buffer in self.plan.buffers if buffer.role == "weight"]
         w = next(buffer for buffer in weights if buffer.name != "bias0")
         turned = any(step.transpose_b for step in self.plan.steps)
-        turned = turned or (self.x.cols == 0 and w.rows > 0)  # without products
+        turned = turned or (self.x.cols == 0 and w.rows > 0)  # a plan without products
         return OutputNames("y0", w.name, "bias0" if self.bias else "", self.y.cols, turned)
 
     # ---- the stages
 
     def _make(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """Read what makes all rows of a chunk; return its columns, own rows and bias's rows."""
+        """Read the products of a chunk; return its columns, own rows and the bias's rows."""
         columns: tuple[int, int] = (0, 0)
         row, own, bias_rows = 0, (0, 0), (0, 0)
         m, k = self.y.rows, self.x.cols
@@ -174,7 +174,7 @@ class _Reader(PlanReader):
             for product in step.products:
                 a, b, c = product.a, product.b, product.c
                 box = (b.col0, b.col1, b.row0, b.row1) if step.transpose_b else b[2:6]
-                self.expect(not product.accumulate and not step.transpose_a, "make it at once")
+                self.expect(not product.accumulate and not step.transpose_a, "compute it at once")
                 self.expect(a == Region(self.rank, "x", row, row + c.rows, 0, k), "multiply x")
                 self.expect(box == (0, k, c.col0, c.col1), "multiply by columns of w")
                 row += c.rows
@@ -185,15 +185,15 @@ class _Reader(PlanReader):
                 if c.buffer == self.recv.name:
                     own = (rows[0] if own == (0, 0) else own[0], rows[1])
                     top = c.row0 - self.rank * self.slot
-                    self.expect(top == (0 if self.twice else begin), "keep it in the own slot")
+                    self.expect(top == (0 if self.twice else begin), "store it in the own slot")
                 else:
-                    self.expect(c[1:4] == (self.space, *rows), "keep it for its owner")
+                    self.expect(c[1:4] == (self.space, *rows), "store it for its owner")
                 if add:
-                    self.expect(add == (self._bias(c),), "add the bias alone")
+                    self.expect(add == (self._bias(c),), "add only the bias")
                     bias_rows = rows
                 if columns == (0, 0):
                     columns = (c.col0, c.col1)
-                self.expect(c[4:6] == columns, "make the same columns of all rows")
+                self.expect(c[4:6] == columns, "compute the same columns of all rows")
                 begin = rows[1]
         self.expect((bias_rows == (0, 0)) or not self.twice, "add the bias to sums")
         return columns, own, bias_rows
@@ -201,7 +201,7 @@ class _Reader(PlanReader):
     def _send(
         self, columns: tuple[int, int], own: tuple[int, int]
     ) -> tuple[list[_Rows], tuple[int, ...]]:
-        """Read the stores of a chunk; return where its rows go, and the peers that get some."""
+        """Read the stores of a chunk; return the targets of its rows, and their ranks."""
         slot, rank = self.rank * self.slot, self.rank
         here = [_Rows(*own, rank, slot)] if own[0] < own[1] else []
         there: list[_Rows] = []
@@ -210,7 +210,7 @@ class _Reader(PlanReader):
             self.expect(step.unit == "sm", "store by multiprocessors")
             buffer, first = (self.space, 0) if self.twice else (self.recv.name, slot)
             for source, target in zip(step.reads, step.writes, strict=True):
-                self.expect(source[:2] == (rank, buffer), "send what was made")
+                self.expect(source[:2] == (rank, buffer), "send the products")
                 self.expect(source[4:6] == columns == target[4:6], "send this chunk")
                 self.expect(target[1:3] == (self.recv.name, slot), "store in the own slot")
                 rows = (source.row0 - first, source.row1 - first)
@@ -218,11 +218,11 @@ class _Reader(PlanReader):
             self._raise(columns, 0, [rows.rank for rows in there])
         targets = tuple([rows.rank for rows in there])
         if self.twice:
-            found = sorted(there + here)
-            edges = [0, *(rows.end for rows in found)]
-            begins = [*(rows.begin for rows in found), self.y.rows]
+            pieces = sorted(there + here)
+            edges = [0, *(rows.end for rows in pieces)]
+            begins = [*(rows.begin for rows in pieces), self.y.rows]
             self.expect(edges == begins, "send every row to its owner")
-            return found, targets
+            return pieces, targets
         whole = all((rows.begin, rows.end) == (0, self.y.rows) for rows in there + here)
         self.expect(whole and set(targets) == set(self.peers), "send all rows to all")
         return there + here, targets
@@ -237,7 +237,7 @@ class _Reader(PlanReader):
             step = self.take("reduce")
             (sums,) = step.writes
             own = own if columns != chunks[0] else (sums.row0, sums.row1)
-            self.expect(sums[:4] == (self.rank, "y0", *own), "add up the own rows")
+            self.expect(sums[:4] == (self.rank, "y0", *own), "sum the own rows")
             slots = [source * self.slot for source in range(len(self.peers) + 1)]
             terms = [
                 Region(self.rank, self.recv.name, top, top + sums.rows, *columns) for top in slots
@@ -255,7 +255,7 @@ class _Reader(PlanReader):
         return own
 
     def _collect(self, chunks: list[tuple[int, int]], own: tuple[int, int]) -> tuple[int, ...]:
-        """Read how the peers' sums come into y; return who passes some on."""
+        """Read the copies of the peers' sums into y; return the ranks that pass sums on."""
         owners: tuple[int, ...] = ()
         if self.ahead(1) != "local_copy":
             return owners
@@ -288,7 +288,7 @@ class _Reader(PlanReader):
         self.heard |= set(signals)
 
     def _index(self, columns: tuple[int, int], which: int, signals: tuple[Signal, ...]) -> int:
-        """Return the index of a chunk's signal: one of its products, one of its sums."""
+        """Return the index of a chunk's signal, for its products (0) or its sums (1)."""
         places = self.signals.setdefault(columns, [-1, -1])
         places[which] = signals[0].chunk if places[which] < 0 else places[which]
         return places[which]

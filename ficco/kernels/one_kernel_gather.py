@@ -1,13 +1,13 @@
-"""One launch that stores shards into peers' windows, and multiplies all of them.
+"""One launch that stores shards into peers' windows, and multiplies all shards.
 
-For few rows, where a copy engine's start and a stream's signal take longer than the data, and every
-weight had better be read once. As `direct` for matmul_all_reduce:
+It is for few rows, where the start of a copy engine and the signal of a stream take longer than the
+data, and every weight should be read once. It is used like `one_kernel_all_reduce`:
 
-    made = prepare(table, places, device)           # once per plan and window
-    warm(made, operands, control)                   # before any stream waits, or is captured
-    gather(made, operands, control, copy)           # every call
+    prepared = prepare(table, places, device)       # once per plan and window
+    warm(prepared, operands, control)               # before any stream waits or is captured
+    gather(prepared, operands, control, copy)       # every call
 
-Launches of one `Gather` must follow one another.
+Launches of one `Gather` must not overlap.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ __all__ = ["Gather", "Matrices", "Operands", "choose", "gather", "launch_of", "p
 _WIDEST_STORE = 4096  # elements that a program stores at a time
 _MOST_STORING = 32  # programs that store at peers, which must find room beside other kernels
 
-# What `choose` reckons with: bytes a nanosecond into one multiprocessor, out of the L2 and out of
-# memory into all of them, and microseconds that a tile takes to begin, and parts to be added up.
+# Constants of the model in `choose`: bytes per nanosecond into one multiprocessor, from L2 and from
+# memory into all of them; microseconds for the start of a tile and for the sum of parts.
 _NEAR, _OUT_OF_L2, _OUT_OF_MEMORY, _BEGIN_US, _ADD_US = 70.0, 5500.0, 4200.0, 1.0, 2.0
 
 
 class Gather(NamedTuple):
-    """A table, prepared for launches; made by `prepare`. It must outlive graphs of them.
+    """A table prepared for launches, returned by `prepare`. It must outlive their graphs.
 
     Attributes:
-        table: what it was made of.
-        tile: how programs multiply.
-        splits: parts of the contraction that a tile is made in.
-        places, gates: what the kernel reads, on the device; gates are zeros between launches.
-        parts: room for parts of tiles.
-        copy_places: numbers of one window copy in `places`.
-        programs: of a launch; an idle device runs all of them at the same time.
-        storing: the first of them, which store at peers.
-        arrays: the library of arrays, on the device.
+        table: the table.
+        tile: the tile of the multiplication.
+        splits: number of split-k parts of a tile.
+        places, gates: the kernel's tables, on the device; gates are zeros between launches.
+        parts: scratch for parts of tiles.
+        copy_places: entries of one window copy in `places`.
+        programs: programs of a launch; an idle device runs all of them at the same time.
+        storing: number of programs, the first ones, that store at peers.
+        arrays: the array library for the device.
     """
 
     table: GatherTable
@@ -73,11 +73,11 @@ class Gather(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """What belongs to one output.
+    """The matrices of one output.
 
     Attributes:
         w: [k, n], any strides.
-        bias: [1, n], whose elements are adjacent, or None.
+        bias: [1, n] with adjacent elements, or None.
         y: [m, n], unit stride along rows.
     """
 
@@ -87,12 +87,12 @@ class Matrices(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a call multiplies.
+    """The operands of a call.
 
     Attributes:
         x: the own shard [own rows, k], unit stride along rows.
-        outputs: of the table's products, in their order.
-        kept: takes the gathered x, [m, k], unit stride along rows; None if the table keeps none.
+        outputs: matrices of the table's products, in their order.
+        kept: target of the gathered x, [m, k], unit stride along rows; None without one.
     """
 
     x: Any
@@ -103,15 +103,15 @@ class Operands(NamedTuple):
 def choose(
     m: int, columns: Sequence[int], k: int, item: int, workers: int
 ) -> tuple[OneKernelTile, int]:
-    """Return how to multiply m rows by weights of so many columns, and in how many parts of k.
+    """Return the tile, and the number of split-k parts, for m rows and weights of these columns.
 
-    Every tile reads all rows that it has, so narrow tiles read them often, and wide ones are few:
-    then several programs share a tile, each with a part of k. By arithmetic, not by measurement.
+    Narrow tiles read the rows often, and wide tiles are few. If tiles are few, several programs
+    share a tile, each with a part of k. The choice is by a model, not by measurement.
 
     Args:
         m: rows.
-        columns: of every output.
-        k: the contraction, 1 or more.
+        columns: columns of every output.
+        k: depth, 1 or more.
         item: bytes of an element.
         workers: programs that multiply at the same time.
     """
@@ -141,13 +141,13 @@ def prepare(
     device: Any,
     how: tuple[OneKernelTile, int] | None = None,
 ) -> Gather:
-    """Return a table as launches need it. Copies to the device, so not while a stream waits.
+    """Prepare a table for launches; it copies to the device, so no stream may wait meanwhile.
 
     Args:
-        table: of this rank's plan.
-        places: of the window that calls use.
-        device: a library of arrays (`Arrays`), or a torch.device.
-        how: tile and parts; by default `choose` says.
+        table: table of this rank's plan.
+        places: the window that calls use.
+        device: an array library (`Arrays`), or a torch.device.
+        how: tile and number of parts; by default `choose` chooses them.
     """
     arrays = library_of(device)
     processors = arrays.processors or 1  # the interpreter runs one program after another
@@ -176,75 +176,74 @@ def prepare(
     )
 
 
-def gather(made: Gather, operands: Operands, control: Control, copy: int) -> None:
+def gather(prepared: Gather, operands: Operands, control: Control, copy: int) -> None:
     """Enqueue one call on the current stream: one launch.
 
-    Sums are float32, over all of k or over parts of it that are added in their order; a bias is
+    Sums are float32, over all of k or over parts of k that are added in their order. A bias is
     added last, and the result is rounded once.
 
     Args:
-        made: of the plan.
-        operands: of this call.
-        control: what ends waits.
-        copy: of the window, 0 or 1; all ranks use the same.
+        prepared: the prepared table.
+        operands: the operands of this call.
+        control: digest, stop and status words, timeout.
+        copy: the window copy, 0 or 1; all ranks use the same.
 
     Raises:
-        InputError: operands that the table was not made for.
+        InputError: the operands do not fit the table.
     """
-    loading.enqueue(launch_of(made, operands, control, copy))
+    loading.enqueue(launch_of(prepared, operands, control, copy))
 
 
-def launch_of(made: Gather, operands: Operands, control: Control, copy: int = 0) -> Launch:
-    """Return what `gather` launches.
+def launch_of(prepared: Gather, operands: Operands, control: Control, copy: int = 0) -> Launch:
+    """Return the launch of `gather`.
 
     Raises:
-        InputError: operands that the table was not made for.
+        InputError: the operands do not fit the table.
     """
-    arguments = _arguments(made, operands, control, copy)
-    dtypes = {f"bias{i}": made.table.dtype for i in range(MOST_OUTPUTS)}
+    arguments = _arguments(prepared, operands, control, copy)
+    dtypes = {f"bias{i}": prepared.table.dtype for i in range(MOST_OUTPUTS)}
     return Launch(
-        GATHER, arguments, (made.programs,), made.tile.warps, dtypes=dtypes,
-        odd=arguments["EDGE"] == 1, arrays=made.arrays,
+        GATHER, arguments, (prepared.programs,), prepared.tile.warps, dtypes=dtypes,
+        odd=arguments["EDGE"] == 1, arrays=prepared.arrays,
     )  # fmt: skip
 
 
-def warm(made: Gather, operands: Operands, control: Control) -> None:
-    """Compile and load what `gather` launches for such operands; nothing is computed or sent.
+def warm(prepared: Gather, operands: Operands, control: Control) -> None:
+    """Compile and load the kernel of `gather` for such operands; compute and send nothing.
 
-    To be called before a stream waits or is captured: a kernel that is first loaded then waits for
-    the stream.
+    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
 
     Raises:
-        InputError: operands that the table was not made for.
+        InputError: the operands do not fit the table.
     """
-    launch = launch_of(made, operands, control)
-    gates = made.arrays.place([0] * GATES, "int32")  # on the others a call may be under way
+    launch = launch_of(prepared, operands, control)
+    gates = prepared.arrays.place([0] * GATES, "int32")  # a call may be using the table's gates
     nothing = {"m": 0, "stored": 0, "slices": 1, "own_rows": 0, "peers": 0, "sources": 0}
     loading.warm(launch._replace(grid=(1,)), {"gates": gates} | nothing)
 
 
-def _arguments(made: Gather, operands: Operands, control: Control, copy: int) -> dict[str, Any]:
+def _arguments(prepared: Gather, operands: Operands, control: Control, copy: int) -> dict[str, Any]:
     """Return the kernel's arguments by name."""
-    table, tile = made.table, made.tile
+    table, tile = prepared.table, prepared.tile
     _check(table, operands)
     x, outputs, kept = operands
     item = item_bytes(x)
-    # What divides a stride is known to a described launch in elements: see `launching`.
+    # A described launch tests the divisibility of strides in elements; see `native_launch`.
     x_stride = stride(x, 0) if table.own_rows else 0
     aligned = address(x) % ALIGN == x_stride % ALIGN == table.k * item % ALIGN == 0
-    ways = [turned(each.w) for each in outputs]
-    wide = min(power(table.width or table.k), 512)  # a rank without rows may keep those of others
-    found: dict[str, Any] = {
+    ways = [turned(output.w) for output in outputs]
+    wide = min(power(table.width or table.k), 512)  # a rank without rows may keep others' rows
+    arguments: dict[str, Any] = {
         "x": x,
         "kept": x if kept is None else kept,
-        "places": made.places,
-        "gates": made.gates,
-        "parts": made.parts,
+        "places": prepared.places,
+        "gates": prepared.gates,
+        "parts": prepared.parts,
         "stop": control.stop,
         "status": control.status,
         "digest": signed(control.digest),
         "copy": copy,
-        "copy_places": made.copy_places,
+        "copy_places": prepared.copy_places,
         "slices": table.slices,
         "stored": table.slices if table.own_rows else 0,
         "width": table.width,
@@ -255,9 +254,9 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
         "own_rows": table.own_rows,
         "peers": ranks_as_bits([rank for rank in range(table.world) if rank != table.rank]),
         "sources": ranks_as_bits(table.sources),
-        "splits": made.splits,
-        "storing": made.storing,
-        "biases": sum((each.bias is not None) << i for i, each in enumerate(outputs)),
+        "splits": prepared.splits,
+        "storing": prepared.storing,
+        "biases": sum((output.bias is not None) << i for i, output in enumerate(outputs)),
         "keeps": int(kept is not None),
         "x_stride": x_stride,
         "kept_stride": 0 if kept is None else stride(kept, 0),
@@ -265,21 +264,21 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
         "WORLD": table.world,
         "OUTPUTS": len(outputs),
         "TURNED": sum(way << 2 * i for i, way in enumerate(ways)),
-        "SPLIT": made.splits > 1,
+        "SPLIT": prepared.splits > 1,
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "DEEP": tile.deep,
         "STAGES": tile.stages,
-        # One row, or as many as are stored at a time: other numbers make no other kernel.
+        # One row, or the most rows at a time: only two kernels for all numbers of rows.
         "PUSH_ROWS": _WIDEST_STORE // wide if table.own_rows > 1 else 1,
         "PUSH_COLS": wide,
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
-        "ON_GPU": made.arrays.on_gpu,
+        "ON_GPU": prepared.arrays.on_gpu,
     }
     for i in range(MOST_OUTPUTS):
         w, bias, y = outputs[i] if i < len(outputs) else (None, None, None)
-        found |= {
+        arguments |= {
             f"w{i}": x if w is None else w,
             f"bias{i}": (x if y is None else y) if bias is None else bias,
             f"y{i}": x if y is None else y,
@@ -288,7 +287,7 @@ def _arguments(made: Gather, operands: Operands, control: Control, copy: int) ->
             f"w{i}_col_stride": 0 if w is None or ways[i] == 0 else stride(w, 1),
             f"y{i}_stride": 0 if y is None else stride(y, 0),
         }
-    return found
+    return arguments
 
 
 def _check(table: GatherTable, operands: Operands) -> None:
@@ -305,15 +304,15 @@ def _check(table: GatherTable, operands: Operands) -> None:
         raise InputError(f"{len(outputs)} outputs; the table was made for {len(table.outputs)}")
     check_operand("x", x, (table.own_rows, table.k), table.dtype)
     check_rows("x", x)
-    for given, made in zip(outputs, table.outputs, strict=True):
-        if (given.bias is not None) != bool(made.bias):
+    for matrices, names in zip(outputs, table.outputs, strict=True):
+        if (matrices.bias is not None) != bool(names.bias):
             raise InputError(
-                f"the bias of {made.y} is {'None' if given.bias is None else 'given'}; the table "
-                f"was made {'with' if made.bias else 'without'} one"
+                f"the bias of {names.y} is {'None' if matrices.bias is None else 'given'}; the "
+                f"table was made {'with' if names.bias else 'without'} one"
             )
-        check_operand(made.w, given.w, (table.k, made.n), table.dtype)
-        check_operand(made.y, given.y, (table.m, made.n), table.dtype)
-        if given.bias is not None:
-            check_operand(made.bias, given.bias, (1, made.n), table.dtype)
-            check_rows(made.bias, given.bias)
-        check_rows(made.y, given.y)
+        check_operand(names.w, matrices.w, (table.k, names.n), table.dtype)
+        check_operand(names.y, matrices.y, (table.m, names.n), table.dtype)
+        if matrices.bias is not None:
+            check_operand(names.bias, matrices.bias, (1, names.n), table.dtype)
+            check_rows(names.bias, matrices.bias)
+        check_rows(names.y, matrices.y)

@@ -1,21 +1,20 @@
 """The one-kernel gather's device code: a whole all_gather_matmul of one rank in one launch.
 
-The first program of a launch keeps the door; the others share the tiles of all outputs. The first
-few of them all, the door among them, store the slices of the own shard at peers:
+The first program of a launch is the door. The others divide the tiles of all outputs. The first few
+programs, including the door, store the slices of the own shard at peers:
 
-    program   ask for what it multiplies first of the weights, ahead
-              store: slices of the own shard, at all peers; raise     (behind the gate)
-              await all that peers send; multiply its tiles           (behind the second gate)
-    door      await free, clear it | open the gate, enter | store | await entered
+    program   prefetch its first weights
+              store: slices of the own shard, at all peers; raise       (after the first gate)
+              wait for all slices of the peers; multiply its tiles      (after the second gate)
+    door      wait for free, clear it | open the gate, enter | store | wait for entered
 
-A tile has all rows, or as many as fit; own rows are read where the user has them. Where tiles are
-few, each is made in several parts of the contraction, by as many programs; the last of them adds
-the parts up, in their order. A gathered x that is kept is copied row by row, by all that have
-tiles. A lone program does all of this. The last program to end clears what
-peers raised, and raises free. Nothing waits for peers before the own shard is sent, and no program
-waits for another one of its rank but at the gates, for the door. GPUs begin programs in the order
-of their numbers (see `direct_kernel`). So a launch ends if other kernels leave it multiprocessors
-for those that store.
+A tile has all rows, or as many as fit. Own rows are read from the user's matrix. If tiles are few,
+several programs compute a tile by split-k, and the last of them sums the parts in their order. If
+the gathered x is kept, the programs with tiles copy it row by row. A single program does all of
+this. The last program to end clears the words that peers raised, and raises free. No program waits
+for peers before the own shard is sent, or for other programs of its rank except for the door at the
+gates. GPUs start programs in the order of their numbers (see `one_kernel_all_reduce_kernel`). So a
+launch ends if other kernels leave multiprocessors for the storing programs.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from ficco.plan import SIGNALS
 __all__ = ["one_kernel_gather_gemm"]
 
 _CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
-_COUNTS = tl.constexpr(GATES)  # where the counts of tiles begin, behind the gates
-_LINE = tl.constexpr(128)  # bytes that one prefetch brings
-_AHEAD = tl.constexpr(131_072)  # bytes of weights that a program asks for before it waits
+_COUNTS = tl.constexpr(GATES)  # index of the first count of tiles, after the gates
+_LINE = tl.constexpr(128)  # bytes of one prefetch
+_AHEAD = tl.constexpr(131_072)  # bytes of weights that a program prefetches before it waits
 _NEVER = tl.constexpr(1 << 30)
 
 
@@ -60,7 +59,7 @@ def _ask_for(  # noqa: PLR0913 - a kernel's arguments are its interface
     TURNED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Have the first of a tile's weights brought into the L2, and wait for nothing."""
+    """Prefetch the first weights of a tile into L2, without a wait."""
     if ON_GPU:
         item: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
         long: tl.constexpr = _LINE // item
@@ -122,7 +121,7 @@ def _rows_of(  # noqa: PLR0913
     ROWS: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
 ):
-    """Return pointers to rows of x: peers' in the window, own ones where the user has them."""
+    """Return pointers to rows of x: peers' rows in the window, own rows in the user's matrix."""
     item: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     row = top
     if ROWS > 1:
@@ -169,7 +168,7 @@ def _make(  # noqa: PLR0913 - a kernel's arguments are its interface
     BYTES: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Make a tile of an output, or a part of it, and with the tile's last part the tile."""
+    """Compute a tile of an output, or a part of a tile; the last part also completes the tile."""
     tile, top, left, part, begin, end = _place_of(unit - base, splits, m, k, ROWS, COLS, DEEP, EDGE)
     rows = _rows_of(x, gathered, top, k, x_stride, own_row, own_rows, ROWS, BYTES)
     row = top + tl.arange(0, ROWS)
@@ -217,7 +216,7 @@ def _keep_row(  # noqa: PLR0913
     WIDE: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
 ):
-    """Copy a row of x to where it is kept."""
+    """Copy a row of x to the kept output."""
     row = tl.full((), row, tl.int32)  # the interpreter's loops count in plain numbers
     here = _rows_of(x, gathered, row, k, x_stride, own_row, own_rows, 1, BYTES)
     there = kept + row.to(tl.int64) * kept_stride
@@ -300,23 +299,24 @@ def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     BYTES: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Store in every y the product of all ranks' x and a w (+ bias), and in kept x, if keeps.
+    """Store in every y the product of all ranks' x and a w (+ bias), and x in kept, if keeps.
 
     w0 to w3, bias0 to bias3, y0 to y3, and their columns n and strides: of the outputs; those from
-    number OUTPUTS on are not looked at. biases: which outputs have a bias, as bits. TURNED: which
-    elements of each w are adjacent (see `direct_product`), two bits an output.
-    keeps: 0 if x is not kept, and kept is not written.
-    places: int64 [2, copy_places], of both copies of the window: where each rank's words begin, and
-    where each rank has the window of all ranks' x.
-    gates: int32, of the handshake, and a count for each tile; all 0 before and after.
+    number OUTPUTS on are not read. biases: outputs with a bias, as bits. TURNED: which elements of
+    each w are adjacent (see `one_kernel_product`), two bits per output.
+    keeps: 0 if kept is not written.
+    places: int64 [2, copy_places], addresses of both copies of the window: each rank's words, and
+    each rank's window of all ranks' x.
+    gates: int32, of the handshake, and a count per tile; all 0 before and after.
     parts: float32 [units, ROWS, COLS], for parts of tiles, if SPLIT.
-    stop, status: int32. The status becomes 1 + the place of a word that was given up.
-    copy: of the window. slices: of a shard that has rows, `width` columns each; stored: those of
-    the own one, 0 if it has none. own_row, own_rows: of the own shard among all m rows.
-    peers: all other ranks, as a set; sources: those of them whose shards have rows.
+    stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
+    copy: of the window. slices: number of slices of a shard with rows, `width` columns each;
+    stored: the same of the own shard, 0 without rows. own_row, own_rows: rows of the own shard
+    among all m rows.
+    peers: set of all other ranks; sources: set of those whose shards have rows.
     splits: parts of a tile. storing: programs that store at peers.
-    timeout_ns: how long a program waits before it gives up.
-    EDGE, BYTES: elements of x and bytes that divide where rows and slices begin and end.
+    timeout_ns: time limit of a program's wait.
+    EDGE, BYTES: elements of x and bytes that divide the bounds of rows and slices.
     """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -339,7 +339,7 @@ def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     if door & (programs > 1):
         first = units
 
-    # Weights need no peer: the first of them travel while the shards do.
+    # Weights depend on no peer: the first are loaded while the shards are in transit.
     base = 0
     for number in tl.static_range(OUTPUTS):
         if number == 0:
@@ -405,7 +405,7 @@ def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     everyone = tl.arange(0, 64)
     of_sources = ((sources >> everyone) & 1) != 0
     came = 1
-    awaits = (first < units) | (door & (units == 0))  # one does: at the end words are cleared
+    awaits = (first < units) | (door & (units == 0))  # at least one: the words are cleared later
     if awaits:
         came = await_all_words(
             words, _CHUNKS, slices, sources, 1, gates + MET, stop, patience_ns, WORLD, ON_GPU
@@ -450,7 +450,7 @@ def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
             PUSH_COLS, BYTES,
         )  # fmt: skip
 
-    # The last program to end gives the window back: all have read what they read of it.
+    # The last program to end releases the window: all programs have finished reading it.
     if leave(gates) == programs - 1:
         for item in tl.range(0, slices):
             heard = words + everyone * _CHUNKS + item

@@ -1,7 +1,7 @@
-"""What the one-kernel gather reads of a plan. Numbers only: no torch and no Triton.
+"""The one-kernel gather's table of a plan. Numbers only: no torch and no Triton.
 
-As in `one_kernel_all_reduce_table`: the steps themselves are read, in the order of
-`ficco.lowering.one_kernel_gather`, and a step that the kernel would not do is refused.
+As in `one_kernel_all_reduce_table`, the steps themselves are read, in the order of
+`ficco.lowering.one_kernel_gather`, and a step that the kernel does not do is refused.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from ficco.plan import Product, RankPlan, Region, Signal, window_places
 
 __all__ = ["GATES", "GatherTable", "table_of"]
 
-GATES = 4  # int32 signals of the handshake; see `direct_handshake`
+GATES = 4  # int32 words of the handshake; see `one_kernel_handshake`
 
 
 class GatherTable(NamedTuple):
-    """One rank's part of an all_gather_matmul, as one launch runs it.
+    """One rank's part of an all_gather_matmul, as one launch.
 
     Attributes:
         rank, world: of the plan.
         m, k: rows of all shards, and the depth.
-        dtype: of all operands.
+        dtype: dtype of all operands.
         own_row, own_rows: rows of the own shard among all rows.
         width: columns of a slice of the own shard, if it has rows; the last one may be narrower.
-        slices: of a shard; each has a signal, in their order.
-        sources: ranks, but this one, that have rows.
+        slices: number of slices of a shard; each has a signal, in their order.
+        sources: other ranks that have rows.
         gathered: byte offset of the window of all rows in a window copy.
-        outputs: products, those with columns.
+        outputs: the products that have columns.
         kept: name of the output that is the gathered x, or "" without one.
     """
 
@@ -48,13 +48,13 @@ class GatherTable(NamedTuple):
 
 
 def table_of(plan: RankPlan) -> GatherTable:
-    """Return what the one-kernel gather reads of a rank's plan.
+    """Return the one-kernel gather's table of a rank's plan.
 
     Args:
-        plan: of an all_gather_matmul with transport "sm", of two ranks or more.
+        plan: plan of an all_gather_matmul with transport "sm", on two ranks or more.
 
     Raises:
-        PlanError: a plan of another kind; the message names the step.
+        PlanError: the kernel cannot run the plan; the message names the step.
     """
     return _Reader(plan).table()
 
@@ -82,11 +82,11 @@ class _Reader(PlanReader):
         outputs = self._multiply()
         kept = self._keep()
         results = {b.name for b in self.plan.buffers if b.role == "output" and b.cols}
-        made = {output.y for output in outputs} | ({kept} if kept else set())
-        self.expect(made == results, "make all outputs")
+        computed = {output.y for output in outputs} | ({kept} if kept else set())
+        self.expect(computed == results, "compute all outputs")
         self.read_end(signals)
         slices = {count for count in (stored, len({signal.chunk for signal in signals})) if count}
-        self.expect(len(slices) == 1, "cut all shards alike")
+        self.expect(len(slices) == 1, "cut all shards into equally many slices")
         places, _ = window_places(self.plan.buffers)
         return GatherTable(
             rank=self.rank, world=len(self.peers) + 1, m=self.window.rows, k=self.x.cols,
@@ -112,9 +112,9 @@ class _Reader(PlanReader):
                 (source, Region(p, self.window.name, top, top + rows, begin, source.col1))
                 for p in self.peers
             }
-            found = set(zip(step.reads, step.writes, strict=True))
-            self.expect(found == there and top == self.own_row, "send it to all, to its rows")
-            self.expect(begin == number * self.width, "cut slices alike")
+            stores = set(zip(step.reads, step.writes, strict=True))
+            self.expect(stores == there and top == self.own_row, "send it to the same rows of all")
+            self.expect(begin == number * self.width, "cut slices of equal width")
             signals = {Signal(peer, "data", rank, number) for peer in self.peers}
             self.all_signals(self.take("raise").signals, signals)
             number, begin = number + 1, source.col1
@@ -122,32 +122,32 @@ class _Reader(PlanReader):
         return number
 
     def _heard(self) -> set[Signal]:
-        """Read the wait for what peers send; return its signals."""
+        """Read the wait for the peers' slices; return its signals."""
         if self.next() != "wait":
             return set()
         signals = set(self.take("wait").signals)
         senders = {signal.peer for signal in signals}
-        each = 1 + max(signal.chunk for signal in signals)
-        wanted = {Signal(self.rank, "data", p, j) for p in senders for j in range(each)}
+        count = 1 + max(signal.chunk for signal in signals)
+        wanted = {Signal(self.rank, "data", p, j) for p in senders for j in range(count)}
         self.all_signals(tuple(signals), wanted)
         return signals
 
     def _multiply(self) -> tuple[OutputNames, ...]:
         """Read the products of all rows."""
-        found: dict[str, tuple[OutputNames, int]] = {}  # with the rows that are made so far
+        by_name: dict[str, tuple[OutputNames, int]] = {}  # with the number of rows read so far
         while self.next() == "gemm":
             step = self.take("gemm")
             self.expect(not step.transpose_a, "multiply x")
             for product in step.products:
-                y, (output, row) = product.c.buffer, found.get(product.c.buffer, (None, 0))
+                y, (output, row) = product.c.buffer, by_name.get(product.c.buffer, (None, 0))
                 self._check(product, row, step.transpose_b)
                 bias = product.add[0].buffer if product.add else ""
                 n = product.c.cols
-                this = OutputNames(y, product.b.buffer, bias, n, step.transpose_b)
-                self.expect(output in (None, this), "make all rows of an output alike")
-                found[y] = this, product.c.row1
-        self.expect(all(row == self.window.rows for _, row in found.values()), "make all rows")
-        return tuple([output for output, _ in found.values()])
+                names = OutputNames(y, product.b.buffer, bias, n, step.transpose_b)
+                self.expect(output in (None, names), "compute all rows of an output alike")
+                by_name[y] = names, product.c.row1
+        self.expect(all(row == self.window.rows for _, row in by_name.values()), "compute all rows")
+        return tuple([output for output, _ in by_name.values()])
 
     def _keep(self) -> str:
         """Read the copies of all rows into an output; return its name."""
@@ -163,18 +163,18 @@ class _Reader(PlanReader):
         return step.writes[0].buffer
 
     def _rows_of(self, begin: int, end: int) -> Region:
-        """Return where rows of x lie: own ones where the user has them, others in the window."""
+        """Return the region of rows of x: own rows in the user's x, others in the window."""
         own = self.own_row <= begin < self.own_row + self.x.rows
         name, shift = ("x", self.own_row) if own else (self.window.name, 0)
         return Region(self.rank, name, begin - shift, end - shift, 0, self.x.cols)
 
     def _check(self, product: Product, row: int, turned: bool) -> None:
-        """Hold a product to rows that follow on those so far, with the whole weight."""
+        """Check that a product has the next rows and the whole weight."""
         a, b, c, accumulate, add = product
         n, k, rank = c.cols, self.x.cols, self.rank
-        self.expect(not accumulate and c.row0 == row, "make each row once, in their order")
+        self.expect(not accumulate and c.row0 == row, "compute each row once, in their order")
         self.expect(a == self._rows_of(row, c.row1), "multiply x")
         box = (0, n, 0, k) if turned else (0, k, 0, n)
         self.expect(b == Region(rank, b.buffer, *box), "multiply by a whole weight")
         bias = (Region(rank, add[0].buffer, 0, 1, 0, n),) if add else ()
-        self.expect(c.col0 == 0 and add == bias, "add the bias alone")
+        self.expect(c.col0 == 0 and add == bias, "add only the bias")

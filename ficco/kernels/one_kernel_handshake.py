@@ -1,8 +1,8 @@
-"""The handshake of a call on windows, inside the one launch that is the call. Device code only.
+"""The handshake of a call on windows, inside the call's single launch. Device code only.
 
-One program of a launch keeps the door: it alone awaits that peers' windows are free and that peers
-have entered, and says so to the others by gates in device memory. It is the first, which runs
-wherever any other does. The last program to end, whichever it is, gives the own window back.
+The first program of a launch is the door: only it waits until the peers' windows are free and the
+peers have entered. It notifies the other programs by gates in device memory. It runs whenever any
+other program does. The last program to end releases the own window.
 
     gates   OPEN, MET (1, or 2 for never), programs that ended, 0; all 0 between launches
 """
@@ -38,9 +38,9 @@ def open_window(  # noqa: PLR0913 - a kernel's arguments are its interface
     WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Await and clear every peer's `free`, open the gate, and enter; return 1, or 0 for given up.
+    """Wait for and clear every peer's `free`, open the gate, enter; return 1, or 0 if it gave up.
 
-    places: where each rank's words begin; words: those of this rank; the rest as in the kernels.
+    places: addresses of each rank's words; words: this rank's; the rest as in the kernels.
     """
     everyone = tl.arange(0, 64)
     of_peers = ((peers >> everyone) & 1) != 0
@@ -67,7 +67,7 @@ def meet(  # noqa: PLR0913
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Await and clear every peer's `entered`, and say so at the gate; return 1, or 0: given up."""
+    """Wait for and clear every peer's `entered`, set the gate; return 1, or 0 if it gave up."""
     everyone = tl.arange(0, 64)
     of_peers = ((peers >> everyone) & 1) != 0
     met = await_words(
@@ -82,7 +82,7 @@ def meet(  # noqa: PLR0913
 
 @triton.jit
 def leave(gates):
-    """End a program's part of the call; return how many had ended before."""
+    """End a program's part of the call; return how many programs had ended before."""
     tl.debug_barrier()
     return tl.atomic_add(gates + _DONE, 1, sem="acq_rel", scope="gpu")
 
@@ -96,7 +96,7 @@ def give_back(
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Raise `free` at every peer, if the call was made: all programs have read what they read."""
+    """Raise `free` at every peer, if the call took place; all programs have finished reading."""
     held = (tl.load(gates + OPEN) == 1) & (tl.load(gates + MET) == 1)
     tl.debug_barrier()
     tl.store(gates + tl.arange(0, _GATES), tl.zeros((_GATES,), tl.int32))
@@ -106,6 +106,6 @@ def give_back(
 
 @triton.jit
 def tell(status, told):
-    """Say that a word did not come, unless another has been told of: of peers, which say more."""
+    """Report a word that did not arrive, unless another, which is more specific, is reported."""
     if tl.load(status, volatile=True) == 0:
         tl.store(status, told)

@@ -1,7 +1,7 @@
-"""How one-kernel calls multiply: few rows, wherever each of them lies, by columns of a weight.
+"""The product of one-kernel calls: few rows at separate addresses by columns of a weight.
 
-Device code only. Loops must be neither flattened nor spread over specialized warps: loads would
-move ahead of waits.
+Device code only. Loops must be neither flattened nor warp-specialized: loads would move ahead of
+waits.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def product(  # noqa: PLR0913 - a kernel's arguments are its interface
 
     Elements outside are undefined.
 
-    x_rows: pointers to the rows, [ROWS, 1]; to the one row where ROWS is 1.
-    in_x: whether there is such a row, of the same shape; one row is always there.
-    left, right: no more than COLS columns are multiplied. DEEP divides begin.
-    TURNED: 0, elements of a row of w are adjacent; 1, elements of a column are; 2, neither. A
-    stride that is so known to be 1 is not read.
-    ROWS, COLS, DEEP, STAGES: see `direct.OneKernelTile`.
+    x_rows: pointers to the rows, [ROWS, 1]; a scalar if ROWS is 1.
+    in_x: mask of the rows, of the same shape; not used if ROWS is 1.
+    left, right: at most COLS columns are multiplied. begin is a multiple of DEEP.
+    TURNED: 0, elements of a row of w are adjacent; 1, elements of a column; 2, neither. A stride
+    that is thereby 1 is not read.
+    ROWS, COLS, DEEP, STAGES: see `one_kernel_all_reduce.OneKernelTile`.
     """
     deep = tl.arange(0, DEEP)
     col = left + tl.arange(0, COLS)
     in_w = col < right
-    # A stride of 1 is written out: the compiler then knows which elements are adjacent.
+    # A stride of 1 is explicit, so that the compiler knows which elements are adjacent.
     w_cols = col.to(tl.int64) if TURNED == 0 else col.to(tl.int64) * w_col_stride
-    if ROWS == 1:  # columns lie below one another, as they do in memory
+    if ROWS == 1:  # columns of w are the rows of the tile, as in memory
         w_at = w + w_cols[:, None]
         x_at = x_rows + deep
         sums = tl.zeros((COLS, DEEP), tl.float32)

@@ -1,7 +1,7 @@
 """Reading the pack: kernels that were compiled ahead of time, in packs/. No Triton.
 
-A file a compute capability, made by `ficco.packing`: a zip of a manifest and of blocks, each of
-which holds several cubins. A block is unpacked when the first of its kernels is wanted.
+`ficco.packing` builds one file per compute capability: a zip of a manifest and of blocks, each with
+several cubins. A block is unpacked when the first of its kernels is requested.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FORMAT = 1
 # Compute capabilities whose kernels have never run; a pack for them is used only if this is "1".
 UNTRIED, ALLOWED_BY = (100,), "FICCO_SM100"
 _SWITCH = "FICCO_PACK"  # "0": the pack is not used
-_FEW_BLOCKS = 4  # that are kept unpacked, of 4 MiB each; all of them inside `keeping_blocks`
+_FEW_BLOCKS = 4  # unpacked blocks to keep, of 4 MiB each; `keeping_blocks` keeps all
 
 
 class Found(NamedTuple):
     """A compiled kernel.
 
     Attributes:
-        cubin: what the driver loads.
+        cubin: the binary that the driver loads.
         record: see `compiling.Compiled`.
     """
 
@@ -47,22 +47,22 @@ class Pack:
     """The pack of one compute capability.
 
     Attributes:
-        manifest: what it says of itself; "kernels" are by `Variant.key`.
+        manifest: the pack's description; "kernels" are by `Variant.key`.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = zipfile.ZipFile(path)
-        self._blocks: dict[str, bytes] = {}  # the last one used stands last
+        self._blocks: dict[str, bytes] = {}  # in order of use, the most recent last
         self._lock = threading.Lock()
         self.manifest: dict[str, Any] = json.loads(self._read("manifest.json"))
 
     def find(self, variant: Variant) -> Found | None:
-        """Return a variant; None: the pack lacks it."""
+        """Return a variant, or None if the pack lacks it."""
         record = self._record(variant)
         return None if record is None else Found(self._bytes(record["cubin"]), record)
 
     def has(self, variant: Variant) -> bool:
-        """Return whether the pack has a variant; nothing is unpacked."""
+        """Return whether the pack has a variant; unpack nothing."""
         return self._record(variant) is not None
 
     def _record(self, variant: Variant) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ class Pack:
         return None if record is None or record["variant"] != variant.text else record
 
     def ptx(self, variant: Variant) -> str | None:
-        """Return the PTX text of a variant; None: the pack lacks it."""
+        """Return the PTX text of a variant, or None if the pack lacks it."""
         record = self.manifest["kernels"].get(variant.key)
         if record is None or "ptx" not in record:
             return None
@@ -82,14 +82,14 @@ class Pack:
 
     def _block(self, name: str) -> bytes:
         with self._lock:
-            found = self._blocks.pop(name, None)
-            self._blocks[name] = found = self._read(name) if found is None else found
+            block = self._blocks.pop(name, None)
+            self._blocks[name] = block = self._read(name) if block is None else block
             if not _keepers:
                 self._drop()
-            return found
+            return block
 
     def drop_blocks(self) -> None:
-        """Keep a few unpacked blocks, those that were used last."""
+        """Drop all unpacked blocks except for a few recently used ones."""
         with self._lock:
             self._drop()
 
@@ -101,12 +101,12 @@ class Pack:
         return lzma.decompress(self._file.read(f"{name}.xz"))
 
 
-_keepers: list[None] = []  # one for each `keeping_blocks` that is entered
+_keepers: list[None] = []  # one per active `keeping_blocks`
 
 
 @contextlib.contextmanager
 def keeping_blocks() -> Iterator[None]:
-    """Keep all blocks that are unpacked meanwhile: many kernels are wanted, of several blocks."""
+    """Keep all blocks that are unpacked inside the block, for kernels of several blocks."""
     _keepers.append(None)
     try:
         yield
@@ -125,10 +125,10 @@ _opened: dict[int, Pack] = {}
 
 
 def opened(capability: int) -> Pack:
-    """Return the pack of a compute capability, whether it is to be used or not.
+    """Return the pack of a compute capability, even if it is not to be used.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no pack.
     """
     if capability not in _opened:
         _opened[capability] = Pack(FOLDER / f"sm_{capability}.zip")
@@ -136,10 +136,10 @@ def opened(capability: int) -> Pack:
 
 
 def why_not(capability: int) -> str:
-    """Say why the pack is not used on a device of this compute capability; "": it is used.
+    """Return why the pack is not used on a device of this compute capability, or "" if it is.
 
     Raises:
-        InputError: FICCO_PACK or FICCO_SM100 is something else than 0 and 1.
+        InputError: FICCO_PACK or FICCO_SM100 is neither 0 nor 1.
     """
     if not switch(_SWITCH, True):
         return f"{_SWITCH}=0 is set"
@@ -160,17 +160,17 @@ def _why_unusable(capability: int) -> str:
         return f"the pack for sm_{capability} has format {manifest['format']}, not {FORMAT}"
     if manifest["sources"] != sources.digest():
         return (
-            f"the pack for sm_{capability} was made of other sources of the kernels; make it again "
-            "by python -m ficco.packing"
+            f"the pack for sm_{capability} was built from other kernel sources; rebuild it with "
+            "python -m ficco.packing"
         )
     return ""
 
 
 def find(variant: Variant, capability: int) -> Found | None:
-    """Return a variant from the pack; None: it lacks it, or is not used (`why_not`)."""
+    """Return a variant from the pack; None if the pack lacks it or is not used (`why_not`)."""
     return None if why_not(capability) else opened(capability).find(variant)
 
 
 def has(variant: Variant, capability: int) -> bool:
-    """Return whether `find` would return a variant; nothing is unpacked."""
+    """Return whether `find` would return a variant; unpack nothing."""
     return not why_not(capability) and opened(capability).has(variant)

@@ -1,4 +1,4 @@
-"""Reading a plan step by step: what one launch is to do is checked as it is read. Numbers only."""
+"""Reading and checking a plan step by step, for a single launch. Numbers only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["OutputNames", "PlanReader"]
 
 
 class OutputNames(NamedTuple):
-    """A product of x and a weight of this rank, and which matrices of the plan it is made of.
+    """The names of the matrices of a product of x and a weight of this rank.
 
     Attributes:
         y, w: names of the result and of the weight.
@@ -28,12 +28,12 @@ class OutputNames(NamedTuple):
 
 
 class PlanReader:
-    """Goes through a plan step by step; what is known so far decides what must come next.
+    """Reads a plan step by step; the steps so far determine the expected next step.
 
     Attributes:
-        plan, rank: what is read.
-        at: number of the step that comes next.
-        op: the operator whose plans are read, for messages.
+        plan, rank: the plan and its rank.
+        at: number of the next step.
+        op: the operator of the plans, for messages.
     """
 
     op = ""
@@ -43,24 +43,24 @@ class PlanReader:
         self.peers: tuple[int, ...] = ()
 
     def read_beginning(self) -> None:
-        """Read how the call enters; then `peers` are known."""
+        """Read the steps by which the call enters, and set `peers`."""
         rank = self.rank
         free = () if has_mailbox(self.plan) else self.take("wait").signals
         if free:
             self.all_signals(self.take("clear").signals, set(free))
         entered = self.take("raise").signals
         self.peers = peers = tuple([signal.rank for signal in entered])
-        self.expect(set(peers) == set(range(len(peers) + 1)) - {rank}, "tell every peer")
+        self.expect(set(peers) == set(range(len(peers) + 1)) - {rank}, "notify every peer")
         self.all_signals(entered, {Signal(peer, "entered", rank) for peer in peers})
         if not has_mailbox(self.plan):
             self.all_signals(free, {Signal(rank, "free", peer) for peer in peers})
 
     def read_entered(self) -> None:
-        """Read the wait for every peer's beginning."""
+        """Read the wait for every peer's `entered`."""
         self.all_signals(self.take("wait").signals, self._entered())
 
     def read_end(self, heard: set[Signal]) -> None:
-        """Read how the call ends that has awaited these signals."""
+        """Read the steps by which the call ends, after waits for these signals."""
         self.all_signals(self.take("clear").signals, heard | self._entered())
         if not has_mailbox(self.plan):
             free = {Signal(peer, "free", self.rank) for peer in self.peers}
@@ -71,27 +71,27 @@ class PlanReader:
         return {Signal(self.rank, "entered", peer) for peer in self.peers}
 
     def ahead(self, steps: int) -> str:
-        """Return the kind of the step that comes so many behind the next one; "" behind all."""
+        """Return the kind of the step `steps` after the next one; "" after the last step."""
         at = self.at + steps
         return self.plan.steps[at].kind if at < len(self.plan.steps) else ""
 
     def next(self) -> str:
-        """Return the kind of the step that comes next."""
+        """Return the kind of the next step."""
         return self.ahead(0)
 
     def take(self, kind: str) -> Step:
-        """Return the next step, which is of this kind."""
+        """Return the next step, which must be of this kind."""
         if self.next() != kind:
-            self.refuse(f"a {kind} is to come, not {self.next() or 'the end'}", 1)
+            self.refuse(f"expected a {kind}, found {self.next() or 'the end'}", 1)
         self.at += 1
         return self.plan.steps[self.at - 1]
 
     def all_signals(self, signals: tuple[Signal, ...], wanted: set[Signal]) -> None:
-        """Hold a step's signals to those that are wanted."""
+        """Check that a step's signals are the wanted ones."""
         self.expect(set(signals) == wanted, "name all its signals")
 
     def expect(self, holds: bool, what: str) -> None:
-        """Refuse the plan where the last step that was taken does not do something."""
+        """Refuse the plan if the step taken last does not do `what`."""
         if not holds:
             self.refuse(f"it does not {what}")
 
@@ -100,6 +100,6 @@ class PlanReader:
         at = max(0, min(self.at - 1 + ahead, len(self.plan.steps) - 1))
         step = self.plan.steps[at].id if self.plan.steps else "-"
         raise PlanError(
-            f"rank {self.rank}, step {step!r}: {why}; the kernel runs plans of {self.op} with "
-            "transport='sm' on several ranks, and no others"
+            f"rank {self.rank}, step {step!r}: {why}; the kernel runs only plans of {self.op} with "
+            "transport='sm' on several ranks"
         )

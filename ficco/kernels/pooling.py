@@ -23,14 +23,14 @@ def pool_bags(
     bags: tuple[int, int],
     target: Any,
 ) -> None:
-    """Put the sums of some bags into the target, a row each, on the current stream.
+    """Store the sums of some bags in the target, one row per bag, on the current stream.
 
     Args:
         table: [rows, dim], unit stride along rows.
         indices: [lookups], int64.
-        offsets: [batch], int64: where each bag begins; the last one runs to the end.
+        offsets: [batch], int64: first index of each bag; the last bag ends with indices.
         bags: the first bag, and the one past the last.
-        target: [bags, dim] in the dtype to round to.
+        target: [bags, dim] in the dtype of the result.
     """
     if bags[1] > bags[0] and table.shape[1]:
         loading.enqueue(launch_of(table, indices, offsets, bags, target))
@@ -44,9 +44,9 @@ def launch_of(
     target: Any,
     arrays: Any = None,
 ) -> Launch:
-    """Return what `pool_bags` launches; the target is not empty.
+    """Return the launch of `pool_bags`; the target must not be empty.
 
-    arrays: the library of the arrays; None: PyTorch.
+    arrays: the array library; None: PyTorch.
     """
     (first, last), dim = bags, table.shape[1]
     cols = max(min(power(dim), _MOST_COLS), _LEAST_COLS)

@@ -1,11 +1,11 @@
-"""Waiting inside a kernel for several words at once, and raising several, a thread each.
+"""Waiting inside a kernel for several words at once, and raising several, one thread per word.
 
-A word takes a thread the time of a trip to memory, and one at a peer that of a trip there, so a
-program that looked at its peers' words one after another would wait for all trips together.
+A read of a word takes a memory latency, and a word at a peer the latency of the link. A program
+that read its peers' words one by one would wait for the sum of the latencies.
 
-Sets of ranks are bits of a number. As in `acquiring`, what a peer wrote before its word may be read
-after it by all threads of the program, by ordinary loads; and what any thread of the program wrote
-before words are raised is there for those who see them.
+Sets of ranks are bits of a number. As in `signal_wait`, data that a peer wrote before its word may
+be read after it by all threads of the program, by ordinary loads. Data that any thread of the
+program wrote before words are raised are visible to readers of the words.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import triton.language as tl
 
 __all__ = ["await_all_words", "await_words", "raise_words"]
 
-# $0 = 1 if all came; $1, $2 = address of the first word, bytes to the next; $3 = set of ranks;
-# $4 = value; $5 = address of the gate, or 0; $6 = the word that says stop; $7 = patience in ns.
-# The thread behind those of 64 ranks looks at the gate, which says 1, or 2 for never.
+# $0 = 1 if all words arrived; $1, $2 = address of the first word, bytes to the next; $3 = set of
+# ranks; $4 = value; $5 = address of the gate, or 0; $6 = the stop word; $7 = timeout in ns. The
+# thread after those of 64 ranks reads the gate, which becomes 1, or 2 for never.
 _AWAIT = """{
     .reg .pred other, gate, came, gave_up;
     .reg .b32 thread, seen, stopped, want;
@@ -54,9 +54,9 @@ together:
     selp.u32 $0, 0, 1, gave_up;
 }"""
 
-# The same for several words of every rank, which may be more than there are threads: each looks at
-# every so-manieth of them, and the gate is counted as the last. $2 = bytes from one rank's first
-# word to the next one's, $5 = words of a rank, $6 = ranks, $7 = address of the gate.
+# The same for several words per rank. There may be more words than threads: threads stride by the
+# block size, and the gate is the last word. $2 = bytes from one rank's first word to the next
+# rank's, $5 = words of a rank, $6 = ranks, $7 = address of the gate, $8, $9 = $6, $7 above.
 _AWAIT_ALL = """{
     .reg .pred gate, absent, past, came, gave_up;
     .reg .b32 number, last, rank, chunk, every, seen, stopped, want;
@@ -105,7 +105,8 @@ together:
     selp.u32 $0, 0, 1, gave_up;
 }"""
 
-# $1 = address of the ranks' addresses; $2 = bytes behind them; $3 = set of ranks; $4 = value.
+# $1 = address of the ranks' addresses; $2 = byte offset added to them; $3 = set of ranks;
+# $4 = value.
 _RAISE = """{
     .reg .pred mine;
     .reg .b32 thread;
@@ -142,23 +143,23 @@ def await_words(  # noqa: PLR0913 - a kernel's arguments are its interface
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Return 1 once the words of all these ranks have the value and the gate says 1, else 0.
+    """Return 1 once the words of all these ranks have the value and the gate is 1, else 0.
 
-    It gives up when the word `stop` is not 0, the patience is over, or the gate says 2. Every word
-    is looked at once in any case. The interpreter has no clock: it gives up by `stop` alone. A
-    program has three warps or more.
+    It gives up when the word `stop` is not 0, after the timeout, or when the gate is 2. Every word
+    is read at least once. The interpreter has no clock: it gives up only by `stop`. A program must
+    have three warps or more.
 
     Args:
         words: pointer to int32, the word of rank 0.
-        stride: int32, words from one rank's to the next one's.
+        stride: int32, words from one rank's word to the next rank's.
         ranks: int64, a set.
         value: int32.
         gate: pointer to int32, if GATED.
         stop: pointer to int32.
-        patience_ns: int64.
+        patience_ns: int64, timeout.
         GATED: whether there is a gate.
-        WORLD: ranks.
-        ON_GPU: False in the interpreter, which knows no inline assembly.
+        WORLD: number of ranks.
+        ON_GPU: False in the interpreter, which has no inline assembly.
     """
     if ON_GPU:
         if GATED:  # noqa: SIM108
@@ -203,20 +204,20 @@ def await_all_words(  # noqa: PLR0913
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Return 1 once all these words of these ranks have the value and the gate says 1, else 0.
+    """Return 1 once all these words of these ranks have the value and the gate is 1, else 0.
 
-    As `await_words`, but that a thread which gives up does not look at its later words.
+    Like `await_words`, but a thread that gives up does not read its later words.
 
     Args:
-        words: pointer to int32, the first word of rank 0; a rank's follow one another.
-        stride: int32, words from one rank's first to the next one's.
+        words: pointer to int32, the first word of rank 0; the words of a rank are contiguous.
+        stride: int32, words from one rank's first word to the next rank's.
         count: int32, words of a rank, 1 or more.
         ranks: int64, a set.
         value: int32.
         gate: pointer to int32.
         stop: pointer to int32.
-        patience_ns: int64.
-        WORLD: ranks.
+        patience_ns: int64, timeout.
+        WORLD: number of ranks.
         ON_GPU: False in the interpreter.
     """
     if ON_GPU:
@@ -259,14 +260,14 @@ def raise_words(
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Set a word at each of these ranks, behind all that the program has written so far.
+    """Set a word at each of these ranks, after all earlier writes of the program.
 
     Args:
-        addresses: pointer to int64, per rank: where its words begin.
+        addresses: pointer to int64, address of each rank's words.
         place: int32, index of the word.
         ranks: int64, a set.
         value: int32.
-        WORLD: ranks.
+        WORLD: number of ranks.
         ON_GPU: False in the interpreter.
     """
     if ON_GPU:

@@ -1,8 +1,8 @@
-"""Waiting inside a kernel for a word that a peer's stream writes behind the data it has copied.
+"""Waiting inside a kernel for a word that a peer's stream writes after the data it has copied.
 
-All threads of a program get the same answer, and what the peer wrote before the word may be read
-after it, by ordinary loads and, if `FENCED`, by bulk (TMA) loads. It must not be used in a kernel
-with specialized warps: they do not meet at the barrier.
+All threads of a program get the same result. Data that the peer wrote before the word may be read
+after it by ordinary loads and, if `FENCED`, by bulk (TMA) loads. It must not be used in a
+warp-specialized kernel, whose warps do not meet at the barrier.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton.language as tl
 
 __all__ = ["await_if"]
 
-# One statement, so that nothing but the hardware sees a single thread spin: the barrier brings the
-# threads together again and tells all of them whether the first one gave up. $0 = 1 if the word
-# came or nothing was asked, $1 = the word, $2 = the word that says stop, $3 = the value, $4 =
-# patience in ns, $5 = whether it is asked, $6 = the word that tells who gave up, $7 = the number to
-# raise it to; once that word is not 0, nobody has patience. Without a branch that the compiler
-# sees, and without anything that the next wait needs of this one, so that it may merge loops.
+# One statement, so that the spin of a single thread is hidden from the compiler. The barrier joins
+# the threads and distributes whether the first one gave up. $0 = 1 if the word arrived or there is
+# no wait, $1 = the word, $2 = the stop word, $3 = the value, $4 = timeout in ns, $5 = whether to
+# wait, $6 = the status word, $7 = the number to raise it to; once the status is not 0, no wait
+# continues. There is no branch visible to the compiler, and no dependence between waits, so that
+# the compiler may merge loops.
 _SPIN = """{
     .reg .pred idle, first;
     .reg .b32 told;
@@ -51,7 +51,7 @@ together:
     @first red.relaxed.sys.global.max.s32 [$6], $7;
 """
 
-# Bulk loads go through a proxy of their own, which does not see the acquire without the fence.
+# Bulk loads use a separate proxy, for which the acquire has no effect without the fence.
 _ASM = tl.constexpr(_SPIN + "through:\n}")
 _FENCED_ASM = tl.constexpr(_SPIN + "    fence.proxy.async.global;\nthrough:\n}")
 
@@ -68,23 +68,23 @@ def await_if(  # noqa: PLR0913 - a wait has as many facts
     FENCED: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Return 1 once the word has the value, or 0 if it was given up; 1 at once if it is not asked.
+    """Return 1 once the word has the value, 0 if the wait gives up; 1 at once if `asked` is false.
 
     One thread spins; the others wait at a barrier. It gives up when the word `stop` is not 0 or
-    the patience is over, and looks at the word once in any case. Then the word `status` becomes
-    `number`, or stays larger than that, and every later wait looks at its word once. The
-    interpreter has no clock: it gives up by `stop` alone.
+    after the timeout, but reads the word at least once. Then the word `status` becomes the maximum
+    of itself and `number`, and every later wait reads its word once. The interpreter has no clock:
+    it gives up only by `stop`.
 
     Args:
-        asked: whether to wait at all, the same in all threads.
+        asked: whether to wait, the same in all threads.
         word: pointer to int32.
         value: int32.
         stop: pointer to int32.
-        patience_ns: int64.
+        patience_ns: int64, timeout.
         status: pointer to int32.
         number: int32, more than 0.
         FENCED: whether bulk loads follow.
-        ON_GPU: False in the interpreter, which knows no inline assembly.
+        ON_GPU: False in the interpreter, which has no inline assembly.
     """
     if ON_GPU:
         asm: tl.constexpr = _FENCED_ASM if FENCED else _ASM

@@ -1,7 +1,7 @@
 """The sources of the compiled kernels, and a digest of them. No Triton.
 
-The digest covers what the compiler reads: the code of all modules with device code, without
-comments and docstrings, and the numbers that it takes from elsewhere in ficco.
+The digest covers the compiler's input: the code of all modules with device code, without comments
+and docstrings, and the numbers that the code imports from elsewhere in ficco.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MODULES = (
 @functools.cache
 def digest() -> str:
     """Return a digest of the kernels' sources."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name in MODULES:
         text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-        found.update(f"{name}\n{_code_of(text)}\n".encode())
+        hashed.update(f"{name}\n{_code_of(text)}\n".encode())
     places = [signal_place(Signal(0, kind, 0)) for kind in ("entered", "free")]
-    found.update(repr((sorted(SIGNALS.items()), places, MAX_WORLD, GATES, VACANT)).encode())
-    return found.hexdigest()
+    hashed.update(repr((sorted(SIGNALS.items()), places, MAX_WORLD, GATES, VACANT)).encode())
+    return hashed.hexdigest()
 
 
 def _code_of(text: str) -> str:

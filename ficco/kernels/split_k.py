@@ -1,16 +1,16 @@
-"""Tiles that several programs multiply, each a slice of the depth. Device code only.
+"""Split-k: tiles that several programs multiply, each a slice of the depth. Device code only.
 
-The last tiles of a launch rarely fill a round over all programs. Where half of them or more would
-be idle, tiles are shared among `among` programs:
+The last tiles of a launch rarely fill a round over all programs. If at least half of the programs
+would be idle, each tile is divided among `among` programs:
 
     program   0                            1                            2             ...
     tile 0    front -> scratch, counted    end, + scratch, stored
     tile 1                                                              front -> ...
 
-Who has a tile's end waits for what the programs before it have made of it. These have smaller
-numbers, and so have begun before it, and wait for no other program: a launch ends however few of
-its programs run at a time. The end is a little longer than other slices, which have to be stored
-meanwhile.
+The program with a tile's end waits for the slices of the programs before it. Those have smaller
+numbers, so they have started before it, and wait for no other program: a launch ends even if few
+programs run at a time. The end is a little longer than the other slices, because these are stored
+in that time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ficco.kernels.tile_signal import count_tiles
 
 __all__ = ["share_tiles"]
 
-# Steps of the depth that an end is longer: the time in which other slices are stored.
+# Extra depth steps of an end: the time in which the other slices are stored.
 _LEAD = tl.constexpr(10)
 
 
@@ -49,7 +49,7 @@ def _kept(
     ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     COLS: tl.constexpr,  # noqa: N803
 ):
-    """Return where a program keeps a quarter of what it has made of a tile."""
+    """Return pointers to a program's scratch for a quarter of its slice's product."""
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
     at = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     return scratch + (program * 4 + i) * (ROWS * WIDTH) + at
@@ -63,7 +63,7 @@ def _keep(
     ROWS: tl.constexpr,  # noqa: N803
     COLS: tl.constexpr,  # noqa: N803
 ):
-    """Store a slice's product, a quarter at a time, which takes less room when exchanged."""
+    """Store a slice's product by quarters, whose exchange between threads needs less memory."""
     for i in tl.static_range(4):
         tl.store(_kept(scratch, program, i, ROWS, COLS), quarter(total, i, ROWS, COLS))
 
@@ -84,7 +84,7 @@ def _finish(  # noqa: PLR0913 - a kernel's arguments are its interface
     BEGUN: tl.constexpr,  # noqa: N803
     COL_STEP: tl.constexpr,  # noqa: N803
 ):
-    """Store a tile: an end's product and what programs begin to past keep of it, in that order."""
+    """Store a tile: the end's product plus the slices of programs begin to past, in that order."""
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
     col = tl.load(place + COLUMN) // COL_STEP * COL_STEP
     end = tl.load(place + COLUMNS_END) // COL_STEP * COL_STEP
@@ -138,14 +138,14 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
     AWAITS: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Multiply this program's slices of shared tiles, and store the tiles whose ends it has.
+    """Multiply this program's slice of a split tile; with the tile's end, store the tile.
 
     The arguments are those of the kernels: of `gated_gemm`, which AWAITS words, or of
     `pushing_gemm`, which raises them; and:
 
-    tiles, among: how many are shared, each among how many programs; whole: the first of them.
+    tiles, among: number of split tiles, and programs per split tile; whole: the first split tile.
     scratch: float32 [programs, ROWS * COLS].
-    shares: int32, one a shared tile, all 0; they are 0 again when the launch ends.
+    shares: int32, one per split tile, all 0; they are 0 again when the launch ends.
     """
     program = tl.program_id(0)
     number = program // among
@@ -174,7 +174,7 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
         total = tl.where(came != 0, total, float("nan"))
         if not ends:
             _keep(total, scratch, program, ROWS, COLS)
-            count_tiles(share, 1, among, share, ON_GPU)  # never all of them
+            count_tiles(share, 1, among, share, ON_GPU)  # the count never reaches `among`
         else:
             target, stride, biased = target_of(
                 place, c, c_stride, partial, partial_stride, has_bias
@@ -183,7 +183,7 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
                 total, scratch, program - turn, program, target, place, stride, bias, biased,
                 ROWS, COLS, BEGUN, COL_STEP,
             )  # fmt: skip
-            # 0 in the end, though others counted after this one had given up.
+            # An addition: the result is 0 even if others count after this program gave up.
             tl.atomic_add(share, 1 - among, sem="relaxed", scope="gpu")
             if not AWAITS:
                 word = tl.load(place + RAISED)

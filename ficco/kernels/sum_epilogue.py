@@ -1,8 +1,9 @@
-"""The sum of a tile with what peers have made of it, and its store. Device code only.
+"""The epilogue that adds peers' terms to a tile and stores the sum. Device code only.
 
 The order of sums is that of `summing`: from zero, terms in the order of ranks, the own product in
-its rank's place (with what is begun of it), the bias last; all in float32, rounded once. A quarter
-of the columns at a time, so that the running sum fits into registers beside the product.
+its rank's place (with the target's old value, if BEGUN), the bias last; all in float32, rounded
+once. It processes a quarter of the columns at a time, so that the running sum fits into registers
+beside the product.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     OWN_AT: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
 ):
-    """Do what `store_sum` does for some columns. has_bias: 0 if there is no bias to add."""
+    """Run `store_sum` for some columns. has_bias: 0 if there is no bias."""
     row = tl.arange(0, ROWS)
     c_col = col + tl.arange(0, COLS)
     c_at = c + (c_row + row).to(tl.int64)[:, None] * c_stride + c_col[None, :]
@@ -108,9 +109,9 @@ def store_sum(  # noqa: PLR0913
     """Store `rows` rows of a tile's sum with the rows of `recv` that `terms` names (+ bias).
 
     own: the product of the tile, float32; row_in_part: its first row in its part; terms: pointer to
-    the part's rows of the table of terms, TERMS of them, OWN_AT of which come before the product;
-    col, end: its first column in c and in landing, and the one past the last; BEGUN: whether c
-    holds what is begun of the product.
+    the part's TERMS rows of the table of terms, with OWN_AT of them before the product; col, end:
+    its first column in c and in recv, and the one past the last; BEGUN: whether the product
+    accumulates into c.
     """
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
     for i in tl.static_range(4):

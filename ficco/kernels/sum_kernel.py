@@ -1,6 +1,6 @@
-"""The sum of partial results: peers' in slots, the own one, and a bias. Device code only.
+"""The sum of partial results: peers' slots, the own part, and a bias. Device code only.
 
-One pass over all of them: sums are made in float32, in the order of ranks, and rounded once.
+It is one pass: sums are float32, in the order of ranks, and rounded once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The sum of partial results: peers' in slots of a window, the own one, and a bias.
+"""The sum of partial results: peers' slots of a window, the own part, and a bias.
 
-One pass over all of them: sums are made in float32, in the order of ranks whatever the timing, and
-rounded once.
+It is one pass: sums are float32, in the order of ranks independent of timing, and rounded once.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ def sum_partials(
     bias: Any,
     target: Any,
 ) -> None:
-    """Put the sum of slots, the own part and a bias into the target, on the current stream.
+    """Store the sum of slots, the own part and a bias in the target, on the current stream.
 
     Args:
         slots: the first slot [rows, cols], unit stride along rows.
         slot_rows: rows from one slot to the next.
-        count: slots, 0 or more.
+        count: number of slots, 0 or more.
         own: [rows, cols], added before slot number `own_at`.
         own_at: 0 to count.
-        bias: [1, cols] of adjacent elements, or None; added last.
-        target: [rows, cols] in the dtype to round to.
+        bias: [1, cols] with adjacent elements, or None; added last.
+        target: [rows, cols] in the dtype of the result.
     """
     rows, cols = target.shape
     if rows and cols:
@@ -53,9 +52,9 @@ def launch_of(
     target: Any,
     arrays: Any = None,
 ) -> Launch:
-    """Return what `sum_partials` launches; the target is not empty.
+    """Return the launch of `sum_partials`; the target must not be empty.
 
-    arrays: the library of the arrays; None: PyTorch.
+    arrays: the array library; None: PyTorch.
     """
     rows, cols = target.shape
     arguments = {

@@ -1,10 +1,9 @@
-"""What the gated kernels do with one tile: find its place, multiply, store. Device code only.
+"""Processing of one tile in the gated kernels: lookup, product, store. Device code only.
 
-Where tiles lie is said by a table, int32 [tiles + 1, 11]. A row holds a tile's first row in its
-source and in its target, its rows and those of its part behind it, its first column, where columns
-of its part end, its part, the indices of the words that the part waits for and raises, or -1, how
-many tiles the part has, 1 where its target is `partial`, and its first row in the part. The last
-row has a part of its own.
+The table of tiles is int32 [tiles + 1, 11]. A row holds: the tile's first row in its source and in
+its target; the rows of its part from there on; its first column; the end of its part's columns; its
+part; the indices of the words that the part waits for and raises, or -1; the number of tiles of the
+part; 1 if the target is `partial`; its first row in the part. The last row has a separate part.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
     B_TURNED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Return the float32 product of a tile, of steps first to past of the depth.
+    """Return the float32 product of a tile over depth steps first to past.
 
-    Rows beyond its own are undefined. B_TURNED: 0, elements of a row of b are adjacent; 1, elements
-    of a column are; 2, neither. Bulk loads need one of the first two.
+    Rows beyond the tile's are undefined. B_TURNED: 0, elements of a row of b are adjacent; 1,
+    elements of a column; 2, neither. Bulk loads need 0 or 1.
     """
     a_row = tl.load(place + _SOURCE_ROW)
     rows = tl.load(place + HEIGHT)
@@ -70,7 +69,7 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
         in_a = (row < rows)[:, None]
     if not B_BULK:
         b_col = col + tl.arange(0, COLS)
-        # A stride of 1 is written out: the compiler then knows which elements are adjacent.
+        # A stride of 1 is explicit, so that the compiler knows which elements are adjacent.
         b_at = (
             b + b_col[None, :] if B_TURNED == 0 else b + b_col.to(tl.int64)[None, :] * b_col_stride
         )
@@ -104,7 +103,7 @@ def target_of(
     partial_stride,
     has_bias,
 ):
-    """Return where a tile goes, the stride there, and has_bias, which is 0 in `partial`."""
+    """Return a tile's target, the target's stride, and has_bias, which is 0 for `partial`."""
     away = tl.load(place + _AWAY) != 0
     target = tl.where(away, partial, c)
     stride = tl.where(away, partial_stride, c_stride)
@@ -122,9 +121,9 @@ def count_stored(
     signals,
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Return how many tiles of their part this program has stored and not counted, with this one.
+    """Return how many stored tiles of the part this program has not counted, with this one.
 
-    They are counted when its next tile is of another part, or of those that programs share.
+    It counts them when its next tile is of another part or is split.
     """
     place = places + tile * PLACE_FIELDS
     following = tl.minimum(tile + tl.num_programs(0), whole)
@@ -150,12 +149,12 @@ def store_tile(  # noqa: PLR0913
     COL_STEP: tl.constexpr,  # noqa: N803
     BEGUN: tl.constexpr,  # noqa: N803
 ):
-    """Store a tile of the table of tiles (+ what is there, if BEGUN) (+ bias, if has_bias).
+    """Store a tile of the table of tiles (+ the old value, if BEGUN) (+ bias, if has_bias).
 
-    By halves, which take half the room when threads exchange what they hold. COL_STEP divides where
-    columns of tiles begin and of parts end.
+    It stores by halves, whose exchange between threads needs half the memory. COL_STEP divides the
+    first columns of tiles and the end columns of parts.
     """
-    # The compiler forgets hints on what one loop hands to the other; this it sees by itself.
+    # The compiler loses divisibility hints between loops; this expression restores them.
     col = tl.load(place + COLUMN) // COL_STEP * COL_STEP
     end = tl.load(place + COLUMNS_END) // COL_STEP * COL_STEP
     c_row = tl.load(place + TARGET_ROW)

@@ -1,8 +1,8 @@
-"""Telling a stream of this GPU, from inside a kernel, that rows of a product are stored.
+"""Signals from inside a kernel to a stream of this GPU that rows of a product are stored.
 
-A part of the product is made by many programs. Each counts its tiles when they are stored; the one
-that completes the count raises a word, which a copy engine's stream waits for. Tiles have to be
-stored by ordinary stores: bulk (TMA) stores are not ordered before what is raised here.
+Many programs compute a part of the product. Each counts its tiles when they are stored; the program
+that completes the count raises a word, which a copy engine's stream waits for. Tiles must be stored
+by ordinary stores: bulk (TMA) stores are not ordered before the word.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import triton.language as tl
 
 __all__ = ["count_tiles"]
 
-# $0 = nothing of use, $1 = the count, $2 = how many to count, $3 = how many in all, $4 = the word.
-# Threads' stores -> barrier -> one thread's count at device scope, which hands on what others have
-# counted -> the word at system scope. The count is 0 again when the word is seen, so that a graph
-# replays the launch as it is. Without a branch that the compiler sees, so that it may merge loops.
+# $0 = unused, $1 = the count, $2 = number to add, $3 = total, $4 = the word. The order is: stores
+# of all threads, barrier, one thread's count at device scope (which covers the other programs'
+# counts), the word at system scope. The count is 0 again when the word is visible, so that a graph
+# can replay the launch. There is no branch visible to the compiler, so that it may merge loops.
 _ASM = tl.constexpr("""{
     .reg .pred other;
     .reg .b32 thread, seen;
@@ -48,10 +48,10 @@ def count_tiles(
 
     Args:
         count: pointer to int32, 0 before the first tile.
-        stored: int32, how many; 0: nothing is done.
-        tiles: int32, of the part.
+        stored: int32, number of stored tiles; 0: do nothing.
+        tiles: int32, number of tiles of the part.
         word: pointer to int32.
-        ON_GPU: False in the interpreter, which knows no inline assembly.
+        ON_GPU: False in the interpreter, which has no inline assembly.
     """
     if ON_GPU:
         asm: tl.constexpr = _ASM

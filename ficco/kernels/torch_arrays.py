@@ -1,7 +1,7 @@
-"""PyTorch's tensors as kernels need them; see `ficco.kernels.arrays`.
+"""PyTorch tensors for kernels; see `ficco.kernels.arrays`.
 
-A copy from the host's ordinary memory ends for the host when all that its stream holds has ended.
-So tables are copied on a stream of their own: a call of a new shape then waits for none before it.
+A copy from pageable host memory blocks the host until all earlier work of its stream has ended. So
+tables are copied on a separate stream, and a call of a new shape does not wait for earlier calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _stream(device: torch.device) -> Any:
 
 
 class TorchArrays:
-    """See `ficco.kernels.arrays.Arrays`; on the CPU, for Triton's interpreter."""
+    """See `ficco.kernels.arrays.Arrays`; a CPU device is for Triton's interpreter."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.on_gpu = device, device.type == "cuda"
@@ -40,9 +40,9 @@ class TorchArrays:
         if not self.on_gpu:
             return host
         with torch.cuda.stream(_stream(self.device)):
-            found = host.to(self.device)
-        found.record_stream(torch.cuda.current_stream(self.device))  # reads it until it is dropped
-        return found
+            placed = host.to(self.device)
+        placed.record_stream(torch.cuda.current_stream(self.device))  # the stream that reads it
+        return placed
 
     def empty(self, count: int, dtype: str) -> torch.Tensor:
         """See `Arrays.empty`."""

@@ -1,8 +1,8 @@
-"""Which compiled kernel a launch needs. Neither Triton nor torch.
+"""Variants: which compiled kernel a launch needs. Neither Triton nor torch.
 
-Triton's own rules make another kernel for every pattern of arguments that are 1 or that 16 divides.
-Here there are two: 16 divides every address, size and stride of the launch, or nothing is known of
-them. The same function says so when the pack is built and when a kernel is launched.
+Triton's own rules specialize a kernel for every pattern of arguments that are 1 or multiples of 16.
+Here there are only two cases: every address, size and stride of the launch is a multiple of 16, or
+nothing is assumed. The same function decides when the pack is built and when a kernel is launched.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "i3
 
 
 class Launch(NamedTuple):
-    """A kernel and what it is launched with.
+    """A kernel with its arguments and launch options.
 
     Attributes:
-        kernel: which.
-        arguments: by name, constants among them; addresses are arrays, or have `data_ptr()`.
+        kernel: the kernel.
+        arguments: by name, with constants; addresses are arrays or have `data_ptr()`.
         grid: blocks by dimension.
         warps, stages: Triton's options.
-        chained: whether native code may have it begin while the launch before it on its stream
-            ends; the kernel waits for that end by itself.
-        dtypes: of arrays that stand for others, by argument.
-        odd: whether nothing is to be assumed of sizes, though 16 may divide them all.
-        arrays: the library of the arrays.
+        chained: whether native code may start it before the previous launch on its stream has
+            ended; the kernel waits for that end by itself.
+        dtypes: dtypes of arguments whose array is a placeholder, by argument.
+        odd: whether to assume nothing about sizes, even if all are multiples of 16.
+        arrays: the array library.
     """
 
     kernel: Kernel
@@ -49,12 +49,12 @@ class Launch(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A kernel as it is compiled.
+    """The compile-time description of a kernel.
 
     Attributes:
         kernel: its name.
-        types: of the parameters that are no constants, in order, as Triton writes them.
-        aligned: whether 16 divides what the kernel's declaration allows to be assumed.
+        types: Triton types of the parameters except constants, in order.
+        aligned: whether the compiler assumes multiples of 16, where the declaration allows it.
         constants: name and value, in the order of the parameters.
         warps, stages: Triton's options.
     """
@@ -73,7 +73,7 @@ class Variant(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A name of the variant that is short, and unique for all practical purposes."""
+        """A short name of the variant; in practice unique."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:24]
 
     @staticmethod
@@ -85,12 +85,12 @@ class Variant(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """A parameter that a compiled kernel takes.
+    """A parameter of a compiled kernel.
 
     Attributes:
-        name: of the parameter.
-        type: as Triton writes it.
-        divisor: what the compiler believes to divide it.
+        name: name of the parameter.
+        type: its Triton type.
+        divisor: the divisor that the compiler assumes.
     """
 
     name: str
@@ -99,11 +99,11 @@ class Passed(NamedTuple):
 
 
 def passed(variant: Variant) -> tuple[Passed, ...]:
-    """Return the parameters of a variant that are no constants, in order."""
-    numbers = [each for each in KERNELS[variant.kernel].parameters if each.kind != "="]
+    """Return the parameters of a variant except constants, in order."""
+    parameters = [p for p in KERNELS[variant.kernel].parameters if p.kind != "="]
     return tuple([
-        Passed(each.name, kind, ALIGN if _assumed(variant.aligned, each.unknown, kind) else 1)
-        for each, kind in zip(numbers, variant.types, strict=True)
+        Passed(p.name, kind, ALIGN if _assumed(variant.aligned, p.unknown, kind) else 1)
+        for p, kind in zip(parameters, variant.types, strict=True)
     ])  # fmt: skip
 
 
@@ -112,18 +112,18 @@ def _assumed(aligned: bool, unknown: bool, kind: str) -> bool:
 
 
 def is_aligned(launch: Launch) -> bool:
-    """Return whether 16 divides all of a launch's arguments that a kernel may assume it of."""
+    """Return whether all of a launch's arguments that may be specialized are multiples of 16."""
     return all(
-        _value(launch.arguments[each.name]) % ALIGN == 0
-        for each in launch.kernel.parameters
-        if each.kind != "=" and not each.unknown
+        _value(launch.arguments[parameter.name]) % ALIGN == 0
+        for parameter in launch.kernel.parameters
+        if parameter.kind != "=" and not parameter.unknown
     )
 
 
 def _value(argument: Any) -> int:
     if isinstance(argument, int):
         return argument
-    return 0 if isinstance(argument, Bulk) else address(argument)  # a descriptor is aligned anyway
+    return 0 if isinstance(argument, Bulk) else address(argument)  # descriptors are always aligned
 
 
 def variant_of(launch: Launch) -> Variant:

@@ -1,4 +1,4 @@
-"""The table by which a launch gives the window back when it ends; see `window_release_kernel`."""
+"""The table for the release of the window at a launch's end; see `window_release_kernel`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["ReleaseTable", "release_table"]
 
 
 class ReleaseTable(NamedTuple):
-    """What the kernel reads of words that it clears and raises.
+    """The kernel's table of the words that it clears and raises.
 
     Attributes:
-        cleared: int32, indices of own words; `cleared_count` of them.
-        homes: int64 [2, MAX_WORLD]: where each rank's words begin, by copy of the window.
+        cleared: int32, indices of `cleared_count` own words.
+        homes: int64 [2, MAX_WORLD], addresses of each rank's words, by copy of the window.
         ended: int32 [1], programs that have ended; 0 between launches, which must not overlap.
         raised: index of the word that is raised at peers.
-        peers: a bit each.
-        world: ranks up to the last peer.
+        peers: one bit per peer.
+        world: number of ranks up to the last peer.
     """
 
     cleared: Any
@@ -34,13 +34,13 @@ class ReleaseTable(NamedTuple):
 
 
 def release_table(release: WindowRelease, device: Any) -> ReleaseTable:
-    """Return the table of a launch's last words.
+    """Return the table of a window's release.
 
-    Copies to the device, so not while a stream waits or is captured.
+    It copies to the device, so it must not be called while a stream waits or is captured.
 
     Args:
-        release: which words.
-        device: a library of arrays (`Arrays`), or a torch.device.
+        release: the words.
+        device: an array library (`Arrays`), or a torch.device.
     """
     arrays = library_of(device)
     rows = [[*ranks, *[0] * (MAX_WORLD - len(ranks))] for ranks in release.homes]

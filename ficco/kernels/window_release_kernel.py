@@ -1,8 +1,8 @@
-"""Giving the window back, from inside the launch that has read it last. Device code only.
+"""Release of the window from inside the launch that reads it last. Device code only.
 
-The programs of a launch count each other as they end. The last one, which knows that all have read
-what they read, clears the rank's words of the call and raises its `free` at every peer: 64 words at
-a time. No program waits, so this needs no room on the device that the launch does not have.
+The programs of a launch count their ends. When the last one ends, all have finished reading. It
+clears the rank's words of the call, 64 at a time, and raises its `free` at every peer. No program
+waits, so the release needs no extra room on the device.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def give_window_back(  # noqa: PLR0913 - a kernel's arguments are its interface
 ):
     """Clear `count` words, then raise a word at every peer, if this program is the last to end.
 
-    Of no peers nothing is done. To be called once by every program, behind all that it reads.
+    Without peers it does nothing. Every program must call it once, after all its reads.
 
-    words, cleared, homes, ended: pointers, see `LeavingTable`; copy: int32, of the window.
-    WORLD: ranks; only the interpreter looks at it.
+    words, cleared, homes, ended: pointers, see `ReleaseTable`; copy: int32, of the window.
+    WORLD: number of ranks; only the interpreter reads it.
     """
     if peers != 0:
         tl.debug_barrier()

@@ -1,1 +1,1 @@
-"""Making the pack of compiled kernels: which variants are in it, and the files themselves."""
+"""Building the pack of compiled kernels: the set of variants, and the files."""

@@ -1,7 +1,7 @@
-"""Making the files of the pack: every variant of the grid is compiled, in parallel.
+"""Building the files of the pack: every variant of the grid is compiled, in parallel.
 
-What is compiled is kept in a work folder by source digest and variant, so that a build that is
-interrupted, or one of a larger grid, goes on where the last one ended.
+Compiled kernels are kept in a work folder by source digest and variant, so that a build after an
+interruption, or with a larger grid, continues from the last one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ficco.packing import grid
 
 __all__ = ["TRITON", "compile_all", "packed", "write"]
 
-TRITON = "3.6.0"  # the one version that makes the pack
-_LOOK_S, _WORD_S = 0.2, 10.0  # between looks at the processes, and words about them
-_BLOCK_BYTES = 4 << 20  # unpacked, of a block: what is read for one kernel
-_MOMENT = (2020, 1, 1, 0, 0, 0)  # of every entry of the zip
+TRITON = "3.6.0"  # the only version that builds the pack
+_POLL_S, _REPORT_S = 0.2, 10.0  # intervals of polls of the processes, and of progress reports
+_BLOCK_BYTES = 4 << 20  # unpacked size of a block, which is read for one kernel
+_ENTRY_TIME = (2020, 1, 1, 0, 0, 0)  # of every entry of the zip
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 8 << 20}]
 
 
@@ -39,12 +39,12 @@ def compile_all(
     processes: int,
     say: Callable[[str], None],
 ) -> dict[Variant, Path]:
-    """Compile variants in processes of their own; return where each one's files are.
+    """Compile variants in separate processes; return the stem of each one's files.
 
-    A file is the stem with .cubin, .ptx and .json.
+    The files are the stem with .cubin, .ptx and .json.
 
     Raises:
-        EngineError: a process failed; says of which variant.
+        EngineError: a process failed; the message names the variant.
     """
     folder = work / f"{sources.digest()[:16]}-{TRITON}-sm_{capability}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,19 +62,19 @@ def compile_all(
         process.stdin.write(lines.encode())
         process.stdin.close()
         running.append(process)
-    next_word = begun
+    next_report = begun
     while any(process.poll() is None for process in running):
-        time.sleep(_LOOK_S)
-        if time.monotonic() > next_word:
-            next_word += _WORD_S
+        time.sleep(_POLL_S)
+        if time.monotonic() > next_report:
+            next_report += _REPORT_S
             done = sum(places[v].with_suffix(".json").exists() for v in missing)
             say(f"sm_{capability}: {done} of {len(missing)}, {time.monotonic() - begun:.0f} s")
     if any(process.returncode for process in running):
-        raise EngineError("compiling the pack failed; what went wrong stands above")
+        raise EngineError("compiling the pack failed; see the errors above")
     for variant in missing:
         error = places[variant].with_suffix(".error")
         if error.exists():
-            raise EngineError(f"{error.read_text()}; it was {variant.text}")
+            raise EngineError(f"{error.read_text()}; the variant is {variant.text}")
     return places
 
 
@@ -92,19 +92,19 @@ def packed(capability: int, places: dict[Variant, Path]) -> bytes:
         "format": pack.FORMAT, "capability": capability, "triton": TRITON,
         "sources": sources.digest(), "kernels": kernels,
     }  # fmt: skip
-    found = {"manifest.json": json.dumps(manifest, sort_keys=True, indent=0).encode()}
-    return _zipped(found | blocks.finished())
+    contents = {"manifest.json": json.dumps(manifest, sort_keys=True, indent=0).encode()}
+    return _zipped(contents | blocks.finished())
 
 
 class _Blocks:
-    """Puts contents one behind another into blocks, which are compressed as a whole."""
+    """Concatenates contents into blocks, which are compressed as a whole."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, bytearray] = {}
         self._last: dict[str, str] = {}
 
     def add(self, kind: str, content: bytes) -> list[Any]:
-        """Return the block of a content, where it begins there, and its size."""
+        """Add a content; return its block, its offset there, and its size."""
         name = self._last.get(kind)
         if name is None or len(self._blocks[name]) + len(content) > _BLOCK_BYTES:
             name = self._last[kind] = f"{kind}-{len(self._blocks):03}"
@@ -119,27 +119,27 @@ class _Blocks:
 
 
 def _zipped(contents: dict[str, bytes]) -> bytes:
-    """Return a zip of entries that are compressed by xz, the same for the same contents."""
+    """Return a reproducible zip of entries that are compressed by xz."""
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_STORED) as file:
         for name, content in sorted(contents.items()):
-            entry = zipfile.ZipInfo(f"{name}.xz", _MOMENT)
+            entry = zipfile.ZipInfo(f"{name}.xz", _ENTRY_TIME)
             data = lzma.compress(content, lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=_FILTERS)
             file.writestr(entry, data)
     return memory.getvalue()
 
 
 def write(capability: int, work: Path, processes: int, say: Callable[[str], None]) -> Path:
-    """Make the file of a compute capability; return it.
+    """Build the file of a compute capability and return its path.
 
     Raises:
-        EngineError: it cannot be made.
+        EngineError: the installed Triton is another version, or compilation failed.
     """
     import triton
 
     if triton.__version__ != TRITON:
         raise EngineError(
-            f"the pack is made by Triton {TRITON}, and {triton.__version__} is installed; "
+            f"the pack needs Triton {TRITON}, but {triton.__version__} is installed; "
             f"pip install triton=={TRITON}"
         )
     places = compile_all(grid.variants(capability), capability, work, processes, say)

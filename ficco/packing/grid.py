@@ -1,10 +1,10 @@
-"""Which variants are in the pack: those of the launches of a declared grid of problems.
+"""The variants of the pack: those of the launches of a declared grid of problems.
 
-Launches are worked out by the code that works them out for a call, on arrays without memory. So no
-GPU is needed, and what a call of the grid wants is in the pack.
+The code that computes launches for calls computes them here, on arrays without memory. So no GPU is
+needed, and the pack has all kernels that a call of the grid needs.
 
-Gated GEMMs get every tile that `tiling` may choose, so that no number of rows wants another kernel.
-Of calls of few rows, every number of rows is gone through.
+Gated GEMMs are included with every tile that `tiling` may choose, so that they cover all numbers of
+rows. For calls of few rows, every number of rows is enumerated.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ficco.selector.candidates import few_rows
 
 __all__ = ["COVERAGE", "Coverage", "variants"]
 
-_ADDRESS = 1 << 40  # that 16 divides, as do all addresses of allocations
+_ADDRESS = 1 << 40  # a multiple of 16, as are all addresses of allocations
 
 
 class Coverage(NamedTuple):
-    """What the pack of a compute capability covers.
+    """The coverage of the pack of a compute capability.
 
     Attributes:
-        processors: multiprocessors of the GPUs, on which tiles of calls of few rows depend.
-        worlds: ranks, of kernels that are compiled for a number of ranks.
-        dtypes: of the operands.
-        odd: dtypes that have kernels for sizes that 16 does not divide, too.
-        few: whether calls of few rows are in it.
+        processors: multiprocessors of the GPUs, which determine tiles of calls of few rows.
+        worlds: numbers of ranks, for kernels that are compiled for a number of ranks.
+        dtypes: dtypes of the operands.
+        odd: dtypes that also have kernels for sizes that are not multiples of 16.
+        few: dtypes of calls of few rows.
     """
 
     processors: tuple[int, ...]
@@ -57,13 +57,13 @@ COVERAGE = {
     100: Coverage((148,), (8,), ("bfloat16",), (), ()),
 }  # fmt: skip
 
-# Layers of Llama 3 8B, 70B and 405B, whole: (columns of each output that shares an input, depth).
+# Whole layers of Llama 3 8B, 70B and 405B: (columns of each output that shares an input, depth).
 _COLUMN_PARALLEL = (
     ((4096, 1024, 1024), 4096), ((14336, 14336), 4096), ((128256,), 4096),
     ((8192, 1024, 1024), 8192), ((28672, 28672), 8192), ((128256,), 8192),
     ((16384, 1024, 1024), 16384), ((53248, 53248), 16384), ((128256,), 16384),
 )  # fmt: skip
-# (columns, whole depth) of layers whose depth is split.
+# (columns, whole depth) of layers whose depth is divided among ranks.
 _ROW_PARALLEL = (
     (4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672), (16384, 16384), (16384, 53248),
 )  # fmt: skip
@@ -79,12 +79,12 @@ def _schedule(name: str, world: int) -> Schedule:
 def variants(capability: int) -> tuple[Variant, ...]:
     """Return the variants of a compute capability's pack, in a fixed order."""
     coverage = COVERAGE[capability]
-    found: dict[Variant, None] = {}
+    ordered: dict[Variant, None] = {}
     for processors in coverage.processors:
         kernels = DescribedKernels(capability, processors)
         for launch in _launches(kernels, coverage):
-            found.setdefault(variant_of(launch))
-    return tuple(sorted(found))
+            ordered.setdefault(variant_of(launch))
+    return tuple(sorted(ordered))
 
 
 def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]:
@@ -108,14 +108,14 @@ def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]
 def _gated(
     kernels: DescribedKernels, dtype: str, turned: bool, worlds: tuple[int, ...], step: int
 ) -> Iterator[Launch]:
-    """Yield gated GEMMs in every tile.
+    """Yield gated GEMMs with every tile.
 
     Args:
-        kernels: work launches out.
-        dtype: of the operands.
-        turned: whether columns of the weight lie one behind another, as torch.nn.Linear has it.
-        worlds: ranks of sums within the launch.
-        step: what divides all sizes: 16; 8, of columns alone; or 1, so that nothing is aligned.
+        kernels: computes the launches.
+        dtype: dtype of the operands.
+        turned: whether the weight is column-major, as in torch.nn.Linear.
+        worlds: numbers of ranks of sums within the launch.
+        step: divisor of all sizes: 16; 8, only of columns; or 1, so that nothing is aligned.
     """
     item = 2 if dtype != "float32" else 4
     n, k = {16: (512, 512), 8: (520, 512), 1: (515, 515)}[step]
@@ -153,7 +153,7 @@ def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
 
 
 def _heights(two: bool) -> Iterator[int]:
-    """Yield numbers of rows that want all kernels which any number of few rows wants."""
+    """Yield numbers of rows that together need all kernels of calls of few rows."""
     yield from (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 129, 257)
     if two:
         yield from (128, 256, few_rows("matmul_all_reduce"))
@@ -162,8 +162,8 @@ def _heights(two: bool) -> Iterator[int]:
 def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
     schedule = _schedule("gather_sm", world)
     for columns, k in _COLUMN_PARALLEL:
-        mine = [n // world for n in columns]
-        outputs = tuple(Output((n,) * world, f"w{i}") for i, n in enumerate(mine))
+        widths = [n // world for n in columns]
+        outputs = tuple(Output((n,) * world, f"w{i}") for i, n in enumerate(widths))
         for m in range(1, few_rows("all_gather_matmul") + 1):
             share = -(-m // world)
             rows = tuple([max(min(share, m - i * share), 0) for i in range(world)])
@@ -171,9 +171,11 @@ def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
             for rank in {min(count, 2): i for i, count in enumerate(rows)}.values():
                 table = one_kernel_gather_table.table_of(lower_rank(problem, schedule, rank))
                 for turned in (True, False):
-                    found = [OneKernelOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
-                             for n in mine]  # fmt: skip
-                    operands = OneKernelOperands(matrix(rows[rank], k, dtype), found)
+                    matrices = [
+                        OneKernelOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
+                        for n in widths
+                    ]
+                    operands = OneKernelOperands(matrix(rows[rank], k, dtype), matrices)
                     yield whole_launch(kernels, table, operands)
 
 
@@ -185,9 +187,9 @@ def _sums(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
     for cols in (512, 500):
         for own in owns:
             for count in _SUMMED:
-                here, mine = matrix(16, cols, dtype), matrix(16, cols, own)
+                here, part = matrix(16, cols, dtype), matrix(16, cols, own)
                 yield summing.launch_of(
-                    mine if not count else here, 16, count, mine, 0, None, here, kernels.arrays()
+                    part if not count else here, 16, count, part, 0, None, here, kernels.arrays()
                 )
 
 

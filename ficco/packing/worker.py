@@ -1,4 +1,4 @@
-"""One process that compiles for the pack: as `ficco.kernels.compile_worker`, without a cache."""
+"""A process that compiles for the pack: `ficco.kernels.compile_worker` without a cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main(capability: int, folder: Path) -> None:
-    """Compile what the standard input names; nothing that another compiler has made is found."""
+    """Compile the variants from standard input, with an empty Triton cache."""
     import triton
 
     with tempfile.TemporaryDirectory() as cache:

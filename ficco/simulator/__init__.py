@@ -1,13 +1,13 @@
-"""Simulator: Plan x Machine -> Timeline. Nothing runs; what a call would last is worked out.
+"""Simulator: Plan x Machine -> Timeline. It predicts the duration of a call without running it.
 
-A plan's lanes, signals, copies and kernels are followed from event to event. Copies share links as
-they do on the paced host engine, by the same model. What things cost is the machine's to say.
+It simulates a plan's lanes, signals, copies and kernels event by event. Copies share links by the
+same model as in the paced host engine. The machine's profile provides all costs.
 
 Regimes, which are those of the benchmarks:
-    captured      the call is in a graph: all its steps are there when it begins
+    captured      the call is in a graph: all its steps are submitted when it begins
     synchronized  the host submits the call, step by step, while it runs, and waits for its end
-    eager         calls follow one another without waiting: each lasts as long as captured, or as
-                  long as its submission takes the slowest host, whichever is more
+    eager         calls follow one another without waiting: each takes the maximum of the captured
+                  time and the submission time of the slowest host
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
     """Predict the timeline of a plan.
 
     Args:
-        plan: of all ranks; verify it first, for a wrong one is believed as far as it goes.
-        machine: one with figures.
+        plan: the plan of all ranks; verify it first, as the simulator does not.
+        machine: a machine with figures.
         regime: one of REGIMES. A single eager call has the timeline of a captured one.
 
     Returns:
-        A span a step, or a part of a gated one: from when it begins, a wait from when its lane
-        comes to it. Time 0 is when rank 0 begins the call.
+        One span per step, or per part of a gated step, from its begin; a wait begins when its lane
+        reaches it. Time 0 is when rank 0 begins the call.
 
     Raises:
         MachineError: the machine has no figures.
-        InputError: an unknown regime, or more ranks than the machine has.
+        InputError: the regime is unknown, or the machine has too few ranks.
         PlanError: the plan would never end; the message names rank, lane, step and signal.
     """
     _check(plan.problem, machine, regime)
@@ -59,10 +59,10 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
 
 
 def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float:
-    """Predict how long a call of a plan lasts, from rank 0's begin to the last rank's end, in ms.
+    """Predict the duration of a call, from rank 0's begin to the last rank's end, in ms.
 
-    It is the last end of `simulate`, and `call_us` where lanes fork and join; eagerly the host's
-    time where that is more. Raises as `simulate`.
+    It is the last end of `simulate`, plus `call_us` if lanes fork and join. In the eager regime it
+    is at least the host's time. Raises the errors of `simulate`.
     """
     _check(plan.problem, machine, regime)
     encoded = encode(plan, machine, regime == "synchronized")
@@ -80,7 +80,7 @@ def _call_ms(encoded: Encoded, times: Any, machine: Machine, regime: str, once: 
 
 
 def _alike_ms(encoded: Encoded, machine: Machine, regime: str) -> float | None:
-    """Return the same of ranks that are alike; None: a wait never ends, which a plan can name."""
+    """Return the duration for ranks that are alike; None if a wait never ends."""
     times, stuck = _run(encoded, machine, once=False)
     return None if stuck else _call_ms(encoded, times, machine, regime, once=False)
 
@@ -90,18 +90,18 @@ def predict(
 ) -> Timeline:
     """Predict the timeline of a problem under a schedule.
 
-    With transport "collective" there is no plan: a collective of torch.distributed and a GEMM
-    follow one another, each a span a rank; see `ficco.simulator.collectives`.
+    With transport "collective" there is no plan: a collective of torch.distributed and a GEMM run
+    one after the other, each as one span per rank; see `ficco.simulator.collectives`.
 
     Args:
-        problem: what is asked.
+        problem: the problem.
         schedule: resolved (`Schedule.resolve`).
-        machine: as for `simulate`.
-        regime: likewise.
+        machine: see `simulate`.
+        regime: see `simulate`.
 
     Raises:
         ScheduleError: nothing implements the schedule.
-        MachineError, InputError: as `simulate`.
+        MachineError, InputError: see `simulate`.
     """
     _check(problem, machine, regime)
     if schedule.transport == "collective":
@@ -112,18 +112,17 @@ def predict(
 def predict_ms(
     problem: Problem, schedule: Schedule, machine: Machine, regime: str = "captured"
 ) -> float:
-    """Predict how long a call lasts in ms, as `simulate_ms`, at the least cost.
+    """Predict the duration of a call in ms, like `simulate_ms`, at the lowest cost.
 
-    Where ranks are alike, it lowers and encodes only one of them; the figure is the same.
-    A collective and its GEMM fork and join nothing, so no `call_us` is added to them. Raises as
-    `predict`.
+    If ranks are alike, it lowers and encodes only one of them; the result is the same. A collective
+    and its GEMM have no fork and join, so `call_us` is not added. Raises the errors of `predict`.
     """
     _check(problem, machine, regime)
     if schedule.transport != "collective":
         if are_alike(problem, schedule, machine):
             encoded = encode_alike(problem, schedule, machine, regime == "synchronized")
-            if encoded is not None and (found := _alike_ms(encoded, machine, regime)) is not None:
-                return found
+            if encoded is not None and (ms := _alike_ms(encoded, machine, regime)) is not None:
+                return ms
         return simulate_ms(lower(problem, schedule), machine, regime)
     spans = spans_of(problem, machine, regime == "synchronized")
     us = max(span.end_us for span in spans)
@@ -138,13 +137,13 @@ def _check(problem: Problem, machine: Machine, regime: str) -> None:
         )
     if problem.world > machine.ranks:
         raise InputError(
-            f"{problem.world} ranks asked for, machine {machine.name!r} has {machine.ranks}; use "
-            "fewer ranks or a larger machine"
+            f"{problem.world} ranks requested, but machine {machine.name!r} has {machine.ranks}; "
+            "use fewer ranks or a larger machine"
         )
 
 
 def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
-    """Return [rows, 2]: start and end in ns, from rank 0's begin."""
+    """Return start and end of every row in ns from rank 0's begin, as [rows, 2]."""
     times, stuck = _run(encoded, machine, is_one_launch(plan, machine))
     if stuck:
         raise PlanError(_why_stuck(plan, encoded, stuck))
@@ -152,9 +151,9 @@ def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
 
 
 def _run(encoded: Encoded, machine: Machine, once: bool) -> tuple[Any, list[tuple[int, int, int]]]:
-    """Return [rows, 2], and the waits that never end: row, signal, row it comes after."""
+    """Return the times [rows, 2], and the waits that never end: row, signal, preceding row."""
     costs = machine.costs
-    given = (
+    figures = (
         0.0 if once else 1e3 * costs.wait_us,
         1e3 * (costs.store_us if once else costs.raise_us),
         costs.gemm_beside_copies,
@@ -163,7 +162,7 @@ def _run(encoded: Encoded, machine: Machine, once: bool) -> tuple[Any, list[tupl
         machine.cores,
     )
     try:
-        return _native.simulate(*encoded.tables, *encoded.ports, given)
+        return _native.simulate(*encoded.tables, *encoded.ports, figures)
     except ValueError as wrong:
         raise PlanError(
             f"the plan cannot be simulated ({wrong}); `ficco plan --check` proves a plan"
@@ -171,7 +170,7 @@ def _run(encoded: Encoded, machine: Machine, once: bool) -> tuple[Any, list[tupl
 
 
 def _why_stuck(plan: Plan, encoded: Encoded, stuck: list[tuple[int, int, int]]) -> str:
-    """Name a wait that never ends; of several one whose signal nobody raises."""
+    """Describe a wait that never ends, preferably one whose signal no step raises."""
     raised = {
         signal
         for entry in plan.ranks

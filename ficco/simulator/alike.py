@@ -1,10 +1,10 @@
-"""Ranks that are alike: the rows of all ranks from those of rank 0, in far less time.
+"""Ranks that are alike: the rows of all ranks are derived from those of rank 0, which is faster.
 
-Where all ranks hold equally much, on one node, the plan of rank r is that of rank 0 with every peer
-r places further round. So only rank 0 is lowered and encoded; the rows of others are its rows with
-other numbers of signals, peers and lanes. What differs besides is which pieces of a compute step
-lie side by side, since a rank's own block lies elsewhere: these steps are turned and encoded again,
-see `turning`. The result is what `encode` gives, number for number, but for the numbers of signals.
+If all ranks hold equal shards on one node, the plan of rank r is that of rank 0 with every peer
+rotated by r. So only rank 0 is lowered and encoded. The rows of the others are its rows with other
+numbers of signals, peers and lanes. The adjacency of a compute step's pieces also differs, because
+the own block is at another place. These steps are rotated and encoded again, see `turning`. The
+result equals that of `encode` except for the numbers of signals.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Integers = npt.NDArray[np.int64]
 
 
 def are_alike(problem: Problem, schedule: Schedule, machine: Machine) -> bool:
-    """Whether `encode_alike` can do it.
+    """Return whether `encode_alike` supports a problem.
 
-    All ranks hold equally much, at links that are alike; outputs are products along rows; copies
-    are copies, not a kernel's stores.
+    All ranks must hold equal shards and have equal links; outputs are products along rows; copies
+    are not a kernel's stores.
     """
     p = problem
     equal = [p.rows, p.depths, p.tables, p.lookups, [s for row in p.splits for s in row]]
@@ -50,7 +50,7 @@ def are_alike(problem: Problem, schedule: Schedule, machine: Machine) -> bool:
     paced = machine.engine == "host" and machine.pacing
     return (
         p.world > 2
-        and all(len(set(each)) <= 1 for each in equal)
+        and all(len(set(values)) <= 1 for values in equal)
         and p.rows[0] > 0
         and all(output.axis == "rows" for output in p.outputs)
         and not p.pairs
@@ -62,10 +62,10 @@ def are_alike(problem: Problem, schedule: Schedule, machine: Machine) -> bool:
 def encode_alike(
     problem: Problem, schedule: Schedule, machine: Machine, submitted: bool
 ) -> Encoded | None:
-    """Return what `encode` returns for the plans of all ranks, without the names of signals.
+    """Return the result of `encode` for the plans of all ranks, without the signals.
 
-    Arguments are those of `encode`, with what the plans are made of. None: some part of a gated
-    step passes from one rank's rows to those of the next, so that ranks differ.
+    The arguments are those of `encode`, with problem and schedule in place of plans. Returns None
+    if a part of a gated step spans rows of two ranks, so that ranks differ.
 
     Raises:
         ScheduleError: nothing implements the schedule.
@@ -80,24 +80,24 @@ def encode_alike(
         return None
     first = _First(encoder, entry, problem.world, block, schedule.sums == "within")
     ranks = range(problem.world)
-    made = [first.rank(rank) for rank in ranks]
+    by_rank = [first.rank(rank) for rank in ranks]
     starts = np.array([start_ns(rank, machine) for rank in ranks])
     lanes = np.repeat(np.arange(problem.world), len(encoder.lanes))
     afters = [rank * first.number + np.array(encoder.afters, np.int64) for rank in ranks]
     tables = (
         lanes,
         starts,
-        np.concatenate([rows for rows, _, _ in made]),
+        np.concatenate([rows for rows, _, _ in by_rank]),
         np.concatenate(afters),
-        np.concatenate([actions for _, actions, _ in made]),
+        np.concatenate([actions for _, actions, _ in by_rank]),
         np.array(encoder.transfers, np.float64).reshape(-1, 3),
         np.concatenate([first.at_start + np.array((rank, 0)) for rank in ranks]),
     )
-    return Encoded(tables, Wires(machine, problem.world).ports, [], [ns for _, _, ns in made])
+    return Encoded(tables, Wires(machine, problem.world).ports, [], [ns for _, _, ns in by_rank])
 
 
 class _Changed(NamedTuple):
-    """A step of which ranks differ: place, row, actions [begin, end), and number of its shape."""
+    """A step that differs between ranks: place, row, actions [begin, end), and shape number."""
 
     place: int
     row: int
@@ -107,12 +107,12 @@ class _Changed(NamedTuple):
 
 
 class _First:
-    """Rank 0, encoded; gives others.
+    """The encoding of rank 0, from which those of the other ranks are derived.
 
     Args:
-        encoder: that has added it.
-        entry: its plan.
-        world: ranks.
+        encoder: the encoder that has added rank 0.
+        entry: the plan of rank 0.
+        world: number of ranks.
         block: rows that each rank holds.
         within: whether parts of a gated step wait for all peers, in the order of ranks.
     """
@@ -127,7 +127,7 @@ class _First:
         self.number = len(self.rows)
         self.ends = np.cumsum(self.rows[:, 3]).astype(np.int64)  # of each row's actions
         self.steps = entry.steps
-        self.each = np.array([len(step.parts) or 1 for step in entry.steps])  # rows of a step
+        self.rows_of = np.array([len(step.parts) or 1 for step in entry.steps])  # by step
         self.changing = list(self._changing())
         self.known: dict[tuple[int, int], tuple[Numbers, float]] = {}  # by shape and rank
         self.moving: dict[int, Copies] = {}  # by shape
@@ -135,7 +135,7 @@ class _First:
         self._number_words()
 
     def rank(self, rank: int) -> tuple[Numbers, Numbers, float]:
-        """Return the rows, actions and the host's time of a rank."""
+        """Return the rows and actions of a rank, and its host's time."""
         actions = self.actions.copy()
         for begin, end in self.waits:
             actions[begin:end] = np.roll(actions[begin:end], rank, axis=0)
@@ -148,19 +148,19 @@ class _First:
         costs = np.array(self.encoder.submitting)
         pieces, at = [], 0
         for changed in self.changing if rank else ():
-            mine, costs[changed.place + 1] = self._calls(changed, rank)
-            rows[changed.row, 3] = len(mine)
-            pieces += [actions[at : changed.begin], mine]
+            calls, costs[changed.place + 1] = self._calls(changed, rank)
+            rows[changed.row, 3] = len(calls)
+            pieces += [actions[at : changed.begin], calls]
             at = changed.end
-        host_ns = np.cumsum(costs)  # in the order in which `Encoder.add` adds
+        host_ns = np.cumsum(costs)  # in the order of the sums in `Encoder.add`
         if self.encoder.submitted:
-            rows[:, 1] = np.repeat(host_ns[1:], self.each)
+            rows[:, 1] = np.repeat(host_ns[1:], self.rows_of)
         return rows, np.concatenate([*pieces, actions[at:]]), float(host_ns[-1])
 
     def _calls(self, changed: _Changed, rank: int) -> tuple[Numbers, float]:
-        """Return the actions of a compute step on another rank, and what it takes its host."""
-        found = self.known.get((changed.shape, rank))
-        if found is None:
+        """Return the actions of a compute step on another rank, and the time of its host."""
+        known = self.known.get((changed.shape, rank))
+        if known is None:
             step, encoder = self.steps[changed.place], self.encoder
             encoder.actions = []
             if step.kind == "local_copy":
@@ -171,24 +171,24 @@ class _First:
                 ns = encoder.called(step.kind, [encoder.calls.copied(size) for size in sizes])
             else:
                 ns = encoder.compute(Turn(self.heights, self.block, rank).step(step))
-            found = np.array(self.encoder.actions).reshape(-1, ACTION), ns
-            self.known[changed.shape, rank] = found
-        return found
+            known = np.array(self.encoder.actions).reshape(-1, ACTION), ns
+            self.known[changed.shape, rank] = known
+        return known
 
     def _changing(self) -> Sequence[_Changed]:
-        row, found = 0, []
-        numbers: dict[Any, int] = {}  # of shapes, which are long
+        row, changing = 0, []
+        numbers: dict[Any, int] = {}  # short keys for shapes, which are long
         for place, step in enumerate(self.steps):
             if self._depends(step):
                 begin = int(self.ends[row] - self.rows[row, 3])
                 shape = shape_of(step, self.block)
                 number = numbers.setdefault(shape, len(numbers))
-                found.append(_Changed(place, row, begin, int(self.ends[row]), number))
-            row += int(self.each[place])
-        return found
+                changing.append(_Changed(place, row, begin, int(self.ends[row]), number))
+            row += int(self.rows_of[place])
+        return changing
 
     def _depends(self, step: Step) -> bool:
-        """Whether the calls of a step depend on where the own block lies."""
+        """Return whether the calls of a step depend on the place of the own block."""
         if step.kind not in TURNED or step.parts:
             return False
         if len(step.products) + len(step.writes) > 1:
@@ -198,17 +198,17 @@ class _First:
 
     def _ordered_waits(self) -> Sequence[tuple[int, int]]:
         """Return [begin, end) of the waits of parts that wait for all peers."""
-        row, found = 0, []
+        row, waits = 0, []
         for place, step in enumerate(self.steps):
             for number, part in enumerate(step.parts):
                 begin = int(self.ends[row + number] - self.rows[row + number, 3])
                 if len(part.waits) == self.world - 1:
-                    found.append((begin, begin + len(part.waits)))
-            row += int(self.each[place])
-        return found
+                    waits.append((begin, begin + len(part.waits)))
+            row += int(self.rows_of[place])
+        return waits
 
     def _number_words(self) -> None:
-        """Number the signals of each rank; a signal is then a rank and that number."""
+        """Number the signals within each rank; a rank and that number identify a signal."""
         kinds: dict[Any, int] = {}
         places, holders, free = [], [], []
         for rank, name, peer, chunk, copy in self.encoder.signals:

@@ -1,4 +1,4 @@
-"""How long the calls of libraries last that a plan's compute steps are made of, each alone."""
+"""Durations of the library calls of a plan's compute steps, each without contention."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ficco.plan import ELEMENT_BYTES, Product, RankPlan, Region, Step
 
 __all__ = ["Calls"]
 
-# m, n, k, bytes beyond a plain GEMM's. What accumulates reads c first, and half of that hides
-# behind the multiplication; writing float32 hides whole (36 shapes on an H200, 2026-11-21). What is
-# added from elsewhere is copied into c before, but for a bias; with a bias it is added to a product
-# in float32.
+# m, n, k, bytes beyond a plain GEMM's. An accumulating GEMM reads c first, and half of that time
+# overlaps with the multiplication; writes of float32 overlap fully (36 shapes on an H200,
+# 2026-11-21). A term that is not a bias is copied into c before; with a bias it is added to a
+# float32 product.
 _Shape = tuple[int, int, int, int]
 
 
 class Calls:
-    """Times of calls in ns, of the steps of one rank after another.
+    """Times in ns of the calls of a rank's steps.
 
     Attributes:
-        machine: whose figures they are.
-        dtype: of the plan's operands.
-        before_ns: how long the GEMM lasts that comes before the rank's one launch, if it has one.
+        machine: the machine with the figures.
+        dtype: dtype of the plan's operands.
+        before_ns: duration of the GEMM before the rank's one launch; 0 without one.
     """
 
     def __init__(self, machine: Machine, dtype: str) -> None:
@@ -38,13 +38,13 @@ class Calls:
         self._cols: dict[str, int] = {}
 
     def use(self, entry: RankPlan) -> None:
-        """Go on to another rank."""
+        """Switch to another rank."""
         self._ns_an_element = self.before_ns = 0.0
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
         self._cols = {buffer.name: buffer.cols for buffer in entry.buffers}
 
     def of(self, step: Step) -> list[float]:
-        """Return the calls of a step that is not gated."""
+        """Return the times of the calls of a step that is not gated."""
         if step.kind == "gemm":
             return self.gemms(step.products, step.transpose_a)
         if step.kind == "local_copy":
@@ -55,17 +55,18 @@ class Calls:
         return self.bags(step.reads, step.writes)
 
     def copied(self, size_bytes: int) -> float:
-        """Return how long one local copy of so many bytes lasts."""
+        """Return the duration of a local copy."""
         return self._stream_ns(2 * size_bytes)
 
     def use_as_one(self, steps: Sequence[Step], gathers: bool, twice: bool) -> None:
-        """Take the GEMMs of the rank for parts of one launch, whose products have the same rows.
+        """Treat the rank's GEMMs as parts of one launch, whose products have the same rows.
 
-        They are slices of columns, or whole outputs, in one or in several pieces of rows. More rows
-        are multiplied before the launch, which moves them then: see `is_made_before`.
+        They are slices of columns, or whole outputs, in one or several pieces of rows. If there are
+        many rows, a library multiplies before the launch, which only moves the product: see
+        `is_made_before`.
         """
-        made = [step for step in steps if step.kind == "gemm"]
-        products = [product for step in made for product in step.products]
+        gemms = [step for step in steps if step.kind == "gemm"]
+        products = [product for step in gemms for product in step.products]
         if not products:
             return
         rows = sum([p.c.rows for p in products if p.b == products[0].b])
@@ -76,21 +77,21 @@ class Calls:
         whole = 1e3 * self.machine.gemm_us(*shape)
         if gathers:
             whole *= self.machine.costs.direct_gemm
-        elif is_made_before(rows, twice):  # then the launch moves what others add up
+        elif is_made_before(rows, twice):  # then the launch moves the rows that others sum
             sent = sum([p.c.area for p in products if p.c.buffer != RECV])
             self.before_ns, whole = whole, self._stream_ns(2 * sent * item)
         else:
-            whole = 1e3 * self.machine.sliced_gemm_us(*shape, len(made))
+            whole = 1e3 * self.machine.sliced_gemm_us(*shape, len(gemms))
         self._ns_an_element = whole / area
 
     def within(self, step: Step) -> float:
-        """Return how long a step lasts as a part of the rank's one launch."""
+        """Return the duration of a step as a part of the rank's one launch."""
         if step.kind == "gemm":
             return self._ns_an_element * sum([product.c.area for product in step.products])
         return sum(self.of(step))
 
     def gemms(self, products: Sequence[Product], transpose_a: bool) -> list[float]:
-        """Return the calls of products: those of a run are one GEMM."""
+        """Return the times of the calls of products; a run of products is one GEMM."""
         if len(products) == 1:
             return [self._gemm_ns(self._shape(products[0], 1, transpose_a))]
         return [
@@ -99,7 +100,7 @@ class Calls:
         ]
 
     def bags(self, reads: Sequence[Region], writes: Sequence[Region]) -> list[float]:
-        """Return the calls that pool bags: a call a table. Bags are taken to be equally full."""
+        """Return the times of the pooling calls, one per table; bags are assumed equally full."""
         times = []
         for number, target in enumerate(writes):
             table, indices, bags = reads[3 * number : 3 * number + 3]
@@ -109,9 +110,9 @@ class Calls:
         return times
 
     def parts(self, step: Step) -> list[float]:
-        """Return how long each part of a gated step lasts, of one launch that does them all.
+        """Return the duration of each part of a gated step, which is one launch.
 
-        A GEMM's parts share the time of the whole by their operations.
+        The parts of a GEMM share its time in proportion to their operations.
         """
         if step.kind == "bag":
             return [sum(self.bags(part.reads, part.writes)) for part in step.parts]
@@ -126,7 +127,7 @@ class Calls:
         return [whole * part / max(sum(flops), 1) for part in flops]
 
     def _gated_ns(self, heights: list[int], n: int, k: int) -> float:
-        """Return how long one launch makes parts of so many rows: no less than tiles' rounds."""
+        """Return the duration of a launch over parts of these rows: at least its tiles' rounds."""
         machine, times = self.machine, self.machine.gemm_times(self.dtype)
         whole = self._gemm_ns((sum(heights), n, k, 0)) * machine.costs.gated_gemm
         if times is None or not times.tiled or machine.engine != "cuda" or not (n and k):
@@ -143,18 +144,18 @@ class Calls:
         once = m * n * item
         again = once // 2 if accumulate else 0
         if len(add) > 1:
-            again = m * n * 4 + 2 * once  # read again, and the term; written
-        elif add and add[0][3] - add[0][2] == c[3] - c[2]:  # no bias
+            again = m * n * 4 + 2 * once  # read the product and the term, write c
+        elif add and add[0][3] - add[0][2] == c[3] - c[2]:  # not a bias
             again += 2 * once + once // 2
         return m, n, k, again
 
     def _gemm_ns(self, shape: _Shape) -> float:
-        found = self._known.get(shape)
-        if found is None:
+        ns = self._known.get(shape)
+        if ns is None:
             m, n, k, again = shape
-            found = 1e3 * self.machine.gemm_us(m, n, k, self.dtype) + self._stream_ns(again)
-            self._known[shape] = found
-        return found
+            ns = 1e3 * self.machine.gemm_us(m, n, k, self.dtype) + self._stream_ns(again)
+            self._known[shape] = ns
+        return ns
 
     def _stream_ns(self, size_bytes: float) -> float:
         return 1e3 * self.machine.stream_us(size_bytes)

@@ -1,8 +1,8 @@
-"""Predicting what has no plan: one of torch.distributed's collectives, and then or before a GEMM.
+"""Predicting calls without a plan: a collective of torch.distributed before or after a GEMM.
 
-Collectives last as long as was measured. Where one was not, or the links would need longer, its
-bytes leave a rank at the link's highest rate: through the port of a switch, or through all links of
-a mesh at once.
+Collectives take the measured time. If one was not measured, or the links need longer, its bytes
+leave a rank at the link's highest rate: through the port of a switch, or through all links of a
+mesh at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LANE = "torch"
 
 
 class _Phase(NamedTuple):
-    """What all ranks do: a kind of step, its name, and how long it lasts on each in us."""
+    """A phase of all ranks: the kind of step, its name, and its duration on each rank in us."""
 
     kind: str
     name: str
@@ -30,12 +30,12 @@ class _Phase(NamedTuple):
 def spans_of(problem: Problem, machine: Machine, submitted: bool) -> list[Span]:
     """Return the spans of all ranks.
 
-    A collective ends on all ranks at once, when it has lasted from when the last one came to it.
+    A collective ends on all ranks at the same time; its duration counts from the last arrival.
 
     Args:
-        problem: what is asked.
-        machine: a rated one.
-        submitted: whether the host submits all of it first (`host_serial_us`).
+        problem: the problem.
+        machine: a rated machine.
+        submitted: whether the host submits everything first (`host_serial_us`).
     """
     host_us = machine.costs.host_serial_us if submitted else 0.0
     now = [host_us + start_ns(rank, machine) / 1e3 for rank in range(problem.world)]
@@ -63,8 +63,7 @@ def _phases(problem: Problem, machine: Machine) -> list[_Phase]:
     else:
         compute = [_Phase("gemm", "gemm", [_gemm_us(problem, machine, rank) for rank in ranks])]
     compute = [
-        phase._replace(us=[launch_us + each if each else 0.0 for each in phase.us])
-        for phase in compute
+        phase._replace(us=[launch_us + us if us else 0.0 for us in phase.us]) for phase in compute
     ]
     if problem.world == 1:
         return compute[:1]
@@ -78,11 +77,11 @@ def _phases(problem: Problem, machine: Machine) -> list[_Phase]:
 
 
 def _gemm_us(problem: Problem, machine: Machine, rank: int) -> float:
-    """Return how long a rank's GEMMs last, one for each output."""
+    """Return the duration of a rank's GEMMs, one per output."""
     depth = problem.depths[rank] if problem.depths else problem.k
     times = []
     for (rows, columns), output in zip(problem.result_shapes(rank), problem.outputs, strict=True):
-        if output.axis == "gathered":  # the collective has made it
+        if output.axis == "gathered":  # the collective produces it
             continue
         m, k = rows, depth
         if output.axis == "contraction":
@@ -106,7 +105,7 @@ def _permute_us(problem: Problem, machine: Machine, rank: int) -> float:
 
 
 def _bytes_out(problem: Problem, rank: int) -> int:
-    """Return what leaves a rank if it sends each peer its part once (an all-reduce twice)."""
+    """Return the bytes that leave a rank if each peer gets its part once (all-reduce: twice)."""
     outgoing = problem.operator.blocks(problem, rank).outgoing
     rows = sum(block.rows for peer, block in enumerate(outgoing) if peer != rank)
     width = problem.k if problem.flow.gathers else problem.n

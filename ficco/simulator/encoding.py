@@ -1,10 +1,10 @@
-"""A plan as rows of numbers for the native simulator, which `simulate` in ficco/_native.pyi tells.
+"""A plan as rows of numbers for the native simulator; see `simulate` in ficco/_native.pyi.
 
-Where copies are a kernel's stores, one kernel runs the whole plan: it is launched once, its GEMMs
-share the time of the whole, and a signal takes no time but that in which it travels.
+If copies are a kernel's stores, one kernel runs the whole plan: it is launched once, its GEMMs
+share the time of the whole, and a signal takes only its transit time.
 
-Every schedule that is looked at is encoded, so this is written for speed: flat lists, and what
-repeats is worked out once.
+The selector encodes every candidate schedule, so this is written for speed: flat lists, and caches
+of repeated results.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ Integers = npt.NDArray[np.int64]
 
 
 class Encoded(NamedTuple):
-    """What the native simulator takes, and what is needed to name its rows.
+    """The input of the native simulator, and the signals to describe its rows.
 
     Attributes:
         tables: lanes, starts, rows, afters, actions, transfers, signals.
-        ports: of the links.
+        ports: ports of the links.
         signals: by number.
-        host_ns: what submitting the call takes the host of each rank.
+        host_ns: submission time of the call on the host of each rank.
     """
 
     tables: tuple[Integers, Numbers, Numbers, Integers, Numbers, Numbers, Integers]
@@ -63,12 +63,12 @@ class Encoded(NamedTuple):
 
 
 def start_ns(rank: int, machine: Machine) -> float:
-    """Return when a rank begins a call: rank 0 at once, others at a fixed place of the skew."""
+    """Return when a rank begins a call: rank 0 at 0, others at a fixed fraction of the skew."""
     return 1e3 * machine.costs.skew_us * (rank * 0.6180339887498949 % 1.0)
 
 
 def names(plan: Plan) -> Iterator[tuple[int, Step, str]]:
-    """Yield what every row stands for: rank, step and the name of its span."""
+    """Yield the meaning of every row: rank, step and the name of its span."""
     for entry in plan.ranks:
         for step in entry.steps:
             if step.parts:
@@ -79,23 +79,24 @@ def names(plan: Plan) -> Iterator[tuple[int, Step, str]]:
 
 
 def is_one_launch(plan: Plan, machine: Machine) -> bool:
-    """Whether every rank's plan is one kernel: on GPUs, where copies are stores of one."""
+    """Return whether every rank's plan is one kernel: on GPUs, if copies are a kernel's stores."""
     return machine.engine != "host" and any(
         step.kind == "copy" and step.unit == "sm" for entry in plan.ranks for step in entry.steps
     )
 
 
 def encode(plan: Plan, machine: Machine, submitted: bool) -> Encoded:
-    """Turn a plan into rows: one for every step, or for every part of a gated one.
+    """Turn a plan into rows: one per step, or per part of a gated step.
 
     Args:
-        plan: of all ranks.
-        machine: a rated one that has so many.
-        submitted: whether the host submits steps while they run, or all are there at the start.
+        plan: the plan of all ranks.
+        machine: a rated machine with enough ranks.
+        submitted: whether the host submits steps while they run; otherwise all are submitted at
+            the start.
 
     Raises:
-        PlanError: a step of a kind that is not known, or after one that does not come before it.
-        MachineError: ranks on different nodes, and no rate of the network.
+        PlanError: a step has an unknown kind, or its `after` names no earlier step.
+        MachineError: ranks are on different nodes, and the network has no rate.
     """
     encoder = Encoder(plan, machine, submitted)
     host_ns = [encoder.add(entry) for entry in plan.ranks]
@@ -123,7 +124,7 @@ def _integers(values: list[int]) -> Integers:
 
 
 class _Wire(NamedTuple):
-    """The link to a peer, and what of a copy it looks at besides its size."""
+    """The link to a peer, and the properties of a copy, besides its size, that affect its rate."""
 
     link: Link
     by_rows: bool
@@ -131,10 +132,10 @@ class _Wire(NamedTuple):
 
 
 class Encoder:
-    """Rows under construction, of one rank after another.
+    """Builder of rows; ranks are added one after another.
 
     Attributes:
-        submitting: of the last rank: what the call takes its host, before all steps and a step.
+        submitting: host times of the rank added last: before all steps, and of each step.
     """
 
     def __init__(self, plan: Plan, machine: Machine, submitted: bool) -> None:
@@ -142,15 +143,15 @@ class Encoder:
         self.costs, self.submitted = costs, submitted
         self.once, self.gathers = is_one_launch(plan, machine), plan.problem.flow.own_columns
         self.twice = plan.schedule.shots == "two"
-        # A local copy shares the device with kernels, as work, whichever target: on the host it
-        # shares the memory. A `copy` within a rank does only where a kernel copies.
+        # A local copy counts as work, which shares the device with kernels (on the host, the
+        # memory). A `copy` within a rank does so only if a kernel copies.
         self.copies_by_kernel = copy_unit(machine.engine, same_device=True) == "sm"
-        signals = 0.0 if self.once else 1e3  # threads of a kernel look at and raise many at a time
+        signals = 0.0 if self.once else 1e3  # threads of a kernel read and raise many in parallel
         self.signal_ns, self.clear_ns = signals * costs.signal_us, signals * costs.clear_us
         self.launch_ns = 1e3 * costs.launch_us
         self.host_words_ns, self.host_copy_ns = 1e3 * costs.host_words_us, 1e3 * costs.host_copy_us
         self.host_launch_ns = 1e3 * costs.host_launch_us
-        own = machine.engine == "cuda"  # which launches its own kernels natively
+        own = machine.engine == "cuda"  # this engine launches its own kernels natively
         self.host_kernel_ns = 1e3 * costs.host_kernel_us if own else self.host_launch_ns
         native_us = costs.host_native_us if own and plan.schedule.compute == "gated" else None
         self.native_ns = None if native_us is None else 1e3 * native_us
@@ -163,22 +164,22 @@ class Encoder:
         self.actions: list[float] = []
         self.transfers: list[float] = []
         self.submitting: list[float] = []
-        self.known: dict[tuple[str, int, int, bool], int] = {}  # transfers, as `Wires` tells them
+        self.known: dict[tuple[str, int, int, bool], int] = {}  # numbers of transfers
         compute = self.compute
         self.encoders: dict[str, Callable[[Step], float]] = {
             "copy": self._copy, "raise": self._signal, "wait": self._wait, "clear": self._clear,
             "gemm": compute, "reduce": compute, "local_copy": compute, "bag": compute,
         }  # fmt: skip
         self.rank, self.lane = 0, 0
-        self.last: dict[int, int] = {}  # by lane: the peer that it has sent to, and not waited
+        self.last: dict[int, int] = {}  # by lane: the last peer that it sent to since its last wait
         self.wire_to: dict[int, _Wire] = {}
-        self.within: set[str] = set()  # steps that a kernel does, as one thing
-        self.stores: dict[str, int] = {}  # steps whose words kernels store; how many new ones
+        self.within: set[str] = set()  # steps that a kernel performs itself
+        self.stores: dict[str, int] = {}  # steps whose words kernels store; number of new kernels
         self.item: dict[str, int] = {}
         self.cols: dict[str, int] = {}
 
     def add(self, entry: RankPlan) -> float:
-        """Add a rank's rows; return how long its host takes for the whole call."""
+        """Add a rank's rows; return its host's time for the whole call."""
         self.rank = entry.rank
         self.wire_to.clear()
         self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
@@ -238,14 +239,14 @@ class Encoder:
         return host_ns
 
     def _launch(self) -> None:
-        """Add what comes before a rank's one launch has begun."""
+        """Add the actions before the begin of a rank's one launch."""
         if self.calls.before_ns:
             self._delay(self.launch_ns)
             self.actions += (_WORK, 0, self.calls.before_ns)
         rendezvous_us = self.costs.direct_us if self.gathers else 0.0
         self._delay(self.launch_ns + 1e3 * rendezvous_us)
 
-    # What follows appends the actions of a step and returns what submitting it takes the host.
+    # The following methods append the actions of a step and return its submission time in ns.
 
     def _wait(self, step: Step) -> float:
         self.last.pop(self.lane, None)
@@ -257,7 +258,7 @@ class Encoder:
         submitting_ns = self._write(step, _RAISE, self.signal_ns)
         copied = self.machine.engine == "cuda" and self.machine.signals == "copy"
         if copied and step.id not in self.stores and step.id not in self.within:
-            return self.host_copy_ns * len(step.signals)  # a copy each
+            return self.host_copy_ns * len(step.signals)  # one copy per signal
         return submitting_ns
 
     def _clear(self, step: Step) -> float:
@@ -275,7 +276,7 @@ class Encoder:
         for source, target in zip(step.reads, step.writes, strict=True):
             _, buffer, row0, row1, col0, col1, _ = source
             size = (row1 - row0) * (col1 - col0) * self.item[buffer]
-            if target.rank == self.rank:  # no link: it is read and written
+            if target.rank == self.rank:  # no link: memory is read and written
                 ns = 1e3 * self.machine.stream_us(2 * size)
                 if self.copies_by_kernel and source.rank == target.rank:
                     self._delay(self.launch_ns)
@@ -287,7 +288,7 @@ class Encoder:
         return self.host_copy_ns * len(step.reads)
 
     def compute(self, step: Step) -> float:
-        """Add the calls of a step that is not gated; return what submitting them takes the host."""
+        """Add the calls of a step that is not gated; return their submission time in ns."""
         if self.once:
             ns = self.calls.within(step)
             if ns:
@@ -296,7 +297,7 @@ class Encoder:
         return self.called(step.kind, self.calls.of(step))
 
     def called(self, kind: str, calls: Sequence[float]) -> float:
-        """Add calls that last so long, of a step of a kind; return what they take the host."""
+        """Add calls of these durations for a kind of step; return their submission time in ns."""
         for ns in calls:
             self._delay(self.launch_ns)
             if ns:
@@ -305,13 +306,13 @@ class Encoder:
         return native.get(kind, self.host_launch_ns) * len(calls)
 
     def _parts(self, step: Step, lane: int, not_before: float) -> int:
-        """Add a row for every part of a gated step; return how many."""
+        """Add a row for every part of a gated step; return the number of parts."""
         actions = self.actions
         for number, (part, ns) in enumerate(zip(step.parts, self.calls.parts(step), strict=True)):
             before = len(actions)
             for signal in part.waits:
                 actions += (_WAIT, self.signals[signal], 0)
-            if number == 0 or self.machine.cores:  # cores make each part by itself
+            if number == 0 or self.machine.cores:  # cores run each part separately
                 self._delay(self.launch_ns)
             if ns:
                 actions += (_WORK, 0, ns)
@@ -328,7 +329,7 @@ class Encoder:
             self.actions += (_WORK if self.machine.cores else _DELAY, 0, ns)
 
     def _transfer(self, source: Region, target: Region, size: int) -> int:
-        """Return the number of a transfer like this one."""
+        """Return the number of the transfer of a copy; equal transfers share a number."""
         to = target.rank
         wire = self.wire_to.get(to)
         if wire is None:
@@ -338,7 +339,7 @@ class Encoder:
         if self.once:
             return self._numbered((wire.link.scope, size, row_bytes, turned), wire.link)
         if wire.by_rows and source.rows > 1:
-            # Windows are alike on all ranks, so that the own buffers tell of a peer's.
+            # Windows are equal on all ranks, so the own buffers describe a peer's.
             apart = any(box.cols < self.cols[box.buffer] for box in (source, target))
             row_bytes = source.cols * self.item[source.buffer] if apart else 0
         if wire.by_turns:
@@ -351,7 +352,7 @@ class Encoder:
         if number is None:
             number = self.known[key] = len(self.known)
             _, size, row_bytes, turned = key
-            if self.once:  # what a store takes to arrive is in its signal
+            if self.once:  # the latency of a store is part of its signal's
                 self.transfers += Transfer(0.0, size, link.peak_gbps)
             else:
                 self.transfers += self.wires.transfer(link, size, row_bytes, turned)

@@ -1,4 +1,4 @@
-"""Links of a machine as ports that copies go through, and copies as transfers over them."""
+"""Links of a machine as ports, and copies as transfers through ports."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Transfer(NamedTuple):
     """A copy over a link.
 
     Attributes:
-        latency_ns: before its first byte.
-        size_bytes: what flows then.
-        gbps: the most that it reaches, alone.
+        latency_ns: time before its first byte.
+        size_bytes: bytes that then flow.
+        gbps: its highest rate, without contention.
     """
 
     latency_ns: float
@@ -33,12 +33,12 @@ class Transfer(NamedTuple):
 
 
 class Ports(NamedTuple):
-    """Which ports a copy goes through, and what they carry; see ficco/_native.pyi.
+    """The ports of copies, and their rates; see ficco/_native.pyi.
 
     Attributes:
-        routes: [world * world, 3], by sender and receiver.
-        kinds: of each port.
-        rates: of each kind, in GB/s, by the number of copies.
+        routes: [world * world, 3], ports by sender and receiver.
+        kinds: kind of each port.
+        rates: rates of each kind in GB/s, by the number of copies.
     """
 
     routes: npt.NDArray[np.int64]
@@ -47,16 +47,16 @@ class Ports(NamedTuple):
 
 
 class Wires:
-    """The links of a machine between so many ranks.
+    """The links of a machine between `world` ranks.
 
-    The host engine paces every pair of ranks by the links of a node, and knows neither rows nor
-    what a device reaches with several peers; nor do its wires.
+    The host engine paces every pair of ranks by the links of a node. It ignores row sizes and the
+    rates that a device reaches with several peers; so do its wires.
 
     Attributes:
-        ports: of the links.
+        ports: ports of the links.
 
     Raises:
-        MachineError: ranks on different nodes, and no rate of the network.
+        MachineError: ranks are on different nodes, and the network has no rate.
     """
 
     def __init__(self, machine: Machine, world: int) -> None:
@@ -67,11 +67,11 @@ class Wires:
         if self.paced:
             link = machine.link
             self.links = (Link("node", link.per, link.gbps, link.latency_us),)
-        for found in self.links:
-            if not found.paced:
+        for link in self.links:
+            if not link.paced:
                 raise MachineError(
                     f"machine {machine.name!r}: {world} ranks are more than a node's "
-                    f"{machine.devices}, and its link {found.scope!r} has no rates (gbps) to "
+                    f"{machine.devices}, and its link {link.scope!r} has no rates (gbps) to "
                     "predict from; measure them, or use fewer ranks"
                 )
         self.ports = _ports(self.links, self.devices, world)
@@ -79,24 +79,24 @@ class Wires:
     def link(self, one: int, other: int) -> Link:
         """Return the link between two ranks."""
         scope = "node" if one // self.devices == other // self.devices else "network"
-        return next(found for found in self.links if found.scope == scope)
+        return next(link for link in self.links if link.scope == scope)
 
     def transfer(
         self, link: Link, size_bytes: int, row_bytes: int = 0, turned: bool = False
     ) -> Transfer:
-        """Return a copy of so many bytes.
+        """Return the transfer of a copy.
 
         Args:
-            link: between its ranks.
-            size_bytes: of all of it.
-            row_bytes: of one row, where rows lie apart; 0 where they do not.
-            turned: whether its lane has just sent to another peer, and not waited since.
+            link: the link between its ranks.
+            size_bytes: size of the copy.
+            row_bytes: size of one row, if rows are not contiguous; else 0.
+            turned: whether its lane has just sent to another peer, without a wait since.
 
-        Alone it lasts `Link.transfer_us`. Where a small one loses by its size, the paced engine
-        lets it begin later and then flow at the link's full rate (`ficco.engines.rows`), and so
-        does this for machines of that engine. Elsewhere it is slower all the way, and leaves to
-        others what it does not use. With one rate for all sizes, as in all shipped profiles of
-        the paced engine, both are the same.
+        Without contention it takes `Link.transfer_us`. The lower rate of a small copy has two
+        models. The paced engine delays it and then lets it flow at the link's full rate
+        (`ficco.engines.rows`); machines of that engine do so here, too. Elsewhere the copy flows at
+        a lower rate, and other copies can use the rest. With one rate for all sizes, as in all
+        shipped profiles of the paced engine, both models are equal.
         """
         if self.paced:
             flows_us = size_bytes / (link.peak_gbps * 1e3)
@@ -113,8 +113,8 @@ class Wires:
 def _ports(links: tuple[Link, ...], devices: int, world: int) -> Ports:
     """Number the ports of all links.
 
-    A mesh has one for every ordered pair; a switch one out and one in of every device. Where it is
-    known what a device reaches with several peers at once, it has them on a mesh, too.
+    A mesh has a port per ordered pair of devices; a switch has one port out and one in per device.
+    If the rates of a device with several peers are known, a mesh has the latter, too.
     """
     routes: npt.NDArray[np.int64] = np.full((world, world, 3), NO_PORT, np.int64)
     node = np.arange(world) // devices
@@ -136,8 +136,8 @@ def _ports(links: tuple[Link, ...], devices: int, world: int) -> Ports:
         for side, curve in ((1, link.out_gbps), (2, link.in_gbps)):
             if curve or link.per == "port":
                 numbers = new(world, _by_number(curve) if curve else whole)
-                each = numbers[:, None] if side == 1 else numbers[None, :]
-                routes[here, side] = np.broadcast_to(each, (world, world))[here]
+                port = numbers[:, None] if side == 1 else numbers[None, :]
+                routes[here, side] = np.broadcast_to(port, (world, world))[here]
     return Ports(routes.reshape(-1, 3), np.array(kinds, np.int64), rates)
 
 

@@ -1,9 +1,9 @@
-"""Turning: a compute step of rank 0 as another rank has it, where ranks hold equally much.
+"""Turning: a compute step of another rank from that of rank 0, if all ranks hold equal shards.
 
-There a rank's plan is that of rank 0, with every peer so many places further round. Buffers that
-hold a block of every rank are turned by so many blocks. Lowerings sort by rows what a step
-multiplies or makes, and join what touches; so what is turned is cut at a buffer's end, sorted and
-joined again. Only the sizes of the result and how its pieces touch mean something here.
+Then a rank's plan is that of rank 0 with every peer rotated. Buffers with a block per rank are
+rotated by as many blocks. Lowerings sort the pieces of a step by rows and join adjacent ones. So
+rotated pieces are cut at a buffer's end, sorted and joined again. Only the sizes of the result and
+the adjacency of its pieces are meaningful here.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ficco.plan import Product, Region, Step
 
 __all__ = ["TURNED", "Copies", "Turn", "is_within_blocks", "shape_of"]
 
-TURNED = ("gemm", "local_copy", "bag")  # whose calls depend on how pieces touch
+TURNED = ("gemm", "local_copy", "bag")  # kinds whose calls depend on the adjacency of pieces
 
-Boxes = tuple[Region, ...]  # that lie row by row in one another's places, and are cut alike
+Boxes = tuple[Region, ...]  # regions whose rows correspond, and which are cut alike
 
 
 class Turn(NamedTuple):
-    """How far buffers are turned.
+    """A rotation of buffers.
 
     Attributes:
         heights: rows of each buffer.
         block: rows that each rank holds.
-        rank: whose step is made, of one of rank 0.
+        rank: the rank whose step is derived from that of rank 0.
     """
 
     heights: Mapping[str, int]
@@ -37,7 +37,7 @@ class Turn(NamedTuple):
     rank: int
 
     def step(self, step: Step) -> Step:
-        """Return a GEMM or a step that pools bags, for the rank."""
+        """Return the rank's version of a GEMM or a step that pools bags."""
         if step.kind == "gemm":
             return step._replace(products=self._products(step.products))
         return self._bag(step)
@@ -71,7 +71,7 @@ class Turn(NamedTuple):
         return step._replace(reads=tuple(reads), writes=tuple(writes))
 
     def _cut(self, boxes: Boxes) -> list[Boxes]:
-        """Turn boxes of equal height, and cut all of them where one would pass its buffer's end."""
+        """Rotate boxes of equal height, and cut all where one would cross its buffer's end."""
         rows, by = boxes[0].rows, self.rank * self.block
         if not rows:
             return [boxes]
@@ -88,16 +88,16 @@ class Turn(NamedTuple):
         ]
 
     def _piece(self, box: Region, low: int, high: int) -> Region:
-        """Return rows [low, high) of a box, which lie in front of its buffer's end or behind."""
+        """Return rows [low, high) of a box, all before or all after its buffer's end."""
         top = (box.row0 + low) % self.heights[box.buffer]
         return box._replace(row0=top, row1=top + high - low)
 
 
 class Copies:
-    """The pieces of a local copy, none of which passes the end of its buffer when it is turned.
+    """The pieces of a local copy; no rotated piece crosses the end of its buffer.
 
     Args:
-        step: of rank 0.
+        step: the step of rank 0.
         heights, block: as in `Turn`.
         item: bytes of an element, by buffer.
     """
@@ -117,37 +117,37 @@ class Copies:
         self.sizes = np.array([pair[0].area * item[pair[0].buffer] for pair in pairs], np.int64)
 
     def of(self, rank: int) -> list[int]:
-        """Return the bytes of each copy on a rank, as `ficco.grouping.joined_copies` joins them."""
+        """Return the bytes of each copy on a rank, joined as by `ficco.grouping.joined_copies`."""
         turned = []
         for buffer, row0, row1, col0, col1, height in [side.T for side in self.sides]:
             top = (row0 + rank * self.block) % height
             turned.append((buffer, top, top + row1 - row0, col0, col1))
         source = turned[0]
         order = np.lexsort((source[1], source[0]))  # stable
-        goes_on = np.ones(max(len(order) - 1, 0), np.bool_)
-        for buffer, top, bottom, col0, col1 in [[each[order] for each in side] for side in turned]:
-            goes_on &= bottom[:-1] == top[1:]
-            for each in (buffer, col0, col1):
-                goes_on &= each[:-1] == each[1:]
-        firsts = np.flatnonzero(np.concatenate([[True], ~goes_on]))
+        adjacent = np.ones(max(len(order) - 1, 0), np.bool_)
+        for buffer, top, bottom, col0, col1 in [[v[order] for v in side] for side in turned]:
+            adjacent &= bottom[:-1] == top[1:]
+            for values in (buffer, col0, col1):
+                adjacent &= values[:-1] == values[1:]
+        firsts = np.flatnonzero(np.concatenate([[True], ~adjacent]))
         sizes: list[int] = np.add.reduceat(self.sizes[order], firsts).tolist()
         return sizes
 
 
 def _joined(pieces: list[Boxes]) -> list[Boxes]:
-    """Return pieces from top to bottom; those that touch in all their boxes are one."""
-    found: list[Boxes] = []
+    """Return pieces from top to bottom; pieces that are adjacent in all boxes are joined."""
+    joined: list[Boxes] = []
     for piece in sorted(pieces, key=_top):
-        if found and all(
-            above.row1 == below.row0 for above, below in zip(found[-1], piece, strict=True)
+        if joined and all(
+            above.row1 == below.row0 for above, below in zip(joined[-1], piece, strict=True)
         ):
-            found[-1] = tuple(
+            joined[-1] = tuple(
                 above._replace(row1=below.row1)
-                for above, below in zip(found[-1], piece, strict=True)
+                for above, below in zip(joined[-1], piece, strict=True)
             )
         else:
-            found.append(piece)
-    return found
+            joined.append(piece)
+    return joined
 
 
 def _top(piece: Boxes) -> int:
@@ -155,14 +155,14 @@ def _top(piece: Boxes) -> int:
 
 
 def is_within_blocks(regions: list[Region], block: int) -> bool:
-    """Whether no region passes from one rank's rows to those of the next."""
+    """Return whether no region spans rows of two ranks."""
     return all(region.row0 % block + region.rows <= block for region in regions)
 
 
 def shape_of(step: Step, block: int) -> Any:
-    """Return what is equal for steps whose calls are the same on every rank.
+    """Return a key that is equal for steps whose calls are equal on every rank.
 
-    They may lie elsewhere in the blocks, as the chunks of a shard do.
+    The steps may be at other places in the blocks, like the chunks of a shard.
     """
     rows = [*step.reads, *step.writes] if step.kind == "local_copy" else [*step.writes]
     rows += [region for product in step.products for region in (product.a, product.c)]

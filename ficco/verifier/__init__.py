@@ -1,20 +1,20 @@
-"""The verifier: proves a plan right, over all ranks together, from the plan alone.
+"""The verifier: proves the correctness of a plan over all ranks, from the plan alone.
 
-It imports no lowering and does not look at the schedule. Each call is proved by itself, assuming at
-its start only the state between calls and showing that it is restored; so any sequence of verified
-plans on one window is right, whatever copies they use, and on one mailbox if they take its copies
-in turn. In the order of the proof:
+It imports no lowering and ignores the schedule. Each call is proved separately: the proof assumes
+only the state between calls at the start, and shows that the call restores it. So any sequence of
+verified plans on one window is correct, whatever copies they use, and on one mailbox if they
+alternate between its copies. The stages, in the order of the proof:
 
-    form      regions lie in buffers, sizes agree, units fit                        (form)
-    signals     every signal has one raiser and one clearer, and is awaited             (signals)
-    order     the happens-before relation of all ranks' steps; no cycle             (order)
-    blocking  nobody blocks in submission order                                     (blocking)
-    spins     kernels that wait while they run do not hold back what they wait for  (spins)
-    memory    accesses that conflict are ordered; windows are handed over           (memory)
-    values    every output element is the sum that the problem asks for             (values)
+    form      regions are inside buffers, sizes agree, units fit the kinds of steps
+    signals   every signal has one raiser and one clearer, and is waited for
+    order     the happens-before relation of all ranks' steps has no cycle
+    blocking  no rank blocks in submission order
+    spins     kernels that wait while they run do not hold back the steps that they wait for
+    memory    conflicting accesses are ordered; windows are handed over between calls
+    values    every output element is the sum that the problem defines
 
-Conflicting accesses being ordered, every execution computes what one topological order computes; so
-`values` follows the symbolic contents of all buffers through a single one.
+If conflicting accesses are ordered, every execution computes the same as one topological order. So
+`values` tracks the symbolic contents of all buffers through a single order.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["Violation", "verify"]
 
 
 def verify(plan: Plan) -> list[Violation]:
-    """Return every violation found; an empty list is a proof.
+    """Return the violations of a plan; an empty list is a proof.
 
-    The list ends at the first stage of the proof that fails, because later stages build on it.
+    The list ends at the first stage that fails, because later stages depend on it.
     """
     violations = check_form(plan)
     if violations:

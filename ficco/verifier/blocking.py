@@ -1,6 +1,6 @@
-"""Blocking: progress where lanes share a hardware queue.
+"""Blocking: progress if lanes share a hardware queue.
 
-Submission rule: when every rank runs its steps strictly one after another, nobody waits for ever.
+Submission rule: if every rank runs its steps strictly in submission order, no wait lasts forever.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ __all__ = ["check_submission"]
 
 
 def check_submission(plan: Plan, signals: WordUses) -> list[Violation]:
-    """Run all ranks' steps in submission order; return where they stand when nothing moves.
+    """Run all ranks' steps in submission order; return the steps at which ranks are stuck.
 
-    Signals are raised once a call, so running whatever can run finds the only outcome there is.
-    Plans with a step marked `concurrent` are excused: they are not chosen where queues are shared.
+    Signals are raised once per call, so the outcome does not depend on the order of the simulation.
+    Plans with a step marked `concurrent` are exempt: they are not chosen if queues are shared.
     """
     if any(step.concurrent for entry in plan.ranks for step in entry.steps):
         return []
     raised = {signal for signal in signals if signal.name == "free"}
     entered = [0] * plan.problem.world  # collectives that each rank has entered
-    passed = [0] * plan.problem.world  # ... and left
+    passed = [0] * plan.problem.world  # collectives that each rank has left
     at = [0] * plan.problem.world
     moved = True
     while moved:
@@ -35,7 +35,7 @@ def check_submission(plan: Plan, signals: WordUses) -> list[Violation]:
                 if step.kind == "collective":
                     entered[rank] = passed[rank] + 1
                     if min(entered) < entered[rank]:
-                        break  # whoever enters last passes, and lets the others be looked at again
+                        break  # the last rank to enter passes, and the loop revisits the others
                     passed[rank] += 1
                 if any(signal not in raised for signal in _awaited(step)):
                     break
@@ -51,7 +51,7 @@ def check_submission(plan: Plan, signals: WordUses) -> list[Violation]:
                 or "other ranks to enter the collective"
             )
             + " for ever",
-            "submit what raises a signal before what waits for it, on every rank",
+            "on every rank, submit the raise of a signal before its wait",
         )
         for rank, entry in enumerate(plan.ranks)
         if at[rank] < len(entry.steps)

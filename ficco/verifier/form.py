@@ -1,6 +1,6 @@
-"""Form: each step by itself. Regions lie in buffers, sizes and dtypes agree, units fit kinds.
+"""Form: checks of each step alone. Regions are in buffers, sizes and dtypes agree, units fit kinds.
 
-No order, no values. What passes here can be given to the later stages without further checks.
+There is no order and there are no values here. Later stages rely on these checks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ficco.verifier.violation import Violation
 
 __all__ = ["check_form"]
 
-# Fields that each kind of step uses; all others stay empty.
+# Fields that each kind of step uses; all others are empty.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "copy": ("reads", "writes"),
     "local_copy": ("reads", "writes"),
@@ -41,12 +41,12 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def check_form(plan: Plan) -> list[Violation]:
-    """Return what is malformed, over all ranks."""
+    """Return the violations of form on all ranks."""
     world = plan.problem.world
     if [entry.rank for entry in plan.ranks] != list(range(world)):
-        found = [entry.rank for entry in plan.ranks]
+        ranks = [entry.rank for entry in plan.ranks]
         return [
-            _bad(0, "-", "ranks", f"the plan has ranks {found}, the problem's world is {world}",
+            _bad(0, "-", "ranks", f"the plan has ranks {ranks}, the problem's world is {world}",
                  f"give the plans of ranks 0 to {world - 1}, in order")
         ]  # fmt: skip
     buffers = {
@@ -76,14 +76,14 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
         yield _bad(rank, "-", "buffers", "its windows differ from those of rank 0",
                    "declare the same windows, in the same order, on every rank")  # fmt: skip
     if len({buffer.role for buffer in windows}) > 1:
-        yield _bad(rank, "-", "buffers", "it has windows and mailboxes, whose words are not the "
-                   "same", "declare either")  # fmt: skip
+        yield _bad(rank, "-", "buffers", "it has windows and mailboxes, whose words differ",
+                   "declare only one of the two roles")  # fmt: skip
     for needed in required_buffers(plan.problem, rank):
-        found = seen.pop(needed.name, None)
-        if found is None or found != needed:
-            what = f"{found} found" if found else "missing"
-            yield _bad(rank, needed.name, "buffers", f"the problem asks for {needed}; {what}",
-                       "declare it so")  # fmt: skip
+        declared = seen.pop(needed.name, None)
+        if declared is None or declared != needed:
+            what = f"found {declared}" if declared else "it is missing"
+            yield _bad(rank, needed.name, "buffers", f"the problem needs {needed}; {what}",
+                       "declare the needed buffer")  # fmt: skip
     for buffer in entry.buffers:
         if buffer.role in (*SHARED, "workspace") and buffer.dtype not in (
             plan.problem.dtype, "float32",
@@ -94,19 +94,19 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
     for extra in seen.values():
         if extra.role not in (*SHARED, "workspace"):
             yield _bad(rank, extra.name, "buffers", f"a buffer of role {extra.role!r} that the "
-                       "problem does not know", "make it a workspace")  # fmt: skip
+                       "problem does not have", "make it a workspace")  # fmt: skip
 
 
 def _steps(entry: RankPlan, buffers: dict[tuple[int, str], Buffer]) -> Iterator[Violation]:
     seen: set[str] = set()
     for step in entry.steps:
         if step.id in seen:
-            yield _bad(entry.rank, step.id, "steps", "its id stands twice", "rename one")
+            yield _bad(entry.rank, step.id, "steps", "its id is not unique", "rename one step")
         for other in step.after:
             if other not in seen:
                 yield _bad(entry.rank, step.id, "steps",
                            f"after={other!r} names no earlier step of this rank",
-                           "name a step that stands before this one")  # fmt: skip
+                           "name a step before this one")  # fmt: skip
         seen.add(step.id)
         for message, mend in _step(entry.rank, step, buffers):
             yield _bad(entry.rank, step.id, "form", message, mend)
@@ -123,24 +123,25 @@ def _step(
             yield f"a {step.kind} has no {field}", f"leave {field} out"
     outside = [region for region in _all_regions(step) if not _inside(region, buffers)]
     for region in outside:
-        yield f"{region} does not lie in a buffer", "keep regions within their buffers"
+        yield f"{region} is not inside a buffer", "keep regions within their buffers"
     if outside:
         return
     for region in _all_regions(step):
         if region.copy and buffers[region.rank, region.buffer].role == "mailbox":
-            yield f"{region} is in the copy of the call before", "use the one of this call"
+            yield f"{region} is in the copy of the previous call", "use the copy of this call"
         if region.rank != rank and buffers[region.rank, region.buffer].role not in SHARED:
-            yield f"{region} is no window, so rank {rank} cannot reach it", "go through a window"
+            yield f"{region} is not a window, so rank {rank} cannot access it", "use a window"
     for region in _written(step):
         role = buffers[region.rank, region.buffer].role
         if role in ("input", "weight"):
             yield f"it writes {region}, an operand of the caller", "write elsewhere"
         if role == "window" and step.kind in ("gemm", "reduce", "bag"):
-            # When a call fails, NaN stands there for what has not come; made of NaN, a result does.
+            # A failed call fills windows with NaN, so that results of missing data are NaN, too. A
+            # result that is computed in a window would not be marked so.
             yield (
-                f"it makes {region}, which is in a window, where a push that comes late, to a call "
-                "that has failed, may replace it, and nobody would see that",
-                "make it in a workspace",
+                f"it computes {region} in a window, where a late push of a failed call may "
+                "overwrite it unnoticed",
+                "compute it in a workspace",
             )
     yield from _parts(step)
     yield from _shapes(step, buffers)
@@ -149,13 +150,13 @@ def _step(
 
 def _parts(step: Step) -> Iterator[tuple[str, str]]:
     if step.parts and (step.products or step.reads or step.writes):
-        yield "parts and work beside them", "put all work into parts"
+        yield "it has parts, and work outside them", "put all work into parts"
     waits = any(part.waits for part in step.parts)
     both = waits and any(part.raises for part in step.parts)
     if both and not step.concurrent:
-        yield "it waits and signals, and concurrent is False", "set concurrent to True"
+        yield "it waits and signals, but concurrent is False", "set concurrent to True"
     if step.concurrent and not waits:
-        yield "it waits for nothing, and concurrent is True", "set concurrent to False"
+        yield "it does not wait, but concurrent is True", "set concurrent to False"
 
 
 def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tuple[str, str]]:
@@ -180,32 +181,35 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
                 yield f"terms of {writes[0]} differ from it in size", "sum equal boxes"
         elif step.kind == "bag" and (reads or writes):
             if len(reads) != 3 * len(writes):
-                yield "it reads no three regions for each it writes", "table, indices, offsets"
+                yield (
+                    "it does not read three regions per region written",
+                    "give table, indices and offsets",
+                )
             for i, target in enumerate(writes[: len(reads) // 3]):
                 table, _, bags = reads[3 * i : 3 * i + 3]
                 if (bags.cols, table.cols) != (target.rows, target.cols):
-                    yield f"{target} does not fit its bags and table", "one row a bag"
+                    yield f"{target} does not fit its bags and table", "give one row per bag"
         elif step.kind == "collective":
             if step.collective not in ("all_gather", "all_to_all"):
                 yield f"collective={step.collective!r}", "it is 'all_gather' or 'all_to_all'"
             if len({(region.rank, dtype(region)) for region in (*reads, *writes)}) > 1:
-                yield "its regions differ in rank or dtype", "give and take own, equal ones"
+                yield "its regions differ in rank or dtype", "use own regions of one dtype"
         elif step.kind == "gemm" and (reads or writes):
-            yield "a gemm reads and writes by its products", "leave reads and writes out"
+            yield "a gemm reads and writes only by products", "leave reads and writes out"
     for product in _products(step):
         operand = buffers[product.a.rank, product.a.buffer]
         whole = operand.role == "input" and product.a.cols == operand.cols
         deep = whole and not step.transpose_a
         yield from _product(step, product, deep or dtype(product.c) == "float32")
     if step.kind in ("raise", "wait", "clear") and not step.signals:
-        yield f"a {step.kind} of no signals", "name its signals, or leave the step out"
+        yield f"a {step.kind} without signals", "name its signals, or leave the step out"
 
 
 def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, str]]:
-    """Say what is wrong with a product.
+    """Yield what is wrong with a product.
 
-    It may add to c (`adds`) in float32, or all of an operand's depth: what several pairs give is
-    rounded a pair, and no more often.
+    A product may accumulate into c (`adds`) if c is float32 or the product has the whole depth of
+    an operand. Then a sum over several pairs is rounded only once per pair.
     """
     a, b, c = product.a, product.b, product.c
     m, k = (a.cols, a.rows) if step.transpose_a else (a.rows, a.cols)
@@ -226,11 +230,12 @@ def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, st
 
 
 def _overlaps(step: Step) -> Iterator[tuple[str, str]]:
-    """Refuse a step that writes what it reads or writes elsewhere: its pieces have no order.
+    """Yield the overlaps of a step's writes with its reads and writes: its pieces have no order.
 
-    A sum may replace a term of it, element by element, and products may add to one place in turn.
+    A sum may replace one of its terms element by element, and products may accumulate into one
+    region.
     """
-    mend = "let one piece of memory be read or written in one way"
+    mend = "access each piece of memory in only one way"
     works: list[Step | Part] = [step, *step.parts]
     for work in works:
         inputs = [region for p in work.products for region in (p.a, p.b)]
@@ -249,17 +254,17 @@ def _overlaps(step: Step) -> Iterator[tuple[str, str]]:
         for term in terms:
             for target in outputs.under(term):
                 if term != target:
-                    yield f"it writes {target} and adds {term}, which only overlaps", mend
+                    yield f"it writes {target} and adds {term}, which overlaps but differs", mend
 
 
 class _Outputs:
-    """Regions that a step writes, to be found by where they lie."""
+    """An index of the regions that a step writes."""
 
     def __init__(self) -> None:
         self.tiles: dict[tuple[int, str, int], Tiles[tuple[Region, ...]]] = defaultdict(Tiles)
 
     def under(self, region: Region) -> list[Region]:
-        """Return those that share elements with a region, each once."""
+        """Return the written regions that overlap with a region, without duplicates."""
         tiles = self.tiles.get((region.rank, region.buffer, region.copy))
         if tiles is None:
             return []

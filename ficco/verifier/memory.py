@@ -1,11 +1,11 @@
-"""Memory: accesses that conflict are ordered, and windows are handed from call to call.
+"""Memory: conflicting accesses are ordered, and windows are handed from call to call.
 
-For a window copy of rank q: whoever touches it from elsewhere does so after q's previous use of it
-(q said `free`, or started this call), and every access happens before each of q's `free` signals of
-this call, which every peer must get; so that the next call may assume what this one did.
+For a window copy of rank q: accesses by other ranks happen after q's previous use of it (q raised
+`free`, or started this call). Every access happens before each of q's `free` signals of this call,
+which every peer must get. So the next call may make the same assumption.
 
-A mailbox is handed over by its calls taking turns: every rank must tell every peer that it has
-entered, and must await that from every peer before its call ends.
+For a mailbox, calls alternate between copies: every rank must notify every peer that it has
+entered, and wait for the same from every peer before its call ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ficco.verifier.violation import Violation
 
 __all__ = ["check_memory"]
 
-MOST_RACES = 8  # reported per buffer; one missing signal makes many
+MOST_RACES = 8  # reported per buffer; one missing signal causes many
 
 Place = tuple[int, str, int]  # rank, buffer, copy
 
@@ -35,7 +35,7 @@ class _Access(NamedTuple):
 
 
 def check_memory(order: Order, signals: WordUses) -> list[Violation]:
-    """Return races and accesses outside a window's hand-over."""
+    """Return races, and accesses of a window outside its hand-over."""
     accesses: dict[Place, list[_Access]] = defaultdict(list)
     for event in order.works():
         for access in _accesses(order, event):
@@ -43,10 +43,10 @@ def check_memory(order: Order, signals: WordUses) -> list[Violation]:
             accesses[region.rank, region.buffer, region.copy].append(access)
     roles = {(e.rank, b.name): b.role for e in order.plan.ranks for b in e.buffers}
     violations: list[Violation] = []
-    for place, found in accesses.items():
-        violations += _races(order, place, found)
+    for place, of_place in accesses.items():
+        violations += _races(order, place, of_place)
         if roles[place[:2]] == "window":
-            violations += _handover(order, signals, place, found)
+            violations += _handover(order, signals, place, of_place)
     if any(has_mailbox(entry) for entry in order.plan.ranks):
         violations += _turns(order, signals)
     else:
@@ -59,11 +59,11 @@ def _accesses(order: Order, event: Event) -> Iterator[_Access]:
     assert work is not None
     first = event
     if isinstance(work, Step) and event.step is not None:
-        first = order.first[event.rank, event.step.id]  # a collective spans two events
+        first = order.first[event.rank, event.step.id]  # a collective has two events
     reads, writes = list(work.reads), list(work.writes)
     for product in work.products:
         reads += [product.a, product.b, *product.add]
-        writes.append(product.c)  # read as well where it accumulates; a write covers that
+        writes.append(product.c)  # accumulation also reads c; a write implies that
     for region in reads:
         yield _Access(first, event, region, False)
     for region in writes:
@@ -71,32 +71,32 @@ def _accesses(order: Order, event: Event) -> Iterator[_Access]:
 
 
 class _State(NamedTuple):
-    """What has been done to an element so far: its last writer, and who has read it since.
+    """The accesses of an element so far: its last writer, and the readers since then.
 
-    Of the readers on one chain the last one stands for all.
+    Of the readers on one chain, only the last one is kept.
     """
 
     writer: _Access | None
     readers: tuple[_Access, ...] = ()
 
 
-def _races(order: Order, place: Place, found: list[_Access]) -> Iterator[Violation]:
-    """Follow the accesses of a buffer in an order that respects all edges; yield races.
+def _races(order: Order, place: Place, accesses: list[_Access]) -> Iterator[Violation]:
+    """Process the accesses of a buffer in a topological order; yield races.
 
-    To be ordered with all accesses that it conflicts with, a read has to come after the last write
-    of each of its elements, and a write after the last write and the reads since then: with these,
-    accesses before them have been compared.
+    A read must happen after the last write of each of its elements. A write must happen after the
+    last write and the reads since then. These have been compared with earlier accesses already, so
+    all conflicts are covered.
     """
-    if not any(access.writes for access in found):
+    if not any(access.writes for access in accesses):
         return
     tiles: Tiles[_State] = Tiles()
     untouched, count = _State(None), 0
-    for access in found:
+    for access in accesses:
         box = Box(*access.region[2:6])
         parts = tiles.read(box)
         if sum(part.area for part, _ in parts) < box.area:
             tiles.write(box, _after(untouched, access))
-        raced: dict[_Access, None] = {}  # once, whichever elements they share
+        raced: dict[_Access, None] = {}  # without duplicates
         for part, state in parts:
             tiles.write(part, _after(state, access))
             for other in (state.writer, *(state.readers if access.writes else ())):
@@ -112,7 +112,7 @@ def _races(order: Order, place: Place, found: list[_Access]) -> Iterator[Violati
 
 
 def _after(state: _State, access: _Access) -> _State:
-    """Return the state of elements behind one more access."""
+    """Return the state of elements after one more access."""
     if access.writes:
         return _State(access)
     chain = access.last.chain
@@ -126,40 +126,40 @@ def _race(one: _Access, other: _Access) -> Violation:
         one.last.rank, one.last.name, "race",
         f"it writes {one.region} while {other.last.name} of rank {other.last.rank} {verb} "
         f"{other.region}: nothing orders the two",
-        "let the later one wait for a signal behind the earlier one",
+        "let the later one wait for a signal that is raised after the earlier one",
     )  # fmt: skip
 
 
 def _handover(
-    order: Order, signals: WordUses, place: Place, found: list[_Access]
+    order: Order, signals: WordUses, place: Place, accesses: list[_Access]
 ) -> Iterator[Violation]:
     owner, _, copy = place
     before = order.before[owner, copy]
-    for access in found:
+    for access in accesses:
         if access.first.rank != owner and not order.hb(before, access.first):
             yield _bad(
-                access.first, f"it touches {access.region} perhaps while rank {owner} is still in "
-                "its previous call", f"wait for free[{owner}] first",
+                access.first, f"it may access {access.region} while rank {owner} is still in its "
+                "previous call", f"wait for free[{owner}] first",
             )  # fmt: skip
-    yield from _released(order, signals, owner, copy, [access.last for access in found])
+    yield from _released(order, signals, owner, copy, [access.last for access in accesses])
 
 
 def _turns(order: Order, signals: WordUses) -> Iterator[Violation]:
-    """Every rank tells every peer that it has entered, and awaits that of every peer."""
+    """Check that every rank notifies every peer of its entry, and waits for that of every peer."""
     ranks = range(order.plan.problem.world)
     for rank in ranks:
         for peer in ranks:
             uses = signals.get(Signal(rank, "entered", peer))
             if rank != peer and (uses is None or not uses.waits):
                 yield _bad(
-                    order.starts[rank], f"rank {rank} ends its call without knowing that rank "
-                    f"{peer} has entered, and may store in a mailbox that is still read in its "
-                    "next but one", f"wait for entered[{peer}]",
+                    order.starts[rank], f"rank {rank} ends its call without a wait for the entry "
+                    f"of rank {peer}, so its next call but one may store in a mailbox that rank "
+                    f"{peer} still reads", f"wait for entered[{peer}]",
                 )  # fmt: skip
 
 
 def _word_handover(order: Order, signals: WordUses) -> Iterator[Violation]:
-    """Uses of a rank's signals end before it says `free`, as accesses of its window do."""
+    """Check that uses of a rank's signals end before it raises `free`, like window accesses."""
     touched: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for signal, uses in signals.items():
         if signal.name in ("data", "entered"):
@@ -174,7 +174,7 @@ def _word_handover(order: Order, signals: WordUses) -> Iterator[Violation]:
 def _released(
     order: Order, signals: WordUses, owner: int, copy: int, events: list[Event]
 ) -> Iterator[Violation]:
-    last_of: dict[int, Event] = {}  # on each chain: the others come before it
+    last_of: dict[int, Event] = {}  # by chain
     for event in events:
         known = last_of.setdefault(event.chain, event)
         if event.pos > known.pos:
@@ -185,8 +185,8 @@ def _released(
         uses = signals.get(Signal(peer, "free", owner, 0, copy))
         if uses is None or not uses.raises:
             yield _bad(
-                events[0], f"the window of rank {owner} is used, but rank {peer} is never told by "
-                f"free[{owner}] that rank {owner} is done with it",
+                events[0], f"the window of rank {owner} is used, but free[{owner}] is never raised "
+                f"at rank {peer} after that",
                 f"let rank {peer} wait for and clear it, and rank {owner} raise it at its end",
             )  # fmt: skip
             continue
@@ -194,14 +194,14 @@ def _released(
         if any(_is_late(order, last, free) for last in last_of.values()):
             late = next(event for event in events if _is_late(order, event, free))
             yield _bad(
-                late, f"it uses the window of rank {owner} perhaps after {free.name} of rank "
-                f"{owner} has told rank {peer} that it is free",
+                late, f"it may use the window of rank {owner} after {free.name} of rank {owner} "
+                f"has raised free at rank {peer}",
                 "raise free after the last use of the window",
             )  # fmt: skip
 
 
 def _is_late(order: Order, event: Event, free: Event) -> bool:
-    """Whether a use of a window may come after the signal that says that it is free."""
+    """Return whether a use of a window may happen after its `free` signal."""
     return event is not free and not order.hb(event, free)
 
 

@@ -1,19 +1,19 @@
-"""Happens-before over all ranks: events, their edges, and clocks that answer "a before b?".
+"""Happens-before over all ranks: events, their edges, and vector clocks for "a before b?".
 
 Events of a rank: `before` (the end of its previous call's use of a window copy), `start`, one per
-step (two for a collective: entering and leaving; a gated step has one at each end and one per part;
-two for a step or a part that raises several signals: before the first of them and behind the last),
-and `end`. Edges:
+step, and `end`. A collective has two events: entry and exit. A gated step has one event at each end
+and one per part. A step or part that raises several signals has two: before the first and after the
+last. Edges:
 
     before -> start -> first step of each lane -> ... -> last step of each lane -> end
-    before(q) -> start of every rank, if q has a mailbox: whoever starts a call on mailboxes has
-        ended the one before it, in which q had entered
-    last event of a step -> first event of the steps that come `after` it
-    before the raise of a signal -> every wait for it;  before(q) -> every wait for free[q], raised
-        by q earlier
-    every rank's entering of a collective -> every rank's leaving
+    before(q) -> start of every rank, if q has a mailbox: a rank that starts a call on mailboxes has
+        ended the previous call, which q had entered
+    last event of a step -> first event of the steps that name it in `after`
+    before the raise of a signal -> every wait for it;  before(q) -> every wait for free[q], which q
+        raised earlier
+    every rank's entry to a collective -> every rank's exit
 
-An event's clock holds, per chain (a lane, a part, a call), how far that chain is in its past.
+An event's clock holds, per chain (a lane, a part, a call), the last position in its past.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["Event", "Order", "kernel_lanes"]
 
 
 class Event:
-    """One moment of the plan. `work` is what it reads and writes, if it is that moment.
+    """One event of the plan. `work` is the step or part whose accesses happen at the event, if any.
 
-    `sm`: a kernel does it, so it needs multiprocessors.
+    `sm`: whether a kernel performs it, so that it needs multiprocessors.
     """
 
     __slots__ = ("chain", "known", "part", "pos", "rank", "sm", "step", "work")
@@ -57,10 +57,10 @@ _NOTHING: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
 
 def kernel_lanes(plan: Plan) -> dict[int, set[str]]:
-    """Return the lanes, by rank, of which one kernel runs all steps, signals included.
+    """Return, by rank, the lanes that a single kernel runs as a whole, signals included.
 
-    They are those with copies on "sm": stores of that kernel. In such a plan it is also the only
-    lane of a rank that has nothing to store.
+    They are the lanes with copies on "sm", which are stores of that kernel. In such a plan, the
+    only lane of a rank without stores counts, too.
     """
     storing = {
         entry.rank: {s.lane for s in entry.steps if s.kind == "copy" and s.unit == "sm"}
@@ -75,14 +75,14 @@ def kernel_lanes(plan: Plan) -> dict[int, set[str]]:
 
 
 class Order:
-    """The happens-before relation of a plan whose form and signal uses are right.
+    """The happens-before relation of a plan with correct form and signal uses.
 
     Attributes:
-        events: in an order that respects all edges.
-        cycle: violations, where steps wait for each other; then nothing else is filled.
-        before: per (rank, copy): the end of the previous call's use of that window copy.
-        first, last: per (rank, step id): the step's first and last event.
-        whole: per rank: the lanes that one kernel runs, see `kernel_lanes`.
+        events: in topological order.
+        cycle: violations if steps wait for each other; clocks are then not computed.
+        before: per (rank, copy), the end of the previous call's use of that window copy.
+        first, last: per (rank, step id), the step's first and last event.
+        whole: per rank, the lanes that one kernel runs, see `kernel_lanes`.
     """
 
     def __init__(self, plan: Plan, signals: WordUses) -> None:
@@ -114,17 +114,17 @@ class Order:
             self._clocks()
 
     def hb(self, a: Event, b: Event) -> bool:
-        """Whether a happens before b (and is not b)."""
+        """Return whether a happens strictly before b."""
         if a.chain == b.chain:
             return a.pos < b.pos
         return bool(b.known[a.chain] >= a.pos)
 
     def at(self, rank: int, step: str, part: int = -1) -> Event:
-        """Return the event that awaits, clears or begins to raise signals: of a step or a part."""
+        """Return the event at which a step or part waits for, clears or begins to raise signals."""
         return self.first[rank, step] if part < 0 else self._parts[rank, step][part]
 
     def raised(self, rank: int, step: str, part: int = -1) -> Event:
-        """Return the event in which a step or a part has raised all its signals."""
+        """Return the event at which a step or part has raised all its signals."""
         return self.last[rank, step] if part < 0 else self._ends[rank, step][part]
 
     def preds(self, event: Event) -> list[Event]:
@@ -142,10 +142,10 @@ class Order:
         return event
 
     def _is_kernel(self, step: Step | None, rank: int) -> bool:
-        """Whether a step needs multiprocessors on some target.
+        """Return whether a step needs multiprocessors on some target.
 
-        A copy step within a rank does, whatever unit it names: see `ficco.plan.copy_unit`. Signals
-        that are raised or cleared in a lane that computes may be stored by a kernel on CUDA.
+        A copy step within a rank does, whatever its unit: see `ficco.plan.copy_unit`. Raises and
+        clears in a lane that computes may be stores of a kernel on CUDA.
         """
         if step is None:
             return False
@@ -194,12 +194,12 @@ class Order:
         self._new(rank, call, 1, None, [start, *tails.values()])
 
     def _behind(self, event: Event, signals: tuple[Signal, ...]) -> Event:
-        """Return the event behind all signals that are raised from another one on."""
+        """Return the event after the raise of all signals, which begins at `event`."""
         if len(signals) < 2:
             return event
-        behind = self._new(event.rank, event.chain, event.pos + 1, event.step, [event])
-        behind.part = event.part
-        return behind
+        raised = self._new(event.rank, event.chain, event.pos + 1, event.step, [event])
+        raised.part = event.part
+        return raised
 
     def _collectives(self) -> None:
         per_rank = [
@@ -212,7 +212,7 @@ class Order:
 
     def _signal(self, uses: Uses) -> None:
         raised = [self.at(*use) for use in uses.raises]
-        if uses.signal.name == "free":  # what a wait sees is the previous call's raise
+        if uses.signal.name == "free":  # a wait sees the raise of the previous call
             raised = [self.before[uses.signal.peer, uses.signal.copy]]
         for wait in uses.waits:
             self._after[self.at(*wait)] += raised
@@ -236,19 +236,19 @@ class Order:
         return done
 
     def _blocked(self) -> list[Violation]:
-        """Name, per rank, the first step that can never run."""
+        """Return, per rank, a violation for the first step that can never run."""
         done = set(self.events)
-        found: dict[int, Violation] = {}
+        by_rank: dict[int, Violation] = {}
         for event in self._all:
-            if event in done or event.step is None or event.rank in found:
+            if event in done or event.step is None or event.rank in by_rank:
                 continue
             waits_for = [e for e in self._after[event] if e not in done]
             names = ", ".join(sorted({f"{e.name} of rank {e.rank}" for e in waits_for}))
-            found[event.rank] = Violation(
+            by_rank[event.rank] = Violation(
                 event.rank, event.name, "cycle", f"it waits for {names}, which waits for it",
                 "raise the signal before waiting for the answer",
             )  # fmt: skip
-        return list(found.values())
+        return list(by_rank.values())
 
     def _clocks(self) -> None:
         nothing = np.full(self.chains, -1, np.int32)
@@ -266,5 +266,5 @@ class Order:
             event.known = known
 
     def works(self) -> Iterator[Event]:
-        """Yield the events that read or write, in an order that respects all edges."""
+        """Yield the events that read or write, in topological order."""
         return (event for event in self.events if event.work is not None)

@@ -1,7 +1,7 @@
-"""Signals: every signal has one raiser, waiters on one rank, one clearer, and a state to return to.
+"""Signals: each has one raiser, waiters on one rank, one clearer, and a fixed state between calls.
 
-Between calls all signals are 0 but `free`, which is 1 or still to come from the reader's previous
-call. `check_uses` holds what needs no order of events; `check_words` what does.
+Between calls all signals are 0 except `free`, which is 1 or will be raised by the reader's previous
+call. `check_uses` checks the rules that need no order of events; `check_words` the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Use = tuple[int, str, int]  # rank, step id, part (-1: the step itself)
 
 @dataclass(slots=True)
 class Uses:
-    """Who raises, awaits and clears one signal."""
+    """The uses of one signal: its raises, waits and clears."""
 
     signal: Signal
     raises: list[Use] = field(default_factory=list)
@@ -36,12 +36,12 @@ WordUses = dict[Signal, Uses]
 
 def words_of(plan: Plan) -> WordUses:
     """Collect all uses of all signals of a plan."""
-    found: WordUses = {}
+    by_signal: WordUses = {}
 
     def of(signal: Signal) -> Uses:
-        uses = found.get(signal)
+        uses = by_signal.get(signal)
         if uses is None:
-            uses = found[signal] = Uses(signal)
+            uses = by_signal[signal] = Uses(signal)
         return uses
 
     for entry in plan.ranks:
@@ -60,7 +60,7 @@ def words_of(plan: Plan) -> WordUses:
                     of(signal).waits.append((entry.rank, step.id, number))
                 for signal in part.raises:
                     of(signal).raises.append((entry.rank, step.id, number))
-    return found
+    return by_signal
 
 
 def check_uses(plan: Plan, signals: WordUses) -> list[Violation]:
@@ -71,7 +71,7 @@ def check_uses(plan: Plan, signals: WordUses) -> list[Violation]:
         if mailbox and (uses.signal.name == "free" or uses.signal.copy):
             use = (uses.raises + uses.waits + uses.clears)[0]
             violations.append(
-                _bad(use, f"{uses.signal} of a mailbox, whose copies take turns",
+                _bad(use, f"{uses.signal} of a mailbox, whose copies alternate",
                      "leave it out: a call uses one copy, which is free when it starts")
             )  # fmt: skip
     if violations:
@@ -94,7 +94,7 @@ def _owners(plan: Plan, uses: Uses) -> Iterator[Violation]:
     if not fits:
         yield _bad(any_use, f"{signal} is no signal of this group",
                    f"ranks are 0 to {world - 1}, chunks 0 to {SIGNALS[signal.name] - 1}, "
-                   "and a rank signals itself by `ready` alone")  # fmt: skip
+                   "and a rank signals itself only by `ready`")  # fmt: skip
         return
     raiser = signal.rank if local else signal.peer
     for use in uses.raises:
@@ -103,7 +103,7 @@ def _owners(plan: Plan, uses: Uses) -> Iterator[Violation]:
                        f"let rank {raiser} raise it, or raise {signal.name}[{use[0]}]")  # fmt: skip
     for use in uses.waits + uses.clears:
         if use[0] != signal.rank:
-            yield _bad(use, f"it uses {signal}, which lies with rank {signal.rank}",
+            yield _bad(use, f"it uses {signal}, which is stored at rank {signal.rank}",
                        f"only rank {signal.rank} may wait for it and clear it")  # fmt: skip
 
 
@@ -111,14 +111,15 @@ def _counts(uses: Uses) -> Iterator[Violation]:
     signal = uses.signal
     for extra in uses.raises[1:]:
         yield _bad(extra, f"{signal} is raised a second time, first by {_name(uses.raises[0])}",
-                   "raise a signal once a call")  # fmt: skip
+                   "raise a signal once per call")  # fmt: skip
     for extra in uses.clears[1:]:
         yield _bad(extra, f"{signal} is cleared a second time, first by {_name(uses.clears[0])}",
-                   "clear a signal once a call")  # fmt: skip
+                   "clear a signal once per call")  # fmt: skip
     if signal.name == "free":
         if uses.clears and not uses.raises:
             yield _bad(uses.clears[0], f"{signal} is cleared and never raised again",
-                       f"let rank {signal.peer} raise it, done with its window")  # fmt: skip
+                       f"let rank {signal.peer} raise it after its last use of its window"
+                       )  # fmt: skip
         if (uses.raises or uses.waits) and not uses.clears:
             use = (uses.raises or uses.waits)[0]
             yield _bad(use, f"{signal} is used but not cleared, though it is 1 when a call starts",
@@ -133,7 +134,7 @@ def _counts(uses: Uses) -> Iterator[Violation]:
 
 
 def _collectives(plan: Plan) -> list[Violation]:
-    """All ranks meet in the same collectives, in the same order."""
+    """Check that all ranks take part in the same collectives, in the same order."""
     per_rank = [[step for step in entry.steps if step.kind == "collective"] for entry in plan.ranks]
     for rank, steps in enumerate(per_rank):
         if [step.collective for step in steps] != [step.collective for step in per_rank[0]]:
@@ -146,7 +147,7 @@ def _collectives(plan: Plan) -> list[Violation]:
 
 
 def check_words(order: Order, signals: WordUses) -> list[Violation]:
-    """Return violations of the one-shot rule, now that the order of events is known."""
+    """Return violations of the order of each signal's raise, waits and clear."""
     return [violation for uses in signals.values() for violation in _ordered(order, uses)]
 
 
@@ -163,18 +164,18 @@ def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
         raised = order.at(*use)
         if signal.name == "free":
             if not order.hb(clear, raised):
-                yield _bad(use, f"it raises {signal} perhaps before rank {signal.rank} has cleared "
-                           "the one before it", f"first wait for entered[{signal.rank}], raised "
-                           "behind the clear")  # fmt: skip
+                yield _bad(use, f"it may raise {signal} before rank {signal.rank} has cleared the "
+                           "previous raise", f"first wait for entered[{signal.rank}], raised after "
+                           "the clear")  # fmt: skip
             continue
         if not uses.waits and not order.hb(order.raised(*use), clear):
-            yield _bad(uses.clears[0], f"it clears {signal} perhaps before it is raised by "
+            yield _bad(uses.clears[0], f"it may clear {signal} before it is raised by "
                        f"{_name(use)}", "wait for the signal before clearing it")  # fmt: skip
         if not order.hb(order.before[signal.rank, signal.copy], raised):
-            yield _bad(use, f"it raises {signal} perhaps while rank {signal.rank} is still in its "
+            yield _bad(use, f"it may raise {signal} while rank {signal.rank} is still in its "
                        "previous call", f"wait for free[{signal.rank}] first")  # fmt: skip
-    if signal.name == "free" and not uses.waits:  # what others have seen raised tells nothing of it
-        yield _bad(uses.clears[0], f"it clears {signal} perhaps before it has come",
+    if signal.name == "free" and not uses.waits:  # other signals do not imply its arrival
+        yield _bad(uses.clears[0], f"it may clear {signal} before it has arrived",
                    "wait for the signal before clearing it")  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""A map from the elements of a 2-D buffer to values, at a cost that follows the number of pieces.
+"""A map from the elements of a 2-D buffer to values, with costs by the number of pieces.
 
 Rows are cut into bands, and every band into spans of columns. Neighbours of equal value are joined,
-so how a map is stored follows from what it holds, not from the order in which it was written.
+so the representation depends only on the contents, not on the order of writes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Box(NamedTuple):
 
 
 class _Band(Generic[V]):
-    """Rows [top, bottom), which are alike: span i has columns [starts[i], ends[i])."""
+    """Rows [top, bottom) of equal contents: span i has columns [starts[i], ends[i])."""
 
     __slots__ = ("bottom", "ends", "starts", "top", "values")
 
@@ -56,7 +56,7 @@ class _Band(Generic[V]):
         )
 
     def put(self, c0: int, c1: int, value: V) -> None:
-        """Give columns [c0, c1) a value, over whatever they had."""
+        """Set columns [c0, c1) to a value."""
         i, j = bisect_right(self.ends, c0), bisect_left(self.starts, c1)
         pieces = [(c0, c1, value)]
         if i < j and self.starts[i] < c0:
@@ -77,13 +77,13 @@ class _Band(Generic[V]):
                 joined.append(piece)
         self.starts[i:j] = [start for start, _, _ in joined]
         self.ends[i:j] = [end for _, end, _ in joined]
-        self.values[i:j] = [held for _, _, held in joined]
+        self.values[i:j] = [value for _, _, value in joined]
 
 
 class Tiles(Generic[V]):
-    """What the elements of a buffer map to. Values are compared and hashed.
+    """The map of a buffer's elements to values. Values must be comparable and hashable.
 
-    A box that meets p pieces is read and written in O(p + log n), but for moving list entries.
+    A box over p pieces is read and written in O(p + log n), plus moves of list entries.
     """
 
     __slots__ = ("_bands", "_tops")
@@ -93,10 +93,10 @@ class Tiles(Generic[V]):
         self._tops: list[int] = []  # of bands
 
     def read(self, box: Box) -> list[tuple[Box, V]]:
-        """Return the parts of a box that have a value: disjoint, each as high as it can be."""
+        """Return the parts of a box that have a value: disjoint, each of maximal height."""
         at = max(bisect_right(self._tops, box.r0) - 1, 0)
-        found: list[tuple[Box, V]] = []
-        open_at: dict[tuple[int, int, V], int] = {}  # indices in `found`, of the band above
+        parts: list[tuple[Box, V]] = []
+        open_at: dict[tuple[int, int, V], int] = {}  # indices in `parts`, of the band above
         above = -1
         for band in self._bands[at : bisect_left(self._tops, box.r1)]:
             if band.bottom <= box.r0:
@@ -110,16 +110,16 @@ class Tiles(Generic[V]):
                 span = max(start, box.c0), min(end, box.c1), value
                 number = open_at.get(span, -1) if above == top else -1
                 if number < 0:
-                    here[span] = len(found)
-                    found.append((Box(top, bottom, span[0], span[1]), value))
+                    here[span] = len(parts)
+                    parts.append((Box(top, bottom, span[0], span[1]), value))
                 else:
                     here[span] = number
-                    found[number] = (Box(found[number][0].r0, bottom, span[0], span[1]), value)
+                    parts[number] = (Box(parts[number][0].r0, bottom, span[0], span[1]), value)
             open_at, above = here, bottom
-        return found
+        return parts
 
     def write(self, box: Box, value: V) -> None:
-        """Give all elements of a box a value, over whatever they had."""
+        """Set all elements of a box to a value."""
         first = self._cut(box.r0)
         last = self._cut(box.r1)
         row, filled = box.r0, []
@@ -131,14 +131,14 @@ class Tiles(Generic[V]):
             row = band.bottom
         for band in filled:
             band.put(box.c0, box.c1, value)
-        before, behind = self._bands[max(first - 1, 0) : first], self._bands[last : last + 1]
-        kept = _joined([*before, *filled, *behind])
-        begin, end = first - len(before), last + len(behind)
-        self._bands[begin:end] = kept
-        self._tops[begin:end] = [band.top for band in kept]
+        above, below = self._bands[max(first - 1, 0) : first], self._bands[last : last + 1]
+        joined = _joined([*above, *filled, *below])
+        begin, end = first - len(above), last + len(below)
+        self._bands[begin:end] = joined
+        self._tops[begin:end] = [band.top for band in joined]
 
     def _cut(self, row: int) -> int:
-        """Let no band lie across a row; return the number of the first band at or below it."""
+        """Split the band that spans a row; return the number of the first band at or below it."""
         at = bisect_left(self._tops, row)
         if at and self._bands[at - 1].bottom > row:
             self._bands.insert(at, self._bands[at - 1].split(row))
@@ -147,10 +147,10 @@ class Tiles(Generic[V]):
 
 
 def _joined(bands: list[_Band[V]]) -> list[_Band[V]]:
-    kept = bands[:1]
+    joined = bands[:1]
     for band in bands[1:]:
-        if kept[-1].bottom == band.top and kept[-1].like(band):
-            kept[-1].bottom = band.bottom
+        if joined[-1].bottom == band.top and joined[-1].like(band):
+            joined[-1].bottom = band.bottom
         else:
-            kept.append(band)
-    return kept
+            joined.append(band)
+    return joined

@@ -1,6 +1,6 @@
-"""Values: follows what every buffer holds, symbolically, and compares outputs with the problem.
+"""Values: tracks the symbolic contents of every buffer, and compares outputs with the problem.
 
-Runs once all conflicting accesses are known to be ordered, so one order of events stands for all.
+This stage runs when all conflicting accesses are ordered, so one order of events represents all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["check_values"]
 
 
 def check_values(order: Order) -> list[Violation]:
-    """Return reads of what was never written, and outputs that differ from what is asked."""
+    """Return reads of unwritten elements, and outputs that differ from the problem's."""
     memory = _Memory(order)
     for event in order.events:
         if event.step is not None and event.step.kind == "collective":
@@ -30,7 +30,7 @@ def check_values(order: Order) -> list[Violation]:
             violations = list(memory.run(event, event.step, event.work))
         else:
             continue
-        if violations:  # what follows from an unknown value would only repeat it
+        if violations:  # consequences of an unknown value would only repeat it
             return violations
     return [
         violation
@@ -67,7 +67,7 @@ class _Memory:
                     self.fields[entry.rank, buffer.name, copy] = Tiles()
 
     def run(self, event: Event, step: Step | None, work: Step | Part) -> Iterator[Violation]:
-        """Carry out the work of one event."""
+        """Apply the work of one event."""
         assert step is not None
         if step.kind in ("copy", "local_copy"):
             for source, target in zip(work.reads, work.writes, strict=True):
@@ -84,25 +84,25 @@ class _Memory:
             yield from self._multiply(event, step, product)
 
     def outputs(self, problem: Problem, rank: int) -> Iterator[Violation]:
-        """Compare a rank's outputs with what the problem asks for."""
+        """Compare a rank's outputs with those that the problem defines."""
         for want in expected(problem, rank):
-            found = self.fields[rank, want.buffer, 0].read(want.box)
+            parts = self.fields[rank, want.buffer, 0].read(want.box)
             step = self.writers.get((rank, want.buffer), "-")
-            for box, content in found:
+            for box, content in parts:
                 if content != want.content:
                     difference = _difference(want.content, content)
                     yield Violation(rank, step, "value", f"{want.buffer}{box}: {difference}",
-                                    "mend the regions or the step that brings it")  # fmt: skip
-            if sum(box.area for box, _ in found) < want.box.area:
+                                    "correct the regions or the step that writes it")  # fmt: skip
+            if sum(box.area for box, _ in parts) < want.box.area:
                 yield Violation(rank, step, "value",
-                                f"{want.buffer}{want.box} is not written wholly",
+                                f"{want.buffer}{want.box} is not completely written",
                                 "write every element of the output")  # fmt: skip
 
     def _field(self, region: Region) -> Tiles[Content]:
         return self.fields[region.rank, region.buffer, region.copy]
 
     def _read(self, region: Region) -> tuple[list[tuple[Box, Content]], Region | None]:
-        """Return the contents of a region, and the region itself where some of it is unknown."""
+        """Return the contents of a region, and the region itself if a part of it is unknown."""
         parts = self._field(region).read(Box(*region[2:6]))
         known = sum(box.area for box, _ in parts)
         return parts, region if known < region.area else None
@@ -121,13 +121,13 @@ class _Memory:
     def _added(
         self, parts: list[tuple[Box, Content]], region: Region, target: Region
     ) -> list[tuple[Box, Content]]:
-        """Return a term as the target sees it: a single row (a bias) in every row."""
+        """Return a term in coordinates of the target; a single row (a bias) is in every row."""
         if region.rows == 1 and (target.rows > 1 or all(self._is_row(c) for _, c in parts)):
             return _spread(parts, region, target)
         return _moved(parts, region, target)
 
     def _is_row(self, content: Content) -> bool:
-        """Whether a content comes from a weight of a single row, as a bias is."""
+        """Return whether a content is that of a weight with a single row, like a bias."""
         if not isinstance(content, Source):
             return False
         rank, name = content.owner
@@ -156,7 +156,7 @@ class _Memory:
             problem = self._not_a_bag(table, indices, bags)
             if problem:
                 yield Violation(event.rank, event.name, "value", problem,
-                                "give a bag its whole table, with its own indices and offsets",
+                                "use a whole table with its own indices and offsets",
                                 )  # fmt: skip
                 return
             owner = (event.rank, f"bags of {table.buffer}")
@@ -164,7 +164,7 @@ class _Memory:
             self._store(event, target, [(Box(*target[2:6]), content)])
 
     def _not_a_bag(self, table: Region, indices: Region, bags: Region) -> str:
-        """Say why three regions are no table with its indices and offsets, or nothing."""
+        """Return why three regions are not a table with its indices and offsets, or ""."""
         number = table.buffer.removeprefix("table")
         named = (indices.buffer, bags.buffer) == (f"indices{number}", f"offsets{number}")
         if not table.buffer.startswith("table") or not named:
@@ -187,7 +187,7 @@ class _Memory:
             if not all(isinstance(content, Source) for _, content in parts):
                 yield Violation(event.rank, event.name, "value",
                                 f"it multiplies {region}, which holds sums, not an operand",
-                                "multiply operands alone")  # fmt: skip
+                                "multiply only operands")  # fmt: skip
                 return
             halves.append(parts)
         terms = [_dots(step, product, *halves)]
@@ -206,33 +206,33 @@ class _Memory:
         self._store(event, c, _sums(terms, box))
 
     def collective(self, event: Event) -> list[Violation]:
-        """Snapshot what a rank gives when it enters; write what it gets when it leaves."""
+        """Take a snapshot of a rank's reads on entry; write its peers' data on exit."""
         step = event.step
         assert step is not None
         world = self.order.plan.problem.world
         number = self.numbers[event.rank, step.id]
-        given = self.gathered.setdefault(number, [[] for _ in range(world)])
+        snapshots = self.gathered.setdefault(number, [[] for _ in range(world)])
         peers = [steps[number] for steps in self.collectives]
         if event.work is None:
             for region in step.reads:
                 parts, hole = self._read(region)
                 if hole:
                     return [_unwritten(event, hole)]
-                given[event.rank].append(parts)
+                snapshots[event.rank].append(parts)
             return []
         pairs = _exchanged(event.rank, step, peers)
         if pairs is None:
             return [
-                Violation(event.rank, step.id, "collective", "what its peers give does not fit "
-                          "what it takes", "make the regions agree on all ranks")
+                Violation(event.rank, step.id, "collective", "the reads of its peers do not fit "
+                          "its writes", "make the regions agree on all ranks")
             ]  # fmt: skip
         for giver, index, target in pairs:
-            self._put(event, target, peers[giver].reads[index], given[giver][index])
+            self._put(event, target, peers[giver].reads[index], snapshots[giver][index])
         return []
 
 
 def _exchanged(rank: int, step: Step, peers: list[Step]) -> list[tuple[int, int, Region]] | None:
-    """Return (giver, which of its reads, where it goes here), or None where sizes do not fit."""
+    """Return (giver, index of its read, target here), or None if sizes do not fit."""
     if step.collective == "all_gather":
         if len(step.writes) != 1:
             return None
@@ -268,14 +268,14 @@ def _moved(
 def _spread(
     parts: list[tuple[Box, Content]], row: Region, target: Region
 ) -> list[tuple[Box, Content]]:
-    """Return a single row added to every row of the target. Only operands can be."""
-    found: list[tuple[Box, Content]] = []
+    """Return a single row spread over every row of the target. It must be an operand."""
+    spread: list[tuple[Box, Content]] = []
     for box, content in _moved(parts, row, target):
-        known = Source((-1, "a row that is no bias"), 0, 0)
+        known = Source((-1, "a row that is not a bias"), 0, 0)
         if isinstance(content, Source) and content.down + target.row0 == 0:
             known = content
-        found.append((Box(target.row0, target.row1, box.c0, box.c1), row_of(known)))
-    return found
+        spread.append((Box(target.row0, target.row1, box.c0, box.c1), row_of(known)))
+    return spread
 
 
 def _dots(
@@ -288,7 +288,7 @@ def _dots(
     a, b, c = product.a, product.b, product.c
     left = [_oriented(box, content, a, step.transpose_a) for box, content in a_parts]
     right = [_oriented(box, content, b, not step.transpose_b) for box, content in b_parts]
-    found: list[tuple[Box, Content]] = []
+    dots: list[tuple[Box, Content]] = []
     for a_outer, a_inner, a_owner, a_outer_shift, a_inner_shift in left:
         for b_outer, b_inner, b_owner, b_outer_shift, b_inner_shift in right:
             begin, end = max(a_inner[0], b_inner[0]), min(a_inner[1], b_inner[1])
@@ -301,14 +301,14 @@ def _dots(
                 b_owner, step.transpose_b, b_outer_shift - c.col0,
                 b_inner_shift - a_inner_shift, (begin + a_inner_shift, end + a_inner_shift),
             )  # fmt: skip
-            found.append((box, content))
-    return found
+            dots.append((box, content))
+    return dots
 
 
 def _oriented(
     box: Box, content: Content, region: Region, inner_is_rows: bool
 ) -> tuple[tuple[int, int], tuple[int, int], tuple[int, str], int, int]:
-    """Return outer and inner ranges counted from the region, owner, outer and inner shifts."""
+    """Return outer and inner ranges relative to the region, owner, outer and inner shifts."""
     assert isinstance(content, Source)
     rows = (box.r0 - region.row0, box.r1 - region.row0)
     cols = (box.c0 - region.col0, box.c1 - region.col0)
@@ -319,16 +319,16 @@ def _oriented(
 
 
 def _sums(terms: list[list[tuple[Box, Content]]], target: Box) -> list[tuple[Box, Content]]:
-    """Cut the target where any term changes, and return the sum in every cell.
+    """Cut the target at the boundaries of all terms, and return the sum in every cell.
 
-    A column of a product list may hold several boxes over one place: its slices of k.
+    Several boxes of one product may cover one place: its slices of k.
     """
     boxes = [(box, content) for parts in terms for box, content in parts]
-    found = []
+    cells = []
     for r0, r1, across in _slices(boxes, 0, target.r0, target.r1):
         for c0, c1, here in _slices(across, 2, target.c0, target.c1):
-            found.append((Box(r0, r1, c0, c1), combined([content for _, content in here])))
-    return found
+            cells.append((Box(r0, r1, c0, c1), combined([content for _, content in here])))
+    return cells
 
 
 def _slices(
@@ -336,7 +336,7 @@ def _slices(
 ) -> Iterator[tuple[int, int, list[tuple[Box, Content]]]]:
     """Cut an interval of rows (axis 0) or columns (2) where boxes begin or end.
 
-    Yields every piece, and the boxes that lie over it. The work follows from their number.
+    Yields every piece with the boxes that cover it. The cost depends on the number of boxes.
     """
     edges = sorted({begin, end, *(edge for box, _ in boxes for edge in box[axis : axis + 2])})
     starting = sorted(boxes, key=lambda entry: entry[0][axis], reverse=True)
@@ -351,22 +351,22 @@ def _slices(
 def _unwritten(event: Event, region: Region) -> Violation:
     return Violation(
         event.rank, event.name, "value", f"it reads {region}, part of which this call never wrote",
-        "bring the data there first, and wait for it",
+        "write the data there first, and wait for it",
     )  # fmt: skip
 
 
 def _difference(want: Content, found: Content) -> str:
-    """Say how a content differs from what is asked."""
+    """Describe how a content differs from the required one."""
     if isinstance(found, Source):
         return f"it holds rows of {found.owner[1]} of rank {found.owner[0]}, not a sum of products"
     if isinstance(want, Source):
-        return f"it is no plain copy of {want.owner[1]} of rank {want.owner[0]}"
+        return f"it is not a plain copy of {want.owner[1]} of rank {want.owner[0]}"
     wanted, got = dict(want.terms), dict(found.terms)
     for key, intervals in got.items():
         if any(a[1] > b[0] for a, b in pairwise(intervals)):
             return f"terms of {_term(key)} are counted twice"
         if key not in wanted:
-            return f"it adds {_term(key)}, in the wrong place or not asked for"
+            return f"it adds {_term(key)}, which is not needed or in the wrong place"
         if intervals != wanted[key]:
             return f"of {_term(key)} it sums over {list(intervals)}, not {list(wanted[key])}"
     missing = next(key for key in wanted if key not in got)

@@ -1,4 +1,4 @@
-"""One thing that is wrong with a plan, as the verifier's stages report it."""
+"""A violation of a plan, as the verifier's stages report it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Violation"]
 
 
 class Violation(NamedTuple):
-    """What is wrong, where, by which rule, and what would mend it."""
+    """A violation: rank, step, rule, message, and how to correct it."""
 
     rank: int
     step: str

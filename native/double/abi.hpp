@@ -1,5 +1,5 @@
-// The part of NVIDIA's driver interface that the double speaks: handles, statuses, structures. It
-// does not share ficco's declarations, so that an error in either shows when they meet.
+// The part of NVIDIA's driver interface that the double implements: handles, statuses, structures.
+// It does not share ficco's declarations, so that tests detect an error in either.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace ficco::driver_double {
 
 using Status = int;
 using Address = unsigned long long;
-// Handles are numbers in the clothes of pointers and are never used twice.
+// Handles are numbers cast to pointers and are never reused.
 using Handle = void*;
 using ContextHandle = Handle;
 using StreamHandle = Handle;
@@ -20,7 +20,7 @@ using ExecHandle = Handle;
 using HostFunction = void (*)(void*);
 using ModuleHandle = Handle;
 using FunctionHandle = Handle;
-// What a test gives in place of a kernel: the addresses of its parameters, and grid (3 numbers),
+// A test's replacement of a kernel. It gets the addresses of the parameters, and grid (3 numbers),
 // threads of a block and bytes of shared memory of the launch.
 using HostKernel = void (*)(void** parameters, const unsigned* shape);
 
@@ -134,7 +134,7 @@ union MemOp {  // CUstreamBatchMemOpParams
     struct {
         int operation;
         Address address;
-        std::uint64_t value;  // 32 bits of it
+        std::uint64_t value;  // 32 bits are used
         unsigned flags;
         Address alias;
     } word;
@@ -146,8 +146,8 @@ union MemOp {  // CUstreamBatchMemOpParams
 };
 static_assert(sizeof(MemOp) == 48 && offsetof(MemOp, word.value) == 16);
 
-// The parameter of the only kernel that comes as text: addresses and values of words, of which the
-// first ones are stored before the others.
+// The parameter of the only kernel that is passed as PTX: addresses and values of words. The first
+// words are stored before the others.
 struct StoredWords {
     Address at[128];
     std::uint32_t value[128];
@@ -155,7 +155,7 @@ struct StoredWords {
 };
 static_assert(sizeof(StoredWords) == 1544);
 
-// A tensor map as this driver writes it; what the real one writes is not known.
+// A tensor map in this driver's encoding; the real encoding is unknown.
 struct alignas(64) TensorMap {
     std::uint64_t address;
     std::uint64_t cols, rows, pitch;
@@ -165,7 +165,7 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128);
 
-// What a call throws that ends with another status than success.
+// Thrown by a call that ends with a status other than success.
 struct Failure {
     Status status;
 };

@@ -118,7 +118,7 @@ void copy_text(char* to, int length, const std::string& text) {
     std::snprintf(to, static_cast<std::size_t>(length), "%s", text.c_str());
 }
 
-// Waits until what is enqueued on the streams of a context is done.
+// Waits until all work on the streams of a context has ended.
 void synchronize(Driver& driver, Lock& lock, const std::shared_ptr<Context>& context) {
     driver.captures.refuse_context(*context);
     const auto pending = driver.pending(*context);
@@ -263,7 +263,7 @@ DOUBLE_API Status cuCtxDestroy(ContextHandle context) {
 }
 DOUBLE_ALIAS(cuCtxDestroy_v2, cuCtxDestroy);
 
-// How many contexts of all devices are not primary ones.
+// The number of contexts of all devices that are not primary.
 DOUBLE_API int ficcoDoubleContextsApart() {
     Driver& driver = Driver::get();
     const std::lock_guard lock(driver.mutex);

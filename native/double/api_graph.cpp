@@ -13,7 +13,7 @@ CaptureMode checked_mode(int mode) {
     return static_cast<CaptureMode>(mode);
 }
 
-// What the versions of cuStreamGetCaptureInfo have in common; all but the status may be null.
+// The common code of the versions of cuStreamGetCaptureInfo; only the status must not be null.
 void get_capture_info(Driver& driver, StreamHandle handle, int* status, std::uint64_t* id,
                       GraphHandle* graph, const NodeHandle** dependencies, std::size_t* count) {
     const auto stream = driver.stream(handle);

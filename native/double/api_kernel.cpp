@@ -26,7 +26,7 @@ constexpr std::uint64_t kAlign = 16;
 constexpr std::uint64_t kMostBox = 256;
 constexpr std::size_t kBank = 48;  // where offsets of parameters begin
 
-// A kernel's text is not run, so that those alone are taken whose parameters are known.
+// PTX is not run, so only kernels with known parameters are accepted.
 struct KnownText {
     std::string_view name, parameters;
     Known known;
@@ -210,7 +210,7 @@ DOUBLE_API Status cuModuleGetFunction(FunctionHandle* function, ModuleHandle mod
     });
 }
 
-// Lets a host function stand for a kernel of a cubin.
+// Replaces a kernel of a cubin by a host function.
 DOUBLE_API Status ficcoDoubleStandIn(FunctionHandle function, HostKernel run) {
     return call("ficcoDoubleStandIn",
                 [&](Driver&, Lock&) { Kernels::get().stand_in(function, run); });
@@ -255,7 +255,7 @@ DOUBLE_API Status cuLaunchKernel(FunctionHandle function, unsigned grid_x, unsig
     });
 }
 
-// A kernel that may begin while the one before it ends begins behind it: it waits there anyway.
+// A chained kernel begins after the previous one, whose end it would wait for anyway.
 DOUBLE_API Status cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle function,
                                    void** parameters, void** extra) {
     return call("cuLaunchKernelEx", [&](Driver& driver, Lock&) {

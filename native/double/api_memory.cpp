@@ -1,4 +1,4 @@
-// The interface: memory and what is done to it at once, or on a stream.
+// The interface: memory, and synchronous and stream-ordered operations on it.
 #include "call.hpp"
 #include "work.hpp"
 
@@ -30,7 +30,7 @@ void run_now(Driver& driver, Lock& lock, Work work) {
     if (context->status() != kSuccess) throw Failure{context->status()};
 }
 
-// Frees memory of the host, which does not wait for streams.
+// Frees host memory without a wait for streams.
 void free_host(Driver& driver, Block::Kind kind, void* address) {
     driver.current();
     driver.captures.refuse_unsafe();

@@ -233,7 +233,7 @@ DOUBLE_API Status ficcoDoubleFailStream(StreamHandle stream, Status status) {
     });
 }
 
-// Makes the stream do nothing for that long when it has done what was enqueued before.
+// Makes the stream idle for that long after its earlier work.
 DOUBLE_API Status ficcoDoubleStallStream(StreamHandle stream, double seconds) {
     return call("ficcoDoubleStallStream", [&](Driver& driver, Lock&) {
         driver.submit(*driver.stream(stream), sleep(seconds));

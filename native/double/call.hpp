@@ -1,4 +1,4 @@
-// How a function of the interface is declared, and what every one of them does around its body.
+// The declaration of functions of the interface, and their common code around the body.
 #pragma once
 
 #include <exception>
@@ -45,7 +45,7 @@ Status call(const char* function, Body body) {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// Where a call puts what it returns.
+// A pointer argument for a call's result.
 template <class Value>
 Value& out(Value* place) {
     if (place == nullptr) throw Failure{kInvalidValue};

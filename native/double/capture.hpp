@@ -1,5 +1,5 @@
-// Captures of streams into graphs: who takes part, what depends on what, which calls are refused.
-// Guarded by the driver's mutex, as all that calls change.
+// Captures of streams into graphs: their streams, dependencies, and refused calls. Guarded by the
+// driver's mutex, like all state that calls change.
 #pragma once
 
 #include <cstdint>
@@ -30,24 +30,24 @@ class Captures {
     void begin(const std::shared_ptr<Stream>& stream, CaptureMode mode);
     GraphHandle end(Stream& stream);
 
-    // What a capturing stream does instead of enqueuing.
+    // Replaces enqueuing on a capturing stream.
     void add_node(Stream& stream, Work work);
     void record(Stream& stream, Event& event);
-    // Lets a stream wait for an event of a capture, which makes it take part.
+    // Makes a stream wait for an event of a capture, so that it joins the capture.
     void wait(const std::shared_ptr<Stream>& stream, const Event& event);
 
     CaptureStatus status(const Stream& stream);
 
-    // These throw what the calls return that make no sense in a capture, and invalidate it.
-    void refuse_stream(const Stream& stream);  // calls that look at its work
+    // These throw the status of calls that are not allowed in a capture, and invalidate it.
+    void refuse_stream(const Stream& stream);  // calls that query its work
     void refuse_event(const Event& event);
     void refuse_context(const Context& context);
     void refuse_unsafe();                           // calls that might wait, by the captures' modes
     void refuse_null_stream(const Stream& stream);  // while streams that it waits for capture
 
-    void leave(const Stream& stream);  // it is destroyed
+    void leave(const Stream& stream);  // at its destruction
 
-    // The mode of the calling thread, which widens or narrows what refuse_unsafe refuses.
+    // The mode of the calling thread, which determines the calls that refuse_unsafe refuses.
     static CaptureMode& thread_mode();
 
   private:

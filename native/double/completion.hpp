@@ -32,7 +32,7 @@ class Completion {
         changed_.wait(lock, [&] { return done_; });
     }
 
-    // Ends without the operation where `over` becomes true, as nobody tells of that.
+    // Also ends if `over` becomes true, which it polls because that is not signaled.
     template <class Over>
     void wait_unless(Over over) const {
         std::unique_lock lock(mutex_);

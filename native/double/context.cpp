@@ -1,4 +1,4 @@
-// How a context runs work, and how it fails.
+// Execution of work in a context, and its failure.
 #include "context.hpp"
 
 #include <algorithm>

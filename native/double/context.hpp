@@ -14,8 +14,8 @@ class Context;
 class Queue;
 struct Stream;
 
-// An operation of a stream or a node of a graph. Its body throws Failure where it makes its context
-// fail, and is null where there is nothing to do, as in a copy of no bytes.
+// An operation of a stream or a node of a graph. Its body throws Failure to make its context fail,
+// and is null if there is nothing to do, as in a copy of no bytes.
 struct Work {
     NodeType type;
     std::function<void(Context&)> body;
@@ -30,18 +30,18 @@ class Context {
     const ContextHandle handle;
     const bool primary;
 
-    // Made when they are first used, and guarded by the driver's mutex.
+    // Created at the first use, and guarded by the driver's mutex.
     std::shared_ptr<Stream> null_stream;
     std::shared_ptr<Queue> shared_queue;
 
-    // Runs the work, unless the context has failed; what a body throws makes it fail.
+    // Runs the work, unless the context has failed; an exception of the body makes it fail.
     void run(const Work& work);
     void sleep(double seconds) const;  // in the middle of work, so it ends when the context does
 
-    void fail(Status status);  // the first status stays
+    void fail(Status status);  // only the first status is stored
     void end() { ended_ = true; }
     Status status() const { return status_; }
-    // Nothing is executed any more, and what waits gives up.
+    // Whether execution has stopped; waits then give up.
     bool over() const { return ended_ || status_ != kSuccess; }
 
     bool may_touch(int other) const { return other == device || ((peers_ >> other) & 1) != 0; }

@@ -1,4 +1,4 @@
-// What the double reads of a cubin: its kernels, and the parameters that each of them takes.
+// The contents of a cubin that the double reads: its kernels and their parameters.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@ namespace ficco::driver_double {
 using Cubin = std::map<std::string, std::vector<Kernel::Parameter>>;  // by the kernel's name
 
 bool is_cubin(const void* image);
-// Throws Failure where it is none.
+// Throws Failure if it is not a cubin.
 Cubin read_cubin(const void* image);
 
 }  // namespace ficco::driver_double

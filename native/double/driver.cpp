@@ -1,4 +1,4 @@
-// Devices, contexts and streams: how they begin and end, and how work reaches a queue.
+// Devices, contexts and streams: creation and destruction, and the path of work to a queue.
 #include "driver.hpp"
 
 #include <algorithm>

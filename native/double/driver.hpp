@@ -1,5 +1,5 @@
-// The one driver of the process: its devices, contexts, streams, events, graphs and memory. What it
-// pretends to be is set by the environment:
+// The driver of the process: its devices, contexts, streams, events, graphs and memory. Environment
+// variables configure it:
 //
 //   FICCO_DOUBLE_DEVICES=4   FICCO_DOUBLE_VERSION=13000   FICCO_DOUBLE_PEERS=none (may be left out)
 #pragma once
@@ -28,7 +28,7 @@ class Driver {
     struct Device {
         int retains = 0;
         ContextHandle handle = nullptr;  // of every primary context that it has, one after another
-        std::shared_ptr<Context> context;  // the primary one; null where nobody has retained it
+        std::shared_ptr<Context> context;  // the primary one; null if it is not retained
         unsigned context_flags = 0;
     };
 
@@ -37,7 +37,7 @@ class Driver {
 
     std::shared_ptr<Context> retain(int ordinal);
     void release(int ordinal);
-    void reset(int ordinal);  // ends the context however often it is retained
+    void reset(int ordinal);  // destroys the context, even if it is retained
 
     // A context that is not primary. Memory that is allocated with it is the device's all the same,
     // and outlives it.
@@ -49,7 +49,7 @@ class Driver {
 
     // The contexts that the calling thread has pushed.
     static std::vector<ContextHandle>& thread_contexts();
-    // The one on top. Throws Failure where there is none, or it has failed.
+    // The top one. Throws Failure if there is none, or if it has failed.
     std::shared_ptr<Context> current();
 
     // The stream of a handle, or the null stream of the current context.
@@ -61,15 +61,15 @@ class Driver {
     // Enqueues work, or captures it. Returns what tells of its end; null where it is captured, or
     // where there never was any.
     std::shared_ptr<Completion> submit(Stream& stream, Work work);
-    // What was last enqueued on each stream of a context.
+    // The last work of each stream of a context.
     std::vector<std::shared_ptr<Completion>> pending(const Context& context);
 
     const int version;        // as of cuDriverGetVersion
     const bool peers;         // whether devices may reach each other
     std::atomic<bool> ready;  // cuInit was called
 
-    // Guards all that follows and the devices, but not the memory, which has a mutex of its own.
-    // Nobody holds it while waiting for work.
+    // Guards all that follows and the devices, but not the memory, which has a separate mutex. It
+    // is not held during waits for work.
     std::mutex mutex;
     Registry<Context> contexts{kContextIsDestroyed};
     Registry<Stream> streams;

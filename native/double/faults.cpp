@@ -1,5 +1,5 @@
-// Bookkeeping of faults and counts, and the functions by which tests set and read them. Processes
-// that a test does not run itself get their faults by the environment:
+// Faults and counts, and the functions by which tests set and read them. Processes that a test does
+// not run itself get their faults from the environment:
 //
 //   FICCO_DOUBLE_FAIL=function:skip:status,...   FICCO_DOUBLE_COPY_DELAY=seconds[:every]
 //   FICCO_DOUBLE_SINGLE_QUEUE=1                  FICCO_DOUBLE_JITTER=max_seconds[:seed]
@@ -24,7 +24,7 @@ std::string environment(const char* name) {
     return text == nullptr ? "" : text;
 }
 
-// "first" or "first:second"; what is not there stays as it is.
+// "first" or "first:second"; missing values are unchanged.
 void read_pair(const std::string& text, double& first, unsigned& second) {
     std::sscanf(text.c_str(), "%lf:%u", &first, &second);
 }
@@ -161,8 +161,8 @@ void Faults::reset() {
 
 using ficco::driver_double::Faults;
 
-// The coming call of `function` (its name without _v2) after `skip` more of them only returns
-// `status`. Every call of this adds a rule; a rule serves once.
+// After `skip` more calls, the next call of `function` (its name without _v2) only returns
+// `status`. Every call of this adds a rule, which applies once.
 DOUBLE_API void ficcoDoubleFailCall(const char* function, int skip, int status) {
     Faults::get().fail_call(function, skip, status);
 }
@@ -176,7 +176,7 @@ DOUBLE_API void ficcoDoubleDelayCopies(double seconds, int every) {
 // stream's wait; 0 ends this. Copies that were enqueued before are done.
 DOUBLE_API void ficcoDoubleHoldCopies(int on) { Faults::get().hold_copies(on != 0); }
 
-// Every operation of every stream waits a random time first; 0 seconds end this.
+// Every operation of every stream first waits a random time; 0 seconds end this.
 DOUBLE_API void ficcoDoubleJitter(unsigned seed, double max_seconds) {
     Faults::get().set_jitter(seed, max_seconds);
 }

@@ -1,4 +1,4 @@
-// Faults that tests ask for, and counts of the work done. Tests set them through the exported
+// Faults that tests request, and counts of executed work. Tests set them through the exported
 // ficcoDouble... functions at the end of faults.cpp.
 #pragma once
 
@@ -20,17 +20,17 @@ class Faults {
   public:
     static Faults& get();  // lives until the process ends
 
-    // The status with which this call of `function` shall end at once, if it shall.
+    // The status with which this call of `function` must fail immediately, if any.
     std::optional<Status> take(const std::string& function);
-    // Returns when calls of `function` are not held any more.
+    // Returns when calls of `function` are no longer held.
     void wait_while_held(std::string_view function);
-    double copy_delay();  // seconds that the next copy shall wait first
+    double copy_delay();  // seconds that the next copy must wait first
     double jitter();      // seconds that the next operation of a stream shall wait first
     bool single_queue();
-    // What becomes of a stream's write to the memory of another device.
+    // The fate of a stream's write to the memory of another device.
     enum class PeerWrites { kDone, kRefused, kLost };
     PeerWrites peer_writes();
-    // What becomes of copies to other devices: of four bytes, which are signals, or of larger ones.
+    // The fate of copies to other devices: of four bytes, which are signals, or of larger ones.
     enum class Copies { kDone, kSignalsLost, kDataLate };
     Copies copies();
     void count(const std::string& kind, std::uint64_t amount);
@@ -41,7 +41,7 @@ class Faults {
     void set_jitter(unsigned seed, double max_seconds);
     void set_single_queue(bool on);
     std::uint64_t counted(const std::string& kind);
-    void reset();  // back to what the environment asks for, and all counts to 0
+    void reset();  // resets the faults to those of the environment, and all counts to 0
 
   private:
     struct Rule {

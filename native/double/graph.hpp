@@ -1,4 +1,4 @@
-// Graphs as captured, and graphs made ready to be launched.
+// Captured graphs, and instantiated graphs.
 #pragma once
 
 #include <memory>
@@ -21,14 +21,14 @@ struct Node {
 struct Graph {
     explicit Graph(GraphHandle handle) : handle(handle) {}
 
-    // The nodes that come before any of `leaves` by their dependencies, and those themselves.
+    // The `leaves` and all nodes that they depend on.
     std::vector<NodeHandle> reached_from(const std::vector<NodeHandle>& leaves) const;
 
     const GraphHandle handle;
     std::vector<std::shared_ptr<Node>> nodes;
 };
 
-// A graph cut into chains: nodes that each depend on the one before. Chains run at the same time.
+// A graph cut into chains of nodes that depend on their predecessor. Chains run concurrently.
 class Executable : public std::enable_shared_from_this<Executable> {
   public:
     Executable(const Graph& graph, ExecHandle handle);

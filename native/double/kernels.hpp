@@ -1,5 +1,4 @@
-// Kernels: host functions that a test gives, and the parameters that they take; and those that come
-// as text.
+// Kernels: host functions of a test with their parameters, and kernels that are passed as PTX.
 #pragma once
 
 #include <array>
@@ -16,7 +15,7 @@ namespace ficco::driver_double {
 
 using Shape = std::array<unsigned, 5>;  // grid, threads, bytes of shared memory
 
-// Kernels whose text is known, and which the double does itself.
+// Kernels with known PTX, which the double implements itself.
 enum class Known { kNone, kStoring, kHolding, kOne };
 
 struct Kernel {
@@ -36,9 +35,9 @@ class Kernels {
   public:
     static Kernels& get();  // lives until the process ends
 
-    // Parameters lie as in C; what is as long as a tensor map is aligned as one.
+    // Parameters have the C layout; those with the size of a tensor map are aligned as one.
     FunctionHandle add(std::span<const std::size_t> bytes, HostKernel run);
-    // One whose text is known, with parameters of so many bytes.
+    // A kernel with known PTX, with parameters of these sizes.
     FunctionHandle add(Known known, std::span<const std::size_t> bytes, ContextHandle context);
     // A kernel of a cubin, which says of its parameters itself; what it does is not run, but what
     // a test gives by `stand_in`.

@@ -1,5 +1,5 @@
-// Memory of devices and page-locked memory of the host, all of it host memory. Addresses are never
-// given twice, so that every access after a free or past an end is found out.
+// Device memory and page-locked host memory, all of it host memory. Addresses are never reused, so
+// that every access after a free or past an end is detected.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Block {
 
     Block(Kind kind, int device, Address address, std::size_t bytes)
         : kind(kind), device(device), address(address), bytes(bytes) {}
-    ~Block();  // gives the pages back
+    ~Block();  // unmaps the pages
     Block(const Block&) = delete;
     Block& operator=(const Block&) = delete;
 
@@ -28,24 +28,24 @@ struct Block {
     const std::size_t bytes;
 };
 
-// What an access expects at an address: memory that the driver knows (of a device, or page-locked),
-// or any. The host sides of copies are any, and so are addresses of cuMemcpy.
+// The kind of memory that an access expects: memory of the driver (of a device, or page-locked), or
+// any. The host sides of copies and the addresses of cuMemcpy may be any.
 enum class Expect { kKnown, kAny };
 
 class Memory {
   public:
     explicit Memory(int devices);
 
-    // New memory is filled with garbage. Throws Failure where there is none left.
+    // New memory is filled with garbage. Throws Failure if there is none left.
     Address allocate(Block::Kind kind, int device, std::size_t bytes);
     void add_registered(int device, void* address, std::size_t bytes);
     // Returns the block, which lives until no copy uses it. Throws Failure if none begins there.
     std::shared_ptr<Block> release(Block::Kind kind, Address address);
     void release_device(int device);  // all of its blocks
 
-    std::shared_ptr<Block> find(Address address);  // null where nothing lives
+    std::shared_ptr<Block> find(Address address);  // null if no block is there
 
-    // Whether these bytes live. Sets the block, if one is known, which keeps them alive.
+    // Whether these bytes are allocated. Sets the block, if known, which keeps them alive.
     bool find_bytes(Address address, std::size_t bytes, Expect expect,
                     std::shared_ptr<Block>& block);
 
@@ -53,7 +53,7 @@ class Memory {
     static std::size_t total();  // of every device
 
   private:
-    // A range of addresses that is given out from its beginning to its end.
+    // A range of addresses that is allocated from its beginning to its end.
     struct Range {
         Address begin;
         Address next;

@@ -1,4 +1,4 @@
-// What handles of the interface stand for. All fields are guarded by the driver's mutex.
+// The objects of handles. The driver's mutex guards all fields.
 #pragma once
 
 #include <cstdint>
@@ -72,6 +72,6 @@ class Registry {
     std::map<Handle, std::shared_ptr<Object>> objects_;
 };
 
-Handle new_handle();  // one that no object has or had
+Handle new_handle();  // never used before
 
 }  // namespace ficco::driver_double

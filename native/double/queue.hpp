@@ -1,4 +1,4 @@
-// A first-in-first-out queue of operations with a thread of its own. A stream has one to itself, or
+// A first-in-first-out queue of operations with its own thread. A stream has a separate queue, or
 // shares that of its context.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace ficco::driver_double {
 
-// Starts a thread that takes no signals, as those of the real driver.
+// Starts a thread that blocks signals, like those of the real driver.
 std::thread start_thread(const std::string& name, std::function<void()> body);
 
 class Queue {

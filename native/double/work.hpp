@@ -1,5 +1,5 @@
-// What streams and graphs run. Arguments and memory are checked when work is made, as by the real
-// driver, and memory again when it is run, as by the real device.
+// The work of streams and graphs. Arguments and memory are checked when work is created, as by the
+// real driver, and memory again when it runs, as by the real device.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ struct Place {
     Expect expect = Expect::kAny;
 };
 
-// How a copy gets to memory of other devices: directly, or through the host.
+// The path of a copy to memory of other devices: direct, or through the host.
 enum class Route { kPeerAccess, kHost };
 
 Work copy(Place target, Place source, std::size_t bytes, Route route = Route::kPeerAccess);
 Work copy_2d(const Copy2D& copy);
-// These refuse memory that the context cannot reach at once.
+// These immediately refuse memory that the context cannot access.
 Work fill(const Context& context, Address target, std::uint32_t value, std::size_t value_bytes,
           std::size_t count);
 Work memory_operations(const Context& context, std::vector<MemOp> operations);
@@ -39,7 +39,7 @@ Work kernel(const Kernel& kernel, const Shape& shape, void** parameters);
 Work sleep(double seconds);
 Work fail(Status status);
 Work nothing(NodeType type);
-Work mark();  // does nothing, but ends in its turn
+Work mark();  // does nothing, but ends in stream order
 Work wait_for(std::shared_ptr<Completion> completion);
 
 // Nodes of a graph for an event that others record, or wait for, outside of the graph.

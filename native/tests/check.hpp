@@ -1,4 +1,4 @@
-// A test is a function; CHECK ends the process at the first thing that is not so.
+// A test is a function; CHECK ends the process at the first failed condition.
 #pragma once
 
 #include <cstdio>
@@ -38,7 +38,7 @@ void check_compared(bool so, const char* file, int line, const char* text, const
     give_up(file, line, what.str());
 }
 
-// Runs `call`, which must throw `Error`, and returns the words of what it threw.
+// Runs `call`, which must throw `Error`, and returns the message.
 template <class Error, class Call>
 std::string thrown(const char* file, int line, Call call) {
     try {

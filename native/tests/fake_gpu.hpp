@@ -1,4 +1,4 @@
-// A device that does nothing, and notes what it is told on the streams of callers.
+// A device that does nothing, and records the commands on callers' streams.
 #pragma once
 
 #include <cstring>
@@ -86,7 +86,7 @@ class FakeGpu : public Gpu {
         }
         launched.push_back(std::move(noted));
     }
-    // The map is what it is made of, so that tests can read it.
+    // The map contains its box, so that tests can read it.
     TensorMap encode(const TensorBox& box) override {
         static_assert(sizeof(TensorBox) <= sizeof(TensorMap));
         ++encoded;

@@ -11,7 +11,7 @@
 
 namespace ficco::test {
 
-// Loose, for a busy machine; still far below the timeouts that it is compared with.
+// Loose, for a busy machine, but far below the timeouts in the tests.
 constexpr std::int64_t kSoonNs = 5'000'000'000;
 
 // Places of words, as in ficco/plan.py.
@@ -34,7 +34,7 @@ struct Link {
 
 class Rows {
   public:
-    // Of all rows that follow.
+    // For all later rows.
     Rows& on(int segment, int lane) {
         segment_ = segment;
         lane_ = lane;
@@ -99,7 +99,7 @@ inline std::unique_ptr<Program> bound(std::shared_ptr<Group> group, int rank, co
         Binding{rank, rows.fields(), window_slots, sizes.segments, sizes.steps, sizes.slots});
 }
 
-// The slots that a caller gives.
+// The slots of a caller.
 struct Slots {
     explicit Slots(std::size_t count) : addresses(count), pitches(count) {}
     void set(std::size_t slot, const void* data, std::int64_t pitch) {
@@ -110,7 +110,7 @@ struct Slots {
     std::vector<std::int64_t> pitches;
 };
 
-// One call of all segments. False: the group has failed.
+// One call of all segments. Returns false if the group has failed.
 inline bool call(Program& program, int segments, int copy = 0, std::uint32_t digest = 0,
                  const Slots& slots = Slots(0)) {
     program.start(copy, digest, slots.addresses, slots.pitches);

@@ -1,4 +1,4 @@
-// Every number of a program is checked when it is bound, and calls come in their season.
+// Binding checks every number of a program, and calls in a wrong state are refused.
 #include <stdexcept>
 
 #include "check.hpp"

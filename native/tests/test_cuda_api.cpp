@@ -1,5 +1,5 @@
-// Holds ficco's declarations of the driver against NVIDIA's own, where those are installed. All of
-// it is proved by the compiler.
+// Compares ficco's declarations of the driver with NVIDIA's own, if those are installed. The
+// compiler checks all of it.
 #include "check.hpp"
 #include "ficco/cuda_api.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 
 namespace own = ficco::cuda;
 
-// Two types that a function passes alike: both pointers, or numbers of one size.
+// Two types with equal calling convention: both pointers, or numbers of one size.
 template <class One, class Other>
 constexpr bool alike =
     sizeof(One) == sizeof(Other) && std::is_pointer_v<One> == std::is_pointer_v<Other> &&

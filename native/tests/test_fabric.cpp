@@ -1,5 +1,5 @@
-// The fluid model in closed forms, exactly; and that transfers last as long as it says.
-// Sleeping is held against tight lower and very loose upper bounds: the machine may be busy.
+// Exact closed forms of the fluid model, and durations of transfers by the model. Sleeps have tight
+// lower and very loose upper bounds: the machine may be busy.
 #include <cmath>
 #include <random>
 #include <thread>
@@ -118,7 +118,7 @@ TEST(model_is_fair_for_any_flows) {
     }
 }
 
-// However often one looks on the way, the ends are the same.
+// The ends do not depend on the number of intermediate steps.
 TEST(model_does_not_depend_on_looking) {
     std::mt19937 random(4);
     std::vector<fluid::Flow> flows;
@@ -189,7 +189,7 @@ TEST(transfers_one_after_another) {
 }
 
 TEST(transfers_that_share_and_that_do_not) {
-    // However late each thread begins, the last cannot end before all bytes have passed.
+    // The last cannot end before all bytes have passed, even if threads begin late.
     for (const auto per : {Fabric::Per::pair, Fabric::Per::port}) {
         Fabric fabric(8, per, 0.1);
         const std::atomic<bool> stop{false};
@@ -202,7 +202,7 @@ TEST(transfers_that_share_and_that_do_not) {
         for (std::thread& thread : threads) thread.join();
         lasts(static_cast<double>(now_ns() - start) * 1e-6, 20.0);
     }
-    // Links of their own: no one is slower for the others.
+    // Separate links: no transfer slows another.
     check_lasts(Fabric::Per::pair, 0.1,
                 {{0, 1, 1'000'000, 0, 10.0},
                  {0, 2, 1'000'000, 0, 10.0},
@@ -235,8 +235,8 @@ TEST(all_to_all_over_ports_takes_as_long_as_its_bytes) {
     }
 }
 
-// A transfer that begins later slows one flow, so that another one ends earlier than it was known
-// to; it must be woken, or it would sleep on.
+// A later transfer slows one flow, so that another ends earlier than predicted; its sleeper must be
+// woken.
 TEST(sleepers_are_woken_when_they_end_earlier) {
     Fabric fabric(8, Fabric::Per::port, 0.1);
     const std::atomic<bool> never{false};

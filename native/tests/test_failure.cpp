@@ -1,4 +1,4 @@
-// A wait that never ends fails the group everywhere and soon, and after a reset all is well again.
+// A wait that never ends soon fails the group on all ranks, and a reset restores it.
 #include <unistd.h>
 
 #include <chrono>

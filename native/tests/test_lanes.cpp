@@ -1,4 +1,4 @@
-// Words, `after` and segments order rows as they say, over many lanes, ranks and calls.
+// Words, `after` and segments order rows over many lanes, ranks and calls.
 #include <chrono>
 #include <cstring>
 #include <random>
@@ -65,7 +65,7 @@ Rows protocol(int rank) {
     return rows;
 }
 
-// Runs `calls` calls of one rank; what arrives must be what the peer sent in the same call.
+// Runs `calls` calls of one rank; received data must be those that the peer sent in the same call.
 void run_protocol(const std::shared_ptr<Group>& group, int rank, int calls) {
     const std::vector<std::int64_t> windows{1, 1 - rank, 64, 8};
     const auto program =

@@ -1,4 +1,4 @@
-// Programs that launch kernels by themselves: what they pass, when, and what they refuse.
+// Programs that launch kernels: arguments, order, and refusals.
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
@@ -120,7 +120,7 @@ TEST(a_call_with_addresses_seen_before_encodes_nothing) {
     bench.pitches[0] = 96;
     bench.call(1);
     CHECK_EQ(bench.gpu->encoded, 5U);
-    // More than are remembered: they are made again, and right.
+    // More than the cache holds: they are encoded again, correctly.
     for (int i = 0; i < 3000; ++i) {
         bench.addresses[0] += 16;
         bench.call(0);
@@ -170,7 +170,8 @@ TEST(what_marks_the_end_of_a_kernel_that_waits_stands_behind_other_lanes_rows) {
     const LaunchBinding binding{{kKernel, {3, 1, 1}, 128, 4096}, numbers};
     bench.program->set_launches(0, 0, 0, std::span(&binding, 1));
     bench.call(0);
-    // fork, the watch is told, launch, copy, mark, word raised, the watch again, joins, end
+    // fork, set the watchdog's word, launch, copy, mark, raise, clear the watchdog's word, joins,
+    // end
     const std::vector<std::string> wanted{"record", "words", "launch", "copy",   "record",
                                           "words",  "words", "record", "record", "record"};
     CHECK(bench.gpu->told == wanted);

@@ -45,12 +45,12 @@ class Memory {
     int file_;
 };
 
-// Three ranks, whose windows have no room for data.
+// Three ranks, whose windows have no space for data.
 struct Three {
     Three() {
         for (int rank = 0; rank < 3; ++rank) groups.push_back(memory.join(rank));
     }
-    // A call that ends at once.
+    // A call that ends immediately.
     void begin(int rank, std::uint32_t digest) const {
         groups[static_cast<std::size_t>(rank)]->enter(rank, digest, 0);
         groups[static_cast<std::size_t>(rank)]->leave();
@@ -66,7 +66,7 @@ class Child {
     template <class Body>
     explicit Child(Body body) : pid_(fork()) {
         if (pid_ != 0) return;
-        // A test that gives up leaves nobody behind who holds its output.
+        // A failed test leaves no child that holds its output open.
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         body();
         for (;;) pause();
@@ -102,7 +102,7 @@ bool raised(const Group& group, int rank, int word) {
 
 }  // namespace
 
-// The tests that fork stand first, as a sanitizer's child must not inherit threads.
+// The tests that fork come first, because a sanitizer's child must not inherit threads.
 
 TEST(a_killed_process_has_died_and_waits_for_it_end_soon) {
     const Memory memory(2);
@@ -143,7 +143,7 @@ TEST(a_stopped_process_beats_no_more_and_lives_on) {
     wait_until([&] { return group->state(1).age_s < 0.2; });
 }
 
-// A process is killed again and again while it begins and ends transfers, often under the lock.
+// Processes are killed repeatedly while they begin and end transfers, often under the lock.
 TEST(paced_links_outlive_processes_that_die_at_work) {
     const std::atomic<bool> never{false};
     const std::atomic<bool> always{true};
@@ -335,7 +335,7 @@ TEST(a_wait_for_a_rank_that_has_closed_ends_soon) {
         third->leave();
     }
     third.reset();
-    // What it raised before is there, and another rank that lives is waited for.
+    // Its earlier raises are visible, and waits for another live rank continue.
     const auto met = bound(first, 0, Rows().on(0, 0).wait(0, data_word(2, 0)), {});
     CHECK(call(*met, 1));
     std::thread late([&] {

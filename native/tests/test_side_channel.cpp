@@ -1,4 +1,4 @@
-// By which way a GPU is asked when streams of it wait for ever, and that nothing is asked in vain.
+// The way by which commands reach a GPU whose streams wait forever, without pending commands.
 #include <array>
 #include <memory>
 #include <span>
@@ -16,7 +16,7 @@ using namespace ficco::test;
 
 namespace {
 
-// What devices apart share with the one that they are of.
+// The common state of a device and its second opening.
 struct Said {
     std::vector<std::string> commands;  // "usual" or "apart", then the address of a word
     bool waits = false;                 // whether the usual streams do nothing

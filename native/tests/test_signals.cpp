@@ -1,4 +1,4 @@
-// How a program raises words at a peer: which command, from where, and behind what.
+// Raises of words at a peer by a program: the command, its source, and its order.
 #include <array>
 #include <memory>
 #include <string>
@@ -26,7 +26,7 @@ GpuAddress peer_word(int copy, int index) {
     return kPeerWords + 0x100 * static_cast<GpuAddress>(copy) + 4 * static_cast<GpuAddress>(index);
 }
 
-// Rank 0 of 2, with a slot for a matrix that it sends and one for where it goes.
+// Rank 0 of 2, with slots for a sent matrix and its target.
 struct Sender {
     explicit Sender(const Rows& rows, bool writable = false, const std::string& lacks = "") {
         gpu->lacks = lacks;
@@ -40,7 +40,7 @@ struct Sender {
             Binding{0, rows.fields(), {}, 1, 4, 2}, kSenderDigest);
     }
 
-    // What the device is told in a call, but for the events of fork and join.
+    // The device's commands in a call, without the events of fork and join.
     Acts call(int copy = 0, bool traced = false) {
         gpu->told.clear();
         gpu->copied.clear();
@@ -56,7 +56,7 @@ struct Sender {
     std::unique_ptr<GpuProgram> program;
 };
 
-// A push lane: the call's entry, then a matrix and the signal behind it.
+// A push lane: the call's entry, then a matrix and the signal after it.
 Rows pushing_rows(int lane = kPushLane) {
     Rows rows;
     rows.on(0, lane).step(0).raise(1, entered_word(0), 1, true);

@@ -1,4 +1,4 @@
-// The simulator's core in closed forms, exactly, and against the model of links alone.
+// Exact closed forms of the simulator's core, and a comparison with the link model.
 #include <random>
 #include <stdexcept>
 #include <vector>

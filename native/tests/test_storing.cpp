@@ -1,4 +1,4 @@
-// Which words of a program a kernel stores, in which order, and which ones the stream writes.
+// The words of a program that a kernel stores, their order, and the words that the stream writes.
 #include <string>
 #include <vector>
 
@@ -18,7 +18,7 @@ const auto kStoring = reinterpret_cast<GpuStream>(5);
 
 using Acts = std::vector<std::string>;
 
-// A program of one rank, and what it tells a device that has the kernel.
+// A program of one rank, and its commands for a device that has the kernel.
 struct Storing {
     explicit Storing(const Rows& rows, const std::string& lacks = "") {
         gpu->lacks = lacks;
@@ -28,7 +28,7 @@ struct Storing {
             std::make_shared<GpuWindow>(words, data, std::size_t{1} << 16),
             Binding{0, rows.fields(), {}, 1, 4, 0}, 7);
     }
-    // What stands between the call's begin and its end.
+    // The commands between the call's begin and its end.
     Acts call(int copy = 0, bool traced = false) {
         gpu->told.clear();
         gpu->stored.clear();
@@ -43,7 +43,7 @@ struct Storing {
     std::unique_ptr<GpuProgram> program;
 };
 
-// A call's end: it waits for a word, clears so many, and raises so many.
+// A call's end: it waits for a word, and clears and raises numbers of words.
 Rows ending(int cleared, int raised, int lane = kInline) {
     Rows rows;
     rows.on(0, lane).step(0).wait(0, data_word(0, 0)).step(1);
@@ -61,7 +61,7 @@ TEST(a_kernel_stores_what_ends_a_call) {
         CHECK((bench.call(copy) == Acts{"words", "store"}));
         const auto& [writes, stream] = bench.gpu->stored.at(0);
         CHECK_EQ(stream, kStoring);
-        // The watch's word behind the wait, what is cleared, what is raised.
+        // The watchdog's word after the wait, the cleared words, the raised words.
         CHECK_EQ(writes.size(), 6U);
         for (std::size_t i = 0; i < writes.size(); ++i) {
             CHECK_EQ(writes[i].value, i < 4 ? 0U : 1U);
@@ -89,7 +89,7 @@ TEST(no_word_is_cleared_before_one_that_stands_before_it_is_raised) {
     rows.raise(0, free_word(3)).clear(0, data_word(0, 3));
     rows.wait(0, data_word(0, 4)).raise(0, free_word(4));
     Storing bench(rows);
-    // Then the last 0, the watch's word set, the wait, the watch's word taken back, the raise.
+    // Then the last 0, the watchdog's word set, the wait, the watchdog's word cleared, the raise.
     CHECK((bench.call() == Acts{"store", "store", "words"}));
     CHECK_EQ(bench.gpu->stored[0].writes.size(), 3U);
     CHECK_EQ(bench.gpu->stored[1].writes.size(), 4U);

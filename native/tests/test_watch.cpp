@@ -1,5 +1,5 @@
-// What the watch tells and writes once a call waits for ever, when it ceases to write, and that a
-// read which the driver holds up holds nobody else up.
+// The watchdog's failure reports and writes when a call waits forever, their end, and that a read
+// that the driver blocks does not block others.
 #include <unistd.h>
 
 #include <array>
@@ -65,7 +65,7 @@ bool comes(const Condition& condition) {
     return condition();
 }
 
-// A call that waits and is never done: the word of its lane stays.
+// A call that waits and never ends: the word of its lane stays set.
 struct StuckCall {
     // `set` may set the GPU before it is used.
     explicit StuckCall(

@@ -111,9 +111,9 @@ def test_the_kind_of_signals_follows_driver_and_user(
 @pytest.mark.parametrize(
     ("double", "asked", "said"),
     [
-        ({"peer_writes": "lost"}, "write", "by calls: the signal behind the data did not arrive"),
+        ({"peer_writes": "lost"}, "write", "by calls: the signal after the data did not arrive"),
         ({"peer_writes": "refused"}, "write", "could not send: cuStreamBatchMemOp answers"),
-        ({"version": 13010, "copies": "lost"}, "", "the signal behind the data did not arrive"),
+        ({"version": 13010, "copies": "lost"}, "", "the signal after the data did not arrive"),
         ({"version": 13010, "copies": "late"}, "", "the signal arrived before its data"),
     ],
 )

@@ -32,14 +32,18 @@ def test_what_is_available_is_no_more_than_the_kernel_says() -> None:
 
 def test_both_sizes_are_said(little: int) -> None:
     available_memory.check_host(little, "so much")
-    with pytest.raises(MemoryError, match=r"more: 3\.00 GiB asked for, this machine has 100\.00 M"):
+    with pytest.raises(
+        MemoryError, match=r"more: 3\.00 GiB requested, but this machine has 100\.00 M"
+    ):
         available_memory.check_host(3 << 30, "more")
 
 
 @pytest.mark.usefixtures("little")
 def test_a_node_refuses_results() -> None:
     x, w = np.ones((5000, 1), np.float32), np.ones((1, 5000), np.float32)
-    refused = pytest.raises(MemoryError, match=r"results of all_gather_matmul.*381\.47 MiB asked")
+    refused = pytest.raises(
+        MemoryError, match=r"results of all_gather_matmul.*381\.47 MiB requested"
+    )
     with ficco.Node(2) as node, refused:
         node.all_gather_matmul([x, x], [w, w])
 
@@ -48,7 +52,7 @@ def test_a_node_refuses_results() -> None:
 def test_a_node_refuses_windows_and_stays_usable() -> None:
     x, w = np.ones((8192, 512), np.float32), np.ones((512, 1), np.float32)
     with ficco.Node(2) as node:
-        with pytest.raises(MemoryError, match=r"windows and workspaces.*128\.00 MiB asked"):
+        with pytest.raises(MemoryError, match=r"windows and workspaces.*128\.00 MiB requested"):
             node.all_gather_matmul([x, x], [w, w])
         y, _ = node.all_gather_matmul([x[:8], x[:8]], [w, w])
         assert (y == 512).all()
@@ -63,7 +67,7 @@ def test_the_command_refuses_before_it_draws_inputs(
     sizes = ["--m", "65536", "--n", "8192", "--k", "8192"]
     assert main(["run", op, "--ranks", "4", "--schedule", "hetero_fused_1d", *sizes]) == 2
     said = capsys.readouterr().err
-    assert "asked for, this machine has 100.00 MiB free" in said
+    assert "requested, but this machine has 100.00 MiB free" in said
 
 
 @pytest.mark.parametrize("op", OPERATORS)

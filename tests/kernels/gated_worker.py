@@ -382,7 +382,7 @@ def release() -> None:
         try:
             prepare(wrong, 100, 48, torch.float32, CPU, release=release_table(asked, CPU))
         except InputError as error:
-            assert "gives it back" in str(error)
+            assert "can release it" in str(error)
         else:
             raise AssertionError(f"{wrong}: not refused")
 

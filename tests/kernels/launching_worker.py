@@ -324,7 +324,7 @@ def refusals() -> None:
     assert spec.native[:5] == (9, (2, 1, 1), 128, made.metadata.shared, False)
     assert spec.parameters.shape[1] == 16 and spec.parameters.flags.c_contiguous
     assert described(code, (2,), arguments, places, chained=True).native[4]
-    refused(EngineError, "3 descriptors, and it is known of 2", code._replace(boxes=code.boxes[1:]),
+    refused(EngineError, "3 descriptors, but has boxes for 2", code._replace(boxes=code.boxes[1:]),
             arguments, places)  # fmt: skip
 
     known = triton_core.facts_of(made)
@@ -350,10 +350,10 @@ def refusals() -> None:
         ("own", Signal(), "'own' is a descriptor"),
     ):
         refused(InputError, pattern, code, arguments, places | {name: place})
-    refused(InputError, "give it a slot", code, arguments, {"words": Signal()})
+    refused(InputError, "pass a slot", code, arguments, {"words": Signal()})
     for name, value, pattern in (
         ("k", 1 << 31, "'k' is 2147483648"),
-        ("k", 193, "16 divides"),
+        ("k", 193, "a multiple of 16"),
         ("k", 1.5, "'k' is an i32, not 1.5"),
     ):
         refused(InputError, pattern, code, arguments | {name: value}, places)

@@ -324,10 +324,10 @@ def refusals() -> None:
     summed, window = own(0, 1, terms=terms(None, 0)), GatedPart("window", 0, 1, 1, 1)
     for pair, said in (
         ([summed, own(1, 1, terms=terms(0, None))], "in the same place"),
-        ([summed, window], "a table of each kind"),
-        ([summed, own(1, 1)], "a table of each kind"),
-        ([own(0, 1, signal=1), window], "a table of each kind"),
-        ([own(0, 1, signal=2), summed._replace(signal=1)], "a table of each kind"),
+        ([summed, window], "one table per kind"),
+        ([summed, own(1, 1)], "one table per kind"),
+        ([own(0, 1, signal=1), window], "one table per kind"),
+        ([own(0, 1, signal=2), summed._replace(signal=1)], "one table per kind"),
     ):
         refused(lambda pair=pair: prepare(pair, 4, 4, torch.float32, CPU), said)
     pushing = Case([away(0, 50, 1), own(50, 9)], 50, 40, torch.float32)
@@ -335,7 +335,7 @@ def refusals() -> None:
     for case, name, wrong, said in (
         (pushing, "partial", None, "partial is None"),
         (pushing, "partial", torch.zeros(49, 50), "partial is"),
-        (pushing, "partial", torch.zeros(59, 50, dtype=torch.float16), "give them one dtype"),
+        (pushing, "partial", torch.zeros(59, 50, dtype=torch.float16), "use one dtype"),
         (summing, "recv", None, "recv is None"),
         (summing, "recv", torch.zeros(60, 49), "recv is"),
         (summing, "recv", torch.zeros(50, 60).t(), "recv has a stride of"),

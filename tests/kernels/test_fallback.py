@@ -43,7 +43,7 @@ def test_what_the_pack_lacks_is_compiled_together(
 ) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fallback, "_FIRST_WORD_S", 0.0)
+    monkeypatch.setattr(fallback, "_FIRST_REPORT_S", 0.0)
     wanted = [variant_of(pool(dim)) for dim in (16, 32, 16)]
     assert pack.find(wanted[0], 90) is not None
     fallback.compile_together(wanted, 90)
@@ -95,7 +95,7 @@ def test_an_unknown_layout_is_launched_by_triton(
     monkeypatch.setattr(loading, "_loaded", {})
     monkeypatch.setattr(fallback, "find", lacks)
     monkeypatch.setattr(loading, "function_of", lambda kernel: Function())
-    loading._tell.cache_clear()
+    loading._warn.cache_clear()
     with pytest.raises(EngineError, match=r"Triton 9\.9\.0"):
         loading.code(launch)
     with caplog.at_level(logging.WARNING, "ficco"):

@@ -29,7 +29,7 @@ def test_memory_that_pytorch_keeps_counts_as_free(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 4 * GIB)
     device = torch.device("cuda", 3)
     available_memory.check_on(device, 7 * GIB, "a problem")
-    with pytest.raises(MemoryError, match=r"8\.00 GiB asked for, GPU 3 has 7\.00 GiB free"):
+    with pytest.raises(MemoryError, match=r"8\.00 GiB requested, but GPU 3 has 7\.00 GiB free"):
         available_memory.check_on(device, 8 * GIB, "a problem")
 
 
@@ -39,6 +39,6 @@ def test_functions_refuse_results_that_the_host_cannot_hold(
 ) -> None:
     monkeypatch.setattr(_native, "available_bytes", lambda: 100 << 20)
     x, w = torch.ones(6000, 1), torch.ones(1, 6000)
-    with pytest.raises(MemoryError, match=r"results of all_gather_matmul: 137\.33 MiB asked for"):
+    with pytest.raises(MemoryError, match=r"results of all_gather_matmul: 137\.33 MiB requested"):
         ficco.all_gather_matmul(x, w)
     assert ficco.all_gather_matmul(x[:10], w).shape == (10, 6000)

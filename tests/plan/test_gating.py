@@ -38,5 +38,5 @@ def test_sums_within_are_a_launch_behind_that_of_peers_parts(
 def test_parts_of_several_kinds_are_no_launch() -> None:
     plan = signalling_reduce_scatter().ranks[0]
     step = next(step for step in plan.steps if step.parts)
-    with pytest.raises(ScheduleError, match="a launch of their own"):
+    with pytest.raises(ScheduleError, match="a separate launch"):
         launches_of(plan, step)

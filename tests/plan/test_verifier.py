@@ -175,7 +175,7 @@ class TestValues:
             c=product.c._replace(row1=product.c.row1 - 1),
         )
         found = verify(changed(self.plan, 1, "gemm.own", products=(short,)))
-        assert "not written wholly" in found[0].message
+        assert "not completely written" in found[0].message
 
     def test_a_term_twice(self) -> None:
         plan = plan_of("uniform_fused_2d", 2, 4, 2, 4)
@@ -210,7 +210,7 @@ class TestForm:
         ("fields", "message"),
         [
             ({"unit": "sm"}, "unit"),
-            ({"id": "stage"}, "twice"),
+            ({"id": "stage"}, "not unique"),
             ({"after": ("nothing",)}, "no earlier step"),
         ],
     )
@@ -232,7 +232,7 @@ class TestForm:
         there = step.writes[0]._replace(buffer="y0", col1=1, row0=0, row1=2)
         here = step.reads[0]._replace(col1=1)
         found = verify(changed(self.plan, 0, "push.0to1", reads=(here,), writes=(there,)))
-        assert any("cannot reach" in v.message for v in found)
+        assert any("cannot access" in v.message for v in found)
 
     def test_windows_that_differ_between_ranks(self) -> None:
         entry = self.plan.ranks[1]
@@ -246,13 +246,13 @@ class TestForm:
         assert rules(verify(self.plan._replace(ranks=self.plan.ranks[:1]))) == {"ranks"}
 
     def test_a_result_in_a_window(self) -> None:
-        """What is made of NaN, as a call fails, could be replaced by a push that comes late."""
+        """A late push of a failed call could overwrite a result that is NaN."""
         plan = plan_of("hetero_unfused_1d", 3, 6, 2, 6, op="matmul_reduce_scatter")
         step = plan.ranks[1].steps[find(plan, 1, "gemm.own")]
         there = step.products[0].c._replace(buffer="recv")
         inside = step.products[0]._replace(c=there)
         found = verify(changed(plan, 1, "gemm.own", products=(inside,)))
-        assert any("may replace it" in v.message and v.rule == "form" for v in found)
+        assert any("may overwrite it" in v.message and v.rule == "form" for v in found)
 
     def test_sums_in_sixteen_bits(self) -> None:
         plan = plan_of("uniform_fused_2d", 2, 4, 2, 4, "bfloat16")
@@ -275,7 +275,7 @@ class TestMailboxes:
         fewer = changed(self.plan, 1, "compute.wait_entered", signals=at.signals[:1])
         for mutant in (fewer, without(self.plan, 1, "compute.wait_entered")):
             found = [v for v in verify(mutant) if v.rule == "handover"]
-            assert found and found[0].rank == 1 and "next but one" in found[0].message
+            assert found and found[0].rank == 1 and "next call but one" in found[0].message
 
     def test_a_mailbox_has_no_word_that_says_free(self) -> None:
         clear = clear_of(self.plan)
@@ -288,11 +288,11 @@ class TestMailboxes:
         other = clear_of(self.plan).signals[0]._replace(copy=1)
         step = Step("more", "compute", "clear", "none", signals=(other,))
         found = verify(with_steps(self.plan, 0, [*self.plan.ranks[0].steps, step]))
-        assert rules(found) == {"signals"} and "take turns" in found[0].message
+        assert rules(found) == {"signals"} and "copies alternate" in found[0].message
         push = self.plan.ranks[0].steps[find(self.plan, 0, "push.0")]
         there = tuple([region._replace(copy=1) for region in push.writes])
         found = verify(changed(self.plan, 0, "push.0", writes=there))
-        assert rules(found) == {"form"} and "the call before" in found[0].message
+        assert rules(found) == {"form"} and "the previous call" in found[0].message
 
     def test_windows_beside_mailboxes(self) -> None:
         def with_window(entry: RankPlan) -> RankPlan:
@@ -300,7 +300,7 @@ class TestMailboxes:
             return entry._replace(buffers=(*entry.buffers, other))
 
         mixed = self.plan._replace(ranks=tuple(map(with_window, self.plan.ranks)))
-        assert {v.mend for v in verify(mixed)} == {"declare either"}
+        assert {v.mend for v in verify(mixed)} == {"declare only one of the two roles"}
 
     def test_a_mailbox_has_two_copies(self) -> None:
         def single(entry: RankPlan) -> RankPlan:

@@ -34,7 +34,7 @@ class TestRefusals:
     def test_more_ranks_than_devices(self) -> None:
         mesh4 = Machine.named("mesh4")
         problem = Problem.chunked("all_gather_matmul", 5, 10, 10, 10)
-        with pytest.raises(InputError, match="5 ranks asked for, machine 'mesh4' has 4"):
+        with pytest.raises(InputError, match="5 ranks requested, but machine 'mesh4' has 4"):
             predict(problem, SCHEDULE.resolve(5, mesh4), mesh4)
 
     def test_a_network_without_rates(self) -> None:

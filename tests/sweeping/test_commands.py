@@ -153,7 +153,7 @@ class TestExecuted:
         assert not [line for line in found if line["kind"] == "point"]
         reasons = [line["reason"] for line in found if line["kind"] == "bad"]
         full = [reason for reason in reasons if "not enough memory" in reason]
-        assert full and all("asked for, this machine has 500 bytes free" in why for why in full)
+        assert full and all("requested, but this machine has 500 bytes free" in why for why in full)
 
     def test_time_that_is_up_leaves_the_rest(self, sweep: Any, tmp_path: Path) -> None:
         grid, out = write(tmp_path, SMALL), tmp_path / "out"

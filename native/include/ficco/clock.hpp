@@ -1,4 +1,4 @@
-// The one clock of the native core, and sleeping by it. No waiting for events: see futex.hpp.
+// The clock of the native core, and sleeps by it. Waits for events are in futex.hpp.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@ namespace ficco {
 // CLOCK_MONOTONIC, so that times of several processes and of Python can be compared.
 std::int64_t now_ns() noexcept;
 
-// Returns at once where `deadline_ns` is past.
+// Returns immediately if `deadline_ns` is in the past.
 void sleep_until_ns(std::int64_t deadline_ns) noexcept;
 
-// While one lives, timed sleeps of this thread end within 1 us of their time as far as the kernel
-// is concerned (by default it may add 50 us to save power).
+// During its lifetime, the kernel ends timed sleeps of this thread within 1 us of their deadline
+// (by default it may add 50 us to save power).
 class PreciseSleep {
   public:
     PreciseSleep() noexcept;

@@ -1,4 +1,4 @@
-// Moving bytes. Nothing about whose they are or how long it should take.
+// Copies of bytes, without pacing.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace ficco {
 // boxes must not overlap.
 inline void copy_box(std::byte* to, std::int64_t to_pitch, const std::byte* from,
                      std::int64_t from_pitch, std::int64_t rows, std::int64_t row_bytes) noexcept {
-    if (rows <= 0 || row_bytes <= 0) return;  // so that addresses of nothing may be null
+    if (rows <= 0 || row_bytes <= 0) return;  // addresses of empty boxes may be null
     if (rows == 1 || (to_pitch == row_bytes && from_pitch == row_bytes)) {
         std::memcpy(to, from, static_cast<std::size_t>(rows * row_bytes));
         return;

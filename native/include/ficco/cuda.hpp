@@ -1,4 +1,4 @@
-// NVIDIA: the driver library, opened at run time, and a Gpu made of it.
+// NVIDIA: the driver library, opened at run time, and the Gpu implementation for it.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace ficco::cuda {
 
-// The driver's functions, each null where the driver has none.
+// The driver's functions; null if the driver lacks one.
 struct Table {
 #define FICCO_MEMBER(name, version, since, arguments) Status(*name) arguments = nullptr;
     FICCO_CUDA_FUNCTIONS(FICCO_MEMBER)
@@ -20,26 +20,26 @@ struct Table {
     int driver_version = 0;  // 13000: CUDA 13.0
 };
 
-// Opens libcuda.so.1 the first time and initializes it. Throws GpuError that says what is missing
-// and which version brings it; a later call tries again.
+// Opens and initializes libcuda.so.1 at the first call. Throws a GpuError that names what is
+// missing and the version that has it; a later call tries again.
 const Table& driver();
 
-// Throws GpuError where a call of the driver has not succeeded. FICCO_CALL(cuX, ...) calls a
-// function of `table_` so.
+// Throws GpuError if a driver call has failed. FICCO_CALL(cuX, ...) calls a function of `table_`
+// and checks its status.
 void check(Status status, const char* call);
 #define FICCO_CALL(function, ...) ::ficco::cuda::check(table_.function(__VA_ARGS__), #function)
 
-// What a device can do, found out once.
+// The capabilities of a device.
 struct Capabilities {
     std::string name;
     int major;
     int minor;
-    std::array<int, 3> pci;  // domain, bus, device: where it is, whatever number a process gives it
+    std::array<int, 3> pci;  // domain, bus, device; independent of a process's device numbers
     int copy_engines;
-    bool flush_remote_writes;  // a wait can order writes of other devices by itself
+    bool flush_remote_writes;  // a wait can order writes of other devices
     bool batch_copy_12_8;      // cuMemcpyBatchAsync with its first signature
-    bool batch_copy_13_0;      // and with the one that replaced it
-    std::vector<bool> peers;   // per device: whether this one can reach its memory
+    bool batch_copy_13_0;      // the same with its second signature
+    std::vector<bool> peers;   // per device: whether this one can access its memory
 };
 
 int device_count();

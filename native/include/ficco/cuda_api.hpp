@@ -1,6 +1,6 @@
-// What ficco calls of NVIDIA's driver: types, constants, and one list of functions. No vendor
-// header is needed; native/tests/test_cuda_api.cpp proves every line against cuda.h where that is
-// installed.
+// The part of NVIDIA's driver API that ficco uses: types, constants, and a list of functions. No
+// vendor header is needed; native/tests/test_cuda_api.cpp checks every line against cuda.h if that
+// is installed.
 #pragma once
 
 #include <cstddef>
@@ -64,14 +64,14 @@ enum class Attribute : int {
     kCanFlushRemoteWrites = 98,
 };
 
-// An entry of a batch of memory operations (CUstreamBatchMemOpParams): a union of 6 x 8 bytes, of
-// which waits and writes use the first.
+// An entry of a batch of memory operations (CUstreamBatchMemOpParams): a union of 6 x 8 bytes.
+// Waits and writes use its first member.
 union MemOp {
     struct {
         int operation;
         int padding;
         Pointer address;
-        std::uint64_t value;  // 32 bits of it
+        std::uint64_t value;  // 32 bits are used
         unsigned flags;
         int padding_2;
         Pointer alias;
@@ -79,7 +79,7 @@ union MemOp {
     std::uint64_t pad[6];
 };
 
-// Of a launch (CUlaunchAttribute): its value is a union, of which this one uses a number.
+// An attribute of a launch (CUlaunchAttribute); its value is a union.
 struct LaunchAttribute {
     int id;
     int padding;
@@ -118,8 +118,8 @@ struct alignas(128) TensorMap {
     std::uint64_t opaque[16];
 };
 
-// Name, the version of CUDA whose interface is meant (for cuGetProcAddress), the version that
-// brought that interface, arguments; all return a status.
+// Name, the CUDA version of the interface (for cuGetProcAddress), the version that introduced that
+// interface, arguments; all return a status.
 #define FICCO_CUDA_FUNCTIONS(X)                                                                \
     X(cuInit, 12000, 2000, (unsigned))                                                         \
     X(cuDriverGetVersion, 12000, 2020, (int*))                                                 \
@@ -180,7 +180,7 @@ struct alignas(128) TensorMap {
       (TensorMap*, int, std::uint32_t, void*, const std::uint64_t*, const std::uint64_t*,      \
        const std::uint32_t*, const std::uint32_t*, int, int, int, int))
 
-// The same of functions without which all works but launching kernels.
+// Likewise for functions that only kernel launches need.
 #define FICCO_CUDA_LAUNCH_FUNCTIONS(X)      \
     X(cuFuncLoad, 12040, 12040, (Function)) \
     X(cuFuncGetParamInfo, 12040, 12040, (Function, std::size_t, std::size_t*, std::size_t*))

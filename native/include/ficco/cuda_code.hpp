@@ -8,9 +8,9 @@
 
 namespace ficco::cuda {
 
-// Loads a kernel of a cubin for a device, whose primary context is current, and keeps both until
-// the process ends: nobody can say when the last graph has used it. It may wait for the device.
-// `shared_bytes`: of dynamic shared memory that launches will ask for. Throws GpuError.
+// Loads a kernel of a cubin for a device, whose primary context is current. Keeps both until the
+// process ends, because the last use by a graph is unknown. It may wait for the device.
+// `shared_bytes`: dynamic shared memory of its launches. Throws GpuError.
 Function load_code(Device device, std::string_view cubin, const std::string& entry,
                    unsigned shared_bytes);
 

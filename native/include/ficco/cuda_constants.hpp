@@ -8,9 +8,9 @@
 namespace ficco::cuda {
 
 // The address of a word of the device that holds the value. The word is allocated and written at
-// the first request for the value, on a stream of its own, and is never written again: graphs may
+// the first request for the value, on a separate stream, and is never written again: graphs may
 // hold its address. The device's primary context must be current. Other threads and streams may be
-// in a capture. Throws GpuError where the driver refuses.
+// in a capture. Throws GpuError if a driver call fails.
 Pointer constant_word(Device device, std::uint32_t value);
 
 }  // namespace ficco::cuda

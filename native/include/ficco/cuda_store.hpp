@@ -1,4 +1,4 @@
-// The one kernel that the native core brings itself: it stores words. See `Gpu::store`.
+// The only kernel of the native core itself, which stores words. See `Gpu::store`.
 #pragma once
 
 #include <span>
@@ -8,12 +8,12 @@
 
 namespace ficco::cuda {
 
-// Loads it for a device, whose primary context is current, and keeps that until the process ends:
-// nobody can say when the last stream has used it. It may wait for the device. Once a device: a
-// later call, behind which streams may wait, only tells what the first one found. Throws GpuError.
+// Loads the kernel for a device, whose primary context is current, and keeps the context until the
+// process ends, because the last use by a stream is unknown. The first call per device may wait for
+// the device; later calls, while streams may wait, only return its result. Throws GpuError.
 Function load_store_kernel(Device device);
 
-// Launches it. `writes`: kMostStored at most.
+// Launches the kernel with at most kMostStored writes.
 void launch_store_kernel(Function kernel, std::span<const WordCommand> writes, Stream stream);
 
 }  // namespace ficco::cuda

@@ -1,4 +1,4 @@
-// Paced links: how long a transfer must last, and sleeping for that long. Moves no bytes.
+// Paced links: the minimum duration of transfers, and sleeps for that time. They move no bytes.
 #pragma once
 
 #include <atomic>
@@ -14,14 +14,14 @@
 
 namespace ficco {
 
-// A transfer begins, its bytes are moved by whoever began it, and `end` sleeps until the model says
-// that it is over. All calls may come from any thread. Processes may share the links: each has a
-// fabric object, and the state of the model lies in the memory of their group.
+// The caller begins a transfer and moves its bytes; then `end` sleeps until the end in the model.
+// All methods may be called from any thread. Processes may share the links: each has a fabric
+// object, and the state of the model is stored in the memory of their group.
 //
-// No thread keeps the model going. It is moved to the present by whoever looks, event by event at
-// their exact times, and as all future ends are known until another transfer begins, each sleeper
-// knows when to wake by itself. Only a beginning, or a transfer given up, can make another one end
-// earlier; then its sleeper is woken to look again.
+// No thread runs the model. Each caller advances it to the present, event by event at their exact
+// times. All future ends are known until another transfer begins, so each sleeper knows when to
+// wake. Only the begin or cancellation of a transfer can make another one end earlier; its sleeper
+// is then woken.
 class Fabric {
   public:
     enum class Per { pair, port };
@@ -30,7 +30,7 @@ class Fabric {
     Fabric(int world, std::string_view per, double gbps);  // "pair" or "port"
     Fabric(int memory, int world, std::string_view per, double gbps);  // in a group's memory
 
-    // Of the model, for whoever makes such memory.
+    // The model's state, for the creator of shared memory.
     static std::size_t state_bytes() noexcept;
     static void init_state(std::byte* memory);
 
@@ -38,7 +38,7 @@ class Fabric {
     Per per() const noexcept { return per_; }
     double gbps() const noexcept { return model_.rate(); }
 
-    // Returns what `end` wants. Where kMaxFlows are under way the next one waits for a place.
+    // Returns the argument of `end`. If kMaxFlows transfers are active, it waits for a free place.
     int begin(int from, int to, std::int64_t bytes, std::int64_t latency_ns,
               const std::atomic<bool>& stop);
 
@@ -48,15 +48,15 @@ class Fabric {
   private:
     struct Transfer {
         std::atomic<bool> used;
-        double look_ns;   // its end, or an earlier time to look again; 0: not worked out
-        double sleep_ns;  // when its sleeper will wake by itself; 0: nobody sleeps
-        Word woken;       // counts the times its sleeper was told to look again
+        double look_ns;   // its end, or an earlier time to check again; 0: unknown
+        double sleep_ns;  // when its sleeper will wake by itself; 0: there is no sleeper
+        Word woken;       // number of wakes of its sleeper
     };
 
-    // Everything that is not scratch. Plain and of a fixed size, for it may lie in shared memory;
-    // times are counted from `epoch_ns` so that a double holds them exactly.
+    // Everything except scratch. Plain and of a fixed size, as it may be in shared memory; times
+    // are counted from `epoch_ns` so that a double holds them exactly.
     struct State {
-        RobustMutex mutex;  // holds all below, and the scratch of each process
+        RobustMutex mutex;  // guards all below, and the scratch of each process
         std::int64_t epoch_ns;
         double now_ns;
         fluid::Indices live;

@@ -1,5 +1,5 @@
-// What the engine asks of a GPU, in words that every vendor's driver has. One implementation a
-// vendor: cuda.hpp. Nothing here knows plans, windows or ranks.
+// The engine's interface to a GPU, in terms of every vendor's driver. There is one implementation
+// per vendor: cuda.hpp. It is independent of plans, windows and ranks.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace ficco {
 
-// A call of the driver that failed; the message says which and what it answered.
+// A failed driver call; the message names the call and its status.
 class GpuError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
@@ -25,8 +25,8 @@ using GpuAddress = std::uint64_t;
 using GpuStream = void*;  // the vendor's handle; null is its default stream
 using GpuEvent = void*;
 
-// What a stream does with a 32-bit word, in order: store a value behind all that came before it,
-// visible to all devices and the host, or hold the stream until the word is equal to it.
+// An operation of a stream on a 32-bit word, in order: store a value after all earlier work,
+// visible to all devices and the host, or block the stream until the word equals the value.
 struct WordCommand {
     enum class Kind { write, wait };
     Kind kind;
@@ -34,7 +34,7 @@ struct WordCommand {
     std::uint32_t value;
 };
 
-// Writes that one kernel does, at most.
+// Maximum number of writes of one kernel.
 inline constexpr std::size_t kMostStored = 128;
 
 // Two-dimensional copy; a pitch is the distance between rows in bytes.
@@ -47,19 +47,19 @@ struct BoxCopy {
     std::int64_t row_bytes;
 };
 
-// A kernel that somebody else has loaded, and how it is started.
+// A loaded kernel and its launch parameters.
 using GpuKernel = void*;  // the vendor's handle
 struct KernelLaunch {
     GpuKernel kernel;
     std::array<unsigned, 3> grid;
     unsigned threads;       // of a block
-    unsigned shared_bytes;  // beside what the kernel has by itself
-    // Whether it may begin while the kernel before it ends, for whose end it waits by itself.
+    unsigned shared_bytes;  // dynamic, in addition to the kernel's static shared memory
+    // Whether it may begin before the previous kernel has ended; it waits for that end by itself.
     bool chained = false;
 };
 
-// A matrix of which a kernel loads boxes in bulk. Numbers of type, swizzle and fill are the
-// vendor's.
+// A matrix from which a kernel loads boxes in bulk. Type, swizzle and fill are the vendor's
+// numbers.
 struct TensorBox {
     GpuAddress address;
     std::int64_t pitch;  // bytes
@@ -74,16 +74,16 @@ struct TensorBox {
     bool operator==(const TensorBox&) const = default;
 };
 
-// What the vendor makes of one, to be given to kernels.
+// The vendor's encoding of a tensor box, a kernel argument.
 struct alignas(128) TensorMap {
     std::array<std::byte, 128> bytes;
 };
 
-// What a graph holds.
+// The nodes of a graph.
 struct CapturedNodes {
     std::size_t copies;
     std::size_t kernels;
-    std::uint64_t capture;  // which one; no other of the process has its number
+    std::uint64_t capture;  // unique in the process
 };
 
 // Memory of the host that the device can write to.
@@ -92,13 +92,13 @@ struct HostPage {
     GpuAddress device;
 };
 
-// One device. All calls but the constructor's need a `Current` on the calling thread, and throw
-// GpuError. It knows who shares it, so that a thread of native code that is the last to hold one
-// has nothing to do with Python, whose object it may have been.
+// One device. All calls except the constructor need a `Current` on the calling thread, and throw
+// GpuError. It shares ownership with its users, so that a native thread may be the last owner
+// without access to the Python object.
 class Gpu : public std::enable_shared_from_this<Gpu> {
   public:
-    // Makes the device the thread's while it lives. Within another one of the same Gpu it has
-    // nothing to do: no code but ours runs meanwhile.
+    // Makes the device current on the thread during its lifetime. Nested in another one of the same
+    // Gpu it does nothing: no foreign code runs in between.
     class Current {
       public:
         explicit Current(Gpu& gpu) : gpu_(gpu), before_(of_thread_) {
@@ -120,9 +120,9 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 
     virtual ~Gpu() = default;
 
-    // The same device, with hardware queues of its own: what waits here holds up nothing there.
-    // Memory is the same. There is one for all who ask, opened when it is first asked for. It takes
-    // some of the device's memory until the process ends.
+    // The same device and memory with separate hardware queues, which waits in this one do not
+    // block. All callers share it; the first call opens it. It uses some of the device's memory
+    // until the process ends.
     virtual std::shared_ptr<Gpu> apart() = 0;
     // Whether all streams share one hardware queue.
     virtual bool one_queue() const noexcept = 0;
@@ -138,31 +138,29 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     virtual void synchronize(GpuEvent event) = 0;
     virtual double elapsed_us(GpuEvent begin, GpuEvent end) = 0;
 
-    // By a copy engine between devices, or from this one to another.
+    // Copies by a copy engine between devices, or from this one to another.
     virtual void copy(const BoxCopy& box, GpuStream stream) = 0;
     virtual void words(std::span<const WordCommand> commands, GpuStream stream) = 0;
     // The address of a word in the device's memory that holds the value until the process ends, so
     // that a copy of it raises a word elsewhere. It is allocated and written once per value, on a
-    // stream of its own, also while other streams are captured.
+    // separate stream, also while other streams are captured.
     virtual GpuAddress constant(std::uint32_t value) = 0;
-    // Why it has no kernel for `store`; empty where it has one.
+    // Why there is no kernel for `store`; empty if there is one.
     virtual const std::string& no_store() const noexcept = 0;
-    // Writes up to kMostStored words by one kernel, behind all that came before, visible to all
-    // devices and the host: those at the beginning whose value is 0, then the others, in no order
-    // among themselves.
+    // Writes up to kMostStored words by one kernel, after all earlier work, visible to all devices
+    // and the host: first the leading ones with value 0, then the others in any order.
     virtual void store(std::span<const WordCommand> writes, GpuStream stream) = 0;
     virtual void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
                       GpuStream stream) = 0;
     virtual void read(void* host, GpuAddress address, std::size_t bytes, GpuStream stream) = 0;
 
-    // Loads a compiled kernel from memory, which may wait for the device, for launches with so many
-    // bytes of dynamic shared memory. It is kept until the process ends.
+    // Loads a compiled kernel from memory for launches with `shared_bytes` of dynamic shared
+    // memory. It may wait for the device. The kernel is kept until the process ends.
     virtual GpuKernel load_code(std::string_view code, const std::string& entry,
                                 unsigned shared_bytes) = 0;
-    // Loads a kernel's code, which may wait for the device, and says how many bytes each of its
-    // parameters has.
+    // Loads a kernel's code, which may wait for the device, and returns the size of each parameter.
     virtual std::vector<std::size_t> load(GpuKernel kernel) = 0;
-    // `parameters`: the address of each. They are copied at once.
+    // `parameters`: the address of each. They are copied before it returns.
     virtual void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) = 0;
     virtual TensorMap encode(const TensorBox& box) = 0;
 
@@ -170,9 +168,9 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     virtual void delete_host_page(const HostPage& page) noexcept = 0;
 
     virtual bool capturing(GpuStream stream) = 0;
-    // Captures what `enqueue` submits to the stream into a graph, and launches the graph once.
+    // Captures the work that `enqueue` submits into a graph, and launches the graph once.
     virtual void launch_captured(GpuStream stream, const std::function<void()>& enqueue) = 0;
-    // In the graph that the stream is captured into.
+    // The nodes of the graph that the stream is being captured into.
     virtual CapturedNodes captured_nodes(GpuStream stream) = 0;
 
   protected:

@@ -1,4 +1,4 @@
-// One launch of a kernel that belongs to no program: enqueued by itself, as often as it is asked.
+// A single launch of a kernel outside programs, which can be repeated.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace ficco {
 
 class GpuCall {
   public:
-    // Loads the kernel, and holds its parameters against the driver's. Their places are in `slots`
-    // slots: no own words, and no copies of a window. Throws std::invalid_argument.
+    // Loads the kernel and compares its parameters with the driver's. Their places are in `slots`
+    // slots, without own words and window copies. Throws std::invalid_argument.
     GpuCall(std::shared_ptr<Gpu> gpu, const LaunchBinding& binding, int slots);
 
-    // Enqueues it, with an address and a pitch in bytes for every slot. Throws
-    // std::invalid_argument where the kernel is not for such.
+    // Enqueues the launch with an address and a pitch in bytes for every slot. Throws
+    // std::invalid_argument if the kernel was not compiled for them.
     void run(std::span<const GpuAddress> addresses, std::span<const std::int64_t> pitches,
              GpuStream stream);
 

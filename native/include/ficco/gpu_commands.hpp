@@ -1,4 +1,4 @@
-// What streams are told to do: the rows of a plan, turned into few driver calls. Nothing runs here.
+// Commands for streams: the rows of a plan, compiled into few driver calls. Nothing runs here.
 #pragma once
 
 #include <array>
@@ -18,10 +18,10 @@ struct GpuAction {
         copy,     // copies[first]
         words,    // words[first] to [last], one batch of stream memory operations
         stores,   // likewise, by a kernel
-        signals,  // signals[first] to [last], a copy of four bytes each
+        signals,  // signals[first] to [last], one copy of four bytes each
         record,   // the event of step `first`
         wait,     // for the event of step `first`
-        begin,    // of step `first`: take the time
+        begin,    // of step `first`: record the time
         end,
     };
     Kind kind;
@@ -30,17 +30,17 @@ struct GpuAction {
     int last;
 };
 
-// How a word is raised.
+// Ways to raise a word.
 //
-//     write   by the stream (a memory operation), with others in one driver call
-//     copy    by a copy engine: four bytes from a constant, behind what the stream did before
-//     store   by one kernel, with others
+//     write   by the stream (a memory operation), several words in one driver call
+//     copy    by a copy engine: four bytes from a constant, after the stream's earlier work
+//     store   by a kernel, several words in one launch
 enum class Raising { write, copy, store };
 
-// The one place that decides it. `writable`: whether the stream may write to the word, which is its
-// device's own, or which the driver allows at a peer. `behind_kernels`: whether the stream is the
-// caller's, whose commands follow kernels; elsewhere a kernel that stores would have to find room
-// beside one that waits for the word. `stores`: whether the device has a kernel that stores.
+// Selects the way. `writable`: whether the stream may write to the word: one of its own device, or
+// one at a peer if the driver allows that. `behind_kernels`: whether the stream is the caller's,
+// whose commands follow kernels; on other streams, a storing kernel would need room beside a kernel
+// that waits for the word. `stores`: whether the device has a kernel that stores.
 constexpr Raising raising(bool writable, bool behind_kernels, bool stores) {
     if (writable) return Raising::write;
     return behind_kernels && stores ? Raising::store : Raising::copy;
@@ -59,16 +59,16 @@ struct GpuCommands {
     std::array<std::vector<SignalCopy>, kWindowCopies> signals;  // likewise
 };
 
-// What rows are compiled for.
+// The target of compiled rows.
 struct GpuTarget {
     const GpuWindow& window;
     const GpuWatch& watch;
-    int number;  // of the plan, at the watch
+    int number;  // of the plan, at the watchdog
     std::uint32_t digest;
     Gpu& gpu;
 };
 
-// `timed`: the time is taken before and after each step.
+// `timed`: whether to record the time before and after each step.
 GpuCommands compile(std::span<const Op> ops, int segments, const GpuTarget& target, bool timed);
 
 }  // namespace ficco

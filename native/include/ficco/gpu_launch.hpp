@@ -1,6 +1,6 @@
-// A kernel that a program launches by itself: where each of its parameters comes from in a call,
-// read from the numbers that Python hands over. They are described at GpuProgram.set_launches in
-// ficco/_native.pyi. What stands around a launch is in gpu_program.hpp.
+// A kernel that a program launches: the source of each parameter in a call, read from the numbers
+// that Python passes. GpuProgram.set_launches in ficco/_native.pyi describes them. The code around
+// a launch is in gpu_program.hpp.
 #pragma once
 
 #include <array>
@@ -22,25 +22,25 @@ inline constexpr int kParameterFields = 16;
 struct LaunchParameter {
     enum class Kind { constant, address, word, pitch, tensor, copy };
     Kind kind;
-    std::size_t bytes;     // 0: not passed, only held to what it must be
+    std::size_t bytes;     // 0: not passed, only compared with `value`
     std::int64_t divisor;  // an address, or a pitch in elements, is a multiple of it
-    std::int64_t value;    // a constant; the index of a word; what a pitch must be, 0: anything
-    Place place;           // of an address or a tensor; a pitch has its slot alone
+    std::int64_t value;    // a constant; the index of a word; the required pitch, 0: any
+    Place place;           // of an address or a tensor; a pitch uses only its slot
     int element_bytes;     // of a pitch or a tensor
-    TensorBox box;         // of a tensor, but for address and pitch
+    TensorBox box;         // of a tensor, without address and pitch
 };
 
 // Throws std::invalid_argument that names row and field. `fields` is rows x kParameterFields.
 std::vector<LaunchParameter> read_parameters(std::span<const std::int64_t> fields,
                                              const OpLimits& limits);
 
-// What Python hands over of a launch.
+// A launch as Python passes it.
 struct LaunchBinding {
     KernelLaunch kernel;
     std::span<const std::int64_t> parameters;
 };
 
-// Where the slots and words of a call lie.
+// Addresses of the slots and words of a call.
 struct LaunchPlaces {
     std::span<const std::array<GpuAddress, kWindowCopies>>
         bases;                                    // by slot: copy of the call, other
@@ -51,17 +51,17 @@ struct LaunchPlaces {
 
 class GpuLaunch {
   public:
-    // Loads the kernel and holds its parameters against what the driver says of it. Throws
-    // std::invalid_argument where they differ.
+    // Loads the kernel and compares its parameters with those that the driver reports. Throws
+    // std::invalid_argument if they differ.
     GpuLaunch(Gpu& gpu, const LaunchBinding& binding, const OpLimits& limits);
 
     std::span<const LaunchParameter> parameters() const noexcept { return parameters_; }
 
-    // Whether the kernel is one for these addresses and pitches: compilers rely on what divides
-    // them. Parameters in other slots than `slots` says are not looked at.
+    // Whether the kernel was compiled for these addresses and pitches, as compilers assume
+    // divisors. Only parameters in the slots that `slots` selects are checked.
     bool fits(const LaunchPlaces& places, const std::vector<bool>& slots) const;
 
-    // Enqueues it. The places fit.
+    // Enqueues the launch. The places must fit.
     void run(Gpu& gpu, const LaunchPlaces& places, GpuTensorMaps& maps, GpuStream stream);
 
   private:
@@ -71,9 +71,9 @@ class GpuLaunch {
 
     KernelLaunch kernel_;
     std::vector<LaunchParameter> parameters_;
-    std::vector<Block> memory_;        // parameters as the kernel takes them
-    std::vector<std::byte*> targets_;  // by entry of parameters_; null where none is passed
-    std::vector<void*> passed_;        // those that are
+    std::vector<Block> memory_;        // the kernel's parameters
+    std::vector<std::byte*> targets_;  // by entry of parameters_; null if it is not passed
+    std::vector<void*> passed_;        // addresses of the passed parameters
 };
 
 }  // namespace ficco

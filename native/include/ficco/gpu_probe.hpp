@@ -1,11 +1,10 @@
-// Finding out, once per group, whether a rank's signals reach its peers behind their data. It uses
-// the windows before they hold anything: their first copy's words and data, which it leaves dirty.
+// A test, once per group, whether a rank's signals reach its peers after their data. It uses the
+// windows before they are in use: their first copy's words and data, which it leaves dirty.
 //
-//     round   fill own slot | per peer: copy it, signal behind the copy, signal as behind a kernel
+//     round   fill own slot | per peer: copy it, signal after the copy, signal as after a kernel
 //
-// There are two rounds, by calls on a stream and by a graph, each with words and slots of its own.
-// Nothing waits on the device: the host looks whether the words have come, and gives up at a
-// deadline.
+// There are two rounds, by calls on a stream and by a graph, each with separate words and slots.
+// The device does not wait: the host polls the words, and gives up at a deadline.
 #pragma once
 
 #include <array>
@@ -21,28 +20,28 @@ namespace ficco {
 
 class GpuProbe {
   public:
-    // What is known of what a peer sent in a round.
+    // The known arrivals from a peer in a round.
     enum class Arrived {
         all,
-        no_signal,      // the word behind the data has not come
-        no_data,        // the word has come, and the data before it has not
-        no_own_signal,  // the word that is raised as on the caller's stream has not come
+        no_signal,      // the word after the data has not arrived
+        no_data,        // the word has arrived without the data before it
+        no_own_signal,  // the word that is raised as on the caller's stream has not arrived
     };
 
     static constexpr std::size_t kRounds = 2;  // by calls, captured
     using Rounds = std::array<Arrived, kRounds>;
 
-    // Throws std::invalid_argument where the window has no room for two slots of 16 bytes a rank.
+    // Throws std::invalid_argument if the window has less than two slots of 16 bytes per rank.
     GpuProbe(std::shared_ptr<Gpu> gpu, std::shared_ptr<const GpuWindow> window, int rank);
     ~GpuProbe();
     GpuProbe(const GpuProbe&) = delete;
     GpuProbe& operator=(const GpuProbe&) = delete;
 
-    // Sends both rounds to every peer. Words get the value, 1 to 255. It is the same on all ranks,
-    // and no earlier one of the window.
+    // Sends both rounds to every peer. Words get the value, 1 to 255. It must be the same on all
+    // ranks and differ from earlier values of the window.
     void send(std::uint32_t value);
-    // What has come from every rank, looked at until all has or the time is over; of the own rank:
-    // all. Throws GpuError where the device does not answer in that time.
+    // Polls until everything has arrived or the time is over; returns the arrivals from every rank
+    // (own rank: all). Throws GpuError if the device does not respond in that time.
     std::vector<Rounds> look(std::uint32_t value, double seconds);
 
   private:

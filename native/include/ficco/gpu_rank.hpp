@@ -1,4 +1,4 @@
-// One rank's GPU: the streams of its lanes, and the watch over them. Knows nothing of plans.
+// One rank's GPU: the streams of its lanes, and their watchdog. It is independent of plans.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace ficco {
 
 class GpuRank {
   public:
-    // The group says who has failed and who is still there; its host windows are not used.
+    // The group tracks which ranks have failed or are present; its host windows are not used.
     GpuRank(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank);
     ~GpuRank();
     GpuRank(const GpuRank&) = delete;
@@ -25,13 +25,13 @@ class GpuRank {
     GpuWatch& watch() noexcept { return watch_; }
     int rank() const noexcept { return rank_; }
 
-    // A lane's stream is made when it is first asked for.
+    // A lane's stream is created at the first request.
     GpuStream lane(int index);
 
-    // Calls on different streams of the caller run one after another. With the device current.
+    // Serializes calls on different streams of the caller. The device must be current.
     void after_last_call(GpuStream stream);
     void ended(GpuStream stream);
-    // The same within a capture: calls in branches of a graph run one after another.
+    // The same within a capture: serializes calls in branches of a graph.
     void after_last_call(GpuStream stream, std::uint64_t capture);
     void ended(GpuStream stream, std::uint64_t capture);
 
@@ -39,7 +39,7 @@ class GpuRank {
     const std::shared_ptr<Gpu> gpu_;
     const std::shared_ptr<Group> group_;
     const int rank_;
-    std::mutex mutex_;  // holds lanes_
+    std::mutex mutex_;  // guards lanes_
     std::vector<GpuStream> lanes_;
     GpuEvent ended_ = nullptr;  // the last call's end
     struct {

@@ -1,9 +1,9 @@
-// Reading a GPU's memory by whoever must not stand still for it.
+// Reads of a GPU's memory that do not block the caller for long.
 //
-// While some thread of the process loads a kernel behind a wait, the driver keeps every call that
-// copies from returning, in all contexts, until that wait ends. So each read has a thread of its
-// own, which nobody joins: whoever is to end the wait gives the read up and goes on. The thread
-// holds what it uses, and so may end after everybody else, or stand until the process ends.
+// While some thread of the process loads a kernel after a wait, the driver blocks every copy call,
+// in all contexts, until that wait ends. So each read has a separate detached thread: the caller,
+// who may have to end the wait, abandons the read and continues. The thread owns all that it uses,
+// so it may end after all others, or stay blocked until the process ends.
 #pragma once
 
 #include <cstddef>
@@ -15,19 +15,19 @@
 
 namespace ficco {
 
-// One thread at a time may call it.
+// Only one thread at a time may call it.
 class GpuReader {
   public:
     // Reads `bytes` at a time.
     GpuReader(std::shared_ptr<Gpu> gpu, std::size_t bytes);
 
-    // What lies at an address, until the next call. Null where it does not come in time, `stop`
-    // ceases to be 0, an earlier read stands, or no thread can be had. Throws GpuError where the
-    // driver refuses.
+    // The data at an address, valid until the next call. Null if they do not arrive in time, `stop`
+    // is no longer 0, an earlier read is blocked, or no thread can be started. Throws GpuError if a
+    // driver call fails.
     const void* read(std::shared_ptr<const GpuWay> way, GpuAddress address, double within_s,
                      const Word& stop);
 
-    // Whether a read that was given up is under way, and uses the memory that it reads.
+    // Whether an abandoned read is still blocked, and uses the memory that it reads.
     bool stands() const noexcept;
 
   private:

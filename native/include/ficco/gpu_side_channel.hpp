@@ -1,8 +1,8 @@
-// Having a GPU do something even while its streams wait for ever.
+// Commands for a GPU whose streams may wait forever.
 //
-// Streams share hardware queues, and a command that stands in a queue behind a wait is not done
-// before that wait ends. The same device apart has queues of its own. It is opened when it is
-// needed, and stays open.
+// Streams share hardware queues, and a command after a wait in a queue does not run before that
+// wait ends. The device can be opened a second time, apart, with separate queues. It is opened when
+// it is needed, and stays open.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace ficco {
 
-// A device and a stream of it, which ends when nobody holds the way any more.
+// A device with a stream, which is destroyed with the last reference to the way.
 struct GpuWay {
     explicit GpuWay(std::shared_ptr<Gpu> gpu);
     ~GpuWay();
@@ -28,24 +28,25 @@ struct GpuWay {
 
 class GpuSideChannel {
   public:
-    // Enqueues on a stream of a device. It may be called for one way after another, so that its
-    // commands must do no harm when they are done twice.
+    // Enqueues commands on a stream of a device. It may be called for several ways, so the commands
+    // must be idempotent.
     using Commands = std::function<void(Gpu&, GpuStream)>;
 
-    // `probe` is a word of the host that the device reaches, for the ways alone. A way that has not
-    // done what it was asked for `answers_within_s` is left; all end early when `stop` is not 0.
+    // `probe` is a host word that the device can access, used only by the ways. A way that does not
+    // complete a request within `answers_within_s` is abandoned; all requests end early when `stop`
+    // is not 0.
     GpuSideChannel(std::shared_ptr<Gpu> gpu, GpuAddress probe, double answers_within_s,
                    const Word& stop);
     GpuSideChannel(const GpuSideChannel&) = delete;
     GpuSideChannel& operator=(const GpuSideChannel&) = delete;
 
-    // Has the device do something and waits for it. False: it does not, by any way. Nothing but
-    // probes then stands anywhere, unless a way has ceased to answer in between. Throws GpuError
-    // where the driver refuses a command.
+    // Runs commands on the device and waits for them. Returns false if no way completes them; then
+    // only probes are pending, unless a way has stopped responding in between. Throws GpuError if
+    // the driver refuses a command.
     bool ask(const Commands& commands);
-    // A way that answers now. Null: none does.
+    // A way that responds now, or null.
     std::shared_ptr<const GpuWay> answering();
-    // Why the device could not be opened apart when that was tried last; empty where it could.
+    // Why the last attempt to open the device apart failed; empty if it succeeded.
     const std::string& refusal() const noexcept { return refusal_; }
 
   private:
@@ -62,7 +63,7 @@ class GpuSideChannel {
     const double answers_within_s_;
     const Word& stop_;
     const Way usual_;
-    Way apart_;  // null where it is not open
+    Way apart_;  // null if it is not open
     std::string refusal_;
     std::int64_t next_try_ns_ = 0;  // to open the device apart
 };

@@ -1,5 +1,5 @@
-// Tensor maps by what they are made of, so that a call with the addresses of an earlier one makes
-// none.
+// A cache of tensor maps by their boxes, so that a call with the addresses of an earlier call
+// encodes none.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +13,17 @@ class GpuTensorMaps {
   public:
     // Valid until the next call.
     const TensorMap& find(Gpu& gpu, const TensorBox& box) {
-        const auto found = maps_.find(box);
-        if (found != maps_.end()) return found->second;
+        const auto entry = maps_.find(box);
+        if (entry != maps_.end()) return entry->second;
         if (maps_.size() == kMost) maps_.clear();
         return maps_.emplace(box, gpu.encode(box)).first->second;
     }
 
   private:
-    // Matrices of a training step's layers that share a plan; more are made again.
+    // Enough for the matrices of a training step's layers that share a plan.
     static constexpr std::size_t kMost = 1024;
 
-    // What else there is of a box is fixed by the plan.
+    // The plan fixes the other members of a box.
     struct Hash {
         std::size_t operator()(const TensorBox& box) const noexcept {
             const auto pitch = static_cast<GpuAddress>(box.pitch);

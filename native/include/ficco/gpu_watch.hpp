@@ -1,16 +1,15 @@
-// Notices that a stream waits for ever, says so to the whole group, and lets the stream go on with
-// NaN. It works for calls that a graph replays just as for those that the host submits.
+// The watchdog of a rank's streams: it detects a stream that waits forever, fails the group, and
+// releases the stream with NaN. It works for submitted calls and for replays of graphs.
 //
-// Each lane of a rank has a word in memory of the host. A call writes its number there, in stream
-// order, before its first wait on that lane, and 0 behind its last command. The watch looks at
-// these words now and then, and marks what it finds; a mark that is still there after the timeout
-// means that the stream has not moved since. Only then does it ask the device which word is
-// missing.
+// Each lane of a rank has a word in host memory. A call writes its number there, in stream order,
+// before its first wait on that lane, and 0 after its last command. The watchdog polls these words
+// and marks their values; a mark that is still there after the timeout means that the stream has
+// not advanced. Only then does it read from the device which word is missing.
 //
-// What it asks for may stand behind the very wait that it is to end, as streams share hardware
-// queues; GpuSideChannel finds a way round. Where there is none, stderr is told, since whoever
-// waits for the stream inside of the driver can raise nothing. Reading which word is missing may
-// stand behind that wait by every way; then the group is told without it.
+// Streams share hardware queues, so its commands may queue after the wait that they must end;
+// GpuSideChannel finds another way. If there is none, the watchdog writes to stderr, since a thread
+// that waits for the stream inside the driver cannot raise an error. If no way can read which word
+// is missing, the group fails without that information.
 #pragma once
 
 #include <atomic>
@@ -36,14 +35,14 @@ namespace ficco {
 struct AwaitedWord {
     static constexpr int kMissed = -2;
 
-    int lane;  // kInline: the caller's stream; kMissed: a kernel waits, and tells by itself
+    int lane;  // kInline: the caller's stream; kMissed: a kernel waits, and reports a miss itself
     int step;
     int index;
     std::uint32_t value;
     int other_copy;
 };
 
-// What is known of a bound plan.
+// The watchdog's record of a bound plan.
 struct WatchedCalls {
     std::shared_ptr<const GpuWindow> window;
     std::vector<AwaitedWord> awaited;
@@ -53,36 +52,36 @@ class GpuWatch {
   public:
     static constexpr double kAnswersWithinS = 2.0;
 
-    // The device has to do within `answers_within_s` what it is asked for.
+    // The device must complete a request within `answers_within_s`.
     GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int rank,
              double answers_within_s = kAnswersWithinS);
-    // Waits for no read that stands.
+    // Does not wait for a blocked read.
     ~GpuWatch();
     GpuWatch(const GpuWatch&) = delete;
     GpuWatch& operator=(const GpuWatch&) = delete;
 
-    // Numbers that the calls of a plan write to their lanes' words, never given twice. What is
-    // removed may still be enqueued; the last ones are known for some time.
+    // Registers a plan; returns the unique number that its calls write to their lanes' words. Calls
+    // of a removed plan may still be enqueued, so the records of the last ones are kept.
     int add(WatchedCalls calls);
     void remove(int number);
     static std::uint32_t mark_of(int number, int copy) noexcept {
         return static_cast<std::uint32_t>(number) * kWindowCopies +
                static_cast<std::uint32_t>(copy);
     }
-    // Ends what the watch does with a window, which may be freed afterwards: no call on it is
-    // enqueued any more. It may take as long as the device takes to answer. Throws GpuError where a
-    // read of it stands for much longer than that; then it must not be freed.
+    // Stops the watchdog's use of a window, which may be freed afterwards. No call on it may be
+    // enqueued any more. It may take as long as the device takes to respond. Throws GpuError if a
+    // read of the window is blocked for much longer; then it must not be freed.
     void forget(const GpuWindow& window);
     GpuAddress lane_word(int lane) const noexcept;
-    // Where a kernel writes 1 + the index of a word that did not come.
+    // Where a kernel writes 1 + the index of a word that did not arrive.
     GpuAddress missed_word() const noexcept;
     std::uint32_t missed() const noexcept;
-    // A word of the device, 0, that becomes 1 when the group has failed: kernels give up then.
+    // A device word, initially 0, that becomes 1 when the group fails: kernels then give up.
     void set_stop_word(GpuAddress word);
 
   private:
     struct Seen {
-        std::uint32_t value = 0;  // 0: nothing is marked
+        std::uint32_t value = 0;  // 0: no mark
         std::int64_t since_ns = 0;
     };
 
@@ -105,23 +104,23 @@ class GpuWatch {
     const std::shared_ptr<Group> group_;
     const int rank_;
     const double answers_within_s_;
-    HostPage page_{};  // words of lanes, the told and the probe word
+    HostPage page_{};  // words of lanes, the missed word and the probe word
     std::vector<Seen> seen_;
-    bool stuck_ = false;      // the device does not do what the watch asks
-    bool said_ = false;       // to stderr
+    bool stuck_ = false;      // the device does not complete the watchdog's requests
+    bool said_ = false;       // the message has been written to stderr
     GpuAddress stopped_ = 0;  // the stop word that was written
     int pauses_ = 0;
 
-    std::mutex asking_;  // held while the watch may have the device do something; before mutex_
-    std::mutex mutex_;   // holds all below
+    std::mutex asking_;  // held while the watchdog may use the device; locked before mutex_
+    std::mutex mutex_;   // guards all below
     std::map<int, WatchedCalls> calls_;
     GpuAddress stop_word_ = 0;
     std::deque<int> removed_;
     int next_ = 1;
 
     Word stop_{0};
-    std::unique_ptr<GpuSideChannel> ways_;  // by which the watch asks the device
-    GpuReader reader_;                      // under asking_
+    std::unique_ptr<GpuSideChannel> ways_;  // for the watchdog's requests to the device
+    GpuReader reader_;                      // guarded by asking_
     std::unique_ptr<Thread> thread_;
 };
 

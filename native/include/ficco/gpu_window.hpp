@@ -1,4 +1,4 @@
-// Where the windows of a group lie, as one of its GPUs sees them. Whoever made them keeps them.
+// Addresses of the windows of a group on one of its GPUs. The caller keeps the windows alive.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ namespace ficco {
 
 class GpuWindow {
   public:
-    // Addresses by rank and copy: words[rank * kWindowCopies + copy], and data alike.
+    // Addresses by rank and copy: words[rank * kWindowCopies + copy], and data likewise.
     // `writable`: by rank, whether this rank's streams may write to the words of that rank. Words
-    // of the others are raised by copies or by kernels. Empty: all are writable.
+    // of other ranks are raised by copies or by kernels. Empty: all are writable.
     GpuWindow(std::vector<GpuAddress> words, std::vector<GpuAddress> data, std::size_t data_bytes,
               std::vector<bool> writable = {})
         : words_(std::move(words)),

@@ -1,6 +1,6 @@
-// What the ranks of one node share: windows and their words, lane threads, the first failure.
-// Knows nothing of plans. Ranks are threads of one process, or processes that share memory, each
-// with a group object of its own. A fork must not use it in the child, where no lane runs.
+// The shared state of a node's ranks: windows and their words, lane threads, the first failure. It
+// is independent of plans. Ranks are threads of one process, or processes that share memory, each
+// with its own group object. After a fork, the child must not use it, because no lane runs there.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@
 
 namespace ficco {
 
-// Who waits for a word, for the message.
+// The description of a wait for a word, for messages.
 struct Waiter {
     int rank;
     int step;
@@ -32,18 +32,19 @@ struct Waiter {
     int word_index;
 };
 
-// How long a wait goes on for a rank that has left: enough for the others to end what does not need
-// that rank, such as the call after which it left without a word.
+// How long a wait for a rank that has left continues: enough for the others to complete work that
+// does not need that rank, such as its last call.
 inline constexpr double kLeftGraceS = 1.0;
 
-// Arguments out of range throw std::invalid_argument, calls out of season std::runtime_error.
+// It throws std::invalid_argument for arguments out of range, and std::runtime_error for calls in a
+// wrong state.
 class Group {
   public:
-    // All ranks in this process, windows without room for data.
+    // All ranks in this process, windows without space for data.
     Group(int world, double timeout_s, std::shared_ptr<Fabric> fabric);
 
-    // One rank, in the memory of its group. Its windows neither grow nor are reset: when all ranks
-    // have ended their calls they join other memory. Nobody may begin a call before all have
+    // One rank, in the memory of its group. Its windows cannot grow or be reset: when all ranks
+    // have ended their calls, they join new memory. No rank may begin a call before all have
     // joined.
     Group(const Membership& membership, double timeout_s, std::shared_ptr<Fabric> fabric);
 
@@ -53,7 +54,7 @@ class Group {
     int world() const noexcept { return world_; }
     Fabric* fabric() const noexcept { return fabric_.get(); }
 
-    // Windows. `data_bytes` are those of one copy; growing loses data and moves them.
+    // Windows. `data_bytes` is the size of one copy; growing loses the data and moves the windows.
     void grow(std::size_t data_bytes);
     std::size_t capacity() const;
     std::byte* window(int rank, int copy) const;
@@ -62,16 +63,16 @@ class Group {
     double timeout_s() const noexcept { return timeout_s_.load(std::memory_order_relaxed); }
     void set_timeout_s(double timeout_s);
 
-    // Stores with release order and wakes those who wait. A raised word is never raised again
-    // before its holder has cleared it.
+    // Stores with release order and wakes waiters. A raised word is never raised again before its
+    // holder has cleared it.
     static void raise(Word& word, std::uint32_t value) noexcept;
 
-    // Waits with acquire order until `word` is `value`. False: the group has failed, perhaps
-    // because this wait has lasted longer than timeout_s, or than a second where a rank has died
-    // or where the one that is to raise the word has left.
+    // Waits with acquire order until `word` is `value`. Returns false if the group has failed, for
+    // example because this wait has exceeded timeout_s, or a second if a rank has died or the
+    // raiser of the word has left.
     bool await(const Word& word, std::uint32_t value, const Waiter& waiter) noexcept;
 
-    // Only the first failure is kept. Everyone looks at `failed` every few ms at least.
+    // Only the first failure is stored. All waits check `failed` at least every few ms.
     void fail(const Failure& failure) noexcept;
     void fail(int rank);
     bool failed() const noexcept { return failed_flag().load(std::memory_order_acquire); }
@@ -79,31 +80,31 @@ class Group {
     std::optional<Failure> failure() const noexcept { return control_->failure(); }
     void reset();
 
-    // What is known of a rank, and saying that this process takes no further part. Without close()
-    // the group's end says so.
+    // The known state of a rank; and the end of this process's part in the group, which the
+    // destructor also signals.
     RankState state(int rank) const;
     void close();
     bool someone_left() const noexcept { return control_->someone_left(); }
     bool has_left(int rank) const noexcept { return control_->has_left(rank); }
 
-    // A lane's thread starts when it is first asked for and lives as long as the group.
+    // A lane's thread starts at the first request and lives as long as the group.
     Lane& lane(int rank, int index);
 
     // A program brackets each call with these. `enter` throws if the group has failed or is closed,
-    // or if a window copy has less than `window_bytes`; between them windows stay where they are.
+    // or if a window copy has less than `window_bytes`. Between them, windows do not move.
     void enter(int rank, std::uint32_t digest, std::size_t window_bytes);
     void leave() noexcept;
     void set_preparing(int rank, bool does);
     bool someone_prepares() const noexcept { return control_->someone_prepares(); }
-    // What `Control` does, for a rank of this process.
+    // See `Control`; for a rank of this process.
     void refuse(int rank, std::string_view reason);
     std::string refusal(int rank) const;
     bool refuses_next(int rank, int peer) const;
-    // That call is captured into a graph: ranks' calls are compared no more.
+    // A call has been captured into a graph: the ranks' calls are no longer compared.
     void captured() noexcept { control_->captured(); }
 
     void check_rank(int rank) const;
-    void check_own(int rank) const;  // that it runs in this process
+    void check_own(int rank) const;  // checks that the rank runs in this process
     void check_copy(int copy) const;
 
   private:
@@ -113,7 +114,7 @@ class Group {
     void check_not_shared(const char* what) const;
 
     const int world_;
-    const int only_rank_;  // that of this process; -1: all
+    const int only_rank_;  // the rank of this process; -1: all ranks
     const std::shared_ptr<Fabric> fabric_;
     std::atomic<double> timeout_s_{0.0};
 
@@ -121,8 +122,8 @@ class Group {
     Control* control_ = nullptr;
     Mapping words_;  // [rank][copy][word]
 
-    mutable std::mutex mutex_;  // holds all below
-    int running_ = 0;           // programs in a call
+    mutable std::mutex mutex_;  // guards all below
+    int running_ = 0;           // number of programs in a call
     bool closed_ = false;
     std::size_t capacity_ = 0;
     std::vector<Mapping> windows_;  // per rank: [copy][capacity]

@@ -1,4 +1,4 @@
-// A lane: a thread that runs what it is handed, in order. Knows nothing of plans.
+// A lane: a thread that runs jobs in order. It is independent of plans.
 #pragma once
 
 #include <condition_variable>
@@ -13,7 +13,7 @@ namespace ficco {
 
 class Lane {
   public:
-    // What a lane calls. It outlives all jobs that name it.
+    // The interface that a lane calls. It outlives all of its jobs.
     class Runner {
       public:
         virtual void run_range(int first, int last) noexcept = 0;
@@ -29,7 +29,7 @@ class Lane {
     };
 
     explicit Lane(const std::string& name);  // throws std::runtime_error
-    ~Lane();                                 // runs what is queued, then joins
+    ~Lane();                                 // runs all queued jobs, then joins
     Lane(const Lane&) = delete;
     Lane& operator=(const Lane&) = delete;
 

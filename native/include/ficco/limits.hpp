@@ -1,5 +1,5 @@
-// Sizes that all ranks must agree on, and the places of signal words that native code knows.
-// Places of all other words are computed by ficco/plan.py, which must say the same.
+// Sizes that are equal on all ranks, and the layout of signal words. ficco/plan.py computes the
+// same places.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ constexpr int raiser_of(int word_rank, int index) noexcept {
 
 inline constexpr int kWindowCopies = 2;
 
-// How soon anyone who sleeps notices that the group has failed.
+// Interval at which sleepers check whether the group has failed.
 inline constexpr std::int64_t kLookAgainNs = 5'000'000;
 
 }  // namespace ficco

@@ -1,4 +1,4 @@
-// Pages of memory, mapped: anonymous ones, zero until they are written, and those of a file.
+// Mapped pages of memory: anonymous pages, initially zero, and pages of a file.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace ficco {
 
-// Says how much was asked for (std::bad_alloc has no words of its own).
+// Reports the requested size (std::bad_alloc has no message).
 class OutOfMemory : public std::bad_alloc {
   public:
     explicit OutOfMemory(std::string what) : what_(std::move(what)) {}
@@ -22,7 +22,7 @@ class Mapping {
   public:
     Mapping() = default;
     explicit Mapping(std::size_t bytes);                       // throws OutOfMemory
-    Mapping(int file, std::size_t offset, std::size_t bytes);  // shared; offset is of a page
+    Mapping(int file, std::size_t offset, std::size_t bytes);  // shared; the offset is page-aligned
     ~Mapping();
     Mapping(Mapping&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

@@ -1,5 +1,5 @@
-// One row of a bound plan, and reading it from the 16 numbers that Python hands over.
-// The numbers are described once, at Program in ficco/_native.pyi. Nothing is run here.
+// One row of a bound plan, read from the 16 numbers that Python passes. Program in
+// ficco/_native.pyi describes the numbers. Nothing runs here.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace ficco {
 inline constexpr int kOpFields = 16;
 inline constexpr int kInline = -1;  // the lane of rows that the calling thread runs
 
-// A box: where it starts in its slot, and in which copy of the window if the slot is one.
+// The start of a box in its slot, and the window copy if the slot is in a window.
 struct Place {
     int slot;
     std::int64_t row;
@@ -24,7 +24,7 @@ struct CopyOp {
     Place to;
     std::int64_t rows;
     std::int64_t row_bytes;
-    int link_from;  // -1: over no link
+    int link_from;  // -1: the copy uses no link
     int link_to;
     std::int64_t latency_ns;
 };
@@ -38,22 +38,22 @@ struct WordOp {
 };
 
 struct Op {
-    // expect: a kernel that the caller enqueues behind this segment waits for the word.
-    // missed: it does, and tells the watch by itself if the word does not come.
+    // expect: a kernel that the caller enqueues after this segment waits for the word.
+    // missed: likewise, and the kernel reports to the watchdog if the word does not arrive.
     enum class Kind { copy, raise, wait, clear, after, expect, missed };
     Kind kind;
     int segment;
     int lane;
     int step;
-    CopyOp copy;  // of a copy
-    WordOp word;  // of all others but after
-    int awaited;  // of after: the step that must be done
+    CopyOp copy;  // for copy
+    WordOp word;  // for all other kinds except after
+    int awaited;  // for after: the step that must be done
 
-    // Whether what follows in program order may have to wait long for it.
+    // Whether later rows in program order may have to wait long for it.
     bool may_block() const noexcept { return kind != Kind::raise && kind != Kind::clear; }
 };
 
-// What the numbers may be.
+// The ranges of the numbers.
 struct OpLimits {
     int world;
     int segments;
@@ -64,7 +64,7 @@ struct OpLimits {
 // Throws std::invalid_argument that names row and field. `fields` is rows x kOpFields.
 std::vector<Op> read_ops(std::span<const std::int64_t> fields, const OpLimits& limits);
 
-// A slot that lies in a window.
+// A slot in a window.
 struct WindowSlot {
     int slot;
     int rank;
@@ -77,8 +77,8 @@ inline constexpr int kWindowSlotFields = 4;
 std::vector<WindowSlot> read_window_slots(std::span<const std::int64_t> fields,
                                           const OpLimits& limits);
 
-// Bytes from the start of a slot to behind the last byte of a box, for what memory a row needs.
-// Throws std::invalid_argument where that is beyond any memory.
+// Bytes from the start of a slot to the end of a box: the memory that a row needs. Throws
+// std::invalid_argument if that exceeds any possible memory.
 std::int64_t end_of_box(const Place& place, std::int64_t rows, std::int64_t row_bytes,
                         std::int64_t pitch);
 

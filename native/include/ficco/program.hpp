@@ -1,5 +1,5 @@
-// A bound plan of one rank: its rows sorted by lane, and calling it, segment by segment.
-// How a row reads is in op.hpp; what it acts on belongs to the group.
+// A bound plan of one rank: its rows sorted by lane, and its calls, segment by segment. Rows are
+// defined in op.hpp; the memory that they use belongs to the group.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace ficco {
 
-// What Python hands over to bind a plan; the numbers are read and checked by Program.
+// A plan as Python passes it; Program reads and checks the numbers.
 struct Binding {
     int rank;
     std::span<const std::int64_t> ops;           // rows x kOpFields
@@ -29,14 +29,15 @@ struct Binding {
     int slots;
 };
 
-// First start and last end of a step, CLOCK_MONOTONIC ns; 0 where nothing ran.
+// First start and last end of a step, CLOCK_MONOTONIC ns; 0 if it did not run.
 struct StepTimes {
     std::int64_t start_ns;
     std::int64_t end_ns;
 };
 
-// One thread at a time calls; mark() may be called by any.
-// Arguments out of range throw std::invalid_argument, calls out of season std::runtime_error.
+// Only one thread at a time may call it, except for mark(), which any thread may call. It throws
+// std::invalid_argument for arguments out of range, and std::runtime_error for calls in a wrong
+// state.
 class Program final : private Lane::Runner {
   public:
     Program(std::shared_ptr<Group> group, const Binding& binding);
@@ -48,17 +49,17 @@ class Program final : private Lane::Runner {
     std::size_t window_bytes() const noexcept { return window_bytes_; }
     int steps() const noexcept { return static_cast<int>(step_plans_.size()); }
 
-    // Begins a call. One address and pitch per slot; those of windows are not looked at.
+    // Begins a call. There is one address and pitch per slot; those of windows are ignored.
     void start(int copy, std::uint32_t digest, std::span<const std::uint64_t> addresses,
                std::span<const std::int64_t> pitches);
 
-    // Hands over a segment; segments come in increasing order. False: the group has failed.
+    // Hands over a segment, in increasing order. Returns false if the group has failed.
     bool submit(int segment);
 
-    // A step that the caller ran is done: one with no rows, or with no rows but `after`.
+    // Marks a step that the caller ran as done: one without rows, or with only `after` rows.
     void mark(int step);
 
-    // Ends a call when all that was submitted has ended. False: the group has failed.
+    // Ends a call when all submitted rows have ended. Returns false if the group has failed.
     bool finish();
 
     void times(std::span<StepTimes> times) const noexcept;
@@ -71,11 +72,11 @@ class Program final : private Lane::Runner {
         int last;
     };
     struct StepPlan {
-        std::uint32_t rows = 0;  // that must end before it is done; 0: it is done by mark()
-        bool awaited = false;    // by an `after`
+        std::uint32_t rows = 0;  // rows that must end before it is done; 0: mark() completes it
+        bool awaited = false;    // whether an `after` row waits for it
     };
     struct StepState {
-        Word left{0};  // of rows, or 1 until mark(); 0: done
+        Word left{0};  // number of rows, or 1 until mark(); 0: done
         std::atomic<std::int64_t> start_ns{0};
         std::atomic<std::int64_t> end_ns{0};
     };
@@ -96,7 +97,7 @@ class Program final : private Lane::Runner {
     const int rank_;
 
     // Fixed by the binding.
-    std::vector<Op> ops_;  // sorted by lane; those of one lane in the order of the plan
+    std::vector<Op> ops_;  // sorted by lane; within a lane in the order of the plan
     std::vector<Action> actions_;
     std::vector<std::size_t> segment_actions_;  // segment s: actions [s] to [s + 1]
     std::vector<StepPlan> step_plans_;
@@ -113,9 +114,9 @@ class Program final : private Lane::Runner {
     std::unique_ptr<StepState[]> step_states_;
     std::atomic<bool> running_{false};
 
-    std::mutex mutex_;  // holds `handed_over_`
+    std::mutex mutex_;  // guards `handed_over_`
     std::condition_variable ended_;
-    int handed_over_ = 0;  // ranges that lanes have not ended
+    int handed_over_ = 0;  // number of ranges that lanes have not completed
 };
 
 }  // namespace ficco

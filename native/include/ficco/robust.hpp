@@ -1,5 +1,5 @@
-// A mutex in memory that processes share, whose holder may be killed. What it protects, and how
-// that is mended after a death, is its users' matter.
+// A mutex in memory that processes share; its holder may be killed. Its users define the protected
+// state, and repair that after a death.
 #pragma once
 
 #include <pthread.h>
@@ -8,17 +8,17 @@
 
 namespace ficco {
 
-// Plain memory: it is made by init() where it lies, once, and never ended, as nobody knows who is
-// the last to look at it.
+// Plain memory: init() initializes it in place, once. It is never destroyed, because its last user
+// is unknown.
 class RobustMutex {
   public:
-    // `orphan`: it is held now, and its last holder died while it held it.
+    // `orphan`: it is locked now, and its previous holder died while it held it.
     enum class Got { yes, no, orphan };
 
     void init();  // throws std::runtime_error
 
     Got try_lock() noexcept;
-    Got lock_for(std::int64_t ns) noexcept;  // waits about that long at most
+    Got lock_for(std::int64_t ns) noexcept;  // waits at most about `ns`
     void unlock() noexcept;
 
   private:

@@ -1,9 +1,10 @@
-// The memory of a group whose ranks are processes: one nameless file, and what lies where in it.
+// The memory of a group whose ranks are processes: an unnamed file, and its layout.
 //
 //   control | paced links | words [rank][copy][word] | data [rank][copy][capacity]
 //
-// It is gone when the last process has unmapped it, however that process ended. Whoever makes it
-// reserves the first two parts, each rank its own words and data, where they are then near to it.
+// It is freed when the last process has unmapped it, however that process ended. The creator
+// reserves the first two parts; each rank reserves its own words and data, which are then in memory
+// near to it.
 #pragma once
 
 #include <cstddef>
@@ -44,17 +45,17 @@ struct Membership {
     std::size_t data_bytes;  // of a window copy
 };
 
-// Makes the memory and returns its file descriptor, which children do not inherit. The file can
-// never shrink. Throws OutOfMemory where all of it is more than the kernel says can be had.
+// Creates the memory and returns its file descriptor, which children do not inherit. The file can
+// never shrink. Throws OutOfMemory if it exceeds the available memory.
 int create_memory(int world, std::size_t data_bytes);
 
-// Throws std::invalid_argument where the file is smaller than the layout or might shrink.
+// Throws std::invalid_argument if the file is smaller than the layout or could shrink.
 void check_memory(int memory, const SharedLayout& layout);
 
-// Has the kernel set pages aside, so that touching them later cannot fail. Throws OutOfMemory.
+// Reserves pages, so that later accesses cannot fail. Throws OutOfMemory.
 void reserve(int memory, std::size_t offset, std::size_t bytes);
 
-// What the kernel says this process can have without pushing others out; in a container, too.
+// The memory that the kernel reports as available to this process, also in a container.
 std::size_t available_bytes();
 
 }  // namespace ficco

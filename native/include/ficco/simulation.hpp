@@ -1,5 +1,5 @@
-// Predicting how plans run: lanes, words, copies that share links, kernels that share a device.
-// Numbers only: no clock, no thread, no chance; the same rows give the same times.
+// Simulation of plans: lanes, words, copies that share links, kernels that share a device. Numbers
+// only: no clock, no thread, no randomness; equal rows give equal times.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace ficco {
 
-// What a lane does within a row, one after another.
-//   wait    until `number`, a word, is raised; one that is raised already takes `Costs::wait_ns`
-//   raise   `number`, a word: at once for its own rank, `Costs::raise_ns` later for others
+// The actions of a lane within a row, in order.
+//   wait    until `number`, a word, is raised; takes `Costs::wait_ns` if it already is
+//   raise   `number`, a word: immediately for its own rank, `Costs::raise_ns` later for others
 //   clear   `number`, a word
 //   delay   takes `amount` ns
-//   work    takes `amount` ns of the rank's device, if it has it for itself
+//   work    takes `amount` ns of the rank's device without contention
 //   copy    to rank `number`; `amount` is the index of a transfer
 enum class Act : std::int32_t { wait, raise, clear, delay, work, copy };
 inline constexpr int kActs = 6;
 
-// All rows of all ranks and what they need, as Python gives it: numbers in C-contiguous rows.
+// All rows of all ranks with their tables, as Python passes them: numbers in C-contiguous rows.
 struct SimulatedPlan {
     std::span<const std::int64_t> lanes;   // the rank of each
     std::span<const double> starts;        // of each rank: when its lanes begin, ns
@@ -38,7 +38,7 @@ inline constexpr int kActionFields = 3;
 inline constexpr int kTransferFields = 3;
 inline constexpr int kWordFields = 2;
 
-// Which ports a copy goes through, and what they carry.
+// The ports of copies, and their rates.
 struct SimulatedLinks {
     std::span<const std::int64_t> routes;    // [from * world + to, 3]: ports; -1: none
     std::span<const std::int64_t> kinds;     // of each port
@@ -48,21 +48,20 @@ struct SimulatedLinks {
 struct SimulatedCosts {
     double wait_ns = 0.0;
     double raise_ns = 0.0;
-    double work_beside_copies = 1.0;  // how much longer work lasts while bytes flow from or to it
-    double copies_beside_work = 1.0;  // how much a copy's limit sinks while either device works
-    int copy_engines = 0;             // copies of a rank whose bytes flow at once; 0: any number
-    int cores = 0;  // of the host that all ranks run on: each work and each copy takes one while it
-                    // lasts, and where there are more of them they share; 0: every rank is a device
+    double work_beside_copies = 1.0;  // slowdown factor of work while bytes flow from or to it
+    double copies_beside_work = 1.0;  // slowdown factor of a copy's limit while either device works
+    int copy_engines = 0;             // maximum simultaneous copies of a rank; 0: unlimited
+    int cores = 0;  // of the host that all ranks share: each work and each copy uses one core; if
+                    // they outnumber the cores, they share; 0: every rank is a separate device
 };
 
-// A row runs from its first action that is no wait, or, where there is none, from when its lane
-// comes to it.
+// A row starts with its first action that is not a wait, or without one when its lane reaches it.
 struct SimulatedTimes {
     double start_ns = fluid::kNever;
     double end_ns = fluid::kNever;
 };
 
-// A row that never ends, and the word or the row that it waits for; the other one is -1.
+// A row that never ends, and the word or row that it waits for; the other is -1.
 struct Stuck {
     std::int32_t row;
     std::int32_t word;
@@ -71,16 +70,16 @@ struct Stuck {
 
 class Simulation {
   public:
-    // Throws std::invalid_argument where a number is out of its range.
+    // Throws std::invalid_argument if a number is out of range.
     Simulation(const SimulatedPlan& plan, const SimulatedLinks& links, const SimulatedCosts& costs);
 
-    // Runs to the end, or until nothing can go on. Once.
+    // Runs to the end, or until no lane can continue. Call it only once.
     void run();
 
-    // Of each row.
+    // By row.
     const std::vector<SimulatedTimes>& times() const noexcept { return times_; }
 
-    // The row at which each lane stands that has not come to its end.
+    // The current row of each lane that has not ended.
     std::vector<Stuck> stuck() const;
 
   private:
@@ -91,7 +90,7 @@ class Simulation {
         std::int32_t first_after, after_end;
         std::int32_t first_action, action_end;
         std::int32_t next = kNone;     // of its lane
-        std::int32_t waiters = kNone;  // lanes that come after it, linked by Lane::next_waiter
+        std::int32_t waiters = kNone;  // lanes that wait for it, linked by Lane::next_waiter
     };
 
     struct Action {
@@ -113,25 +112,25 @@ class Simulation {
     struct Lane {
         std::int32_t rank;
         std::int32_t row = kNone;
-        std::int32_t after = 0;   // the next to look at, of the row
-        std::int32_t action = 0;  // likewise
-        bool begun = false;       // the row's start is settled
+        std::int32_t after = 0;   // the next one to check, of the row
+        std::int32_t action = 0;  // the next one to run, of the row
+        bool begun = false;       // whether the row's start is known
         std::int32_t next_waiter = kNone;
     };
 
     struct Task {
         std::int32_t lane;
-        double left_ns;  // were it alone
+        double left_ns;  // without contention
     };
 
-    // A device: its work, all at the same pace, and its copies.
+    // A device: its works, all at the same pace, and its copies.
     struct Rank {
         double start_ns;
         std::vector<Task> tasks;
-        double at_ns = 0.0;              // when `left_ns` of its tasks held
-        double next_ns = fluid::kNever;  // when the next of them ends
-        int flows = 0;                   // from or to it
-        int engines = 0;                 // copies of its own whose bytes flow
+        double at_ns = 0.0;              // the time of `left_ns` of its tasks
+        double next_ns = fluid::kNever;  // the end of the next task
+        int flows = 0;                   // number of flows from or to it
+        int engines = 0;                 // number of its own copies whose bytes flow
         std::deque<std::int32_t> queue;  // lanes whose copies wait for an engine
     };
 
@@ -187,16 +186,16 @@ class Simulation {
     double now_ns_ = 0.0;
     std::int64_t timers_set_ = 0;
     std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
-    std::deque<std::int32_t> ready_;  // lanes that can go on now
+    std::deque<std::int32_t> ready_;  // lanes that can continue now
 
     fluid::Model model_;
-    std::vector<fluid::Flow> flows_;  // of each lane: its copy
+    std::vector<fluid::Flow> flows_;  // by lane: its copy
     fluid::Indices live_;             // lanes whose bytes flow
     fluid::Indices ended_;
-    int on_cores_ = 0;          // work and copies of all ranks that take a core
-    double flows_at_ns_ = 0.0;  // when `left_bytes` held
+    int on_cores_ = 0;          // number of works and copies of all ranks that use a core
+    double flows_at_ns_ = 0.0;  // the time of `left_bytes`
     double flows_next_ns_ = fluid::kNever;
-    bool stale_ = false;  // the rates are those of other flows
+    bool stale_ = false;  // whether the flows have changed since the rates were computed
 };
 
 }  // namespace ficco

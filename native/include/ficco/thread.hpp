@@ -1,4 +1,4 @@
-// A thread that takes no signals, so that a Ctrl-C reaches a thread of Python.
+// A thread that blocks signals, so that Ctrl-C reaches a Python thread.
 #pragma once
 
 #include <pthread.h>
@@ -11,7 +11,7 @@ namespace ficco {
 
 class Thread {
   public:
-    // `body` must not throw. Throws std::runtime_error where no thread can be had.
+    // `body` must not throw. Throws std::runtime_error if the thread cannot be started.
     Thread(const std::string& name, std::function<void()> body);
     ~Thread() { join(); }
     Thread(const Thread&) = delete;
@@ -19,11 +19,11 @@ class Thread {
 
     void join() noexcept;  // may be called again
 
-    // Whether this process was forked from the thread's own: the thread is not here, and what it
-    // waits on may not be destroyed.
+    // Whether this process was forked from the thread's own: the thread does not exist here, and
+    // objects that it waits on must not be destroyed.
     bool elsewhere() const noexcept { return getpid() != process_; }
 
-    // For what may never end: nobody joins it, so `body` must hold all that it uses.
+    // For work that may never end: the thread is not joined, so `body` must own all that it uses.
     static void start_detached(const std::string& name, std::function<void()> body);
 
   private:

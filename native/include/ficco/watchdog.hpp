@@ -1,5 +1,5 @@
-// A thread that says, while it lives, that this process does, and notices when others have died or
-// have begun another call than this one, or will not come to one that this rank has begun.
+// A thread that sends heartbeats of this process. It detects peers that have died, that have begun
+// a different call, or that will not make a call that this rank has begun.
 #pragma once
 
 #include <array>
@@ -14,9 +14,9 @@ namespace ficco {
 
 class Watchdog {
   public:
-    // Returns when the rank is `here`; `control` outlives the watchdog.
+    // Returns when the rank is `here`; `control` must outlive the watchdog.
     Watchdog(Control& control, int world, int rank);
-    ~Watchdog();  // the rank has closed
+    ~Watchdog();  // marks the rank as closed
 
   private:
     void loop() noexcept;
@@ -26,10 +26,10 @@ class Watchdog {
     Control& control_;
     const int world_;
     const int rank_;
-    std::array<std::uint32_t, kMaxWorld> compared_{};  // calls with each peer
-    std::optional<Failure> difference_;                // told a while after it was found
+    std::array<std::uint32_t, kMaxWorld> compared_{};  // number of compared calls, by peer
+    std::optional<Failure> difference_;                // reported some time after it was found
     std::int64_t found_ns_ = 0;
-    std::array<std::int64_t, kMaxWorld> absent_ns_{};  // since when each does not come, or 0
+    std::array<std::int64_t, kMaxWorld> absent_ns_{};  // by peer: absent since, or 0
     Word arrived_{0};
     Word stop_{0};
     Thread thread_;  // last, as it uses all above

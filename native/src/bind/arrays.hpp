@@ -1,4 +1,4 @@
-// What all parts of the module need: arrays of Python, and objects whose end may take a while.
+// Common parts of the module: Python arrays, and objects whose destruction may take a while.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,8 +25,8 @@ auto span_of(const Array& array) {
     return std::span(array.data(), array.size());
 }
 
-// Neither constructors nor destructors touch Python. They start threads and join them, which may
-// take as long as a wait, so that other threads of Python run meanwhile.
+// Constructors and destructors do not use Python objects. They start and join threads, which may
+// take as long as a wait, so they release the GIL.
 struct DeleteWithoutGil {
     template <class Object>
     void operator()(Object* object) const {

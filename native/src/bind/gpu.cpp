@@ -1,4 +1,4 @@
-// The part of ficco._native that drives GPUs. What each call promises is in ficco/_native.pyi.
+// The GPU part of ficco._native. ficco/_native.pyi documents each call.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

@@ -1,5 +1,5 @@
 // ficco._native: names and argument types for Python, and where the GIL is released. No logic.
-// What each call promises is written in ficco/_native.pyi.
+// ficco/_native.pyi documents each call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -71,7 +71,7 @@ Times times_of(const Program& program) {
     return Times(times->data(), {times->size(), 2}, owner);
 }
 
-// As the C library has it, to which Python's os.environ writes.
+// The C library's environment, to which Python's os.environ writes.
 bool is_set(const char* name) {
     const char* found = std::getenv(name);
     return found != nullptr && *found != '\0' && std::string_view(found) != "0";
@@ -178,7 +178,7 @@ void bind_program(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
-    nb::set_leak_warnings(false);  // what is open when the process ends is left to its end
+    nb::set_leak_warnings(false);  // objects may still be alive when the process ends
     module.attr("MAX_WORLD") = ficco::kMaxWorld;
     module.attr("MAX_CHUNKS") = ficco::kMaxChunks;
     module.attr("MAX_LANES") = ficco::kMaxLanes;

@@ -1,4 +1,4 @@
-// The part of ficco._native that predicts. What each call promises is in ficco/_native.pyi.
+// The simulation part of ficco._native. ficco/_native.pyi documents each call.
 #include "ficco/simulation.hpp"
 
 #include <nanobind/stl/pair.h>

@@ -1,4 +1,4 @@
-// CLOCK_MONOTONIC and the timer slack of a thread, by the calls of Linux.
+// CLOCK_MONOTONIC and the timer slack of a thread, by Linux system calls.
 #include "ficco/clock.hpp"
 
 #include <sys/prctl.h>

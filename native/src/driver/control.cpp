@@ -1,4 +1,4 @@
-// Failure and presence in memory that processes share. No thread: see watchdog.cpp.
+// Failure and presence in memory that processes share. The thread is in watchdog.cpp.
 #include "ficco/control.hpp"
 
 #include <algorithm>
@@ -12,10 +12,10 @@ namespace ficco {
 
 namespace {
 
-// Says whose memory this is, and changes whenever the layout of shared memory does.
+// Identifies the memory; it changes with the layout of shared memory.
 constexpr std::uint64_t kMagic = 0x33'6f63'6369'66;  // "ficco3"
 
-// How long one waits for another's failure to be told. Telling takes less than a microsecond.
+// Time limit of a wait for another rank's failure report, which takes less than a microsecond.
 constexpr int kTellTries = 200;
 constexpr std::int64_t kTellNs = 1'000'000;
 
@@ -100,7 +100,7 @@ std::optional<Failure> Control::refused(int rank, int peer, bool next) const noe
     if (next ? ahead != 0 : (ahead == 0 || ahead >= kRemembered)) return std::nullopt;
     const Word& mine = next ? own.refusals : own.refused[number % kRemembered];
     if (often <= mine.load(std::memory_order_acquire)) return std::nullopt;
-    // It may have begun the call meanwhile, and with it forgotten what it refused.
+    // The peer may have begun the call meanwhile, which clears its refusals.
     if (other.calls.load(std::memory_order_acquire) != number) return std::nullopt;
     return Failure{peer, -1, rank, -1, Failure::Kind::refused, 0.0, number, 0};
 }
@@ -152,7 +152,7 @@ std::optional<Failure> Control::difference(int rank, int peer,
 
 void Control::arrive(int rank) noexcept {
     beat(rank);
-    // Nobody else takes it before presence says `here`.
+    // No other thread locks it before the presence is `here`.
     ranks_[rank].alive.try_lock();
     ranks_[rank].presence.store(Presence::here, std::memory_order_release);
 }

@@ -1,4 +1,4 @@
-// Opening the driver library, what devices can do, and one device as a Gpu.
+// The driver library, the capabilities of devices, and one device as a Gpu.
 #include "ficco/cuda.hpp"
 
 #include <dlfcn.h>
@@ -22,14 +22,14 @@ namespace ficco::cuda {
 
 namespace {
 
-constexpr std::size_t kMostMemOps = 255;  // of one batch
+constexpr std::size_t kMostMemOps = 255;  // maximum of one batch
 using GetProcAddress = Status (*)(const char*, void**, int, std::uint64_t, int*);
 
-// Whether the driver has a function in the form that a version of CUDA knows.
+// The driver's function with the interface of a CUDA version, or null.
 void* find(GetProcAddress get, const char* name, int version) {
-    void* found = nullptr;
+    void* function = nullptr;
     int answer = 0;
-    return get(name, &found, version, 0, &answer) == kSuccess ? found : nullptr;
+    return get(name, &function, version, 0, &answer) == kSuccess ? function : nullptr;
 }
 
 struct Library {
@@ -79,15 +79,15 @@ Library open_library() {
 }
 
 const Library& library() {
-    // Never freed: a thread may stand in the driver until the process has ended.
+    // Never freed: a thread may be blocked in the driver until the process has ended.
     static const Library& opened = *new Library(open_library());
     return opened;
 }
 
-// A context, and how it is given back.
+// A context, and its release.
 using HeldContext = std::unique_ptr<ContextTag, std::function<void(Context)>>;
 
-// The one that all libraries share.
+// The primary context, which all libraries share.
 HeldContext primary_context(Device device) {
     const Table& table_ = driver();
     Context context = nullptr;
@@ -100,7 +100,7 @@ HeldContext own_context(Device device) {
     Context context = nullptr;
     FICCO_CALL(cuCtxCreate, &context, 0, device);
     HeldContext held(context, [&table_](Context own) { table_.cuCtxDestroy(own); });
-    FICCO_CALL(cuCtxPopCurrent, &context);  // it has become the thread's
+    FICCO_CALL(cuCtxPopCurrent, &context);  // the creation has made it current
     return held;
 }
 
@@ -118,7 +118,7 @@ class CudaGpu final : public Gpu {
         FICCO_CALL(cuCtxGetStreamPriorityRange, &least, &urgent_);
     }
 
-    // Of a device by its primary context.
+    // A device by its primary context.
     void load_kernels() {
         const Current current(*this);
         try {
@@ -234,11 +234,11 @@ class CudaGpu final : public Gpu {
         FICCO_CALL(cuFuncLoad, function);
         std::vector<std::size_t> sizes;
         while (true) {
-            std::size_t offset = 0;  // counted from where alignment begins, not from the first one
+            std::size_t offset = 0;  // relative to the aligned start, not to the first parameter
             std::size_t bytes = 0;
             const Status status =
                 table_.cuFuncGetParamInfo(function, sizes.size(), &offset, &bytes);
-            if (status == kInvalidValue && !sizes.empty()) return sizes;  // there is no such one
+            if (status == kInvalidValue && !sizes.empty()) return sizes;  // no more parameters
             check(status, "cuFuncGetParamInfo");
             sizes.push_back(bytes);
         }
@@ -261,7 +261,7 @@ class CudaGpu final : public Gpu {
         FICCO_CALL(cuLaunchKernelEx, &config, function, parameters, nullptr);
     }
     ficco::TensorMap encode(const TensorBox& box) override {
-        // The dimension of neighbours comes first.
+        // The contiguous dimension comes first.
         const std::array dims{static_cast<std::uint64_t>(box.cols),
                               static_cast<std::uint64_t>(box.rows)};
         const std::array pitches{static_cast<std::uint64_t>(box.pitch)};
@@ -313,15 +313,15 @@ class CudaGpu final : public Gpu {
         table_.cuGraphDestroy(graph);
         check(made, "cuGraphInstantiateWithFlags");
         const Status launched = table_.cuGraphLaunch(ready, captured);
-        table_.cuGraphExecDestroy(ready);  // the driver frees it when it has ended
+        table_.cuGraphExecDestroy(ready);  // the driver frees it after the launch has ended
         check(launched, "cuGraphLaunch");
     }
 
     CapturedNodes captured_nodes(GpuStream stream) override {
         int status = kCaptureNone;
         Graph graph = nullptr;
-        CapturedNodes found{};
-        FICCO_CALL(cuStreamGetCaptureInfo, static_cast<Stream>(stream), &status, &found.capture,
+        CapturedNodes counts{};
+        FICCO_CALL(cuStreamGetCaptureInfo, static_cast<Stream>(stream), &status, &counts.capture,
                    &graph, nullptr, nullptr);
         if (status != kCaptureActive) throw GpuError("the stream is not captured any more");
         std::size_t count = 0;
@@ -331,10 +331,10 @@ class CudaGpu final : public Gpu {
         for (std::size_t i = 0; i < count; ++i) {
             int type = 0;
             FICCO_CALL(cuGraphNodeGetType, nodes[i], &type);
-            found.copies += type == kNodeMemcpy;
-            found.kernels += type == kNodeKernel;
+            counts.copies += type == kNodeMemcpy;
+            counts.kernels += type == kNodeKernel;
         }
-        return found;
+        return counts;
     }
 
   protected:
@@ -354,17 +354,17 @@ class CudaGpu final : public Gpu {
     const Table& table_;
     const Device device_;
     const HeldContext context_;
-    const bool one_queue_ = has_one_queue();  // as the driver, which looks once
+    const bool one_queue_ = has_one_queue();  // read once, as in the driver
     int urgent_ = 0;
     Function store_ = nullptr;
     std::string no_store_ = "kernels are loaded where the device is opened first";
 };
 
-// Never ended: the driver ends a context only when no stream of the device waits, opens no other
-// meanwhile, and so would hold up whoever has to let streams go.
+// Never destroyed: the driver destroys a context only when no stream of the device waits, and opens
+// no other context meanwhile, which would block the release of streams.
 std::shared_ptr<Gpu> CudaGpu::apart() {
     struct Apart {
-        std::mutex mutex;  // opening one device holds up nobody who wants another
+        std::mutex mutex;  // opening one device does not block the opening of others
         std::shared_ptr<Gpu> gpu;
     };
     static std::mutex mutex;
@@ -410,7 +410,7 @@ Capabilities capabilities(int ordinal) {
     };
     std::array<char, 256> name{};
     FICCO_CALL(cuDeviceGetName, name.data(), static_cast<int>(name.size()), device);
-    Capabilities found{
+    Capabilities result{
         .name = name.data(),
         .major = attribute(Attribute::kMajor),
         .minor = attribute(Attribute::kMinor),
@@ -426,9 +426,9 @@ Capabilities capabilities(int ordinal) {
         int reaches = other == ordinal;
         FICCO_CALL(cuDeviceGet, &there, other);
         if (other != ordinal) FICCO_CALL(cuDeviceCanAccessPeer, &reaches, device, there);
-        found.peers.push_back(reaches != 0);
+        result.peers.push_back(reaches != 0);
     }
-    return found;
+    return result;
 }
 
 std::shared_ptr<Gpu> open_gpu(int ordinal) {

@@ -8,7 +8,7 @@ namespace ficco::cuda {
 namespace {
 
 constexpr std::string_view kElf = "\177ELF";
-constexpr unsigned kSharedWithoutAsking = 48U << 10;  // bytes; more has to be allowed
+constexpr unsigned kSharedWithoutAsking = 48U << 10;  // bytes; more needs an attribute
 
 }  // namespace
 
@@ -33,7 +33,7 @@ Function load_code(Device device, std::string_view cubin, const std::string& ent
     if (shared_bytes > kSharedWithoutAsking) {
         FICCO_CALL(cuFuncSetAttribute, kernel, kMostSharedBytes, static_cast<int>(shared_bytes));
     }
-    FICCO_CALL(cuFuncLoad, kernel);  // not behind a stream's wait
+    FICCO_CALL(cuFuncLoad, kernel);  // now, not later while a stream waits
     FICCO_CALL(cuDevicePrimaryCtxRetain, &kept, device);
     return kernel;
 }

@@ -1,4 +1,4 @@
-// Constants are process-wide, as kernels are: a table per device, from values to words.
+// Constants are process-wide, like kernels: a table per device, from values to words.
 #include "ficco/cuda_constants.hpp"
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kPageWords = 4096;
 constexpr std::int64_t kConstantLookNs = 20'000;
 
-// Lets this thread allocate and wait while another stream is captured. Nothing of it is captured.
+// Allows this thread to allocate and wait while another stream is captured, without being captured.
 class Uncaptured {
   public:
     explicit Uncaptured(const Table& table) : table_(table) {
@@ -36,8 +36,8 @@ class Constants {
 
     Pointer of(std::uint32_t value) {
         const std::lock_guard lock(mutex_);
-        const auto found = words_.find(value);
-        if (found != words_.end()) return found->second;
+        const auto entry = words_.find(value);
+        if (entry != words_.end()) return entry->second;
         const Uncaptured uncaptured(table_);
         if (stream_ == nullptr) open();
         if (left_ == 0) add_page();
@@ -52,7 +52,7 @@ class Constants {
   private:
     void open() {
         Context kept = nullptr;
-        FICCO_CALL(cuDevicePrimaryCtxRetain, &kept, device_);  // as long as its memory is used
+        FICCO_CALL(cuDevicePrimaryCtxRetain, &kept, device_);  // while its memory is in use
         FICCO_CALL(cuStreamCreateWithPriority, &stream_, kStreamNonBlocking, 0);
     }
 
@@ -61,7 +61,7 @@ class Constants {
         left_ = kPageWords;
     }
 
-    // Returns when the word has the value, so that any stream may read it.
+    // Returns when the word has the value, so that any stream can read it.
     void write(Pointer word, std::uint32_t value) {
         MemOp write{.word = {kOpWriteValue32, 0, word, value, 0, 0, 0}};
         FICCO_CALL(cuStreamBatchMemOp, stream_, 1, &write, 0);

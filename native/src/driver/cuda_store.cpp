@@ -1,4 +1,4 @@
-// Loading and launching the kernel that stores words.
+// Loads and launches the kernel that stores words.
 #include "ficco/cuda_store.hpp"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr char kText[] =
 struct StoredWords {
     std::array<Pointer, kMostStored> at;
     std::array<std::uint32_t, kMostStored> value;
-    std::uint32_t first;  // so many before the others
+    std::uint32_t first;  // number of words that are stored before the others
     std::uint32_t count;
 };
 static_assert(offsetof(StoredWords, value) == 1024 && offsetof(StoredWords, first) == 1536 &&
@@ -43,7 +43,7 @@ Function load(Device device) {
     Context kept = nullptr;
     FICCO_CALL(cuModuleLoadData, &module, kText);
     FICCO_CALL(cuModuleGetFunction, &kernel, module, "ficco_store_words");
-    FICCO_CALL(cuFuncLoad, kernel);  // not behind a stream's wait
+    FICCO_CALL(cuFuncLoad, kernel);  // now, not later while a stream waits
     FICCO_CALL(cuDevicePrimaryCtxRetain, &kept, device);
     return kernel;
 }
@@ -59,16 +59,16 @@ Function load_store_kernel(Device device) {
     static auto* const loaded = new std::map<Device, Loaded>;
     const std::lock_guard lock(mutex);
     const auto [entry, first] = loaded->try_emplace(device);
-    Loaded& found = entry->second;
+    Loaded& state = entry->second;
     if (first) {
         try {
-            found.kernel = load(device);
+            state.kernel = load(device);
         } catch (const GpuError& error) {
-            found.error = error.what();
+            state.error = error.what();
         }
     }
-    if (found.kernel == nullptr) throw GpuError(found.error);
-    return found.kernel;
+    if (state.kernel == nullptr) throw GpuError(state.error);
+    return state.kernel;
 }
 
 void launch_store_kernel(Function kernel, std::span<const WordCommand> writes, Stream stream) {

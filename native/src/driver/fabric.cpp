@@ -1,4 +1,4 @@
-// Keeps the fluid model at the present time, and sleeps. How rates come about is in fluid.cpp.
+// Advances the fluid model to the present, and sleeps. The rates are computed in fluid.cpp.
 #include "ficco/fabric.hpp"
 
 #include <algorithm>
@@ -15,22 +15,22 @@ namespace ficco {
 
 namespace {
 
-// How many ends are looked ahead. It bounds the time under the mutex; up to eight ranks and all
-// their peers at once it is nearly always enough to know every end exactly.
+// Number of ends to predict. It bounds the time under the mutex; for up to eight ranks that send to
+// all their peers it is nearly always enough to know every end exactly.
 constexpr int kAhead = 32;
 
-// An end that comes earlier by less is not worth waking anybody: sleeps are no more exact (20 to
-// 40 us late on a virtual machine of 2 cores), and with many transfers small changes are many.
+// An end that is earlier by less does not wake a sleeper: sleeps are not more exact (20 to 40 us
+// late on a virtual machine of 2 cores), and many transfers cause many small changes.
 constexpr double kEarlierNs = 20'000.0;
 
-// How often one looks for a place among kMaxFlows. It never happens in practice.
+// Interval of polls for a free place among kMaxFlows. This never happens in practice.
 constexpr std::int64_t kPlaceNs = 100'000;
 
-// No transfer: what begin() returns where it was given up.
+// No transfer: the result of begin() if it gave up.
 constexpr int kNone = -1;
 
-// How long a lock is tried for where all must stop. Only the stop of another process in the middle
-// of a microsecond can make it last.
+// Time limit of a lock when all must stop. Only another process that stops while it holds the lock
+// for a microsecond can cause such a wait.
 constexpr std::int64_t kStoppedLockNs = 200'000'000;
 
 Fabric::Per per_of(std::string_view name) {
@@ -49,7 +49,7 @@ Fabric::Fabric(int world, Per per, double gbps) : Fabric(world, per, gbps, Mappi
 
 Fabric::Fabric(int memory, int world, std::string_view per, double gbps)
     : Fabric(world, per_of(per), gbps, [&] {
-          const SharedLayout layout(world, 0);  // the place of the links is that of any capacity
+          const SharedLayout layout(world, 0);  // the links' place does not depend on the capacity
           check_memory(memory, layout);
           return Mapping(memory, layout.fabric(), state_bytes());
       }()) {}
@@ -80,7 +80,7 @@ void Fabric::init_state(std::byte* memory) {
     state->now_ns = 0.0;
 }
 
-// False: all must stop, and the lock cannot be had.
+// Returns false if all must stop and the lock is not available.
 bool Fabric::lock(const std::atomic<bool>& stop) {
     RobustMutex::Got got = state_->mutex.try_lock();
     std::int64_t give_up_ns = 0;
@@ -96,9 +96,9 @@ bool Fabric::lock(const std::atomic<bool>& stop) {
     return true;
 }
 
-// A process died while it changed the state. Its own flow counts only once it is whole (`used`);
-// flows of others are moved by numbers that are written at once, so at worst one of them is moved
-// over the same few microseconds twice. The list of flows is made anew.
+// Repairs the state after a process died while it changed it. Its own flow counts only when it is
+// complete (`used`). Flows of others are advanced by atomic writes, so at worst one of them is
+// advanced over the same few microseconds twice. The list of flows is rebuilt.
 void Fabric::mend() noexcept {
     State& state = *state_;
     state.live.clear();
@@ -123,7 +123,7 @@ int Fabric::take_place() {
     return -1;
 }
 
-// Moves the model to the present. Flows that end on the way do so at their exact times.
+// Advances the model to the present. Flows that end before do so at their exact times.
 void Fabric::settle() {
     const double now = std::max(clock(), state_->now_ns);
     model_.advance(state_->flows, state_->live, state_->now_ns, now);
@@ -134,7 +134,7 @@ bool Fabric::related(const fluid::Flow& one, const fluid::Flow& other) const noe
     return per_ == Per::port || one.ports[0] == other.ports[0];
 }
 
-// A flow came or was given up: what was known of the ends of those it may share with is void.
+// A flow has begun or was canceled: the known ends of flows that may share with it become invalid.
 void Fabric::changed(const fluid::Flow& by) {
     State& state = *state_;
     bool asleep = false;
@@ -150,7 +150,7 @@ void Fabric::changed(const fluid::Flow& by) {
     }
 }
 
-// Works out when to look at each flow that is related to one, supposing that no other one begins.
+// Predicts when to check each flow that is related to one, if no other flow begins.
 void Fabric::predict(const fluid::Flow& of) {
     State& state = *state_;
     int count = 0;
@@ -166,7 +166,7 @@ void Fabric::predict(const fluid::Flow& of) {
     for (int at = 0; at < count; ++at) {
         const fluid::Flow& flow = flows[static_cast<std::size_t>(at)];
         Transfer& transfer = state.transfers[ahead_of_[static_cast<std::size_t>(at)]];
-        // Beyond what was looked ahead: a time before which it cannot end.
+        // Beyond the prediction: a time before which it cannot end.
         const double look = flow.end_ns < fluid::kNever
                                 ? flow.end_ns
                                 : std::max(reached, flow.start_ns) + flow.left_bytes / gbps();
@@ -206,7 +206,7 @@ int Fabric::begin(int from, int to, std::int64_t bytes, std::int64_t latency_ns,
     flow.end_ns = fluid::kNever;
     state.transfers[place].look_ns = 0.0;
     state.transfers[place].sleep_ns = 0.0;
-    state.transfers[place].used.store(true, std::memory_order_release);  // the flow is whole
+    state.transfers[place].used.store(true, std::memory_order_release);  // the flow is complete
     state.live.push(place);
     changed(flow);
     unlock();

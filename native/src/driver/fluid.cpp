@@ -1,4 +1,4 @@
-// Max-min sharing and jumping from event to event. No clock: times are arguments.
+// Max-min sharing, and jumps from event to event. No clock: times are arguments.
 #include "ficco/fluid.hpp"
 
 #include <algorithm>
@@ -6,9 +6,9 @@
 namespace ficco::fluid {
 
 namespace {
-// Bytes that are left by rounding alone.
+// Remaining bytes that are only rounding errors.
 constexpr double kNothing = 0.5;
-// Shares that differ by less are equal; they are sums and differences of few numbers.
+// Shares that differ by less are equal; they are sums and differences of a few numbers.
 constexpr double kEqual = 1.0 + 1e-9;
 }  // namespace
 
@@ -112,7 +112,7 @@ void Model::move(std::span<Flow> flows, Indices& live, double now_ns, double unt
     live.erase_if([&](std::int32_t index) {
         Flow& flow = flows[static_cast<std::size_t>(index)];
         if (flow.start_ns > now_ns) return false;
-        // By time as well as by bytes, or a step too small for a double would be no progress.
+        // By time and by bytes; otherwise a step too small for a double would make no progress.
         const bool due = now_ns + flow.left_bytes / flow.rate <= until_ns;
         flow.left_bytes -= flow.rate * (until_ns - now_ns);
         if (!due && flow.left_bytes > kNothing) return false;

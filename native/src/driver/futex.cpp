@@ -1,4 +1,4 @@
-// The futex system call. No policy: how often to look again is the callers' matter.
+// The futex system call. Callers decide how often to check again.
 #include "ficco/futex.hpp"
 
 #include <linux/futex.h>
@@ -10,13 +10,13 @@
 
 namespace ficco {
 
-// The _PRIVATE forms are faster but see one process only; windows may be shared memory.
+// The _PRIVATE forms are faster but work only within one process; windows may be shared memory.
 
 void futex_wait(const Word& word, std::uint32_t seen, std::int64_t deadline_ns) noexcept {
     timespec deadline{};
     deadline.tv_sec = static_cast<time_t>(deadline_ns / 1'000'000'000);
     deadline.tv_nsec = static_cast<long>(deadline_ns % 1'000'000'000);
-    // Of the two waits only this one takes an absolute time.
+    // Only this one of the two waits takes an absolute time.
     syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &deadline, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 

@@ -1,4 +1,4 @@
-// Sending rounds of data and signals, and looking for those of peers.
+// Sends rounds of data and signals, and polls for those of peers.
 #include "ficco/gpu_probe.hpp"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr std::size_t kLeastSlotBytes = 16;
 constexpr std::int64_t kProbeLookNs = 50'000;
 constexpr std::int64_t kAnswersWithinNs = 2'000'000'000;
 
-// Words of a round: one of them is raised behind data, the next one as behind a kernel.
+// Words of a round: the first is raised after data, the next as after a kernel.
 constexpr std::size_t kBehindData = 0;
 constexpr std::size_t kBehindKernel = 1;
 constexpr std::size_t kProbeWords = 2;
@@ -56,7 +56,7 @@ GpuProbe::~GpuProbe() {
         gpu_->delete_stream(stream_);
         gpu_->delete_host_page(page_);
     } catch (const GpuError&) {
-        // the device is lost, or does not come to an end: the page stays for its read
+        // the device is lost or does not finish: the page stays allocated for its read
     }
 }
 
@@ -71,15 +71,15 @@ GpuAddress GpuProbe::words(int owner, int sender, std::size_t round) const {
 
 void GpuProbe::send(std::uint32_t value) {
     const Gpu::Current current(*gpu_);
-    gpu_->constant(value);  // it is written before the capture begins
+    gpu_->constant(value);  // writes the constant before the capture begins
     try {
         enqueue(0, value);
         gpu_->launch_captured(stream_, [&] { enqueue(1, value); });
     } catch (const GpuError&) {
         try {
-            drain();  // what was sent must not arrive among what another probe sends
+            drain();  // sent data must not arrive during another probe
         } catch (const GpuError&) {
-            // the first error says more
+            // the first error is more informative
         }
         throw;
     }
@@ -99,7 +99,7 @@ void GpuProbe::enqueue(std::size_t round, std::uint32_t value) {
     }
 }
 
-// As a program raises it; see `raising`.
+// Raises a word as a program does; see `raising`.
 void GpuProbe::raise(GpuAddress word, int peer, std::uint32_t value, bool behind_kernels) {
     const std::array write{WordCommand{WordCommand::Kind::write, word, value}};
     switch (raising(window_->writable(peer), behind_kernels, gpu_->no_store().empty())) {
@@ -133,7 +133,7 @@ std::vector<GpuProbe::Rounds> GpuProbe::look(std::uint32_t value, double seconds
     return found;
 }
 
-// Reads the data as soon as the word behind it is there.
+// Reads the data as soon as the word after them has arrived.
 GpuProbe::Arrived GpuProbe::look_at(int sender, std::size_t round, std::uint32_t value) {
     std::array<std::uint32_t, kProbeWords> seen{};
     read(words(rank_, sender, round), sizeof(seen));
@@ -153,7 +153,7 @@ void GpuProbe::read(GpuAddress address, std::size_t bytes) {
     drain();
 }
 
-// Waits until the stream has done what was enqueued.
+// Waits until the stream has completed all commands.
 void GpuProbe::drain() {
     const std::int64_t deadline = now_ns() + kAnswersWithinNs;
     while (!gpu_->idle(stream_)) {

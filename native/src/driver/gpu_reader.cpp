@@ -1,4 +1,4 @@
-// A read and the thread that it has.
+// A read and its thread.
 #include "ficco/gpu_reader.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr std::int64_t kStopLookNs = 1'000'000;
 
 }  // namespace
 
-// Memory of the host that a GPU copies to.
+// Host memory that a GPU copies to.
 class GpuReader::Page {
   public:
     Page(std::shared_ptr<Gpu> gpu, std::size_t bytes) : gpu_(std::move(gpu)), bytes_(bytes) {
@@ -30,7 +30,7 @@ class GpuReader::Page {
             const Gpu::Current current(*gpu_);
             gpu_->delete_host_page(page_);
         } catch (const GpuError&) {
-            // the device is lost, and with it what it held
+            // the device and its memory are lost
         }
     }
     Page(const Page&) = delete;
@@ -56,7 +56,7 @@ struct GpuReader::Read {
     Word ended{0};
 };
 
-// Of the read alone: what is told on the way's own stream is to be done while the read stands.
+// A stream only for the read: commands on the way's own stream must run while the read is blocked.
 class GpuReader::Stream {
   public:
     explicit Stream(Gpu& gpu) : gpu_(gpu), stream_(gpu.new_stream(true)) {}
@@ -86,7 +86,7 @@ const void* GpuReader::read(std::shared_ptr<const GpuWay> way, GpuAddress addres
     try {
         Thread::start_detached("ficco reader", [read] { run(*read); });
     } catch (const std::runtime_error&) {
-        return nullptr;  // there is no thread to be had
+        return nullptr;  // no thread can be started
     }
     last_ = read;
     while (stands()) {
@@ -108,7 +108,7 @@ void GpuReader::run(Read& read) noexcept {
     } catch (const GpuError& error) {
         read.refusal = error.what();
     }
-    read.way.reset();  // its stream may end here, which is over before anybody is told
+    read.way.reset();  // may destroy its stream, before the end of the read is visible
     read.ended.store(1, std::memory_order_release);
     futex_wake_all(read.ended);
 }

@@ -1,4 +1,4 @@
-// Finding out by which way a GPU answers.
+// Finds a way by which a GPU responds.
 #include "ficco/gpu_side_channel.hpp"
 
 #include <array>
@@ -25,7 +25,7 @@ GpuWay::~GpuWay() {
         const Gpu::Current current(*gpu);
         gpu->delete_stream(stream);
     } catch (const GpuError&) {
-        // the device is lost, and with it what it held
+        // the device and its memory are lost
     }
 }
 
@@ -36,10 +36,10 @@ GpuSideChannel::GpuSideChannel(std::shared_ptr<Gpu> gpu, GpuAddress probe, doubl
       stop_(stop),
       usual_(std::make_shared<GpuWay>(std::move(gpu))) {}
 
-// The first way that answers and serves.
+// The first way that responds and for which `serves` is true.
 GpuSideChannel::Way GpuSideChannel::first(const std::function<bool(const GpuWay&)>& serves) {
-    // Where there is one queue, a thread that has filled it may hold up whoever adds to it: then
-    // the usual way is the last one to be tried.
+    // With one queue, a thread that has filled it may block others that add to it: then the usual
+    // way is tried last.
     const bool last = usual_->gpu->one_queue();
     for (const bool usual : {!last, last}) {
         const Way way = usual ? usual_ : apart();
@@ -56,7 +56,7 @@ std::shared_ptr<const GpuWay> GpuSideChannel::answering() {
     return first([](const GpuWay&) { return true; });
 }
 
-// Null where it cannot be opened.
+// Null if it cannot be opened.
 GpuSideChannel::Way GpuSideChannel::apart() {
     if (apart_) return apart_;
     if (stopped() || now_ns() < next_try_ns_) return nullptr;
@@ -71,8 +71,8 @@ GpuSideChannel::Way GpuSideChannel::apart() {
     }
 }
 
-// What is asked of a way that does not answer would be done much later, when what it writes to may
-// be somebody else's. So one probe alone stands there.
+// A way that does not respond would run commands much later, when their target memory may have
+// another owner. So only a probe is pending there.
 bool GpuSideChannel::answers(const GpuWay& way) {
     {
         const Gpu::Current current(*way.gpu);
@@ -83,13 +83,13 @@ bool GpuSideChannel::answers(const GpuWay& way) {
     });
 }
 
-// Whether a way has done what it was given, which it has to do in time.
+// Whether a way has completed its commands in time.
 bool GpuSideChannel::done(const GpuWay& way, const Commands& commands) {
     const Gpu::Current current(*way.gpu);
     try {
         commands(*way.gpu, way.stream);
     } catch (const GpuError&) {
-        finished(way);  // what was enqueued before may be of memory that is freed afterwards
+        finished(way);  // earlier commands may use memory that is freed afterwards
         throw;
     }
     return finished(way);

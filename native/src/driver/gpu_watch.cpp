@@ -1,4 +1,4 @@
-// The watch's thread: looking at lanes, telling the group, and letting streams go.
+// The watchdog's thread: it polls lanes, fails the group, and releases streams.
 #include "ficco/gpu_watch.hpp"
 
 #include <algorithm>
@@ -16,12 +16,12 @@ namespace ficco {
 namespace {
 
 constexpr std::int64_t kLookNs = 20'000'000;
-constexpr double kCausesFirstS = 0.06;          // three looks
-constexpr std::int64_t kReleaseNs = 2'000'000;  // between looks once the group has failed
-constexpr double kReadEnds = 5;  // times what the device has to answer, for what was given up
+constexpr double kCausesFirstS = 0.06;          // three polls
+constexpr std::int64_t kReleaseNs = 2'000'000;  // between polls after the group has failed
+constexpr double kReadEnds = 5;  // time limit of an abandoned read, in time limits of a response
 constexpr std::int64_t kReadLookNs = 1'000'000;
-constexpr int kPauses = 100;  // looks to let pass after the device did not do what was asked
-constexpr std::size_t kRemembered = 256;  // plans whose last calls may still be enqueued
+constexpr int kPauses = 100;  // polls to skip after the device did not complete a request
+constexpr std::size_t kRemembered = 256;  // removed plans whose calls may still be enqueued
 constexpr std::uint32_t kMark = 1U << 31;
 constexpr std::size_t kLaneWords = kMaxLanes + 1;
 constexpr std::size_t kMissedPlace = kLaneWords;  // in the page
@@ -54,14 +54,14 @@ GpuWatch::~GpuWatch() {
     futex_wake_all(stop_);
     thread_->join();
     ways_.reset();
-    // Streams that wait write to the page when they go on, as do those behind a read that stands;
-    // and who frees may be held up as who reads. The reader's thread has all that it needs.
+    // Waiting streams, and streams after a blocked read, write to the page when they continue; and
+    // a free may block like a read. The reader's thread owns all that it needs.
     if (waits() || reader_.stands()) return;
     try {
         const Gpu::Current current(*gpu_);
         gpu_->delete_host_page(page_);
     } catch (const GpuError&) {
-        // the device is lost, and with it what it held
+        // the device and its memory are lost
     }
 }
 
@@ -84,7 +84,7 @@ void GpuWatch::forget(const GpuWindow& window) {
         now_ns() + static_cast<std::int64_t>(kReadEnds * answers_within_s_ * 1e9);
     std::unique_lock asking(asking_);
     while (reader_.stands()) {
-        asking.unlock();  // for the watch, which may have yet to let go what the read stands behind
+        asking.unlock();  // the watchdog may still have to release the wait that blocks the read
         if (now_ns() > deadline) {
             throw GpuError("rank " + std::to_string(rank_) +
                            ": a read of its window's words still stands in the driver, though all "
@@ -121,9 +121,9 @@ std::atomic_ref<std::uint32_t> GpuWatch::word(int lane) const noexcept {
 
 std::optional<WatchedCalls> GpuWatch::find(std::uint32_t value) {
     const std::lock_guard lock(mutex_);
-    const auto found = calls_.find(static_cast<int>(value / kWindowCopies));
-    if (found == calls_.end()) return std::nullopt;
-    return found->second;
+    const auto entry = calls_.find(static_cast<int>(value / kWindowCopies));
+    if (entry == calls_.end()) return std::nullopt;
+    return entry->second;
 }
 
 void GpuWatch::loop() noexcept {
@@ -132,7 +132,7 @@ void GpuWatch::loop() noexcept {
         try {
             const std::lock_guard asking(asking_);
             if (failed) {
-                if (stuck_ && ++pauses_ % kPauses == 0) stuck_ = false;  // it may do by now
+                if (stuck_ && ++pauses_ % kPauses == 0) stuck_ = false;  // try again
                 if (!stuck_) {
                     let_go();
                     if (stuck_ && waits()) say_stuck();
@@ -144,17 +144,17 @@ void GpuWatch::loop() noexcept {
                 look_at_told();
             }
         } catch (const GpuError&) {
-            stuck_ = true;  // whoever calls next is told by the driver, too
+            stuck_ = true;  // the driver reports the error to the next caller, too
             group_->fail({rank_, -1, -1, -1, Failure::Kind::stopped, 0.0, 0, 0});
         }
         futex_wait(stop_, 0, now_ns() + (failed ? kReleaseNs : kLookNs));
     }
 }
 
-// The device's stores and this exchange are atomic to each other: a mark is set only on what the
-// device wrote last, and any later store of the device removes it.
+// The device's stores and this exchange are mutually atomic: a mark is set only on the device's
+// last value, and any later store of the device removes it.
 void GpuWatch::look() {
-    if (group_->someone_prepares()) {  // which may take longer than a wait may last
+    if (group_->someone_prepares()) {  // which may take longer than the timeout of a wait
         for (Seen& seen : seen_) seen.since_ns = now_ns();
     }
     const double timeout_s = group_->timeout_s();
@@ -177,14 +177,14 @@ void GpuWatch::look() {
     }
 }
 
-// Has the device do something; false, and stuck, where it does not.
+// Runs commands on the device; sets `stuck_` and returns false if it does not complete them.
 bool GpuWatch::ask(const GpuSideChannel::Commands& commands) {
     stuck_ = !ways_->ask(commands);
     return !stuck_;
 }
 
-// The words of a copy of the own window, null where they cannot be had. A read that stands says
-// nothing of what else the device does.
+// The words of a copy of the own window, or null if they cannot be read. A blocked read does not
+// imply that other commands are blocked.
 const std::uint32_t* GpuWatch::read_words(const GpuWindow& window, int copy) {
     auto way = ways_->answering();
     stuck_ = !way;
@@ -193,7 +193,7 @@ const std::uint32_t* GpuWatch::read_words(const GpuWindow& window, int copy) {
         reader_.read(std::move(way), window.words(rank_, copy), answers_within_s_, stop_));
 }
 
-// A kernel has given a word up. Of which of its plans the word is, is not known: the last one's.
+// A kernel has given up a word. The plan of the word is not known; the last plan is assumed.
 void GpuWatch::look_at_told() {
     if (missed() == 0) return;
     const int index = static_cast<int>(missed() - 1);
@@ -214,20 +214,20 @@ void GpuWatch::look_at_told() {
         for (const int copy : {0, 1}) {
             const std::uint32_t* words = read_words(*window, copy);
             if (words == nullptr) break;
-            const std::uint32_t found = words[index];
-            if (found != 0 && found != failure.expected) failure.found = found;
+            const std::uint32_t seen = words[index];
+            if (seen != 0 && seen != failure.expected) failure.found = seen;
         }
     }
     group_->fail(failure);
 }
 
-// Finds the first word that a lane misses, and fails the group with it; where the words cannot be
-// had, with the first step that waits. False where a cause may soon be told of: who is to raise a
-// word of data may wait, too, in the end for a rank that has not entered or freed its window.
+// Finds the first word that a lane misses and fails the group with it; if the words cannot be read,
+// with the first step that waits. Returns false if the cause may soon be reported: the raiser of a
+// data word may itself wait, in the end for a rank that has not entered or freed its window.
 bool GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
     Failure failure{rank_, -1, -1, -1, Failure::Kind::timeout, seconds, 0, 0};
-    const auto fail = [&](const Failure& found) {
-        group_->fail(found);
+    const auto fail = [&](const Failure& missing) {
+        group_->fail(missing);
         return true;
     };
     const auto calls = find(value);
@@ -243,18 +243,18 @@ bool GpuWatch::tell(int lane, std::uint32_t value, double seconds) {
                 failure.word_rank = rank_;
                 return fail(failure);
             }
-            const std::uint32_t found = words[awaited.index];
-            if (found == awaited.value) continue;
+            const std::uint32_t seen = words[awaited.index];
+            if (seen == awaited.value) continue;
             const bool of_data = awaited.index < kEnteredWords || awaited.index >= kReadyWords;
             if (of_data && seconds < group_->timeout_s() + kCausesFirstS) return false;
             return fail({rank_, awaited.step, rank_, awaited.index, Failure::Kind::timeout, seconds,
-                         found, awaited.value});
+                         seen, awaited.value});
         }
     }
     return fail(failure);
 }
 
-// Fails the group if a lane, or a kernel behind it, misses a word that nobody is left to raise.
+// Fails the group if a lane, or a kernel after it, misses a word whose raiser has left.
 bool GpuWatch::waits_for_who_left(int lane, std::uint32_t value, double seconds) {
     const auto calls = find(value);
     if (!calls) return false;
@@ -265,16 +265,16 @@ bool GpuWatch::waits_for_who_left(int lane, std::uint32_t value, double seconds)
         if (!group_->has_left(raiser_of(rank_, awaited.index))) continue;
         const std::uint32_t* words = read_words(*calls->window, copy ^ awaited.other_copy);
         if (words == nullptr) return false;
-        const std::uint32_t found = words[awaited.index];
-        if (found == awaited.value) continue;
+        const std::uint32_t seen = words[awaited.index];
+        if (seen == awaited.value) continue;
         group_->fail({rank_, awaited.step, rank_, awaited.index, Failure::Kind::timeout, seconds,
-                      found, awaited.value});
+                      seen, awaited.value});
         return true;
     }
     return false;
 }
 
-// The number of the call that a lane is in, or 0.
+// The number of a lane's current call, or 0.
 std::uint32_t GpuWatch::waiting(int lane) const noexcept {
     return word(lane).load(std::memory_order_acquire) & ~kMark;
 }
@@ -286,10 +286,10 @@ bool GpuWatch::waits() const noexcept {
     return false;
 }
 
-// Once the group has failed, whatever waits on this device is let go, with NaN in its window.
+// After the group has failed, releases all waits of this device, with NaN in its window.
 void GpuWatch::let_go() {
     {
-        const std::lock_guard lock(mutex_);  // until it is written, for the word may go then
+        const std::lock_guard lock(mutex_);  // until the word is written, as it may be freed then
         if (stop_word_ != 0 && (waits() || stopped_ != stop_word_)) {
             const std::array command{WordCommand{WordCommand::Kind::write, stop_word_, 1U}};
             if (!ask([&](Gpu& gpu, GpuStream stream) { gpu.words(command, stream); })) return;
@@ -315,15 +315,15 @@ void GpuWatch::release(std::uint32_t value, int lane) {
         }
     }
     ask([&](Gpu& gpu, GpuStream stream) {
-        for (const int each : {0, 1}) {
-            gpu.fill(calls->window->data(rank_, each), kNanByte, calls->window->data_bytes(),
+        for (const int each_copy : {0, 1}) {
+            gpu.fill(calls->window->data(rank_, each_copy), kNanByte, calls->window->data_bytes(),
                      stream);
         }
         gpu.words(commands, stream);
     });
 }
 
-// One line, as ranks may say it at the same time.
+// One line, as several ranks may write at the same time.
 void GpuWatch::say_stuck() {
     if (said_ || stop_.load(std::memory_order_acquire) != 0) return;
     said_ = true;

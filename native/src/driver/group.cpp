@@ -1,4 +1,4 @@
-// Windows, words, failure and lanes of a node. What is done with them is in lanes/.
+// Windows, words, failure and lanes of a node. Their use is in lanes/.
 #include "ficco/group.hpp"
 
 #include <algorithm>
@@ -15,11 +15,11 @@ namespace ficco {
 
 namespace {
 
-// Shorter than a sleep and its wake; longer would take the core from whoever raises the word.
+// Shorter than a sleep and its wake; a longer spin would take the core from the word's raiser.
 constexpr std::int64_t kSpinNs = 300;
 constexpr double kLocalPatience = 10.0;  // of a wait for a step of the same rank
 
-// More than any memory, and far from overflow when rounded up and multiplied.
+// More than any memory, but far from overflow when rounded up and multiplied.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
 int checked_world(int world) {
@@ -157,14 +157,14 @@ Word& Group::word(int rank, int copy, int index) const {
         words_.data())[(rank * kWindowCopies + copy) * kWordsPerCopy + index];
 }
 
-// Between calls every word is 0, but `free` of every peer is raised.
+// Between calls every word is 0 except `free` of every peer, which is raised.
 void Group::set_first_words(int rank) noexcept {
     for (int copy = 0; copy < kWindowCopies; ++copy) {
         Word* words = &word(rank, copy, 0);
         for (int index = 0; index < kWordsPerCopy; ++index) {
             const int peer = index - kFreeWords;
             const bool raised = peer >= 0 && peer < world_ && peer != rank;
-            // Most are 0 already, and a page that is not written is not memory.
+            // Most are 0 already, and pages that are never written use no memory.
             const std::uint32_t value = raised ? 1 : 0;
             if (words[index].load(std::memory_order_relaxed) != value) {
                 words[index].store(value, std::memory_order_release);
@@ -191,13 +191,13 @@ bool Group::await(const Word& word, std::uint32_t value, const Waiter& waiter) n
         now = now_ns();
     }
     for (;;) {
-        const std::uint32_t found = word.load(std::memory_order_acquire);
-        if (found == value) return true;
+        const std::uint32_t seen = word.load(std::memory_order_acquire);
+        if (seen == value) return true;
         if (failed()) return false;
         now = now_ns();
         const double seconds = static_cast<double>(now - start) * 1e-9;
-        // A step of the same rank is late because some word is, which fails the group first, or
-        // because it computes, which may take its time.
+        // A step of the same rank is late because a word is late, which fails the group first, or
+        // because it computes, which may take long.
         const bool local = waiter.word_rank < 0;
         double left = timeout_s() * (local ? kLocalPatience : 1.0) - seconds;
         if (control_->someone_left() && !local &&
@@ -208,11 +208,11 @@ bool Group::await(const Word& word, std::uint32_t value, const Waiter& waiter) n
         if (left <= 0.0) {
             if (word.load(std::memory_order_acquire) == value) return true;  // raised, then left
             fail({waiter.rank, waiter.step, waiter.word_rank, waiter.word_index,
-                  Failure::Kind::timeout, seconds, found, value});
+                  Failure::Kind::timeout, seconds, seen, value});
             return false;
         }
         const double look_again = std::min(left * 1e9, static_cast<double>(kLookAgainNs));
-        futex_wait(word, found, now + static_cast<std::int64_t>(look_again) + 1);
+        futex_wait(word, seen, now + static_cast<std::int64_t>(look_again) + 1);
     }
 }
 

@@ -1,4 +1,4 @@
-// The thread of a lane and its queue. What a job does is the runner's matter.
+// The thread of a lane and its queue. The runner implements the jobs.
 #include "ficco/lane.hpp"
 
 #include "ficco/clock.hpp"
@@ -8,7 +8,7 @@ namespace ficco {
 Lane::Lane(const std::string& name) : thread_(name, [this] { loop(); }) {}
 
 Lane::~Lane() {
-    if (thread_.elsewhere()) {  // it seems to wait in this process, too, and so would its end
+    if (thread_.elsewhere()) {  // after a fork, the destructors would wait for the missing thread
         static_cast<void>(queue_.release());
         return;
     }
@@ -25,7 +25,7 @@ void Lane::push(const Job& job) {
         const std::lock_guard lock(queue_->mutex);
         queue_->jobs.push_back(job);
     }
-    queue_->work.notify_one();  // not under the lock, which the lane wants as soon as it wakes
+    queue_->work.notify_one();  // without the lock, which the lane takes as soon as it wakes
 }
 
 void Lane::loop() {

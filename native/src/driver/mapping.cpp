@@ -1,4 +1,4 @@
-// Mapping by mmap. What lies where in a file that processes share is in shared.cpp.
+// Mapping by mmap. The layout of shared files is in shared.cpp.
 #include "ficco/mapping.hpp"
 
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-// Robust, process-shared mutexes of POSIX.
+// Robust, process-shared POSIX mutexes.
 #include "ficco/robust.hpp"
 
 #include <time.h>
@@ -32,7 +32,7 @@ RobustMutex::Got RobustMutex::judge(int result) noexcept {
 RobustMutex::Got RobustMutex::try_lock() noexcept { return judge(pthread_mutex_trylock(&mutex_)); }
 
 RobustMutex::Got RobustMutex::lock_for(std::int64_t ns) noexcept {
-    // Of the timed locks only that by the time of day is in every C library that we build for.
+    // The only timed lock in every supported C library is the one by the time of day.
     timespec deadline{};
     clock_gettime(CLOCK_REALTIME, &deadline);
     const std::int64_t end = deadline.tv_nsec + ns;

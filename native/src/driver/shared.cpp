@@ -1,4 +1,4 @@
-// Shared memory without a name, by memfd_create. What it holds is made by control.cpp, fabric.cpp.
+// Unnamed shared memory by memfd_create. control.cpp and fabric.cpp initialize its contents.
 #include "ficco/shared.hpp"
 
 #include <fcntl.h>
@@ -27,10 +27,10 @@ namespace ficco {
 
 namespace {
 
-// More than any memory, and far from overflow when rounded up and multiplied.
+// More than any memory, but far from overflow when rounded up and multiplied.
 constexpr std::size_t kMostMemoryBytes = std::size_t{1} << 48;
 
-// A reservation is made in pieces, as the kernel begins a piece anew when a signal arrives.
+// Memory is reserved in pieces, because the kernel restarts a piece when a signal arrives.
 constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -65,9 +65,9 @@ struct CloseFile {
 };
 using TextFile = std::unique_ptr<std::FILE, CloseFile>;
 
-// The number behind a key of a file such as /proc/meminfo, or of a file of one number ("").
-// Unlimited where there is none. By C's files: C++'s have failed in processes that had loaded
-// another C++ library before.
+// The number after a key in a file such as /proc/meminfo, or the only number of a file ("").
+// Returns unlimited if there is none. It uses C files: C++ streams have failed in processes that
+// had loaded another C++ library before.
 std::size_t number_in(const std::string& path, const std::string& key) {
     const TextFile file(std::fopen(path.c_str(), "re"));
     std::array<char, 256> line{};
@@ -93,7 +93,7 @@ constexpr CgroupFiles kVersion1{"/sys/fs/cgroup/memory",
                                 "/memory.usage_in_bytes",
                                 {"total_inactive_file", "total_active_file"}};
 
-// What is left below the limit of a control group. Cached files can be given back.
+// The rest below the limit of a control group. Memory of cached files counts as free.
 std::size_t left_in_cgroup(const std::string& folder, const CgroupFiles& files) {
     constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
     const std::size_t most = number_in(folder + files.most, "");
@@ -139,7 +139,7 @@ int create_memory(int world, std::size_t data_bytes) {
     const SharedLayout layout(world, data_bytes);
     const std::size_t available = available_bytes();
     if (layout.bytes() > available) {
-        // The kernel itself would rather kill a process than say so.
+        // The kernel itself would kill a process later.
         throw out_of_memory(layout.bytes(),
                             "windows of " + std::to_string(layout.capacity()) +
                                 " bytes a copy for " + std::to_string(world) +
@@ -188,8 +188,8 @@ std::size_t available_bytes() {
     std::size_t available = std::numeric_limits<std::size_t>::max();
     const std::size_t kib = number_in("/proc/meminfo", "MemAvailable:");
     if (kib < available / 1024) available = kib * 1024;
-    // "0::/path" of the second version, "9:memory:/path" of the first; in a container the path is
-    // mostly "/".
+    // "0::/path" in version 2, "9:memory:/path" in version 1; in a container the path is mostly
+    // "/".
     const TextFile file(std::fopen("/proc/self/cgroup", "re"));
     std::array<char, 4096> line{};
     while (file && std::fgets(line.data(), line.size(), file.get()) != nullptr) {

@@ -1,4 +1,4 @@
-// Starting and joining a thread by POSIX, which can set its stack and its signals.
+// Start and join of a thread by POSIX, which can set its stack size and signal mask.
 #include "ficco/thread.hpp"
 
 #include <signal.h>
@@ -11,8 +11,8 @@
 namespace ficco {
 
 namespace {
-// A driver that makes a context calls deep, and thread-local data of every loaded library lies on a
-// stack, too.
+// A driver that creates a context has deep call chains, and the stack also holds the thread-local
+// data of every loaded library.
 constexpr std::size_t kStackBytes = 2048 * 1024;
 
 pthread_t start(const std::string& name, void* (*enter)(void*), void* argument) {
@@ -49,7 +49,7 @@ void Thread::start_detached(const std::string& name, std::function<void()> body)
         return nullptr;
     };
     const pthread_t thread = start(name, enter, held.get());
-    static_cast<void>(held.release());  // it is the thread's
+    static_cast<void>(held.release());  // owned by the thread
     pthread_detach(thread);
 }
 

@@ -1,4 +1,4 @@
-// The loop of a watchdog. What a heartbeat and a death are is in control.cpp.
+// The loop of a watchdog. Heartbeats and deaths are implemented in control.cpp.
 #include "ficco/watchdog.hpp"
 
 #include <string>
@@ -9,9 +9,9 @@ namespace ficco {
 
 namespace {
 constexpr std::int64_t kBeatNs = 50'000'000;
-// Calls before the one that differs may still run, and those that end by then are as they should.
+// Calls before the different one may still run; this delay lets them complete.
 constexpr std::int64_t kReportedAfterNs = 500'000'000;
-// Later than a wait for a rank that has left gives up (kLeftGraceS), which says what it waited for.
+// Later than a wait for a rank that has left gives up (kLeftGraceS), whose report is more specific.
 constexpr std::int64_t kMissedAfterNs = 1'200'000'000;
 }  // namespace
 
@@ -53,21 +53,21 @@ void Watchdog::compare_calls() noexcept {
     if (difference_ && now_ns() - found_ns_ > kReportedAfterNs) control_.fail(*difference_);
 }
 
-// A peer that refuses a call may still make it, and calls that do not need a peer which has left
-// may still end. So the group fails only when a peer has been absent for some time.
+// A peer that refuses a call may still make it, and calls that do not need a departed peer may
+// still end. So the group fails only after a peer has been absent for some time.
 void Watchdog::look_at_peers() noexcept {
     for (int peer = 0; peer < world_; ++peer) {
         if (peer == rank_) continue;
         std::int64_t& since = absent_ns_[static_cast<std::size_t>(peer)];
-        auto found = control_.missed(rank_, peer);
-        const std::int64_t after_ns = found ? kMissedAfterNs : kReportedAfterNs;
-        if (!found) found = control_.refused(rank_, peer, false);
-        if (!found) {
+        auto failure = control_.missed(rank_, peer);
+        const std::int64_t after_ns = failure ? kMissedAfterNs : kReportedAfterNs;
+        if (!failure) failure = control_.refused(rank_, peer, false);
+        if (!failure) {
             since = 0;
         } else if (since == 0) {
             since = now_ns();
         } else if (now_ns() - since > after_ns) {
-            control_.fail(*found);
+            control_.fail(*failure);
         }
     }
 }

@@ -1,4 +1,4 @@
-// Binding: what of a program is worked out once. Calling it is in program.cpp.
+// The binding of a program, which is computed once. Calls are in program.cpp.
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
@@ -80,7 +80,7 @@ void Program::plan_slots(const std::vector<Op>& ops, const Binding& binding) {
     }
 }
 
-// Sorts rows by lane, so that what a lane gets at once is one range. Returns where each row went.
+// Sorts rows by lane, so that a lane gets contiguous ranges. Returns the new place of each row.
 std::vector<int> Program::sort_by_lane(const std::vector<Op>& ops) {
     std::vector<std::size_t> order(ops.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -95,14 +95,14 @@ std::vector<int> Program::sort_by_lane(const std::vector<Op>& ops) {
     return places;
 }
 
-// Turns each segment into what submit() does. Rows are handed over up to and with the first inline
-// row that may block, then the inline rows run, then the next rows are handed over:
+// Turns each segment into the actions of submit(). Rows up to the first inline row that may block
+// are handed over, then the inline rows run, then the next rows are handed over:
 //
 //   rows     A1  B1  i:raise  A2  i:wait  A3  i:clear
 //   actions  A1..A2 -> lane A, B1 -> lane B, run raise, run wait | A3 -> lane A, run clear
 //
-// Lanes are concurrent, so handing A2 over before the raise changes nothing but its cost; A3 waits,
-// as whoever wrote the plan may count on it.
+// Lanes are concurrent, so handing over A2 before the raise affects only the cost. A3 waits,
+// because the plan may rely on that.
 void Program::plan_actions(const std::vector<Op>& ops, int segments) {
     const std::vector<int> places = sort_by_lane(ops);
     std::vector<Action> round;  // the actions up to the next blocking row, the inline one last

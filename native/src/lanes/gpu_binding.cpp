@@ -1,4 +1,4 @@
-// What of a program for a GPU is worked out once. Calling it is in gpu_program.cpp.
+// The binding of a program for a GPU, which is computed once. Calls are in gpu_program.cpp.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -70,9 +70,10 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
                 slot_is_copied_[slot] = true;
                 continue;
             }
-            const auto found = std::ranges::find(window_slots_, place->slot, &WindowSlot::slot);
+            const auto in_window = std::ranges::find(window_slots_, place->slot, &WindowSlot::slot);
             const std::int64_t end =
-                found->offset + end_of_box(*place, op.copy.rows, op.copy.row_bytes, found->pitch);
+                in_window->offset +
+                end_of_box(*place, op.copy.rows, op.copy.row_bytes, in_window->pitch);
             if (static_cast<std::size_t>(end) > window_->data_bytes()) {
                 throw std::invalid_argument("a copy touches " + std::to_string(end) +
                                             " bytes of a window copy, which has " +
@@ -91,7 +92,7 @@ GpuTarget GpuProgram::target() const {
 
 GpuProgram::~GpuProgram() {
     if (running_) abandon();
-    if (!captured_) rank_->watch().remove(number_);  // graphs go on writing its number
+    if (!captured_) rank_->watch().remove(number_);  // graphs continue to write its number
     try {
         const Gpu::Current current(rank_->gpu());
         for (const auto* events : {&step_events_, &joins_}) {

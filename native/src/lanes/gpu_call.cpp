@@ -1,4 +1,4 @@
-// Launches that belong to no program.
+// Launches outside programs.
 #include "ficco/gpu_call.hpp"
 
 #include <algorithm>

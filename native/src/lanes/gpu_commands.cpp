@@ -10,15 +10,15 @@ namespace ficco {
 
 namespace {
 
-constexpr int kFewestStored = 3;  // a stream writes fewer in less time than a kernel takes
+constexpr int kFewestStored = 3;  // for fewer words, stream writes are faster than a kernel
 
-// What has to be known of all rows before the first one is turned.
+// Facts about all rows that the compilation of the first row needs.
 struct Survey {
     std::map<int, std::size_t> last_wait;  // by lane: the row
     std::map<int, std::size_t> first_row;  // by step: the row
     std::map<int, std::size_t> last_row;
-    std::map<int, int> lane_of;  // by step that has rows; others run on the caller's
-    std::set<int> recorded;      // steps that another lane comes after
+    std::map<int, int> lane_of;  // by step with rows; other steps run on the caller's stream
+    std::set<int> recorded;      // steps that another lane waits for
 
     explicit Survey(std::span<const Op> ops) {
         for (std::size_t row = 0; row < ops.size(); ++row) {
@@ -29,7 +29,7 @@ struct Survey {
                 continue;
             }
             if (op.kind == Op::Kind::wait || op.kind == Op::Kind::expect) last_wait[op.lane] = row;
-            if (op.kind == Op::Kind::expect) continue;  // what expects is enqueued by the caller
+            if (op.kind == Op::Kind::expect) continue;  // the caller enqueues the kernel
             first_row.try_emplace(op.step, row);
             last_row[op.step] = row;
             lane_of[op.step] = op.lane;
@@ -38,8 +38,8 @@ struct Survey {
 
     // Whether the awaited step runs on another lane, so that an event is needed.
     bool crosses(const Op& after) const {
-        const auto found = lane_of.find(after.awaited);
-        return (found == lane_of.end() ? kInline : found->second) != after.lane;
+        const auto entry = lane_of.find(after.awaited);
+        return (entry == lane_of.end() ? kInline : entry->second) != after.lane;
     }
 };
 
@@ -55,8 +55,8 @@ class Compiler {
         for (std::size_t row = 0; row < ops.size(); ++row) {
             const Op& op = ops[row];
             if (op.kind == Op::Kind::missed) continue;
-            if (told_ && (op.segment > told_->segment + 1 ||
-                          (op.segment == told_->segment + 1 && op.lane == kInline))) {
+            if (expecting_ && (op.segment > expecting_->segment + 1 ||
+                               (op.segment == expecting_->segment + 1 && op.lane == kInline))) {
                 take_back();
             }
             if (op.kind == Op::Kind::after) {
@@ -83,7 +83,7 @@ class Compiler {
             if (timed_) push(op, GpuAction::Kind::end, op.step, 0);
             if (survey.recorded.contains(op.step)) push(op, GpuAction::Kind::record, op.step, 0);
         }
-        if (told_) take_back();
+        if (expecting_) take_back();
         if (stores_) store_words();
         return std::move(result_);
     }
@@ -97,9 +97,9 @@ class Compiler {
         segment_of(op).push_back({kind, op.lane, first, last});
     }
 
-    // A row joins the batch before it where that is the last action: then nothing is submitted
-    // earlier than the plan says. The lane's word at the watch is set from before the lane's first
-    // wait until behind its last one.
+    // A row joins the previous batch if that is the last action, so that no row is submitted
+    // earlier than in the plan. The lane's word at the watchdog is set from before the lane's first
+    // wait until after its last one.
     void add_words(const Op& op, bool last_wait) {
         const bool waits = op.kind == Op::Kind::wait;
         const auto how =
@@ -118,7 +118,7 @@ class Compiler {
         submit(op, op.segment, begin);
     }
 
-    // A copy of a constant. Signals that follow one another are one action.
+    // A copy of a constant. Consecutive signals are one action.
     void add_signal(const Op& op) {
         const GpuAddress from = target_.gpu.constant(value_of(op));
         const int begin = static_cast<int>(result_.signals[0].size());
@@ -128,22 +128,22 @@ class Compiler {
         join_or_push(op, op.segment, GpuAction::Kind::signals, begin, begin + 1);
     }
 
-    // A kernel waits for the word: the stream's own command is to tell the watch, and behind the
-    // kernel to take it back.
+    // A kernel waits for the word: the stream sets the lane's word for the watchdog before the
+    // kernel, and clears it after the kernel.
     void expect(const Op& op, bool last_wait) {
         const int begin = count();
         set_lane_word(op);
         if (count() > begin) submit(op, op.segment, begin);
-        if (last_wait) told_ = &op;
+        if (last_wait) expecting_ = &op;
     }
 
-    // Behind what the next segment has for other lanes: peers may need that for what the kernel
-    // waits for, and on a shared hardware queue it would stand behind the kernel's end.
+    // Submitted after the next segment's rows of other lanes: peers may need these rows before they
+    // raise the kernel's words, and on a shared hardware queue the rows would wait for the kernel.
     void take_back() {
         const int begin = count();
-        clear_lane_word(*told_);
-        submit(*told_, told_->segment + 1, begin);
-        told_ = nullptr;
+        clear_lane_word(*expecting_);
+        submit(*expecting_, expecting_->segment + 1, begin);
+        expecting_ = nullptr;
     }
 
     void set_lane_word(const Op& op) {
@@ -156,13 +156,13 @@ class Compiler {
         add(WordCommand::Kind::write, lane_word(op), lane_word(op), 0, 0);
     }
 
-    // Submits the commands from `begin` on.
+    // Submits the commands from `begin`.
     void submit(const Op& op, int segment, int begin) {
         join_or_push(op, segment, GpuAction::Kind::words, begin, count());
     }
 
-    // Appends commands [begin, end) to the lane's last action, if that is of this kind and ends
-    // where they begin; else they are an action of their own.
+    // Appends commands [begin, end) to the lane's last action, if that is of this kind and ends at
+    // `begin`; else they become a new action.
     void join_or_push(const Op& op, int segment, GpuAction::Kind kind, int begin, int end) {
         auto& actions = result_.segments[static_cast<std::size_t>(segment)];
         const bool joins = !actions.empty() && actions.back().kind == kind &&
@@ -174,9 +174,9 @@ class Compiler {
         }
     }
 
-    // What the caller's stream writes is left to kernels where there are many words, or where the
-    // stream may not write one of them. On other lanes these kernels would have to find room on the
-    // device, which a kernel that waits for words may have taken.
+    // On the caller's stream, kernels store words if they are many, or if the stream may not write
+    // one of them. On other lanes these kernels would need room on the device, which a kernel that
+    // waits for words may occupy.
     void store_words() {
         for (auto& segment : result_.segments) {
             std::vector<GpuAction> actions;
@@ -191,9 +191,9 @@ class Compiler {
         }
     }
 
-    // Appends a batch as actions of what a kernel stores each, and what the stream does.
+    // Appends a batch as actions: stores of kernels, and operations of the stream.
     void cut(const GpuAction& batch, std::vector<GpuAction>& actions) const {
-        int begin = batch.first;  // of what is not appended yet
+        int begin = batch.first;  // of the commands that are not appended yet
         const auto append = [&](GpuAction::Kind kind, int end) {
             if (begin < end) actions.push_back({kind, batch.lane, begin, end});
             begin = end;
@@ -215,7 +215,7 @@ class Compiler {
                            [](bool must) { return must; });
     }
 
-    // One kernel stores writes, as many as it takes, of which no 0 stands behind another value.
+    // One kernel stores up to kMostStored writes, with all zeros before other values.
     int end_of_stored(int first, int end) const {
         end = std::min(end, first + static_cast<int>(kMostStored));
         bool others = false;
@@ -257,7 +257,7 @@ class Compiler {
     std::vector<bool> must_store_;         // by word
     std::set<int> watched_;                // lanes whose word is set
     std::set<std::pair<int, int>> after_;  // lanes, and steps that they have waited for
-    const Op* told_ = nullptr;  // the last one that expects, until the watch's word is taken back
+    const Op* expecting_ = nullptr;  // the last row that expects, until its lane's word is cleared
     GpuCommands result_;
 };
 

@@ -1,4 +1,4 @@
-// Reading a launch, holding it against the driver, and filling in its parameters.
+// Reads a launch, compares it with the driver, and fills in its parameters.
 #include "ficco/gpu_launch.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace ficco {
 
 namespace {
 
-constexpr std::int64_t kTensorAlign = 16;  // bytes, of address and pitch
+constexpr std::int64_t kTensorAlign = 16;  // bytes, for address and pitch
 constexpr std::int64_t kMostBox = 256;
 constexpr std::size_t kAddressBytes = sizeof(GpuAddress);
 constexpr std::size_t kMapBytes = sizeof(TensorMap);
@@ -30,7 +30,7 @@ Place read_place(const Row& row, const OpLimits& limits) {
 std::size_t read_bytes(const Row& row, Kind kind) {
     const auto bytes = static_cast<std::size_t>(row.in(1, 0, kMapBytes, "bytes"));
     const bool number = bytes == 4 || bytes == 8;
-    bool right = bytes == kAddressBytes;  // of addresses and words
+    bool right = bytes == kAddressBytes;  // for addresses and words
     if (kind == Kind::constant) right = number || bytes == 1 || bytes == 2;
     if (kind == Kind::copy) right = number;
     if (kind == Kind::pitch) right = number || bytes == 0;
@@ -43,41 +43,41 @@ std::size_t read_bytes(const Row& row, Kind kind) {
 }
 
 LaunchParameter read_parameter(const Row& row, const OpLimits& limits) {
-    LaunchParameter found{};
-    found.kind = static_cast<Kind>(row.in(0, 0, static_cast<int>(Kind::copy), "kind"));
-    found.bytes = read_bytes(row, found.kind);
-    found.divisor = row.in(2, 1, kMostDivisor, "divisor");
-    found.value = row.in(3, std::numeric_limits<std::int64_t>::min(),
-                         std::numeric_limits<std::int64_t>::max(), "value");
-    switch (found.kind) {
+    LaunchParameter parameter{};
+    parameter.kind = static_cast<Kind>(row.in(0, 0, static_cast<int>(Kind::copy), "kind"));
+    parameter.bytes = read_bytes(row, parameter.kind);
+    parameter.divisor = row.in(2, 1, kMostDivisor, "divisor");
+    parameter.value = row.in(3, std::numeric_limits<std::int64_t>::min(),
+                             std::numeric_limits<std::int64_t>::max(), "value");
+    switch (parameter.kind) {
         case Kind::constant:
         case Kind::copy:
             break;
         case Kind::word:
             row.index(3, kWordsPerCopy, "word");
-            found.place.other_copy = row.flag(7, "other copy") ? 1 : 0;
+            parameter.place.other_copy = row.flag(7, "other copy") ? 1 : 0;
             break;
         case Kind::pitch:
             row.size(3, "value");
-            found.place.slot = row.index(4, limits.slots, "slot");
-            found.element_bytes = static_cast<int>(row.in(8, 1, 16, "bytes of an element"));
+            parameter.place.slot = row.index(4, limits.slots, "slot");
+            parameter.element_bytes = static_cast<int>(row.in(8, 1, 16, "bytes of an element"));
             break;
         case Kind::tensor:
-            found.box.rows = row.in(9, 1, kMost, "rows");
-            found.box.cols = row.in(10, 1, kMost / found.box.rows, "columns");
-            found.box.box_rows = static_cast<int>(row.in(11, 1, kMostBox, "rows of a box"));
-            found.box.box_cols = static_cast<int>(row.in(12, 1, kMostBox, "columns of a box"));
-            found.box.type = static_cast<int>(row.in(13, 0, 255, "type"));
-            found.box.swizzle = static_cast<int>(row.in(14, 0, 255, "swizzle"));
-            found.box.fill = static_cast<int>(row.in(15, 0, 255, "fill"));
-            found.element_bytes = static_cast<int>(row.in(8, 1, 16, "bytes of an element"));
-            found.box.element_bytes = found.element_bytes;
+            parameter.box.rows = row.in(9, 1, kMost, "rows");
+            parameter.box.cols = row.in(10, 1, kMost / parameter.box.rows, "columns");
+            parameter.box.box_rows = static_cast<int>(row.in(11, 1, kMostBox, "rows of a box"));
+            parameter.box.box_cols = static_cast<int>(row.in(12, 1, kMostBox, "columns of a box"));
+            parameter.box.type = static_cast<int>(row.in(13, 0, 255, "type"));
+            parameter.box.swizzle = static_cast<int>(row.in(14, 0, 255, "swizzle"));
+            parameter.box.fill = static_cast<int>(row.in(15, 0, 255, "fill"));
+            parameter.element_bytes = static_cast<int>(row.in(8, 1, 16, "bytes of an element"));
+            parameter.box.element_bytes = parameter.element_bytes;
             [[fallthrough]];
         case Kind::address:
-            found.place = read_place(row, limits);
+            parameter.place = read_place(row, limits);
             break;
     }
-    return found;
+    return parameter;
 }
 
 std::string text_of(const std::vector<std::size_t>& sizes) {
@@ -94,7 +94,7 @@ std::vector<std::size_t> sizes_of(const std::vector<LaunchParameter>& parameters
     return sizes;
 }
 
-// Where each parameter is kept, in the C layout, and behind them the end.
+// The offset of each parameter in the C layout, and after them the end.
 std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& sizes) {
     std::vector<std::size_t> offsets;
     std::size_t end = 0;
@@ -174,11 +174,11 @@ GpuLaunch::GpuLaunch(Gpu& gpu, const LaunchBinding& binding, const OpLimits& lim
         throw std::invalid_argument("a launch has one block of one thread at least");
     }
     const std::vector<std::size_t> described = sizes_of(parameters_);
-    const std::vector<std::size_t> found = gpu.load(kernel_.kernel);
-    if (described != found) {
+    const std::vector<std::size_t> sizes = gpu.load(kernel_.kernel);
+    if (described != sizes) {
         throw std::invalid_argument("the kernel was described with parameters of " +
                                     text_of(described) +
-                                    " bytes, and the driver says that it takes " + text_of(found) +
+                                    " bytes, and the driver says that it takes " + text_of(sizes) +
                                     "; launch it by its own library");
     }
     const std::vector<std::size_t> offsets = offsets_of(described);

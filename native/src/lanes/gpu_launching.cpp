@@ -1,4 +1,4 @@
-// Which launches a program takes for its compute, and for which matrices they serve.
+// The launches of a program's compute, and the matrices that they fit.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -38,7 +38,7 @@ void GpuProgram::set_launches(int segment, int step, int mark,
     works_[static_cast<std::size_t>(segment)] = std::move(work);
 }
 
-// What lies in a window is the same in every call.
+// Addresses in a window are the same in every call.
 void GpuProgram::check_launch(const GpuLaunch& launch) const {
     std::vector<std::array<GpuAddress, kWindowCopies>> bases(bases_.size());
     std::vector<std::int64_t> pitches(bases_.size());
@@ -50,10 +50,10 @@ void GpuProgram::check_launch(const GpuLaunch& launch) const {
                             window_->data(slot.rank, copy ^ 1) + offset};
             pitches[index] = slot.pitch;
         }
-        LaunchPlaces found = places(copy);
-        found.bases = bases;
-        found.pitches = pitches;
-        if (!launch.fits(found, slot_is_window_)) {
+        LaunchPlaces in_call = places(copy);
+        in_call.bases = bases;
+        in_call.pitches = pitches;
+        if (!launch.fits(in_call, slot_is_window_)) {
             throw std::invalid_argument(
                 "the launch is not for matrices where they lie in the window; describe one that "
                 "is compiled for their addresses and pitches");
@@ -83,13 +83,13 @@ bool GpuProgram::fits(std::span<const std::uint64_t> addresses,
     std::vector<std::array<GpuAddress, kWindowCopies>> bases;
     bases.reserve(addresses.size());
     for (const std::uint64_t address : addresses) bases.push_back({address, address});
-    LaunchPlaces found = places(0);  // words have been looked at
-    found.bases = bases;
-    found.pitches = pitches;
+    LaunchPlaces in_call = places(0);  // words have been checked already
+    in_call.bases = bases;
+    in_call.pitches = pitches;
     for (const auto& work : works_) {
         if (!work) continue;
         for (const GpuLaunch& launch : work->launches) {
-            if (!launch.fits(found, slot_is_given_)) return false;
+            if (!launch.fits(in_call, slot_is_given_)) return false;
         }
     }
     return true;

@@ -1,4 +1,4 @@
-// Calling a program on a GPU. What is worked out once is in gpu_binding.cpp.
+// Calls of a program on a GPU. The binding is in gpu_binding.cpp.
 #include "ficco/gpu_program.hpp"
 
 #include <algorithm>
@@ -176,8 +176,8 @@ void GpuProgram::launch(int segment) {
     const Gpu::Current current(gpu);
     const LaunchPlaces now = places(copy_);
     stamp(work->step, false);
-    for (GpuLaunch& each : work->launches) {
-        each.run(gpu, now, maps_, caller_);
+    for (GpuLaunch& launch : work->launches) {
+        launch.run(gpu, now, maps_, caller_);
         ++submitted_.kernels;
     }
     stamp(work->step, true);
@@ -315,12 +315,12 @@ void GpuProgram::abandon() noexcept {
             rank_->ended(caller_);
         }
     } catch (const std::exception&) {
-        // the error that led here says more
+        // the first error is more informative
     }
     end_call();
 }
 
-// What was submitted may set lanes' words that nothing more takes back.
+// Submitted commands may set lanes' words that no later command clears.
 void GpuProgram::tell_watch_of_end() {
     std::vector<WordCommand> ended;
     const auto add = [&](int lane) {
@@ -352,8 +352,8 @@ void GpuProgram::join() {
 }
 
 std::vector<GpuTimes> GpuProgram::times() {
-    std::vector<GpuTimes> found(stamped_.size(), GpuTimes{0, 0});
-    if (!traced_ || running_) return found;
+    std::vector<GpuTimes> times(stamped_.size(), GpuTimes{0, 0});
+    if (!traced_ || running_) return times;
     Gpu& gpu = rank_->gpu();
     const Gpu::Current current(gpu);
     gpu.record(made(now_, true), caller_);
@@ -362,12 +362,12 @@ std::vector<GpuTimes> GpuProgram::times() {
     const auto at = [&](GpuEvent event) {
         return now - static_cast<std::int64_t>(1e3 * gpu.elapsed_us(event, now_));
     };
-    for (std::size_t step = 0; step < found.size(); ++step) {
+    for (std::size_t step = 0; step < times.size(); ++step) {
         if (stamped_[step][0] && stamped_[step][1]) {
-            found[step] = {at(time_events_[step][0]), at(time_events_[step][1])};
+            times[step] = {at(time_events_[step][0]), at(time_events_[step][1])};
         }
     }
-    return found;
+    return times;
 }
 
 GpuStream GpuProgram::stream_of(int lane) const {

@@ -1,4 +1,4 @@
-// Reads and checks rows of numbers. Nothing here looks at a group or runs a row.
+// Reads and checks rows of numbers, independent of a group. Nothing runs here.
 #include "ficco/op.hpp"
 
 #include <limits>
@@ -94,7 +94,7 @@ std::int64_t end_of_box(const Place& place, std::int64_t rows, std::int64_t row_
                         std::int64_t pitch) {
     if (rows == 0 || row_bytes == 0) return 0;
     std::int64_t end = 0;
-    // All numbers are at most kMost, so only the product and what grows from it can overflow.
+    // All numbers are at most kMost, so only the product and later sums can overflow.
     if (__builtin_mul_overflow(place.row + rows - 1, pitch, &end) || end > kMost) {
         throw std::invalid_argument("a copy reaches beyond any memory: row " +
                                     std::to_string(place.row + rows - 1) + " at a pitch of " +

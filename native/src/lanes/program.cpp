@@ -1,5 +1,4 @@
-// Calling a program: the caller's side and the lanes' side. What is worked out once is in
-// binding.cpp.
+// Calls of a program: the caller's side and the lanes' side. The binding is in binding.cpp.
 #include "ficco/program.hpp"
 
 #include <algorithm>
@@ -126,19 +125,19 @@ void Program::times(std::span<StepTimes> times) const noexcept {
 
 void Program::run_range(int first, int last) noexcept {
     run(first, last);
-    // Under the lock: whoever waits may destroy the program as soon as it is free.
+    // Under the lock: a waiter may destroy the program as soon as it gets the lock.
     const std::lock_guard lock(mutex_);
     if (--handed_over_ == 0) ended_.notify_all();
 }
 
-// Stops where the group has failed; what is left is skipped by everyone alike.
+// Stops if the group has failed; all ranks then skip the remaining rows.
 void Program::run(int first, int last) noexcept {
     for (int at = first; at < last; ++at) {
         const Op& op = ops_[static_cast<std::size_t>(at)];
         StepState& state = step_states_[static_cast<std::size_t>(op.step)];
         if (group_->failed()) return;
 
-        // A step may have rows on several lanes: keep the first start and the last end.
+        // A step may have rows on several lanes: store the first start and the last end.
         const std::int64_t start = now_ns();
         std::int64_t first_start = state.start_ns.load(std::memory_order_relaxed);
         while (
@@ -153,7 +152,7 @@ void Program::run(int first, int last) noexcept {
         }
         if (!done) return;
 
-        if (op.kind == Op::Kind::after) continue;  // of whatever the step does
+        if (op.kind == Op::Kind::after) continue;  // waits do not count as a step's time
         const StepPlan& plan = step_plans_[static_cast<std::size_t>(op.step)];
         if (state.left.fetch_sub(1, std::memory_order_acq_rel) == 1 && plan.awaited) {
             futex_wake_all(state.left);

@@ -1,4 +1,4 @@
-// Reading one row of a table of numbers that Python hands over, with errors that name the field.
+// Reads one row of a table of numbers that Python passes, with errors that name the field.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace ficco {
 // Bytes, rows and nanoseconds beyond this are mistakes; sums and products of two are checked.
 inline constexpr std::int64_t kMost = std::int64_t{1} << 56;
 
-// Reads the fields of one row and says which one is wrong.
+// Reads the fields of one row; errors name the wrong field.
 class Row {
   public:
     Row(const char* table, std::size_t number, std::span<const std::int64_t> fields)

@@ -1,5 +1,5 @@
-// From event to event: timers, ends of copies, ends of work. Events at one time are one event, so
-// that copies which begin together share their links once.
+// The event loop: timers, ends of copies, ends of work. Simultaneous events are processed as one,
+// so that link shares are computed once for copies that begin together.
 #include "ficco/simulation.hpp"
 
 #include <algorithm>
@@ -15,16 +15,16 @@ namespace ficco {
 
 namespace {
 
-// Times that differ by less are equal; they are sums of the same costs in different orders. Where a
-// double cannot tell such times apart any more, by as much as it can.
+// Times that differ by less are equal; they are sums of the same costs in different orders. For
+// large times, the limit is the resolution of a double.
 constexpr double kEqualNs = 1e-3;
 constexpr double kEqual = 1e-15;
 
 double equal_ns(double now_ns) { return std::max(kEqualNs, now_ns * kEqual); }
 
-[[noreturn]] void refuse(const char* what, std::size_t at, double found) {
+[[noreturn]] void refuse(const char* what, std::size_t at, double value) {
     throw std::invalid_argument(std::string(what) + " " + std::to_string(at) + ": " +
-                                std::to_string(found) + " is out of its range");
+                                std::to_string(value) + " is out of its range");
 }
 
 // A whole number from 0 to `end` - 1.
@@ -195,18 +195,18 @@ void Simulation::run() {
 }
 
 std::vector<Stuck> Simulation::stuck() const {
-    std::vector<Stuck> found;
+    std::vector<Stuck> stuck;
     for (const Lane& lane : lanes_) {
         if (lane.row == kNone) continue;
         const Row& row = rows_[static_cast<std::size_t>(lane.row)];
         if (lane.after < row.after_end) {
-            found.push_back({lane.row, kNone, afters_[static_cast<std::size_t>(lane.after)]});
+            stuck.push_back({lane.row, kNone, afters_[static_cast<std::size_t>(lane.after)]});
         } else {
             const Action& action = actions_[static_cast<std::size_t>(lane.action - 1)];
-            found.push_back({lane.row, action.number, kNone});
+            stuck.push_back({lane.row, action.number, kNone});
         }
     }
-    return found;
+    return stuck;
 }
 
 // ---- lanes
@@ -223,7 +223,7 @@ void Simulation::go_on(std::int32_t number) {
     }
 }
 
-// False: the lane goes on when what it waits for has come.
+// Returns false if the lane must wait; the end of the wait wakes it.
 bool Simulation::may_begin(std::int32_t number) {
     Lane& lane = lane_at(number);
     const Row& row = row_at(lane.row);
@@ -243,7 +243,7 @@ bool Simulation::may_begin(std::int32_t number) {
     return true;
 }
 
-// True: it took no time. Otherwise the lane goes on when it is over.
+// Returns true if the action takes no time; otherwise its end wakes the lane.
 bool Simulation::act(std::int32_t number, const Action& action) {
     Lane& lane = lane_at(number);
     if (action.act != Act::wait && !lane.begun) {
@@ -319,7 +319,7 @@ const Simulation::Action& Simulation::copy_of(const Lane& lane) const {
     return actions_[static_cast<std::size_t>(lane.action - 1)];
 }
 
-// The latency of a lane's copy is over; its bytes flow as soon as there is an engine for them.
+// The latency of a lane's copy has passed; its bytes flow as soon as an engine is free.
 void Simulation::ready_to_flow(std::int32_t number) {
     Rank& rank = rank_at(lane_at(number).rank);
     if (costs_.copy_engines > 0 && rank.engines == costs_.copy_engines) {
@@ -353,7 +353,7 @@ void Simulation::start_flow(std::int32_t number) {
     add_flows(copy.number, 1);
 }
 
-// Moves all bytes to the present, before something changes.
+// Advances all flows to the present, before a change.
 void Simulation::settle_flows() {
     if (flows_at_ns_ < now_ns_) end_flows();
 }
@@ -364,7 +364,7 @@ void Simulation::end_flows() {
     flows_at_ns_ = now_ns_;
     if (ended_.empty()) return;
     stale_ = true;
-    // Starting those that wait for an engine finds nothing to move: all are at the present.
+    // Copies that then start need no advance: all flows are at the present.
     for (const std::int32_t number : ended_) {
         const Lane& lane = lane_at(number);
         Rank& rank = rank_at(lane.rank);
@@ -409,21 +409,21 @@ void Simulation::add_flows(std::int32_t number, int count) {
 
 // ---- work
 
-// The part of a core that each work and each copy has; 1 where every rank is a device.
+// The share of a core of each work and each copy; 1 if every rank is a device.
 double Simulation::core_share() const noexcept {
     if (costs_.cores == 0 || on_cores_ <= costs_.cores) return 1.0;
     return static_cast<double>(costs_.cores) / on_cores_;
 }
 
-// How fast each task goes, of how fast it would go alone.
+// The speed of each task, relative to its speed without contention.
 double Simulation::pace(const Rank& rank) const noexcept {
     const double beside = rank.flows > 0 ? costs_.work_beside_copies : 1.0;
     if (costs_.cores > 0) return core_share() / beside;
     return 1.0 / (beside * static_cast<double>(rank.tasks.size()));
 }
 
-// Counts work and copies that take a core. Where that changes their share, all ranks' work is
-// settled before, and foreseen again after.
+// Changes the number of works and copies that use a core. If that changes their share, the work of
+// all ranks is settled before, and predicted again after the change.
 void Simulation::take_cores(int number) {
     if (costs_.cores == 0) return;
     if (std::max(on_cores_, on_cores_ + number) <= costs_.cores) {
