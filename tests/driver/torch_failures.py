@@ -9,7 +9,7 @@ from typing import Any
 import double_control as control
 import torch
 from torch_on_double import Rank, Shortly
-from worker import close, draw
+from values_worker import close, draw
 
 import ficco
 from ficco.engines.launches import Launches

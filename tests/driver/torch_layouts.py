@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch_on_double import Rank
-from worker import draw
+from values_worker import draw
 
 import ficco
 from ficco.compute import GatedOperands, OneKernelOperands, OneKernelOutput

@@ -27,11 +27,11 @@ from ficco.schedule import Schedule
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
 import gradient_worker  # noqa: E402
-import worker  # noqa: E402
+import values_worker  # noqa: E402
 from random_calls import random_calls  # noqa: E402
 from torch_failures import diverging, failures, one_sided, reduced, slow_to_load  # noqa: E402
 from torch_layouts import lying_otherwise  # noqa: E402
-from worker import close, draw, refused  # noqa: E402
+from values_worker import close, draw, refused  # noqa: E402
 
 Tensor = torch.Tensor
 TIMEOUT_S = 20.0
@@ -41,9 +41,16 @@ RANDOM_SEED = int(os.environ.get("FICCO_TEST_RANDOM_SEED", "1"))
 
 def functions(here: Rank, world: int) -> None:
     """Every function by every schedule that engines for GPUs have."""
-    for check in (worker.gathering, worker.reducing, worker.exchanging, worker.nothing):
+    for check in (
+        values_worker.gathering,
+        values_worker.reducing,
+        values_worker.exchanging,
+        values_worker.nothing,
+    ):
         check(here.rank, world)
-    worker.pooling(here.rank, world, [name for name in worker.NAMED if name != "gated_1d"])
+    values_worker.pooling(
+        here.rank, world, [name for name in values_worker.NAMED if name != "gated_1d"]
+    )
 
 
 def gradients(here: Rank, world: int) -> None:

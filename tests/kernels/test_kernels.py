@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forking import run_forked
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).with_name("sum_and_pool_worker.py")
 
 
 @pytest.mark.parametrize("subject", ["summing", "pooling", "products"])

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parameter import is_lazy
-from worker import refused
+from values_worker import refused
 
 import ficco
 from ficco.modules import autograd, functions

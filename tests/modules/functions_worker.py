@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 import gradient_worker
-import worker
+import values_worker
 
 if __name__ == "__main__":
     store, rank, world = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    worker.main(f"{store}.values", rank, world)
+    values_worker.main(f"{store}.values", rank, world)
     gradient_worker.main(f"{store}.gradients", rank, world)
     print("right")

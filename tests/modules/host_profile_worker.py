@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from worker import Listener
+from values_worker import Listener
 
 import ficco
 from ficco.machine import Machine

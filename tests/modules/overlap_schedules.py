@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.utils.flop_counter import FlopCounterMode
-from worker import Listener
+from values_worker import Listener
 
 import ficco
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from worker import close, draw
+from values_worker import close, draw
 
 import ficco
 from ficco.lowering import recv_copies

@@ -1,7 +1,7 @@
 """ficco's functions on torch tensors, in processes.
 
-What each rank holds true is in worker.py; of gradients in gradient_worker.py; of torch.compile and
-its like in tracing_worker.py.
+What each rank checks is in values_worker.py; of gradients in gradient_worker.py; of torch.compile
+and its like in tracing_worker.py.
 """
 
 from __future__ import annotations

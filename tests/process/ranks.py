@@ -19,7 +19,7 @@ from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).with_name("commanded_rank.py")
 HOST = Machine.named("host")
 DEADLINE_S = 60.0
 SCHEDULES = (

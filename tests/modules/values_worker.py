@@ -1,6 +1,6 @@
 """A rank that calls ficco's functions on torch tensors and holds the results against plain torch.
 
-python worker.py STORE RANK WORLD, or functions_worker.py
+python values_worker.py STORE RANK WORLD, or functions_worker.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rank as a process: carries out one command a line of JSON, and answers with one line each.
 
 Started and commanded by `ranks.py`; it ends with its input. The program forks the ranks:
-python worker.py COMMANDS ANSWERS COMMANDS ANSWERS ... (descriptors of pipes, two a rank).
+python commanded_rank.py COMMANDS ANSWERS COMMANDS ANSWERS ... (descriptors of pipes, two a rank).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs one kernel on odd shapes in every dtype and holds it against float64.
 
-TRITON_INTERPRET=1 python worker.py summing|pooling|products
+TRITON_INTERPRET=1 python sum_and_pool_worker.py summing|pooling|products
 """
 
 from __future__ import annotations
