@@ -15,6 +15,7 @@ PACKAGE = ROOT / "ficco"
 # A room imports from floors below its own only (and from itself, if it is a package).
 FLOORS = {
     "errors": 0,
+    "dtypes": 0,
     "checking": 0,
     "logs": 0,
     "settings": 0,

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric  # the import registers the operators
 
+from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.sweeping.gpu.layout import Layout
-from ficco.sweeping.gpu.operands import DTYPES, Operands
+from ficco.sweeping.gpu.operands import Operands
 
 __all__ = ["FUSED", "SHOTS", "Shared", "fused", "ways"]
 
@@ -52,7 +53,7 @@ class Shared:
     def product(self, layout: Layout) -> torch.Tensor:
         """Return memory for a layout's product."""
         size = layout.m * layout.n * layout.item_bytes
-        return self._memory[:size].view(DTYPES[layout.dtype]).view(layout.m, layout.n)
+        return self._memory[:size].view(TORCH_DTYPE[layout.dtype]).view(layout.m, layout.n)
 
 
 def _shots(operands: Operands, shared: Shared, name: str) -> Run:

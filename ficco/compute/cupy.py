@@ -19,6 +19,7 @@ from cupy.cuda import cublas
 
 from ficco.compute import DeviceKernels, Slots, dtype_of
 from ficco.compute.cupy_kernels import CupyArrays, CupyKernels
+from ficco.dtypes import ALL
 from ficco.errors import InputError
 from ficco.kernels import pack
 
@@ -30,7 +31,6 @@ _REDUCTIONS_AS_COMPUTED = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 _DEFAULT_ALGORITHM = -1
 _PER_THREAD_STREAM = 2
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
-_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_...
 _THREADS, _MOST_BLOCKS = 128, 65535
 _PACK_BYTES = 16  # that a thread loads at once
 
@@ -232,7 +232,7 @@ class CupyCompute:
         (turn_a, pitch_a), (turn_b, pitch_b) = _known_layout(a), _known_layout(b)
         turn_c, pitch_c = _known_layout(c)
         assert not turn_c  # plans store row-major results
-        in_type, out_type = _TYPES[a.dtype.name], _TYPES[c.dtype.name]
+        in_type, out_type = ALL[a.dtype.name].cuda, ALL[c.dtype.name].cuda
         beta = _ONE if accumulate else _ZERO
         # cuBLAS is column-major, so it gets our matrices as their transposes.
         cublas.gemmStridedBatchedEx(

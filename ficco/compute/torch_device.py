@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from ficco.compute import DeviceKernels, Slots
+from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.compute.torch_kernels import TorchKernels
+from ficco.dtypes import ALL
 from ficco.errors import EngineError
 from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
@@ -20,16 +22,6 @@ __all__ = ["TorchDeviceCompute"]
 
 _log = logging.getLogger("ficco")
 
-_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-}
-# Type strings of the array interface with the same sizes; the bits are viewed as the dtype.
-_BITS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2", "int32": "<i4", "int64": "<i8"}
-
 
 class _Memory:
     """Memory with an external owner, in a form that PyTorch uses without a copy."""
@@ -37,7 +29,7 @@ class _Memory:
     def __init__(self, address: int, rows: int, cols: int, dtype: str) -> None:
         self.__cuda_array_interface__ = {
             "shape": (rows, cols),
-            "typestr": _BITS[dtype],
+            "typestr": ALL[dtype].typestr,
             "data": (address, False),
             "strides": None,
             "version": 3,
@@ -97,14 +89,14 @@ class TorchDeviceCompute:
 
     def empty(self, rows: int, cols: int, dtype: str) -> torch.Tensor:
         """See `DeviceCompute.empty`."""
-        return torch.empty(rows, cols, dtype=_DTYPES[dtype], device=_DEVICE)
+        return torch.empty(rows, cols, dtype=TORCH_DTYPE[dtype], device=_DEVICE)
 
     def at(self, address: int, rows: int, cols: int, dtype: str) -> torch.Tensor:
         """See `DeviceCompute.at`."""
         if not rows or not cols:
             return self.empty(rows, cols, dtype)
         tensor = torch.as_tensor(_Memory(address, rows, cols, dtype), device="cuda")
-        return tensor.view(_DTYPES[dtype])
+        return tensor.view(TORCH_DTYPE[dtype])
 
     def place(self, handle: torch.Tensor) -> tuple[int, int]:
         """See `DeviceCompute.place`."""

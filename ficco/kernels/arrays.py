@@ -10,13 +10,13 @@ import functools
 import math
 from typing import Any, NamedTuple, Protocol
 
+from ficco.dtypes import ALL
 from ficco.errors import EngineError
 
 __all__ = ["Address", "Arrays", "Bulk", "Described", "DescribedArrays", "address", "can_chain",
            "dtype_name", "has_bulk_loads", "item_bytes", "library_of", "stride",
            "turned"]  # fmt: skip
 
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 _BULK_CAPABILITY = _CHAINING_CAPABILITY = 90  # Hopper
 
 
@@ -167,7 +167,7 @@ def dtype_name(of: Any) -> str:
 
 def item_bytes(of: Any) -> int:
     """Return the bytes of one element of an array or dtype."""
-    return _BYTES[dtype_name(of)]
+    return ALL[dtype_name(of)].bytes
 
 
 def address(array: Any) -> int:

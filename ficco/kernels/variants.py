@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ficco.dtypes import ALL
 from ficco.errors import InputError
 from ficco.kernels.arrays import Bulk, address, dtype_name
 from ficco.kernels.declarations import KERNELS, Kernel
@@ -19,7 +20,6 @@ from ficco.kernels.declarations import KERNELS, Kernel
 __all__ = ["ALIGN", "Launch", "Passed", "Variant", "is_aligned", "passed", "variant_of"]
 
 ALIGN = 16
-_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "i32", "int64": "i64"}
 
 
 class Launch(NamedTuple):
@@ -152,5 +152,5 @@ def variant_of(launch: Launch) -> Variant:
 def _type_of(value: Any, dtype: str | None) -> str:
     if isinstance(value, Bulk):
         rows, cols = value.block
-        return f"tensordesc<{_TYPES[dtype_name(value.base)]}[{rows}, {cols}]>"
-    return f"*{_TYPES[dtype or dtype_name(value)]}"
+        return f"tensordesc<{ALL[dtype_name(value.base)].short}[{rows}, {cols}]>"
+    return f"*{ALL[dtype or dtype_name(value)].short}"

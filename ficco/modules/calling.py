@@ -15,6 +15,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ficco.compute.numpy import NUMPY
+from ficco.compute.torch_dtypes import NAME_OF, PROBLEM_NAME_OF
+from ficco.dtypes import ALL, DTYPES
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.errors import InputError, ScheduleError
 from ficco.modules import groups, plain
@@ -38,10 +40,6 @@ from ficco.schedule import Schedule
 
 __all__ = ["Call", "check_dense", "check_held", "check_schedule", "check_sized"]
 
-_TYPESTRS = {  # NumPy's typestr; bfloat16 as 16-bit integers
-    torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<i2", torch.int64: "<i8",
-}  # fmt: skip
-_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 Tensor = torch.Tensor
 
 
@@ -126,10 +124,10 @@ class Call:
         if tensor.device != self.device:
             where = "the CPU or one GPU" if self.device.type == "cpu" else str(self.device)
             raise InputError(f"{name} is on {tensor.device}; all tensors must be on {where}")
-        if tensor.dtype not in _DTYPES:
-            known = ", ".join(_DTYPES.values())
+        if tensor.dtype not in PROBLEM_NAME_OF:
+            known = ", ".join(DTYPES)
             raise InputError(f"{name} is {tensor.dtype}; it must be one of {known}")
-        dtype = _DTYPES[tensor.dtype]
+        dtype = PROBLEM_NAME_OF[tensor.dtype]
         self.dtype = self.dtype or dtype
         if dtype != self.dtype:
             raise InputError(f"{name} is {dtype}, the first input is {self.dtype}; use one dtype")
@@ -350,7 +348,7 @@ class _Memory:
         self.tensor = tensor  # lives as long as the array
         self.__array_interface__ = {
             "shape": tuple(tensor.shape),
-            "typestr": _TYPESTRS[tensor.dtype],
+            "typestr": ALL[NAME_OF[tensor.dtype]].typestr,
             "data": (tensor.data_ptr(), False),
             "strides": tuple(step * tensor.element_size() for step in tensor.stride()),
             "version": 3,

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.layers.choosing import runtime_of, schedule_of
-from ficco.modules.layers.finding import DTYPES
 from ficco.modules.layers.layer import Layer, Measured, Seen
 from ficco.modules.layers.sample_call import call
 
@@ -80,7 +80,7 @@ def _reasons(layer: Layer) -> Iterator[str]:
         yield "its GPUs run plain torch.distributed"
     if seen.operator == "column_matmul":
         yield "its forward sends nothing"
-    if seen.dtype not in DTYPES or 0 in (seen.whole, seen.inner, seen.k, *seen.widths):
+    if seen.dtype not in PROBLEM_NAME_OF or 0 in (seen.whole, seen.inner, seen.k, *seen.widths):
         yield f"its last call had nothing to multiply, or {seen.dtype}"
     if runtime_of(layer) is None:
         yield "its group was closed after its last call; call the model again"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ficco.checking import whole_number
+from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.engines.available_memory import LOOKED_AT, check_on
 from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError
@@ -23,7 +24,7 @@ from ficco.kernels import pack
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
 from ficco.modules.layers.choosing import choice_of, problem_of, runtime_of, schedule_of
-from ficco.modules.layers.finding import DTYPES, local_of
+from ficco.modules.layers.finding import local_of
 from ficco.modules.layers.layer import ATTRIBUTE, Layer, Seen, layer_of
 from ficco.modules.layers.sample_call import call, operator_of
 from ficco.problem import MOST, Problem
@@ -95,7 +96,7 @@ def _kinds(overlapped: Sequence[Module], backward: bool | None) -> Iterator[_Kin
                 f"{layer.name}: its weight is currently split over a mesh of {mesh.ndim} "
                 "dimensions (by FSDP?); size the windows before that, or run a step of the model"
             )
-        if first.is_meta or first.dtype not in DTYPES or first.dim() != 2:
+        if first.is_meta or first.dtype not in PROBLEM_NAME_OF or first.dim() != 2:
             raise InputError(f"{layer.name}: its weight is {first.dtype} on {first.device}")
         kind = (layer.kind, layer.input_dim, layer.output_dim, layer.ranks.group, first.dtype,
                 first.device, layer.options, *(weight.shape for weight in weights))  # fmt: skip

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.errors import ScheduleError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.modules import groups
 from ficco.modules.auto import AUTO, choice
-from ficco.modules.layers.finding import DTYPES
 from ficco.modules.layers.layer import Layer
 from ficco.modules.layers.sample_call import operator_of
 from ficco.problem import Output, Problem, chunk_sizes
@@ -54,7 +54,7 @@ def problem_of(layer: Layer) -> Problem | None:
     None: there was no call, or no operator supports its dtype.
     """
     seen, world = layer.seen, layer.ranks.world
-    dtype = DTYPES.get(seen.dtype) if seen else None
+    dtype = PROBLEM_NAME_OF.get(seen.dtype) if seen else None
     if seen is None or dtype is None:
         return None
     rows = tuple(size * seen.inner for size in chunk_sizes(seen.whole, world))

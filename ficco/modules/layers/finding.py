@@ -14,16 +14,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.errors import InputError
 from ficco.modules.layers.layer import Left
 from ficco.private.torch_core import transform
 from ficco.private.torch_layers import local_part
 
-__all__ = ["DTYPES", "Found", "closure_of", "local_of", "refuse_transforms", "unfit"]
-
-DTYPES = {
-    torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16",
-}  # fmt: skip
+__all__ = ["Found", "closure_of", "local_of", "refuse_transforms", "unfit"]
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
@@ -107,8 +104,8 @@ def unfit(name: str, module: Module, style: str, forward: Any) -> Left | None:
         why = "its weight has no values yet; run it once before overlap()"
     elif type(_values(weight)) not in (Tensor, torch.nn.Parameter):
         why = f"its weight is a {type(_values(weight)).__name__}, which ficco does not support"
-    elif weight.dtype not in DTYPES:
-        why = f"its weight is {weight.dtype}; ficco supports {', '.join(DTYPES.values())}"
+    elif weight.dtype not in PROBLEM_NAME_OF:
+        why = f"its weight is {weight.dtype}; ficco supports {', '.join(PROBLEM_NAME_OF.values())}"
     return Left(name, style, why) if why else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.profiling.gpu.operands import Pool, room
 from ficco.profiling.gpu.ranks import Ranks, captured
 from ficco.profiling.grids import Shape, gemm_shapes, wide_shapes
@@ -16,7 +17,6 @@ __all__ = ["measure"]
 
 _LIMITS_S = {"bfloat16": 40.0, "float32": 8.0}
 _RUN_US, _LEAST_CALLS, _MOST_CALLS = 5000.0, 4, 100
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 Timed = tuple[int, int, int, float]
 
@@ -37,7 +37,7 @@ def measure(ranks: Ranks, dtype: str) -> tuple[list[Timed], int]:
     shapes = gemm_shapes(elements) if narrow else wide_shapes(elements // 2)
     inputs, outputs = Pool(elements, ranks.device), Pool(elements, ranks.device)
     ranks.meet()
-    times = _within(ranks, shapes, _DTYPES[dtype], inputs, outputs, _LIMITS_S[dtype])
+    times = _within(ranks, shapes, TORCH_DTYPE[dtype], inputs, outputs, _LIMITS_S[dtype])
     count = min(ranks.gather(len(times)))
     middles = ranks.middles(times[:count])
     points = [(*shape, us) for shape, us in zip(shapes[:count], middles, strict=True)]

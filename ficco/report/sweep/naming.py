@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ficco import registry
+from ficco.dtypes import ALL
 from ficco.report.sweep.reading import Case
 
 __all__ = ["REGIMES", "full", "number", "operator_label", "percent", "short", "size", "times"]
@@ -15,7 +16,6 @@ REGIMES = {
     "synchronized": "the host waits for each call before the next",
     "simulated": "predicted",
 }
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 NONE = "-"
 
 
@@ -27,7 +27,7 @@ def operator_label(op: str) -> str:
 def short(case: Case, regime: bool = False) -> str:
     """Return a case in short form: operator, sizes, dtype, ranks."""
     op = operator_label(case.op)
-    dtype = _DTYPES.get(case.dtype, case.dtype)
+    dtype = ALL[case.dtype].short if case.dtype in ALL else case.dtype
     text = f"{op} {case.m}x{case.n}x{case.k} {dtype} {case.world} ranks"
     return f"{text}, {case.regime}" if regime else text
 

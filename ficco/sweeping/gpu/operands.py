@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from ficco import oracle
+from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.private.torch_core import symmetric_memory
 from ficco.runtime import collectives
 from ficco.schedule import Schedule
 from ficco.sweeping.gpu.layout import Layout
 
-__all__ = ["DTYPES", "TOLERANCE", "Operands", "RecvBuffer", "plain"]
+__all__ = ["TOLERANCE", "Operands", "RecvBuffer", "plain"]
 
 symmetric = symmetric_memory()  # the import registers the fused operators
 
@@ -27,7 +28,6 @@ _Columns = tuple[slice, oracle.Exact]
 
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def plain(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -50,7 +50,7 @@ class RecvBuffer:
             world: Any = dist.group.WORLD
             self._memory = empty(need, dtype=torch.uint8, device="cuda")
             self._handle = symmetric.rendezvous(self._memory, group=world)
-        dtype = DTYPES[layout.dtype]
+        dtype = TORCH_DTYPE[layout.dtype]
         return [
             self._handle.get_buffer(peer, (layout.piece,), dtype, rank * layout.piece)
             for peer in range(layout.world)
@@ -68,7 +68,7 @@ class Operands:
 
     def __init__(self, layout: Layout, rank: int, allocate: Allocate = plain) -> None:
         self.layout, self.rank, self.sets = layout, rank, layout.sets
-        self.dtype = dtype = DTYPES[layout.dtype]
+        self.dtype = dtype = TORCH_DTYPE[layout.dtype]
         torch.manual_seed(1000 + rank)
         self.x = [allocate(layout.x, dtype).normal_() for _ in range(self.sets)]
         scale = layout.k**-0.5

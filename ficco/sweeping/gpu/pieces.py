@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ficco.compute.torch_device import TorchDeviceCompute
+from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.engines.rows import Work
 from ficco.engines.work import calls_of
 from ficco.lowering import lower_rank
 from ficco.plan import Region
 from ficco.schedule import Schedule
-from ficco.sweeping.gpu.operands import DTYPES, Operands, Run, Tensor, plain
+from ficco.sweeping.gpu.operands import Operands, Run, Tensor, plain
 
 __all__ = ["pieces_of"]
 
@@ -31,7 +32,7 @@ def pieces_of(operands: Operands, schedule: Schedule) -> Run | None:
     products = [product for step in steps for product in step.products]
     used = {region.buffer for p in products for region in (p.a, p.b, p.c, *p.add)}
     others = {
-        buffer.name: plain((buffer.rows, buffer.cols), DTYPES[buffer.dtype]).normal_()
+        buffer.name: plain((buffer.rows, buffer.cols), TORCH_DTYPE[buffer.dtype]).normal_()
         for buffer in plan.buffers
         if buffer.name in used and buffer.role not in ("input", "weight")
     }
