@@ -162,7 +162,7 @@ class TestRun:
         (["plan", "--rank=--"], "'--'"),
         (["explain", "--ranks=--"], "'--'"),
         (["run", "--seed", "-1"], "--seed -1"),
-        (["run", "--timeout", "-1"], "--timeout=-1.0: it is a positive"),
+        (["run", "--timeout", "-1"], "--timeout=-1.0: a positive number of seconds"),
         (["run", "--rows", "1,2"], "4 numbers"),
         (["run", "--rows", "1,2,3,4", "--m", "11"], "add up to 10"),
         (["run", "--splits", "1,2;3,4"], "--splits is for"),

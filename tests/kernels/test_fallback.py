@@ -69,7 +69,7 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error(
     with pytest.raises(EngineError, match=r"not in the pack \(1 of pool_rows\); Triton failed"):
         fallback.find(odd, 90)
     monkeypatch.setattr(fallback, "why_not", lambda: "Triton is not installed")
-    with pytest.raises(EngineError, match="triton is not installed; pip install triton"):
+    with pytest.raises(EngineError, match="Triton is not installed; pip install triton"):
         fallback.find(odd, 90)
 
 

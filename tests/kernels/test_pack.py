@@ -220,7 +220,7 @@ def test_it_is_not_used_where_it_is_not_to_be(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sources, "digest", lambda: "other")
     pack._why_unusable.cache_clear()
     try:
-        assert "other sources" in pack.why_not(90)
+        assert "other kernel sources" in pack.why_not(90)
     finally:
         pack._why_unusable.cache_clear()
 
