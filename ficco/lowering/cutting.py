@@ -47,7 +47,7 @@ def check_implemented(op: str, schedule: Schedule) -> None:
         )
     if schedule.sums == "within" and schedule.compute != "gated":
         raise ScheduleError(
-            f"sums='within' with compute={schedule.compute!r}: only the tiles of a gated launch add "
+            f"sums='within' with compute={schedule.compute!r}: only tiles of a gated launch add "
             "arrivals to their sums; the nearest that works is sums='apart', or compute='gated'"
         )
     for axis in ("route", "order", "transport"):

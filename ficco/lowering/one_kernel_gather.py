@@ -84,8 +84,8 @@ def _check(problem: Problem, schedule: Schedule) -> None:
     if reason := _reason(problem):
         raise ScheduleError(
             f"transport='sm' with {reason} is not implemented: one launch makes at most "
-            f"{MOST_OUTPUTS} products along rows, and the gathered x once; the nearest that works is "
-            "transport='dma'"
+            f"{MOST_OUTPUTS} products along rows, and the gathered x once; the nearest that works "
+            "is transport='dma'"
         )
 
 
