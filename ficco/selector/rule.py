@@ -363,7 +363,7 @@ def _piece(facts: Facts, machine: Machine, schedule: Schedule, rows: float, call
 
 
 def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
-    """Return the reasons in words: compute, transfer, balance, and pieces, from the same numbers."""
+    """Return the reasons in words (compute, transfer, balance, pieces), from the same numbers."""
     if facts.world == 1:
         return ["one rank: there are no transfers"]
     whole = _work(facts, machine, facts.m)
