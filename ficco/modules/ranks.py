@@ -356,7 +356,7 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
             _multiplying(problem, x, own),
             lambda: collectives.reduce_scatter(piece, product),
         )
-    taken = [row[rank] for row in problem.splits]
+    sizes_in = [row[rank] for row in problem.splits]
     if problem.flow.gathers:
         sent = x
         edges = [offsets(row) for row in problem.splits]
@@ -365,9 +365,9 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
     else:
         sent = x.new_zeros((problem.rows[rank], problem.n))
         compute = _multiplying(problem, x, own)
-    target = sent.new_empty((sum(taken), sent.shape[1]))
-    split = list(problem.splits[rank])
-    return compute, lambda: dist.all_to_all_single(target, sent, taken, split)
+    target = sent.new_empty((sum(sizes_in), sent.shape[1]))
+    sizes_out = list(problem.splits[rank])
+    return compute, lambda: dist.all_to_all_single(target, sent, sizes_in, sizes_out)
 
 
 def _multiplying(problem: Problem, x: Tensor, own: Named) -> Work:
@@ -392,6 +392,6 @@ def _sending_bags(problem: Problem, own: Named, rank: int) -> Work:
     like = torch.empty(0, dtype=_DTYPES[problem.dtype], device=torch.cuda.current_device())
     sent = like.new_zeros(problem.m * widths[rank])
     target = like.new_empty(problem.rows[rank] * sum(widths))
-    taken = [problem.rows[rank] * width for width in widths]
-    given = [rows * widths[rank] for rows in problem.rows]
-    return lambda: dist.all_to_all_single(target, sent, taken, given)
+    sizes_in = [problem.rows[rank] * width for width in widths]
+    sizes_out = [rows * widths[rank] for rows in problem.rows]
+    return lambda: dist.all_to_all_single(target, sent, sizes_in, sizes_out)
