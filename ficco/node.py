@@ -171,7 +171,7 @@ class Node:
 
         Args:
             xs: per rank x_r [m, k_r], or several, whose products are added up.
-            ws: per rank w_r [k_r, n], or as many.
+            ws: per rank w_r [k_r, n], or several, one per x.
             rows: per rank, the number of rows it gets; default: torch.chunk's rule.
             bias: per rank [n], added to that rank's rows.
             schedule: instead of the node's.
@@ -200,7 +200,7 @@ class Node:
 
         Args:
             xs: per rank x_r [m, k_r], or several, whose products are added up.
-            ws: per rank w_r [k_r, n], or as many.
+            ws: per rank w_r [k_r, n], or several, one per x.
             bias: per rank [n], the same on all.
             schedule: instead of the node's.
             grain: chunks per shard, instead of the schedule's.

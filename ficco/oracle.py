@@ -100,11 +100,11 @@ def bytes_needed(problem: Problem, ranks: Sequence[int] | None = None) -> int:
 
 
 def results(
-    problem: Problem, given: Sequence[Arrays], ranks: Sequence[int] | None = None
+    problem: Problem, arrays: Sequence[Arrays], ranks: Sequence[int] | None = None
 ) -> list[list[Exact]]:
     """Return the exact results of each of `ranks` (None: every rank), per output."""
     wanted = range(problem.world) if ranks is None else ranks
-    return problem.operator.reference(problem, given, wanted)
+    return problem.operator.reference(problem, arrays, wanted)
 
 
 def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:

@@ -152,7 +152,7 @@ class RankExecutor(_Rank):
         )
 
     def check_room(self, problem: Problem) -> None:
-        """Refuse a problem whose data, in all processes, exceeds this machine's memory."""
+        """Reject a problem whose data, in all processes, exceeds this machine's memory."""
         need = self.world * oracle.bytes_needed(problem, self.ranks)
         available_memory.check_host(need, "inputs and results of all ranks, in every process")
 
@@ -232,7 +232,7 @@ class GpuExecutor(_Rank):
             dist.destroy_process_group()
 
     def check_room(self, problem: Problem) -> None:
-        """Refuse a problem whose data exceeds this GPU's memory."""
+        """Reject a problem whose data exceeds this GPU's memory."""
         need = oracle.bytes_needed(problem, self.ranks)
         available_memory.check_gpu(need, "inputs of all ranks and results of one", self._device)
 
@@ -330,17 +330,17 @@ class TorchDraw:
 Work = Callable[[], object]
 
 
-def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, Work]:
+def _parts(problem: Problem, inputs: Sequence[Named], rank: int) -> tuple[Work, Work]:
     """Return a rank's whole compute and its whole transfer by the vendor's libraries.
 
     Uneven rows are padded to the longest, as the collectives need them.
     """
-    own, world, longest = given[rank], problem.world, max(problem.rows)
+    own, world, longest = inputs[rank], problem.world, max(problem.rows)
     if problem.flow.pools:
         return _pooling(problem, own), _sending_bags(problem, own, rank)
     x = own["x"]
     if problem.flow.own_columns:
-        whole = torch.cat([peer["x"] for peer in given])
+        whole = torch.cat([peer["x"] for peer in inputs])
         shard, target = x.new_zeros((longest, problem.k)), x.new_empty((world * longest, problem.k))
         return (
             _multiplying(problem, whole, own),
@@ -360,7 +360,7 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
     if problem.flow.gathers:
         sent = x
         edges = [offsets(row) for row in problem.splits]
-        blocks = [peer["x"][edges[s][rank] : edges[s][rank + 1]] for s, peer in enumerate(given)]
+        blocks = [peer["x"][edges[s][rank] : edges[s][rank + 1]] for s, peer in enumerate(inputs)]
         compute = _multiplying(problem, torch.cat(blocks), own)
     else:
         sent = x.new_zeros((problem.rows[rank], problem.n))

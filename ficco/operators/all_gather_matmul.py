@@ -241,7 +241,7 @@ def _check_weights(
 # ---- the function of PyTorch: x, w, bias, biased, axes, rows, gathered, group, schedule, grain
 
 
-def _shapes(  # noqa: PLR0913 - a call has as many facts
+def _shapes(  # noqa: PLR0913 - the operator's arguments
     ranks: Callable[[str], tuple[int, int]],
     x: Array,
     w: Sequence[Array],

@@ -263,7 +263,7 @@ def _nested(tensors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
     return [*lists, tensors[-1], *rest]
 
 
-def _shapes(  # noqa: PLR0913 - a call has as many facts
+def _shapes(  # noqa: PLR0913 - the operator's arguments
     ranks: Callable[[str], tuple[int, int]],
     tables: Sequence[Array],
     indices: Sequence[Array],

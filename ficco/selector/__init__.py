@@ -236,7 +236,7 @@ def _by_book(
         return None, "books hold only products along rows" if needed else ""
     books = known(machine.name) if book is None else [book]
     if not books:
-        return None, "there is none of this machine" if needed else ""
+        return None, "there is no book of this machine" if needed else ""
     passed = []
     for candidate in books:
         if reason := candidate.unfit(machine, driver):
