@@ -339,7 +339,7 @@ def _check(problem: Problem) -> None:
         raise InputError("outputs: a problem has at least one")
     _check_outputs(p)
     if not p.products:
-        raise InputError("outputs: there is no product; name one, along rows or contraction")
+        raise InputError("outputs: none is a product; name a product, along rows or contraction")
     _check_operands(p.products)
     _check_fields(p)
     operator.check(p)
