@@ -1,9 +1,9 @@
-"""Node: all ranks in one process. Looks at what the user passes and names faults.
+"""Node: all ranks in one process. Checks the user's arguments.
 
 node = ficco.Node(4, machine="mesh4")
-ys = node.all_gather_matmul(xs, ws)      # lists with one array per rank: NumPy's
+ys = node.all_gather_matmul(xs, ws)      # lists with one NumPy array per rank
 
-node = ficco.Node(4, machine="cuda")     # the same on GPUs: CuPy's, that of rank r on device r
+node = ficco.Node(4, machine="cuda")     # on GPUs: CuPy arrays, rank r's on device r
 """
 
 from __future__ import annotations
@@ -43,33 +43,32 @@ Array = npt.NDArray[Any]
 
 
 class Node:
-    """All ranks of a group in this process, each a thread with copy lanes of its own.
+    """All ranks of a group in this process, each a thread with its own copy lanes.
 
     Args:
         world: number of ranks, 1 to 64.
-        machine: a profile or its name. "host" runs as fast as this machine can; "mesh4", "mesh8",
-            "switch4", "switch8" are paced: real bytes, on links that last as long as the profile
-            says. "cuda" runs on GPUs 0 to world-1 of this machine.
-        schedule: a schedule or its name, for calls that name none; "auto": what is predicted to be
+        machine: a profile or its name. "host" runs at the full speed of this machine. "mesh4",
+            "mesh8", "switch4", "switch8" are paced: copies move real bytes, and take the time that
+            the profile gives. "cuda" runs on GPUs 0 to world-1 of this machine.
+        schedule: a schedule or its name, for calls without one; "auto": the one predicted to be
             fastest, from the machine's rates or a shipped profile of the devices.
-        compute: the library for GEMMs: "numpy" or "torch", on GPUs "cupy"; None: the first that
-            serves.
-        timeout_s: how long any wait within a call may last before it raises TimeoutExceeded.
+        compute: the GEMM library: "numpy" or "torch", on GPUs "cupy"; None: the first available.
+        timeout_s: longest time of any wait within a call, in seconds, before TimeoutExceeded.
 
-    A node may be used by one call at a time; others wait. Nodes are independent of each other.
-    After a failed call the node refuses further calls until `reset`. Use it as a context manager,
-    or call `close`, to end its threads. No process group is needed, so "collective" transport is
-    none of its: whole transfers, as of the schedule "serial", are by copies on every machine.
+    A node runs one call at a time; others wait. Nodes are independent of each other. After a failed
+    call the node rejects further calls until `reset`. Use it as a context manager, or call `close`,
+    to end its threads. A node has no process group and thus no transport="collective": whole
+    transfers, as in the schedule "serial", are copies on every machine.
 
-    On GPUs arrays are CuPy's, those of rank r on device r, and results are, too. A call enqueues
-    its work on the stream that is current on each device and returns; values are not looked at, so
-    indices must be within their tables. A call that fails on the device is reported by the next
-    one, or by `synchronize`. A capture into a CUDA graph is refused, since CuPy refuses GEMMs in
-    it; the torch functions can be captured.
+    On GPUs inputs and results are CuPy arrays, those of rank r on device r. A call enqueues its
+    work on the current stream of each device and returns. It does not check values, so indices must
+    be within their tables. If a call fails on the device, the next call or `synchronize` reports
+    it. Capture into a CUDA graph is rejected, because CuPy does not allow GEMMs in a capture; the
+    torch functions can be captured.
 
     Raises:
-        InputError: an argument that cannot be.
-        EngineError: on GPUs: there are too few, or they do not reach each other.
+        InputError: an argument is invalid.
+        EngineError: on GPUs: there are too few, or they cannot access each other.
         GpuError: on GPUs: there is no driver, or it is too old.
     """
 
@@ -105,12 +104,12 @@ class Node:
 
     @property
     def machine(self) -> Machine:
-        """The profile that it runs as."""
+        """The machine's profile."""
         return self._runtime.machine
 
     @property
     def timeout_s(self) -> float:
-        """How long any wait within a call may last, in seconds."""
+        """The longest time of any wait within a call, in seconds."""
         return self._runtime.timeout_s
 
     @timeout_s.setter
@@ -119,7 +118,7 @@ class Node:
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of memory that windows hold, over all ranks."""
+        """Bytes of memory of the windows, over all ranks."""
         return self._runtime.window_bytes
 
     def all_gather_matmul(
@@ -139,17 +138,17 @@ class Node:
                 contiguous are copied first.
             ws: per rank w_r [k, n_r] with any strides, or a tuple of several weights that share
                 the gather; n_r may differ and be 0.
-            bias: per rank [n_r], or a tuple of one (or None) per weight; None: none.
+            bias: per rank [n_r], or a tuple with one (or None) per weight; None: no bias.
             axes: per weight: "rows", or "contraction" for concat(x)^T . w_r with w_r [m, n_r].
             schedule: instead of the node's.
             grain: chunks per shard, instead of the schedule's.
 
         Returns:
-            Per rank y_r [m, n_r] (along the contraction [k, n_r]); a tuple where ws has tuples.
+            Per rank y_r [m, n_r] (along the contraction [k, n_r]); a tuple if ws has tuples.
 
         Raises:
-            InputError: shapes or dtypes that do not fit; ScheduleError: a schedule that nothing
-            implements; TimeoutExceeded, EngineError: the call failed.
+            InputError: shapes or dtypes do not fit. ScheduleError: the schedule is not implemented.
+            TimeoutExceeded, EngineError: the call failed.
         """
         outputs = self._call(
             "all_gather_matmul", schedule, grain, xs=xs, ws=ws, bias=bias, axes=axes
@@ -172,8 +171,8 @@ class Node:
 
         Args:
             xs: per rank x_r [m, k_r], or several, whose products are added up.
-            ws: per rank w_r [k_r, n], or as many.
-            rows: per rank, how many rows it gets; torch.chunk's rule where left out.
+            ws: per rank w_r [k_r, n], or several, one per x.
+            rows: per rank, the number of rows it gets; default: torch.chunk's rule.
             bias: per rank [n], added to that rank's rows.
             schedule: instead of the node's.
             grain: chunks per shard, instead of the schedule's.
@@ -201,7 +200,7 @@ class Node:
 
         Args:
             xs: per rank x_r [m, k_r], or several, whose products are added up.
-            ws: per rank w_r [k_r, n], or as many.
+            ws: per rank w_r [k_r, n], or several, one per x.
             bias: per rank [n], the same on all.
             schedule: instead of the node's.
             grain: chunks per shard, instead of the schedule's.
@@ -224,17 +223,17 @@ class Node:
         schedule: str | Schedule | None = None,
         grain: int | None = None,
     ) -> list[Array]:
-        """Send every rank its block of rows, and multiply what each got with its weight.
+        """Send every rank its block of rows, and multiply each rank's rows with its weight.
 
         Args:
-            xs: per rank x_r [sum of splits[r], k], blocks for rank 0, 1, ... below one another.
+            xs: per rank x_r [sum of splits[r], k], blocks for rank 0, 1, ... in this order.
             ws: per rank w_r [k, n].
             splits: splits[s][r] rows go from rank s to rank r.
             schedule: instead of the node's.
             grain: chunks per block, instead of the schedule's.
 
         Returns:
-            Per rank [rows received, n], rows by the rank they came from.
+            Per rank [rows received, n], rows ordered by source rank.
 
         Raises: as `all_gather_matmul`.
         """
@@ -253,7 +252,7 @@ class Node:
     ) -> list[Array]:
         """Multiply each rank's rows with its weight, and send every rank its block of the product.
 
-        Arguments, result and errors are those of `all_to_all_matmul`.
+        Arguments, result and errors are as in `all_to_all_matmul`.
         """
         return self.call(
             "matmul_all_to_all", schedule=schedule, grain=grain, xs=xs, ws=ws, splits=splits
@@ -274,8 +273,8 @@ class Node:
         Args:
             tables: per rank its tables, each [rows, d].
             indices: per rank and table [lookups], int64.
-            offsets: per rank and table [batch], int64: where each bag begins in its indices.
-            rows: per rank, how many rows of the batch it gets; torch.chunk's rule where left out.
+            offsets: per rank and table [batch], int64: the start of each bag in its indices.
+            rows: per rank, the rows of the batch that it gets; default: torch.chunk's rule.
             schedule: instead of the node's.
             grain: chunks per batch slice, instead of the schedule's.
 
@@ -297,16 +296,16 @@ class Node:
         grain: int | None = None,
         **arguments: Any,
     ) -> list[Array]:
-        """Run an operator by name, those of `ficco.operators.register` too.
+        """Run an operator by name, including those of `ficco.operators.register`.
 
         Args:
-            name: of the operator.
+            name: the name of the operator.
             schedule: instead of the node's.
             grain: chunks per shard, instead of the schedule's.
-            arguments: of the operator; arrays are lists with an entry per rank.
+            arguments: the operator's arguments; arrays are lists with an entry per rank.
 
         Returns:
-            Per rank its first output.
+            Per rank, its first output.
 
         Raises: as `all_gather_matmul`; InputError for an operator that is not registered.
 
@@ -326,7 +325,7 @@ class Node:
         """Run a problem on named inputs.
 
         Args:
-            problem: what to compute; its world is the node's.
+            problem: the problem; its world is the node's.
             arrays: per rank, inputs and weights by buffer name (see the plan's schema).
             schedule: instead of the node's.
             grain: chunks per shard, instead of the schedule's.
@@ -335,7 +334,7 @@ class Node:
             Per rank, its outputs.
 
         Raises:
-            MemoryError: results, or windows and workspaces, are more than the host has available.
+            MemoryError: results, or windows and workspaces, exceed the host's available memory.
         """
         if not isinstance(problem, Problem):
             raise InputError(f"problem={problem!r:.80}: a ficco.Problem is needed")
@@ -343,7 +342,7 @@ class Node:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
         self._check_named(problem, self._per_rank(arrays, "arrays"))
         dtype = dtype_of(problem.dtype)
-        if self._runtime.machine.engine == "host":  # CuPy refuses what does not fit on a GPU
+        if self._runtime.machine.engine == "host":  # on a GPU, CuPy checks memory
             shapes = [shape for rank in range(self.world) for shape in problem.result_shapes(rank)]
             size = sum(rows * cols for rows, cols in shapes) * problem.itemsize
             if size >= LOOKED_AT:
@@ -353,8 +352,8 @@ class Node:
             for rank in range(self.world)
         ]
         named = [
-            {**self._readable(mine), **{f"y{i}": y for i, y in enumerate(ys)}}
-            for mine, ys in zip(arrays, results, strict=True)
+            {**self._readable(rank_arrays), **{f"y{i}": y for i, y in enumerate(ys)}}
+            for rank_arrays, ys in zip(arrays, results, strict=True)
         ]
         self._runtime.execute(problem, self._resolved(problem, schedule, grain), named)
         return results
@@ -362,7 +361,7 @@ class Node:
     def _call(
         self, name: str, schedule: str | Schedule | None, grain: int | None, **arguments: Any
     ) -> list[list[Array]]:
-        """Return per rank all outputs of an operator."""
+        """Return, per rank, all outputs of an operator."""
         operator = operators.get(name)
         for argument in arguments:
             if argument not in operator.arguments:
@@ -378,7 +377,7 @@ class Node:
 
     @property
     def traced(self) -> bool:
-        """Whether calls take times for `timeline`: on the host always, on GPUs when it is set."""
+        """Whether calls record times for `timeline`: always on the host, on GPUs if set."""
         return not isinstance(self._runtime, CudaLocalRuntime) or self._runtime.traced
 
     @traced.setter
@@ -387,11 +386,11 @@ class Node:
             self._runtime.traced = value
 
     def timeline(self) -> Timeline:
-        """Return what the last call ran, over all ranks; on GPUs it must have been `traced`."""
+        """Return the timeline of the last call, over all ranks; on GPUs it must be `traced`."""
         return self._runtime.timeline()
 
     def synchronize(self) -> None:
-        """Wait until all calls have ended on their devices; calls on the host have.
+        """Wait until all calls have ended on their devices; on the host they already have.
 
         Raises:
             TimeoutExceeded, EngineError: a call failed; the node needs `reset`.
@@ -404,13 +403,13 @@ class Node:
         self._runtime.reset()
 
     def close(self) -> None:
-        """End the node's threads and refuse further calls."""
+        """End the node's threads and reject further calls."""
         self._runtime.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "a ficco.Node has threads and memory of this process, and can be neither copied nor "
-            "pickled; make a new Node where another one is needed"
+            "pickled; make a new Node instead"
         )
 
     def __enter__(self) -> Node:
@@ -434,27 +433,27 @@ class Node:
         return entries
 
     def _check_named(self, problem: Problem, arrays: Sequence[Mapping[str, Array]]) -> None:
-        """Hold every input against the buffer that the problem asks for."""
-        for rank, mine in enumerate(arrays):
+        """Check the shape and dtype of every input against the problem's buffers."""
+        for rank, rank_arrays in enumerate(arrays):
             for buffer in required_buffers(problem, rank):
                 if buffer.role == "output":
                     continue
-                array, where = mine.get(buffer.name), f"arrays[{rank}][{buffer.name!r}]"
+                array, where = rank_arrays.get(buffer.name), f"arrays[{rank}][{buffer.name!r}]"
                 wanted = (buffer.rows, buffer.cols), buffer.dtype
                 refusal = None if array is None else self._library.refusal(array, rank)
                 if refusal is not None:
                     raise InputError(where + refusal)
-                found = None if array is None else (array.shape, array.dtype.name)
-                if found != wanted:
-                    raise InputError(f"{where}: {wanted} is needed, {found} found")
+                actual = None if array is None else (array.shape, array.dtype.name)
+                if actual != wanted:
+                    raise InputError(f"{where}: {wanted} is needed, {actual} found")
 
-    def _readable(self, mine: Mapping[str, Array]) -> dict[str, Array]:
-        """Return inputs as engines read them: x by copy engines, all but weights by GPUs."""
-        found = dict(mine)
-        for name, array in mine.items():
+    def _readable(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return inputs with contiguous rows where engines need them (x; GPUs: not weights)."""
+        readable = dict(arrays)
+        for name, array in arrays.items():
             if name.startswith("x") or not (self._library.immediate or name.startswith("w")):
-                found[name] = row_contiguous(array, self._library)
-        return found
+                readable[name] = row_contiguous(array, self._library)
+        return readable
 
     def _resolved(
         self, problem: Problem, schedule: str | Schedule | None, grain: int | None
@@ -471,7 +470,7 @@ class Node:
         if grain is not None:
             chosen = replace(chosen, grain=grain)
         if chosen.transport in ("machine", "collective"):
-            chosen = replace(chosen, transport="dma")  # what a node has
+            chosen = replace(chosen, transport="dma")  # the only one that a node has
         return chosen.resolve(self.world, self.machine)
 
     def _automatic(self, problem: Problem, gates: bool) -> Schedule:
@@ -483,7 +482,7 @@ def _named(schedule: str | Schedule) -> str | Schedule:
     """Return a schedule, or "auto"."""
     if isinstance(schedule, Schedule) or (isinstance(schedule, str) and schedule == "auto"):
         return schedule
-    return Schedule.named(schedule)  # which refuses what is no text
+    return Schedule.named(schedule)  # raises if it is not a text
 
 
 def _cupy(compute: str | None) -> CupyCompute:

@@ -1,7 +1,7 @@
-"""The oracle: what an operator must give, in float64, and how far from it a result may be.
+"""The oracle: the exact results of an operator in float64, and the allowed error of a result.
 
-Used by `ficco run`, tests and bench alike, so that "right" means one thing. Arrays are NumPy's, or
-PyTorch's tensors, which are judged on the device where they lie; PyTorch is not loaded for that.
+`ficco run`, tests and bench all use it, so that they agree on correctness. Arrays are NumPy arrays
+or PyTorch tensors. Tensors are compared on their own device; this module does not load PyTorch.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = [
 # Half a unit in the last place. With s = |x| |w| a result y may differ from the exact one by
 #   roundings * UNIT_ROUNDOFF[dtype] |y|  +  SUM_FACTOR sqrt(terms) 2^-24 s:
 # the roundings to the dtype, and a float32 sum whose errors add up as a random walk. Partial sums
-# that travel in the dtype are rounded relative to themselves, which s / sqrt(ranks) bounds well.
-# Leaving out one of k terms changes y by about s / k, which this catches up to k of some 10^5.
+# that travel in the dtype are rounded relative to their size, which s / sqrt(ranks) bounds well.
+# Omitting one of k terms changes y by about s / k; this bound detects it up to k of about 10^5.
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SUM_FACTOR = 4.0
 SMALLEST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}  # subnormal spacing
 
 
 class Verdict(NamedTuple):
-    """How a result compares. `max_rel_error` is relative to |x| |w|, elementwise."""
+    """The comparison of a result. `max_rel_error` is relative to |x| |w|, elementwise."""
 
     ok: bool
     max_rel_error: float
@@ -74,49 +74,49 @@ class _NumpyDraw:
 def inputs(problem: Problem, seed: int, draw: Draw | None = None) -> list[dict[str, Array]]:
     """Return per rank random inputs by buffer name: x of N(0, 1), w of N(0, 1/k), bias of N(0, 1).
 
-    Embeddings get tables of N(0, 1) and bags that share out their lookups at random. `draw` serves
-    for arrays of other libraries; it has a seed of its own.
+    Embeddings get tables of N(0, 1) and bags of random length. `draw` makes arrays of other
+    libraries; it has its own seed.
     """
     draw, operator = draw or _NumpyDraw(problem.dtype, seed), problem.operator
-    given = [operator.inputs(problem, rank, draw) for rank in range(problem.world)]
+    drawn = [operator.inputs(problem, rank, draw) for rank in range(problem.world)]
     for name in operator.alike:
-        for arrays in given:
+        for arrays in drawn:
             if name in arrays:
-                arrays[name] = given[0][name]
-    return given
+                arrays[name] = drawn[0][name]
+    return drawn
 
 
 def bytes_needed(problem: Problem, ranks: Sequence[int] | None = None) -> int:
-    """Return the bytes that `inputs`, and `results` of so many ranks, hold at least."""
-    p, held = problem, 0
+    """Return the least bytes of `inputs`, and of `results` for `ranks` (None: every rank)."""
+    p, input_bytes = problem, 0
     for rank in range(p.world):
         for operand in p.operator.operands(p, rank):
             if operand.role != "output":
-                held += operand.rows * operand.cols * ELEMENT_BYTES[operand.dtype]
+                input_bytes += operand.rows * operand.cols * ELEMENT_BYTES[operand.dtype]
     wanted = range(p.world) if ranks is None else ranks
     results = sum(height * width for rank in wanted for height, width in p.result_shapes(rank))
     exact = 2 * 8  # bytes of a value and its magnitude, in float64
-    return held + results * (p.itemsize + exact)
+    return input_bytes + results * (p.itemsize + exact)
 
 
 def results(
-    problem: Problem, given: Sequence[Arrays], ranks: Sequence[int] | None = None
+    problem: Problem, arrays: Sequence[Arrays], ranks: Sequence[int] | None = None
 ) -> list[list[Exact]]:
-    """Return what each of `ranks` (None: every rank) must get, per output."""
+    """Return the exact results of each of `ranks` (None: every rank), per output."""
     wanted = range(problem.world) if ranks is None else ranks
-    return problem.operator.reference(problem, given, wanted)
+    return problem.operator.reference(problem, arrays, wanted)
 
 
 def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
-    """Compare a result of a rank with what it must be. NaN is never right.
+    """Compare a result of a rank with the exact one. NaN is always wrong.
 
     Args:
         y: the result.
-        exact: what it must be, on the same device.
-        dtype: of the result.
-        roundings: how often a sum that travelled was rounded to the dtype: once where each rank
-            sends its own; as often as there are ranks where it is added to on the way, by a
-            collective or along a ring; see the function of this name.
+        exact: the exact result, on the same device.
+        dtype: dtype of the result.
+        roundings: how often a sum that travels is rounded to the dtype: once if each rank sends
+            only its own part; once per rank if ranks add to it on the way, in a collective or on a
+            ring. See `roundings`.
     """
     if tuple(y.shape) != tuple(exact.value.shape):
         return Verdict(False, math.inf)
@@ -133,11 +133,11 @@ def judge(y: Array, exact: Exact, dtype: str, roundings: int = 1) -> Verdict:
 
 
 def roundings(problem: Problem, sums_travel: bool) -> int:
-    """Return how often what travels is rounded: sums at every rank, parts of them once.
+    """Return how often data that travels is rounded: sums at every rank, parts of sums once.
 
-    And once more for every further pair of x and w.
+    Every further pair of x and w adds one rounding.
     """
     further = max(map(len, problem.pairs), default=1) - 1
     if problem.flow.sums and sums_travel:
-        return problem.world * (1 + 2 * further)  # what comes is added before the last product
+        return problem.world * (1 + 2 * further)  # arrivals are added before the last product
     return 1 + further

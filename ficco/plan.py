@@ -1,18 +1,19 @@
-"""Plan: the data that everything else consumes. Buffers, lanes and steps of every rank.
+"""Plan: the buffers, lanes and steps of every rank.
 
 A plan is the contract between lowering, verifier, simulator and engines. This file holds its types
-and the places of signals in a window; `plan_json` reads and writes it; nothing here makes or judges
-one. Types are named tuples because a plan of 8 ranks has thousands of them and is made per shape.
+and the places of signals in a window; `plan_json` reads and writes plans. Nothing here makes or
+verifies plans. The types are named tuples, because a plan of 8 ranks has thousands of them and is
+made per shape.
 
-How a plan runs. Each rank forks all its lanes from the call's start and joins them at its end. A
-lane runs its steps one after another, in the order of the list; lanes are concurrent. Steps meet
-through signals (`raise`, `wait`, `clear`) and through `after`. Every window exists `copies` times;
-a call uses one copy, and the number in a region or signal is counted from the copy of this call.
+How a plan runs: each rank forks all its lanes at the start of the call and joins them at the end. A
+lane runs its steps one after another, in list order; lanes are concurrent. Signals (`raise`,
+`wait`, `clear`) and `after` order steps of different lanes. Every window exists `copies` times. A
+call uses one copy; the copy in a region or signal is an offset from the copy of this call.
 
-Which copy a call uses does not matter, since its peers say when their windows are free. A mailbox
-is a window without that: calls take its two copies in turn, each rank by a count of its own, and
-every rank awaits that all have entered. Whoever has ended a call knows then that all have ended
-the one before it. A plan has windows or mailboxes, with signals of their own.
+A call may use any copy of a window, because peers signal when their windows are free. A mailbox is
+a window without this signal: calls alternate between its two copies by a counter on each rank, and
+every rank waits until all ranks have entered. A rank that has ended a call thus knows that all
+ranks have ended the previous call. A plan has windows or mailboxes, each with separate signals.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ __all__ = [
 VERSION = 3
 
 ROLES = ("input", "weight", "output", "window", "mailbox", "workspace")
-SHARED = ("window", "mailbox")  # roles of what peers write to
+SHARED = ("window", "mailbox")  # roles of buffers that peers write to
 
-# Which unit each kind of step may occupy. A plan is the same for all targets, so a step states the
-# most that it needs on any of them: a local copy is a kernel on CUDA, see `copy_unit`.
+# The units that each kind of step may occupy. A plan is the same for all targets, so a step states
+# the largest need of any target: a local copy is a kernel on CUDA, see `copy_unit`.
 UNITS: dict[str, tuple[str, ...]] = {
     "copy": ("dma", "sm"),
     "local_copy": ("sm",),
@@ -77,7 +78,7 @@ KINDS = tuple(UNITS)
 #   entered[writer]      the writer has started this call       raised by the writer
 #   free[reader]         the reader is done with its own window raised by the reader
 #   ready[peer][chunk]   a part of a gated step is done         raised by the holder itself
-# Their places never depend on sizes, grain or operator.
+# Their places do not depend on sizes, grain or operator.
 SIGNALS: dict[str, int] = {  # name: signals per peer
     "data": MAX_CHUNKS,
     "entered": 1,
@@ -177,19 +178,19 @@ class Step(NamedTuple):
         kind: one of KINDS.
         unit: "sm", "dma" or "none".
         reads, writes: copy, local_copy: reads[i] goes to writes[i]. reduce: the sum of reads, in
-            order, in float32, goes to the one region of writes; one of a single row is added to
-            every row, none at all give zeros. collective: reads is what this rank gives, writes
-            what it gets. bag: reads table, indices, offsets (of its bags), again and again, and
-            writes[i] gets the sums of the i-th three.
+            order, in float32, goes to the one region of writes; a read of one row is added to every
+            row, and no reads give zeros. collective: reads is sent by this rank, writes is
+            received. bag: reads repeats (table, indices, offsets of its bags), and writes[i] gets
+            the sums of the i-th triple.
         signals: raise: raises them, in any order; wait: waits for all; clear: sets them to 0.
         products: gemm: its products, in order.
         transpose_a, transpose_b: gemm: the operand is stored transposed.
-        after: ids of earlier steps of this rank, of any lane, that are done before this one starts.
-        parts: a gated gemm or bag: its parts; then products, reads and writes stay empty.
-        collective: "all_gather" or "all_to_all": which.
-        concurrent: a gated step that waits for what peers' kernels make, as any does that both
-            waits and raises: its plan needs lanes that really run at the same time, and devices
-            without kernels of other groups.
+        after: ids of earlier steps of this rank, on any lane, that end before this one starts.
+        parts: a gated gemm or bag: its parts; products, reads and writes are then empty.
+        collective: the name of the collective: "all_gather" or "all_to_all".
+        concurrent: a gated step waits for results of peers' kernels (as every step that both waits
+            and raises): its plan needs lanes that run at the same time, and devices without kernels
+            of other groups.
     """
 
     id: str
@@ -214,7 +215,7 @@ def copy_unit(target: str, same_device: bool) -> str:
     On CUDA, a copy within one device (`cuMemcpyAsync` or `cuMemcpy2DAsync`, of any size) is a
     kernel: it does not start while other kernels hold all thread slots. A copy to another device
     runs on a copy engine and does start then, whatever its size and shape. Both were measured on
-    H100 GPUs with CUDA 13.0. HIP was not measured, so the answer for HIP is the one that is safe.
+    H100 GPUs with CUDA 13.0. HIP was not measured; its value is the safe one.
     The host engine has no multiprocessors: a thread of the lane copies while others compute.
 
     Args:
@@ -222,7 +223,7 @@ def copy_unit(target: str, same_device: bool) -> str:
         same_device: whether source and destination are on the same device.
 
     Returns:
-        "sm" if the copy needs a multiprocessor in order to start, else "dma".
+        "sm" if the copy needs a multiprocessor to start, else "dma".
 
     Raises:
         KeyError: an unknown target.
@@ -232,7 +233,7 @@ def copy_unit(target: str, same_device: bool) -> str:
 
 
 def regions_of(work: Step | Part) -> list[Region]:
-    """Return every region that a step, or a part, names itself."""
+    """Return every region of a step or a part; the parts of a step are not included."""
     regions = [*work.reads, *work.writes]
     for product in work.products:
         regions += [product.a, product.b, product.c, *product.add]
@@ -251,14 +252,14 @@ class Buffer(NamedTuple):
 
 
 class RankPlan(NamedTuple):
-    """What one rank does. Steps stand in the order in which they are submitted."""
+    """The plan of one rank. Steps are in order of submission."""
 
     rank: int
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
 
     def buffer(self, name: str) -> Buffer:
-        """Return a buffer by name (KeyError where there is none)."""
+        """Return a buffer by name (KeyError if there is none)."""
         for buffer in self.buffers:
             if buffer.name == name:
                 return buffer
@@ -266,7 +267,7 @@ class RankPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All ranks' plans of one call. A rank's own runtime holds just its entry of `ranks`."""
+    """All ranks' plans of one call. The runtime of a rank holds only its entry of `ranks`."""
 
     problem: Problem
     schedule: Schedule
@@ -275,16 +276,16 @@ class Plan(NamedTuple):
 
 
 def digest_of(problem: Problem, schedule: Schedule, version: int = VERSION, **retired: str) -> int:
-    """Return the 32-bit non-zero number that says two ranks run the same call.
+    """Return a 32-bit non-zero number that is equal for ranks that run the same call.
 
-    It covers the version, what the ranks must agree on in the problem, and the schedule without
-    its name, so that every rank has it without lowering the others.
+    It covers the version, the agreed values of the problem, and the schedule without its name, so
+    that a rank computes it without lowering the other ranks.
 
     Args:
-        problem: what is asked.
-        schedule: resolved.
-        version: of the plan.
-        retired: values of axes that schedules of an earlier version had.
+        problem: the problem.
+        schedule: the resolved schedule.
+        version: the version of the plan.
+        retired: values of axes that only schedules of an earlier version have.
     """
     axes = {axis: value for axis, value in schedule.to_json().items() if axis != "name"}
     axes |= retired
@@ -299,24 +300,24 @@ def signal_place(signal: Signal) -> int:
 
 
 def signal_at(rank: int, place: int) -> Signal:
-    """Return the signal that `signal_place` puts at this index, in the window of `rank`."""
+    """Return the signal at an index of `signal_place`, in the window of `rank`."""
     name = max((n for n, base in _BASES.items() if base <= place), key=_BASES.__getitem__)
     peer, chunk = divmod(place - _BASES[name], SIGNALS[name])
     return Signal(rank, name, peer, chunk)
 
 
 def has_mailbox(plan: RankPlan) -> bool:
-    """Whether a plan's peers write to mailboxes, and not to windows."""
+    """Return whether peers write to mailboxes, not to windows."""
     return any(buffer.role == "mailbox" for buffer in plan.buffers)
 
 
-WINDOW_ALIGN = 256  # bytes; several window buffers of a plan lie behind one another
+WINDOW_ALIGN = 256  # bytes; the window buffers of a plan are stored one after another
 
 
 def window_places(buffers: tuple[Buffer, ...]) -> tuple[dict[str, int], int]:
-    """Return the byte offset of each window buffer within a window copy, and the bytes of all.
+    """Return the byte offset of each window buffer within a window copy, and the total bytes.
 
-    The same of mailboxes, in a plan that has those.
+    In a plan with mailboxes, the same for mailboxes.
     """
     places: dict[str, int] = {}
     end = 0
@@ -335,11 +336,11 @@ class WindowBytes(NamedTuple):
     mailbox: int = 0
 
     def has(self, other: WindowBytes) -> bool:
-        """Whether calls that need so much find room here."""
+        """Return whether these bytes suffice for calls that need `other`."""
         return self.window >= other.window and self.mailbox >= other.mailbox
 
     def grown(self, need: WindowBytes) -> WindowBytes:
-        """Return room for what is needed, and for more, so that it does not grow at every call."""
+        """Return bytes that suffice for `need`, with a reserve to avoid growth at every call."""
         return WindowBytes(
             *[
                 have if have >= wanted else max(wanted, have * 3 // 2)
@@ -348,11 +349,11 @@ class WindowBytes(NamedTuple):
         )
 
     def joined(self, other: WindowBytes) -> WindowBytes:
-        """Return room for both."""
+        """Return bytes that suffice for both."""
         return WindowBytes(max(self.window, other.window), max(self.mailbox, other.mailbox))
 
 
 def window_bytes_of(plan: RankPlan) -> WindowBytes:
-    """Return what a rank's plan needs; it is equal on all ranks."""
+    """Return the bytes that a rank's plan needs; they are equal on all ranks."""
     _, size = window_places(plan.buffers)
     return WindowBytes(0, size) if has_mailbox(plan) else WindowBytes(size, 0)

@@ -1,6 +1,6 @@
 """A plan as JSON, both ways. The format is described in schedules/plan.schema.json.
 
-Reading checks form alone (fields, types, known kinds); whether a plan is right is for the verifier.
+Reading checks only the form (fields, types, known kinds). The verifier checks correctness.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def dumps(plan: Plan) -> str:
-    """Return a plan as JSON text, one step a line."""
+    """Return a plan as JSON text, with one step per line."""
     head = {
         "version": VERSION,
         "problem": plan.problem.to_json(),
@@ -55,7 +55,7 @@ def dumps(plan: Plan) -> str:
 
 
 def _step(step: Step) -> dict[str, Any]:
-    """Return a step without its empty fields; id, lane, kind and unit always stand."""
+    """Return a step without its empty fields; id, lane, kind and unit are always present."""
     out: dict[str, Any] = {
         "id": step.id,
         "lane": step.lane,
@@ -112,7 +112,7 @@ def loads(text: str, source: str = "plan") -> Plan:
     """Read a plan from JSON text; `source` names it in messages.
 
     Raises:
-        PlanError: not JSON, or not of the plan's form; the message names the place.
+        PlanError: the text is not JSON or not a plan; the message names the place.
     """
     raw = parsed_json(text, source, PlanError)
     top = _Fields(raw, source, ("version", "problem", "schedule", "digest", "ranks"))
@@ -131,7 +131,7 @@ def loads(text: str, source: str = "plan") -> Plan:
         raise PlanError(f"{source}: {wrong}") from None
     ranks = top.list("ranks", _read_rank)
     retired = {"network_transport": "collective"} if version == 2 else {}
-    retired = {axis: str(raw["schedule"].get(axis, usual)) for axis, usual in retired.items()}
+    retired = {axis: str(raw["schedule"].get(axis, value)) for axis, value in retired.items()}
     expected = digest_of(problem, schedule, version, **retired)
     digest = top.get("digest", _whole, expected)
     if digest != expected:
@@ -143,7 +143,7 @@ def loads(text: str, source: str = "plan") -> Plan:
 
 
 def _rename_fields_of_version_2(raw: Any) -> None:
-    """Change a plan of version 2 to the names of version 3, in place. Readers check its form."""
+    """Rename the fields of a version 2 plan to those of version 3, in place, without checks."""
     steps = [s for rank in _objects(raw, "ranks") for s in _objects(rank, "steps")]
     for step in steps:
         if step.get("kind") == "signal":
@@ -156,7 +156,7 @@ def _rename_fields_of_version_2(raw: Any) -> None:
 
 
 def _objects(raw: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
-    """Return the objects in a field; whatever else stands there is left to the readers."""
+    """Return the objects in a field; readers reject other values later."""
     entries = raw.get(field)
     return [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
 
@@ -184,7 +184,7 @@ def _read_step(raw: Any, where: str) -> Step:
     f = _Fields(raw, where, Step._fields)
     kind, unit = f.get("kind", _one_of(KINDS)), f.get("unit", _one_of(("sm", "dma", "none")))
     if kind == "local_copy" and unit == "dma":
-        unit = "sm"  # older plans took a copy within a device for the work of a copy engine
+        unit = "sm"  # older plans assigned copies within a device to a copy engine
     return Step(
         id=f.get("id", _text),
         lane=f.get("lane", _text),
@@ -311,7 +311,7 @@ def _one_of(known: Any) -> Callable[[Any, str], str]:
     def read(raw: Any, where: str) -> str:
         if not isinstance(raw, str) or raw not in known:
             raise PlanError(
-                f"{where}: {raw!r}{closest(str(raw), known)}; it is one of {', '.join(known)}"
+                f"{where}: {raw!r}{closest(str(raw), known)}; must be one of {', '.join(known)}"
             )
         return raw
 

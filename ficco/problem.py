@@ -1,8 +1,8 @@
-"""Problem: what is asked. Operators, sizes, dtypes; nothing about how or where.
+"""Problem: the operator, sizes and dtypes of a call, without schedule or machine.
 
-A Problem speaks of all ranks. `rows` and `splits` are equal on every rank and part of what the
-ranks agree on; column counts of a gather's outputs and inner sizes of a reduction concern one rank
-each, so that a rank which knows only its own can still build its plan (`agreed`).
+A Problem describes all ranks. `rows` and `splits` are equal on every rank, and the ranks must agree
+on them. Column counts of a gather's outputs and inner sizes of a reduction concern only one rank
+each, so a rank that knows only its own values can build its plan (`agreed`).
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = [
 _RESERVED = re.compile(r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|recv|reduced")
 
 MOST = 2**31 - 1  # of m, n and k each
-MAX_WORLD = 64  # ranks in one group; places of signals in a window are computed from it
+MAX_WORLD = 64  # ranks in one group; it determines the signals' places in a window
 
 DTYPES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of an element
-ELEMENT_BYTES = {**DTYPES, "int64": 8}  # of a buffer: a dtype, or the indices of an embedding
+ELEMENT_BYTES = {**DTYPES, "int64": 8}  # of buffers: also an embedding's indices
 
-TABLES, POOLING = 2, 8  # of an embedding that is given by sizes alone
+TABLES, POOLING = 2, 8  # of an embedding that `chunked` builds
 AXES = ("rows", "contraction", "gathered")
 
 
 def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:
-    """Cut `total` by torch.chunk's rule: parts of ceil(total / parts), the last ones less or 0."""
+    """Cut `total` by torch.chunk's rule: parts of ceil(total / parts), the last smaller or 0."""
     size = -(-total // parts)
     return tuple(max(0, min(size, total - i * size)) for i in range(parts))
 
 
 def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return where each part begins, and the total as one last entry."""
+    """Return the start of each part, followed by the total."""
     at = [0]
     for size in sizes:
         at.append(at[-1] + size)
@@ -61,11 +61,11 @@ class Output:
 
     Attributes:
         columns: columns of the product on each rank (n_r for rank r).
-        operand: name of the weight buffer that it multiplies with; of "gathered" empty.
+        operand: name of the weight buffer that is multiplied; empty for "gathered".
         axis: "rows": [m, k] . w[k, n_r] -> [m, n_r]. "contraction": concat(x)^T . w[m, n_r] ->
-            [k, n_r], a sum over all that arrives (a weight gradient). "gathered": concat(x)
+            [k, n_r], a sum over all arrivals (a weight gradient). "gathered": concat(x)
             itself, [m, k], for later use.
-        operand_transposed: the operand is given as [n_r, k] (or [n_r, m]).
+        operand_transposed: the operand is stored as [n_r, k] (or [n_r, m]).
         bias: a row of n_r values is added to every row.
     """
 
@@ -77,7 +77,7 @@ class Output:
 
 
 class Pair(NamedTuple):
-    """What is multiplied: the names of its buffers, x [m, depth] and w [depth, n]."""
+    """The names of two buffers that are multiplied: x [m, depth] and w [depth, n]."""
 
     x: str
     w: str
@@ -90,19 +90,19 @@ class Problem:
 
     Attributes:
         op: the name of an operator.
-        world: ranks p, 1 to 64.
-        rows: per rank; what each holds (all_gather_matmul, all_to_all), gets
+        world: number of ranks p, 1 to 64.
+        rows: per rank, the rows it holds (all_gather_matmul, all_to_all), gets
             (matmul_reduce_scatter, embedding: its batch slice) or reduces (matmul_all_reduce).
-        k: the contraction, global.
+        k: the size of the contraction over all ranks.
         outputs: products; reducing and exchanging operators have exactly one.
         dtype: of inputs and outputs: float32, float16, bfloat16.
         depths: reducing operators: the part of k on each rank.
-        pairs: reducing operators: per rank, how this depth is made up of several pairs x_i, w_i,
-            whose products are added up; () where each rank has one. See `pairs_of`.
+        pairs: reducing operators: per rank, the depths of several pairs x_i, w_i, whose products
+            are added up; () if each rank has one pair. See `pairs_of`.
         splits: all-to-all: splits[s][r] rows go from rank s to rank r.
         tables: embedding: rows of each table, per rank; n is their dimension.
-        lookups: embedding: how many indices a rank has for each table; no peer needs them.
-        scales: "none"; the place for scaled dtypes, of which none is implemented.
+        lookups: embedding: a rank's number of indices for each table; no peer needs them.
+        scales: "none"; reserved for scaled dtypes, which are not implemented.
     """
 
     op: str
@@ -133,12 +133,12 @@ class Problem:
 
     @property
     def m(self) -> int:
-        """Rows over all ranks."""
+        """Number of rows over all ranks."""
         return sum(self.rows)
 
     @property
     def n(self) -> int:
-        """Columns of the whole product: over all ranks where n is split, over all outputs."""
+        """Columns of the whole product, over all outputs, and over all ranks if n is split."""
         if self.flow.own_columns:
             return sum(sum(output.columns) for output in self.products)
         return self.outputs[0].columns[0]
@@ -154,7 +154,7 @@ class Problem:
         return DTYPES[self.dtype]
 
     def pairs_of(self, rank: int) -> tuple[Pair, ...]:
-        """Return what a rank of a reducing operator multiplies: x, w; then x1, w1; x2, w2, ..."""
+        """Return the pairs that a rank of a reducing operator multiplies: x, w; x1, w1; ..."""
         operand = self.outputs[0].operand
         depths = self.pairs[rank] if self.pairs else (self.depths[rank],)
         names = [(f"x{i or ''}", f"{operand}{i or ''}") for i in range(len(depths))]
@@ -179,20 +179,20 @@ class Problem:
         """Build a problem from global sizes, split over ranks by torch.chunk's rule.
 
         For an embedding m is the batch, n the tables' dimension and k their rows; every rank has
-        TABLES tables and POOLING lookups a bag on average.
+        TABLES tables and on average POOLING lookups per bag.
 
         Args:
             op: the name of an operator.
-            world: ranks.
+            world: number of ranks.
             m: rows over all ranks.
             n: columns of the product over all ranks.
-            k: the contraction over all ranks.
+            k: size of the contraction over all ranks.
             dtype: of inputs and outputs.
             bias: whether a bias is added.
-            rows: rows per rank, where they are not torch.chunk's.
+            rows: rows per rank; None: torch.chunk's rule.
 
         Raises:
-            InputError: a size, world, operator or dtype that cannot be.
+            InputError: a size, world, operator or dtype is invalid.
         """
         operator = registry.get(op)
         m, n, k = (whole_number(v, name, 1, MOST) for name, v in (("m", m), ("n", n), ("k", k)))
@@ -200,15 +200,15 @@ class Problem:
         row_sizes = whole_numbers(rows, "rows") if rows is not None else chunk_sizes(m, world)
         if sum(row_sizes) != m:
             raise InputError(f"rows={list(row_sizes)} add up to {sum(row_sizes)}, but m={m}")
-        given = operator.fields(world, m, n, k, row_sizes)
-        outputs = tuple(replace(output, bias=bias) for output in given.pop("outputs"))
-        return cls(op=op, world=world, rows=row_sizes, k=k, outputs=outputs, dtype=dtype, **given)
+        values = operator.fields(world, m, n, k, row_sizes)
+        outputs = tuple(replace(output, bias=bias) for output in values.pop("outputs"))
+        return cls(op=op, world=world, rows=row_sizes, k=k, outputs=outputs, dtype=dtype, **values)
 
     def agreed(self) -> dict[str, Any]:
-        """What every rank of the group must hold equal: all that decides who sends what to whom.
+        """Return the values that must be equal on every rank, which determine all transfers.
 
-        Columns of a gather, depths and pairs of a reduction stay out: no peer needs them, and a
-        rank may know only its own.
+        Columns of a gather, and depths and pairs of a reduction, are not included: no peer needs
+        them, and a rank may know only its own.
         """
         facts: dict[str, Any] = {
             "op": self.op,
@@ -250,7 +250,7 @@ class Problem:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
-        """Read what `to_json` wrote.
+        """Build a problem from the values that `to_json` returns.
 
         Raises:
             InputError: a field is missing, unknown or of the wrong type.
@@ -262,8 +262,8 @@ class Problem:
         columns = {field.name for field in fields(Output)}
         try:
             for name in {name for output in data["outputs"] for name in output} - columns:
-                said = closest(name, columns)
-                raise InputError(f"problem: unknown field {name!r} of an output{said}")
+                hint = closest(name, columns)
+                raise InputError(f"problem: unknown field {name!r} of an output{hint}")
             outputs = tuple(
                 Output(
                     columns=tuple(_int(c) for c in output["columns"]),
@@ -321,7 +321,7 @@ def _world(world: int) -> int:
 
 
 def _check(problem: Problem) -> None:
-    """Refuse what is no problem at all; every message names the field."""
+    """Reject an invalid problem; every message names the field."""
     p = problem
     operator = registry.get(p.op)
     _world(p.world)
@@ -339,16 +339,14 @@ def _check(problem: Problem) -> None:
         raise InputError("outputs: a problem has at least one")
     _check_outputs(p)
     if not p.products:
-        raise InputError(
-            "outputs: nothing is multiplied; name a product, along rows or contraction"
-        )
+        raise InputError("outputs: none is a product; name a product, along rows or contraction")
     _check_operands(p.products)
     _check_fields(p)
     operator.check(p)
 
 
 def _check_fields(p: Problem) -> None:
-    """Refuse fields that operators of another flow have."""
+    """Reject fields that only operators of another flow have."""
     if (p.tables or p.lookups) and not p.flow.pools:
         raise InputError(f"tables and lookups belong to operators that pool bags, not to {p.op}")
     if (p.depths or p.pairs) and not p.flow.sums:
@@ -364,7 +362,7 @@ def _check_outputs(p: Problem) -> None:
             raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
         if max(output.columns) > MOST:
             raise InputError(
-                f"outputs[{index}].columns={list(output.columns)}: {MOST} is the most of a rank"
+                f"outputs[{index}].columns={list(output.columns)}: a rank has at most {MOST}"
             )
         if output.axis not in AXES:
             raise InputError(
@@ -376,7 +374,7 @@ def _check_outputs(p: Problem) -> None:
             continue
         if not output.operand.isidentifier() or _RESERVED.fullmatch(output.operand):
             raise InputError(
-                f"outputs[{index}].operand={output.operand!r} is no name, or one that plans use; "
+                f"outputs[{index}].operand={output.operand!r} is not a name, or plans use it; "
                 "call it w, w0, w1, ..."
             )
 
@@ -391,7 +389,7 @@ def _check_kept(p: Problem, index: int, output: Output) -> None:
 
 
 def _check_operands(outputs: tuple[Output, ...]) -> None:
-    """Outputs that name one operand must see one shape."""
+    """Check that outputs with the same operand use it with one shape."""
     first: dict[str, Output] = {}
     for index, output in enumerate(outputs):
         other = first.setdefault(output.operand, output)
@@ -400,12 +398,12 @@ def _check_operands(outputs: tuple[Output, ...]) -> None:
         ):  # fmt: skip
             raise InputError(
                 f"outputs[{index}] and an earlier one name operand {output.operand!r} with "
-                "different shapes; give each operand a name of its own"
+                "different shapes; give each operand its own name"
             )
 
 
 def check_per_rank(name: str, sizes: Sequence[int], count: int, what: str = "world") -> None:
-    """Refuse what is not a tuple of so many sizes of 0 or more; messages call it `name`."""
+    """Check that `sizes` is a tuple of `count` sizes of 0 or more; messages use `name`."""
     if not isinstance(sizes, (tuple, list)):
         raise InputError(f"{name}={sizes!r:.80}: a tuple of sizes is needed, {count} of them")
     if len(sizes) != count:

@@ -1,7 +1,7 @@
-"""The operators by name: what a record of an operator holds, and where records are kept.
+"""The registry of operators: the type of an operator's record, and the records by name.
 
-`ficco.operators` registers those of ficco. Everything that is specific to an operator is in its
-record; all other modules read the record, and name no operator.
+`ficco.operators` registers ficco's own operators. A record holds all data and code that is specific
+to an operator; all other modules read records and name no operator.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ __all__ = [
     "register_function",
 ]
 
-Array = Any  # of NumPy, or of a library that looks alike; a tensor of PyTorch
+Array = Any  # an array of NumPy or a compatible library, or a PyTorch tensor
 Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How an operator's data flows. Lowering, simulator, selector and serial calls follow it.
+    """How an operator's data flows. Lowering, simulator, selector and serial calls depend on it.
 
     Attributes:
-        direction: "gather": inputs travel, and are multiplied where they arrive. "scatter":
+        direction: "gather": inputs travel and are multiplied at the receiver. "scatter":
             products travel.
         make: "products" (GEMMs) or "bags" (pooled rows of tables).
-        finish: what is done with what arrives: "multiply"; "sum" (each rank adds up its rows);
-            "share" (as "sum", and every rank gets all sums); "move" (into the output).
-        collective: the collective that moves the bytes where nothing overlaps: "all_gather",
+        finish: the work on arrivals: "multiply"; "sum" (each rank adds up its rows); "share" (as
+            "sum", and every rank gets all sums); "move" (into the output).
+        collective: the collective that moves the bytes without overlap: "all_gather",
             "reduce_scatter", "all_reduce" or "all_to_all".
-        splits: whether the rows of each pair of ranks are given, as `Problem.splits`.
-        own_columns: whether every rank multiplies with columns of its own, and several weights
-            may share a gather; else all ranks have the same columns of one product.
+        splits: whether `Problem.splits` gives the rows for each pair of ranks.
+        own_columns: whether every rank multiplies with its own columns, and several weights may
+            share a gather; else all ranks have the same columns of one product.
         one_kernel: the kernel that runs the whole call by stores, for few rows: "gather",
-            "all_reduce", or "" where there is none.
+            "all_reduce", or "" for none.
     """
 
     direction: str
@@ -89,7 +89,7 @@ class Flow:
 
     @property
     def pools(self) -> bool:
-        """Whether bags are made, and no products."""
+        """Whether the operator makes bags, not products."""
         return self.make == "bags"
 
     @property
@@ -99,7 +99,7 @@ class Flow:
 
 
 class Operand(NamedTuple):
-    """An input, a weight or an output of a rank: what `ficco.plan.Buffer` needs."""
+    """An input, a weight or an output of a rank, with the fields of `ficco.plan.Buffer`."""
 
     name: str
     role: str
@@ -109,7 +109,7 @@ class Operand(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What a box of an output must hold: rows [row0, row1), columns [col0, col1)."""
+    """The required content of a box of an output: rows [row0, row1), columns [col0, col1)."""
 
     buffer: str
     row0: int
@@ -120,14 +120,14 @@ class Expected(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """What a rank must get.
+    """The exact output of a rank.
 
     Attributes:
         value: float64, of the output's shape.
         magnitude: the same sum over absolute values.
-        partial: an upper bound of the absolute rounding of partial sums that travelled; [1, 1]
-            where none did.
-        terms: how many terms a sum has.
+        partial: an upper bound of the absolute values of partial sums that are rounded to travel;
+            [1, 1] if none travel.
+        terms: the number of terms of a sum.
     """
 
     value: Array
@@ -143,10 +143,10 @@ class Draw(Protocol):
         """Return [rows, cols] of N(0, scale^2) in the problem's dtype."""
 
     def integers(self, below: int, count: int) -> Array:
-        """Return [1, count] of int64 from 0 to below-1, equally likely."""
+        """Return [1, count] of int64, uniform from 0 to below-1."""
 
     def rising(self, below: int, count: int) -> Array:
-        """Return such integers in rising order, of which the first is 0."""
+        """Return [1, count] of such integers in ascending order, with 0 first."""
 
 
 class Posed(NamedTuple):
@@ -164,13 +164,13 @@ class Local(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a function of PyTorch keeps for its gradient.
+    """The data that a function of PyTorch saves for its gradient.
 
     Attributes:
-        tensors: those that some gradient needs; None in the place of others.
-        rest: the arguments that are no tensors.
-        needs: per tensor of the call, whether its gradient is wanted.
-        shapes: of the tensors of the call.
+        tensors: tensors that a gradient needs; None in place of others.
+        rest: the arguments that are not tensors.
+        needs: per tensor of the call, whether its gradient is needed.
+        shapes: the shapes of the tensors of the call.
     """
 
     tensors: Sequence[Any]
@@ -181,32 +181,32 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """An operator as a function of PyTorch's tensors, of one rank.
+    """An operator as a function of one rank's PyTorch tensors.
 
-    Arguments of a call are a sequence in the order of the schema. They are taken apart into
-    tensors, in one flat list, and the rest, which no gradient is of and which ends with group,
-    schedule and grain. Code here uses methods of tensors alone, and does not load PyTorch.
+    The arguments of a call are a sequence in the order of the schema. They are split into a flat
+    list of tensors, and the rest, which has no gradients and ends with group, schedule and grain.
+    The code uses only methods of tensors and does not load PyTorch.
 
     Attributes:
-        name: in the namespace `torch.ops.ficco`.
-        schema: of torch.library.
-        shapes: of `ranks` (from a group, this rank and the number of ranks) and the arguments, what
-            the call returns, empty: arithmetic on sizes alone, so that symbolic sizes pass.
-        flat: of the arguments, the tensors and the rest.
-        nested: the inverse of `flat`; of gradients in the places of tensors, too.
-        local: of a `Call` and the arguments in front of group, the `Local` call; or its results,
-            where no element is to be exchanged. None: the function has code of its own.
-        flops: of the shapes of tensors, the operations; None: none are counted.
-        keep: of the tensors, the rest, which gradients are needed, and the outputs: what `gradient`
-            needs. None: the function has no gradient.
-        gradient: of a `Gradients`, what was `Kept`, and the gradients of the outputs (None: none):
+        name: the name in the namespace `torch.ops.ficco`.
+        schema: the schema for torch.library.
+        shapes: maps `ranks` (a function from a group to this rank and the number of ranks) and the
+            arguments to empty results. It only computes sizes, so symbolic sizes work.
+        flat: maps the arguments to the tensors and the rest.
+        nested: the inverse of `flat`; it also takes gradients in place of tensors.
+        local: maps a `Call` and the arguments before group to the `Local` call, or to its results
+            if no data is exchanged. None: the function has its own code.
+        flops: maps the shapes of the tensors to the operations; None: not counted.
+        keep: maps the tensors, the rest, the needed gradients, and the outputs to the tensors that
+            `gradient` needs. None: the function has no gradient.
+        gradient: maps a `Gradients`, the `Kept` data, and the gradients of the outputs (or None) to
             a gradient, or None, per tensor.
-        visible: how many outputs the user sees, given the rest; None: all.
+        visible: maps the rest to the number of outputs that the user gets; None: all.
         several: whether a call returns a list of tensors.
-        cached: whether calls of equal sizes are remembered.
+        cached: whether calls of equal sizes are cached.
         sends: whether the function is a collective.
         casts: whether autocast casts the tensors.
-        group_at: the place of group among the arguments; None: there is none.
+        group_at: the index of group among the arguments; None: there is none.
     """
 
     name: str
@@ -228,26 +228,26 @@ class Function:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """All that is specific to an operator.
+    """All data and code that is specific to an operator.
 
     Attributes:
-        name: of the operator, its functions and its plans.
+        name: the name of the operator, its functions and its plans.
         label: a short name for tables and figures.
         flow: how its data flows.
         function: the operator as a function of PyTorch; None: it has none.
         schedules: named schedules that not every operator has.
-        check: refuses a problem of this operator that cannot be; messages name the field.
-        fields: from world, m, n, k and rows per rank, the fields of `Problem.chunked`.
-        result_shapes: of a problem and a rank, the shape of each output.
-        operands: of a problem and a rank, its inputs, weights and outputs.
-        meaning: of a problem and a rank, what every part of its outputs must hold.
-        blocks: of a problem and a rank, which rows it has for each rank; this selects a lowering.
-        inputs: of a problem, a rank and a `Draw`, random inputs by buffer name.
+        check: rejects an invalid problem of this operator; messages name the field.
+        fields: maps world, m, n, k and rows per rank to the fields of `Problem.chunked`.
+        result_shapes: maps a problem and a rank to the shape of each output.
+        operands: maps a problem and a rank to its inputs, weights and outputs.
+        meaning: maps a problem and a rank to the required content of its outputs.
+        blocks: maps a problem and a rank to its rows for each rank; this selects a lowering.
+        inputs: maps a problem, a rank and a `Draw` to random inputs by buffer name.
         alike: names of inputs that are the same on all ranks.
-        reference: of a problem, all ranks' inputs and some ranks: what these must get, per output.
-        pose: of the name, a library of arrays and the arguments of the `Node` method, the problem
-            and the inputs. Raises InputError for shapes, dtypes or sizes that do not fit.
-        per_rank: arguments that are lists with an entry per rank, which every call has.
+        reference: maps a problem, all ranks' inputs and some ranks to their exact outputs.
+        pose: maps the name, a library of arrays and the arguments of the `Node` method to the
+            problem and the inputs. Raises InputError if shapes, dtypes or sizes do not fit.
+        per_rank: required arguments that are lists with an entry per rank.
     """
 
     name: str
@@ -275,17 +275,17 @@ class Operator:
 
 _operators: dict[str, Operator] = {}
 _functions: dict[str, Function] = {}
-_followers: list[Callable[[Function], None]] = []  # are given every function
+_followers: list[Callable[[Function], None]] = []  # called with every function
 
 
 def register(operator: Operator) -> Operator:
     """Add an operator and its function, and return it.
 
     Args:
-        operator: its record.
+        operator: the operator's record.
 
     Raises:
-        InputError: its name is taken, or no identifier.
+        InputError: its name is taken, or not an identifier.
 
     Example:
         >>> register(replace(get("matmul_all_to_all"), name="combine"))  # doctest: +SKIP
@@ -301,7 +301,7 @@ def register(operator: Operator) -> Operator:
 
 
 def register_function(function: Function) -> Function:
-    """Add a function of PyTorch that is no operator with a plan, and return it.
+    """Add a function of PyTorch that has no plan of its own, and return it.
 
     Raises:
         InputError: its name is taken.
@@ -315,7 +315,7 @@ def register_function(function: Function) -> Function:
 
 
 def follow(follower: Callable[[Function], None]) -> None:
-    """Call a function with every `Function`: those registered so far, and later ones."""
+    """Call `follower` with every `Function`: those already registered, and later ones."""
     names()
     for function in _functions.values():
         follower(function)
@@ -323,7 +323,7 @@ def follow(follower: Callable[[Function], None]) -> None:
 
 
 def function(name: str) -> Function:
-    """Return a function of PyTorch by name (KeyError where there is none)."""
+    """Return a function of PyTorch by name (KeyError if there is none)."""
     return _functions[name]
 
 
@@ -331,20 +331,20 @@ def get(name: str) -> Operator:
     """Return an operator by name.
 
     Raises:
-        InputError: there is none of this name.
+        InputError: there is no operator of this name.
     """
-    found = _operators.get(name) if isinstance(name, str) else None
-    if found is None:
-        importlib.import_module("ficco.operators")  # registers those of ficco
-        found = _operators.get(name) if isinstance(name, str) else None
-    if found is None:
+    operator = _operators.get(name) if isinstance(name, str) else None
+    if operator is None:
+        importlib.import_module("ficco.operators")  # registers ficco's own
+        operator = _operators.get(name) if isinstance(name, str) else None
+    if operator is None:
         raise InputError(
             f"unknown operator {name!r}{closest(name, names())}. Known: {', '.join(names())}"
         )
-    return found
+    return operator
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all operators, those of ficco first."""
+    """Return the names of all operators, ficco's own first."""
     importlib.import_module("ficco.operators")
     return tuple(_operators)

@@ -1,7 +1,7 @@
-"""Schedule: how to cut and interleave. One frozen dataclass over eleven axes, and its named points.
+"""Schedule: how a call is cut and interleaved. A frozen dataclass of eleven axes, and named points.
 
-A schedule says nothing about sizes. Values that depend on where it runs are written "world" (grain)
-and "machine" (route, order, transport) and become concrete in `resolve`.
+A schedule does not depend on sizes. Values that depend on the group or machine are "world" (grain)
+and "machine" (route, order, transport). `resolve` replaces them by concrete values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ficco.machine import Machine
 
 __all__ = ["AXES", "MAX_CHUNKS", "Schedule"]
 
-MAX_CHUNKS = 256  # chunks of one shard; places of signals in a window are computed from it
+MAX_CHUNKS = 256  # chunks of one shard; it determines the signals' places in a window
 
 AXES: dict[str, tuple[str, ...]] = {
     "cut": ("rows", "columns"),
@@ -42,34 +42,34 @@ class Schedule:
     """A point of the design space.
 
     Attributes:
-        grain: chunks per shard, 1 (shard level) to 256, or "world": as many as ranks (FiCCO's).
+        grain: chunks per shard, 1 (shard level) to 256, or "world": the number of ranks (FiCCO's).
         cut: "rows" (1-D), or "columns" (2-D: slices of k that accumulate).
         route: "all_peers" (a lane to every peer, all links at once), "rotation" (one peer at a
-            time: rank+1, rank+2, ...), or "machine": what suits the machine's links.
+            time: rank+1, rank+2, ...), or "machine": the best for the machine's links.
         order: "by_step" (chunk j to every peer, then j+1), "by_peer" (all chunks to one peer, then
             the next), or "machine".
-        start: "together" (own shard takes part in the steps), or "local_first" (own shard is
-            computed while the first chunks fly).
-        compute: "whole" (one GEMM), "per_step" (one GEMM over what a step brought), "per_chunk",
+        start: "together" (the own shard is part of the steps), or "local_first" (the own shard is
+            computed while the first chunks travel).
+        compute: "whole" (one GEMM), "per_step" (one GEMM over the chunks of a step), "per_chunk",
             or "gated" (one launch whose parts wait for their chunks).
-        transport: "dma" (copy engines), "sm" (stores of the kernel that multiplies; of
-            all_gather_matmul and matmul_all_reduce), or "collective" (torch.distributed), inside a
-            node; "machine": how it moves whole shards best.
-        pace: "free" (pushes follow one another as fast as they can), or "in_step" (with rotation:
-            the next peer's turn begins when this turn's chunk has come here, so that ranks do not
-            drift apart and meet at one receiver; of matmul_all_reduce, the sums).
-        shots: of matmul_all_reduce: "two" (every rank adds up its block and passes the sums on), or
+        transport: "dma" (copy engines), "sm" (stores of the kernel that multiplies; only
+            all_gather_matmul and matmul_all_reduce), or "collective" (torch.distributed), within a
+            node; "machine": the best for whole shards.
+        pace: "free" (pushes follow one another without waits), or "in_step" (with rotation: the
+            next peer's turn begins after this turn's chunk has arrived here, so that ranks do not
+            drift apart and meet at one receiver; in matmul_all_reduce, for sums).
+        shots: for matmul_all_reduce: "two" (every rank adds up its block and pushes the sums), or
             "one" (every rank gets all products and adds up all of them).
-        sums: of matmul_reduce_scatter and matmul_all_reduce: "apart" (a pass of its own adds up
-            what peers made), "within" (with compute="gated": a launch behind that of peers' parts
-            adds it to its own tiles before it stores them, and tells of a chunk that is to be sent
-            on), or "along" (they go round a ring of ranks, each of which adds its product and
-            passes them on; of matmul_all_reduce two chunks at a time, if "by_step").
+        sums: for matmul_reduce_scatter and matmul_all_reduce: "apart" (a separate pass adds up the
+            parts), "within" (with compute="gated": a launch after that of the peers' parts adds
+            arrivals to its own tiles before it stores them, and signals chunks that are pushed on),
+            or "along" (sums circulate on a ring of ranks; each rank adds its product and pushes the
+            sum; in matmul_all_reduce two chunks at a time, if "by_step").
         taper: "head": the first chunks are a quarter and half of the others; "tail": the last;
-            "both". "edge" (with rotation, by peer): one shard alone is cut, that which arrives last
-            (of scattering operators: the block that leaves first), smaller and smaller (larger and
-            larger), for nothing hides what goes with it; all others travel whole.
-        name: a label; carries no meaning.
+            "both". "edge" (with rotation, by peer): only one shard is cut, because its work is not
+            hidden: the last to arrive, into ever smaller chunks (in scattering operators the first
+            block to leave, into ever larger ones). All others travel whole.
+        name: a label without effect.
     """
 
     grain: int | str = "world"
@@ -87,7 +87,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise ScheduleError(f"schedule name={_shown(self.name)}: it is a text")
+            raise ScheduleError(f"schedule name={_shown(self.name)}: it must be a text")
         for axis, values in AXES.items():
             value = getattr(self, axis)
             if not isinstance(value, str) or value not in values:
@@ -108,23 +108,23 @@ class Schedule:
                 f"{MAX_CHUNKS}, or 'world' for as many chunks as there are ranks"
             )
         if not isinstance(grain, str):
-            object.__setattr__(self, "grain", int(grain))  # NumPy's, too
+            object.__setattr__(self, "grain", int(grain))  # also of NumPy's integers
 
     @classmethod
     def named(cls, name: str) -> Schedule:
-        """Read a shipped schedule, or a file where the name ends in .toml.
+        """Read a shipped schedule, or a file if the name ends in .toml.
 
         Raises:
-            ScheduleError: there is none, or it is no schedule.
+            ScheduleError: there is no such schedule, or the file is not a schedule.
         """
         return cls.from_toml(data.load("named", name, "schedule", ScheduleError), name)
 
     @classmethod
     def read(cls, schedule: str | Schedule) -> Schedule:
-        """Return a schedule from itself, its name or its JSON text.
+        """Return a schedule from a Schedule, a name or a JSON text.
 
         Raises:
-            ScheduleError: there is none, or it is no schedule.
+            ScheduleError: there is no such schedule, or the text is not a schedule.
         """
         if isinstance(schedule, Schedule):
             return schedule
@@ -139,13 +139,13 @@ class Schedule:
 
     @staticmethod
     def names(op: str | None = None) -> tuple[str, ...]:
-        """Return the shipped names, plainest first, and last those that not every operator has.
+        """Return the shipped names, plainest first, and the schedules of `op` alone last.
 
         Args:
-            op: None: only those that are for every operator.
+            op: an operator's name; None: only schedules for every operator.
 
         Raises:
-            InputError: `op` is no text.
+            InputError: `op` is not a text.
         """
         if op is not None and not isinstance(op, str):
             raise InputError(f"op={_shown(op)}: the name of an operator, or None, is needed")
@@ -156,10 +156,10 @@ class Schedule:
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any], name: str = "custom") -> Schedule:
-        """Build a schedule from a parsed file; `name` serves for messages.
+        """Build a schedule from a parsed file; `name` is used in messages.
 
         Raises:
-            ScheduleError: it is no table, a field is unknown or its value impossible.
+            ScheduleError: it is not a table, a field is unknown or has an invalid value.
         """
         _check_table(table, name)
         known = [field.name for field in fields(cls)]
@@ -174,7 +174,7 @@ class Schedule:
         return cls(**{key: table[key] for key in known if key in table})
 
     def resolve(self, world: int, machine: Machine) -> Schedule:
-        """Return the schedule with every value concrete for this group and machine."""
+        """Return the schedule with concrete values for this group and machine."""
         return replace(
             self,
             grain=world if self.grain == "world" else self.grain,
@@ -199,17 +199,17 @@ class Schedule:
 
     @property
     def grain_text(self) -> str:
-        """How shards are cut, in words: "4", or "4 of one shard" where the others travel whole."""
+        """The chunks of a shard in words: "4", or "4 of one shard" if others travel whole."""
         return f"{self.chunks} of one shard" if self.taper == "edge" else str(self.chunks)
 
     @property
     def sums_travel(self) -> bool:
-        """Whether sums are added to, and rounded, on their way, instead of where they end."""
+        """Whether sums are added to and rounded on their way, not only at their owner."""
         return self.transport == "collective" or self.sums == "along"
 
     @property
     def sums_at_once(self) -> bool:
-        """Whether a rank's sums are all added up by one launch, behind the last arrival."""
+        """Whether one launch adds up all of a rank's sums, after the last arrival."""
         return self.sums == "apart" and (self.compute == "whole" or self.order == "by_peer")
 
     def to_json(self) -> dict[str, Any]:
@@ -218,10 +218,10 @@ class Schedule:
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> Schedule:
-        """Read what `to_json` wrote.
+        """Build a schedule from the values that `to_json` returns.
 
         Raises:
-            ScheduleError: it is no table, a field is unknown or its value impossible.
+            ScheduleError: it is not a table, a field is unknown or has an invalid value.
         """
         _check_table(table, "custom")
         return cls.from_toml(table, str(table.get("name", "custom")))
@@ -229,7 +229,7 @@ class Schedule:
 
 @lru_cache(maxsize=64)
 def _warn_of_retired(name: str) -> None:
-    """Warn, once for a schedule, of an axis that had no effect and is no more."""
+    """Warn, once per schedule, that an axis of earlier versions is ignored."""
     logs.log.warning("schedule %r: %s is ignored; leave it out", name, _RETIRED)
 
 
@@ -242,7 +242,7 @@ def _check_table(table: Any, name: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Return what stands in a message for a value: of arrays, lists and others their type alone."""
+    """Return a value as text for messages; for arrays, lists and others only the type."""
     if value is None or isinstance(value, (str, Real)):
         return f"{value!r:.80}"
     return f"<{type(value).__name__}>"

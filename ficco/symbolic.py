@@ -1,6 +1,6 @@
-"""Symbolic contents of buffers: which operands' rows and columns a box holds, or sums of products.
+"""Symbolic contents of buffers: the operand rows and columns, or sums of products, in a box.
 
-Everything is written in the buffer's own coordinates: element (i, j) of a `Source` box is element
+All coordinates are those of the buffer: element (i, j) of a `Source` box is element
 (i + down, j + right) of an operand; a `Sum` box is a sum of terms whose coordinates shift with it.
 """
 
@@ -37,8 +37,8 @@ class Sum(NamedTuple):
     """A sum of terms. A term is its key and, for a dot product, the intervals it sums over.
 
     Keys: ("dot", A, a_along_rows, a_shift, B, b_along_columns, b_shift, b_minus_a): element (i, j)
-    sums A[i + a_shift, t] B[t + b_minus_a, j + b_shift] over t, where the flags say that the
-    contraction runs along A's rows, or along B's columns, instead. ("row", B, right): element
+    sums A[i + a_shift, t] B[t + b_minus_a, j + b_shift] over t. With the flags the
+    contraction is along A's rows, or along B's columns, instead. ("row", B, right): element
     (0, j + right) of B. ("one", A, down, right): an element of A.
     """
 
@@ -58,18 +58,18 @@ def dot(
     b_minus_a: int,
     over: Interval,
 ) -> Sum:
-    """Return one dot product over an interval, counted in A's coordinates."""
+    """Return one dot product over an interval in A's coordinates."""
     key = ("dot", a, a_along_rows, a_shift, b, b_along_columns, b_shift, b_minus_a)
     return Sum(((key, (over,)),))
 
 
 def row_of(source: Source) -> Sum:
-    """Return a single row of an operand, the same in every row."""
+    """Return a content whose rows all equal one row of an operand."""
     return Sum(((("row", source.owner, source.right), ((0, 1),)),))
 
 
 def combined(contents: Iterable[Content]) -> Content:
-    """Return the sum of contents, in a form that is equal for equal sums."""
+    """Return the sum of contents, in a canonical form."""
     terms: dict[Key, list[Interval]] = {}
     for content in contents:
         if isinstance(content, Source):
@@ -77,14 +77,14 @@ def combined(contents: Iterable[Content]) -> Content:
         else:
             for key, intervals in content.terms:
                 terms.setdefault(key, []).extend(intervals)
-    joined = tuple(sorted((key, _joined(found)) for key, found in terms.items()))
+    joined = tuple(sorted((key, _joined(intervals)) for key, intervals in terms.items()))
     if len(joined) == 1 and joined[0][0][0] == "one" and joined[0][1] == ((0, 1),):
         return Source(*joined[0][0][1:])  # type: ignore[arg-type]
     return Sum(joined)
 
 
 def _joined(intervals: list[Interval]) -> tuple[Interval, ...]:
-    """Join intervals that touch; ones that overlap stay apart, which no right sum has."""
+    """Join adjacent intervals. Overlapping ones, which only a wrong sum has, stay separate."""
     result: list[Interval] = []
     for begin, end in sorted(intervals):
         if result and result[-1][1] == begin:
@@ -95,7 +95,7 @@ def _joined(intervals: list[Interval]) -> tuple[Interval, ...]:
 
 
 def shift(content: Content, down: int, right: int) -> Content:
-    """Return the content seen from a box that lies `down` rows and `right` columns earlier."""
+    """Return the content moved up by `down` rows and left by `right` columns."""
     if not (down or right):
         return content
     if isinstance(content, Source):

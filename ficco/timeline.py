@@ -1,4 +1,4 @@
-"""Timeline: what ran when. Engines measure one, the simulator predicts one; nobody judges here."""
+"""Timeline: the start and end of every step. Engines measure it; the simulator predicts it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 __all__ = ["REGIMES", "Span", "Timeline", "alone_ms"]
 
-# How calls are made: replayed in a CUDA graph, one behind another from the host, or each one waited
-# for before the next.
+# How calls are made: replayed in a CUDA graph, one after another from the host, or with a wait for
+# each call before the next.
 REGIMES = ("captured", "eager", "synchronized")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One step as it ran.
+    """One step of a measured or predicted run.
 
     Attributes:
         rank: the rank whose lane ran it.
@@ -22,9 +22,9 @@ class Span:
         step: the step's id (a gated step gives one span per part, "id[i]").
         kind: the step's kind.
         unit: "sm", "dma" or "none".
-        start_us: from the call's start, the same zero for all ranks.
-        end_us: likewise.
-        bytes: bytes that a copy moved, else 0.
+        start_us: start, in us from the call's start, with the same zero for all ranks.
+        end_us: end, likewise.
+        bytes: bytes that a copy moves, else 0.
     """
 
     rank: int
@@ -43,11 +43,11 @@ class Timeline:
 
     Attributes:
         spans: sorted by rank, then start.
-        engine: which engine ran it.
+        engine: the engine that ran it.
         machine: the machine's name.
-        paced: real execution, lengthened to the machine's modelled rates.
-        simulated: nothing ran; the spans are predicted.
-        origin_us: what the engine's clock showed at time 0.
+        paced: whether real execution was slowed to the machine's modelled rates.
+        simulated: whether the spans are predicted, not measured.
+        origin_us: the engine's clock at time 0.
     """
 
     spans: tuple[Span, ...]
@@ -59,33 +59,33 @@ class Timeline:
 
     @classmethod
     def joined(cls, timelines: Sequence[Timeline]) -> Timeline:
-        """Return one timeline of several that ranks took by the same clock."""
+        """Return one timeline from those of several ranks with the same clock."""
         first = min(timelines, key=lambda timeline: timeline.origin_us)
         spans = []
         for timeline in timelines:
-            late = timeline.origin_us - first.origin_us
+            delay = timeline.origin_us - first.origin_us
             spans += [
-                replace(span, start_us=span.start_us + late, end_us=span.end_us + late)
+                replace(span, start_us=span.start_us + delay, end_us=span.end_us + delay)
                 for span in timeline.spans
             ]
         return replace(first, spans=tuple(spans))
 
     @property
     def duration_us(self) -> float:
-        """From the first start to the last end."""
+        """Time from the first start to the last end, in us."""
         if not self.spans:
             return 0.0
         return max(s.end_us for s in self.spans) - min(s.start_us for s in self.spans)
 
 
 def alone_ms(timeline: Timeline | None) -> tuple[float, float]:
-    """Return how long compute and transfer lasted, on the slowest rank at hand, in ms."""
-    made: dict[int, float] = {}
+    """Return the times of compute (on the slowest rank) and of transfers, in ms."""
+    busy: dict[int, float] = {}
     spans = () if timeline is None else timeline.spans
     for span in spans:
         if span.kind in ("gemm", "bag"):
-            made[span.rank] = made.get(span.rank, 0.0) + span.end_us - span.start_us
+            busy[span.rank] = busy.get(span.rank, 0.0) + span.end_us - span.start_us
     pushes = [span for span in spans if span.kind in ("copy", "collective")]
     first = min((span.start_us for span in pushes), default=0.0)
     last = max((span.end_us for span in pushes), default=0.0)
-    return max(made.values(), default=0.0) / 1e3, (last - first) / 1e3
+    return max(busy.values(), default=0.0) / 1e3, (last - first) / 1e3

@@ -46,7 +46,7 @@ def _main(args: argparse.Namespace) -> int:
     driver = driver_of(machine)
     with Working("ficco explain") as work:
         choice = choose(
-            problem, profile, args.regime, book=book, by=args.by, driver=driver, told=work.say
+            problem, profile, args.regime, book=book, by=args.by, driver=driver, report=work.say
         )
     p = problem
     if args.json:

@@ -1,6 +1,6 @@
-"""Lowering: Problem + Schedule -> Plan. The flow of the operator selects the module.
+"""Lowering: Problem + Schedule -> Plan. The operator's flow selects the module.
 
-A rank lowers only its own plan at run time (`lower_rank`); `lower` makes all of them, for proofs.
+At run time a rank lowers only its own plan (`lower_rank`). `lower` makes all plans, for proofs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank.
 
     Args:
-        problem: what is asked; rank r's entries of per-rank columns are read, no others'.
-        schedule: resolved (`Schedule.resolve`).
+        problem: the problem. Of per-rank columns, only the entries of `rank` are read.
+        schedule: a resolved schedule (`Schedule.resolve`).
         rank: 0 to world-1.
 
     Raises:
-        ScheduleError: nothing implements this schedule for this operator; the message names the
-            nearest that works.
+        ScheduleError: no lowering implements this schedule for this operator. The message names
+            the nearest schedule that works.
     """
     if schedule.transport == "sm" and problem.flow.one_kernel == "gather":
         return lower_one_kernel_gather(problem, schedule, rank)
@@ -42,6 +42,6 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
 
 
 def lower(problem: Problem, schedule: Schedule) -> Plan:
-    """Return the plans of all ranks. Raises as `lower_rank`."""
+    """Return the plans of all ranks. Raises the same errors as `lower_rank`."""
     ranks = tuple(lower_rank(problem, schedule, rank) for rank in range(problem.world))
     return Plan(problem, schedule, digest_of(problem, schedule), ranks)

@@ -1,18 +1,19 @@
-"""All-reduce: products of all ranks are added up, and every rank gets the whole sum.
+"""All-reduce: the products of all ranks are added up, and every rank gets the whole sum.
 
-A reduce-scatter whose owners push their sums on, chunk by chunk, as they are made, step by step
-while later steps are still multiplied; every rank moves what it got from the window into its output
-(by local copies, which are part of the operator) on a lane of its own, "collect".
-With pace="in_step" a sum goes to the next peer when the last turn's sum has come here; for partial
-sums, which are pushed as they are made, there are no turns to keep.
+This is a reduce-scatter whose owners push each chunk of sums to all peers as soon as it is made,
+while later steps are still multiplied. Every rank copies the sums that it receives from the window
+into its output. These local copies are part of the operator and have their own lane, "collect".
+With pace="in_step" a sum is pushed to the next peer after the sum of the last turn has arrived.
+Partial sums are pushed as they are made and have no turns.
 
-With sums="within" a launch of the own parts adds up, chunk by chunk, and tells of each, which is
-pushed on meanwhile: from lanes of their own, "spread"; or, where all of the peers' parts are made
-before the first sum, behind these on their lanes, for on GPUs the signal behind a push may wait for
-pushes of other lanes (`bench/NOTES.md`). With sums="along" the sums come to their
-owners round a ring (see `ring`), and are pushed on from there while later chunks go round.
+With sums="within" the launch that makes the own parts also adds up the sums, chunk by chunk. It
+raises a signal for each chunk, and the chunk is pushed meanwhile on separate lanes, "spread". If
+all parts for peers are made before the first sum, the sums use the push lanes, after the parts: on
+GPUs the signal after a push may wait for pushes of other lanes (`bench/NOTES.md`). With
+sums="along" sums reach their owners on a ring (see `ring`), and the owners push them to all peers
+while later chunks circulate.
 
-With transport="sm" the kernel that multiplies stores at the peers itself: see
+With transport="sm" the kernel that multiplies also stores at the peers: see
 `one_kernel_all_reduce`.
 """
 
@@ -74,7 +75,7 @@ def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPla
         return _within(problem, schedule, cut, products)
     in_step = schedule.pace == "in_step"
     first = offsets(problem.rows)
-    found = batches(cut, per_chunk=False)
+    all_batches = batches(cut, per_chunk=False)
 
     def finish(batch: Batch, made: Made) -> list[Step]:
         sums = reduce(cut, batch, first[rank], problem.outputs[0].bias)
@@ -83,15 +84,15 @@ def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPla
         return [await_data(batch), *sums, *_push_on(cut, made.lanes, own, whole, in_step)]
 
     if finishes_between(schedule):
-        steps = {batch.arrived[0][1]: batch for batch in found}
+        steps = {batch.arrived[0][1]: batch for batch in all_batches}
         made = make_and_push(
             cut, products, lambda j, made: finish(steps[j], made) if j in steps else []
         )
     else:
         made = make_and_push(cut, products)
-        for batch in found:
+        for batch in all_batches:
             made.steps += finish(batch, made)
-    data = [signal for batch in found for signal in batch.signals]
+    data = [signal for batch in all_batches for signal in batch.signals]
     data += _collect(cut, made, first, problem.itemsize)
     close(cut, made, data, COLLECT)
     buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
@@ -99,27 +100,26 @@ def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPla
 
 
 def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) -> RankPlan:
-    """Return the plan of one rank whose launch of own parts adds up, and tells of every chunk."""
+    """Return the plan of one rank whose launch of own parts adds up and signals every chunk."""
     rank, first = cut.rank, offsets(problem.rows)
     bias = problem.outputs[0].bias
     cut = replace(cut, own="y0", own_row=first[rank], biased=bias, passed_on=True)
     made = make_and_push(cut, products)
     opened = tuple(dict.fromkeys(f"{lane}.wait_free" for lane in made.lanes.values()))
     several = len(set(made.lanes.values())) > 1
-    behind = schedule.order == "by_peer"  # all parts are made before the first sum
+    parts_first = schedule.order == "by_peer"  # all parts are made before the first sum
     lanes = {peer: f"{SPREAD}{peer}" if several else SPREAD for peer in made.lanes}
-    lanes = made.lanes if behind else lanes
+    lanes = made.lanes if parts_first else lanes
     waiting = SPREAD if several else next(iter(lanes.values()))
     for index in range(schedule.chunks):
         chunk = cut.sent(rank, index)
         if chunk.empty:
             continue
-        made.told.append(Signal(rank, "ready", rank, index))
-        made.steps.append(
-            Step(f"summed.{index}", waiting, "wait", "none", signals=(made.told[-1],))
-        )
+        ready = Signal(rank, "ready", rank, index)
+        made.launch_signals.append(ready)
+        made.steps.append(Step(f"summed.{index}", waiting, "wait", "none", signals=(ready,)))
         after = (f"summed.{index}",) if several else ()
-        after = after if behind else (*opened, *after)
+        after = after if parts_first else (*opened, *after)
         own = Own(index, cut.piece(rank, chunk).target, after)
         made.steps += _push_on(cut, lanes, own, False, schedule.pace == "in_step")
     data = [signal for batch in batches(cut, per_chunk=False) for signal in batch.signals]
@@ -130,7 +130,7 @@ def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) 
 
 
 def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -> RankPlan:
-    """Return the plan of one rank whose sums go round a ring."""
+    """Return the plan of one rank whose sums circulate on a ring."""
     first = offsets(problem.rows)
     cut = reduction_cut(problem, replace(schedule, pace="free"), rank)
     cut = replace(cut, own="y0", own_row=first[rank], biased=problem.outputs[0].bias)
@@ -149,13 +149,13 @@ def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -
 
 
 def _results(problem: Problem) -> tuple[Buffer, Buffer]:
-    """Return the output, and the window that takes the peers' sums."""
+    """Return the output, and the window that receives the peers' sums."""
     m, n, dtype = problem.m, problem.n, problem.dtype
     return Buffer("y0", "output", m, n, dtype), Buffer(REDUCED, "window", m, n, dtype, copies=2)
 
 
 def _slot(cut: Cut, index: int) -> int:
-    """Return the place of the signal of a chunk of sums, behind those of what is added up."""
+    """Return the index of the signal of a chunk of sums; those of the terms have lower indices."""
     along = cut.schedule.sums == "along"
     return (ring_words(cut.schedule, cut.world) if along else cut.schedule.chunks) + index
 
@@ -163,33 +163,33 @@ def _slot(cut: Cut, index: int) -> int:
 def _push_on(
     cut: Cut, lanes: Mapping[int, str], own: Own, whole: bool, in_step: bool
 ) -> list[Step]:
-    """Return the pushes of own sums to all peers, after they are made."""
+    """Return the pushes of own sums to all peers, after the sums are made."""
     steps = []
     index, source, after = own
     box = source[2:6]
     for turn, (peer, lane) in enumerate(lanes.items()):
         target = Region(peer, REDUCED, *box)
         name = f"sum{index}to{peer}"
-        before = (cut.rank - turn) % cut.world  # whose sum came here in the last turn
-        if in_step and turn and _sums_of(cut, before, index, whole):
-            came = (Signal(cut.rank, "data", before, _slot(cut, index)),)
-            steps.append(Step(f"turn.{name}", lane, "wait", "none", signals=came))
+        sender = (cut.rank - turn) % cut.world  # its sum arrived here in the last turn
+        if in_step and turn and _has_sums(cut, sender, index, whole):
+            previous = (Signal(cut.rank, "data", sender, _slot(cut, index)),)
+            steps.append(Step(f"turn.{name}", lane, "wait", "none", signals=previous))
         steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,), after=after))
         arrived = (Signal(peer, "data", cut.rank, _slot(cut, index)),)
         steps.append(Step(f"sent.{name}", lane, "raise", "none", signals=arrived))
     return steps
 
 
-def _sums_of(cut: Cut, peer: int, index: int, whole: bool) -> bool:
+def _has_sums(cut: Cut, peer: int, index: int, whole: bool) -> bool:
     """Whether a peer has sums in this chunk of its block; an empty chunk is not sent."""
     rows, width = cut.blocks.outgoing[peer].rows, cut.widths[peer]
     return not (Chunk(0, rows, 0, width) if whole else cut.chunk(rows, width, index)).empty
 
 
 def _collect(cut: Cut, made: Made, first: tuple[int, ...], item_bytes: int) -> list[Signal]:
-    """Wait for the peers' sums and move them into the output; return the signals that said so."""
+    """Add waits for the peers' sums and copies into the output; return the awaited signals."""
     schedule, rank = cut.schedule, cut.rank
-    turns = schedule.route == "rotation"  # peers' sums come one after another
+    turns = schedule.route == "rotation"  # peers' sums arrive one after another
     groups: dict[tuple[int, int], list[tuple[Signal, Region, Region]]] = {}
     for turn in range(1, cut.world):
         peer = (rank - turn) % cut.world

@@ -1,4 +1,4 @@
-"""Finishing: what is done with what has arrived, chunk by chunk or at once, and the call's end."""
+"""Finishing: the steps after arrivals, chunk by chunk or all at once, and the end of the call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Batch", "batches", "close", "move", "reduce"]
 
 
 class Batch(NamedTuple):
-    """Arrivals that are finished together: their signals, and (peer, chunk) pairs."""
+    """Arrivals that are finished together: their signals and (peer, chunk) pairs."""
 
     name: str
     signals: tuple[Signal, ...]
@@ -23,9 +23,9 @@ class Batch(NamedTuple):
 
 
 def batches(cut: Cut, per_chunk: bool) -> list[Batch]:
-    """Return arrivals as they are finished: all at once, by step or peer, or one by one.
+    """Return arrivals in batches: all at once, by step or peer, or one by one.
 
-    With `per_chunk` false, arrivals of one step stay together (a sum needs all peers').
+    With `per_chunk` false, arrivals of one step stay together: a sum needs those of all peers.
     """
     schedule, rank = cut.schedule, cut.rank
     groups: dict[str, list[tuple[int, int]]] = {}
@@ -38,18 +38,18 @@ def batches(cut: Cut, per_chunk: bool) -> list[Batch]:
             key = f"peer{peer}" if schedule.order == "by_peer" else f"step{j}"
         groups.setdefault(key, []).append((peer, j))
     return [
-        Batch(key, tuple([Signal(rank, "data", peer, j) for peer, j in found]), tuple(found))
-        for key, found in groups.items()
+        Batch(key, tuple([Signal(rank, "data", peer, j) for peer, j in pairs]), tuple(pairs))
+        for key, pairs in groups.items()
     ]
 
 
 def await_data(batch: Batch) -> Step:
-    """Return the wait for a batch."""
+    """Return the step that waits for a batch."""
     return Step(f"wait.{batch.name}", COMPUTE, "wait", "none", signals=batch.signals)
 
 
 def reduce(cut: Cut, batch: Batch, out_row: int, bias: bool) -> list[Step]:
-    """Return the sums of a batch over all ranks, in rank order, into rows of y0 from `out_row`."""
+    """Return the steps that add a batch over all ranks, in rank order, into y0 from `out_row`."""
     rank, rows, width = cut.rank, cut.blocks.own.rows, cut.widths[cut.rank]
     whole = Chunk(0, rows, 0, width)
     chunk = whole if batch.name == "all" else cut.received(*batch.arrived[0])
@@ -65,10 +65,10 @@ def reduce(cut: Cut, batch: Batch, out_row: int, bias: bool) -> list[Step]:
     return [Step(f"sum.{batch.name}", COMPUTE, "reduce", "sm", tuple(terms), (target,))]
 
 
-def move(cut: Cut, found: Sequence[Batch], item_bytes: int) -> list[Step]:
-    """Return the waits for batches, and their copies from the window to the same place of y0."""
+def move(cut: Cut, arrived: Sequence[Batch], item_bytes: int) -> list[Step]:
+    """Return the waits for batches, and their copies from the window to the same box of y0."""
     arrivals = []
-    for batch in found:
+    for batch in arrived:
         reads = tuple([cut.arrived(peer, cut.received(peer, j)) for peer, j in batch.arrived])
         writes = tuple([Region(cut.rank, "y0", *region[2:6]) for region in reads])
         arrivals.append(Arrival(batch.name, batch.signals, reads, writes))
@@ -78,9 +78,9 @@ def move(cut: Cut, found: Sequence[Batch], item_bytes: int) -> list[Step]:
 def close(
     cut: Cut, made: Made, data: Sequence[Signal], beside: str = "", reading: Sequence[str] = ()
 ) -> None:
-    """End the call: every peer has entered, and nothing of the window is read any more.
+    """Add the end of the call: every peer has entered, and no step reads the window any more.
 
-    `beside`: another lane than that of compute that waits and reads; `reading`: that only read.
+    `beside`: a lane besides compute that waits and reads. `reading`: lanes that only read.
     """
-    peers, signals = list(made.lanes), [*data, *made.told]
+    peers, signals = list(made.lanes), [*data, *made.launch_signals]
     made.steps = closed(cut.rank, peers, signals, made.steps, COMPUTE, beside, reading)

@@ -1,18 +1,18 @@
-"""Gathering: blocks of x travel, and what has arrived is multiplied with the own weight.
+"""Gathering: blocks of x travel, and each rank multiplies arrived blocks with its own weight.
 
-Every rank pushes its blocks, chunk by chunk, straight from x into the peers' windows, and
-multiplies what has arrived. The window `gathered` is the whole input of a rank's GEMM, so a chunk
-lands where a GEMM over any neighbourhood of it can read it. With two chunks a shard, three ranks,
-on rank 0:
+Every rank pushes its blocks, chunk by chunk, directly from x into the peers' windows, and
+multiplies the chunks that have arrived. The window `gathered` holds the whole input of a rank's
+GEMM, so one GEMM can read a chunk together with its neighbours. With two chunks per shard and
+three ranks, on rank 0:
 
     push      [free] enter  x0.0->1 x0.0->2 x0.1->1 x0.1->2
     compute   x0 . w  [x2.0 x1.0] step 0 . w  [x2.1 x1.1] step 1 . w  [entered] clear, free
-              (hetero_fused_1d; [..] waits. uniform_*: x0 goes into the window first, by local_copy)
+              (hetero_fused_1d; [..] waits. uniform_*: a local_copy puts x0 into the window first)
     keep      x0  [x2.0] x2.0  [x1.0] x1.0 ...
-              (only where the gathered x is an output, too: copies out of the window)
+              (only where the gathered x is also an output: copies out of the window)
 
-Beside products along rows, one along the contraction is a single GEMM over the whole window, behind
-all others: cut, it would add up in float32, piece by piece. Alone it is cut as the schedule says.
+Next to products along rows, a product along the contraction is one GEMM over the whole window,
+after all others: in pieces, it would need a float32 sum. Alone, it is cut as the schedule says.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEEP = "keep"
 
 
 def lower_gathering(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
-    """Return the plan of one rank. Raises as `ficco.lowering.lower_rank`."""
+    """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     _check(problem, schedule)
     blocks = problem.operator.blocks(problem, rank)
     products = Multiplied(problem, blocks)
@@ -49,7 +49,7 @@ def lower_gathering(problem: Problem, schedule: Schedule, rank: int) -> RankPlan
     gated = schedule.compute == "gated"
     if blocks.own.rows and (_staged(schedule) or products.late):
         steps.append(_stage(cut, _staged(schedule)))
-    if gated:  # a kernel that spins must not start before its peers have
+    if gated:  # a kernel that spins must not start before its peers have started
         steps.append(await_entered(rank, peers, COMPUTE))
     steps += products.gemms(_groups(cut, schedule), products.first, gated)
     steps += _late(cut, products, _staged(schedule))
@@ -61,7 +61,7 @@ def lower_gathering(problem: Problem, schedule: Schedule, rank: int) -> RankPlan
 
 
 def _check(problem: Problem, schedule: Schedule) -> None:
-    """Refuse what nothing implements, naming the nearest that works."""
+    """Reject what no lowering implements; the message names the nearest that works."""
     check_implemented(problem.op, schedule)
     if schedule.pace == "in_step" and schedule.route != "rotation":
         raise ScheduleError(
@@ -77,19 +77,19 @@ def _check(problem: Problem, schedule: Schedule) -> None:
             )
         if all(output.axis == "contraction" for output in problem.products):
             raise ScheduleError(
-                "compute='gated' with outputs along the contraction alone: parts of one launch run "
+                "compute='gated' with only outputs along the contraction: parts of one launch run "
                 "at the same time and cannot add to the same tiles; the nearest that works is "
                 "compute='per_chunk'"
             )
 
 
 def _staged(schedule: Schedule) -> bool:
-    """Whether GEMMs read the own shard through the window, beside the peers' rows."""
+    """Return whether GEMMs read the own shard from the window, next to the peers' rows."""
     return schedule.start == "together" and schedule.compute in ("whole", "per_step")
 
 
 class _Cut:
-    """Where every chunk of every block lies, seen from one rank."""
+    """The position of every chunk of every block, as seen from one rank."""
 
     def __init__(self, problem: Problem, schedule: Schedule, blocks: Blocks) -> None:
         self.rank, self.world, self.k = blocks.rank, problem.world, problem.k
@@ -101,25 +101,25 @@ class _Cut:
         ]
 
     def box(self, rows: int, chunk: int, turn: int) -> tuple[int, int, int, int]:
-        """Return row0, row1, col0, col1 of a chunk within a block that travels in a turn."""
+        """Return row0, row1, col0, col1 of a chunk within the block that travels in `turn`."""
         size = rows if self.by_rows else self.k
         bounds = turn_bounds(size, self.schedule, turn, self.world - 1, "tail")
         begin, end = bounds[chunk], bounds[chunk + 1]
         return (begin, end, 0, self.k) if self.by_rows else (0, rows, begin, end)
 
-    def coming(self, shard: int, chunk: int) -> tuple[int, int, int, int]:
-        """Return the same of what comes from a peer, or of the own block."""
+    def incoming_box(self, shard: int, chunk: int) -> tuple[int, int, int, int]:
+        """Return the box of a chunk that arrives from a peer, or of the own block."""
         rows = self.blocks.incoming[shard].rows
         return self.box(rows, chunk, (self.rank - shard) % self.world)
 
     def empty(self, shard: int, chunk: int) -> bool:
-        row0, row1, col0, col1 = self.coming(shard, chunk)
+        row0, row1, col0, col1 = self.incoming_box(shard, chunk)
         return row0 == row1 or col0 == col1
 
     def piece(self, shard: int, chunk: int, direct: bool = False) -> Piece:
-        """Return a chunk as GEMMs see it: in the window, or `direct`ly where x lies."""
+        """Return a chunk as an operand of a GEMM: in the window, or with `direct` in x."""
         first = self.blocks.incoming[shard].recv
-        row0, row1, col0, col1 = self.coming(shard, chunk)
+        row0, row1, col0, col1 = self.incoming_box(shard, chunk)
         buffer, shift = ("x", self.own_shift()) if direct else (WINDOW, 0)
         return Piece(buffer, shift, first + row0, first + row1, col0, col1)
 
@@ -128,7 +128,7 @@ class _Cut:
         return own.recv - own.begin
 
     def shard(self) -> Piece:
-        """Return the own block, where x lies."""
+        """Return the own block, in x."""
         own = self.blocks.own
         return Piece("x", self.own_shift(), own.recv, own.recv + own.rows, 0, self.k)
 
@@ -143,21 +143,21 @@ class _Cut:
 
 
 def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
-    """Return the handshake's first half and all pushes, each with its signal behind it."""
+    """Return the first half of the handshake, and all pushes, each followed by its signal."""
     rank = cut.rank
     lanes = push_lanes(schedule, peers)
     steps = enter_all(rank, lanes)
-    last = None  # the peer whose turn it was
-    came = None  # the last chunk that came in it
+    last = None  # the peer of the last turn
+    arrived_last = None  # the last chunk that arrived in that turn
     in_step = schedule.pace == "in_step"
-    coming = arrivals(schedule, cut.world, rank)
+    expected = arrivals(schedule, cut.world, rank)
     for turn, (peer, chunk) in enumerate(departures(schedule, cut.world, rank)):
         if peer != last:
-            if in_step and came is not None:
-                signals = (cut.signal(*came),)
+            if in_step and arrived_last is not None:
+                signals = (cut.signal(*arrived_last),)
                 steps.append(Step(f"turn{turn}", lanes[peer], "wait", "none", signals=signals))
-            last, came = peer, None
-        came = came if cut.empty(*coming[turn]) else coming[turn]
+            last, arrived_last = peer, None
+        arrived_last = arrived_last if cut.empty(*expected[turn]) else expected[turn]
         begin, rows, recv = cut.blocks.outgoing[peer]
         row0, row1, col0, col1 = cut.box(rows, chunk, (peer - rank) % cut.world)
         if row0 == row1 or col0 == col1:
@@ -172,7 +172,7 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
 
 
 def _stage(cut: _Cut, first: bool) -> Step:
-    """Return the copy of the own shard into the own window; `first`: the GEMMs wait for it."""
+    """Return the copy of the own shard into the window; with `first` the GEMMs wait for it."""
     begin, rows, recv = cut.blocks.own
     source = Region(cut.rank, "x", begin, begin + rows, 0, cut.k)
     target = Region(cut.rank, WINDOW, recv, recv + rows, 0, cut.k)
@@ -180,7 +180,7 @@ def _stage(cut: _Cut, first: bool) -> Step:
 
 
 def _late(cut: _Cut, products: Multiplied, staged: bool) -> list[Step]:
-    """Return the GEMMs over all that has come, which follow on the waits for it."""
+    """Return the GEMMs over the whole window, which run after the waits for all arrivals."""
     if not products.late:
         return []
     pieces = [cut.piece(cut.rank, chunk) for chunk in cut.own_chunks()]
@@ -192,7 +192,7 @@ def _late(cut: _Cut, products: Multiplied, staged: bool) -> list[Step]:
 
 
 def _own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
-    """Return the copy of the own shard into an output that is the gathered x."""
+    """Return the copy of the own shard into an output that holds the gathered x."""
     begin, rows, recv = blocks.own
     if not rows:
         return []
@@ -202,19 +202,19 @@ def _own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
 
 
 def _arrivals_kept(index: int, cut: _Cut, item_bytes: int) -> list[Step]:
-    """Return waits for chunks, and their copies from the window into such an output."""
-    found = []
+    """Return the waits for chunks, and their copies from the window into such an output."""
+    copies = []
     for shard, chunk in cut.arrivals:
         piece, signal = cut.piece(shard, chunk), cut.signal(shard, chunk)
         box = (piece.row0, piece.row1, piece.col0, piece.col1)
         source, target = Region(cut.rank, WINDOW, *box), Region(cut.rank, f"y{index}", *box)
         name = f"keep{index}.{chunk}of{shard}"
-        found.append(Arrival(name, (signal,), (source,), (target,)))
-    return moves(found, KEEP, item_bytes)
+        copies.append(Arrival(name, (signal,), (source,), (target,)))
+    return moves(copies, KEEP, item_bytes)
 
 
 def _groups(cut: _Cut, schedule: Schedule) -> list[Group]:
-    """Return what is multiplied in which order, own shard included."""
+    """Return the groups to multiply, in order, including the own shard."""
     groups: list[Group] = []
     own = cut.own_chunks()
     unit = schedule.compute
@@ -232,12 +232,12 @@ def _groups(cut: _Cut, schedule: Schedule) -> list[Group]:
 
 
 def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
-    """Group chunks by the step that brings them: one of every peer, or all of one peer."""
+    """Group chunks by step: one chunk of every peer, or all chunks of one peer."""
     by_step = schedule.order == "by_step"
     pieces: dict[int, list[Piece]] = {}
     signals: dict[int, list[Signal]] = {}
     for chunk in own:
-        key = chunk if by_step else -1  # by peer, the own shard is the first step
+        key = chunk if by_step else -1  # by peer: the own shard is the first step
         pieces.setdefault(key, []).append(cut.piece(cut.rank, chunk))
     for shard, chunk in cut.arrivals:
         key = chunk if by_step else (cut.rank - shard) % cut.world
@@ -254,23 +254,23 @@ def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
 
 
 def _per_chunk(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
-    """One group a chunk, own chunks read from x: first of all, or first of their step."""
-    here = [
+    """Return one group per chunk. Own chunks are read from x, first of all or of their step."""
+    own_groups = [
         (chunk, Group(f"own.{chunk}", (), (cut.piece(cut.rank, chunk, direct=True),)))
         for chunk in own
     ]
-    there = [
+    peer_groups = [
         (chunk, Group(f"{chunk}of{shard}", (cut.signal(shard, chunk),), (cut.piece(shard, chunk),)))
         for shard, chunk in cut.arrivals
     ]
-    both = here + there
+    both = own_groups + peer_groups
     if schedule.order == "by_step":
-        both.sort(key=lambda entry: entry[0])  # stable: the own chunk of a step comes first
+        both.sort(key=lambda entry: entry[0])  # stable: the own chunk of a step stays first
     return [group for _, group in both]
 
 
 def _merged(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Join pieces that touch, below one another or side by side, into larger ones."""
+    """Join adjacent pieces, stacked or side by side, into larger ones."""
     columns: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.buffer, p.row0, p.row1, p.col0)):
         last = columns[-1] if columns else None

@@ -1,21 +1,21 @@
-"""The steps that every call on a window has, whatever it sends: its beginning and its end.
+"""The beginning and the end of every call on a window: the steps that all calls share.
 
-    push lane        wait free | pushes, each with data behind it
+    push lane        wait free | pushes, each followed by data
     handshake lane   clear free | raise entered
-                     (behind the push lane's wait)
-    compute lane     waits for data, and before the last of them for entered
+                     (after the push lane's wait)
+    compute lane     waits for data; before the last one, a wait for entered
                      clear data, entered | raise free
-                     (behind all waits; behind all reads of the window)
+                     (after all waits and all reads of the window)
 
-`free[q]` says that q is done with its window, so that q may be written to; `entered` says that this
-rank has consumed `free`, so that its peers may raise it again. Why this suffices: see the verifier.
+`free[q]` means that q is done with its window, so other ranks may write to it. `entered` means that
+this rank has consumed `free`, so its peers may raise it again. The verifier proves that this
+suffices.
 
-A lane of its own keeps signals, each of which takes a stream 0.7 us, out of the way of copies and
-GEMMs; one that pushes to one peer alone does its own beginning. At the end there is nothing to keep
-out of the way of: going to another lane and back takes longer than the signals, which on a GPU one
-kernel stores. The kernel of a gated step does those that stand right behind it. Waiting for
-`entered` before the last compute means that a peer that runs another call is noticed while its data
-can still be kept from becoming a result.
+A signal takes a stream 0.7 us. The separate handshake lane keeps signals out of the way of copies
+and GEMMs. A lane that pushes to one peer only runs its own beginning. The end has no separate lane:
+changing lanes takes longer than the signals, which one kernel stores on a GPU. The kernel of a
+gated step handles the signals that follow it directly. The wait for `entered` comes before the last
+compute, so that a peer that runs another call is detected before its data becomes a result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HANDSHAKE = "handshake"
 
 
 def push_lanes(schedule: Schedule, peers: Sequence[int]) -> dict[int, str]:
-    """Return the lane that pushes to each peer: one for all, or one each."""
+    """Return the lane that pushes to each peer: one lane for all, or one per peer."""
     if schedule.route == "rotation":
         return dict.fromkeys(peers, "push")
     return {peer: f"push{peer}" for peer in peers}
@@ -42,23 +42,23 @@ def enter_all(rank: int, lanes: Mapping[int, str]) -> list[Step]:
     peers: dict[str, list[int]] = {}
     for peer, lane in lanes.items():
         peers.setdefault(lane, []).append(peer)
-    return [step for lane, found in peers.items() for step in _enter(rank, found, lane)]
+    return [step for lane, targets in peers.items() for step in _enter(rank, targets, lane)]
 
 
 def _enter(rank: int, peers: Sequence[int], lane: str) -> list[Step]:
     free = tuple([Signal(rank, "free", peer) for peer in peers])
     entered = tuple([Signal(peer, "entered", rank) for peer in peers])
     waited = f"{lane}.wait_free"
-    there, after = (lane, ()) if len(peers) == 1 else (HANDSHAKE, (waited,))
+    enter_lane, after = (lane, ()) if len(peers) == 1 else (HANDSHAKE, (waited,))
     return [
         Step(waited, lane, "wait", "none", signals=free),
-        Step(f"{lane}.clear_free", there, "clear", "none", signals=free, after=after),
-        Step(f"{lane}.enter", there, "raise", "none", signals=entered),
+        Step(f"{lane}.clear_free", enter_lane, "clear", "none", signals=free, after=after),
+        Step(f"{lane}.enter", enter_lane, "raise", "none", signals=entered),
     ]
 
 
 def await_entered(rank: int, peers: Sequence[int], lane: str) -> Step:
-    """Return the wait for every peer's start of this call."""
+    """Return the step that waits until every peer has started this call."""
     signals = tuple([Signal(rank, "entered", peer) for peer in peers])
     return Step(f"{lane}.wait_entered", lane, "wait", "none", signals=signals)
 
@@ -76,24 +76,24 @@ def closed(
     beside: str = "",
     reading: Sequence[str] = (),
 ) -> list[Step]:
-    """Return all steps of a plan: with the wait for `entered`, and those that give the window back.
+    """Return a plan's steps with the wait for `entered` and the release of the window added.
 
     Args:
-        rank: whose plan it is.
-        peers: in the order in which they hear of the end.
-        data: the signals that this call has waited for, on any lane: of peers' data, and of own
-            parts that a launch told of.
-        steps: of the plan so far.
-        lane: the one that waits for data and reads the window. If it has waited for `entered`
-            already, that is not done again.
-        beside: another lane that does both, where there is one: where the former has nothing to
-            wait for, this one waits for `entered`.
-        reading: lanes that read the window, too, behind what those wait for.
+        rank: the rank of the plan.
+        peers: the peers, in the order in which they are notified of the end.
+        data: the signals that this call waits for on any lane: those of peers' data, and those that
+            launches raise for own parts.
+        steps: the steps of the plan so far.
+        lane: the lane that waits for data and reads the window. If it already waits for `entered`,
+            no second wait is added.
+        beside: a second lane that waits and reads, or "". It waits for `entered` if `lane` has no
+            waits.
+        reading: further lanes that read the window, after the waits of the others.
     """
     entered = tuple([Signal(rank, "entered", peer) for peer in peers])
     free = tuple([Signal(peer, "free", rank) for peer in peers])
     result = list(steps)
-    waits = {step.lane: i for i, step in enumerate(steps) if _waits(step)}  # the last of each lane
+    waits = {step.lane: i for i, step in enumerate(steps) if _waits(step)}  # last wait of each lane
     if not any(step.lane == lane and entered[0] in step.signals for step in steps):
         where = next((name for name in (lane, beside) if name in waits), HANDSHAKE)
         result.insert(waits.get(where, len(steps)), await_entered(rank, peers, where))
@@ -101,8 +101,8 @@ def closed(
     others = {s.lane: s.id for s in result if s.lane != lane and known.intersection(s.signals)}
     last = {step.lane: step.id for step in steps}
     end = lane if lane in last else HANDSHAKE
-    behind = others | {name: last[name] for name in (beside, *reading) if name in last}
-    signals, after = (*data, *entered), tuple(behind.values())
+    ends = others | {name: last[name] for name in (beside, *reading) if name in last}
+    signals, after = (*data, *entered), tuple(ends.values())
     return [
         *result,
         Step(f"{end}.clear", end, "clear", "none", signals=signals, after=after),

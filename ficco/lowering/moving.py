@@ -1,7 +1,7 @@
-"""Operators whose results arrive in a window and are moved into the output, as they are.
+"""Operators whose results arrive in a window and are copied unchanged into the output.
 
-They are blocks of products (a mixture of experts' combine), or pooled bags of the tables of all
-ranks, side by side. The copies out of the window are part of the operator.
+The results are blocks of products (the combine of a mixture of experts), or pooled bags of all
+ranks' tables, side by side. The copies out of the window are part of the operator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def lower_moving(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         return alone(problem, products)
     if problem.outputs[0].bias:
         raise ScheduleError(
-            f"{problem.op} has no bias: rows come from other ranks' weights; add it afterwards"
+            f"{problem.op} has no bias: rows are made from other ranks' weights; add it afterwards"
         )
     blocks = problem.operator.blocks(problem, rank)
     widths, lefts = (problem.n,) * problem.world, (0,) * problem.world
@@ -38,10 +38,10 @@ def lower_moving(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
 
 
 def _lower_bags(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
-    """Return the plan of a rank that pools its tables; every rank has columns of its own."""
+    """Return the plan of a rank that pools its tables; each rank makes its own columns."""
     if schedule.cut == "columns":
         raise ScheduleError(
-            f"{problem.op}: bags are cut by the batch; the nearest that works is cut='rows'"
+            f"{problem.op}: bags are cut along the batch; the nearest that works is cut='rows'"
         )
     widths = tuple(problem.n * len(tables) for tables in problem.tables)
     lefts = offsets(widths)
@@ -57,7 +57,7 @@ def _lower_bags(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
 
 
 def _lower(problem: Problem, cut: Cut, producer: Products | Bags) -> RankPlan:
-    """Return the plan of a rank that makes its pieces, pushes them, and moves what arrives."""
+    """Return the plan of a rank that makes and pushes its pieces, and moves arrivals to y0."""
     rank, dtype = cut.rank, problem.dtype
     (rows, columns), *_ = problem.result_shapes(rank)
     made = make_and_push(cut, producer)

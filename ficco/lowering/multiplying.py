@@ -1,7 +1,7 @@
-"""Multiplying what is gathered: GEMMs of pieces of x with the weights of every output.
+"""Multiplying the gathered input: GEMMs of pieces of x with the weights of every output.
 
-A piece lies where the user has x, or in the window. Which pieces are multiplied together, and when,
-is said by groups; nothing here knows pushes or the order of arrivals.
+A piece is stored in the user's x, or in the window. Groups define which pieces are multiplied
+together, and when. This module does not depend on pushes or on the order of arrivals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPUTE = "compute"
 
 
 class Piece(NamedTuple):
-    """A box of the gathered input: where it lies, and its global row and column range."""
+    """A box of the gathered input: its buffer, and its global row and column range."""
 
     buffer: str
     shift: int  # global row minus row in the buffer
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What one GEMM step (or one part of a gated step) multiplies, and what it waits for."""
+    """The pieces of one GEMM step (or one part of a gated step), and the signals it waits for."""
 
     name: str
     waits: tuple[Signal, ...]
@@ -39,18 +39,18 @@ class Group(NamedTuple):
 
 
 class Multiplied:
-    """Turns pieces into products of every output, and knows which outputs need a float32 sum.
+    """Turns pieces into products of every output, and records the outputs that need a float32 sum.
 
-    An output along rows multiplies a piece with the weight's rows that stand for its columns; it
-    adds up where the cut is by columns. One along the contraction multiplies the transposed piece
-    with the weight's rows that stand for its rows; it adds up where the cut is by rows.
+    An output along rows multiplies a piece with the weight rows that match the piece's columns; a
+    cut by columns makes it a sum. An output along the contraction multiplies the transposed piece
+    with the weight rows that match the piece's rows; a cut by rows makes it a sum.
 
     Attributes:
-        all: numbers of the outputs that are products.
-        first: of those that are made of what arrives, as it arrives.
-        late: of those that are made at the end: along the contraction, beside others.
-        kept: of outputs that are the gathered x.
-        summed: of those that are added to.
+        all: indices of the outputs that are products.
+        first: indices of the outputs that are made from chunks as they arrive.
+        late: indices of the outputs made at the end: along the contraction, next to others.
+        kept: indices of the outputs that are the gathered x.
+        summed: indices of the outputs that products are added to.
     """
 
     def __init__(self, problem: Problem, blocks: Blocks) -> None:
@@ -66,7 +66,7 @@ class Multiplied:
         self.summed: set[int] = set()
 
     def gemms(self, groups: list[Group], wanted: list[int], gated: bool) -> list[Step]:
-        """Return waits and GEMMs of all groups, or one gated GEMM with a part per group."""
+        """Return the waits and GEMMs of all groups, or gated GEMMs with one part per group."""
         kinds: dict[tuple[bool, bool], list[int]] = {}
         for index in wanted:
             output = self.problem.outputs[index]
@@ -89,7 +89,7 @@ class Multiplied:
                     )
                 )  # fmt: skip
             signals = tuple(signal for group in groups for signal in group.waits)
-            if not kinds and signals:  # no columns here: arrivals are awaited all the same
+            if not kinds and signals:  # no columns here: wait for arrivals anyway
                 steps.append(Step("wait.all", COMPUTE, "wait", "none", signals=signals))
             return steps
         for g, group in enumerate(groups):
@@ -111,20 +111,20 @@ class Multiplied:
     def _accumulations(
         self, groups: list[Group], wanted: list[int]
     ) -> list[dict[tuple[int, int], bool]]:
-        """Return per group, by (output, piece): whether its product adds to an earlier one."""
-        seen: dict[int, list[tuple[int, int]]] = {i: [] for i in wanted}  # disjoint, in order
+        """Return for each group, by (output, piece), whether its product adds to an earlier one."""
+        ranges: dict[int, list[tuple[int, int]]] = {i: [] for i in wanted}  # disjoint, in order
         result = []
         for group in groups:
             adds: dict[tuple[int, int], bool] = {}
             for p, piece in enumerate(group.pieces):
                 for i in wanted:
                     begin, end = _range_in(self.problem.outputs[i], piece)
-                    at = bisect_right(seen[i], begin, key=_end)
-                    adds[i, p] = at < len(seen[i]) and seen[i][at][0] < end
+                    at = bisect_right(ranges[i], begin, key=_end)
+                    adds[i, p] = at < len(ranges[i]) and ranges[i][at][0] < end
                     if adds[i, p]:
                         self.summed.add(i)
                     else:
-                        seen[i].insert(at, (begin, end))
+                        ranges[i].insert(at, (begin, end))
             result.append(adds)
         return result
 
@@ -143,13 +143,13 @@ class Multiplied:
                     piece.col1,
                 )  # fmt: skip
                 if output.axis == "rows":
-                    deep = (piece.col0, piece.col1)
+                    depth = (piece.col0, piece.col1)
                 else:
-                    deep = (piece.row0, piece.row1)
+                    depth = (piece.row0, piece.row1)
                 if output.operand_transposed:
-                    b = Region(rank, output.operand, 0, columns, *deep)
+                    b = Region(rank, output.operand, 0, columns, *depth)
                 else:
-                    b = Region(rank, output.operand, *deep, 0, columns)
+                    b = Region(rank, output.operand, *depth, 0, columns)
                 c = Region(rank, target, *_range_in(output, piece), 0, columns)
                 added = adds[i, p]
                 bias = output.bias and not added
@@ -165,7 +165,7 @@ class Multiplied:
         return self.problem.k if output.axis == "contraction" else self.blocks.arriving
 
     def roundings(self) -> list[Step]:
-        """Return the conversions of float32 sums into outputs."""
+        """Return the steps that round float32 sums into outputs."""
         steps = []
         for i in sorted(self.summed):
             output = self.problem.outputs[i]
@@ -178,9 +178,9 @@ class Multiplied:
         return steps
 
     def buffers(self, window: bool) -> tuple[Buffer, ...]:
-        """Return all buffers of this rank; call after `gemms`, which finds what is summed."""
+        """Return all buffers of this rank. Call after `gemms`, which records `summed`."""
         problem, rank = self.problem, self.rank
-        found = [Buffer("x", "input", problem.rows[rank], problem.k, problem.dtype)]
+        result = [Buffer("x", "input", problem.rows[rank], problem.k, problem.dtype)]
         operands: set[str] = set()
         for i, output in enumerate(problem.outputs):
             columns = output.columns[rank]
@@ -188,17 +188,17 @@ class Multiplied:
             if output.operand not in operands and output.axis != "gathered":
                 operands.add(output.operand)
                 shape = (columns, depth) if output.operand_transposed else (depth, columns)
-                found.append(Buffer(output.operand, "weight", *shape, problem.dtype))
+                result.append(Buffer(output.operand, "weight", *shape, problem.dtype))
             if output.bias:
-                found.append(Buffer(f"bias{i}", "weight", 1, columns, problem.dtype))
+                result.append(Buffer(f"bias{i}", "weight", 1, columns, problem.dtype))
             height = self._height(output)
-            found.append(Buffer(f"y{i}", "output", height, columns, problem.dtype))
+            result.append(Buffer(f"y{i}", "output", height, columns, problem.dtype))
             if self._target(i) == f"acc{i}":
-                found.append(Buffer(f"acc{i}", "workspace", height, columns, "float32"))
+                result.append(Buffer(f"acc{i}", "workspace", height, columns, "float32"))
         if window:
             rows = self.blocks.window_rows
-            found.append(Buffer(WINDOW, "window", rows, problem.k, problem.dtype, copies=2))
-        return tuple(found)
+            result.append(Buffer(WINDOW, "window", rows, problem.k, problem.dtype, copies=2))
+        return tuple(result)
 
 
 def _range_in(output: Output, piece: Piece) -> tuple[int, int]:

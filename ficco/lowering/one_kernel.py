@@ -1,8 +1,8 @@
-"""What plans of one launch share: needed axes, slices, and the two ends of their one lane.
+"""Shared parts of plans that are one launch: required axes, slices, and the ends of their lane.
 
-A kernel that stores at peers runs such a plan (`ficco.kernels`), all signals of a call included.
-Copies are its stores: unit "sm". Chunks are slices of columns, over all rows, in order. Peers that
-write to mailboxes do not wait until they are free; see `ficco.plan`.
+A kernel that stores at peers runs such a plan (`ficco.kernels`), including all signals of the call.
+Copies are the kernel's stores: unit "sm". Chunks are slices of columns, over all rows, in order.
+Writers to mailboxes do not wait for them to be free; see `ficco.plan`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ficco.schedule import Schedule
 __all__ = ["LANE", "Slice", "check_axes", "closed", "opened", "signals_step", "slices", "stored"]
 
 LANE = "compute"
-ALIGN = 16  # columns; so slices begin at a multiple of the widest store, where rows do
+ALIGN = 16  # columns: slices begin at a multiple of the widest store, if rows do
 
 _NEEDED = {
     "cut": "columns", "route": "all_peers", "order": "by_step", "start": "together",
@@ -34,21 +34,21 @@ class Slice(NamedTuple):
 
 
 def check_axes(schedule: Schedule) -> None:
-    """Refuse a schedule that no launch does as a whole.
+    """Reject a schedule that one launch cannot run.
 
     Raises:
-        ScheduleError: it names the nearest that works.
+        ScheduleError: the message names the nearest schedule that works.
     """
     for axis, value in _NEEDED.items():
-        if (found := getattr(schedule, axis)) != value:
+        if (actual := getattr(schedule, axis)) != value:
             raise ScheduleError(
-                f"transport='sm' with {axis}={found!r} is not implemented; the nearest that works "
+                f"transport='sm' with {axis}={actual!r} is not implemented; the nearest that works "
                 f"is {axis}={value!r}, or transport='dma'"
             )
 
 
 def slices(size: int, chunks: int) -> list[Slice]:
-    """Cut columns into so many slices, or fewer where they are too few."""
+    """Cut `size` columns into `chunks` slices, or fewer if there are too few columns."""
     width = max(1, -(-size // (chunks * ALIGN))) * ALIGN
     begins = range(0, size, width)
     return [Slice(j, begin, min(begin + width, size)) for j, begin in enumerate(begins)]
@@ -60,19 +60,19 @@ def signals_step(name: str, kind: str, signals: tuple[Signal, ...]) -> Step:
 
 
 def opened(rank: int, peers: Sequence[int], mailbox: bool = False) -> list[Step]:
-    """Return the beginning: the peers' windows are free, and this rank enters."""
+    """Return the beginning: wait until the peers' windows are free, then enter."""
     free = tuple([Signal(rank, "free", peer) for peer in peers])
-    waited = [signals_step("wait_free", "wait", free), signals_step("clear_free", "clear", free)]
+    waits = [signals_step("wait_free", "wait", free), signals_step("clear_free", "clear", free)]
     entered = tuple([Signal(peer, "entered", rank) for peer in peers])
-    return [*(() if mailbox else waited), signals_step("enter", "raise", entered)]
+    return [*(() if mailbox else waits), signals_step("enter", "raise", entered)]
 
 
 def closed(
-    rank: int, peers: Sequence[int], heard: Sequence[Signal], mailbox: bool = False
+    rank: int, peers: Sequence[int], received: Sequence[Signal], mailbox: bool = False
 ) -> list[Step]:
-    """Return the end, after all that was `heard` and every peer's `entered` have been awaited."""
+    """Return the end, after the waits for all `received` signals and for peers' `entered`."""
     entered = [Signal(rank, "entered", peer) for peer in peers]
-    cleared = signals_step("clear", "clear", (*heard, *entered))
+    cleared = signals_step("clear", "clear", (*received, *entered))
     free = tuple([Signal(peer, "free", rank) for peer in peers])
     return [cleared, *(() if mailbox else (signals_step("leave", "raise", free),))]
 
@@ -85,7 +85,7 @@ def stored(
     peers: Sequence[int],
     chunk: int,
 ) -> list[Step]:
-    """Return stores at peers, and the signals behind them."""
+    """Return stores at peers, and the signals after them."""
     signals = tuple([Signal(peer, "data", rank, chunk) for peer in peers])
     return [
         Step(f"push.{name}", LANE, "copy", "sm", tuple(sources), tuple(targets)),

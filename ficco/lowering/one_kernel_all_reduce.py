@@ -1,17 +1,17 @@
-"""Direct: matmul_all_reduce by stores of the kernel that multiplies, for products of few rows.
+"""matmul_all_reduce by stores of the kernel that multiplies, for products of few rows.
 
-One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_all_reduce`), or all but the
-product of many rows (`is_made_before`); chunks are slices of columns, over all rows, and lie behind
-one another in order. Copies are stores: unit "sm". With three ranks:
+The plan has one lane, because one kernel runs all of it (`ficco.kernels.one_kernel_all_reduce`), or
+all but a product of many rows (`is_made_before`). Chunks are slices of columns, over all rows, in
+order. Copies are stores: unit "sm". With three ranks:
 
     two shots   enter | make 0, store at the owners, make 1, ... | [entered]
                 | [products] sum 0, store at all peers, ... | [sums] move 0, ... | clear
     one shot    enter | make 0, store at all peers, make 1, ... | [entered]
                 | [products] sum 0, ... | clear
 
-All products are rounded to the dtype, the own ones too, and lie in a mailbox with a slot for every
-rank, so that ranks that add up the same products come to the same bits. A row's bias is that of the
-rank it belongs to: with one shot it is added to that rank's products of the row.
+All products, also the own ones, are rounded to the dtype and stored in a mailbox with a slot for
+every rank, so that ranks that add up the same products get the same bits. A row uses the bias of
+the rank that owns it: with one shot that rank adds its bias to its products of the row.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from ficco.schedule import MAX_CHUNKS, Schedule
 __all__ = ["REDUCED", "is_made_before", "lower_one_kernel_all_reduce"]
 
 REDUCED = "reduced"  # mailbox: the peers' sums
-_MOST_MADE = 64  # rows that the kernel multiplies as quickly as the library for GEMMs does
+_MOST_ROWS = 64  # up to this many rows the kernel multiplies as fast as the GEMM library
 
 
 def is_made_before(rows: int, twice: bool) -> bool:
-    """Whether on GPUs the library for GEMMs multiplies so many rows, before the one launch.
+    """Return whether on GPUs the GEMM library multiplies `rows` rows before the one launch.
 
-    All at once, into y, of which the launch sends each chunk in its turn. What a plan says of data
-    and signals is the same, and so are results but for the order in which products add up. Not with
-    one shot, which adds the bias to products: they would be rounded twice.
+    It makes all products at once, in y, and the launch then sends y chunk by chunk. The plan's data
+    and signals stay the same, and so do results but for the order in which products add up. With
+    one shot this does not apply: the bias is added to products, which would be rounded twice.
     """
-    return twice and rows > _MOST_MADE
+    return twice and rows > _MOST_ROWS
 
 
 def lower_one_kernel_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering`."""
     _check(schedule)
-    if most := max(map(len, problem.pairs), default=1) - 1:
+    if (pairs := max(map(len, problem.pairs), default=1)) > 1:
         raise ScheduleError(
-            f"matmul_all_reduce: transport='sm' multiplies one pair of x and w a rank; {1 + most} "
+            f"matmul_all_reduce: transport='sm' multiplies one pair of x and w a rank; {pairs} "
             "found; the nearest that works is transport='dma'"
         )
     products = Products(problem, rank)
@@ -64,7 +64,7 @@ def _check(schedule: Schedule) -> None:
     if schedule.chunks > most:
         raise ScheduleError(
             f"grain={schedule.chunks} with transport='sm' and shots={schedule.shots!r}; grain is "
-            f"at most {most}, for every chunk has a signal"
+            f"at most {most}: every chunk has a signal"
             f"{' for its products and one for its sums' if schedule.shots == 'two' else ''}"
         )
 
@@ -89,7 +89,7 @@ class _OneKernel:
         self.targets = self.owners if self.twice else self.peers
         self.slot = max(rows) if self.twice else problem.m
         self.slices = slices(problem.n, self.schedule.chunks)
-        # Rows that this rank adds up.
+        # The rows that this rank adds up are [top, bottom).
         self.top = self.first[rank] if self.twice else 0
         self.bottom = self.top + rows[rank] if self.twice else problem.m
 
@@ -97,91 +97,91 @@ class _OneKernel:
         """Return the plan."""
         rank, peers = self.rank, self.peers
         self.steps += opened(rank, peers, mailbox=True)
-        for each in self.slices:
-            self._make(each)
+        for columns in self.slices:
+            self._make(columns)
         self.steps.append(await_entered(rank, peers, COMPUTE))
-        heard: list[Signal] = []
+        received: list[Signal] = []
         if self.top < self.bottom:
-            for each in self.slices:
-                heard += self._add_up(each)
+            for columns in self.slices:
+                received += self._add_up(columns)
         if self.twice and self.owners:
-            for each in self.slices:
-                heard += self._collect(each)
-        self.steps += closed(rank, peers, heard, mailbox=True)
+            for columns in self.slices:
+                received += self._collect(columns)
+        self.steps += closed(rank, peers, received, mailbox=True)
         return RankPlan(rank, self._buffers(), tuple(self.steps))
 
-    def _box(self, buffer: str, top: int, bottom: int, each: Slice, rank: int = -1) -> Region:
+    def _box(self, buffer: str, top: int, bottom: int, columns: Slice, rank: int = -1) -> Region:
         at = self.rank if rank < 0 else rank
-        return Region(at, buffer, top, bottom, each.begin, each.end)
+        return Region(at, buffer, top, bottom, columns.begin, columns.end)
 
-    def _arrived(self, source: int, each: Slice, rank: int = -1) -> Region:
-        """Return where the products of a source lie that this rank, or another, adds up."""
+    def _arrived(self, source: int, columns: Slice, rank: int = -1) -> Region:
+        """Return the region of a source's products that `rank` (default: this one) adds up."""
         at = self.rank if rank < 0 else rank
         top = source * self.slot
         rows = self.problem.rows[at] if self.twice else self.problem.m
-        return self._box(RECV, top, top + rows, each, at)
+        return self._box(RECV, top, top + rows, columns, at)
 
-    def _make(self, each: Slice) -> None:
-        """Multiply, and store what others add up with them."""
+    def _make(self, columns: Slice) -> None:
+        """Add the steps that multiply a slice and store it where peers add it up."""
         rank, first, m = self.rank, self.first, self.problem.m
         begin, end = first[rank], first[rank + 1]
         pieces: list[Piece] = []
         for top, bottom in ((0, begin), (begin, end), (end, m)):
             if top == bottom:
                 continue
-            mine = top == begin and bottom == end
+            own = top == begin and bottom == end
             if self.twice:
-                target = self._box(PARTIAL, top, bottom, each)
-                target = self._arrived(rank, each) if mine else target
+                target = self._box(PARTIAL, top, bottom, columns)
+                target = self._arrived(rank, columns) if own else target
             else:
                 slot = rank * self.slot
-                target = self._box(RECV, slot + top, slot + bottom, each)
-            add = self._bias(each) if mine and not self.twice else ()
-            pieces.append(Piece(top, bottom, each.begin, each.end, target, add))
+                target = self._box(RECV, slot + top, slot + bottom, columns)
+            add = self._bias(columns) if own and not self.twice else ()
+            pieces.append(Piece(top, bottom, columns.begin, columns.end, target, add))
         if not self.twice and not self.problem.outputs[0].bias:
-            pieces = [Piece(0, m, each.begin, each.end, self._arrived(rank, each))]
-        self.steps += self.products.steps(str(each.number), pieces)
+            pieces = [Piece(0, m, columns.begin, columns.end, self._arrived(rank, columns))]
+        self.steps += self.products.steps(str(columns.number), pieces)
         if self.targets:
-            sent = [self._part(peer, each) for peer in self.targets]
-            there = [self._arrived(rank, each, p) for p in self.targets]
-            name, number = f"{each.number}", each.number
-            self.steps += stored(rank, name, sent, there, self.targets, number)
+            sent = [self._part(peer, columns) for peer in self.targets]
+            targets = [self._arrived(rank, columns, p) for p in self.targets]
+            name, number = f"{columns.number}", columns.number
+            self.steps += stored(rank, name, sent, targets, self.targets, number)
 
-    def _part(self, peer: int, each: Slice) -> Region:
+    def _part(self, peer: int, columns: Slice) -> Region:
         """Return the products that a peer adds up."""
         if not self.twice:
-            return self._arrived(self.rank, each)
-        return self._box(PARTIAL, self.first[peer], self.first[peer + 1], each)
+            return self._arrived(self.rank, columns)
+        return self._box(PARTIAL, self.first[peer], self.first[peer + 1], columns)
 
-    def _bias(self, each: Slice) -> tuple[Region, ...]:
-        return (self._box("bias0", 0, 1, each),) if self.problem.outputs[0].bias else ()
+    def _bias(self, columns: Slice) -> tuple[Region, ...]:
+        return (self._box("bias0", 0, 1, columns),) if self.problem.outputs[0].bias else ()
 
-    def _add_up(self, each: Slice) -> tuple[Signal, ...]:
-        """Await the peers' products, add them up, and pass the sums on; return the signals."""
-        signals = tuple([Signal(self.rank, "data", peer, each.number) for peer in self.peers])
-        terms = tuple([self._arrived(source, each) for source in range(self.problem.world)])
-        terms += self._bias(each) if self.twice else ()
-        sums = self._box("y0", self.top, self.bottom, each)
+    def _add_up(self, columns: Slice) -> tuple[Signal, ...]:
+        """Wait for the peers' products, add them up, push the sums; return the signals."""
+        signals = tuple([Signal(self.rank, "data", peer, columns.number) for peer in self.peers])
+        terms = tuple([self._arrived(source, columns) for source in range(self.problem.world)])
+        terms += self._bias(columns) if self.twice else ()
+        sums = self._box("y0", self.top, self.bottom, columns)
         self.steps += [
-            Step(f"wait.{each.number}", COMPUTE, "wait", "none", signals=signals),
-            Step(f"sum.{each.number}", COMPUTE, "reduce", "sm", terms, (sums,)),
+            Step(f"wait.{columns.number}", COMPUTE, "wait", "none", signals=signals),
+            Step(f"sum.{columns.number}", COMPUTE, "reduce", "sm", terms, (sums,)),
         ]
         if self.twice:
-            there = [self._box(REDUCED, self.top, self.bottom, each, p) for p in self.peers]
-            signal = self.schedule.chunks + each.number
-            name, sent = f"sum{each.number}", [sums] * len(there)
-            self.steps += stored(self.rank, name, sent, there, self.peers, signal)
+            targets = [self._box(REDUCED, self.top, self.bottom, columns, p) for p in self.peers]
+            signal = self.schedule.chunks + columns.number
+            name, sent = f"sum{columns.number}", [sums] * len(targets)
+            self.steps += stored(self.rank, name, sent, targets, self.peers, signal)
         return signals
 
-    def _collect(self, each: Slice) -> tuple[Signal, ...]:
-        """Await the owners' sums and move them into the output; return the signals."""
-        index = self.schedule.chunks + each.number
+    def _collect(self, columns: Slice) -> tuple[Signal, ...]:
+        """Wait for the owners' sums and move them into the output; return the signals."""
+        index = self.schedule.chunks + columns.number
         signals = tuple([Signal(self.rank, "data", peer, index) for peer in self.owners])
         spans = [(0, self.top), (self.bottom, self.problem.m)]
         spans = [(top, bottom) for top, bottom in spans if top < bottom]
-        reads = tuple([self._box(REDUCED, top, bottom, each) for top, bottom in spans])
-        writes = tuple([self._box("y0", top, bottom, each) for top, bottom in spans])
-        name = f"sum{each.number}"
+        reads = tuple([self._box(REDUCED, top, bottom, columns) for top, bottom in spans])
+        writes = tuple([self._box("y0", top, bottom, columns) for top, bottom in spans])
+        name = f"sum{columns.number}"
         self.steps += [
             Step(f"wait.{name}", COMPUTE, "wait", "none", signals=signals),
             Step(f"move.{name}", COMPUTE, "local_copy", "sm", reads, writes),
@@ -191,9 +191,9 @@ class _OneKernel:
     def _buffers(self) -> tuple[Buffer, ...]:
         m, n, dtype = self.problem.m, self.problem.n, self.problem.dtype
         world = self.problem.world
-        found = [*self.products.operands(), Buffer("y0", "output", m, n, dtype)]
-        found.append(Buffer(RECV, "mailbox", world * self.slot, n, dtype, copies=2))
+        buffers = [*self.products.operands(), Buffer("y0", "output", m, n, dtype)]
+        buffers.append(Buffer(RECV, "mailbox", world * self.slot, n, dtype, copies=2))
         if self.twice:
-            found.append(Buffer(REDUCED, "mailbox", m, n, dtype, copies=2))
-            found.append(Buffer(PARTIAL, "workspace", m, n, dtype))
-        return tuple(found)
+            buffers.append(Buffer(REDUCED, "mailbox", m, n, dtype, copies=2))
+            buffers.append(Buffer(PARTIAL, "workspace", m, n, dtype))
+        return tuple(buffers)

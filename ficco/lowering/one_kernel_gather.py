@@ -1,9 +1,9 @@
 """A gather and its products by stores of the kernel that multiplies, for few rows.
 
-One lane, for one kernel runs all of it (`ficco.kernels.one_kernel_gather`). Each chunk, a slice of
-the own shard's columns, goes to all peers. Behind all that comes each weight is multiplied once, by
-all rows together; own rows are read where the user has them. A gathered x that is an output is
-copied out of the window at the end. With three ranks:
+The plan has one lane, because one kernel runs all of it (`ficco.kernels.one_kernel_gather`). Each
+chunk, a slice of the own shard's columns, is stored at all peers. After all arrivals each weight is
+multiplied once by all rows; own rows are read from the user's x. If the gathered x is an output, it
+is copied out of the window at the end. With three ranks:
 
     [free] enter | store slice 0 at all peers, store slice 1, ... | [entered] [all slices]
     x . w of every output | keep x | clear, free
@@ -22,16 +22,16 @@ from ficco.schedule import Schedule
 
 __all__ = ["MOST_OUTPUTS", "is_one_kernel", "lower_one_kernel_gather"]
 
-MOST_OUTPUTS = 4  # of a launch, each of which has a weight and a result of its own
+MOST_OUTPUTS = 4  # per launch; each output has its own weight and result
 
 
 def is_one_kernel(problem: Problem) -> bool:
-    """Whether one launch makes a gather's outputs: few, along rows, and the gathered x once."""
+    """Return whether one launch can make all outputs: few, along rows, the gathered x once."""
     return not _reason(problem)
 
 
 def lower_one_kernel_gather(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
-    """Return the plan of one rank. Raises as `ficco.lowering.lower_rank`."""
+    """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     _check(problem, schedule)
     blocks, world = problem.operator.blocks(problem, rank), problem.world
     _, own, first = blocks.own
@@ -45,14 +45,14 @@ def lower_one_kernel_gather(problem: Problem, schedule: Schedule, rank: int) -> 
     cut = slices(problem.k, schedule.chunks)
     peers = [(rank + turn) % world for turn in range(1, world)]
     steps = opened(rank, peers)
-    for each in cut if own else ():
-        source = Region(rank, "x", 0, own, each.begin, each.end)
-        there = [Region(p, WINDOW, first, first + own, each.begin, each.end) for p in peers]
-        steps += stored(rank, f"{each.number}", [source] * len(peers), there, peers, each.number)
+    for number, begin, end in cut if own else ():
+        source = Region(rank, "x", 0, own, begin, end)
+        targets = [Region(p, WINDOW, first, first + own, begin, end) for p in peers]
+        steps += stored(rank, f"{number}", [source] * len(peers), targets, peers, number)
     steps.append(await_entered(rank, peers, LANE))
     signals = tuple(
-        [Signal(rank, "data", peer, each.number) for peer in peers if problem.rows[peer]
-         for each in cut]
+        [Signal(rank, "data", peer, chunk.number) for peer in peers if problem.rows[peer]
+         for chunk in cut]
     )  # fmt: skip
     window = [(0, first), (first + own, problem.m)]
     pieces = [Piece(WINDOW, 0, *rows, 0, problem.k) for rows in window if rows[0] < rows[1]]
@@ -65,7 +65,7 @@ def lower_one_kernel_gather(problem: Problem, schedule: Schedule, rank: int) -> 
 
 
 def _kept(products: Multiplied, pieces: list[Piece]) -> list[Step]:
-    """Return the copies of all rows into outputs that are the gathered x."""
+    """Return the copies of all rows into outputs that hold the gathered x."""
     rank, steps = products.rank, []
     for index in products.kept:
         reads, writes = [], []
@@ -78,19 +78,19 @@ def _kept(products: Multiplied, pieces: list[Piece]) -> list[Step]:
 
 
 def _check(problem: Problem, schedule: Schedule) -> None:
-    """Refuse what the kernel does not do, naming the nearest that works."""
+    """Reject what the kernel does not implement; the message names the nearest that works."""
     check_implemented(problem.op, schedule)
     check_axes(schedule)
     if reason := _reason(problem):
         raise ScheduleError(
-            f"transport='sm' with {reason} is not implemented: one launch makes {MOST_OUTPUTS} "
-            "products along rows at most, and the gathered x once; the nearest that works is "
-            "transport='dma'"
+            f"transport='sm' with {reason} is not implemented: one launch makes at most "
+            f"{MOST_OUTPUTS} products along rows, and the gathered x once; the nearest that works "
+            "is transport='dma'"
         )
 
 
 def _reason(problem: Problem) -> str:
-    """Return what of a problem one launch does not do, or nothing."""
+    """Return the part of a problem that one launch cannot do, or an empty string."""
     axes = [output.axis for output in problem.outputs]
     if "contraction" in axes:
         return "an output along the contraction"

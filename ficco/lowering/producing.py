@@ -1,8 +1,8 @@
-"""Producing: the steps that make a piece of what a rank sends, by GEMM or by pooling bags.
+"""Producing: the steps that make a piece of a rank's result, by GEMM or by pooling bags.
 
-A piece is a box of what this rank makes for all ranks: rows of x times columns of w, or bags of the
-batch by columns of its tables. Where it goes (a workspace to be pushed, or an own result) is said
-by the piece. Nothing here knows order, lanes of pushes or arrivals.
+A piece is a box of the result that this rank makes for all ranks: rows of x times columns of w, or
+bags of the batch by columns of its tables. The piece holds its target: a workspace to push from, or
+an own result. This module does not depend on order, push lanes or arrivals.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ficco.problem import Pair, Problem, offsets
 __all__ = ["COMPUTE", "PARTIAL", "Bags", "Gated", "Piece", "Producer", "Products"]
 
 COMPUTE = "compute"
-PARTIAL = "partial"  # workspace: what is made, for peers and, of a reduction, here
+PARTIAL = "partial"  # workspace: products for peers and, in a reduction, for this rank
 
 
 class Piece(NamedTuple):
-    """Rows [row0, row1) and columns [col0, col1) of what is made, and what is added to them.
+    """Rows [row0, row1) and columns [col0, col1) of the result, and the terms added to them.
 
-    `target` takes them. Nothing is added to bags.
+    They are stored in `target`. Nothing is added to bags.
     """
 
     row0: int
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """Pieces that are one part of a launch: what it waits for, and what it raises when made."""
+    """Pieces that are one part of a launch, and the signals it waits for and raises when made."""
 
     pieces: tuple[Piece, ...]
     waits: tuple[Signal, ...] = ()
@@ -45,23 +45,23 @@ class Producer(Protocol):
     """Makes pieces."""
 
     def begin(self, pieces: Sequence[Piece]) -> list[Step]:
-        """Return the steps that come before all others, given everything that is to be made."""
+        """Return the steps that run before all others, given all pieces to make."""
 
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
-        """Return the steps that make some pieces; the last one ends when all are made."""
+        """Return the steps that make `pieces`; all are made when the last step ends."""
 
     def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
-        """Return one launch with a part per group, GEMMs by this name; nothing without a group."""
+        """Return one launch with a part per group; a GEMM is called `name`. No group: no steps."""
 
     def operands(self) -> list[Buffer]:
-        """Return the buffers that it reads."""
+        """Return the buffers that the steps read."""
 
 
 class Products:
-    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. Where k_r is 0 only what is added.
+    """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. If k_r is 0, only the added terms.
 
-    Of several pairs of x and w the deepest is multiplied in pieces, which are added to the products
-    of the others: those are made before, each at once.
+    With several pairs of x and w, all but the deepest are multiplied first, each in one step. The
+    deepest pair is multiplied in pieces, which are added to those products.
     """
 
     def __init__(self, problem: Problem, rank: int) -> None:
@@ -82,7 +82,7 @@ class Products:
         ]
 
     def whole(self, target: Region, add: tuple[Region, ...]) -> list[Step]:
-        """Return the steps that make all of it at once."""
+        """Return the steps that make the whole result at once."""
         piece = Piece(0, target.rows, 0, target.cols, target, add)
         return [
             self._step(
@@ -100,7 +100,7 @@ class Products:
                 for i, piece in enumerate(pieces)
             ]
         sums = []
-        if self.before:  # what comes is added to what was begun
+        if self.before:  # pieces are added to the products of `begin`
             sums = [
                 Step(f"add.{name}.{i}", COMPUTE, "reduce", "sm", (piece.target, *piece.add),
                      (piece.target,))
@@ -111,7 +111,7 @@ class Products:
         return [*sums, self._step(f"gemm.{name}", [self._last(piece) for piece in pieces])]
 
     def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
-        """See `Producer.gated`. Without a contraction the parts are waits, steps and signals."""
+        """See `Producer.gated`. If k_r is 0, each part is separate wait, sum and signal steps."""
         if not groups:
             return []
         if not self.depth:
@@ -129,30 +129,30 @@ class Products:
             Part(waits, tuple([self._last(piece) for piece in pieces]), raises=raised)
             for pieces, waits, raised in groups
         )
-        # What it waits for, peers' kernels make.
+        # The launch waits for products of peers' kernels.
         spins = any(group.waits for group in groups)
-        turned = self.output.operand_transposed
-        step = Step(name, COMPUTE, "gemm", "sm", parts=parts, transpose_b=turned)
+        transposed = self.output.operand_transposed
+        step = Step(name, COMPUTE, "gemm", "sm", parts=parts, transpose_b=transposed)
         return [step._replace(concurrent=spins)]
 
     def operands(self) -> list[Buffer]:
         """See `Producer.operands`."""
         columns, dtype = self.output.columns[self.rank], self.problem.dtype
-        turned = self.output.operand_transposed
-        found = []
+        transposed = self.output.operand_transposed
+        buffers = []
         for pair in self.pairs:
-            shape = (columns, pair.depth) if turned else (pair.depth, columns)
-            found += [
+            shape = (columns, pair.depth) if transposed else (pair.depth, columns)
+            buffers += [
                 Buffer(pair.x, "input", self.height, pair.depth, dtype),
                 Buffer(pair.w, "weight", *shape, dtype),
             ]
         if self.output.bias:
-            found.append(Buffer("bias0", "weight", 1, columns, dtype))
-        return found
+            buffers.append(Buffer("bias0", "weight", 1, columns, dtype))
+        return buffers
 
     def _step(self, name: str, products: Sequence[Product]) -> Step:
-        turned = self.output.operand_transposed
-        return Step(name, COMPUTE, "gemm", "sm", products=tuple(products), transpose_b=turned)
+        transposed = self.output.operand_transposed
+        return Step(name, COMPUTE, "gemm", "sm", products=tuple(products), transpose_b=transposed)
 
     def _last(self, piece: Piece) -> Product:
         return self._product(self.last, piece, bool(self.before))
@@ -181,30 +181,30 @@ class Bags:
 
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.steps`."""
-        reads, writes = self._threes(pieces)
+        reads, writes = self._regions(pieces)
         return [Step(f"bag.{name}", COMPUTE, "bag", "sm", reads, writes)]
 
     def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
         """See `Producer.gated`."""
         parts = []
         for pieces, waits, raised in groups:
-            reads, writes = self._threes(pieces)
+            reads, writes = self._regions(pieces)
             parts.append(Part(waits, reads=reads, writes=writes, raises=raised))
         return [Step("bag", COMPUTE, "bag", "sm", parts=tuple(parts))] if parts else []
 
     def operands(self) -> list[Buffer]:
         """See `Producer.operands`."""
-        found = []
+        buffers = []
         for i, rows in enumerate(self.tables):
-            found += [
+            buffers += [
                 Buffer(f"table{i}", "weight", rows, self.dim, self.problem.dtype),
                 Buffer(f"indices{i}", "input", 1, self.lookups[i], "int64"),
                 Buffer(f"offsets{i}", "input", 1, self.problem.m, "int64"),
             ]
-        return found
+        return buffers
 
-    def _threes(self, pieces: Sequence[Piece]) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-        """Return a table's reads and its columns of the target, for every piece and table."""
+    def _regions(self, pieces: Sequence[Piece]) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
+        """Return the reads and the target's columns, for every piece and table."""
         reads: list[Region] = []
         writes: list[Region] = []
         rank, edges = self.rank, offsets([self.dim] * len(self.tables))

@@ -1,9 +1,9 @@
-"""Moving: what has come is copied out of the window, several arrivals at a time.
+"""Moving: copies of arrivals out of the window, several arrivals at a time.
 
-The last arrival is moved alone, for the call ends behind it. Those before it are moved four times
-as many bytes at a time, those before them four times as many again: a device copies faster within
-itself than a link brings, so that no arrival is kept waiting for long, while the host of 8 ranks
-submits 3 waits for 7 arrivals, and 3 or 4 copies. Small arrivals are moved with the last one.
+The last arrival is copied alone, because the call ends after it. Each copy before it moves up to
+four times as many bytes as the next one. A device copies faster within itself than a link delivers,
+so no arrival waits for long, and the host of 8 ranks submits only 3 waits for 7 arrivals, and 3 or
+4 copies. Small arrivals are copied with the last one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ficco.plan import Region, Signal, Step
 
 __all__ = ["Arrival", "moves"]
 
-SMALL_BYTES = 512 << 10  # at the end, so much is moved at once: 0.3 us on an H200, behind the start
-GROWTH = 4  # the ratio of bytes moved at once to those moved behind them, at most
+SMALL_BYTES = 512 << 10  # the last copy moves up to this much: 0.3 us on an H200 after its start
+GROWTH = 4  # the largest ratio of one copy's bytes to those of the next copy
 
 
 class Arrival(NamedTuple):
-    """What comes together: the signals that say so, where it lies and where it is to go."""
+    """Data that arrives together: its signals, its regions in the window, and their targets."""
 
     name: str
     signals: tuple[Signal, ...]
@@ -29,7 +29,7 @@ class Arrival(NamedTuple):
 
 
 def moves(arrivals: Sequence[Arrival], lane: str, item_bytes: int) -> list[Step]:
-    """Return the waits for arrivals, in the order in which they come, and their local copies."""
+    """Return the waits for arrivals, in order of arrival, and their local copies."""
     sizes = [item_bytes * sum([region.area for region in arrival.reads]) for arrival in arrivals]
     steps = []
     for begin, end in _groups(sizes):
@@ -45,7 +45,7 @@ def moves(arrivals: Sequence[Arrival], lane: str, item_bytes: int) -> list[Step]
 
 
 def _groups(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (begin, end) of what is moved at once, of arrivals of these bytes."""
+    """Return (begin, end) of the arrivals that each copy moves; `sizes` are in bytes."""
     groups: list[tuple[int, int]] = []
     end, most = len(sizes), SMALL_BYTES
     while end:

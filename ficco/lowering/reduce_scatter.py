@@ -1,10 +1,10 @@
-"""Reduce-scatter: products of all ranks are added up, each rank gets its rows of the sum.
+"""Reduce-scatter: the products of all ranks are added up, and each rank gets its rows of the sum.
 
-Partial sums are rounded to the input's dtype, also the owner's own (where ranks have several pairs
-of x and w, a pair); it adds them in float32, in rank order, and rounds again: in a pass of its own,
-or (sums="within") in the launch that makes the own part, which then comes first in the sum,
-unrounded but for pairs before the last. Or (sums="along") they go round a ring, where each rank
-adds its part and rounds: see `ring`.
+Partial sums are rounded to the input's dtype, also the owner's own (if a rank has several pairs of
+x and w, after each pair). The owner adds them in float32, in rank order, and rounds again. It does
+so in a separate pass, or (sums="within") in the launch that makes the own part. That part is then
+the first term of the sum, unrounded except for pairs before the last. With sums="along" the sums
+circulate on a ring, where each rank adds its part and rounds: see `ring`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["lower_reduce_scatter", "reduction_buffers", "reduction_cut"]
 
 
 def reduction_cut(problem: Problem, schedule: Schedule, rank: int) -> Cut:
-    """Return how the sums of all ranks are cut: every rank makes all n columns."""
+    """Return the cut of the sums of all ranks: every rank makes all n columns."""
     widths, blocks = (problem.n,) * problem.world, problem.operator.blocks(problem, rank)
     return Cut(blocks, schedule, widths, (0,) * problem.world, PARTIAL, blocks.own.begin)
 
@@ -65,7 +65,7 @@ def lower_reduce_scatter(problem: Problem, schedule: Schedule, rank: int) -> Ran
 
 
 def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -> RankPlan:
-    """Return the plan of one rank whose sums go round a ring."""
+    """Return the plan of one rank whose sums circulate on a ring."""
     check_ring(problem.op, schedule, problem.world)
     cut = reduction_cut(problem, schedule, rank)
     cut = replace(cut, own="y0", own_row=0, biased=problem.outputs[0].bias)

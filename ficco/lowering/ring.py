@@ -1,20 +1,22 @@
-"""A ring of sums: what a rank makes of a block is added to what came, and passed on to the next.
+"""A ring of sums: a rank adds its part of a block to the sum that arrived, and pushes the result.
 
-A block's sum begins at the rank behind its owner and goes round the ring to the owner, who adds the
-last part; no pass adds up at the end, and a rank pushes to the next one alone. That is the looped
-reduce-scatter of Wang et al., "Overlap Communication with Dependent Computation via Decomposition
-in Large Deep Learning Models" (ASPLOS 2023), with copy engines. While one chunk is on its way the
-next is made; with two chunks a block, three ranks, on rank 0 (blocks 2, 1, 0 in turns 0, 1, 2):
+A block's sum begins at the rank after its owner and circulates to the owner, which adds the last
+part. There is no final pass that adds up, and a rank pushes to the next rank only. This is the
+looped reduce-scatter of Wang et al., "Overlap Communication with Dependent Computation via
+Decomposition in Large Deep Learning Models" (ASPLOS 2023), with copy engines. While one chunk
+travels the next is made. With two chunks per block and three ranks, on rank 0 (blocks 2, 1, 0 in
+turns 0, 1, 2; "+in" adds the sum that arrived):
 
-    compute   2.0  2.1  [..] 1.0 and what came  [..] 1.1 and what came  [..] own 0  [..] own 1
-    push           2.0->1  2.1->1               1.0->1               1.1->1
+    compute   2.0  2.1  [..] 1.0 +in   [..] 1.1 +in   [..] own 0   [..] own 1
+    push           2.0->1  2.1->1      1.0->1         1.1->1
 
-Each rank rounds what it passes on, as rings of collectives do; a sum's order of ranks is fixed.
-All chunks go round together; with order="by_step" two at a time where sums are passed on, so that
-the first are while the last are made. The route says nothing here.
+Each rank rounds the sum that it pushes, as rings of collectives do. The order of ranks in a sum is
+fixed. All chunks circulate together. If owners push sums on and order="by_step", two chunks
+circulate at a time, so that the first sums are pushed while the last are made. The route has no
+effect.
 
-What came is not added to where it came: a push that comes late, behind NaN that the watch has put
-there in its stead, would take a sum away that was made of these, and nobody would see it.
+A rank does not add in place, in the window. If a push times out, the watchdog stores NaN there. A
+late push would then overwrite a sum made from this NaN, and the error would stay undetected.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = ["OPENED", "PUSH", "Own", "check_ring", "circulate", "ring_words"]
 
-PUSH = "push"  # one lane: two would share the link, and delay the chunk that is awaited first
-OPENED = f"{PUSH}.wait_free"  # the step behind which peers' windows may be written
-_AT_ONCE = 2  # chunks that go round in pairs: while one travels, the other is made
+PUSH = "push"  # one lane: two would share the link and delay the chunk that is needed first
+OPENED = f"{PUSH}.wait_free"  # after this step peers' windows may be written
+_AT_ONCE = 2  # chunks that circulate together: while one travels, the other is made
 
 
 class Own(NamedTuple):
-    """An own chunk that is done: which one, where it lies, and what to be done after."""
+    """A finished own chunk: its index, its region, and the steps that its pushes must follow."""
 
     chunk: int
     region: Region
@@ -49,26 +51,26 @@ Finish = Callable[[Sequence[Own], Made], None]
 
 
 def ring_words(schedule: Schedule, world: int) -> int:
-    """Return how many signals of a peer the turns of a ring take."""
+    """Return the number of signals per peer that the turns of a ring use."""
     return schedule.chunks * (world - 1)
 
 
 def check_ring(op: str, schedule: Schedule, world: int) -> None:
-    """Refuse what is no ring, or has more pieces than a window has signals.
+    """Reject schedules that are not a ring, or have more pieces than a window has signals.
 
     Raises:
-        ScheduleError: it names the nearest that works.
+        ScheduleError: the message names the nearest schedule that works.
     """
     if schedule.pace == "in_step" and not registry.get(op).flow.shares:
         raise ScheduleError(
-            f"{op}: pace='in_step': what goes round a ring goes to one peer alone, so there are no "
+            f"{op}: pace='in_step': on a ring a rank pushes to one peer only, so there are no "
             "turns; the nearest that works is pace='free'"
         )
     for axis, works in (("compute", "per_chunk"), ("start", "local_first")):
         if getattr(schedule, axis) != works:
             raise ScheduleError(
-                f"{op}: sums='along' with {axis}={getattr(schedule, axis)!r}: sums go round a ring "
-                f"chunk by chunk, and end at their owner; what works is {axis}={works!r}, or "
+                f"{op}: sums='along' with {axis}={getattr(schedule, axis)!r}: sums circulate on a "
+                f"ring, chunk by chunk, and end at their owner; what works is {axis}={works!r}, or "
                 "sums='apart'"
             )
     turns = world if registry.get(op).flow.shares else world - 1
@@ -82,12 +84,12 @@ def check_ring(op: str, schedule: Schedule, world: int) -> None:
 def circulate(
     cut: Cut, producer: Producer, finish: Finish | None = None
 ) -> tuple[Made, list[Signal]]:
-    """Return the steps that send all sums round, and the signals that this rank waits for.
+    """Return the steps that circulate all sums, and the signals that this rank waits for.
 
     Args:
-        cut: what is made, in which pieces; its own part is that of the output.
-        producer: makes them.
-        finish: adds the steps that follow on own chunks that went round together.
+        cut: the pieces to make; its own part is in the output.
+        producer: makes the pieces.
+        finish: adds the steps that follow own chunks that circulated together.
     """
     peers = [(cut.rank + turn) % cut.world for turn in range(1, cut.world)]
     made = Made(lanes=dict.fromkeys(peers, PUSH))
@@ -109,17 +111,16 @@ def circulate(
 def _turn(
     cut: Cut, producer: Producer, made: Made, turn: int, index: int, done: list[Own]
 ) -> list[Signal]:
-    """Make a chunk of a turn's block, with what has come of it; push it on, or tell it is done."""
+    """Make a chunk of a turn's block plus the sum that arrived; push it, or add it to `done`."""
     rank, world = cut.rank, cut.world
     block = (rank - 1 - turn) % world
     chunk = cut.sent(block, index)
     if chunk.empty:
         return []
     name = f"{index}in{turn}"
-    came = [Signal(rank, "data", (rank - 1) % world, _slot(cut, turn - 1, index))] if turn else []
-    made.steps += (
-        [Step(f"wait.{name}", COMPUTE, "wait", "none", signals=tuple(came))] if came else []
-    )
+    waits = [Signal(rank, "data", (rank - 1) % world, _slot(cut, turn - 1, index))] if turn else []
+    if waits:
+        made.steps.append(Step(f"wait.{name}", COMPUTE, "wait", "none", signals=tuple(waits)))
     piece = _piece(cut, turn, block, chunk)
     made.steps += producer.steps(name, [piece])
     after = (made.steps[-1].id,)
@@ -133,23 +134,23 @@ def _turn(
             Step(f"push.{name}", PUSH, "copy", "dma", (piece.target,), (target,), after=after),
             Step(f"sent.{name}", PUSH, "raise", "none", signals=arrived),
         ]
-    return came
+    return waits
 
 
 def _slot(cut: Cut, turn: int, index: int) -> int:
-    """Return the place of the signal that tells what has left in a turn."""
+    """Return the index of the signal of a chunk that is pushed in a turn."""
     return turn * cut.schedule.chunks + index
 
 
 def _arrived(cut: Cut, rank: int, turn: int, chunk: Chunk) -> Region:
-    """Return where a chunk lies in a rank's window that it adds to in a turn: a slot each."""
+    """Return the region of a rank's window that holds a turn's chunk; each turn has a slot."""
     top = (turn - 1) * (cut.blocks.window_rows // (cut.world - 1))
     return Region(rank, RECV, top + chunk.row0, top + chunk.row1, chunk.col0, chunk.col1)
 
 
 def _piece(cut: Cut, turn: int, block: int, chunk: Chunk) -> Piece:
-    """Return what is made of a chunk in a turn, with what came; of the own one with the bias."""
-    came = (_arrived(cut, cut.rank, turn, chunk),) if turn else ()
+    """Return the piece of a turn's chunk, plus the sum that arrived; the own one plus the bias."""
+    incoming = (_arrived(cut, cut.rank, turn, chunk),) if turn else ()
     last = block == cut.rank and cut.biased
     bias = (Region(cut.rank, BIAS, 0, 1, chunk.col0, chunk.col1),) if last else ()
-    return cut.piece(block, chunk)._replace(add=(*came, *bias))
+    return cut.piece(block, chunk)._replace(add=(*incoming, *bias))

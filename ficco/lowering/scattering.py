@@ -1,15 +1,15 @@
 """Scattering: a rank makes pieces for all ranks, peers' first, and pushes each as it is made.
 
-The mirror of gathering. What arrives is summed with the own piece (matmul_reduce_scatter), summed
-and pushed on (matmul_all_reduce), or moved into the output (matmul_all_to_all, embedding). With two
-chunks a block, three ranks, on rank 0 (hetero_fused_1d; own part last):
+This mirrors gathering. Arrivals are summed with the own piece (matmul_reduce_scatter), summed and
+pushed to all peers (matmul_all_reduce), or copied into the output (matmul_all_to_all, embedding).
+With two chunks per block and three ranks, on rank 0 (hetero_fused_1d; own part last):
 
     compute   make 1.0 2.0   make 1.1 2.1   make own   [..] finish 0   [..] finish 1   clear, free
     push      [free] enter   1.0->1 2.0->2   1.1->1 2.1->2      (each after it is made)
 
-Where finishing sends something on, too, it begins while later steps are still made, so that links
-stay busy: step j is finished behind the making of step j+1, whose time its chunks have to come, and
-the own chunk of a step is made right before:
+If finishing also pushes, it begins while later steps are still made, so that links stay busy. Step
+j is finished after step j+1 is made, which gives its chunks time to arrive. The own chunk of a step
+is made directly before the step is finished:
 
     compute   make 1.0 2.0   make 1.1 2.1   own 0   [..] finish 0   own 1   [..] finish 1
 """
@@ -44,23 +44,23 @@ class Chunk(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it."""
+        """Whether the chunk has no elements."""
         return self.row0 == self.row1 or self.col0 == self.col1
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rank sends and receives, and how it is cut.
+    """The blocks that a rank sends and receives, and their chunks.
 
     Attributes:
-        blocks: rows of what is made, per destination; where they land.
-        width: columns that this rank makes.
-        widths: columns that each rank makes (differ for embedding tables).
-        landing_cols: the first column where each rank's work lands.
-        own: buffer for the own block; its first row is `own_row`, its first column `own_col`.
-        biased: whether a bias is added to the own block, where the launch that makes it adds up.
-        passed_on: whether such a launch tells of own chunks, as they are sent on.
-        known: chunks so far, which are asked for again and again.
+        blocks: rows of the result per destination, and their rows in the receive buffers.
+        schedule: the schedule that cuts them.
+        widths: columns that each rank makes (they differ for embedding tables).
+        recv_cols: the first column of each rank's data in the receive buffers.
+        own: buffer of the own block, which begins at row `own_row` and column `own_col`.
+        biased: whether the launch that adds up adds a bias to the own block.
+        passed_on: whether that launch raises a signal per own chunk, because chunks are pushed on.
+        known: cache of chunks.
     """
 
     blocks: Blocks
@@ -76,21 +76,21 @@ class Cut:
 
     @property
     def rank(self) -> int:
-        """The rank whose plan is made."""
+        """The rank of the plan."""
         return self.blocks.rank
 
     @property
     def world(self) -> int:
-        """Ranks."""
+        """The number of ranks."""
         return len(self.widths)
 
     def chunk(self, rows: int, width: int, index: int, turn: int = 0) -> Chunk:
-        """Return a chunk of a block of so many rows and columns that travels in a turn."""
+        """Return a chunk of a block of `rows` by `width` that travels in `turn`."""
         key = (rows, width, index, turn if self.schedule.taper == "edge" else 0)
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = self._chunk(*key)
-        return found
+        chunk = self.known.get(key)
+        if chunk is None:
+            chunk = self.known[key] = self._chunk(*key)
+        return chunk
 
     def _chunk(self, rows: int, width: int, index: int, turn: int) -> Chunk:
         by_rows = self.schedule.cut == "rows"
@@ -99,22 +99,22 @@ class Cut:
         return Chunk(begin, end, 0, width) if by_rows else Chunk(0, rows, begin, end)
 
     def sent(self, peer: int, index: int) -> Chunk:
-        """Return a chunk of what this rank makes for a peer, or keeps."""
+        """Return a chunk of the block that this rank makes for `peer` (or for itself)."""
         rows, turn = self.blocks.outgoing[peer].rows, (peer - self.rank) % self.world
         return self.chunk(rows, self.widths[self.rank], index, turn)
 
     def received(self, peer: int, index: int) -> Chunk:
-        """Return a chunk of what a peer makes for this rank."""
+        """Return a chunk of the block that `peer` makes for this rank."""
         rows, turn = self.blocks.incoming[peer].rows, (self.rank - peer) % self.world
         return self.chunk(rows, self.widths[peer], index, turn)
 
     def arrivals(self) -> list[tuple[int, int]]:
-        """Return (peer, chunk) of all that arrives, in the order in which it does."""
+        """Return (peer, chunk) of all arrivals, in order of arrival."""
         order = arrivals(self.schedule, self.world, self.rank)
         return [at for at in order if not self.received(*at).empty]
 
     def piece(self, peer: int, chunk: Chunk) -> Piece:
-        """Return a chunk as a piece to make: into the workspace, or an own result."""
+        """Return a chunk as a piece to make, in the workspace or in the own result."""
         begin = self.blocks.outgoing[peer].begin
         rows = (begin + chunk.row0, begin + chunk.row1)
         if peer == self.rank:
@@ -128,7 +128,7 @@ class Cut:
         return Piece(*rows, chunk.col0, chunk.col1, target)
 
     def arrived(self, peer: int, chunk: Chunk) -> Region:
-        """Return where a chunk of a peer's work lies in the own window."""
+        """Return the region of a peer's chunk in the own window."""
         top, left = self.blocks.incoming[peer].recv, self.recv_cols[peer]
         return Region(
             self.rank, RECV, top + chunk.row0, top + chunk.row1,
@@ -138,15 +138,15 @@ class Cut:
 
 @dataclass
 class Made:
-    """Steps so far, the lane to each peer, and the signals that launches raise for lanes."""
+    """The steps so far, the push lane of each peer, and the signals that launches raise."""
 
     steps: list[Step] = field(default_factory=list)
     lanes: dict[int, str] = field(default_factory=dict)
-    told: list[Signal] = field(default_factory=list)
+    launch_signals: list[Signal] = field(default_factory=list)
 
 
 class _Group(NamedTuple):
-    """What is made at once: (destination, chunk) pairs, the own chunks, and in which step."""
+    """Chunks that are made at once: (destination, chunk) pairs, own chunks, and their step."""
 
     name: str
     sent: list[tuple[int, int]]
@@ -158,25 +158,28 @@ Finish = Callable[[int, "Made"], Sequence[Step]]
 
 
 def finishes_between(schedule: Schedule) -> bool:
-    """Whether steps can be finished while later ones are made: there are some, and they end."""
+    """Return whether steps can be finished while later ones are made.
+
+    This needs several steps, and steps that end before the whole launch does.
+    """
     steps = schedule.order == "by_step" and schedule.compute in ("per_step", "per_chunk")
     return steps and schedule.chunks > 1
 
 
 def make_and_push(cut: Cut, producer: Producer, finish: Finish | None = None) -> Made:
-    """Return the steps that make everything and push what is for peers.
+    """Return the steps that make all pieces and push those for peers.
 
     Args:
-        cut: what is made, in which pieces.
-        producer: makes them.
-        finish: gives the steps that finish a step of `finishes_between`, which are put as early as
-            nothing is held up by them; None: finishing is for the caller, behind all this.
+        cut: the pieces to make.
+        producer: makes the pieces.
+        finish: returns the steps that finish a step, if `finishes_between`. They are placed as
+            early as possible without delaying others. None: the caller finishes after all this.
     """
     rank, schedule = cut.rank, cut.schedule
     if schedule.pace == "in_step":
         raise ScheduleError(
-            "pace='in_step': what is pushed is made meanwhile, and sets the pace; the nearest that "
-            "works is pace='free'"
+            "pace='in_step': pieces are made while others are pushed, and this sets the pace; the "
+            "nearest that works is pace='free'"
         )
     peers = [(rank + turn) % cut.world for turn in range(1, cut.world)]
     made = Made(lanes=push_lanes(schedule, peers))
@@ -192,14 +195,14 @@ def make_and_push(cut: Cut, producer: Producer, finish: Finish | None = None) ->
     if finish is None:
         _make(cut, producer, made, _groups(schedule, cut, order, own))
         return made
-    for groups, finished in _in_turns(schedule, cut, order):
+    for groups, step in _in_turns(schedule, cut, order):
         _make(cut, producer, made, groups)
-        made.steps += finish(finished, made) if finished >= 0 else ()
+        made.steps += finish(step, made) if step >= 0 else ()
     return made
 
 
 def begun(cut: Cut, producer: Producer) -> list[Step]:
-    """Return the steps that come before any piece is made."""
+    """Return the steps that run before any piece is made."""
     rows = [(block, cut.blocks.outgoing[block].rows) for block in range(cut.world)]
     width = cut.widths[cut.rank]
     return producer.begin(
@@ -208,7 +211,7 @@ def begun(cut: Cut, producer: Producer) -> list[Step]:
 
 
 def _make(cut: Cut, producer: Producer, made: Made, groups: Sequence[_Group]) -> None:
-    """Add the steps that make some groups, each with its pushes behind it."""
+    """Add the steps that make groups, each followed by its pushes."""
     rank = cut.rank
     for group in groups:
         pieces = _merged(
@@ -226,24 +229,24 @@ def _make(cut: Cut, producer: Producer, made: Made, groups: Sequence[_Group]) ->
 def _in_turns(
     schedule: Schedule, cut: Cut, order: list[tuple[int, int]]
 ) -> Iterator[tuple[list[_Group], int]]:
-    """Yield what is made turn by turn, and the step to be finished behind it, or -1.
+    """Yield the groups that each turn makes, and the step to finish after them, or -1.
 
-    In turn j that is step j-1.
+    Turn j finishes step j-1.
     """
-    mine = _by_chunk(cut)
+    own_chunks = _by_chunk(cut)
     together = schedule.start == "together"
-    groups = _groups(schedule, cut, order, own=[])  # "together" finds the own chunks by itself
+    groups = _groups(schedule, cut, order, own=[])  # with "together", groups include own chunks
     for turn in range(schedule.chunks + 1):
-        made = [group for group in groups if group.step == turn]
-        if not together and turn - 1 in mine:
-            made.append(_Group(f"own.{turn - 1}", [], mine[turn - 1]))
-        yield made, turn - 1
+        groups_now = [group for group in groups if group.step == turn]
+        if not together and turn - 1 in own_chunks:
+            groups_now.append(_Group(f"own.{turn - 1}", [], own_chunks[turn - 1]))
+        yield groups_now, turn - 1
 
 
 def _groups(
     schedule: Schedule, cut: Cut, order: list[tuple[int, int]], own: list[Chunk]
 ) -> list[_Group]:
-    """Return what is made in which order: peers' first, the own whole block last."""
+    """Return the groups to make, in order: peers' chunks first, the whole own block last."""
     together = schedule.start == "together"
     last = [] if together else [_Group("own", [], own)]
     shared = own if together else []
@@ -255,18 +258,18 @@ def _groups(
         for peer, j in order:
             key = j if by_step else (peer - cut.rank) % cut.world
             sent.setdefault(key, []).append((peer, j))
-        mine = _by_chunk(cut) if together and by_step else {}
+        own_chunks = _by_chunk(cut) if together and by_step else {}
         groups = [
-            _Group(f"step{key}", sent.get(key, []), mine.get(key, []), key)
-            for key in sorted({*sent, *mine})
+            _Group(f"step{key}", sent.get(key, []), own_chunks.get(key, []), key)
+            for key in sorted({*sent, *own_chunks})
         ]
         apart = not together or not by_step  # the own part is not in the steps
         return [*groups, *([_Group("own", [], own)] if apart else [])]
     single = [_Group(f"{j}for{peer}", [(peer, j)], [], j) for peer, j in order]
     if together:
-        single += [_Group(f"own.{j}", [], found, j) for j, found in _by_chunk(cut).items()]
+        single += [_Group(f"own.{j}", [], chunks, j) for j, chunks in _by_chunk(cut).items()]
     if by_step:
-        single.sort(key=lambda group: group.step)  # stable: the own chunk of a step comes last
+        single.sort(key=lambda group: group.step)  # stable: the own chunk of a step stays last
     return single + last
 
 
@@ -278,11 +281,11 @@ def _by_chunk(cut: Cut) -> dict[int, list[Chunk]]:
 def _gated(
     cut: Cut, producer: Producer, made: Made, order: list[tuple[int, int]], own: list[Chunk]
 ) -> None:
-    """A launch whose parts say when they are done; every push waits for its part.
+    """Add a launch whose parts raise signals when done; every push waits for its part.
 
-    With sums="within" the own parts, a chunk each, are a launch behind it, and wait for what peers
-    push: then nothing that a peer's launch waits for is behind a wait, whichever programs run. They
-    say when they are done where they are sent on.
+    With sums="within" the own parts, one per chunk, are a second launch, which waits for peers'
+    pushes. Thus no part that a peer's launch waits for is queued after a wait, whichever thread
+    blocks run. The own parts raise signals if their chunks are pushed on.
     """
     rank = cut.rank
     groups = [
@@ -294,8 +297,9 @@ def _gated(
         groups += [Gated((cut.piece(rank, chunk),)) for chunk in own]
     made.steps += producer.gated("gemm", groups)
     for peer, j in order:
-        made.told.append(Signal(rank, "ready", peer, j))
-        made.steps += _push(cut, made.lanes, peer, j, ready=made.told[-1])
+        ready = Signal(rank, "ready", peer, j)
+        made.launch_signals.append(ready)
+        made.steps += _push(cut, made.lanes, peer, j, ready=ready)
     if within:
         made.steps.append(await_entered(rank, list(made.lanes), COMPUTE))
         summed = [_summed(cut, j, chunk) for j, (chunk,) in _by_chunk(cut).items()]
@@ -303,13 +307,14 @@ def _gated(
 
 
 def _summed(cut: Cut, index: int, chunk: Chunk) -> Gated:
-    """Return an own chunk with what every peer makes of it, in the order of ranks."""
+    """Return an own chunk plus the part of every peer, in rank order."""
     peers = [peer for peer in range(cut.world) if peer != cut.rank]
     arrived = [cut.arrived(peer, chunk) for peer in peers]
     bias = [term._replace(row0=0, row1=1, buffer=BIAS) for term in arrived[:1] if cut.biased]
     piece = cut.piece(cut.rank, chunk)._replace(add=(*arrived, *bias))
-    told = (Signal(cut.rank, "ready", cut.rank, index),) if cut.passed_on else ()
-    return Gated((piece,), tuple([Signal(cut.rank, "data", peer, index) for peer in peers]), told)
+    raised = (Signal(cut.rank, "ready", cut.rank, index),) if cut.passed_on else ()
+    waits = tuple([Signal(cut.rank, "data", peer, index) for peer in peers])
+    return Gated((piece,), waits, raised)
 
 
 def _push(
@@ -320,7 +325,7 @@ def _push(
     after: tuple[str, ...] = (),
     ready: Signal | None = None,
 ) -> list[Step]:
-    """Return a push with its signal behind it, after its steps or behind its signal."""
+    """Return a push followed by its signal. The push follows the steps `after`, or `ready`."""
     rank, lane, name = cut.rank, lanes[peer], f"{index}to{peer}"
     chunk, block = cut.sent(peer, index), cut.blocks.outgoing[peer]
     source = cut.piece(peer, chunk).target
@@ -339,7 +344,7 @@ def _push(
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
-    """Join pieces that lie below one another, in what is made and in their target alike."""
+    """Join pieces that are stacked both in the result and in their target."""
     joined: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.target.buffer, p.col0, p.col1, p.row0)):
         last = joined[-1] if joined else None

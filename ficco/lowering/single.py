@@ -1,4 +1,4 @@
-"""One rank alone: its GEMMs, no window, no signals."""
+"""A world of one rank: its GEMMs, without window or signals."""
 
 from __future__ import annotations
 

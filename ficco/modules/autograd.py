@@ -1,10 +1,10 @@
-"""Gradients of operators in eager calls, and what the formulas of all gradients use.
+"""Gradients of operators in eager calls, and shared functions of all gradient formulas.
 
-The formula of an operator is in its record. It runs operators itself (`Gradients`), so that these
-overlap, too, and can be traced.
+The formula of an operator is in its record. It runs operators itself (`Gradients`), so that they
+also overlap and can be traced.
 
-What the loss is: the sum over ranks of what each computes from its own outputs. Where outputs are
-equal on all ranks (`matmul_all_reduce`), it is what every rank computes, once.
+The loss is the sum over ranks of the values that each rank computes from its own outputs. If the
+outputs are equal on all ranks (`matmul_all_reduce`), the loss is the common value, counted once.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["GRADIENTS", "Gradients", "Recorded", "refuse_second"]
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
-_GROUP = -3  # its place among the arguments that are no tensors: before schedule and grain
+_GROUP = -3  # index of group in the non-tensor arguments: before schedule and grain
 
 
 class Recorded(torch.autograd.Function):
-    """An operator whose gradient is recorded, without the dispatcher's cost."""
+    """An operator with a recorded gradient, without the cost of the dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, function: Function, rest: tuple[Any, ...], *tensors: Any) -> Any:
-        """Run the operator. Arguments: its record, what is no tensor, its tensors."""
+        """Run the operator. Arguments: its record, the non-tensor arguments, its tensors."""
         with DisableAutocast():
             result = perform(function.name, function.nested(tensors, rest))
         outputs = [result] if isinstance(result, Tensor) else result
@@ -54,12 +54,12 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dys: Maybe) -> Any:
-        """Return gradients of the tensors."""
+        """Return the gradients of the tensors."""
         function, rest, shapes, layer = ctx.ficco
         try:
             refuse_second(function.name)
             kept = Kept(ctx.saved_tensors, rest, ctx.needs_input_grad[2:], shapes)
-            with DisableAutocast():  # formulas mean their own dtypes
+            with DisableAutocast():  # formulas choose their dtypes
                 return (None, None, *naming(layer, function.gradient, GRADIENTS, kept, dys))
         except Exception as error:
             groups.refuse(rest[_GROUP], error)
@@ -67,25 +67,25 @@ class Recorded(torch.autograd.Function):
 
 
 def refuse_second(name: str) -> None:
-    """Refuse a gradient of a gradient: nothing here would record it."""
+    """Reject a gradient of a gradient, which is not recorded."""
     if torch.is_grad_enabled():
         raise InputError(
-            f"{name}: a gradient of its gradient was asked for (create_graph=True); ficco has "
+            f"{name}: a gradient of its gradient was requested (create_graph=True); ficco has "
             "first gradients only; leave create_graph out"
         )
 
 
 class Gradients:
-    """What gradients of operators use: operators themselves, so that they overlap, too."""
+    """Functions for gradients of operators; they run operators, which also overlap."""
 
     @staticmethod
     def matrix(dy: Maybe) -> Any:
-        """Return a gradient as a matrix with memory of its own; sum()'s is one number, expanded."""
+        """Return a gradient as a contiguous matrix; the gradient of sum() is an expanded number."""
         return None if dy is None else matrix_of(dy).contiguous()
 
     @staticmethod
     def has_ranks(group: Any) -> bool:
-        """Whether there are other ranks, or may be."""
+        """Return whether there are, or may be, other ranks."""
         return bool(group) or torch.distributed.is_initialized()
 
     @staticmethod
@@ -95,10 +95,10 @@ class Gradients:
 
     @staticmethod
     def mirror(name: str, args: Sequence[Any]) -> Any:
-        """Run the operator that mirrors forward's, by its schedule as far as it has that."""
-        *given, asked, grain = args
-        schedule = _schedule_of(name, asked)
-        return perform(name, (*given, schedule, None if schedule == AUTO else grain))
+        """Run the mirror of forward's operator, with the axes of forward's schedule that apply."""
+        *others, forward_schedule, grain = args
+        schedule = _schedule_of(name, forward_schedule)
+        return perform(name, (*others, schedule, None if schedule == AUTO else grain))
 
     @classmethod
     def gather(
@@ -126,15 +126,15 @@ class Gradients:
 
     @staticmethod
     def concatenate(tensors: Sequence[Tensor]) -> Tensor:
-        """Return tensors below one another."""
+        """Return the tensors concatenated along rows."""
         return torch.cat(list(tensors))
 
     @staticmethod
     def table_gradient(pooled: Tensor, index: Tensor, start: Tensor, height: int) -> Tensor:
-        """Return the sum of the gradients of the bags that looked up a row, per row of a table."""
+        """Return, per row of a table, the sum of the gradients of the bags that looked it up."""
         places = torch.arange(index.shape[0], device=index.device)
-        bags = torch.searchsorted(start, places, right=True) - 1  # which bag a place is in
-        unused = index.new_empty(0)  # what means and maxima would need
+        bags = torch.searchsorted(start, places, right=True) - 1  # the bag of each place
+        unused = index.new_empty(0)  # only for modes mean and max
         return bag_gradient(pooled, index, bags, unused, unused, height, False, 0, None, -1)  # type: ignore[no-any-return]
 
 
@@ -143,34 +143,34 @@ GRADIENTS = Gradients()
 
 @lru_cache(maxsize=64)
 def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
-    """Return the schedule of forward, without the axes that this operator does not have.
+    """Return forward's schedule, without the axes that this operator does not have.
 
-    One launch that stores at peers is a schedule of few operators, and the nearest of others is
-    none for few rows: there `auto` chooses.
+    Few operators have one launch that stores at peers. For others the nearest schedule is not made
+    for few rows, so `auto` chooses.
     """
     if schedule == AUTO:
         return schedule
-    asked, flow = Schedule.read(schedule), registry.get(name).flow
-    if asked.transport == "sm" and not flow.shares:
+    chosen, flow = Schedule.read(schedule), registry.get(name).flow
+    if chosen.transport == "sm" and not flow.shares:
         return AUTO
-    known = asked
-    if asked.sums != "apart" and not flow.sums:
-        known = replace(known, sums="apart", name="custom")
-    if not (flow.gathers or flow.shares) and asked.pace != "free":
-        known = replace(known, pace="free", name="custom")
-    if asked.taper == "edge" and not is_edged(flow):
-        known = replace(known, taper="none", name="custom")
-    return schedule if known is asked else known
+    result = chosen
+    if chosen.sums != "apart" and not flow.sums:
+        result = replace(result, sums="apart", name="custom")
+    if not (flow.gathers or flow.shares) and chosen.pace != "free":
+        result = replace(result, pace="free", name="custom")
+    if chosen.taper == "edge" and not is_edged(flow):
+        result = replace(result, taper="none", name="custom")
+    return schedule if result is chosen else result
 
 
 @lru_cache(maxsize=64)
 def _accumulating(schedule: str | Schedule) -> Schedule:
-    """Return the schedule, or the nearest that can add up what arrives: tiles of one launch cannot.
+    """Return the schedule, or the nearest one that can add up arrivals; a gated launch cannot.
 
-    A user who names a schedule for forward has not asked for it here.
+    The user chose the schedule for forward only, so it may be replaced here.
     """
-    asked = Schedule.read(schedule)
-    if asked.compute != "gated" or asked.transport == "sm":
-        return asked
-    groups.log.info("%s adds up no weight gradient: compute='per_chunk' there", asked.name)
-    return replace(asked, compute="per_chunk", name="custom")
+    chosen = Schedule.read(schedule)
+    if chosen.compute != "gated" or chosen.transport == "sm":
+        return chosen
+    groups.log.info("%s cannot add up a weight gradient: it uses per_chunk", chosen.name)
+    return replace(chosen, compute="per_chunk", name="custom")

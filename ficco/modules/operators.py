@@ -1,7 +1,7 @@
-"""This rank's part of every operator, on the tensors that it is given: checked, then run.
+"""Check and run this rank's part of every operator, on tensors, without recording gradients.
 
-No gradient is recorded here. Arguments are, in order, those of the custom operator of that name in
-`torch_library`; here `group` may also be a ProcessGroup, and `schedule` a Schedule.
+Arguments are, in order, those of the custom operator of the same name in `torch_library`; here
+`group` may also be a ProcessGroup, and `schedule` a Schedule.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def run(name: str, args: Sequence[Any]) -> Any:
     """Run an operator on this rank's tensors; return its result, or a list of them.
 
     Args:
-        name: of the function.
+        name: the name of the function.
         args: its arguments, in the order of its schema.
 
     Raises:
-        InputError: tensors that do not fit; ScheduleError: a schedule that nothing implements;
+        InputError: tensors do not fit. ScheduleError: the schedule is not implemented.
         TimeoutExceeded, EngineError: the call failed.
     """
     function = registry.function(name)
@@ -55,8 +55,8 @@ def run(name: str, args: Sequence[Any]) -> Any:
         group, schedule = rest[_GROUP], rest[_SCHEDULE]
         facts = (*rest[:_GROUP], rest[_GRAIN])
         key = key_of(name, group, tensors[0], tensors[1:], schedule, *facts)
-        if (before := find(key)) is not None:
-            ys = before.run([tensor for tensor in tensors if tensor is not None])
+        if (cached := find(key)) is not None:
+            ys = cached.run([tensor for tensor in tensors if tensor is not None])
             return ys if function.several else ys[0]
     return _run_anew(function, args, tensors, key)
 
@@ -74,7 +74,7 @@ def _run_anew(function: Function, args: Sequence[Any], tensors: Sequence[Any], k
 
 
 def _with_few_pairs(name: str, args: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments of a sum of products with several pairs as one, where that is faster."""
+    """Return the arguments of a sum of products with its pairs joined, if that is faster."""
     x, w, *rest = args
     if len(x) == 1 or len(x) != len(w):
         return args
@@ -84,29 +84,29 @@ def _with_few_pairs(name: str, args: Sequence[Any]) -> Sequence[Any]:
 def _as_pairs(
     name: str, x: Sequence[Tensor], w: Sequence[Tensor], schedule: str | Schedule
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Return pairs whose products are added up: as they are, or side by side as one.
+    """Return the pairs whose products are added up, unchanged or concatenated into one pair.
 
-    Copies that put them side by side take as long as they are large; a pair more, as the product.
-    Kernels that multiply few rows and store at peers take one pair.
+    The cost of concatenation is the size of its copies; the cost of a further pair is the size of
+    the product. Kernels that multiply few rows and store at peers take only one pair.
     """
     if len(x) == 1 or len(x) != len(w):
         return x, w
-    if any(_odd(a, b, x[0], w[0]) for a, b in zip(x, w, strict=True)):
-        return x, w  # which is checked later
+    if any(_misfits(a, b, x[0], w[0]) for a, b in zip(x, w, strict=True)):
+        return x, w  # later checks reject them
     m, n = math.prod(x[0].shape[:-1]), w[0].shape[1]
     copied = (m + n) * sum(b.shape[0] for b in w)
     try:
         few = schedule == AUTO and m <= few_rows(name)
         stored = few or _stores(schedule)
-    except (TypeError, ValueError):  # no schedule
-        return x, w  # which is checked later
+    except (TypeError, ValueError):  # not a schedule
+        return x, w  # later checks reject it
     if stored or copied <= (len(x) - 1) * m * n:
         return [torch.cat(list(x), dim=-1)], [torch.cat(list(w))]
     return x, w
 
 
-def _odd(x: Any, w: Any, other_x: Tensor, other_w: Tensor) -> bool:
-    """Whether two matrices are no pair that could stand beside another one."""
+def _misfits(x: Any, w: Any, other_x: Tensor, other_w: Tensor) -> bool:
+    """Return whether two matrices are not a pair that can be concatenated with another pair."""
     if not (isinstance(x, Tensor) and isinstance(w, Tensor) and w.dim() == 2 and x.dim() > 1):
         return True
     if not x.layout == w.layout == torch.strided or x.is_nested or w.is_nested:
@@ -118,7 +118,7 @@ def _odd(x: Any, w: Any, other_x: Tensor, other_w: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def _stores(schedule: str | Schedule) -> bool:
-    """Whether a kernel that multiplies is to store at peers."""
+    """Return whether the schedule has a kernel that multiplies and stores at peers."""
     return schedule != AUTO and Schedule.read(schedule).transport == "sm"
 
 
@@ -131,18 +131,18 @@ def column_matmul(
     schedule: str | Schedule,
     grain: int | None,
 ) -> list[Tensor]:
-    """Return a product per weight; nothing is sent, the group serves the gradient."""
+    """Return a product per weight, without communication; only the gradient uses the group."""
     if isinstance(x, Tensor):
         check_dense(x, "x")
         check_held(x, "x")
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
-        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(f"x is {found}; a tensor of 2 or 3 dimensions is needed")
+        actual = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"x is {actual}; a tensor of 2 or 3 dimensions is needed")
     if not len(w) == len(biased) or not w:
         raise InputError(f"{len(w)} weights, {len(biased)} biases: give one of each")
     compiling = torch.compiler.is_dynamo_compiling()
     if not compiling and (m := math.prod(x.shape[:-1])) > MOST:
-        whole_number(m, "m", 0, MOST)  # which refuses it
+        whole_number(m, "m", 0, MOST)  # raises
     offsets, ys = iter(bias), []
     for i, (weight, has) in enumerate(zip(w, biased, strict=True)):
         _check_local(x, weight, f"w[{i}]")
@@ -152,7 +152,7 @@ def column_matmul(
                 f"[{x.shape[-1]}, n_r] (pass linear.weight.t())"
             )
         if not compiling and weight.shape[1] > MOST:
-            raise InputError(f"w[{i}] has {weight.shape[1]} columns; {MOST} is the most of a rank")
+            raise InputError(f"w[{i}] has {weight.shape[1]} columns; a rank has at most {MOST}")
         offset = next(offsets) if has else None
         if offset is not None:
             _check_local(x, offset, f"bias[{i}]")
@@ -177,13 +177,13 @@ def _check_local(x: Tensor, tensor: Any, name: str) -> None:
 
 
 def exchange_rows(x: Tensor, splits: Sequence[int], group: Any) -> Tensor:
-    """Send every rank its block of rows and return what this rank got, by a collective alone."""
+    """Send every rank its block of rows by a collective; return the rows that this rank gets."""
     call = Call(group, x, "x")
     return plain.exchange(call.matrix, splits_table(call, tuple(splits)), call.group, call.rank)
 
 
 def token(x: Tensor) -> Tensor:
-    """Return a zero [1] that compilers take for a result of x, so that they keep what made x."""
+    """Return a zero [1] that compilers see as a result of x, so they keep the code of x."""
     return x.new_zeros(1)
 
 

@@ -1,8 +1,7 @@
 """Every operator in plain torch.distributed and torch.mm.
 
-It is what FICCO_DISABLE=1 runs, what `serial` is on GPUs, and what GPUs without peer access fall
-back to. Uneven pieces are padded to the largest. Sums are the dtype's on GPUs, as NCCL's are, and
-float32 elsewhere.
+FICCO_DISABLE=1, `serial` on GPUs, and GPUs without peer access use it. Uneven pieces are padded to
+the largest. Sums are in the input's dtype on GPUs, as in NCCL, and in float32 elsewhere.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ Named = dict[str, torch.Tensor]
 Matrices = Sequence[torch.Tensor]
 
 
-def run(problem: Problem, given: Named, group: Any, rank: int) -> list[torch.Tensor]:
+def run(problem: Problem, tensors: Named, group: Any, rank: int) -> list[torch.Tensor]:
     """Return this rank's outputs."""
     flow = problem.flow
     if flow.collective == "all_gather":
-        return products(problem, given, gathered(given["x"], problem.rows, group))
+        return products(problem, tensors, gathered(tensors["x"], problem.rows, group))
     if flow.sums:
-        if given["x"].is_cuda:
-            return [_reduced(problem, given, group, rank)]
-        total = _multiplied(problem, given, rank).float()
+        if tensors["x"].is_cuda:
+            return [_reduced(problem, tensors, group, rank)]
+        total = _multiplied(problem, tensors, rank).float()
         dist.all_reduce(total, group=group)
         if not flow.shares:
             first = offsets(problem.rows)
             total = total[first[rank] : first[rank + 1]]
-        if "bias0" in given:
-            total = total + given["bias0"].float()
-        return [total.to(given["x"].dtype)]
+        if "bias0" in tensors:
+            total = total + tensors["bias0"].float()
+        return [total.to(tensors["x"].dtype)]
     if flow.pools:
-        return [_pooled(problem, given, group, rank)]
+        return [_pooled(problem, tensors, group, rank)]
     if not flow.gathers:
-        return [exchange(given["x"] @ given["w"], problem.splits, group, rank)]
-    x = exchange(given["x"], problem.splits, group, rank)
-    return products(problem, given, x)
+        return [exchange(tensors["x"] @ tensors["w"], problem.splits, group, rank)]
+    x = exchange(tensors["x"], problem.splits, group, rank)
+    return products(problem, tensors, x)
 
 
 def short(
     problem: Problem, group: Any, rank: int
 ) -> Callable[[Matrices], list[torch.Tensor]] | None:
-    """Return what makes a call of GPUs anew, of matrices alone: x, then each w; None: nothing does.
+    """Return a function that repeats a call on GPUs, from x and each w; None if there is none.
 
-    It does what `run` does, but looks at nothing: few rows are multiplied in less time than the
-    host takes to look. Pairs, biases, other axes and uneven rows have none.
+    It computes the same as `run` but without checks, because the host's checks take longer than the
+    product of few rows. Pairs, biases, other axes and uneven rows have no such function.
     """
     rows, even, mm = problem.rows, len(set(problem.rows)) == 1, torch.mm
     if problem.pairs or any(output.bias or output.axis != "rows" for output in problem.outputs):
@@ -79,13 +78,13 @@ def short(
 
         return reduce
     if flow.sums and even:
-        reduce_scatter, mine_shape = collectives.reduce_scatter, (rows[0], problem.n)
+        reduce_scatter, own_shape = collectives.reduce_scatter, (rows[0], problem.n)
 
         def scatter(matrices: Matrices) -> list[torch.Tensor]:
             whole = mm(*matrices)
-            mine = whole.new_empty(mine_shape)
-            reduce_scatter(mine, whole, group=group)
-            return [mine]
+            own = whole.new_empty(own_shape)
+            reduce_scatter(own, whole, group=group)
+            return [own]
 
         return scatter
     if flow.splits:
@@ -96,94 +95,95 @@ def short(
 def _short_exchange(
     problem: Problem, group: Any, rank: int
 ) -> Callable[[Matrices], list[torch.Tensor]]:
-    given, taken = list(problem.splits[rank]), [row[rank] for row in problem.splits]
-    exchanged, received, mm = dist.all_to_all_single, sum(taken), torch.mm
-    even = len({*given, *taken}) == 1
-    into, out_of = (None, None) if even else (taken, given)
+    sizes_out, sizes_in = list(problem.splits[rank]), [row[rank] for row in problem.splits]
+    all_to_all, received, mm = dist.all_to_all_single, sum(sizes_in), torch.mm
+    even = len({*sizes_out, *sizes_in}) == 1
+    into, out_of = (None, None) if even else (sizes_in, sizes_out)
 
-    def move(mine: torch.Tensor) -> torch.Tensor:
-        found = mine.new_empty((received, mine.shape[1]))
-        exchanged(found, mine.contiguous(), into, out_of, group=group)
-        return found
+    def move(own: torch.Tensor) -> torch.Tensor:
+        target = own.new_empty((received, own.shape[1]))
+        all_to_all(target, own.contiguous(), into, out_of, group=group)
+        return target
 
     if problem.flow.gathers:
         return lambda matrices: [mm(move(matrices[0]), matrices[1])]
     return lambda matrices: [move(mm(*matrices))]
 
 
-def products(problem: Problem, given: Named, x: torch.Tensor) -> list[torch.Tensor]:
-    """Multiply the rows that came with every weight; they are an output themselves if asked for."""
-    return [_product(problem, given, i, x) for i in range(len(problem.outputs))]
+def products(problem: Problem, tensors: Named, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the products of the gathered rows and every weight, or the rows as an output."""
+    return [_product(problem, tensors, i, x) for i in range(len(problem.outputs))]
 
 
-def _product(problem: Problem, given: Named, i: int, x: torch.Tensor) -> torch.Tensor:
+def _product(problem: Problem, tensors: Named, i: int, x: torch.Tensor) -> torch.Tensor:
     output = problem.outputs[i]
     if output.axis == "gathered":
         return x
     a = x.t() if output.axis == "contraction" else x
-    y = a @ given[output.operand]
-    return y + given[f"bias{i}"] if output.bias else y
+    y = a @ tensors[output.operand]
+    return y + tensors[f"bias{i}"] if output.bias else y
 
 
-def gathered(mine: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tensor:
-    """Return the rows of all ranks, `rows` of each."""
-    if not mine.is_cuda or len(set(rows)) > 1:
-        return torch.cat(_gather(mine, rows, group))
-    whole = mine.new_empty((sum(rows), mine.shape[1]))
-    collectives.all_gather(whole, mine.contiguous(), group=group)
+def gathered(own: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tensor:
+    """Return the rows of all ranks; `rows` is the number per rank."""
+    if not own.is_cuda or len(set(rows)) > 1:
+        return torch.cat(_gather(own, rows, group))
+    whole = own.new_empty((sum(rows), own.shape[1]))
+    collectives.all_gather(whole, own.contiguous(), group=group)
     return whole
 
 
-def _reduced(problem: Problem, given: Named, group: Any, rank: int) -> torch.Tensor:
+def _reduced(problem: Problem, tensors: Named, group: Any, rank: int) -> torch.Tensor:
     """Sum as NCCL does: in the input's dtype."""
-    whole = _multiplied(problem, given, rank)
+    whole = _multiplied(problem, tensors, rank)
     rows = problem.rows
     if problem.flow.shares:
         dist.all_reduce(whole, group=group)
-        mine = whole
+        own = whole
     else:
         most = max(rows)
-        if len(set(rows)) > 1:  # all ranks get as many, some of them zeros
+        if len(set(rows)) > 1:  # pad with zeros: all ranks get equally many
             pieces = torch.split(whole, list(rows))
             whole = torch.cat([F.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
-        mine = whole.new_empty((most, whole.shape[1]))
-        collectives.reduce_scatter(mine, whole, group=group)
-        mine = mine[: rows[rank]]
-    return mine + given["bias0"] if "bias0" in given else mine
+        own = whole.new_empty((most, whole.shape[1]))
+        collectives.reduce_scatter(own, whole, group=group)
+        own = own[: rows[rank]]
+    return own + tensors["bias0"] if "bias0" in tensors else own
 
 
-def _multiplied(problem: Problem, given: Named, rank: int) -> torch.Tensor:
-    """Return the product of this rank's x and w, or the sum over its pairs of them."""
+def _multiplied(problem: Problem, tensors: Named, rank: int) -> torch.Tensor:
+    """Return the product of this rank's x and w, or the sum over its pairs."""
     first, *others = problem.pairs_of(rank)
-    if given["x"].is_cuda:
-        total = given[first.x] @ given[first.w]
+    if tensors["x"].is_cuda:
+        total = tensors[first.x] @ tensors[first.w]
         for x, w, _ in others:
-            total.addmm_(given[x], given[w])
+            total.addmm_(tensors[x], tensors[w])
         return total
-    total = given[first.x].float() @ given[first.w].float()
+    total = tensors[first.x].float() @ tensors[first.w].float()
     for x, w, _ in others:
-        total += given[x].float() @ given[w].float()
-    return total.to(given["x"].dtype)
+        total += tensors[x].float() @ tensors[w].float()
+    return total.to(tensors["x"].dtype)
 
 
-def _gather(mine: torch.Tensor, rows: Sequence[int], group: Any) -> list[torch.Tensor]:
-    padded = mine.new_zeros((max(rows), mine.shape[1]))
-    padded[: mine.shape[0]] = mine
-    found = [torch.empty_like(padded) for _ in rows]
-    dist.all_gather(found, padded, group=group)
-    return [piece[:count] for piece, count in zip(found, rows, strict=True)]
+def _gather(own: torch.Tensor, rows: Sequence[int], group: Any) -> list[torch.Tensor]:
+    padded = own.new_zeros((max(rows), own.shape[1]))
+    padded[: own.shape[0]] = own
+    pieces = [torch.empty_like(padded) for _ in rows]
+    dist.all_gather(pieces, padded, group=group)
+    return [piece[:count] for piece, count in zip(pieces, rows, strict=True)]
 
 
 def exchange(
-    mine: torch.Tensor, splits: Sequence[Sequence[int]], group: Any, rank: int
+    own: torch.Tensor, splits: Sequence[Sequence[int]], group: Any, rank: int
 ) -> torch.Tensor:
-    """Send splits[rank][r] rows to every rank r; return what came, by the rank it came from."""
-    if mine.is_cuda:
-        given, taken = splits[rank], [row[rank] for row in splits]
-        found = mine.new_empty((sum(taken), mine.shape[1]))
-        dist.all_to_all_single(found, mine.contiguous(), taken, list(given), group=group)
-        return found
-    pieces = _gather(mine, [sum(row) for row in splits], group)
+    """Send splits[rank][r] rows to every rank r; return the received rows by source rank."""
+    if own.is_cuda:
+        sizes_in = [row[rank] for row in splits]
+        target = own.new_empty((sum(sizes_in), own.shape[1]))
+        sizes_out = list(splits[rank])
+        dist.all_to_all_single(target, own.contiguous(), sizes_in, sizes_out, group=group)
+        return target
+    pieces = _gather(own, [sum(row) for row in splits], group)
     blocks = []
     for piece, row in zip(pieces, splits, strict=True):
         edges = offsets(row)
@@ -191,23 +191,23 @@ def exchange(
     return torch.cat(blocks)
 
 
-def _pooled(problem: Problem, given: Named, group: Any, rank: int) -> torch.Tensor:
+def _pooled(problem: Problem, tensors: Named, group: Any, rank: int) -> torch.Tensor:
     widths = [problem.n * len(tables) for tables in problem.tables]
     bags = [
         torch.nn.functional.embedding_bag(
-            given[f"indices{i}"].ravel(), given[f"table{i}"].float(), given[f"offsets{i}"].ravel(),
-            mode="sum",
+            tensors[f"indices{i}"].ravel(), tensors[f"table{i}"].float(),
+            tensors[f"offsets{i}"].ravel(), mode="sum",
         )
         for i in range(len(problem.tables[rank]))
     ]  # fmt: skip
-    dtype = given["like"].dtype
-    mine = torch.zeros((problem.m, max(widths)), dtype=dtype, device=given["like"].device)
+    dtype = tensors["like"].dtype
+    own = torch.zeros((problem.m, max(widths)), dtype=dtype, device=tensors["like"].device)
     if bags:
-        mine[:, : widths[rank]] = torch.cat(bags, dim=1).to(dtype)
-    found = [torch.empty_like(mine) for _ in widths]
-    dist.all_gather(found, mine, group=group)
+        own[:, : widths[rank]] = torch.cat(bags, dim=1).to(dtype)
+    pieces = [torch.empty_like(own) for _ in widths]
+    dist.all_gather(pieces, own, group=group)
     first = offsets(problem.rows)
     rows = slice(first[rank], first[rank + 1])
     return torch.cat(
-        [piece[rows, :width] for piece, width in zip(found, widths, strict=True)], dim=1
+        [piece[rows, :width] for piece, width in zip(pieces, widths, strict=True)], dim=1
     )

@@ -152,7 +152,7 @@ class RankExecutor(_Rank):
         )
 
     def check_room(self, problem: Problem) -> None:
-        """Refuse a problem whose data, in all processes, exceeds this machine's memory."""
+        """Reject a problem whose data, in all processes, exceeds this machine's memory."""
         need = self.world * oracle.bytes_needed(problem, self.ranks)
         available_memory.check_host(need, "inputs and results of all ranks, in every process")
 
@@ -232,7 +232,7 @@ class GpuExecutor(_Rank):
             dist.destroy_process_group()
 
     def check_room(self, problem: Problem) -> None:
-        """Refuse a problem whose data exceeds this GPU's memory."""
+        """Reject a problem whose data exceeds this GPU's memory."""
         need = oracle.bytes_needed(problem, self.ranks)
         available_memory.check_gpu(need, "inputs of all ranks and results of one", self._device)
 
@@ -330,17 +330,17 @@ class TorchDraw:
 Work = Callable[[], object]
 
 
-def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, Work]:
+def _parts(problem: Problem, inputs: Sequence[Named], rank: int) -> tuple[Work, Work]:
     """Return a rank's whole compute and its whole transfer by the vendor's libraries.
 
     Uneven rows are padded to the longest, as the collectives need them.
     """
-    own, world, longest = given[rank], problem.world, max(problem.rows)
+    own, world, longest = inputs[rank], problem.world, max(problem.rows)
     if problem.flow.pools:
         return _pooling(problem, own), _sending_bags(problem, own, rank)
     x = own["x"]
     if problem.flow.own_columns:
-        whole = torch.cat([peer["x"] for peer in given])
+        whole = torch.cat([peer["x"] for peer in inputs])
         shard, target = x.new_zeros((longest, problem.k)), x.new_empty((world * longest, problem.k))
         return (
             _multiplying(problem, whole, own),
@@ -356,18 +356,18 @@ def _parts(problem: Problem, given: Sequence[Named], rank: int) -> tuple[Work, W
             _multiplying(problem, x, own),
             lambda: collectives.reduce_scatter(piece, product),
         )
-    taken = [row[rank] for row in problem.splits]
+    sizes_in = [row[rank] for row in problem.splits]
     if problem.flow.gathers:
         sent = x
         edges = [offsets(row) for row in problem.splits]
-        blocks = [peer["x"][edges[s][rank] : edges[s][rank + 1]] for s, peer in enumerate(given)]
+        blocks = [peer["x"][edges[s][rank] : edges[s][rank + 1]] for s, peer in enumerate(inputs)]
         compute = _multiplying(problem, torch.cat(blocks), own)
     else:
         sent = x.new_zeros((problem.rows[rank], problem.n))
         compute = _multiplying(problem, x, own)
-    target = sent.new_empty((sum(taken), sent.shape[1]))
-    split = list(problem.splits[rank])
-    return compute, lambda: dist.all_to_all_single(target, sent, taken, split)
+    target = sent.new_empty((sum(sizes_in), sent.shape[1]))
+    sizes_out = list(problem.splits[rank])
+    return compute, lambda: dist.all_to_all_single(target, sent, sizes_in, sizes_out)
 
 
 def _multiplying(problem: Problem, x: Tensor, own: Named) -> Work:
@@ -392,6 +392,6 @@ def _sending_bags(problem: Problem, own: Named, rank: int) -> Work:
     like = torch.empty(0, dtype=_DTYPES[problem.dtype], device=torch.cuda.current_device())
     sent = like.new_zeros(problem.m * widths[rank])
     target = like.new_empty(problem.rows[rank] * sum(widths))
-    taken = [problem.rows[rank] * width for width in widths]
-    given = [rows * widths[rank] for rows in problem.rows]
-    return lambda: dist.all_to_all_single(target, sent, taken, given)
+    sizes_in = [problem.rows[rank] * width for width in widths]
+    sizes_out = [rows * widths[rank] for rows in problem.rows]
+    return lambda: dist.all_to_all_single(target, sent, sizes_in, sizes_out)

@@ -1,7 +1,7 @@
-"""Which way a call takes: straight to the operator, recorded for autograd, or as a custom operator.
+"""The route of a call: directly to the operator, recorded for autograd, or as a custom operator.
 
-A custom operator costs the host some 10 us, and 20 us where a gradient is recorded, so that it is
-taken only where somebody looks on: a compiler, a tracer, a mode, a tensor subclass.
+A custom operator costs the host about 10 us, and 20 us if a gradient is recorded. It is used only
+if a compiler, a tracer, a mode or a tensor subclass must observe the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ficco.schedule import Schedule
 
 __all__ = ["DIRECT", "RECORDED", "WATCHED", "autocast", "custom", "is_custom", "perform", "survey"]
 
-DIRECT, RECORDED, WATCHED = range(3)  # ways of a call
+DIRECT, RECORDED, WATCHED = range(3)  # routes of a call
 
 Tensor = torch.Tensor
 _AXES = tuple(field.name for field in fields(Schedule) if field.name != "name")
@@ -37,29 +37,29 @@ _recording = torch.is_grad_enabled
 
 
 def survey(tensors: Iterable[Any]) -> int:
-    """Return DIRECT, RECORDED (a gradient is, by eager autograd alone), or WATCHED."""
+    """Return DIRECT, RECORDED (eager autograd records a gradient), or WATCHED."""
     if _compiling() or _modes() or _functions() or _autocast() or _transform() is not None:
         return WATCHED
     if _forward[_LEVEL] >= 0 or _traced():
         return WATCHED
     recording = _recording()
-    found = DIRECT
+    route = DIRECT
     for tensor in tensors:
         kind = type(tensor)
         if kind is Tensor or kind is _Parameter:
             if recording and tensor.requires_grad:
-                found = RECORDED
+                route = RECORDED
         elif isinstance(tensor, Tensor):
             return WATCHED
-    return found
+    return route
 
 
 def is_custom(tensors: Sequence[Any]) -> bool:
-    """Whether a call that is watched is one of the custom operator.
+    """Return whether a watched call must use the custom operator.
 
     Raises:
         InputError: a DTensor, a nested tensor, a transform of torch.func, a tangent or
-            torch.jit.trace, which nothing here serves.
+            torch.jit.trace, which are not supported.
     """
     if _compiling():
         _refuse_subclasses(tensors)
@@ -86,20 +86,20 @@ def is_custom(tensors: Sequence[Any]) -> bool:
 
 
 def perform(name: str, args: Sequence[Any]) -> Any:
-    """Run an operator without recording a gradient, unless somebody looks on who does."""
+    """Run an operator without recording a gradient, unless an active mode observes the call."""
     if _modes() or _functions():
         return custom(name, args)
     return operators.run(name, args)
 
 
 def custom(name: str, args: Sequence[Any]) -> Any:
-    """Run an operator as a custom operator of torch: groups go by name, schedules as text."""
-    given, function = list(args), registry.function(name)
+    """Run an operator as a custom operator of torch, with group names and schedule texts."""
+    arguments, function = list(args), registry.function(name)
     if function.group_at is not None:
-        given[function.group_at] = _name(given[function.group_at], function)
+        arguments[function.group_at] = _name(arguments[function.group_at], function)
     if function.group_at == -3:
-        given[-2] = _text(given[-2])
-    return getattr(torch.ops.ficco, name)(*given)
+        arguments[-2] = _text(arguments[-2])
+    return getattr(torch.ops.ficco, name)(*arguments)
 
 
 def _name(group: Any, function: registry.Function) -> str:
@@ -107,25 +107,25 @@ def _name(group: Any, function: registry.Function) -> str:
         return ""
     if isinstance(group, str):
         return group
-    found = groups.process_group(group)
-    torch_core.note_group(found)
-    name: str = found.group_name
+    process_group = groups.process_group(group)
+    torch_core.note_group(process_group)
+    name: str = process_group.group_name
     return name
 
 
 def _text(schedule: str | Schedule) -> str:
-    """Return what `Schedule.read` reads; by hand, since torch.compile cannot trace json."""
+    """Return a text for `Schedule.read`, without json, which torch.compile cannot trace."""
     if isinstance(schedule, str):
         return schedule
     if not isinstance(schedule, Schedule):
-        Schedule.read(schedule)  # which refuses it
+        Schedule.read(schedule)  # raises
     values = [(axis, getattr(schedule, axis)) for axis in _AXES]
     quoted = [f'"{axis}": {v}' if isinstance(v, int) else f'"{axis}": "{v}"' for axis, v in values]
     return "{" + ", ".join(quoted) + "}"
 
 
 def autocast(tensors: list[Any]) -> list[Any]:
-    """Return tensors in the dtype in which autocast wants products, where it is enabled."""
+    """Return tensors in autocast's dtype for products, if autocast is enabled."""
     if not _autocast():
         return tensors
     first = tensors[0]

@@ -1,8 +1,8 @@
 """The operators as custom operators of torch, namespace `ficco`: for compilers, tracers and modes.
 
 Groups are names, schedules are names or JSON text, splits are flat. Records of `ficco.operators`
-have schemas, shapes, FLOPs and gradients. Results of fakes have shapes alone; what does not fit is
-refused when it runs.
+have schemas, shapes, FLOPs and gradients. Fake results have only shapes; arguments are checked when
+the operator runs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ NAMES: list[str] = []  # of custom operators
 
 def _ranks(group: str) -> tuple[int, int]:
     """Return this rank and the number of ranks of a group."""
-    found = groups.process_group(group)
-    return dist.get_rank(found), dist.get_world_size(found)
+    process_group = groups.process_group(group)
+    return dist.get_rank(process_group), dist.get_world_size(process_group)
 
 
 def _define(function: Function) -> None:
-    """Make one operator; not by `custom_op`, whose checks of every call take half as long again."""
+    """Define one operator, without `custom_op`, whose checks make every call 50% slower."""
     name, full = function.name, f"ficco::{function.name}"
 
-    # It may be called between the parts of a graph that broke, where what runs is compiled.
+    # After a graph break, Dynamo would otherwise compile this function.
     @disable_dynamo  # type: ignore[untyped-decorator]
     def impl(*args: Any) -> Any:
         try:
-            with DisableAutocast():  # plans mean their own dtypes
+            with DisableAutocast():  # plans choose their dtypes
                 return operators.run(name, args)
         except Exception as error:
             if function.sends and function.group_at is not None:
@@ -72,9 +72,9 @@ def _register_gradient(full: str, function: Function) -> None:
         refuse_second(function.name)
         rest, needs, shapes = ctx.ficco
         kept = Kept(ctx.saved_tensors, rest, needs, shapes)
-        given = dys[0] if isinstance(dys[0], (list, tuple)) else dys
-        with DisableAutocast():  # formulas mean their own dtypes
-            gradients = function.nested(gradient(GRADIENTS, kept, given), rest)
+        flat = dys[0] if isinstance(dys[0], (list, tuple)) else dys
+        with DisableAutocast():  # formulas choose their dtypes
+            gradients = function.nested(gradient(GRADIENTS, kept, flat), rest)
         return (*gradients[: -len(rest)], *[None] * len(rest))
 
     torch.library.register_autograd(full, backward, setup_context=keep)

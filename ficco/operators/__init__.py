@@ -1,7 +1,7 @@
-"""The operators of ficco, one record a file, and `register` for further ones.
+"""The operators of ficco, one record per file, and `register` for further ones.
 
-A record says all that is specific to an operator (see `Operator`). Other modules loop over records
-and name no operator. Neither NumPy nor PyTorch is loaded here.
+A record holds all data and code that is specific to an operator (see `Operator`). Other modules
+loop over records and name no operator. This package loads neither NumPy nor PyTorch.
 """
 
 from __future__ import annotations

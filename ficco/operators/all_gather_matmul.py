@@ -1,7 +1,7 @@
-"""all_gather_matmul: from x_r [m_r, k] and w_r [k, n_r], concat over s of x_s, . w_r [m, n_r].
+"""all_gather_matmul: x_r [m_r, k] and w_r [k, n_r] give concat over s of (x_s) . w_r [m, n_r].
 
-Several weights may share the gather. One along the contraction gives concat(x)^T . w_r [k, n_r]
-with w_r [m, n_r] (a weight gradient). The gathered x may be an output itself.
+Several weights may share the gather. A weight w_r [m, n_r] along the contraction gives
+concat(x)^T . w_r [k, n_r] (a weight gradient). The gathered x may also be an output.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ __all__ = ["OPERATOR"]
 
 
 def _check(problem: Problem) -> None:
-    """Nothing is refused beyond what every problem refuses."""
+    """Accept every problem; the checks of `Problem` suffice."""
 
 
 def _fields(world: int, m: int, n: int, k: int, rows: Sequence[int]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _along_rows(p: Problem, rank: int, i: int) -> Iterator[Expected]:
 
 
 def _along_contraction(p: Problem, rank: int, i: int) -> Iterator[Expected]:
-    """Yield the sum of x_s^T times the rows of the weight that belong to rank s."""
+    """Yield the sum over s of x_s^T times the weight's rows of rank s."""
     output, first = p.outputs[i], offsets(p.rows)
     columns, weight = output.columns[rank], (rank, output.operand)
     terms = [
@@ -173,7 +173,7 @@ def _pose(
     bias: Sequence[Any] | None = None,
     axes: Sequence[str] | None = None,
 ) -> Posed:
-    """Return the problem of x_r [m_r, k] and one or several weights a rank, and its inputs."""
+    """Return the problem of x_r [m_r, k] and one or several weights per rank, and its inputs."""
     shards = matrices(xs, "xs", library)
     weights = [
         [matrix(w, entry_name("ws", r, i, entry), r, library) for i, w in enumerate(listed(entry))]
@@ -206,9 +206,9 @@ def _axes(axes: Any, count: int) -> Sequence[str]:
     if axes is None:
         return ("rows",) * count
     if not isinstance(axes, (tuple, list)):
-        raise InputError(f"axes={axes!r:.80}: a list is needed, 'rows' or 'contraction' a weight")
+        raise InputError(f"axes={axes!r:.80}: a list is needed, 'rows' or 'contraction' per weight")
     if len(axes) != count:
-        raise InputError(f"axes has {len(axes)} entries, there are {count} weights a rank")
+        raise InputError(f"axes has {len(axes)} entries, there are {count} weights per rank")
     for i, axis in enumerate(axes):
         if axis not in ("rows", "contraction"):
             raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
@@ -223,7 +223,7 @@ def _check_weights(
     size: tuple[int, int],
     dtype: Any,
 ) -> None:
-    """Hold weight i of every rank against the gathered x, [m, k]."""
+    """Check weight i of every rank against the gathered x, [m, k]."""
     m, k = size
     inner, count = m if axis == "contraction" else k, len(weights[0])
     for rank, entry in enumerate(weights):
@@ -241,7 +241,7 @@ def _check_weights(
 # ---- the function of PyTorch: x, w, bias, biased, axes, rows, gathered, group, schedule, grain
 
 
-def _shapes(  # noqa: PLR0913 - a call has as many facts
+def _shapes(  # noqa: PLR0913 - the operator's arguments
     ranks: Callable[[str], tuple[int, int]],
     x: Array,
     w: Sequence[Array],
@@ -277,9 +277,9 @@ def _local(
     rows: Sequence[int] | None,
     gathered: bool,
 ) -> Local | list[Array]:
-    """Return a product per weight; where `gathered`, then the concatenation of all x, a matrix.
+    """Return a product per weight; if `gathered`, also the concatenation of all x, as a matrix.
 
-    `biased` says which weights have a bias.
+    `biased` has an entry per weight: whether it has a bias.
     """
     kinds = list(axes) if axes is not None else ["rows"] * len(w)
     if not len(w) == len(biased) == len(kinds) or not w:
@@ -312,16 +312,16 @@ def _local(
     if not m or not k or alone:
         high = sum(rows) if rows is not None else call.first * call.world
         whole = call.matrix if alone else call.matrix.new_zeros((m, k))
-        return _multiplied(call, outputs, tensors, whole, high)
+        return _local_products(call, outputs, tensors, whole, high)
     return Local(Problem(call.name, call.world, sizes, k, tuple(outputs), call.dtype), tensors)
 
 
-def _multiplied(
+def _local_products(
     call: Any, outputs: Sequence[Output], tensors: Arrays, whole: Array, high: int
 ) -> list[Array]:
-    """Return the products of a gathered x for which no rank is needed: it has no element, say.
+    """Return the products of a gathered x that needs no other rank, for example an empty one.
 
-    `high` is the first dimension that it has for the user.
+    `high` is the first dimension of the user's result.
     """
     results = []
     for i, output in enumerate(outputs):
@@ -347,23 +347,23 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     shape = kept.shapes[0]
     if rows is not None:
         rows = [r * math.prod(shape[1:-1]) for r in rows]
-    given = [call.matrix(dy) for dy in dys[:several]]
+    dy_matrices = [call.matrix(dy) for dy in dys[:several]]
     gradients: list[Any] = [None] * len(kept.shapes)
     if kept.needs[0]:
         pairs = [
             (dy, w.t()) if axis == "rows" else (w, dy.t())
-            for dy, w, axis in zip(given, ws, axes, strict=True)
+            for dy, w, axis in zip(dy_matrices, ws, axes, strict=True)
             if dy is not None
         ]
         first, second = [a for a, _ in pairs], [b for _, b in pairs]
         dx = call.mirror("matmul_reduce_scatter", (first, second, None, rows, *rest))
         gradients[0] = dx.reshape(shape)
-    wanted = [i for i in range(several) if given[i] is not None and kept.needs[1 + i]]
+    wanted = [i for i in range(several) if dy_matrices[i] is not None and kept.needs[1 + i]]
     if wanted:
         mirrored = ["contraction" if axes[i] == "rows" else "rows" for i in wanted]
-        operands = [given[i] for i in wanted]
+        operands = [dy_matrices[i] for i in wanted]
         if gathered:
-            dws = [  # laid out as the transpose of a linear layer's weight is
+            dws = [  # with the layout of a linear layer's transposed weight
                 (dy.t() @ x).t() if axis == "contraction" else x @ dy
                 for dy, axis in zip(operands, mirrored, strict=True)
             ]
@@ -371,12 +371,12 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
             dws = call.gather(as_matrix(x), operands, mirrored, (rows, *rest))
         for i, dw in zip(wanted, dws, strict=True):
             gradients[1 + i] = dw
-    add_bias_gradients(kept, given, gradients, biased)
+    add_bias_gradients(kept, dy_matrices, gradients, biased)
     return gradients
 
 
 def _visible(rest: Sequence[Any]) -> int:
-    return len(rest[0])  # a gathered x is for backward alone
+    return len(rest[0])  # a gathered x is only for backward
 
 
 OPERATOR = Operator(

@@ -28,12 +28,12 @@ def _pose(
 
 
 def _flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
-    """Multiply what arrived."""
+    """Return the operations of the product of the rows that arrive."""
     return 2 * math.prod(out_shape) * w[0]  # type: ignore[no-any-return]
 
 
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
-    """No operator sums over rows that arrive, so that dw fetches x once more."""
+    """No operator sums over arriving rows, so dw exchanges x once more."""
     x, w = kept.tensors
     splits, *rest = kept.rest
     dy = call.matrix(dys[0])

@@ -1,6 +1,6 @@
 """Checks of the arrays that a user passes: their library, dtype, shape and byte order.
 
-Arrays are NumPy's, or another library's that looks alike. Neither is loaded here.
+Arrays are NumPy's, or those of a compatible library. This module loads neither.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Library(Protocol):
 
     @property
     def immediate(self) -> bool:
-        """Whether values can be looked at without waiting for a device; where not, nobody does."""
+        """Whether values can be read without waiting for a device; else they are not read."""
 
     @property
     def device(self) -> str:
-        """What the driver calls its devices; empty where there are none."""
+        """The driver's name of its devices; empty if there are none."""
 
     @property
     def gates(self) -> bool:
-        """Whether what computes on its arrays has gated GEMMs."""
+        """Whether gated GEMMs are available for its arrays."""
 
     @property
     def gpu(self) -> tuple[int, int] | None:
-        """Compute capability and multiprocessors of its GPUs; None where it has none."""
+        """Compute capability and multiprocessors of its GPUs; None if it has no GPUs."""
 
     def refusal(self, array: Any, rank: int) -> str | None:
-        """Say why an array is none of a rank's, to follow its name; None: it is one."""
+        """Return why a rank cannot use an array, as text to follow its name; None: it can."""
 
     def contiguous(self, array: Any) -> Any:
         """Return an array with contiguous rows."""
@@ -84,8 +84,8 @@ def matrix(array: Any, name: str, rank: int, library: Library) -> Array:
         raise InputError(f"{name}: its bytes are not in this machine's order; convert it first")
     if array.ndim != 2:
         raise InputError(f"{name}: shape {array.shape} found; a matrix is needed")
-    found: Array = array
-    return found
+    checked: Array = array
+    return checked
 
 
 def _check_library(array: Any, name: str, rank: int, library: Library) -> None:
@@ -95,7 +95,7 @@ def _check_library(array: Any, name: str, rank: int, library: Library) -> None:
 
 
 def entry_name(list_name: str, rank: int, index: int, entry: Any) -> str:
-    """Return how a message names an entry of a rank, which may be one of several."""
+    """Return the name in messages of an entry of a rank, which may be one of several."""
     return f"{list_name}[{rank}]" + (f"[{index}]" if isinstance(entry, (tuple, list)) else "")
 
 
@@ -105,7 +105,7 @@ def listed(entry: Any) -> Sequence[Any]:
 
 
 def row_contiguous(x: Array, library: Library) -> Array:
-    """Return x, or a copy where a copy engine could not read its rows."""
+    """Return x, or a copy if a copy engine cannot read its rows."""
     row_bytes = x.shape[1] * x.itemsize
     fits = x.strides[1] == x.itemsize and (x.strides[0] >= row_bytes or x.shape[0] <= 1)
     if fits and x.strides[0] >= 0:
@@ -117,20 +117,20 @@ def row_contiguous(x: Array, library: Library) -> Array:
 def common_dtype(arrays: Sequence[Array], names: str) -> Any:
     """Return the dtype of all arrays."""
     dtype = arrays[0].dtype
-    found = sorted({array.dtype.name for array in arrays})
-    if len(found) > 1:
-        raise InputError(f"{names} are {' and '.join(found)}; give one dtype")
+    dtypes = sorted({array.dtype.name for array in arrays})
+    if len(dtypes) > 1:
+        raise InputError(f"{names} are {' and '.join(dtypes)}; give one dtype")
     return dtype
 
 
 def check_same_dtype(array: Array, dtype: Any, name: str) -> None:
-    """Refuse an array of another dtype than xs[0]."""
+    """Reject an array whose dtype differs from that of xs[0]."""
     if array.dtype != dtype:
         raise InputError(f"{name} is {array.dtype.name}, xs[0] is {dtype.name}; give one dtype")
 
 
 def equal_columns(arrays: Sequence[Array], name: str, shape: str) -> None:
-    """Refuse matrices that differ in their columns."""
+    """Reject matrices with different numbers of columns."""
     for rank, array in enumerate(arrays):
         if array.shape[1] != arrays[0].shape[1]:
             raise InputError(
@@ -140,27 +140,29 @@ def equal_columns(arrays: Sequence[Array], name: str, shape: str) -> None:
 
 
 def biases_of(bias: Sequence[Any] | None, weights: list[list[Array]], flat: bool = False) -> Any:
-    """Return per rank a list with a bias or None per weight (`flat`: per rank just that)."""
-    found: list[list[Any]] = [[None] * len(entry) for entry in weights]
+    """Return, per rank, a list with a bias or None per weight (`flat`: one entry per rank)."""
+    biases: list[list[Any]] = [[None] * len(entry) for entry in weights]
     if bias is not None:
         if not isinstance(bias, (tuple, list)):
-            raise InputError(f"bias: {type(bias).__name__} found; give a list, an entry per rank")
+            raise InputError(
+                f"bias: {type(bias).__name__} found; give a list with an entry per rank"
+            )
         if len(bias) != len(weights):
             raise InputError(f"bias has {len(bias)} entries, the node has {len(weights)} ranks")
         for rank, entry in enumerate(bias):
-            mine = list(entry) if isinstance(entry, (tuple, list)) else [entry]
-            if len(mine) != len(weights[rank]):
+            entries = list(entry) if isinstance(entry, (tuple, list)) else [entry]
+            if len(entries) != len(weights[rank]):
                 raise InputError(
-                    f"bias[{rank}] has {len(mine)} entries, ws[{rank}] has {len(weights[rank])}"
+                    f"bias[{rank}] has {len(entries)} entries, ws[{rank}] has {len(weights[rank])}"
                 )
-            found[rank] = mine
-    return [entry[0] for entry in found] if flat else found
+            biases[rank] = entries
+    return [entry[0] for entry in biases] if flat else biases
 
 
 def bias_rows(
     biases: list[Any], columns: Sequence[int], dtype: Any, library: Library
 ) -> list[Array] | None:
-    """Return every rank's bias as [1, n_r], or None where no rank has one."""
+    """Return every rank's bias as [1, n_r], or None if no rank has one."""
     if all(bias is None for bias in biases):
         return None
     rows = []

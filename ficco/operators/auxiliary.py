@@ -1,4 +1,4 @@
-"""Functions of PyTorch that gradients need, and no user calls."""
+"""Functions of PyTorch that only gradients call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXCHANGE_ROWS = Function(
     nested=join,
     group_at=-1,
 )
-"""Sends every rank its block of rows, by a collective alone."""
+"""Sends every rank its block of rows, by one collective."""
 
 TOKEN = Function(
     name="token",
@@ -41,4 +41,4 @@ TOKEN = Function(
     sends=False,
     group_at=None,
 )
-"""Returns a zero [1] that compilers take for a result of x, so that they keep what made x."""
+"""Returns a zero [1] that compilers see as a result of x, so they do not remove the code of x."""

@@ -1,4 +1,4 @@
-"""Blocks: which rows a rank has for each rank, and where they land there. No steps, no chunks."""
+"""Blocks: the rows that a rank has for each rank, and their first row at the receiver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Blocks", "Incoming", "Outgoing", "exchanged", "gathered", "scattered
 
 
 class Outgoing(NamedTuple):
-    """Rows [begin, begin + rows) of what this rank has or makes, and their first row there."""
+    """Rows [begin, begin + rows) of this rank's data, and their first row at the receiver."""
 
     begin: int
     rows: int
@@ -18,18 +18,19 @@ class Outgoing(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """Rows that a peer sends here, and the first row where they land."""
+    """Rows that a peer sends here, and their first row in the receive buffer."""
 
     recv: int
     rows: int
 
 
 class Blocks(NamedTuple):
-    """All blocks of one rank, its own for itself included.
+    """All blocks of one rank, including its own for itself.
 
     Attributes:
+        rank: the rank.
         outgoing: per destination.
-        incoming: per source; entries of `recv` follow one another by source.
+        incoming: per source.
         window_rows: rows of the window, equal on all ranks.
     """
 
@@ -40,41 +41,41 @@ class Blocks(NamedTuple):
 
     @property
     def arriving(self) -> int:
-        """Rows that come together here."""
+        """Number of rows for this rank, from all sources."""
         return sum(block.rows for block in self.incoming)
 
     @property
     def own(self) -> Outgoing:
-        """The block that stays."""
+        """The block that stays on this rank."""
         return self.outgoing[self.rank]
 
 
 def gathered(problem: Problem, rank: int) -> Blocks:
-    """Every rank gets all rows of every rank (all_gather_matmul)."""
+    """Return the blocks if every rank gets all rows of every rank (all_gather_matmul)."""
     first = offsets(problem.rows)
-    mine = Outgoing(0, problem.rows[rank], first[rank])
+    own = Outgoing(0, problem.rows[rank], first[rank])
     incoming = tuple(Incoming(first[s], problem.rows[s]) for s in range(problem.world))
-    return Blocks(rank, (mine,) * problem.world, incoming, problem.m)
+    return Blocks(rank, (own,) * problem.world, incoming, problem.m)
 
 
 def exchanged(problem: Problem, rank: int) -> Blocks:
-    """Every rank has a block of its own for each rank (the all-to-all operators)."""
+    """Return the blocks if every rank has a separate block for each rank (all-to-all)."""
     splits, world = problem.splits, problem.world
     begin = offsets(splits[rank])
     outgoing = tuple(
         Outgoing(begin[d], splits[rank][d], sum(splits[s][d] for s in range(rank)))
         for d in range(world)
     )
-    here = offsets([splits[s][rank] for s in range(world)])
-    incoming = tuple(Incoming(here[s], splits[s][rank]) for s in range(world))
+    recv = offsets([splits[s][rank] for s in range(world)])
+    incoming = tuple(Incoming(recv[s], splits[s][rank]) for s in range(world))
     tallest = max(sum(splits[s][d] for s in range(world)) for d in range(world))
     return Blocks(rank, outgoing, incoming, tallest)
 
 
 def scattered(problem: Problem, rank: int) -> Blocks:
-    """Every rank makes all rows; rank d gets its rows from each, in a slot of the window each.
+    """Return the blocks if every rank makes all rows, and rank d gets its rows from each rank.
 
-    The slot of source s on rank d is s, or s-1 behind d itself, which needs none.
+    The window has a slot per source: on rank d, slot s for sources s < d, and s-1 for s > d.
     """
     world, tallest = problem.world, max(problem.rows)
     first = offsets(problem.rows)

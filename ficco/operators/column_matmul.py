@@ -1,6 +1,6 @@
 """column_matmul: x [m, k], equal on all ranks, times w_r [k, n_r]. A function without a plan.
 
-Forward sends nothing. Backward adds up the gradients of x of all ranks: one matmul_all_reduce.
+Forward has no communication. Backward adds up the gradients of x over ranks: one matmul_all_reduce.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def _shapes(ranks: Any, x: Array, w: Sequence[Array], *rest: Any) -> list[Array]
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     x, *ws = kept.tensors
     biased, *rest = kept.rest
-    given = [call.matrix(dy) for dy in dys]
+    dy_matrices = [call.matrix(dy) for dy in dys]
     gradients: list[Any] = [None] * len(kept.shapes)
     if kept.needs[0]:
-        pairs = [(dy, w.t()) for dy, w in zip(given, ws, strict=True) if dy is not None]
+        pairs = [(dy, w.t()) for dy, w in zip(dy_matrices, ws, strict=True) if dy is not None]
         if call.has_ranks(rest[0]):
             first, second = [a for a, _ in pairs], [b for _, b in pairs]
             dx = call.mirror("matmul_all_reduce", (first, second, None, *rest))
         else:
             dx = reduce(lambda total, y: total + y, (a @ b for a, b in pairs))
         gradients[0] = dx.reshape(kept.shapes[0])
-    for i, dy in enumerate(given):
+    for i, dy in enumerate(dy_matrices):
         if dy is not None and kept.needs[1 + i]:
             gradients[1 + i] = (dy.t() @ as_matrix(x)).t()
-    add_bias_gradients(kept, given, gradients, biased)
+    add_bias_gradients(kept, dy_matrices, gradients, biased)
     return gradients
 
 

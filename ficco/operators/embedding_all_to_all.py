@@ -1,6 +1,6 @@
-"""embedding_all_to_all: rank r pools its tables for the whole batch, gets its slice of all tables.
+"""embedding_all_to_all: a rank pools its tables for the whole batch; each gets its batch slice.
 
-y_r [b_r, all tables of all ranks side by side].
+The result is y_r [b_r, all tables of all ranks side by side].
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def _check(problem: Problem) -> None:
     check_one_output(p)
     for name, per_rank in (("tables", p.tables), ("lookups", p.lookups)):
         if len(per_rank) != p.world:
-            raise InputError(f"{name}: {len(per_rank)} entries found, one per rank is {p.world}")
+            raise InputError(
+                f"{name}: {len(per_rank)} entries found, {p.world} are needed, one per rank"
+            )
         for rank, sizes in enumerate(per_rank):
             check_per_rank(f"{name}[{rank}]", sizes, len(p.tables[rank]), "tables of that rank")
     if not any(p.tables):
@@ -91,7 +93,7 @@ def _meaning(problem: Problem, rank: int) -> Iterator[Expected]:
 
 
 def _blocks(problem: Problem, rank: int) -> Blocks:
-    """Every rank has the whole batch of its tables; rank d gets its rows, beside other tables."""
+    """Every rank has the whole batch of its tables; rank d gets its rows, next to other tables."""
     first, world = offsets(problem.rows), problem.world
     return Blocks(
         rank,
@@ -215,7 +217,7 @@ def _pose_rank(
 
 
 def _batch(arrays: Sequence[Arrays]) -> int:
-    """Return how many bags every table has."""
+    """Return the number of bags of every table."""
     batch = None
     for rank, own_arrays in enumerate(arrays):
         starts = [array for name, array in own_arrays.items() if name.startswith("offsets")]
@@ -230,16 +232,18 @@ def _batch(arrays: Sequence[Arrays]) -> int:
 
 
 def _of_tables(entry: Any, name: str) -> list[Any]:
-    """Return what a rank has for its tables as a list; rows of one array serve, too."""
+    """Return a rank's entries for its tables as a list; the rows of one array also work."""
     if isinstance(entry, (tuple, list)) or getattr(entry, "ndim", 0) > 0:
         return list(entry)
-    raise InputError(f"{name}: {type(entry).__name__} found; give a list, an array per table")
+    raise InputError(f"{name}: {type(entry).__name__} found; give a list with an array per table")
 
 
 def _check_bags(index: Array, start: Array, height: int, where: str) -> None:
     begins_at_0 = not start.size or start[0] == 0
     if not begins_at_0 or (start[1:] < start[:-1]).any() or (start > index.size).any():
-        raise InputError(f"offsets{where}: they begin at 0, never fall, and stay within indices")
+        raise InputError(
+            f"offsets{where}: they must begin at 0, never fall, and stay within indices"
+        )
     if index.size and not (index.min() >= 0 and index.max() < height):
         raise InputError(f"indices{where}: found beyond the {height} rows of the table")
 
@@ -259,7 +263,7 @@ def _nested(tensors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
     return [*lists, tensors[-1], *rest]
 
 
-def _shapes(  # noqa: PLR0913 - a call has as many facts
+def _shapes(  # noqa: PLR0913 - the operator's arguments
     ranks: Callable[[str], tuple[int, int]],
     tables: Sequence[Array],
     indices: Sequence[Array],
@@ -288,8 +292,8 @@ def _local(
 ) -> Local | Array:
     """Return this rank's batch slice of the pooled bags of all tables.
 
-    `like` [any, dimension] has the dtype and device of all tables, also where a rank has none;
-    `counts` are tables per rank.
+    `like` [any, dimension] has the dtype and device of all tables, for ranks without tables.
+    `counts` is the number of tables per rank.
     """
     if len(counts) != call.world or min(counts) < 0 or counts[call.rank] != len(tables):
         raise InputError(
@@ -313,7 +317,7 @@ def _local(
         tensors[f"table{i}"] = call.readable(table)
         tensors[f"indices{i}"] = call.row_of(indices[i])
         tensors[f"offsets{i}"] = call.row_of(starts[i])
-    if not sum(sizes) or not dimension or not sum(counts):  # of nothing; no rank is needed
+    if not sum(sizes) or not dimension or not sum(counts):  # empty: no communication
         return like.new_zeros((sizes[call.rank], dimension * sum(counts)))
     heights = [tuple([1] * count) for count in counts]
     lookups = [tuple([0] * count) for count in counts]
@@ -328,7 +332,7 @@ def _local(
 
 
 def _check_local_bags(index: Array, start: Array, height: int, batch: int, i: int) -> None:
-    """Refuse bags that cannot be. Values are read on the CPU only: GPUs would have to stop."""
+    """Reject invalid bags. Values are read only on the CPU: on GPUs this would synchronize."""
     if start.numel() != batch:
         raise InputError(f"offsets[{i}] has {start.numel()} entries, batch={batch}")
     if index.is_cuda:
@@ -350,7 +354,7 @@ def _keep(tensors: Sequence[Any], rest: Any, needs: Any, ys: Any) -> list[Any]:
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     """Columns of dy return to the rank of their tables, as rows of one element.
 
-    `like` needs a gradient on ranks that have to take part though no table of theirs does.
+    `like` needs a gradient on ranks that take part although none of their tables needs one.
     """
     counts, batch, rows, group, _, _ = kept.rest
     count = len(kept.shapes) // 3
@@ -362,7 +366,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     splits = [height * width for height in sizes for width in widths]
     returned = call.run("exchange_rows", (call.concatenate(parts), splits, group))
     pooled = returned.reshape(batch, count * dimension)
-    if not pooled.is_cuda:  # on GPUs the sum is float32 as it is
+    if not pooled.is_cuda:  # on GPUs the sum is float32 already
         pooled = pooled.float()
     gradients: list[Any] = [None] * len(kept.shapes)
     if kept.needs[-1]:

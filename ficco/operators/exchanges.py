@@ -1,6 +1,6 @@
-"""What the operators of a mixture of experts share: x_r in row blocks, one for each rank.
+"""Shared code of the operators of a mixture of experts: x_r in row blocks, one for each rank.
 
-splits[s][r] rows go from rank s to rank r. One weight w_r [k, n] a rank.
+splits[s][r] rows go from rank s to rank r. Each rank has one weight w_r [k, n].
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ __all__ = [
 
 
 def check(problem: Problem) -> None:
-    """Refuse splits that do not make up the rows of every rank."""
+    """Reject splits that do not add up to the rows of every rank."""
     p = problem
     check_one_output(p)
     if len(p.splits) != p.world:
-        raise InputError(f"splits: {len(p.splits)} rows found, one per rank is {p.world}")
+        raise InputError(f"splits: {len(p.splits)} rows found, {p.world} are needed, one per rank")
     for rank, row in enumerate(p.splits):
         check_per_rank(f"splits[{rank}]", row, p.world)
         if sum(row) != p.rows[rank]:
@@ -120,7 +120,7 @@ def reference(
 
 
 def _received(problem: Problem, inputs: Sequence[Arrays], rank: int) -> Exact:
-    """Return what a rank gets: the products of its block of every rank's x, below one another."""
+    """Return a rank's exact output: the products of its blocks of every rank's x, stacked."""
     blocks = []
     for s, arrays in enumerate(inputs):
         edges = offsets(problem.splits[s])
@@ -195,7 +195,7 @@ def local(call: Any, x: Array, w: Array, splits: Sequence[int]) -> Local | Array
         raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
     table = splits_table(call, splits)
     rows = tuple(sum(row) for row in table)
-    if not sum(rows) or not x.shape[1] or not w.shape[1]:  # of nothing; no rank is needed
+    if not sum(rows) or not x.shape[1] or not w.shape[1]:  # empty: no communication
         return x.new_zeros((sum(row[call.rank] for row in table), w.shape[1]))
     output = Output((w.shape[1],) * call.world)
     problem = Problem(call.name, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
@@ -203,7 +203,7 @@ def local(call: Any, x: Array, w: Array, splits: Sequence[int]) -> Local | Array
 
 
 def splits_table(call: Any, flat: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return splits[s][r], of which this rank's row adds up to the rows that it has."""
+    """Return splits[s][r]; check that this rank's row adds up to the rows of x."""
     world = call.world
     if len(flat) != world * world:
         raise InputError(f"splits: {world} x {world} sizes are needed, splits[s][r]")

@@ -1,6 +1,6 @@
-"""What functions of PyTorch share: schemas, how arguments come apart, shapes, FLOPs, gradients.
+"""Shared code of functions of PyTorch: schemas, splitting of arguments, FLOPs, gradients.
 
-Tensors are used by their methods alone; PyTorch is not loaded here.
+The code uses only methods of tensors; this module does not load PyTorch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def split(count: int) -> Any:
 
 
 def join(tensors: Arguments, rest: Arguments) -> list[Any]:
-    """The inverse of what `split` returns; see `Function.nested`."""
+    """Invert the function that `split` returns; see `Function.nested`."""
     return [*tensors, *rest]
 
 
@@ -59,7 +59,7 @@ def join(tensors: Arguments, rest: Arguments) -> list[Any]:
 
 
 def flat_weights(args: Arguments) -> Flat:
-    """See `Function.flat`: x, then the weights, then the biases that there are."""
+    """See `Function.flat`: x, then the weights, then the existing biases."""
     x, ws, biases, *rest = args
     return [x, *ws, *biases], tuple(rest)
 
@@ -71,7 +71,7 @@ def nested_weights(tensors: Arguments, rest: Arguments) -> list[Any]:
 
 
 def keep_weights(tensors: Arguments, rest: Arguments, needs: Arguments, ys: Arguments) -> list[Any]:
-    """See `Function.keep`: x (gathered, where that is an output), and the weights."""
+    """See `Function.keep`: x (gathered, if that is an output), and the weights."""
     several = len(rest[0])
     x = None
     if any(needs[1 : 1 + several]):
@@ -82,7 +82,7 @@ def keep_weights(tensors: Arguments, rest: Arguments, needs: Arguments, ys: Argu
 def add_bias_gradients(
     kept: Kept, dys: Sequence[Any], gradients: list[Any], biased: Sequence[bool]
 ) -> None:
-    """Put in the gradients of the biases, which come behind x and the weights."""
+    """Set the gradients of the biases, which follow x and the weights."""
     at = 1 + len(biased)
     for dy, has in zip(dys, biased, strict=True):
         if not has:
@@ -93,7 +93,7 @@ def add_bias_gradients(
 
 
 def weight_flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
-    """Every output is as deep as its weight is high."""
+    """Return the operations; the depth of an output is the height of its weight."""
     pairs = zip(w, out_shape, strict=False)  # a gathered x may follow the outputs
     return sum(2 * math.prod(y) * weight[0] for weight, y in pairs)
 
@@ -114,19 +114,19 @@ def nested_pairs(tensors: Arguments, rest: Arguments) -> list[Any]:
 
 
 def keep_pairs(tensors: Arguments, rest: Arguments, needs: Arguments, ys: Arguments) -> list[Any]:
-    """See `Function.keep`: of an x its w, and the reverse."""
+    """See `Function.keep`: for the gradient of an x its w, and vice versa."""
     several = len(tensors) // 2
     others = [*range(several, 2 * several), *range(several)]
     return [tensors[i] if needs[other] else None for i, other in enumerate(others)]
 
 
 def sum_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
-    """Multiply every pair that this rank has."""
+    """Return the operations of all pairs of this rank."""
     return sum(product_flops(*pair) for pair in zip(x, w, strict=True))
 
 
 def product_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
-    """Multiply what this rank has."""
+    """Return the operations of this rank's product."""
     return 2 * math.prod(x) * w[1]  # type: ignore[no-any-return]
 
 
@@ -134,21 +134,21 @@ def product_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
 
 
 def size_for_this_rank(size: int, rank: int, world: int) -> tuple[int, ...]:
-    """Return a size that this rank alone knows as one entry per rank; no peer's is read."""
+    """Return one entry per rank for a size that only this rank knows; others are not read."""
     return tuple(size if r == rank else max(size, 1) for r in range(world))
 
 
 def transposed_splits(splits: Sequence[int]) -> list[int]:
-    """Return flat splits of the way back: who sends what, where everything returns."""
+    """Return the flat splits of the exchange that returns all rows to their source."""
     world = math.isqrt(len(splits))
     return [splits[s * world + r] for r in range(world) for s in range(world)]
 
 
 def first_weight_name(i: int, count: int) -> str:
-    """Return how a message names weight i of several."""
+    """Return the name in messages of weight i of `count`."""
     return f"w[{i}]" if count > 1 else "w"
 
 
 def as_matrix(x: Array) -> Array:
-    """Return a tensor with all dimensions but the last as one; no copy where none is needed."""
+    """Return a tensor with all dimensions but the last joined; it copies only if needed."""
     return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

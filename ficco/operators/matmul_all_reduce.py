@@ -1,4 +1,4 @@
-"""matmul_all_reduce: from x_r [m, k_r] and w_r [k_r, n], the sum of x_s . w_s on every rank."""
+"""matmul_all_reduce: x_r [m, k_r] and w_r [k_r, n] give the sum of x_s . w_s on every rank."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _pose(
         rows = [arrays["bias0"].tobytes() for arrays in posed.arrays]
         for rank, row in enumerate(rows):
             if row != rows[0]:
-                raise InputError(f"bias[{rank}] differs from bias[0]; it is one sum, with one bias")
+                raise InputError(f"bias[{rank}] differs from bias[0]; all ranks need the same bias")
     return posed
 
 
@@ -57,13 +57,13 @@ def _shapes(ranks: Any, x: Sequence[Array], w: Sequence[Array], *rest: Any) -> A
 
 
 def _local(call: Any, x: Sequence[Array], w: Sequence[Array], bias: Array | None) -> Local | Array:
-    """Return the sum of all ranks' products, of several pairs each."""
+    """Return the sum of the products of all ranks and pairs."""
     sizes = chunk_sizes(call.matrix.shape[0], call.world)
     return reductions.local(call, x, w, bias, sizes, call.first)
 
 
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
-    """Gradients are products of this rank alone: dy is equal on all ranks."""
+    """Gradients need no communication: dy is equal on all ranks."""
     several = len(kept.tensors) // 2
     dy = call.matrix(dys[0])
     gradients: list[Any] = [None] * len(kept.shapes)

@@ -27,7 +27,7 @@ def _pose(
 
 
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
-    """Both gradients need what returns: where both are wanted it returns once, by a collective."""
+    """Both gradients need the returned dy; if both are wanted, one collective returns it."""
     x, w = kept.tensors
     splits, *rest = kept.rest
     dy, back = call.matrix(dys[0]), transposed_splits(splits)

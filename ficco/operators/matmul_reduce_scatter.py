@@ -1,4 +1,4 @@
-"""matmul_reduce_scatter: from x_r [m, k_r] and w_r [k_r, n], its rows of the sum of x_s . w_s."""
+"""matmul_reduce_scatter: x_r [m, k_r] and w_r [k_r, n] give each rank rows of sum(x_s . w_s)."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def _local(
     bias: Array | None,
     rows: Sequence[int] | None,
 ) -> Local | Array:
-    """Return this rank's rows of the sum of all ranks' products, of several pairs each."""
+    """Return this rank's rows of the sum of the products of all ranks and pairs."""
     high = x[0].shape[0]
     if rows is None and high % call.world:
         raise InputError(
             f"x has {high} rows for {call.world} ranks, which do not divide evenly; pass "
-            "rows=, how many each rank gets"
+            "rows=, the number of rows of each rank"
         )
     per_rank = rows if rows is not None else (high // call.world,) * call.world
     sizes = call.rows_of(per_rank, total=high)
@@ -80,7 +80,7 @@ def _local(
 
 
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
-    """One gather of dy gives dx = dY w^T and dw^T = dY^T x. The bias is of this rank's rows."""
+    """One gather of dy gives dx = dY w^T and dw^T = dY^T x. The bias is added to own rows."""
     several = len(kept.tensors) // 2
     rows, *rest = kept.rest
     if rows is not None:

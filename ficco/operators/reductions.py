@@ -1,4 +1,4 @@
-"""What the operators that add up products of all ranks share: x_r [m, k_r], w_r [k_r, n].
+"""Shared code of the operators that add up products of all ranks: x_r [m, k_r], w_r [k_r, n].
 
 A rank may have several pairs of x and w, whose products are added up.
 """
@@ -47,19 +47,19 @@ __all__ = [
 
 
 def check(problem: Problem) -> None:
-    """Refuse depths and pairs that do not make up k."""
+    """Reject depths and pairs that do not add up to k."""
     p = problem
     check_one_output(p)
     check_per_rank("depths", p.depths, p.world)
     if sum(p.depths) != p.k:
         raise InputError(f"depths={list(p.depths)} add up to {sum(p.depths)}, but k={p.k}")
     if p.pairs and len(p.pairs) != p.world:
-        raise InputError(f"pairs: {len(p.pairs)} entries found, one per rank is {p.world}")
+        raise InputError(f"pairs: {len(p.pairs)} entries found, {p.world} are needed, one per rank")
     for rank, depths in enumerate(p.pairs):
         if not depths or min(depths) < 0 or sum(depths) != p.depths[rank]:
             raise InputError(
-                f"pairs[{rank}]={list(depths)}: depths of one pair or more are needed, of 0 or "
-                f"more each, that add up to depths[{rank}]={p.depths[rank]}"
+                f"pairs[{rank}]={list(depths)}: one depth or more is needed, each 0 or more, and "
+                f"they add up to depths[{rank}]={p.depths[rank]}"
             )
 
 
@@ -115,11 +115,11 @@ def reference(
     value: Array = 0.0
     magnitude: Array = 0.0
     partial: Array = 0.0
-    turned = problem.outputs[0].operand_transposed
-    for rank, arrays in enumerate(inputs):  # all rows that some of the ranks want, once
+    transposed = problem.outputs[0].operand_transposed
+    for rank, arrays in enumerate(inputs):  # once for all rows of `ranks`
         for x, w, _ in problem.pairs_of(rank):
             b = wide(arrays[w])
-            part = exact_product(wide(arrays[x][begin:end]), b.T if turned else b)
+            part = exact_product(wide(arrays[x][begin:end]), b.T if transposed else b)
             value = value + part.value
             magnitude = magnitude + part.magnitude
             partial = partial + abs(part.value)
@@ -128,8 +128,8 @@ def reference(
         rows = slice(0, end) if whole else slice(first[rank] - begin, first[rank + 1] - begin)
         bias = bias_of(problem, inputs[rank], 0)
         extra = 0.0 if bias is None else bias
-        along = whole or problem.pairs  # a bias may be rounded on the way, too
-        travelled = partial[rows] + abs(extra) if along else partial[rows]
+        biased = whole or problem.pairs  # partial sums may include the bias
+        travelled = partial[rows] + abs(extra) if biased else partial[rows]
         terms = problem.k + problem.world
         results.append([Exact(value[rows] + extra, magnitude[rows] + abs(extra), travelled, terms)])
     return results
@@ -155,7 +155,7 @@ def pose(
         tuple(array.shape[1] for name, array in inputs.items() if name.startswith("x"))
         for inputs in arrays
     )
-    depths = tuple(sum(each) for each in pairs)
+    depths = tuple(sum(rank_depths) for rank_depths in pairs)
     if m < 1 or sum(depths) < 1 or n < 1:
         raise InputError(f"m={m}, k={sum(depths)}, n={n}: sizes are 1 or more")
     columns = (n,) * world
@@ -173,7 +173,7 @@ def pose(
 def _pairs(
     xs: Sequence[Any], ws: Sequence[Any], library: Library
 ) -> tuple[list[dict[str, Array]], int, int]:
-    """Return every rank's x, w, x1, w1, ... by name, and the rows and columns that all have."""
+    """Return every rank's x, w, x1, w1, ... by name, and their common rows and columns."""
     arrays: list[dict[str, Array]] = []
     m, n = -1, -1
     for rank, (x_entry, w_entry) in enumerate(zip(xs, ws, strict=True)):
@@ -214,15 +214,15 @@ def local(
     sizes: tuple[int, ...],
     high: int,
 ) -> Local | Array:
-    """Return the call that adds up pairs; `high` is the first dimension of the result.
+    """Return the call of this rank that adds up pairs.
 
     Args:
-        call: of this rank.
+        call: the call of this rank.
         x: inputs of this rank.
-        w: as many weights.
-        bias: of this rank, or None.
+        w: weights, one per input.
+        bias: bias of this rank, or None.
         sizes: rows of matrices per rank.
-        high: what the user sees as rows of the result.
+        high: first dimension of the user's result.
     """
     if len(x) != len(w):
         raise InputError(f"{len(x)} inputs, {len(w)} weights: give pairs of x and w")
@@ -233,7 +233,7 @@ def local(
     per_rank = size_for_this_rank(sum(depths), call.rank, call.world)
     if bias is not None:
         tensors["bias0"] = call.row(bias, n, "bias")
-    if not sum(sizes) or not n or not sum(per_rank):  # of nothing; no rank is needed
+    if not sum(sizes) or not n or not sum(per_rank):  # empty: no communication
         y = x[0].new_zeros((high, *call.inner, n))
         return y if bias is None else y + tensors["bias0"][0]
     pairs = tuple([tuple(depths) if r == call.rank else (k,) for r, k in enumerate(per_rank)])
@@ -246,14 +246,14 @@ def local(
 
 
 def _check_pair(call: Any, x: Sequence[Array], w: Sequence[Array], i: int) -> int:
-    """Hold pair i against the first one; return its depth."""
+    """Check pair i against the first pair; return its depth."""
     a, b, at = x[i], w[i], f"[{i}]" if len(x) > 1 else ""
     call.check(a, f"x{at}", 0)
     call.check(b, f"w{at}", 2)
     if a.shape[:-1] != x[0].shape[:-1] or b.shape[1] != w[0].shape[1]:
         raise InputError(
             f"x[{i}] is {list(a.shape)}, w[{i}] is {list(b.shape)}; with x[0] "
-            f"{list(x[0].shape)} and w[0] {list(w[0].shape)} they differ in k_r alone"
+            f"{list(x[0].shape)} and w[0] {list(w[0].shape)} they may differ only in k_r"
         )
     if a.shape[-1] != b.shape[0]:
         raise InputError(
@@ -264,7 +264,7 @@ def _check_pair(call: Any, x: Sequence[Array], w: Sequence[Array], i: int) -> in
 
 
 def bias_gradient(kept: Kept, dy: Array, gradients: list[Any]) -> list[Any]:
-    """Put in the gradient of the bias, the last tensor; return all."""
+    """Set the gradient of the bias, which is the last tensor; return all gradients."""
     if kept.needs[-1]:
         gradients[-1] = dy.sum(0).reshape(kept.shapes[-1])
     return gradients

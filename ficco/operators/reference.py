@@ -1,6 +1,6 @@
-"""What an operator must give, in float64: the arithmetic that references share.
+"""Exact results in float64: the arithmetic that the operators' references share.
 
-Arrays are NumPy's, or PyTorch's tensors, which stay on their device. Neither is loaded here.
+Arrays are NumPy arrays, or PyTorch tensors on their own device. This module loads neither library.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["bias_of", "exact_product", "is_tensor", "library_of", "weight_of", "
 
 
 def is_tensor(array: Array) -> bool:
-    """Whether an array is PyTorch's."""
+    """Return whether an array is a PyTorch tensor."""
     return type(array).__module__.partition(".")[0] == "torch"
 
 
 def library_of(array: Array) -> Any:
-    """Return the library of an array; references call what both libraries name alike."""
+    """Return the library of an array; references use only names that both libraries have."""
     return sys.modules["torch" if is_tensor(array) else "numpy"]
 
 
@@ -30,7 +30,7 @@ def wide(array: Array) -> Array:
 
 
 def zero_of(value: Array) -> Array:
-    """Return a [1, 1] zero, which goes with every element of a matrix and takes no memory."""
+    """Return a [1, 1] zero, which broadcasts to a matrix without its memory."""
     return library_of(value).zeros_like(value[:1, :1])
 
 

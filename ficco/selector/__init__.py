@@ -2,11 +2,11 @@
 
     choose(problem, machine)   a book's neighbourhood, else simulation of all candidates
     quick(problem, machine)    a book's neighbourhood, else the rule: for use inside a call
-    automatic(problem, ...)    the same for a group, from the profile of its devices
+    automatic(problem, ...)    as `quick`, for a group, from the profile of its devices
 
-`serial` is always a candidate: where nothing promises more than MARGIN over it, it is chosen. Nor
-is a finer schedule taken for less than that over a plainer one. A choice follows from what all
-ranks of a group know alike, so all come to the same one.
+`serial` is always a candidate, and is chosen if no schedule is predicted to gain more than MARGIN
+over it. A finer schedule must also gain more than MARGIN over a plainer one. A choice depends only
+on data that is equal on all ranks of a group, so all ranks make the same choice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ficco.errors import InputError
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
-from ficco.selector.book import Book, Point, given, known
+from ficco.selector.book import Book, Point, environment_book, known
 from ficco.selector.candidates import are_few, candidates, plainness, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
@@ -31,8 +31,9 @@ from ficco.timeline import REGIMES
 __all__ = ["METHODS", "Book", "Choice", "automatic", "choose", "decide", "profile_for", "quick"]
 
 METHODS = ("book", "simulator", "rule")
-# Of more ranks than these a simulation takes long: what the rule expects to take so many times as
-# long as the best is not simulated. Rule and simulator differ by less than half of that.
+# A simulation of more than _MANY_RANKS takes long, so schedules that the rule expects to take over
+# _HOPELESS times as long as the best are skipped. Rule and simulator differ by less than half of
+# that factor.
 _MANY_RANKS, _HOPELESS = 16, 4.0
 
 Predicted = list[tuple[Schedule, float]]
@@ -43,11 +44,11 @@ class Choice:
     """A schedule and why.
 
     Attributes:
-        schedule: resolved.
-        predicted_ms: of a call with it; by a book, what was measured; None: there is no profile.
+        schedule: the chosen schedule, resolved.
+        predicted_ms: predicted ms per call, or from a book the measured ms; None: no profile.
         by: one of METHODS.
-        reasons: in words, the weightiest first.
-        alternatives: other candidates with their predictions, fastest first; of a book, serial.
+        reasons: the reasons in words, the most important first.
+        alternatives: other candidates with their ms, fastest first; from a book, only serial.
     """
 
     schedule: Schedule
@@ -78,31 +79,31 @@ def choose(
     book: Book | None = None,
     by: str | None = None,
     driver: str | None = None,
-    told: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Choice:
-    """Choose with all that is known: a book, else the simulator.
+    """Choose by all available data: a book, else the simulator.
 
     Args:
-        problem: what is asked.
-        machine: where it runs; it needs rates.
+        problem: the problem.
+        machine: the profile to predict for; it needs rates.
         regime: how calls are made, one of `ficco.timeline.REGIMES`.
-        book: instead of FICCO_BOOK's and the shipped one of this machine.
-        by: one of METHODS, to be used alone.
-        driver: of the GPUs at hand, for which a book must have been measured; None: not known.
-        told: is called with what is being done, again and again.
+        book: used instead of FICCO_BOOK and of the shipped book of this machine.
+        by: one of METHODS, to use only this method.
+        driver: driver version of the GPUs, which a book must match; None: unknown.
+        report: is called with a progress text before each simulation.
 
     Raises:
         MachineError: the machine has no rates.
-        InputError: `regime` or `by` is none, or a book that is asked for cannot serve;
-            or FICCO_BOOK names none.
+        InputError: `regime` or `by` is unknown, a requested book cannot be used, or FICCO_BOOK
+            does not name a book.
     """
     _check(problem, machine, regime, by)
     if book is None:
-        given()  # which refuses what names no book, whether it is looked at or not
+        environment_book()  # raises if FICCO_BOOK is wrong, even if the book is not used
     facts = facts_of(problem)
-    found, passed = _by_book(facts, machine, regime, book, driver, by == "book")
-    if found is not None and by in (None, "book"):
-        return found
+    choice, passed = _by_book(facts, machine, regime, book, driver, by == "book")
+    if choice is not None and by in (None, "book"):
+        return choice
     if by == "book":
         raise InputError(
             f"no book has {problem.op} {facts.m}x{facts.n}x{facts.k} ({problem.dtype}, "
@@ -115,12 +116,12 @@ def choose(
     else:
         from ficco import simulator  # loads the native core
 
-        points, said = _promising(facts, machine, regime)
-        passed = "; ".join(filter(None, (passed, said)))
+        points, note = _promising(facts, machine, regime)
+        passed = "; ".join(filter(None, (passed, note)))
         predicted = []
         for number, schedule in enumerate(points, 1):
-            if told is not None:
-                told(f"simulates schedule {number} of {len(points)}")
+            if report is not None:
+                report(f"simulates schedule {number} of {len(points)}")
             ms = simulator.predict_ms(problem, schedule, machine, regime)
             predicted.append((schedule, ms))
     return decide(predicted, facts, machine, method, passed)
@@ -134,12 +135,12 @@ def quick(
     gates: bool = True,
     alone: bool = True,
 ) -> Choice:
-    """Choose within a call, in a fraction of a millisecond: a shipped book, else the rule.
+    """Choose within a call, in a fraction of a millisecond, by a shipped book, else the rule.
 
-    Arguments and errors are those of `choose` and `automatic`.
+    See `choose` and `automatic` for arguments and errors.
     """
     _check(problem, machine, regime, None)
-    return _quick(facts_of(problem), machine, regime, driver, gates, alone, given())
+    return _quick(facts_of(problem), machine, regime, driver, gates, alone, environment_book())
 
 
 def automatic(
@@ -151,21 +152,21 @@ def automatic(
     gates: bool = True,
     alone: bool = True,
 ) -> Choice:
-    """Choose for a group's call, as `quick`; serial where no profile of its devices is known.
+    """Choose for a group's call, as `quick`; serial if its devices have no profile.
 
     Args:
-        problem: what is asked.
-        machine: that the group was opened on; the schedule suits its engine.
-        device: what the driver calls its devices; empty on the host engine.
+        problem: the problem.
+        machine: the machine that the group was opened on; its engine can run the schedule.
+        device: the driver's name of the group's devices; empty on the host engine.
         regime: how calls are made.
-        driver: of the devices, for which a book must have been measured; None: not known.
-        gates: whether there are ficco's own kernels for the arrays.
-        alone: whether no other group works on the devices, so that kernels may wait for peers'.
+        driver: driver version of the devices, which a book must match; None: unknown.
+        gates: whether ficco's own kernels are available for the arrays.
+        alone: whether no other group uses the devices, so that kernels may wait for peers' kernels.
 
     Raises:
-        MachineError: the profile that was given does not fit.
+        MachineError: the profile of `machine` or FICCO_MACHINE does not fit.
     """
-    given()  # as in `choose`
+    environment_book()  # as in `choose`
     profile = profile_for(machine, device, problem.world)
     pools = problem.flow.pools
     if profile is None:
@@ -190,15 +191,15 @@ def _unknown(world: int, machine: Machine, reason: str) -> Choice:
 @lru_cache(maxsize=4096)
 def _quick(
     facts: Facts, machine: Machine, regime: str, driver: str | None, gates: bool, alone: bool,
-    _given: str,
+    _book_name: str,
 ) -> Choice:  # fmt: skip
-    """Return what `quick` does; `_given` is there so that another book is another answer."""
-    found, passed = _by_book(facts, machine, regime, None, driver, False)
-    if found is not None:
-        taken = found.schedule
-        waits = taken.transport == "sm" or taken.sums == "within"
-        if (gates or taken.compute != "gated") and (alone or not waits):
-            return found
+    """Return the choice of `quick`; `_book_name` is a part of the cache's key."""
+    choice, passed = _by_book(facts, machine, regime, None, driver, False)
+    if choice is not None:
+        schedule = choice.schedule
+        waits = schedule.transport == "sm" or schedule.sums == "within"
+        if (gates or schedule.compute != "gated") and (alone or not waits):
+            return choice
     predicted = _by_rule(facts, machine, regime, gates, alone)
     return decide(predicted, facts, machine, "rule", passed)
 
@@ -206,49 +207,50 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    found = candidates(facts, machine, gates, alone)
-    return [(each, estimate_us(facts, machine, each, regime) / 1e3) for each in found]
+    schedules = candidates(facts, machine, gates, alone)
+    return [(point, estimate_us(facts, machine, point, regime) / 1e3) for point in schedules]
 
 
 def _promising(facts: Facts, machine: Machine, regime: str) -> tuple[list[Schedule], str]:
-    """Return the schedules to simulate, `serial` first; and words on the others, or nothing."""
-    every = _by_rule(facts, machine, regime)
+    """Return the schedules to simulate, `serial` first, and a note on skipped ones, or ""."""
+    predicted = _by_rule(facts, machine, regime)
     if facts.world <= _MANY_RANKS:
-        return [schedule for schedule, _ in every], ""
-    most = _HOPELESS * min(ms for _, ms in every)
-    plain, *others = every
-    found = [plain[0], *(schedule for schedule, ms in others if ms <= most)]
-    left = len(every) - len(found)
-    said = (
+        return [schedule for schedule, _ in predicted], ""
+    most = _HOPELESS * min(ms for _, ms in predicted)
+    plain, *others = predicted
+    promising = [plain[0], *(schedule for schedule, ms in others if ms <= most)]
+    left = len(predicted) - len(promising)
+    note = (
         f"{left} schedules that the rule expects to take over {_HOPELESS:g} times as long as the "
+        "best of all were not simulated"
     )
-    return found, f"{said}best of all were not simulated" if left else ""
+    return promising, note if left else ""
 
 
 def _by_book(
     facts: Facts, machine: Machine, regime: str, book: Book | None, driver: str | None,
     needed: bool,
 ) -> tuple[Choice | None, str]:  # fmt: skip
-    """Return a choice by a book, and why there is none if a book was passed over."""
+    """Return a choice by a book, or None and the reasons why books were skipped."""
     if not facts.plain:
-        return None, "books hold products along rows alone" if needed else ""
+        return None, "books hold only products along rows" if needed else ""
     books = known(machine.name) if book is None else [book]
     if not books:
-        return None, "there is none of this machine" if needed else ""
+        return None, "there is no book of this machine" if needed else ""
     passed = []
-    for found in books:
-        if reason := found.unfit(machine, driver):
+    for candidate in books:
+        if reason := candidate.unfit(machine, driver):
             if book is not None:
                 raise InputError(f"book {book.name!r}: {reason}; measure it again, or leave it out")
-            passed.append(f"book {found.name!r} was passed over: {reason}")
+            passed.append(f"book {candidate.name!r} was passed over: {reason}")
             continue
-        point = found.nearest(facts, regime)
+        point = candidate.nearest(facts, regime)
         if point is not None and (are_few(facts) or point.schedule.transport != "sm"):
-            return _of_book(found, point, facts, machine, driver), ""
+            return _of_book(candidate, point, facts, machine, driver), ""
         if book is not None:
-            held = ", ".join(sorted({point.regime for point in found.points})) or "no"
+            held = ", ".join(sorted({point.regime for point in candidate.points})) or "no"
             passed.append(
-                f"book {found.name!r} has no {regime} call of about this size, but {held} calls"
+                f"book {candidate.name!r} has no {regime} call of about this size, but {held} calls"
             )
     return None, "; ".join(passed)
 
@@ -259,17 +261,17 @@ def _warn_once(text: str) -> None:
 
 
 def _of_book(
-    found: Book, point: Point, facts: Facts, machine: Machine, driver: str | None
+    book: Book, point: Point, facts: Facts, machine: Machine, driver: str | None
 ) -> Choice:
     measured = f"{point.m}x{point.n}x{point.k} took {point.ms:.3f} ms, serial {point.serial_ms:.3f}"
-    reasons = [f"measured {found.date} on {found.machine} (driver {found.driver}): {measured}"]
-    if caution := found.caution(driver):
+    reasons = [f"measured {book.date} on {book.machine} (driver {book.driver}): {measured}"]
+    if caution := book.caution(driver):
         reasons.append(caution)
-        _warn_once(f"book {found.name!r}: {caution}; measure it again by `ficco sweep`")
+        _warn_once(f"book {book.name!r}: {caution}; measure it again by `ficco sweep`")
     if point.distance(facts) > 1:
         reasons.append(
-            "that is the nearest shape that was measured, of one rank's GEMM; here it is "
-            f"{facts.m}x{facts.n}x{facts.k}, and takes another time"
+            "that is the nearest measured shape of one rank's GEMM; this problem's is "
+            f"{facts.m}x{facts.n}x{facts.k}, and its time differs"
         )
     plain = serial(facts.world, machine)
     others = () if point.schedule == plain else ((plain, point.serial_ms),)
@@ -279,54 +281,54 @@ def _of_book(
 def decide(
     predicted: Predicted, facts: Facts, machine: Machine, by: str, passed: str = ""
 ) -> Choice:
-    """Take the plainest of those within MARGIN of the fastest; serial where no gain is promised.
+    """Choose the plainest schedule within MARGIN of the fastest; serial if none gains MARGIN.
 
     Args:
-        predicted: schedules with ms a call, `serial` first.
-        facts: of the problem, for the reasons.
-        machine: it runs on, likewise.
-        by: where the predictions are from.
-        passed: a last reason, if there is one.
+        predicted: schedules with ms per call, `serial` first.
+        facts: facts of the problem, for the reasons.
+        machine: the machine, for the reasons.
+        by: the method of the predictions.
+        passed: a last reason, or "".
     """
     plain, plain_ms = predicted[0]
     least = min(ms for _, ms in predicted)
     gains = [(s, ms) for s, ms in predicted if ms * (1 + MARGIN) <= plain_ms] or predicted
     near = [(schedule, ms) for schedule, ms in gains if ms <= least * (1 + MARGIN)]
     best, best_ms = min(near, key=lambda entry: plainness(entry[0]))
-    said = reasons(facts, machine, best)
+    notes = reasons(facts, machine, best)
     gain = plain_ms / best_ms if best_ms else 1.0
     if best is not plain and gain < 1 + MARGIN:
-        said.insert(0, f"{best.name} promises {gain:.3f}x of serial, less than {1 + MARGIN:g}x")
+        notes.insert(0, f"{best.name} promises {gain:.3f}x of serial, less than {1 + MARGIN:g}x")
         best, best_ms = plain, plain_ms
     elif best is plain:
-        said.insert(0, "nothing promises to be faster than serial")
+        notes.insert(0, "nothing promises to be faster than serial")
     else:
-        said.insert(0, f"{gain:.2f}x of serial, which takes {plain_ms:.3f} ms")
+        notes.insert(0, f"{gain:.2f}x of serial, which takes {plain_ms:.3f} ms")
         first, first_ms = min(near, key=lambda entry: entry[1])
         if first_ms < best_ms:
-            said.insert(
+            notes.insert(
                 1,
                 f"{first.name}, grain {first.grain_text}, is predicted to be "
                 f"{best_ms / first_ms - 1:.1%} faster; of all within {MARGIN:.0%} the one with the "
                 "fewest chunks is taken",
             )
     if passed:
-        said.append(passed)
+        notes.append(passed)
     ranked = sorted(predicted, key=lambda entry: entry[1])
     others = tuple((schedule, ms) for schedule, ms in ranked if schedule is not best)
-    return Choice(best, best_ms, by, tuple(said), others)
+    return Choice(best, best_ms, by, tuple(notes), others)
 
 
 def _check(problem: Problem, machine: Machine, regime: str, by: str | None) -> None:
     machine.check_rated(None if problem.flow.pools else problem.dtype)
     if regime not in REGIMES:
-        raise InputError(f"regime {regime!r}: it is one of {', '.join(REGIMES)}")
+        raise InputError(f"regime {regime!r}: must be one of {', '.join(REGIMES)}")
     if by is not None and by not in METHODS:
-        raise InputError(f"by {by!r}: it is one of {', '.join(METHODS)}")
+        raise InputError(f"by {by!r}: must be one of {', '.join(METHODS)}")
 
 
 def _point(schedule: Schedule) -> dict[str, Any]:
-    """Return what names a point: the schedule, its grain, and axes that it may differ in."""
+    """Return the JSON values that identify a point: schedule, grain, and axes that vary."""
     return {
         "schedule": schedule.name,
         "grain": schedule.chunks,

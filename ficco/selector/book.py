@@ -1,31 +1,31 @@
-"""Books: what was measured to be best, shape by shape, on one machine.
+"""Books: the best measured schedule of each shape, on one machine.
 
-A book is one TOML file in schedules/tuned, or of the user's own:
+A book is one TOML file, in schedules/tuned or supplied by the user:
 
     machine = "h200x4"
     ficco = "0.1.0"
-    driver = "13.0"         # the CUDA version that the driver serves
+    driver = "13.0"         # the CUDA version that the driver supports
     date = "2026-11-21"
-    kernels = 1             # KERNELS of that version; 1 where left out
-    signals = "write"       # the kind of signals at peers; "write" where left out
+    kernels = 1             # KERNELS of that version; default 1
+    signals = "write"       # the kind of signals at peers; default "write"
 
     [[points]]
     op = "all_gather_matmul"
     dtype = "bfloat16"
     regime = "captured"
     ranks = 4
-    m = 8192                # of one rank's whole GEMM, as all sizes here
+    m = 8192                # all sizes are of one rank's whole GEMM
     n = 2560
     k = 8192
-    piece_bytes = 33554432  # that a rank sends to each peer, on average
+    piece_bytes = 33554432  # bytes that a rank sends to each peer, on average
     ms = 0.497
     serial_ms = 0.803
     schedule = { name = "hetero_fused_1d", grain = 2, ... }
 
-A point serves shapes in its neighbourhood: the same operator, dtype, ranks and regime, and no size
-further than a factor of NEAR away. A book is used on its own machine only, with the same kernels,
-the same kind of signals, and a driver of the same major version. With another minor version of the
-driver it is used, and the choice says so. The version of ficco is for information.
+A point is used for shapes in its neighbourhood: the same operator, dtype, ranks and regime, and
+all sizes within a factor of NEAR. A book is used only on its own machine, with the same kernels,
+the same kind of signals, and a driver of the same major version. If the minor version of the driver
+differs, the book is used, and the choice reports it. The version of ficco is for information.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from ficco.schedule import Schedule
 from ficco.selector.facts import Facts, facts_of
 from ficco.timeline import REGIMES
 
-__all__ = ["KERNELS", "NEAR", "Book", "Point", "given", "known", "shipped"]
+__all__ = ["KERNELS", "NEAR", "Book", "Point", "environment_book", "known", "shipped"]
 
 NEAR = 1.25
-KERNELS = 1  # is raised when kernels change so that times measured before do not hold
+KERNELS = 1  # increased when a change of kernels makes earlier measurements invalid
 NAMED_FIELDS = ("op", "dtype", "regime")
 SIZES = ("ranks", "m", "n", "k", "piece_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A shape that was measured, and what was best there.
+    """A measured shape and its best schedule.
 
     Attributes:
-        op, dtype, regime, ranks: as everywhere.
-        m, n, k: of one rank's whole GEMM.
-        piece_bytes: what a rank sends to each peer, on average.
-        ms: a call's median with `schedule`; `serial_ms`: with serial.
-        schedule: the best one, resolved.
+        op, dtype, regime, ranks: as in the file.
+        m, n, k: sizes of one rank's whole GEMM.
+        piece_bytes: bytes that a rank sends to each peer, on average.
+        ms: median ms of a call with `schedule`; `serial_ms`: with serial.
+        schedule: the best schedule, resolved.
     """
 
     op: str
@@ -83,14 +83,14 @@ class Point:
     def measured(
         cls, problem: Problem, regime: str, ms: float, serial_ms: float, schedule: Schedule
     ) -> Point:
-        """Return the point of a problem that was measured, with five digits of its times.
+        """Return the point of a measured problem; times are rounded to five digits.
 
         Args:
-            problem: what was measured.
+            problem: the measured problem.
             regime: how calls were made.
-            ms: a call's median with `schedule`.
-            serial_ms: with serial.
-            schedule: the best one, resolved.
+            ms: median ms of a call with `schedule`.
+            serial_ms: median ms of a call with serial.
+            schedule: the best schedule, resolved.
         """
         facts = facts_of(problem)
         ms, serial_ms = (float(f"{value:.5g}") for value in (ms, serial_ms))
@@ -100,7 +100,7 @@ class Point:
         )  # fmt: skip
 
     def distance(self, facts: Facts) -> float:
-        """Return the largest factor between sizes; infinite for another operator, dtype, group."""
+        """Return the largest ratio of sizes; infinite if operator, dtype or ranks differ."""
         if (self.op, self.dtype, self.ranks) != (facts.op, facts.dtype, facts.world):
             return math.inf
         pairs = (
@@ -115,9 +115,9 @@ class Book:
     """Measured points of one machine.
 
     Attributes:
-        name: how messages call it.
-        machine, ficco, driver, date: where, with what and when it was measured.
-        points: what was found.
+        name: its name in messages.
+        machine, ficco, driver, date: where, with which versions, and when it was measured.
+        points: the measured points.
         kernels: KERNELS of the version that measured it.
         signals: the kind of signals at peers, "write" or "copy".
     """
@@ -133,16 +133,16 @@ class Book:
 
     @classmethod
     def named(cls, name: str) -> Book:
-        """Read a shipped book, or a file where the name ends in .toml.
+        """Read a shipped book, or a file if the name ends in .toml.
 
         Raises:
-            InputError: there is none, or it is no book.
+            InputError: there is no such book, or the file is not a book.
         """
         return cls.from_toml(data.load("tuned", name, "book", InputError), name)
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any], name: str) -> Book:
-        """Build a book from a parsed file; `name` serves for messages.
+        """Build a book from a parsed file; `name` is used in messages.
 
         Raises:
             InputError: a field is missing, unknown or wrong.
@@ -161,9 +161,9 @@ class Book:
             )
             sizes = [reading.whole(entry[size], f"{where}: {size}") for size in SIZES]
             times = [
-                reading.number(entry[each], f"{where}: {each}") for each in ("ms", "serial_ms")
+                reading.number(entry[time], f"{where}: {time}") for time in ("ms", "serial_ms")
             ]
-            # What one rank, or ranks without rows, send is nothing.
+            # piece_bytes is 0 for one rank, or for ranks without rows.
             if min(sizes[:-1]) < 1 or sizes[-1] < 0 or min(times) <= 0:
                 raise InputError(f"{where}: sizes and times are positive, piece_bytes may be 0")
             if not isinstance(entry["schedule"], Mapping):
@@ -173,8 +173,8 @@ class Book:
                 schedule.route, schedule.order, schedule.transport,
             ):  # fmt: skip
                 raise InputError(
-                    f"{where}: grain, route, order and transport have values, not 'world' or "
-                    "'machine', for what was measured was one of them"
+                    f"{where}: grain, route, order and transport must have the measured values, "
+                    "not 'world' or 'machine'"
                 )
             for word, values in (("op", registry.names()), ("dtype", DTYPES), ("regime", REGIMES)):
                 if entry[word] not in values:
@@ -198,7 +198,7 @@ class Book:
         return cls(name, machine, ficco, driver, date, tuple(points), kernels, signals)
 
     def to_toml(self, comment: str) -> str:
-        """Return the book as a file that `from_toml` reads; `comment` is its first line."""
+        """Return the book as a TOML text for `from_toml`; `comment` is its first line."""
         head = [f"# {comment}"] + [
             f"{name} = {_toml(getattr(self, name))}"
             for name in ("machine", "ficco", "driver", "date", "kernels", "signals")
@@ -207,11 +207,11 @@ class Book:
         return "\n\n".join(blocks) + "\n"
 
     def unfit(self, machine: Machine, driver: str | None = None) -> str:
-        """Say why the book must not be used, or nothing.
+        """Return the reason why the book must not be used, or "".
 
         Args:
-            machine: the profile that is predicted for.
-            driver: of the GPUs at hand; None: not known.
+            machine: the profile to predict for.
+            driver: driver version of the GPUs; None: unknown.
         """
         if self.machine != machine.name:
             return f"it is of machine {self.machine!r}, not of {machine.name!r}"
@@ -226,13 +226,13 @@ class Book:
         return ""
 
     def caution(self, driver: str | None) -> str:
-        """Say what differs from when a book that fits was measured, or nothing."""
+        """Return how the driver differs from the book's, if the book still fits, or ""."""
         if driver is None or driver == self.driver:
             return ""
         return f"it was measured with driver {self.driver}, this is {driver}; times may differ"
 
     def nearest(self, facts: Facts, regime: str) -> Point | None:
-        """Return the nearest point of the neighbourhood, if there is one."""
+        """Return the nearest point in the neighbourhood, or None."""
         near = [p for p in self.points if p.regime == regime and p.distance(facts) <= NEAR]
         return min(near, key=lambda point: point.distance(facts), default=None)
 
@@ -241,17 +241,17 @@ def known(machine: str) -> list[Book]:
     """Return the books to choose by: FICCO_BOOK's (equal on all ranks), then the shipped one.
 
     Raises:
-        InputError: FICCO_BOOK names no book.
+        InputError: FICCO_BOOK does not name a book.
     """
-    name, own = given(), shipped(machine)
+    name, own = environment_book(), shipped(machine)
     return ([_named(name)] if name else []) + ([own] if own else [])
 
 
-def given() -> str:
-    """Return the book that FICCO_BOOK names: a shipped name, or a file that ends in .toml.
+def environment_book() -> str:
+    """Return the value of FICCO_BOOK: the name of a shipped book, a .toml file, or "".
 
     Raises:
-        InputError: it names no book.
+        InputError: it does not name a book.
     """
     name = os.environ.get("FICCO_BOOK", "")
     if name:
@@ -269,7 +269,7 @@ def _named(name: str) -> Book:
 
 @lru_cache(maxsize=16)
 def shipped(machine: str) -> Book | None:
-    """Return the shipped book of a machine, by the machine's name, if there is one."""
+    """Return the shipped book of a machine, by the machine's name, or None."""
     return Book.named(machine) if machine in data.names("tuned") else None
 
 

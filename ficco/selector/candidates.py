@@ -1,4 +1,4 @@
-"""Candidates: the points of the design space that are worth a look for a problem on a machine."""
+"""Candidates: the points of the design space to consider for a problem on a machine."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ficco.selector.facts import Facts
 
 __all__ = ["FEW_ROWS", "are_few", "candidates", "few_rows", "plainness", "points", "serial"]
 
-# Of equal predictions: fewest chunks first, then what keeps in step, for drift is a matter of luck,
-# then fewest GEMMs, for each costs a little more than it is predicted to, and what hides its
-# beginning before what does not.
+# The order among equal predictions: fewest chunks first; then pace="in_step", because drift is
+# random; then fewest GEMMs, because each costs slightly more than predicted; then schedules that
+# hide their beginning.
 _PLAINEST = (
     "serial", "hetero_fused_1d", "shard_p2p", "hetero_unfused_1d", "ring_1d", "gated_1d",
     "gated_sums_1d", "uniform_fused_1d", "uniform_fused_2d",
 )  # fmt: skip
 
-FEW_ROWS = 64  # with more the kernel that stores at peers multiplies more slowly than it saves
-_SUMMED_ROWS = 512  # with more of these stores into mailboxes take longer than NCCL
-_MULTIPLIED_ROWS = 384  # with more the kernel that sums in one shot multiplies far more slowly
+FEW_ROWS = 64  # above this, the kernel that stores at peers multiplies too slowly to gain
+_SUMMED_ROWS = 512  # above this, stores into mailboxes take longer than NCCL
+_MULTIPLIED_ROWS = 384  # above this, the kernel that sums in one shot multiplies far more slowly
 
 
 @lru_cache(maxsize=64)
 def serial(world: int, machine: Machine) -> Schedule:
-    """Return the schedule that overlaps nothing, as the machine does it."""
+    """Return the schedule without overlap, resolved for the machine."""
     return Schedule.named("serial").resolve(world, machine)
 
 
 def plainness(schedule: Schedule) -> tuple[int, bool, int]:
-    """Return what to sort by, so that the plainest schedule comes first."""
+    """Return a sort key that puts the plainest schedule first."""
     known = schedule.name in _PLAINEST
     place = _PLAINEST.index(schedule.name) if known else len(_PLAINEST)
     return schedule.chunks, schedule.pace != "in_step", place
@@ -44,33 +44,33 @@ def _flow(op: str) -> registry.Flow:
 
 
 def _gates(op: str, machine: Machine, gates: bool) -> bool:
-    """Whether an operator can be one launch; on GPUs none pools bags."""
+    """Return whether gated launches exist for an operator; on GPUs none pools bags."""
     return gates and (machine.engine == "host" or not _flow(op).pools)
 
 
 def _sums(op: str, machine: Machine) -> bool:
-    """Whether sums within a launch may win: on GPUs where they are sent on; measured, see NOTES."""
+    """Return whether sums within a launch may win: on GPUs only in all-reduce (bench/NOTES.md)."""
     return machine.engine == "host" or _flow(op).shares
 
 
 def _rings(op: str, machine: Machine, world: int, grain: int) -> bool:
-    """Whether sums on a ring may win: it uses one link of a mesh.
+    """Return whether sums on a ring may win. A ring uses only one link of a mesh.
 
-    Those that are passed on meet what still goes round; measured, see `bench/NOTES.md`. One chunk
-    alone is made or travels, never both; and there are words for so many chunks only.
+    In an all-reduce the pushes of sums meet sums that still circulate (measured: `bench/NOTES.md`).
+    A single chunk has no overlap: it is either made or travels. The number of signals limits grain.
     """
     rings = _flow(op).finish == "sum" and machine.best_route == "rotation"
     return rings and grain > 1 and grain * (world - 1) <= MAX_CHUNKS
 
 
 def _turns(op: str, machine: Machine) -> bool:
-    """Whether what is pushed is there before, and keeping turns at its receivers may pay."""
-    alike = _flow(op).collective in ("all_gather", "all_reduce")  # every peer gets equally much
+    """Return whether data is ready to push at the start, so that pace="in_step" may gain."""
+    alike = _flow(op).collective in ("all_gather", "all_reduce")  # peers get equal amounts
     return alike and machine.best_route == "rotation"
 
 
 def _edged(op: str, machine: Machine, grain: int) -> list[Schedule]:
-    """Return one launch whose last (first) shard alone is cut, where shards travel in turns."""
+    """Return gated_1d with taper="edge" (only the last or first shard cut), if it applies."""
     if not is_edged(_flow(op)) or machine.best_route != "rotation":
         return []
     cut = replace(Schedule.named("gated_1d"), grain=grain, taper="edge", order="by_peer")
@@ -78,18 +78,18 @@ def _edged(op: str, machine: Machine, grain: int) -> list[Schedule]:
 
 
 def _stores(machine: Machine, world: int) -> bool:
-    """Whether kernels can store at all ranks, and it is known what that takes."""
+    """Return whether kernels can store at all ranks, and the cost of a store is known."""
     near = world <= machine.devices
     return near and machine.engine == "cuda" and machine.costs.store_us > 0
 
 
 def few_rows(op: str) -> int:
-    """Return how many rows of an operator are few, for one launch that stores at peers."""
+    """Return the largest number of rows for which one launch that stores at peers may win."""
     return FEW_ROWS if _flow(op).one_kernel == "gather" else _SUMMED_ROWS
 
 
 def are_few(facts: Facts) -> bool:
-    """Whether a problem has few rows, and one launch that stores at peers can do it."""
+    """Return whether a problem has few rows, and one launch that stores at peers can run it."""
     return facts.storing and facts.m <= few_rows(facts.op)
 
 
@@ -106,25 +106,25 @@ def points(
 ) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
-    Every named schedule at grains 1, 2, 4, ... to the number of ranks (at least 4), and on a switch
-    those in step that keep turns there. What has no plan, or the machine's engine does not run, is
-    left out. So are sums within a launch of a reduce-scatter on GPUs (`bench/NOTES.md`). Outputs
-    that add up on GPUs have `serial` alone: products that add to float32 sums chunk by chunk, and
-    the rounding of these, take longer than the transfer that they would hide.
+    These are all named schedules at grains 1, 2, 4, ... up to the number of ranks (at least 4), and
+    on a switch also those with pace="in_step". Schedules without a plan, or that the machine's
+    engine cannot run, are left out. So is sums="within" for a reduce-scatter on GPUs
+    (`bench/NOTES.md`). On GPUs, outputs that are sums over arrivals have only `serial`: adding to
+    float32 sums chunk by chunk, and rounding them, takes longer than the transfer.
 
     Args:
         op: the operator.
-        world: ranks.
-        machine: it is to run on.
-        sums: whether an output adds up over what arrives, which parts of one launch cannot.
-        gates: whether the library for GEMMs has gated ones.
+        world: number of ranks.
+        machine: the machine to run on.
+        sums: whether an output is a sum over arrivals, which parts of one launch cannot add to.
+        gates: whether the GEMM library has gated GEMMs.
         alone: whether kernels may wait for peers' kernels.
-        few: whether rows are few, for which some problems have points of their own: see `are_few`.
-        more: whether they are so many of these that one shot is no choice.
+        few: whether rows are few, so that launches that store at peers apply: see `are_few`.
+        more: whether there are too many of these rows for shots="one".
     """
-    found = [serial(world, machine)]
+    schedules = [serial(world, machine)]
     if world == 1 or (sums and machine.engine == "cuda"):
-        return tuple(found)
+        return tuple(schedules)
     grains, grain = [], 1
     while grain <= max(world, 4):
         grains.append(grain)
@@ -141,8 +141,8 @@ def points(
             if named.compute == "gated" and (sums or not _gates(op, machine, gates)):
                 continue
             if name == "uniform_fused_2d" and _flow(op).pools:
-                continue  # a bag cannot be cut along its sums
-            found.append(replace(named, grain=grain).resolve(world, machine))
+                continue  # a bag has no contraction to cut
+            schedules.append(replace(named, grain=grain).resolve(world, machine))
         paced = ["hetero_unfused_1d"]
         if not sums and _gates(op, machine, gates):
             paced.append("gated_1d")
@@ -150,17 +150,17 @@ def points(
                 paced.append("gated_sums_1d")
         for name in paced if world > 2 and _turns(op, machine) else ():
             in_step = replace(Schedule.named(name), grain=grain, pace="in_step")
-            found.append(in_step.resolve(world, machine))
+            schedules.append(in_step.resolve(world, machine))
         if grain > 1 and world > 2 and not sums and _gates(op, machine, gates):
-            found += [each.resolve(world, machine) for each in _edged(op, machine, grain)]
+            schedules += [edged.resolve(world, machine) for edged in _edged(op, machine, grain)]
     if gates and alone and few and _stores(machine, world):
-        own = [Schedule.named(name) for name in Schedule.names(op)]
-        found += [
-            each.resolve(world, machine)
-            for each in own
-            if each.transport == "sm" and not (more and each.shots == "one")
+        named_schedules = [Schedule.named(name) for name in Schedule.names(op)]
+        schedules += [
+            schedule.resolve(world, machine)
+            for schedule in named_schedules
+            if schedule.transport == "sm" and not (more and schedule.shots == "one")
         ]
-    return tuple(found)
+    return tuple(schedules)
 
 
 def candidates(

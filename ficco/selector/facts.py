@@ -1,10 +1,10 @@
-"""Facts: the static numbers of a problem that a choice looks at. All are known to every rank.
+"""Facts: the static numbers of a problem that a choice depends on. Every rank knows all of them.
 
-Under `auto` every rank is taken to hold as many columns (or as deep a part of k) as the rank that
-asks, for no rank is told of others'; then all ranks come to the same choice without a message.
-These sizes are rounded, so that uneven chunks of one size are alike, too, but where they lie on two
-sides of an edge: there ranks may choose differently, and the call ends as one that has diverged.
-How many indices a rank looks up is its own matter: bags are taken to hold POOLING.
+A rank does not know the columns (or depth of k) of other ranks. With schedule="auto" it assumes
+that they equal its own, so that all ranks make the same choice without a message. These sizes are
+rounded, so that uneven chunks of one size give equal facts. If the chunks are on two sides of a
+rounding edge, ranks may choose differently, and the call fails as diverged. The number of indices
+that a rank looks up is not shared either: each bag is assumed to hold POOLING of them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Facts(NamedTuple):
     """Static numbers of one rank's part.
 
     Attributes:
-        op, world, dtype: of the problem.
-        gathers: transfers come first and are multiplied as they arrive; else products travel.
-        m, n, k: the rank's whole GEMM, [m, k] . [k, n]; for an embedding n and k are those of its
-            pooling: columns of all its tables, lookups a bag.
-        piece_bytes: what it sends to one peer, on average where that differs.
-        sent_bytes: what leaves it in all; an all-reduce sends everything twice.
+        op, world, dtype: those of the problem.
+        gathers: whether inputs travel and are multiplied as they arrive; else products travel.
+        m, n, k: sizes of the rank's whole GEMM, [m, k] . [k, n]. For an embedding n is the number
+            of columns of all its tables, and k the number of lookups per bag.
+        piece_bytes: bytes that the rank sends to one peer, on average.
+        sent_bytes: bytes that leave the rank; an all-reduce sends everything twice.
         flops: operations of its GEMM; 0 for an embedding.
         item: bytes of an element.
-        sums: whether all that is multiplied adds up over what arrives (along the contraction).
+        sums: whether all products are sums over arrivals (along the contraction).
         plain: whether every product is along rows.
-        storing: whether one launch that stores at peers can do it, were its rows few.
+        storing: whether one launch that stores at peers can run it, if rows are few.
     """
 
     op: str
@@ -57,7 +57,7 @@ class Facts(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """Operations a byte that leaves the rank."""
+        """Operations per byte that leaves the rank."""
         return self.flops / max(self.sent_bytes, 1)
 
 
@@ -71,17 +71,17 @@ def facts_of(problem: Problem) -> Facts:
     if flow.sums:
         k, width = _rounded(max(p.depths)), n
     elif flow.pools:
-        n = width = n * max(len(mine) for mine in p.tables)
+        n = width = n * max(len(tables) for tables in p.tables)
         k = POOLING
     else:
         width = p.k if gathers else n
     if flow.own_columns:
         n = _rounded(n)
     if flow.splits:
-        given = [sum(row) - row[rank] for rank, row in enumerate(p.splits)]
+        sent_away = [sum(row) - row[rank] for rank, row in enumerate(p.splits)]
         arriving = [sum(row[rank] for row in p.splits) for rank in range(world)]
-        got = [rows - p.splits[rank][rank] for rank, rows in enumerate(arriving)]
-        m, sent_rows = max(arriving if gathers else p.rows), max(*given, *got)
+        received = [rows - p.splits[rank][rank] for rank, rows in enumerate(arriving)]
+        m, sent_rows = max(arriving if gathers else p.rows), max(*sent_away, *received)
     flops = 0.0 if flow.pools else 2.0 * m * n * k
     sent = sent_rows * width * item
     piece = sent // max(world - 1, 1)
@@ -100,9 +100,9 @@ def _storing(problem: Problem) -> bool:
 
 
 def _rounded(size: int) -> int:
-    """Return a size as a multiple of a 16th of its power of two; small ones as they are.
+    """Round a size to a multiple of a 16th of its power of two; small sizes do not change.
 
-    Edges lie off the multiples of small powers of two, which sizes mostly are.
+    Most sizes are multiples of small powers of two, so rounding edges avoid these.
     """
     unit = 1 << max(0, size.bit_length() - 5)
     return (size + unit * 2 // 3) // unit * unit

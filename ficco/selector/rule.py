@@ -1,17 +1,17 @@
-"""The rule: what a schedule should take, from static numbers alone. Microseconds to work out.
+"""The rule: an estimate of a schedule's time from static numbers only, computed in microseconds.
 
-Bytes over the link's rate, rounds of tiles over the multiprocessors, and a few fixed costs; two
-lanes, one that sends and one that multiplies, of which the later one decides. L is the time to send
-everything, c the time to multiply one of s pieces, own the time of the own shard, and everything
-arrives in a parts, one after another:
+The estimate uses bytes over the link's rate, rounds of tiles over the multiprocessors, and a few
+fixed costs. One lane sends and one multiplies, and the later end counts. L is the time to send
+everything, c the time to multiply one of s pieces, own the time of the own shard, and a is the
+number of parts that arrive one after another:
 
-    gathers     max(own + s.c,  L / a + s.c,  L + c.s / a)     a piece is multiplied when it is here
+    gathers     max(own + s.c,  L / a + s.c,  L + c.s / a)     a piece is multiplied on arrival
     scatters    max(c.s / a + L,  s.c + L / a,  s.c + own)     a piece is sent when it is made
 
-With g chunks of each of q peers' shards: s is g where a step is multiplied at once (`per_step`),
-g.q where a chunk is; a is g where all peers are sent to at once, or a step is awaited whole, else
-g.q. Sums that go round a ring keep turns of their own: see `_ring`.
-No machine is simulated here, and nothing else in ficco uses these formulas.
+Each of q peers has g chunks. s is g if a whole step is multiplied at once (`per_step`), and g.q if
+each chunk is. a is g if a rank sends to all peers at once or waits for whole steps, else g.q. Sums
+that circulate on a ring have other formulas: see `_ring`.
+The rule simulates no machine, and nothing else in ficco uses these formulas.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ficco.selector.facts import Facts
 
 __all__ = ["MARGIN", "estimate_us", "reasons"]
 
-MARGIN = 0.03  # a schedule must promise this much over serial, or over a plainer one, to be taken
+MARGIN = 0.03  # the least gain over serial, or over a plainer schedule, for a schedule to be chosen
 
 
 def _gemm_us(machine: Machine, m: float, n: float, k: float, dtype: str) -> float:
@@ -42,7 +42,7 @@ def _gemm_us(machine: Machine, m: float, n: float, k: float, dtype: str) -> floa
 
 
 def _transfer_us(link: Link, facts: Facts, schedule: Schedule) -> float:
-    """Return how long all pushes of a rank last, one behind another or to all peers at once."""
+    """Return the time of all pushes of a rank, one after another or to all peers at once."""
     peers, chunks = facts.world - 1, schedule.chunks
     chunk = facts.piece_bytes / chunks
     if schedule.route == "rotation":
@@ -58,7 +58,7 @@ def _transfer_us(link: Link, facts: Facts, schedule: Schedule) -> float:
 
 
 def _own_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
-    """Return the time to make the own part, chunk by chunk where steps are finished by it."""
+    """Return the time to make the own part; chunk by chunk if each step finishes a chunk."""
     rows = facts.m / facts.world
     if schedule.compute == "gated":
         return _gated_us(facts, machine, rows, schedule.chunks)
@@ -69,33 +69,33 @@ def _own_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
 
 
 def _send_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
-    """Return how long all pushes of a rank and their signals last, beside GEMMs."""
+    """Return the time of all pushes of a rank and their signals, concurrent with GEMMs."""
     costs = machine.costs
     moved = _transfer_us(machine.link, facts, schedule) * costs.copies_beside_gemm
     return moved + costs.signal_us * (facts.world - 1) * schedule.chunks
 
 
 def estimate_us(facts: Facts, machine: Machine, schedule: Schedule, regime: str) -> float:
-    """Return what the rule expects a call to take, in us, in one of `ficco.timeline.REGIMES`."""
+    """Return the expected time of a call, in us, in one of `ficco.timeline.REGIMES`."""
     device, host = _device(facts, machine, schedule)
     if regime == "captured":
         return device
     if regime == "eager":
         return max(device, host)
-    if schedule.transport in ("collective", "sm"):  # the device begins when the host has ended
+    if schedule.transport in ("collective", "sm"):  # the device begins when the host ends
         return host + device
     return max(machine.costs.host_call_us + device, host)
 
 
 def _work(facts: Facts, machine: Machine, rows: float) -> float:
-    """Return the time to make so many rows of the product, in one piece."""
+    """Return the time to make `rows` rows of the product, in one piece."""
     if not facts.flops:
         return machine.stream_us(rows * facts.n * facts.item * (facts.k + 1))
     return _gemm_us(machine, rows, facts.n, facts.k, facts.dtype)
 
 
 def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
-    """Return a call's time on the devices, and its host's."""
+    """Return the time of a call on the devices, and on its host, in us."""
     costs, world, m = machine.costs, facts.world, facts.m
     schedule, edge, more = _uncut(facts, schedule)
     whole = _work(facts, machine, m)
@@ -113,7 +113,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         return _ring(facts, machine, schedule)
     peers, grain = world - 1, schedule.chunks
     send = send_on = _send_us(facts, machine, schedule)
-    if facts.flow.shares:  # partial sums keep no turns
+    if facts.flow.shares:  # partial sums have no turns
         send = _send_us(facts, machine, replace(schedule, pace="free"))
     send += more * (costs.signal_us + machine.link.latency_us * costs.copies_beside_gemm)
     cut, steps, calls = _steps(facts, schedule)
@@ -122,7 +122,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     piece = _step_us(facts, machine, schedule, cut, steps, calls)
     own = 0.0 if schedule.start == "together" else _own_us(facts, machine, schedule)
     block = m * facts.n / world * facts.item
-    late = steps * piece / arrivals * edge  # what of the work goes with one arrival
+    late = steps * piece / arrivals * edge  # the work on one arrival
     made = steps * piece + own
     if facts.gathers:
         stage = machine.stream_us(2.0 * facts.piece_bytes) if cut == world else 0.0
@@ -130,23 +130,23 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         worked = stage + made + send
     else:
         sent = max(late + send, steps * piece + send / arrivals)
-        last = machine.stream_us((world + 1) * block)  # adding up, or moving into the output
+        last = machine.stream_us((world + 1) * block)  # add up, or move into the output
         worked = made + send + last
-        if schedule.sums == "within":  # beside the product of the own tiles, the last behind all
+        if schedule.sums == "within":  # with the own tiles' product; the last comes after all
             last = own / grain
             made -= last
         at_once = facts.flow.finish == "sum" and schedule.order == "by_peer"
         end = max(made + last, sent + last / (1 if schedule.sums == "within" or at_once else grain))
         if facts.flow.shares:
-            # What comes in turns is moved in turns, all but the last one meanwhile.
+            # Sums that arrive in turns are moved in turns; only the last move is not hidden.
             moved = machine.stream_us(2.0 * block * (1 if schedule.route == "rotation" else peers))
             parts = _Sums(steps * piece, own, late, send, send_on, sent, made, last, moved)
-            # Sums are told of to the lane that pushes them on, and to the one that moves them.
+            # Sums are signalled to the lane that pushes them, and to the lane that moves them.
             end = _passed_on(parts, schedule, peers) + 2 * costs.raise_us + costs.launch_us
             worked += send_on + moved
     end = _on_cores(end, worked, machine, world)
     words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
-    if not (facts.gathers and schedule.compute == "gated"):  # whose launch does those of the end
+    if not (facts.gathers and schedule.compute == "gated"):  # its launch handles the last signals
         words += _release_us(machine, peers)
     pushes = _pushes(facts, schedule) + more
     host = _calling_us(facts, schedule, machine, steps * calls)
@@ -157,11 +157,11 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
 def _step_us(
     facts: Facts, machine: Machine, schedule: Schedule, cut: int, steps: int, calls: int
 ) -> float:
-    """Return how long a step of the work lasts beside copies; see `_steps` for its arguments."""
+    """Return the time of a step of the work, concurrent with copies; arguments: see `_steps`."""
     costs, world, m = machine.costs, facts.world, facts.m
     if schedule.compute == "gated":
         piece = _gated_us(facts, machine, m * cut / world, steps) / steps
-        if not machine.cores:  # parts of one launch; cores make each by itself
+        if not machine.cores:  # parts of one launch; cores make each separately
             return piece * costs.gemm_beside_copies
     else:
         piece = _piece(facts, machine, schedule, m * cut / world / steps, calls)
@@ -169,10 +169,10 @@ def _step_us(
 
 
 def _gated_us(facts: Facts, machine: Machine, rows: float, parts: int) -> float:
-    """Return how long one launch makes so many rows of the product, in parts of equal height.
+    """Return the time of one launch that makes `rows` rows of the product, in equal parts.
 
-    That is its share of the whole GEMM, but no less than the rounds that its tiles take: those of
-    few columns or rows are fewer than multiprocessors, and the last ones of parts are in vain.
+    That is its share of the whole GEMM, but at least the rounds of its tiles: few columns or rows
+    give fewer tiles than multiprocessors, and the last tiles of parts are partly empty.
     """
     share = machine.costs.gated_gemm * _work(facts, machine, facts.m) * rows / facts.m
     times = machine.gemm_times(facts.dtype)
@@ -184,13 +184,13 @@ def _gated_us(facts: Facts, machine: Machine, rows: float, parts: int) -> float:
 
 
 def _on_cores(end: float, worked: float, machine: Machine, world: int) -> float:
-    """Return when a call ends where ranks share cores, from its end where each has its own.
+    """Return the end of a call if ranks share cores.
 
     Args:
-        end: in us, were there cores enough.
-        worked: what cores do for one rank, in us: its GEMMs and its copies.
-        machine: whose cores.
-        world: ranks that share them.
+        end: the end with a core for each rank, in us.
+        worked: the work of cores for one rank (GEMMs and copies), in us.
+        machine: the machine with the cores.
+        world: the number of ranks that share the cores.
     """
     if not machine.cores:
         return end
@@ -199,17 +199,17 @@ def _on_cores(end: float, worked: float, machine: Machine, world: int) -> float:
 
 
 def _pushes(facts: Facts, schedule: Schedule) -> int:
-    """Return how many copies to peers a call is, by a schedule without taper="edge"."""
+    """Return the number of copies to peers in a call, for a schedule without taper="edge"."""
     chunks = schedule.chunks
-    if facts.flow.shares:  # and of sums
+    if facts.flow.shares:  # the pushes of sums
         chunks += 1 if schedule.sums_at_once else schedule.chunks
     return (facts.world - 1) * chunks
 
 
 def _uncut(facts: Facts, schedule: Schedule) -> tuple[Schedule, float, int]:
-    """Return a schedule without taper="edge", and what that adds.
+    """Return a schedule without taper="edge", and two corrections for the taper.
 
-    That is the part of one shard's work that goes with its last (first) chunk, and more pushes.
+    These are the share of one shard's work in its last (first) chunk, and the additional pushes.
     """
     if schedule.taper != "edge":
         return schedule, 1.0, 0
@@ -219,37 +219,37 @@ def _uncut(facts: Facts, schedule: Schedule) -> tuple[Schedule, float, int]:
 
 
 class _Sums(NamedTuple):
-    """What an all-reduce in two shots consists of, in us: times, and the ends of two of them."""
+    """The times of an all-reduce with shots="two", and the ends of two parts, in us."""
 
     multiplied: float  # peers' parts
     own: float
-    late: float  # what of the former goes with one arrival
+    late: float  # the share of `multiplied` on one arrival
     send: float
     send_on: float
-    sent: float  # when all partial sums have come
-    made: float  # when all parts are multiplied, but for what `last` has of them
+    sent: float  # the end: all partial sums have arrived
+    made: float  # the end: all parts are multiplied, except for work that is in `last`
     last: float  # adding up
-    moved: float  # from the window into the output
+    moved: float  # copies from the window into the output
 
 
 def _passed_on(sums: _Sums, schedule: Schedule, peers: int) -> float:
-    """Return when all sums that owners have pushed on are in the output."""
+    """Return the time when all sums that owners push are in the output."""
     multiplied, own, late, send, send_on, sent, made, last, moved = sums
     grain = schedule.chunks
-    if schedule.sums == "within":  # sums travel beside products of later own chunks
-        behind = schedule.order == "by_peer"  # the last peer's first chunk
-        first = late + send * (1 - (grain - 1) / grain / peers if behind else 1 / grain)
+    if schedule.sums == "within":  # sums travel during products of later own chunks
+        by_peer = schedule.order == "by_peer"  # the first sum needs the last peer's first chunk
+        first = late + send * (1 - (grain - 1) / grain / peers if by_peer else 1 / grain)
         end = max(
             max(first, multiplied + last) + send_on,
             sent + send_on,
             max(made, sent) + last + send_on / grain,
         )
         return end + moved / grain
-    if finishes_between(schedule):  # sums travel beside products, but for the last step's
+    if finishes_between(schedule):  # sums travel during products, except the last step's
         made += last * (1 - 1 / grain)
         end = max(
             max(made, made - own / grain + send / grain) + (last + send_on) / grain,
-            # Two chunks of sums and one of products stand behind the last of those.
+            # Two chunks of sums and one of products follow the last product.
             multiplied + (send + 2 * send_on + last) / grain,
             late + send + send_on + last / grain,
         )
@@ -258,10 +258,11 @@ def _passed_on(sums: _Sums, schedule: Schedule, peers: int) -> float:
 
 
 def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
-    """Return the same of sums that go round a ring.
+    """Return the times of a call on the devices and on its host, for sums on a ring.
 
-    GEMMs follow one another, or pushes do, behind the first GEMM and before the last; a chunk that
-    goes alone is made and travels in turn. The sums of the last round are passed on behind all.
+    Either GEMMs follow one another, or pushes do, after the first GEMM and before the last. If a
+    chunk circulates alone, making and travelling do not overlap. The sums of the last round are
+    pushed at the end.
     """
     costs, world, grain = machine.costs, facts.world, schedule.chunks
     turns, reduces = world * grain, facts.flow.shares
@@ -270,9 +271,9 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
     chunk = facts.m * facts.n / world / grain * facts.item
     moved = machine.link.transfer_us(round(chunk)) * costs.copies_beside_gemm + costs.signal_us
     together = min(grain, 2) if reduces and schedule.order == "by_step" else grain
-    added = machine.stream_us(2.5 * chunk)  # of what came: see `simulator.calls`
+    added = machine.stream_us(2.5 * chunk)  # the sum that arrived: see `simulator.calls`
     passed = on = (world - 1) * grain * moved
-    if machine.link.turn_us and schedule.pace == "free":  # as they meet others at their receivers
+    if machine.link.turn_us and schedule.pace == "free":  # pushes meet at receivers
         on += (world - 1) * grain * machine.link.turn_us.at(chunk)
     made = turns * piece + (turns - grain) * added + (passed if together == 1 else 0.0)
     end = max(made, 2 * piece + added + passed)
@@ -289,13 +290,13 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
 
 
 def _release_us(machine: Machine, peers: int) -> float:
-    """Return what the words of a call's end take: on GPUs one kernel stores them."""
+    """Return the time of the signals at a call's end; on GPUs one kernel stores them."""
     costs = machine.costs
     return costs.launch_us if machine.engine == "cuda" else peers * costs.signal_us
 
 
 def _calling_us(facts: Facts, schedule: Schedule, machine: Machine, calls: int) -> float:
-    """Return what a call takes the host, and launching its GEMMs and what stands at its ends."""
+    """Return the host's time to call, and to launch the GEMMs and the steps at both ends."""
     costs = machine.costs
     if schedule.compute == "gated" and machine.engine == "cuda":
         kernels = 1 if facts.gathers else 2
@@ -309,7 +310,7 @@ def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
 
 
 def _one_kernel(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
-    """Return the time of one launch that stores at peers, multiplies, and adds up if need be."""
+    """Return the time of one launch that stores at peers, multiplies, and adds up if needed."""
     costs, world = machine.costs, facts.world
     twice = schedule.shots == "two" and not facts.gathers
     rows = facts.m * facts.n * facts.item
@@ -320,7 +321,7 @@ def _one_kernel(facts: Facts, machine: Machine, schedule: Schedule, whole: float
         whole *= costs.direct_gemm
     links = world - 1 if machine.link.per == "pair" else 1
     send = sent / (links * machine.link.peak_gbps * 1e3)
-    if _is_made_before(facts, schedule):  # by a launch of its own
+    if _is_made_before(facts, schedule):  # in a separate launch
         whole += costs.launch_us
         moved += machine.stream_us(2 * rows * (world - 1) / world)
     elif not facts.gathers:
@@ -333,10 +334,10 @@ def _one_kernel(facts: Facts, machine: Machine, schedule: Schedule, whole: float
 
 
 def _steps(facts: Facts, schedule: Schedule) -> tuple[int, int, int]:
-    """Return how many shards are cut, into how many pieces of work, and calls that one takes.
+    """Return the number of shards that are cut, the pieces of work, and GEMM calls per piece.
 
-    What a step brings or makes lies in a shard's place of every peer; a library takes rows at equal
-    distances in one call, and the own shard leaves a gap, or lies elsewhere.
+    The rows of a step are spread over the shards of all peers. One library call takes rows at equal
+    distances, but the own shard leaves a gap, or is stored elsewhere.
     """
     peers, together = facts.world - 1, schedule.start == "together"
     cut = facts.world if together else peers
@@ -349,40 +350,42 @@ def _steps(facts: Facts, schedule: Schedule) -> tuple[int, int, int]:
 
 
 def _piece(facts: Facts, machine: Machine, schedule: Schedule, rows: float, calls: int) -> float:
-    """Return the time of one piece of work: so many rows, in so many calls."""
+    """Return the time of one piece of work: `rows` rows in `calls` calls."""
     if schedule.cut == "rows" or not facts.flops:
         return calls * _work(facts, machine, rows / calls)
     grain = schedule.chunks
     rows *= grain / calls  # a piece has all rows, and a slice of k or of n
     n, k = (facts.n, facts.k / grain) if facts.gathers else (facts.n / grain, facts.k)
-    again = 2.0 * rows * n * (grain - 1) / grain if facts.gathers else 0.0  # c, read half hidden
+    again = (
+        2.0 * rows * n * (grain - 1) / grain if facts.gathers else 0.0
+    )  # c is read again, half hidden
     return calls * (_gemm_us(machine, rows, n, k, facts.dtype) + machine.stream_us(again))
 
 
 def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
-    """Say what decides, from the same numbers: compute, transfer, balance, pieces."""
+    """Return the reasons in words (compute, transfer, balance, pieces), from the same numbers."""
     if facts.world == 1:
-        return ["one rank: nothing travels"]
+        return ["one rank: there are no transfers"]
     whole = _work(facts, machine, facts.m)
     links = facts.world - 1 if machine.link.per == "pair" else 1
     moved = facts.sent_bytes / (links * machine.link.peak_gbps * 1e3)
-    said = [
+    notes = [
         f"compute alone about {whole / 1e3:.3f} ms, transfer alone at least {moved / 1e3:.3f} ms "
         f"({facts.sent_bytes / 1e6:.1f} MB leave a rank)"
     ]
     if facts.flops and whole and moved:
         balance = facts.flops / whole / (facts.sent_bytes / moved)
         side = "compute-bound" if facts.intensity > balance else "link-bound"
-        said.append(
-            f"{facts.intensity:.3g} operations a byte sent; the machine's balance is "
+        notes.append(
+            f"{facts.intensity:.3g} operations per byte sent; the machine's balance is "
             f"{balance:.3g} at this size: {side}"
         )
     if machine.collectives and facts.world != machine.devices:
-        said.append(
+        notes.append(
             f"collectives were measured with {machine.devices} ranks, these are {facts.world}"
         )
     if 2 * facts.world > machine.cores > 0:
-        said.append(
+        notes.append(
             f"{facts.world} ranks share {machine.cores} cores, so copies take cores that GEMMs need"
         )
     times = machine.gemm_times(facts.dtype)
@@ -390,8 +393,8 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
         rows = facts.m / facts.world
         whole, shard = times.rounds(facts.m, facts.n), times.rounds(rows, facts.n)
         chunk = times.rounds(rows / chosen.chunks, facts.n)
-        said.append(
-            f"the whole GEMM is {whole:.2g} rounds of tiles, that of a shard {shard:.2g}, of a "
-            f"chunk at grain {chosen.grain_text} {chunk:.2g}"
+        notes.append(
+            f"rounds of tiles: the whole GEMM {whole:.2g}, a shard {shard:.2g}, a chunk at grain "
+            f"{chosen.grain_text} {chunk:.2g}"
         )
-    return said
+    return notes

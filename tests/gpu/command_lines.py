@@ -112,7 +112,7 @@ def lines(m: int = 1003, n: int = 517, k: int = 1031) -> dict[str, Line]:
         Line("doctor", ("doctor", "--json"), quick=True),
         Line("refused ranks", ("run", *odd, "--ranks", "60"), 2, "--ranks 60: there are"),
         Line("refused schedule", ("run", *odd, "--schedule", "one_shot_sm"), 2,
-             "shots='two', as gather_sm"),
+             "shots='two', as in gather_sm"),
         Line("refused compute", ("run", *odd, "--compute", "numpy"), 2, "--compute numpy"),
         Line("refused blocking", ("run", *odd, "--engine", "cuda"), 1,
              "CUDA_LAUNCH_BLOCKING is set", {"CUDA_LAUNCH_BLOCKING": "1"}),

@@ -250,7 +250,7 @@ class TestEngines:
             (["--ranks", "5"], 2, "--ranks 5: there are 4 GPUs here"),
             (["--compute", "torch"], 2, "--compute torch: it is for the host engine"),
             (["embedding_all_to_all", "--schedule", "gated_1d"], 2, "works is compute='per_chunk'"),
-            (["--schedule", "one_shot_sm"], 2, "shots='two', as gather_sm"),
+            (["--schedule", "one_shot_sm"], 2, "shots='two', as in gather_sm"),
             (["--rows", "1,2"], 2, "4 numbers"),
             (["--schedule", "fast"], 2, "unknown schedule"),
         ],

@@ -67,7 +67,7 @@ def sizes(rank: int, world: int) -> None:
     many, thin = torch.zeros(1).expand(10**12, 3), torch.zeros(1).expand(3, 10**12)
     for gathering in (ficco.all_gather_matmul, ficco.column_matmul):
         refused(lambda: gathering(many, w), "000: a whole number")  # type: ignore[operator] # noqa: B023
-        refused(lambda: gathering(x, thin), "is the most of a rank")  # type: ignore[operator] # noqa: B023
+        refused(lambda: gathering(x, thin), "a rank has at most")  # type: ignore[operator] # noqa: B023
 
 
 def schedules(rank: int, world: int) -> None:

@@ -60,7 +60,7 @@ def edited(*path: object, value: object = None, drop: bool = False) -> str:
         ("1" * 5000, "not JSON"),
         (edited("problem", "outputs", 0, "bias", value="no"), "not true or false"),
         (edited("problem", "colour", value=1), "unknown field 'colour'"),
-        (edited("schedule", "name", value=["a"]), "it is a text"),
+        (edited("schedule", "name", value=["a"]), "must be a text"),
         (edited("version", value=1), "version 1 found"),
         (edited("problem", "op", value="all"), "unknown operator"),
         (edited("problem", "rows", drop=True), "'rows' is missing"),

@@ -60,7 +60,7 @@ class TestProblem:
             ({"outputs": (Output((4, 4), "", "gathered"),)}, "name a product"),
             ({"outputs": (Output((1, 1)), Output((3, 3), "", "gathered"))}, "no operand"),
             ({"outputs": (Output((1, 1)), Output((4, 4), "v", "gathered"))}, "no operand"),
-            ({"outputs": (Output((1, 1)), Output((2, 2)))}, "name of its own"),
+            ({"outputs": (Output((1, 1)), Output((2, 2)))}, "its own name"),
             ({"scales": "tensor"}, "no scaled dtype"),
             ({"depths": (2, 2)}, "belong to"),
             ({"pairs": ((2,), (2,))}, "belong to"),

@@ -315,7 +315,7 @@ class TestChoice:
 
     @pytest.mark.parametrize(("regime", "by"), [("warm", None), ("eager", "luck")])
     def test_words_that_are_none(self, regime: str, by: str | None) -> None:
-        with pytest.raises(InputError, match="it is one of"):
+        with pytest.raises(InputError, match="must be one of"):
             selector.choose(gather(64, 64, 64), SWITCH, regime, by=by)
 
     def test_a_call_chooses_in_a_fraction_of_a_millisecond(self) -> None:
