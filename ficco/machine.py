@@ -16,8 +16,8 @@ from typing import Any
 from ficco import data, reading
 from ficco.costs import Costs
 from ficco.curves import LEAST, MOST, Curve, GemmTimes
+from ficco.dtypes import DTYPES
 from ficco.errors import InputError, MachineError
-from ficco.problem import DTYPES
 
 __all__ = ["COLLECTIVES", "SLICED_ROWS", "Costs", "Link", "Machine"]
 

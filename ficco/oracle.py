@@ -15,8 +15,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.operators.reference import wide
-from ficco.problem import ELEMENT_BYTES, Problem
+from ficco.problem import Problem
 from ficco.registry import Array, Arrays, Draw, Exact
 
 __all__ = [

@@ -22,11 +22,11 @@ import hashlib
 import json
 from typing import NamedTuple
 
-from ficco.problem import ELEMENT_BYTES, MAX_WORLD, Problem
+from ficco.dtypes import ELEMENT_BYTES
+from ficco.problem import MAX_WORLD, Problem
 from ficco.schedule import MAX_CHUNKS, Schedule
 
 __all__ = [
-    "ELEMENT_BYTES",
     "KINDS",
     "ROLES",
     "SHARED",

@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import InputError, PlanError, closest
 from ficco.plan import (
-    ELEMENT_BYTES,
     KINDS,
     ROLES,
     SIGNALS,

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 from ficco import registry
 from ficco.checking import whole_number, whole_numbers
+from ficco.dtypes import DTYPES
 from ficco.errors import InputError, closest
 
 __all__ = [
-    "DTYPES",
-    "ELEMENT_BYTES",
     "MAX_WORLD",
     "MOST",
     "Output",
@@ -33,9 +32,6 @@ _RESERVED = re.compile(r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|par
 
 MOST = 2**31 - 1  # of m, n and k each
 MAX_WORLD = 64  # ranks in one group; it determines the signals' places in a window
-
-DTYPES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of an element
-ELEMENT_BYTES = {**DTYPES, "int64": 8}  # of buffers: also an embedding's indices
 
 TABLES, POOLING = 2, 8  # of an embedding that `chunked` builds
 AXES = ("rows", "contraction", "gathered")

@@ -333,10 +333,11 @@ def get(name: str) -> Operator:
     Raises:
         InputError: there is no operator of this name.
     """
-    operator = _operators.get(name) if isinstance(name, str) else None
-    if operator is None:
+    try:
+        return _operators[name]
+    except (KeyError, TypeError):
         importlib.import_module("ficco.operators")  # registers ficco's own
-        operator = _operators.get(name) if isinstance(name, str) else None
+    operator = _operators.get(name) if isinstance(name, str) else None
     if operator is None:
         raise InputError(
             f"unknown operator {name!r}{closest(name, names())}. Known: {', '.join(names())}"

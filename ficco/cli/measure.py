@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ficco.cli.arguments import Request
 from ficco.cli.progress_line import Working
+from ficco.dtypes import DTYPES
 from ficco.lowering import lower
-from ficco.problem import DTYPES, Problem
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline, alone_ms
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import DeviceCompute
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines.gating import steps_within
 from ficco.engines.launches import Launches, Whole, warn_of_streams
 from ficco.engines.one_kernel import is_one_launch, made_before, table_of
@@ -29,15 +30,7 @@ from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
 from ficco.engines.window_layout import COPIES, Window
 from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
-from ficco.plan import (
-    ELEMENT_BYTES,
-    SIGNALS_PER_COPY,
-    RankPlan,
-    Region,
-    Step,
-    has_mailbox,
-    window_places,
-)
+from ficco.plan import SIGNALS_PER_COPY, RankPlan, Region, Step, has_mailbox, window_places
 from ficco.schedule import Schedule
 from ficco.timeline import Span
 

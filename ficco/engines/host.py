@@ -21,17 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import Compute, dtype_of
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines.rows import COMPUTE, Work, encode, trace_rows
 from ficco.errors import EngineError
 from ficco.machine import Machine
-from ficco.plan import (
-    ELEMENT_BYTES,
-    Product,
-    RankPlan,
-    Region,
-    Step,
-    window_places,
-)
+from ficco.plan import Product, RankPlan, Region, Step, window_places
 from ficco.timeline import Span
 
 try:

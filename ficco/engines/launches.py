@@ -20,13 +20,14 @@ from ficco.compute import (
     OneKernelOutput,
     SumOperands,
 )
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines.gating import Launch, launches_of
 from ficco.engines.rows import Work
 from ficco.engines.work import Sum, View, sum_of
 from ficco.errors import EngineError, InputError
 from ficco.kernels.native_launch import Copy, LaunchSpec, Signal, Slot
 from ficco.kernels.plan_reader import OutputNames
-from ficco.plan import ELEMENT_BYTES, RankPlan, Region
+from ficco.plan import RankPlan, Region
 
 __all__ = ["Launches", "Whole", "warn_of_streams"]
 

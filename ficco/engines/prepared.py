@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ficco.compute import DeviceCompute
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines.launches import Launches
-from ficco.plan import ELEMENT_BYTES, Buffer
+from ficco.plan import Buffer
 
 __all__ = ["PreparedCall"]
 

@@ -13,20 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import EngineError
 from ficco.grouping import joined_copies
 from ficco.machine import Link
-from ficco.plan import (
-    ELEMENT_BYTES,
-    Part,
-    RankPlan,
-    Region,
-    Signal,
-    Step,
-    regions_of,
-    signal_place,
-    window_places,
-)
+from ficco.plan import Part, RankPlan, Region, Signal, Step, regions_of, signal_place, window_places
 
 __all__ = ["COMPUTE", "INLINE", "Encoded", "Work", "encode", "encode_whole", "trace_rows"]
 

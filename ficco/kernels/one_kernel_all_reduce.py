@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import InputError
 from ficco.kernels import loading
 from ficco.kernels.arrays import Arrays, address, can_chain, item_bytes, library_of, stride, turned
@@ -34,7 +35,6 @@ from ficco.kernels.one_kernel import (
 from ficco.kernels.one_kernel_all_reduce_table import COUNTS, THREADS, OneKernelTable
 from ficco.kernels.variants import Launch
 from ficco.lowering.one_kernel_all_reduce import is_made_before
-from ficco.plan import ELEMENT_BYTES
 
 __all__ = [
     "Control",

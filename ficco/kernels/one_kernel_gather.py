@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import InputError
 from ficco.kernels import loading
 from ficco.kernels.arrays import Arrays, address, item_bytes, library_of, stride, turned
@@ -33,7 +34,6 @@ from ficco.kernels.one_kernel_all_reduce import OneKernelTile, choose_tile
 from ficco.kernels.one_kernel_gather_table import GATES, GatherTable
 from ficco.kernels.variants import Launch
 from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
-from ficco.plan import ELEMENT_BYTES
 
 __all__ = ["Gather", "Matrices", "Operands", "choose", "gather", "launch_of", "prepare", "warm"]
 

@@ -40,10 +40,16 @@ def run(problem: Problem, tensors: Named, group: Any, rank: int) -> list[torch.T
         return [total.to(tensors["x"].dtype)]
     if flow.pools:
         return [_pooled(problem, tensors, group, rank)]
+    splits = problem.splits or _splits(problem)
     if not flow.gathers:
-        return [exchange(tensors["x"] @ tensors["w"], problem.splits, group, rank)]
-    x = exchange(tensors["x"], problem.splits, group, rank)
-    return products(problem, tensors, x)
+        return [exchange(tensors["x"] @ tensors["w"], splits, group, rank)]
+    return products(problem, tensors, exchange(tensors["x"], splits, group, rank))
+
+
+def _splits(problem: Problem) -> list[list[int]]:
+    """Return how many rows each rank sends to each rank: splits[s][r]."""
+    blocks = [problem.operator.blocks(problem, rank) for rank in range(problem.world)]
+    return [[block.rows for block in each.outgoing] for each in blocks]
 
 
 def short(

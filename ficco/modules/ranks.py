@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ficco import compute as computes
 from ficco import oracle, settings
 from ficco.compute import dtype_of
+from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.engines import available_memory
 from ficco.errors import DevicesRefused, InputError
 from ficco.machine import Machine
@@ -35,7 +36,6 @@ from ficco.timeline import Timeline
 __all__ = ["GpuExecutor", "RankExecutor", "TorchDraw", "TorchOffers", "torch_offers"]
 
 _ROUNDS, _RUNS_PER_ROUND = 7, 5  # the median is taken over rounds
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Tensor = torch.Tensor
 Named = Mapping[str, Any]
@@ -255,7 +255,7 @@ class GpuExecutor(_Rank):
             self._runtime.traced = False
 
     def _call(self, problem: Problem, own: Named, schedule: Schedule) -> list[Tensor]:
-        dtype = _DTYPES[problem.dtype]
+        dtype = TORCH_DTYPE[problem.dtype]
         if schedule.transport == "collective":
             like = torch.empty((0, problem.n), dtype=dtype, device=self._device)
             ys = plain.run(problem, {**own, "like": like}, dist.group.WORLD, self.rank)
@@ -306,7 +306,7 @@ class TorchDraw:
     """Draws tensors on a device. See `oracle.Draw`."""
 
     def __init__(self, dtype: str, seed: int, device: torch.device) -> None:
-        self._dtype = _DTYPES[dtype]
+        self._dtype = TORCH_DTYPE[dtype]
         self._options: dict[str, Any] = {
             "generator": torch.Generator(device).manual_seed(seed),
             "device": device,
@@ -389,7 +389,7 @@ def _pooling(problem: Problem, own: Named) -> Work:
 
 def _sending_bags(problem: Problem, own: Named, rank: int) -> Work:
     widths = [problem.n * len(tables) for tables in problem.tables]
-    like = torch.empty(0, dtype=_DTYPES[problem.dtype], device=torch.cuda.current_device())
+    like = torch.empty(0, dtype=TORCH_DTYPE[problem.dtype], device=torch.cuda.current_device())
     sent = like.new_zeros(problem.m * widths[rank])
     target = like.new_empty(problem.rows[rank] * sum(widths))
     sizes_in = [problem.rows[rank] * width for width in widths]

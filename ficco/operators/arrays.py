@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ficco.dtypes import DTYPES
 from ficco.errors import InputError
-from ficco.problem import DTYPES
 
 __all__ = [
     "Library",

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from ficco.compute import Compute
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines import available_memory, host
 from ficco.errors import EngineError
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import ELEMENT_BYTES, Plan, window_places
+from ficco.plan import Plan, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPlans, check_machine, timeline_of

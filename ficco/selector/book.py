@@ -40,9 +40,10 @@ from functools import lru_cache
 from typing import Any
 
 from ficco import data, reading, registry
+from ficco.dtypes import DTYPES
 from ficco.errors import InputError, closest
 from ficco.machine import Machine
-from ficco.problem import DTYPES, Problem
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts, facts_of
 from ficco.timeline import REGIMES

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import EngineError, InputError, PlanError, closest
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import ELEMENT_BYTES, Plan
+from ficco.plan import Plan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.simulator.alike import are_alike, encode_alike

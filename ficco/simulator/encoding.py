@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import PlanError
 from ficco.grouping import ends_of, stores_of
 from ficco.machine import Link, Machine
-from ficco.plan import ELEMENT_BYTES, Plan, RankPlan, Region, Signal, Step, copy_unit
+from ficco.plan import Plan, RankPlan, Region, Signal, Step, copy_unit
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
 

@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from ficco import data, registry
+from ficco.dtypes import DTYPES
 from ficco.errors import InputError, MachineError, ScheduleError, closest
 from ficco.machine import Machine
-from ficco.problem import DTYPES, MAX_WORLD, MOST
+from ficco.problem import MAX_WORLD, MOST
 from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.selector.candidates import few_rows
 from ficco.sweeping.lines import line_of

@@ -12,8 +12,8 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ficco.dtypes import DTYPES
 from ficco.operators import OPERATORS
-from ficco.problem import DTYPES
 
 __all__ = ["A_RANK_A_GPU", "CHECKS", "MOST", "Check", "Stage", "left_out"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -25,6 +26,9 @@ def main(store: str, rank: int, world: int) -> None:
     for schedule in ("serial", "gated_1d", "hetero_fused_1d"):
         y = torch.ops.ficco.shift_matmul(x, w, group, schedule, None)
         assert torch.equal(y, sent @ w), (schedule, y)
+    os.environ["FICCO_DISABLE"] = "1"
+    assert torch.equal(torch.ops.ficco.shift_matmul(x, w, group, "serial", None), sent @ w)
+    del os.environ["FICCO_DISABLE"]
     with FlopCounterMode(display=False) as counter:
         torch.ops.ficco.shift_matmul(x, w, group, "serial", None)
     assert counter.get_total_flops() == 2 * 3 * 4 * 2

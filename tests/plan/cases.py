@@ -8,13 +8,14 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from ficco import registry
+from ficco.dtypes import DTYPES
 from ficco.lowering import lower, recv_copies
 from ficco.lowering.cutting import is_edged
 from ficco.lowering.one_kernel_gather import is_one_kernel
 from ficco.machine import Link, Machine
 from ficco.operators import OPERATORS
 from ficco.plan import Plan
-from ficco.problem import DTYPES, Output, Problem
+from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))

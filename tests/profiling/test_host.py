@@ -14,8 +14,8 @@ import pytest
 import ficco
 from ficco.cli import engine_choice, profile
 from ficco.cli.main import main
+from ficco.dtypes import DTYPES
 from ficco.machine import Costs, Machine
-from ficco.problem import DTYPES
 
 
 @pytest.fixture(autouse=True)

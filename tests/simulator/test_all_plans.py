@@ -10,11 +10,12 @@ from cases import MESH, plans
 from hypothesis import given, settings
 
 from ficco.curves import Curve
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Costs, Link, Machine
 from ficco.operators import OPERATORS
-from ficco.plan import ELEMENT_BYTES, Plan, Step
+from ficco.plan import Plan, Step
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.simulator import REGIMES, simulate, simulate_ms

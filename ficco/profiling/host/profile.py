@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from ficco.problem import DTYPES
+from ficco.dtypes import DTYPES
 from ficco.profiling.call_overhead import call_us, probe
 from ficco.profiling.host import compute, copies, signals
 from ficco.profiling.host.rig import Rig

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ficco import registry
-from ficco.problem import DTYPES, Problem
+from ficco.dtypes import DTYPES
+from ficco.problem import Problem
 
 __all__ = ["Layout", "Shape"]
 
