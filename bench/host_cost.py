@@ -151,7 +151,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return all host times of a case on this rank, in us; only ficco's if ranks share GPUs."""
     import torch
-    from comparing.measuring import FUSED, torch_fused
+    from comparing.by_pytorch import FUSED, fused
 
     from ficco.machine import Machine
     from ficco.modules import groups
@@ -186,7 +186,7 @@ def measure(
     result["serial_by_ficco"], _ = _alone(operands.ficco(plainly), clock)
     if case.op in FUSED:
         try:
-            result["torch_fused"], _ = _alone(torch_fused(operands), clock)
+            result["torch_fused"], _ = _alone(fused(operands), clock)
         except RuntimeError as error:
             result["torch_fused"] = {"reason": str(error)[:400]}
     return result
