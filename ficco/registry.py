@@ -207,6 +207,9 @@ class Function:
         sends: whether the function is a collective.
         casts: whether autocast casts the tensors.
         group_at: the index of group among the arguments; None: there is none.
+        leading: the place among the tensors, and the name in messages, of the tensor that sets the
+            dtype, the device and the first dimension of the call.
+        joins_pairs: whether pairs of x and w may be concatenated into one pair.
     """
 
     name: str
@@ -224,6 +227,8 @@ class Function:
     sends: bool = True
     casts: bool = True
     group_at: int | None = -3
+    leading: tuple[int, str] = (0, "x")
+    joins_pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +293,8 @@ def register(operator: Operator) -> Operator:
         InputError: its name is taken, or not an identifier.
 
     Example:
-        >>> register(replace(get("matmul_all_to_all"), name="combine"))  # doctest: +SKIP
+        >>> toy = replace(get("matmul_all_to_all"), name="toy", function=None)  # doctest: +SKIP
+        >>> register(toy)  # doctest: +SKIP
     """
     if not operator.name.isidentifier():
         raise InputError(f"operator {operator.name!r}: the name is an identifier, such as 'my_sum'")
@@ -308,9 +314,9 @@ def register_function(function: Function) -> Function:
     """
     if function.name in _functions:
         raise InputError(f"function {function.name!r} is registered already; take another name")
-    _functions[function.name] = function
     for follower in _followers:
         follower(function)
+    _functions[function.name] = function
     return function
 
 

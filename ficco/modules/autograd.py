@@ -21,9 +21,9 @@ from ficco.errors import InputError
 from ficco.lowering.cutting import is_edged
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
-from ficco.modules.call_cache import matrix_of
 from ficco.modules.error_context import current_layer, naming
 from ficco.modules.routes import perform
+from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import DisableAutocast, bag_gradient
 from ficco.registry import Function, Kept
 from ficco.schedule import Schedule
@@ -81,7 +81,7 @@ class Gradients:
     @staticmethod
     def matrix(dy: Maybe) -> Any:
         """Return a gradient as a contiguous matrix; the gradient of sum() is an expanded number."""
-        return None if dy is None else matrix_of(dy).contiguous()
+        return None if dy is None else as_matrix(dy).contiguous()
 
     @staticmethod
     def has_ranks(group: Any) -> bool:

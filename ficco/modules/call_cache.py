@@ -8,7 +8,6 @@ passes the addresses: on a host that is slower than the GPU, Python is most of a
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import torch
 
 from ficco.modules import groups, plain
 from ficco.modules.auto import AUTO
+from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import current_device, current_stream, is_view, unsafe_view
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -33,7 +33,6 @@ __all__ = [
     "is_input",
     "keep",
     "key_of",
-    "matrix_of",
     "readable",
     "row_of",
     "shaped",
@@ -164,7 +163,7 @@ class CachedCall:
     def _arrays(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:
         arrays = self._matrices(tensors)
         for i, y in enumerate(ys):
-            arrays[f"y{i}"] = matrix_of(y)
+            arrays[f"y{i}"] = as_matrix(y)
         return arrays
 
     def _named(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:
@@ -245,13 +244,6 @@ def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tens
     ]
 
 
-def matrix_of(tensor: Tensor) -> Tensor:
-    """Return a tensor as a matrix: all dimensions but the last become rows; copy if necessary."""
-    if tensor.dim() == 2:
-        return tensor
-    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
-
-
 def row_of(bias: Tensor) -> Tensor:
     """Return a bias as a contiguous [1, n], as kernels read it."""
     row = bias.reshape(1, bias.numel())
@@ -273,11 +265,11 @@ def taken_as(name: str, plainly: bool, even: bool = False) -> Callable[[Tensor],
         return lambda tensor: evenly(name, take(tensor))
     if name.startswith("bias"):
         return row_of
-    return _readable_matrix if is_input(name) and not plainly else matrix_of
+    return _readable_matrix if is_input(name) and not plainly else as_matrix
 
 
 def _readable_matrix(x: Tensor) -> Tensor:
-    return readable(matrix_of(x))
+    return readable(as_matrix(x))
 
 
 def evenly(name: str, matrix: Tensor) -> Tensor:

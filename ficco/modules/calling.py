@@ -26,13 +26,13 @@ from ficco.modules.call_cache import (
     evenly,
     is_input,
     keep,
-    matrix_of,
     readable,
     row_of,
     shaped,
     taken_as,
 )
 from ficco.operators.arrays import row_contiguous
+from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import Problem
 from ficco.runtime.process import ProcessRuntime
@@ -111,7 +111,7 @@ class Call:
             raise InputError(f"{name} is {list(x.shape)}; 2 or 3 dimensions are needed")
         self.torch_dtype = x.dtype
         self.inner = tuple(x.shape[1:-1])  # dimensions between rows and columns
-        self.matrix = matrix_of(x)
+        self.matrix = as_matrix(x)
         self.first = x.shape[0]
 
     def check(self, tensor: Any, name: str, dims: int) -> None:
@@ -203,7 +203,7 @@ class Call:
         arrays = {name: _array(tensor) for name, tensor in tensors.items() if name != "like"}
         for name in filter(is_input, arrays):
             arrays[name] = row_contiguous(arrays[name], NUMPY)
-        arrays |= {f"y{i}": _array(matrix_of(y)) for i, y in enumerate(ys)}
+        arrays |= {f"y{i}": _array(as_matrix(y)) for i, y in enumerate(ys)}
         runtime.execute(problem, chosen, arrays)
         return ys
 
@@ -233,7 +233,7 @@ class Call:
                 arrays[name] = readable(arrays[name])
             if _needs_even(runtime):
                 arrays = {name: evenly(name, tensor) for name, tensor in arrays.items()}
-            arrays |= {f"y{i}": matrix_of(y) for i, y in enumerate(ys)}
+            arrays |= {f"y{i}": as_matrix(y) for i, y in enumerate(ys)}
         if captured is not None:
             try:
                 runtime.load(problem, captured, arrays)

@@ -21,7 +21,6 @@ from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import find, key_of
 from ficco.modules.calling import Call, check_dense, check_held
 from ficco.operators.exchanges import splits_table
-from ficco.operators.functions import flat_pairs
 from ficco.problem import MOST
 from ficco.registry import Function, Local
 from ficco.schedule import Schedule
@@ -47,7 +46,7 @@ def run(name: str, args: Sequence[Any]) -> Any:
     function = registry.function(name)
     if function.local is None:
         return _OWN[name](*args)
-    if function.flat is flat_pairs:
+    if function.joins_pairs:
         args = _with_few_pairs(name, args)
     tensors, rest = function.flat(args)
     key = None
@@ -63,8 +62,8 @@ def run(name: str, args: Sequence[Any]) -> Any:
 
 def _run_anew(function: Function, args: Sequence[Any], tensors: Sequence[Any], key: Any) -> Any:
     """Check a call, and run it."""
-    first, what = (tensors[0], "x") if function.cached else (tensors[-1], "tables[0]")
-    call = Call(args[_GROUP], first, what, key, function.name)
+    place, what = function.leading
+    call = Call(args[_GROUP], tensors[place], what, key, function.name)
     assert function.local is not None
     local = function.local(call, *args[:_GROUP])
     if not isinstance(local, Local):

@@ -30,12 +30,12 @@ from ficco.operators.functions import (
     WEIGHTS,
     add_bias_gradients,
     as_matrix,
-    first_weight_name,
     flat_weights,
     keep_weights,
     nested_weights,
     size_for_this_rank,
     weight_flops,
+    weight_name,
 )
 from ficco.operators.products import bias_operand, bias_terms, draw_weight, weight_operand
 from ficco.operators.reference import (
@@ -293,7 +293,7 @@ def _local(
         inner = {"rows": k, "contraction": m}.get(axis)
         if inner is None:
             raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
-        name = first_weight_name(i, len(w))
+        name = weight_name(i, len(w))
         call.check(weight, name, 2)
         if weight.shape[0] != inner:
             raise InputError(

@@ -405,6 +405,7 @@ OPERATOR = Operator(
         gradient=_gradient,
         cached=False,
         casts=False,
+        leading=(-1, "tables[0]"),
     ),
     per_rank=("tables", "indices", "offsets"),
 )

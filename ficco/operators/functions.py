@@ -17,7 +17,6 @@ __all__ = [
     "WEIGHTS",
     "add_bias_gradients",
     "as_matrix",
-    "first_weight_name",
     "flat_pairs",
     "flat_weights",
     "join",
@@ -31,6 +30,7 @@ __all__ = [
     "sum_flops",
     "transposed_splits",
     "weight_flops",
+    "weight_name",
 ]
 
 CALL = "str group, str schedule, int? grain"
@@ -144,7 +144,7 @@ def transposed_splits(splits: Sequence[int]) -> list[int]:
     return [splits[s * world + r] for r in range(world) for s in range(world)]
 
 
-def first_weight_name(i: int, count: int) -> str:
+def weight_name(i: int, count: int) -> str:
     """Return the name in messages of weight i of `count`."""
     return f"w[{i}]" if count > 1 else "w"
 

@@ -101,5 +101,6 @@ OPERATOR = Operator(
         flops=sum_flops,
         keep=keep_pairs,
         gradient=_gradient,
+        joins_pairs=True,
     ),
 )

@@ -124,5 +124,6 @@ OPERATOR = Operator(
         flops=sum_flops,
         keep=keep_pairs,
         gradient=_gradient,
+        joins_pairs=True,
     ),
 )

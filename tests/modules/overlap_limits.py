@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 
 import ficco
 from ficco.modules import call_cache, functions, groups, overlapping
-from ficco.modules.call_cache import matrix_of
+from ficco.operators.functions import as_matrix
 from ficco.runtime.bound import BOUND_PLANS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -295,7 +295,7 @@ def copies(mesh: DeviceMesh) -> None:
                 result = net.other(between)
         finally:
             functions.all_gather_matmul, functions.matmul_reduce_scatter = kept
-        ins = [matrix_of(x).data_ptr() for x, _ in passed]
+        ins = [as_matrix(x).data_ptr() for x, _ in passed]
         made = [y.data_ptr() for _, y in passed]
         views = batch == 1 or not contiguous
         assert (ins[0] == given.data_ptr()) == (batch == 1), "the split input"
