@@ -145,7 +145,7 @@ class Schedule:
             op: an operator's name; None: only schedules for every operator.
 
         Raises:
-            InputError: `op` is not a text.
+            InputError: `op` is not a text, or names no operator.
         """
         if op is not None and not isinstance(op, str):
             raise InputError(f"op={_shown(op)}: the name of an operator, or None, is needed")
