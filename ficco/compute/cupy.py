@@ -132,6 +132,10 @@ class CupyCompute:
 
     # ---- memory
 
+    def layout(self, handle: Array) -> tuple[int, tuple[int, ...]]:
+        """See `NodeCompute.layout`: kernels depend on strides and the alignment of the address."""
+        return int(handle.data.ptr) % _PACK_BYTES, handle.strides
+
     def part(self, handle: Array, row0: int, row1: int, col0: int, col1: int) -> Array:
         """See `DeviceCompute.part`."""
         if handle.shape == (row1 - row0, col1 - col0):

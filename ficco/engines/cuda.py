@@ -346,6 +346,25 @@ class BoundPlan:
             with self._device.preparing():
                 self._launches.ready(self._view(local, 0), 0, addresses, pitches)
 
+    def rehearse(self, arrays: Mapping[str, Any]) -> None:
+        """Load all kernels of calls with such arrays: run the library's calls into scratch memory.
+
+        A library may load a kernel at the kernel's first launch. Outputs hold arbitrary values
+        afterwards.
+        """
+        self.load(arrays)
+        compute, launches = self._compute, self._launches
+        local, _, _ = self._placed(arrays)
+        for name in self._places:
+            buffer = self.plan.buffer(name)
+            local[name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
+        view = self._view(local, 0)
+        native = frozenset[int]() if launches is None else launches.native
+        with compute.exact(self._dtype):
+            for number, (_, calls) in enumerate(self._works):
+                for call in calls if self._before or number not in native else ():
+                    call(compute, view)
+
     def _placed(self, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[int], list[int]]:
         """Return a call's matrices by name, and their addresses and pitches by slot."""
         compute = self._compute

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -35,7 +35,18 @@ _IDLE_WITHIN_S = 10.0  # for a device, after the group has failed and its waits 
 _POLL_S = 0.05
 
 Arrays = Mapping[str, Any]
-_Bound = list[cuda.BoundPlan]  # by rank
+
+
+class _Bound(NamedTuple):
+    """A problem's plan, bound to every rank's device.
+
+    Attributes:
+        ranks: the bound plan of each rank.
+        loaded: layouts of all ranks' arrays with which `rehearse` has loaded all kernels.
+    """
+
+    ranks: list[cuda.BoundPlan]
+    loaded: set[tuple[Hashable, ...]]
 
 
 class NodeCompute(DeviceCompute, Protocol):
@@ -58,6 +69,9 @@ class NodeCompute(DeviceCompute, Protocol):
 
     def on(self, device: int, stream: Any) -> AbstractContextManager[None]:
         """Make a device and its stream current on this thread inside the context."""
+
+    def layout(self, handle: Any) -> Hashable:
+        """Return what the library's choice of kernels for a matrix depends on."""
 
 
 class _Place(NamedTuple):
@@ -172,6 +186,7 @@ class CudaLocalRuntime:
             bound = self._bound.get(
                 problem, schedule, lambda: self._bind(problem, schedule, streams)
             )
+            self._rehearse(bound, streams, arrays)
             self._run(bound, streams, arrays)
 
     # ---- calls
@@ -192,7 +207,27 @@ class CudaLocalRuntime:
                     plan.digest,
                 )  # fmt: skip
 
-        return self._results(bind, "cannot bind its plan")
+        return _Bound(self._results(bind, "cannot bind its plan"), set())
+
+    def _rehearse(self, bound: _Bound, streams: Sequence[Any], arrays: Sequence[Arrays]) -> None:
+        """Load every rank's kernels before any rank waits, for the first call with a layout.
+
+        The driver may wait for a rank's streams while it loads a kernel, and the threads of one
+        process share the driver's locks. So a rank that loads a kernel behind a wait would stop
+        the peer that has to raise the signal.
+        """
+        layouts = tuple(
+            self._compute.layout(array) for mine in arrays for array in mine.values()
+        )  # fmt: skip
+        if self.world == 1 or layouts in bound.loaded or any(self._each_capturing(streams)):
+            return
+
+        def rehearse(rank: int) -> None:
+            with self._compute.on(rank, streams[rank]):
+                bound.ranks[rank].rehearse(arrays[rank])
+
+        self._results(rehearse, "cannot load its kernels")
+        bound.loaded.add(layouts)
 
     def _run(self, bound: _Bound, streams: Sequence[Any], arrays: Sequence[Arrays]) -> None:
         copy, group = self._calls % 2, self._place.group
@@ -204,7 +239,7 @@ class CudaLocalRuntime:
         def run(rank: int) -> None:
             try:
                 with self._compute.on(rank, streams[rank]):
-                    bound[rank].run(arrays[rank], copy, self.traced)
+                    bound.ranks[rank].run(arrays[rank], copy, self.traced)
             except BaseException:
                 group.fail(rank)  # only the first failure is recorded
                 raise
@@ -215,14 +250,14 @@ class CudaLocalRuntime:
                 "functions, a process per GPU, for graphs"
             )
         futures = self._each(run)
-        self._captured = self._captured or any(entry.captured for entry in bound)
+        self._captured = self._captured or any(entry.captured for entry in bound.ranks)
         errors = [future.exception() for future in futures]
         if all(error is None for error in errors):
             return
 
         def fill_nan(rank: int) -> None:
             with self._compute.on(rank, streams[rank]):
-                bound[rank].fill_nan(arrays[rank])
+                bound.ranks[rank].fill_nan(arrays[rank])
 
         wait(self._each(fill_nan))  # errors here are ignored: the first error says more
         failure = group.failure()
@@ -257,7 +292,7 @@ class CudaLocalRuntime:
     def timeline(self) -> Timeline:
         """Return the timeline of the last call, if it was traced; waits until the call ends."""
         with self._lock:
-            last = self._recent[-1] if self._recent else []
+            last = self._recent[-1].ranks if self._recent else []
             return timeline_of([span for entry in last for span in entry.spans()], self.machine)
 
     def synchronize(self) -> None:
@@ -413,5 +448,5 @@ class CudaLocalRuntime:
 
     def _step_name(self, rank: int, row: int) -> str:
         """Return the names of a row of a rank's program in all recent calls."""
-        programs = [bound[rank].rows for bound in self._recent]
+        programs = [bound.ranks[rank].rows for bound in self._recent]
         return " or ".join(sorted({rows[row].name for rows in programs if row < len(rows)}))

@@ -165,7 +165,7 @@ def absent(world: int, cases: list[tuple[str, str]], within_s: float, apart: boo
         schedule = named(name, world)
         node.right(problem, schedule)
         arrays, _ = node.arrays(problem, 2)
-        bound = node.runtime._recent[-1]
+        bound = node.runtime._recent[-1].ranks
         begin = time.monotonic()
         for rank in range(1, world):
             with node.compute.on(rank, node.streams[rank]):
@@ -198,7 +198,7 @@ def absent_while_copies_are_held(world: int, within_s: float, apart: bool) -> No
     schedule = named("gated_1d", world)
     node.right(problem, schedule)
     arrays, _ = node.arrays(problem, 2)
-    bound = node.runtime._recent[-1]
+    bound = node.runtime._recent[-1].ranks
     waiting = set(range(1, world))
     callbacks = []
 
@@ -237,7 +237,7 @@ def ended_while_a_read_stands(world: int) -> None:
     problem = Problem.chunked("all_gather_matmul", world, 20 * world, 5, 9, "float32")
     node.right(problem, named("shard_p2p", world))
     arrays, _ = node.arrays(problem, 2)
-    bound = node.runtime._recent[-1]
+    bound = node.runtime._recent[-1].ranks
     with node.compute.on(1, node.streams[1]):
         bound[1].run(arrays[1], 0)
     control.hold_copies(True)
@@ -266,7 +266,7 @@ def reset_at_once(world: int, rounds: int) -> None:
         node.runtime.timeout_s = 5.0  # a call that is right may take its time on a busy machine
         node.right(problem, schedule)
         arrays, _ = node.arrays(problem, 2)
-        bound = node.runtime._recent[-1]
+        bound = node.runtime._recent[-1].ranks
         node.runtime.timeout_s = 0.05
         control.jitter(round_, 0.001)
         for rank in range(1, world):
@@ -294,7 +294,7 @@ def absent_from_one_launch(world: int) -> None:
         schedule = named(name, world, route="all_peers")
         node.right(problem, schedule)
         arrays, _ = node.arrays(problem, 2)
-        bound = node.runtime._recent[-1]
+        bound = node.runtime._recent[-1].ranks
         begin = time.monotonic()
         for rank in range(1, world):
             with node.compute.on(rank, node.streams[rank]):
@@ -322,7 +322,7 @@ def never_let_go(world: int) -> None:
     schedule = named("shard_p2p", world)
     node.right(problem, schedule)
     arrays, _ = node.arrays(problem, 2)
-    bound = node.runtime._recent[-1]
+    bound = node.runtime._recent[-1].ranks
     for _ in range(99):
         control.fail_call("cuCtxCreate", 2)
     with node.compute.on(1, node.streams[1]):
@@ -349,7 +349,7 @@ def watch_refused(functions: list[str], world: int) -> None:
         problem = Problem.chunked("all_gather_matmul", world, 40, 5, 9, "float32")
         node.right(problem, named("shard_p2p", world))
         arrays, _ = node.arrays(problem, 2)
-        bound = node.runtime._recent[-1]
+        bound = node.runtime._recent[-1].ranks
         with node.compute.on(1, node.streams[1]):
             bound[1].run(arrays[1], 0)
         control.fail_call(function, 999)

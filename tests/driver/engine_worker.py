@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -284,6 +286,33 @@ def no_start(world: int, pattern: str) -> None:
         CudaLocalRuntime(world, CUDA, NumpyOnStream({}), 1.0)
 
 
+def kernels_that_load(world: int) -> None:
+    """A library that loads its kernels late stops no rank.
+
+    Each operation loads its kernel at its first use on a device, later on a higher rank. Loading
+    holds a lock of the process, and waits for the stream, as a driver may.
+    """
+    node, lock, loaded = Node(world, timeout_s=5.0), threading.Lock(), set[tuple[int, str]]()
+
+    def load(name: str) -> None:
+        stream = node.compute.stream()
+        if (stream, name) in loaded:
+            return
+        time.sleep(0.1 * ranks[stream])
+        with lock:
+            loaded.add((stream, name))
+            node.cuda.cuStreamSynchronize(stream)
+
+    ranks = {stream: rank for rank, stream in node.streams.items()}
+    node.compute.on_call = load
+    problem = Problem.chunked("matmul_reduce_scatter", world, 20 * world, 5 * world, 9, "float32")
+    for schedule in ("uniform_fused_1d", "shard_p2p"):
+        loaded.clear()
+        node.right(problem, named(schedule, world))
+    assert loaded, "operations"
+    node.runtime.close()
+
+
 # ---- signals
 
 
@@ -312,6 +341,7 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
+        kernels_that_load,
         words_without_kernel, signals, signals_refused, signals_unknown,
         faults.refusals, faults.stalled, faults.absent,
         faults.absent_from_one_launch,

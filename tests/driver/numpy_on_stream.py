@@ -201,6 +201,9 @@ class NumpyOnStream:
 
     # ---- memory
 
+    def layout(self, handle: Any) -> tuple[int, ...]:
+        return tuple(handle.strides)
+
     def empty(self, rows: int, cols: int, dtype: str) -> Any:
         kind = dtype_of(dtype)
         size = max(rows * cols * kind.itemsize, 1)

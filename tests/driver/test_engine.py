@@ -284,6 +284,10 @@ def test_the_watch_is_done_with_a_call_that_was_given_up(double_folder: Path) ->
     run(double_folder, "abandoned", world=3)
 
 
+def test_kernels_that_load_late_stop_no_rank(double_folder: Path) -> None:
+    run(double_folder, "kernels_that_load", world=3)
+
+
 def test_traced_calls_have_a_timeline(double_folder: Path) -> None:
     run(double_folder, "timelines", world=3)
 
