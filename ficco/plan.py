@@ -306,9 +306,9 @@ def signal_at(rank: int, place: int) -> Signal:
     return Signal(rank, name, peer, chunk)
 
 
-def has_mailbox(plan: RankPlan) -> bool:
+def has_mailbox(buffers: tuple[Buffer, ...]) -> bool:
     """Return whether peers write to mailboxes, not to windows."""
-    return any(buffer.role == "mailbox" for buffer in plan.buffers)
+    return any(buffer.role == "mailbox" for buffer in buffers)
 
 
 WINDOW_ALIGN = 256  # bytes; the window buffers of a plan are stored one after another
@@ -356,4 +356,4 @@ class WindowBytes(NamedTuple):
 def window_bytes_of(plan: RankPlan) -> WindowBytes:
     """Return the bytes that a rank's plan needs; they are equal on all ranks."""
     _, size = window_places(plan.buffers)
-    return WindowBytes(0, size) if has_mailbox(plan) else WindowBytes(size, 0)
+    return WindowBytes(0, size) if has_mailbox(plan.buffers) else WindowBytes(size, 0)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ficco import operators
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, profile_of
 from ficco.dtypes import DTYPES
-from ficco.engines.gating import check_served
 from ficco.errors import InputError, ScheduleError
 from ficco.machine import Machine
+from ficco.passes.served import check_served
 from ficco.problem import MAX_WORLD, Problem
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows

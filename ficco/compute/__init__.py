@@ -11,10 +11,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
-from ficco.kernels.gated_parts import GatedPart, WindowRelease
 from ficco.kernels.native_launch import LaunchSpec
-from ficco.kernels.one_kernel_all_reduce_table import OneKernelTable
-from ficco.kernels.one_kernel_gather_table import GatherTable
+from ficco.tables import GatedPart, GatherTable, OneKernelTable, WindowRelease
 
 if TYPE_CHECKING:
     import numpy as np

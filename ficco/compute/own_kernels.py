@@ -20,13 +20,11 @@ from ficco.kernels import (
     summing,
 )
 from ficco.kernels.arrays import Address, Arrays, address, item_bytes, stride
-from ficco.kernels.gated_parts import GatedPart, WindowRelease
 from ficco.kernels.native_launch import LaunchSpec, Pitch, Place, Slot
-from ficco.kernels.one_kernel_all_reduce_table import OneKernelTable
-from ficco.kernels.one_kernel_gather_table import GatherTable
 from ficco.kernels.variants import Launch
 from ficco.kernels.window_release import release_table
 from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
+from ficco.tables import GatedPart, GatherTable, OneKernelTable, WindowRelease
 
 __all__ = ["OwnKernels", "one_kernel_places"]
 

@@ -1,4 +1,4 @@
-"""The CUDA engine: one rank's plan on streams, copy engines and a compute library.
+"""The CUDA engine: one rank's program on streams, copy engines and a compute library.
 
 A call runs on the caller's stream, which gets the compute. The other lanes are separate streams,
 forked from the caller's stream and joined to it again. One native call enqueues everything between
@@ -21,17 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import DeviceCompute
-from ficco.dtypes import ELEMENT_BYTES
-from ficco.engines.gating import steps_within
-from ficco.engines.launches import Launches, Whole, warn_of_streams
-from ficco.engines.one_kernel import is_one_launch, made_before, table_of
+from ficco.encoding import Segment, encode, lanes_of, trace_rows
+from ficco.engines.launches import Launches, warn_of_streams
+from ficco.engines.library_calls import Call, View, call_of
 from ficco.engines.prepared import PreparedCall
-from ficco.engines.rows import COMPUTE, encode, encode_whole, trace_rows
+from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
-from ficco.engines.work import View, calls_of
 from ficco.errors import EngineError, ScheduleError
-from ficco.plan import SIGNALS_PER_COPY, RankPlan, Region, Step, has_mailbox, window_places
+from ficco.plan import Region, has_mailbox, window_places
+from ficco.program import Gated, OneKernel, Program
 from ficco.schedule import Schedule
+from ficco.target import Target, cuda_target
 from ficco.timeline import Span
 
 try:
@@ -51,6 +51,7 @@ __all__ = [
     "device_count",
     "served_version",
     "shares_one_queue",
+    "target_of",
 ]
 
 GpuError = _native.GpuError
@@ -115,6 +116,9 @@ class Device:
         group: tracks which ranks have failed or are present; its own windows are not used.
         rank: the rank of the device.
 
+    Attributes:
+        no_store: why the device has no kernel that stores signals, or "".
+
     Raises:
         GpuError: a driver call fails.
     """
@@ -122,6 +126,7 @@ class Device:
     def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
         self.ordinal, self.group, self.rank = ordinal, group, rank
         gpu = _native.open_cuda(ordinal)
+        self.no_store = gpu.no_store
         if gpu.no_store:
             warn_of_streams(ordinal, gpu.no_store)
         self.native = _native.GpuRank(gpu, group, rank)
@@ -198,85 +203,73 @@ def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
             )
 
 
+def target_of(device: Device, window: Window, compute: DeviceCompute) -> Target:
+    """Return the target that programs for a device, its windows and a library are compiled for."""
+    return cuda_target(
+        window.writable, kernels=compute.kernels is not None, stores=not device.no_store
+    )
+
+
 class BoundPlan:
-    """A rank's plan, bound to a window and ready to run with any matrices of its shapes.
+    """A rank's program, bound to a window and ready to run with any matrices of its shapes.
 
     Attributes:
         rows: the meaning of each row of the trace.
     """
 
     def __init__(
-        self, plan: RankPlan, device: Device, window: Window, compute: DeviceCompute, digest: int
+        self,
+        program: Program,
+        device: Device,
+        window: Window,
+        compute: DeviceCompute,
+        digest: int,
     ) -> None:
-        self.plan, self._compute, self._device = plan, compute, device
-        self.rows = trace_rows(plan)
+        self.program, self._compute, self._device = program, compute, device
+        self.rows = trace_rows(program)
         self._window = window  # keeps the memory alive
-        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
-        self._places = {} if has_mailbox(plan) else window_places(plan.buffers)[0]
-        stores = is_one_launch(plan)
-        lanes = _lanes(plan.steps)
-        within = set() if stores or compute.kernels is None else steps_within(plan)
-        encoded = (
-            encode_whole(plan) if stores else encode(plan, lanes, one_launch=True, within=within)
-        )
+        mailbox = has_mailbox(program.buffers)
+        self._buffers = {buffer.name: buffer for buffer in program.buffers}
+        self._places = {} if mailbox else window_places(program.buffers)[0]
+        encoded = encode(program, _lanes(program))
         self._count = len(encoded.slots)
-        table, kept = table_of(plan) if stores else (None, "")
-        self._before = made_before(plan, table)
-        self._made_before = table.outputs if self._before and table is not None else ()
-        self._works = [
-            (work, self._before if stores else [] if work.step.parts else calls_of(plan, work))
-            for work in encoded.works
-        ]
+        self._leading, self._segments = encoded.leading, encoded.segments
+        self._calls = {
+            entry.row: call_of(entry.launch.work, self._buffers)
+            for entry in (*self._leading, *self._segments)
+            if not isinstance(entry.launch.work, (Gated, OneKernel))
+        }
+        counts = (encoded.segment_count, len(self.rows), len(encoded.slots))
         self._native = _native.GpuProgram(
-            device.native,
-            window.native,
-            encoded.ops,
-            encoded.windows,
-            (encoded.segments, len(self.rows), len(encoded.slots)),
-            digest,
+            device.native, window.native, encoded.ops, encoded.windows, counts, digest
         )
         self._handles = [self._window_handles(copy) for copy in range(COPIES)]
-        words = [
-            compute.at(window.words[copy][window.rank], 1, SIGNALS_PER_COPY, "int32")
-            for copy in range(COPIES)
-        ]
         self._launches = None
         if compute.kernels is not None:
-            timeout_s, whole = device.group.timeout_s, None
-
-            def stop_word() -> int:
-                return device.stop_word(compute)
-
-            if table is not None:
-                places = window.mail if has_mailbox(plan) else window.windows
-                prepared = compute.kernels.prepare_one_kernel(
-                    table, places, digest, timeout_s, device.native.missed_word, stop_word
-                )
-                whole = Whole(prepared, table.outputs, kept)
             self._launches = Launches(
-                plan, encoded.works, encoded.slots, compute.kernels, self._native, words,
-                window.words, whole, timeout_s, stop_word,
-            )  # fmt: skip
+                program, encoded, compute, self._native, window, device, digest
+            )
             window.recent.append(self._launches)
         # Slots of buffers that are passed to a call or allocated for it.
-        own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == plan.rank]
+        own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == program.rank]
         # A single launch stores its results for peers directly and needs no workspace.
-        self._workspaces = [b for b in plan.buffers if b.role == "workspace" and not stores]
-        unused = {b.name for b in plan.buffers if b.role == "workspace" and stores}
-        elsewhere = {*self._places, *unused}
+        whole = any(isinstance(launch.work, OneKernel) for launch in program.launches)
+        spaces = [buffer for buffer in program.buffers if buffer.role == "workspace"]
+        self._workspaces = [] if whole else spaces
+        elsewhere = {*self._places, *({b.name for b in spaces} if whole else ())}
         self._numbers = {name: slot for name, slot in own if name not in elsewhere}
         placed = set() if self._launches is None else self._launches.placed
         self._slots = [(slot, name) for name, slot in self._numbers.items() if slot not in placed]
         self._held = False  # whether the window holds the launches
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
-        self._weights = [b.name for b in plan.buffers if b.role == "weight"]
-        self._dtype = next(b.dtype for b in plan.buffers if b.role == "output")
+        self._weights = [b.name for b in program.buffers if b.role == "weight"]
+        self._dtype = next(b.dtype for b in program.buffers if b.role == "output")
 
     def _window_handles(self, copy: int) -> dict[tuple[str, int], Any]:
         """Return handles of the own window buffers for a call on `copy`, by name and shift."""
         handles = {}
         for name, place in self._places.items():
-            buffer = self.plan.buffer(name)
+            buffer = self._buffers[name]
             for shift in range(buffer.copies):
                 address = self._window.own(copy ^ shift) + place
                 handles[name, shift] = self._compute.at(
@@ -286,8 +279,19 @@ class BoundPlan:
 
     @property
     def captured(self) -> bool:
-        """Whether a graph has captured a call of the plan, so that its window must stay."""
+        """Whether a graph has captured a call of the program, so that its window must stay."""
         return self._native.captured
+
+    @property
+    def launch_count(self) -> int:
+        """Number of launches of a call."""
+        return len(self._leading) + len(self._segments)
+
+    @property
+    def library_calls(self) -> int:
+        """Number of a call's launches that a library makes."""
+        native = 0 if self._launches is None else len(self._launches.native)
+        return self.launch_count - native
 
     def run(self, arrays: Mapping[str, Any], copy: int, traced: bool = False) -> None:
         """Enqueue one call on the library's current stream, on the current device.
@@ -302,16 +306,13 @@ class BoundPlan:
             RuntimeError: the group has failed; no wait and no send was enqueued.
             GpuError: a driver call failed; the group has then failed, too.
         """
-        compute, native, launches = self._compute, self._native, self._launches
+        native, launches = self._native, self._launches
         local, addresses, pitches = self._placed(arrays)
-        by_python = traced and bool(self._before)  # so that the product before it is timed, too
         try:
-            if launches is None or by_python or not launches.suit(addresses, pitches):
-                self._run_by_steps(local, addresses, pitches, copy, traced, by_python)
+            if launches is None or not launches.suit(addresses, pitches):
+                self._run_by_entries(local, addresses, pitches, copy, traced)
             else:
-                if self._before:
-                    self._make_before(self._view(local, copy))
-                native.call(copy, compute.stream(), traced, addresses, pitches)
+                self._run_natively(local, addresses, pitches, copy, traced)
         except BaseException:
             native.abandon()
             raise
@@ -327,12 +328,12 @@ class BoundPlan:
         launch the whole call. Enqueues and allocates nothing.
         """
         launches = self._launches
-        if launches is None or len(launches.native) < len(self._works):
+        if launches is None or len(launches.native) < len(self._segments):
             return None
         if not all(self._compute.reads(arrays[name]) for name in self._weights):
             return None  # the library reads a copy of the weight
         state, parts = launches.state, (self._native, launches, self._compute)
-        before = self._make_before_again if self._before else None
+        before = self._lead if self._leading else None
         prepared = PreparedCall(
             *parts, arrays, self._numbers, self._count, self._workspaces, self._window, before
         )
@@ -356,13 +357,14 @@ class BoundPlan:
         compute, launches = self._compute, self._launches
         local, _, _ = self._placed(arrays)
         for name in self._places:
-            buffer = self.plan.buffer(name)
+            buffer = self._buffers[name]
             local[name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
         view = self._view(local, 0)
         native = frozenset[int]() if launches is None else launches.native
+        launched = {self._segments[number].row for number in native}
         with compute.exact(self._dtype):
-            for number, (_, calls) in enumerate(self._works):
-                for call in calls if self._before or number not in native else ():
+            for row, call in self._calls.items():
+                if row not in launched:
                     call(compute, view)
 
     def _placed(self, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[int], list[int]]:
@@ -380,43 +382,51 @@ class BoundPlan:
             self._launches.place(local, addresses, pitches)
         return local, addresses, pitches
 
-    def _run_by_steps(
+    def _run_natively(
         self,
         local: dict[str, Any],
         addresses: list[int],
         pitches: list[int],
         copy: int,
         traced: bool,
-        by_python: bool,
     ) -> None:
-        """Enqueue a call that native code does not launch as a whole, or not yet."""
-        compute, native, launches = self._compute, self._native, self._launches
-        view, by_kernels = self._view(local, copy), frozenset[int]()
-        armed: dict[int, list[Callable[[], None]]] = {}
+        """Enqueue a call whose launches are all native, but for those before it."""
+        if traced and self._leading:  # their times are recorded after the begin of the call
+            self._run_by_entries(local, addresses, pitches, copy, traced)
+            return
+        if self._leading:
+            self._lead(local)
+        self._native.call(copy, self._compute.stream(), traced, addresses, pitches)
+
+    def _lead(self, matrices: Mapping[str, Any]) -> None:
+        """Enqueue the launches before a call that is one kernel, which read whole matrices."""
+        with self._compute.exact(self._dtype):
+            for entry in self._leading:
+                self._calls[entry.row](self._compute, lambda region: matrices[region.buffer])
+
+    def _run_by_entries(
+        self,
+        local: dict[str, Any],
+        addresses: list[int],
+        pitches: list[int],
+        copy: int,
+        traced: bool,
+    ) -> None:
+        """Enqueue a call launch by launch: native code does not make all launches, or not yet."""
+        native, launches, view = self._native, self._launches, self._view(local, copy)
+        armed: dict[int, Callable[[], None]] = {}
         if launches is not None:
             with self._device.preparing():
-                armed = launches.ready(view, copy, addresses, pitches, by_python)
-            by_kernels = by_kernels if by_python else launches.native
-        if len(by_kernels) == len(self._works):
-            self._make_before(view)
-            native.call(copy, compute.stream(), traced, addresses, pitches)
-            return
-        native.start(copy, compute.stream(), traced, addresses, pitches)
-        with compute.exact(self._dtype):
-            self._submit(view, by_kernels, armed, traced)
+                armed = launches.ready(view, copy, addresses, pitches)
+            if not traced and len(launches.native) == len(self._segments):
+                self._run_natively(local, addresses, pitches, copy, traced)
+                return
+        native.start(copy, self._compute.stream(), traced, addresses, pitches)
+        with self._compute.exact(self._dtype):
+            for entry in self._leading:
+                self._launch(entry, self._calls[entry.row], view, traced)
+            self._submit(view, armed, traced)
         native.finish()
-
-    def _make_before_again(self, matrices: Mapping[str, Any]) -> None:
-        gemm, x = self._compute.gemm, matrices["x"]
-        with self._compute.exact(self._dtype):
-            for names in self._made_before:
-                w = matrices[names.w]
-                gemm(x, w.T if names.turned else w, matrices[names.y], False, [])
-
-    def _make_before(self, view: View) -> None:
-        with self._compute.exact(self._dtype):
-            for call in self._before:
-                call(self._compute, view)
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return a function that maps a region to its handle in this call."""
@@ -433,34 +443,32 @@ class BoundPlan:
 
         return view
 
-    def _submit(
-        self,
-        view: View,
-        by_kernels: frozenset[int],
-        armed: dict[int, list[Callable[[], None]]],
-        traced: bool,
-    ) -> None:
-        compute, native = self._compute, self._native
-        for segment, (work, calls) in enumerate(self._works):
-            native.submit(segment)
-            if segment in by_kernels:
-                native.launch(segment)
+    def _submit(self, view: View, armed: dict[int, Callable[[], None]], traced: bool) -> None:
+        """Enqueue all segments and the launches between them."""
+        native, launches = self._native, self._launches
+        by_native = frozenset[int]() if launches is None else launches.native
+        for number, entry in enumerate(self._segments):
+            native.submit(number)
+            if number in by_native:
+                native.launch(number)
                 continue
-            if traced:
-                native.stamp(work.row, False)
-            for call in calls:
-                call(compute, view)
-            for launch in armed.get(segment, ()):
-                launch()
-            if traced:
-                native.stamp(work.row, True)
-            if work.mark >= 0:
-                native.mark(work.mark)
-        native.submit(len(self._works))
+            launch = armed.get(number)
+            call = self._calls[entry.row] if launch is None else _called(launch)
+            self._launch(entry, call, view, traced)
+            if entry.mark >= 0:
+                native.mark(entry.mark)
+        native.submit(len(self._segments))
+
+    def _launch(self, entry: Segment, call: Call, view: View, traced: bool) -> None:
+        if traced:
+            self._native.stamp(entry.row, False)
+        call(self._compute, view)
+        if traced:
+            self._native.stamp(entry.row, True)
 
     def fill_nan(self, arrays: Mapping[str, Any]) -> None:
         """Fill the outputs with NaN, for a call that was not enqueued."""
-        for buffer in self.plan.buffers:
+        for buffer in self.program.buffers:
             if buffer.role == "output" and buffer.name in arrays:
                 self._compute.fill_nan(arrays[buffer.name])
 
@@ -470,38 +478,24 @@ class BoundPlan:
         The device's clock is aligned with the host's after the call, to about 10 us.
         """
         times: npt.NDArray[np.int64] = self._native.times()
-        spans = []
-        for row, (begin, end) in zip(self.rows, times.tolist(), strict=True):
-            if not end:
-                continue
-            step = row.step
-            moved = sum(
-                region.area * self._item[region.buffer]
-                for region in step.writes
-                if row.kind == "copy"
-            )
-            spans.append(
-                Span(self.plan.rank, step.lane, row.name, row.kind, step.unit,
-                     begin / 1e3, end / 1e3, moved)
-            )  # fmt: skip
-        return spans
+        return spans_of(self.program, self.rows, times)
 
 
-def _lanes(steps: Sequence[Step]) -> dict[str, int]:
-    """Number the lanes that get a stream; the lane with compute uses the caller's stream."""
-    computing: dict[str, str] = {}
-    for step in steps:
-        if step.kind == "collective":
-            raise EngineError(f"step {step.id!r}: the CUDA engine has no collective steps")
-        if step.kind in COMPUTE:
-            computing.setdefault(step.lane, step.id)
+def _called(launch: Callable[[], None]) -> Call:
+    """Return a launch that is ready as a function of any arrays."""
+    return lambda compute, view: launch()
+
+
+def _lanes(program: Program) -> dict[str, int]:
+    """Number the lanes that get a stream; the lane with launches uses the caller's stream.
+
+    Raises:
+        EngineError: launches are in several lanes.
+    """
+    computing = sorted({launch.lane for launch in program.launches})
     if len(computing) > 1:
         raise EngineError(
-            f"compute in the lanes {sorted(computing)}; the CUDA engine computes on the caller's "
-            "stream, so put it into one lane"
+            f"compute in the lanes {computing}; the CUDA engine computes on the caller's stream, "
+            "so put it into one lane"
         )
-    lanes: dict[str, int] = {}
-    for step in steps:
-        if step.lane not in computing:
-            lanes.setdefault(step.lane, len(lanes))
-    return lanes
+    return lanes_of(program)

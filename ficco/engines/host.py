@@ -1,4 +1,4 @@
-"""The host engine: one rank's plan on native threads and a compute library.
+"""The host engine: one rank's program on native threads and a compute library.
 
 Lanes without compute are native threads. They get all their work in one call when the plan starts.
 Lanes with compute run on the calling thread in submission order, which is safe for every verified
@@ -21,11 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import Compute, dtype_of
-from ficco.dtypes import ELEMENT_BYTES
-from ficco.engines.rows import COMPUTE, Work, encode, trace_rows
+from ficco.encoding import Segment, encode, lanes_of, trace_rows
+from ficco.engines.spans import spans_of
 from ficco.errors import EngineError
 from ficco.machine import Machine
-from ficco.plan import Product, RankPlan, Region, Step, window_places
+from ficco.passes import COMPUTE, compile_plan
+from ficco.plan import RankPlan, Region, window_places
+from ficco.program import Bag, Gemm, Launch, Reduce, kernel_of
+from ficco.target import HOST
 from ficco.timeline import Span
 
 try:
@@ -52,7 +55,7 @@ def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
 
 
 class BoundPlan:
-    """A rank's plan, bound to a group's windows and ready to run with any arrays of its shapes.
+    """A rank's program, bound to a group's windows and ready to run with any arrays of its shapes.
 
     Attributes:
         rows: the meaning of each row of the trace.
@@ -66,14 +69,18 @@ class BoundPlan:
         compute: Compute,
         in_order: bool = False,
     ) -> None:
-        self.plan, self.group = plan, group
-        self._compute, self._machine = compute, machine
-        self.rows = trace_rows(plan)
+        self.program, self.group = compile_plan(plan, HOST), group
+        self._compute = compute
+        self.rows = trace_rows(self.program)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
         self._places, _ = window_places(plan.buffers)
-        self._lanes = self._native_lanes(in_order)
-        self._bind()
+        _check_lanes(plan, in_order)
+        lanes = {} if in_order else lanes_of(self.program)
+        encoded = encode(self.program, lanes, machine.paced_link)
+        self._slots, self._segments = encoded.slots, encoded.segments
+        self._least_us = [self._modelled_us(entry.launch, machine) for entry in encoded.segments]
+        counts = (encoded.segment_count, len(self.rows), len(encoded.slots))
+        self._native = _native.Program(group, plan.rank, encoded.ops, encoded.windows, *counts)
         self._workspaces = {
             buffer.name: np.empty((buffer.rows, buffer.cols), dtype_of(buffer.dtype))
             for buffer in plan.buffers
@@ -81,55 +88,14 @@ class BoundPlan:
         }
         self._times: npt.NDArray[np.int64] = np.zeros((len(self.rows), 2), np.int64)
 
-    def _native_lanes(self, in_order: bool) -> dict[str, int]:
-        """Number the lanes that get a thread: those without compute, or none if in order."""
-        computing: set[str] = set()
-        others: dict[str, int] = {}
-        for step in self.plan.steps:
-            if step.kind == "collective":
-                raise EngineError(
-                    f"step {step.id!r}: the host engine has no {step.kind} steps; use a schedule "
-                    "with transport='dma'"
-                )
-            if step.kind in COMPUTE:  # local copies have unit "sm", too, but lane threads do them
-                computing.add(step.lane)
-        concurrent = [step.id for step in self.plan.steps if step.concurrent]
-        if concurrent and in_order:
-            raise EngineError(
-                f"step {concurrent[0]!r} of rank {self.plan.rank} needs concurrent lanes, so the "
-                "plan cannot run in order on one thread; use a schedule without such steps"
-            )
-        if concurrent and len(computing) > 1:
-            raise EngineError(
-                f"step {concurrent[0]!r} needs concurrent lanes, but the host engine runs the "
-                f"compute lanes {sorted(computing)} on one thread; put them into one lane"
-            )
-        for step in self.plan.steps:
-            if step.lane not in computing and not in_order:
-                others.setdefault(step.lane, len(others))
-        return others
-
-    def _bind(self) -> None:
-        encoded = encode(self.plan, self._lanes, link=self._machine.paced_link, at_once=True)
-        self._slots, self._program = encoded.slots, encoded.works
-        self._least_us = [self._modelled_us(work) for work in encoded.works]
-        self._native = _native.Program(
-            self.group,
-            self.plan.rank,
-            encoded.ops,
-            encoded.windows,
-            encoded.segments,
-            len(self.rows),
-            len(encoded.slots),
-        )
-
-    def _modelled_us(self, work: Work) -> float:
-        """Return the minimum duration of a piece of work by the machine's profile, in us."""
-        products = work.work.products
-        if not products:
+    def _modelled_us(self, launch: Launch, machine: Machine) -> float:
+        """Return the minimum duration of a launch by the machine's profile, in us."""
+        work = launch.work
+        if not isinstance(work, Gemm):
             return 0.0
-        flops = sum(_flops(work.step, product) for product in products)
-        return self._machine.paced_gemm_us(flops, self._buffers[products[0].a.buffer].dtype)
+        depth = work.a.rows if work.transpose_a else work.a.cols
+        flops = 2.0 * work.c.area * depth
+        return machine.paced_gemm_us(flops, self._buffers[work.a.buffer].dtype)
 
     def run(self, arrays: Mapping[str, npt.NDArray[Any]], copy: int, digest: int) -> bool:
         """Run one call to completion.
@@ -153,7 +119,7 @@ class BoundPlan:
 
     def fill_nan(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Fill the outputs of a failed call with NaN, so that they do not look like results."""
-        for buffer in self.plan.buffers:
+        for buffer in self.program.buffers:
             if buffer.role == "output" and buffer.name in arrays:
                 arrays[buffer.name].fill(np.nan)
 
@@ -175,14 +141,14 @@ class BoundPlan:
                 return False  # another rank failed before this one began
             raise
         try:
-            for segment, work in enumerate(self._program):
-                if not native.submit(segment):
+            for number, segment in enumerate(self._segments):
+                if not native.submit(number):
                     break
-                self._perform(work, self._least_us[segment], handles)
+                self._perform(segment, self._least_us[number], handles)
             else:
-                native.submit(len(self._program))
+                native.submit(len(self._segments))
         except BaseException:
-            self.group.fail(self.plan.rank)
+            self.group.fail(self.program.rank)
             raise
         finally:
             done = native.finish()
@@ -199,69 +165,62 @@ class BoundPlan:
         for name, place in self._places.items():
             buffer = buffers[name]
             for shift in range(buffer.copies):
-                base = self.group.window(self.plan.rank, copy ^ shift) + place
+                base = self.group.window(self.program.rank, copy ^ shift) + place
                 array = _array_at(base, buffer.rows, buffer.cols, buffer.dtype)
                 handles[name, shift] = compute.handle(array)
         return handles
 
-    def _perform(self, work: Work, least_us: float, handles: dict[tuple[str, int], Any]) -> None:
+    def _perform(
+        self, segment: Segment, least_us: float, handles: dict[tuple[str, int], Any]
+    ) -> None:
         begin = _native.now_ns()
-        step, compute = work.step, self._compute
+        work, compute = segment.launch.work, self._compute
 
         def view(region: Region) -> Any:
             handle = handles[region.buffer, region.copy]
             return handle[region.row0 : region.row1, region.col0 : region.col1]
 
-        reads, writes = work.work.reads, work.work.writes
-        if step.kind == "reduce":
-            compute.reduce([view(r) for r in reads], view(writes[0]))
-        elif step.kind == "bag":
-            for i, target in enumerate(writes):
-                table, indices, bags = reads[3 * i : 3 * i + 3]
-                ends = handles[bags.buffer, 0]  # a bag ends where the next begins
-                compute.bag(
-                    view(table), view(indices)[0], ends[0], (bags.col0, bags.col1), view(target)
-                )
-        for product in work.work.products:
-            a, b = view(product.a), view(product.b)
-            compute.gemm(
-                a.T if step.transpose_a else a,
-                b.T if step.transpose_b else b,
-                view(product.c),
-                product.accumulate,
-                [view(region) for region in product.add],
-            )
+        if isinstance(work, Gemm):
+            a, b = view(work.a), view(work.b)
+            a, b = a.T if work.transpose_a else a, b.T if work.transpose_b else b
+            add = [view(region) for region in work.add]
+            compute.gemm(a, b, view(work.c), work.accumulate, add)
+        elif isinstance(work, Reduce):
+            compute.reduce([view(r) for r in work.reads], view(work.target))
+        elif isinstance(work, Bag):
+            ends = handles[work.bags.buffer, 0]  # a bag ends where the next begins
+            bags = (work.bags.col0, work.bags.col1)
+            compute.bag(view(work.table), view(work.indices)[0], ends[0], bags, view(work.target))
+        else:
+            raise EngineError(f"the host engine has no {kernel_of(work)} launches")
         if least_us:
             _native.sleep_until_ns(begin + round(least_us * 1e3))
-        self._times[work.row] = begin, _native.now_ns()
-        if work.mark >= 0:
-            self._native.mark(work.mark)
+        self._times[segment.row] = begin, _native.now_ns()
+        if segment.mark >= 0:
+            self._native.mark(segment.mark)
 
     def spans(self) -> list[Span]:
         """Return the spans of the last call, in us of the monotonic clock."""
         times = self._native.times()
         computed = self._times[:, 1] > 0
         times[computed] = self._times[computed]
-        spans = []
-        for row, (begin, end) in zip(self.rows, times.tolist(), strict=True):
-            if end:
-                step = row.step
-                moved = sum(
-                    region.area * self._item[region.buffer]
-                    for region in step.writes
-                    if row.kind == "copy"
-                )
-                unit = step.unit if row.kind == step.kind else "none"
-                spans.append(
-                    Span(self.plan.rank, step.lane, row.name, row.kind, unit,
-                         begin / 1e3, end / 1e3, moved)
-                )  # fmt: skip
-        return spans
+        return spans_of(self.program, self.rows, times)
 
 
-def _flops(step: Step, product: Product) -> float:
-    depth = product.a.rows if step.transpose_a else product.a.cols
-    return 2.0 * product.c.area * depth
+def _check_lanes(plan: RankPlan, in_order: bool) -> None:
+    """Refuse a plan with steps that need lanes that run at the same time, where lanes do not."""
+    concurrent = [step.id for step in plan.steps if step.concurrent]
+    if concurrent and in_order:
+        raise EngineError(
+            f"step {concurrent[0]!r} of rank {plan.rank} needs concurrent lanes, so the plan "
+            "cannot run in order on one thread; use a schedule without such steps"
+        )
+    computing = {step.lane for step in plan.steps if step.kind in COMPUTE}
+    if concurrent and len(computing) > 1:
+        raise EngineError(
+            f"step {concurrent[0]!r} needs concurrent lanes, but the host engine runs the compute "
+            f"lanes {sorted(computing)} on one thread; put them into one lane"
+        )
 
 
 def _array_at(address: int, rows: int, cols: int, dtype: str) -> npt.NDArray[Any]:

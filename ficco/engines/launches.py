@@ -1,4 +1,4 @@
-"""The launches of a bound plan that native code makes by itself: ficco's own kernels.
+"""The launches of a bound program that native code makes by itself: ficco's own kernels.
 
 They are gated GEMMs, sums over ranks, and whole calls whose copies are stores by a kernel.
 
@@ -10,26 +10,30 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ficco.compute import (
-    DeviceKernels,
+    DeviceCompute,
     GatedOperands,
     OneKernelOperands,
     OneKernelOutput,
     SumOperands,
 )
 from ficco.dtypes import ELEMENT_BYTES
-from ficco.engines.gating import Launch, launches_of
-from ficco.engines.rows import Work
-from ficco.engines.work import Sum, View, sum_of
+from ficco.encoding import Encoded
+from ficco.engines.library_calls import View
+from ficco.engines.window_layout import COPIES, Window
 from ficco.errors import EngineError, InputError
 from ficco.kernels.native_launch import Copy, LaunchSpec, Signal, Slot
-from ficco.kernels.plan_reader import OutputNames
-from ficco.plan import RankPlan, Region
+from ficco.plan import SIGNALS_PER_COPY, Region
+from ficco.program import Gated, OneKernel, Program, Sum
+from ficco.tables import GatherTable, OneKernelTable
 
-__all__ = ["Launches", "Whole", "warn_of_streams"]
+if TYPE_CHECKING:
+    from ficco.engines.cuda import Device
+
+__all__ = ["Launches", "warn_of_streams"]
 
 _log = logging.getLogger("ficco")
 _ALIGN = 16  # bytes; Triton specializes kernels on this alignment
@@ -43,100 +47,87 @@ def warn_of_streams(device: int, reason: str) -> None:
     _log.warning(text, device, reason)
 
 
-class Whole(NamedTuple):
-    """A plan that is one kernel.
-
-    Attributes:
-        prepared: the prepared launch.
-        outputs: names of the matrices of its products, in the kernel's order.
-        kept: name of the output that receives the gathered x, or "".
-    """
-
-    prepared: Any
-    outputs: Sequence[OutputNames]
-    kept: str = ""
-
-
 class Launches:
-    """Launches of a bound plan.
+    """The native launches of a bound program.
 
     Attributes:
-        native: numbers of the works that native code launches.
+        native: numbers of the segments whose launch native code makes.
         placed: slots of the operands, which `place` fills in.
         state: the same object as long as native code launches the same kernels.
 
     Args:
-        plan: the plan of one rank.
-        works: the compute of the plan, in order.
-        slots: slot number of every buffer.
-        kernels: the library's kernels.
-        program: the native program that launches the kernels.
-        words: handles of this rank's signal words, one per copy of the window.
-        homes: [copy][rank], addresses of the ranks' signal words on this device.
-        whole: the launch, if the plan is one kernel; else None.
-        timeout_s: timeout of the group.
-        stop_word: returns the address of the word by which the watchdog releases kernels.
+        program: of one rank.
+        encoded: its rows, slots and segments.
+        compute: the library of the matrices, with ficco's kernels.
+        native: the native program that launches the kernels.
+        window: the program's window.
+        device: the rank's device.
+        digest: of the plan.
     """
 
-    def __init__(  # noqa: PLR0913 - a binding needs all of them
+    def __init__(
         self,
-        plan: RankPlan,
-        works: list[Work],
-        slots: Mapping[tuple[int, str], int],
-        kernels: DeviceKernels,
-        program: Any,
-        words: list[Any],
-        homes: Sequence[Sequence[int]],
-        whole: Whole | None,
-        timeout_s: float,
-        stop_word: Callable[[], int],
+        program: Program,
+        encoded: Encoded,
+        compute: DeviceCompute,
+        native: Any,
+        window: Window,
+        device: Device,
+        digest: int,
     ) -> None:
-        self._works, self._kernels, self._program = works, kernels, program
-        self._slots, self._words, self._homes = slots, words, homes
-        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in plan.buffers}
-        self._whole = None if whole is None else whole.prepared
-        self._gated: dict[int, list[tuple[Launch, Any]]] = {}
-        self._sums: dict[int, Sum] = {}
-        for number, work in enumerate(works if whole is None else ()):
-            if work.step.parts:
-                self._gated[number] = [
-                    (launch, self._prepared(launch, timeout_s, stop_word))
-                    for launch in launches_of(plan, work.step)
-                ]
-            elif work.step.kind == "reduce":
-                total = sum_of(work.step.reads, work.step.writes[0])
-                if total is not None:
-                    self._sums[number] = total
-        buffers = {buffer.name: buffer for buffer in plan.buffers}
+        assert compute.kernels is not None
+        self._kernels, self._program, self._slots = compute.kernels, native, encoded.slots
+        self._segments, self._rank = encoded.segments, program.rank
+        self._words = [
+            compute.at(window.words[copy][window.rank], 1, SIGNALS_PER_COPY, "int32")
+            for copy in range(COPIES)
+        ]
+        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in program.buffers}
+        self._timeout_s = device.group.timeout_s
+        self._stop_word = functools.partial(device.stop_word, compute)
+        buffers = {buffer.name: buffer for buffer in program.buffers}
         self._matrices = {
-            name: Region(plan.rank, name, 0, buffer.rows, 0, buffer.cols)
+            name: Region(program.rank, name, 0, buffer.rows, 0, buffer.cols)
             for name, buffer in buffers.items()
             if buffer.role in ("input", "weight", "output")
         }
+        self._gated: dict[int, tuple[Gated, Any]] = {}
+        self._sums: dict[int, Sum] = {}
+        self._whole: tuple[OneKernel, Any] | None = None
+        operands: set[tuple[str, bool]] = set()  # second operands, and whether they are transposed
+        for number, segment in enumerate(encoded.segments):
+            work = segment.launch.work
+            if isinstance(work, Gated):
+                self._gated[number] = work, self._prepared(work, window)
+                operands.add((work.b.buffer, work.turned))
+            elif isinstance(work, OneKernel):
+                self._whole = work, self._prepared_whole(work, window, device, digest)
+                operands.update((names.w, names.turned) for names in work.table.outputs)
+            elif isinstance(work, Sum):
+                self._sums[number] = work
         self._operands = sorted(
-            {
-                (slots[plan.rank, launch.b.buffer], launch.b.buffer, launch.turned)
-                for launches in self._gated.values()
-                for launch, _ in launches
-            }
+            (self._slots[program.rank, name], name, turned) for name, turned in operands
         )
-        self._outputs, self._kept = ((), "") if whole is None else whole[1:]
-        if whole is not None:
-            weights = dict.fromkeys((names.w, names.turned) for names in self._outputs)
-            self._operands = [(slots[plan.rank, w], w, turned) for w, turned in weights]
         self.placed = {slot for slot, _, _ in self._operands}
         self._layout: list[bool] | None = None
         self._unknown = False  # whether the launches cannot be described
         self.state = object()  # replaced when other kernels are to be launched
-        # Launches by work, for every layout so far; graphs may still use earlier ones.
+        # Launches by segment, for every layout so far; graphs may still use earlier ones.
         self._specs: dict[Any, dict[int, list[LaunchSpec]]] = {}
         self.native: frozenset[int] = frozenset()
 
-    def _prepared(self, launch: Launch, timeout_s: float, stop_word: Callable[[], int]) -> Any:
-        release = launch.release and launch.release._replace(homes=self._homes)
+    def _prepared(self, work: Gated, window: Window) -> Any:
+        release = work.release and work.release._replace(homes=window.words)
         return self._kernels.prepare(
-            launch.parts, launch.n, launch.k, launch.dtype, _PATIENCE * timeout_s, stop_word,
-            launch.begun, release,
+            work.parts, work.n, work.k, work.dtype, _PATIENCE * self._timeout_s, self._stop_word,
+            work.begun, release,
+        )  # fmt: skip
+
+    def _prepared_whole(self, work: OneKernel, window: Window, device: Device, digest: int) -> Any:
+        mailbox = isinstance(work.table, OneKernelTable)
+        return self._kernels.prepare_one_kernel(
+            work.table, window.mail if mailbox else window.windows, digest, self._timeout_s,
+            device.native.missed_word, self._stop_word,
         )  # fmt: skip
 
     def place(self, local: Mapping[str, Any], addresses: list[int], pitches: list[int]) -> None:
@@ -152,33 +143,25 @@ class Launches:
 
     def suit(self, addresses: list[int], pitches: list[int]) -> bool:
         """Return whether native code can launch the whole call for these; call after `place`."""
-        whole = len(self.native) == len(self._works)
+        whole = len(self.native) == len(self._segments)
         return whole and bool(self._program.fits(addresses, pitches))
 
     def ready(
-        self,
-        view: View,
-        copy: int,
-        addresses: list[int],
-        pitches: list[int],
-        by_python: bool = False,
-    ) -> dict[int, list[Callable[[], None]]]:
+        self, view: View, copy: int, addresses: list[int], pitches: list[int]
+    ) -> dict[int, Callable[[], None]]:
         """Load a call's kernels; return functions that enqueue those native code does not launch.
 
-        Call it after `place` and before any stream waits. With `by_python`, native code does not
-        launch a plan that is one kernel.
+        Call it after `place` and before any stream waits.
         """
         wanted = bool(self._gated or self._sums or self._whole) and not self._unknown
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
             self._set(view, copy, addresses, pitches)
-        if self._whole is not None and (by_python or not self.native):
-            return {0: [self._kernels.arm_one_kernel(self._whole, self._handles(view), copy)]}
+        if self._whole is not None and not self.native:
+            work, prepared = self._whole
+            return {0: self._kernels.arm_one_kernel(prepared, self._handles(work, view), copy)}
         return {
-            number: [
-                self._kernels.arm(prepared, self._operands_of(launch, view, copy))
-                for launch, prepared in launches
-            ]
-            for number, launches in self._gated.items()
+            number: self._kernels.arm(prepared, self._operands_of(work, view, copy))
+            for number, (work, prepared) in self._gated.items()
             if number not in self.native
         }
 
@@ -188,15 +171,15 @@ class Launches:
 
         layout = (*(self._layout or ()), *(a % _ALIGN for a in addresses), *pitches)
         try:
-            specs_by_work = self._specs.get(layout)
-            if specs_by_work is None:
-                specs_by_work = self._specs[layout] = self._described(view, copy)
-            for number, specs in specs_by_work.items():
-                work = self._works[number]
+            specs_by_segment = self._specs.get(layout)
+            if specs_by_segment is None:
+                specs_by_segment = self._specs[layout] = self._described(view, copy)
+            for number, specs in specs_by_segment.items():
+                segment = self._segments[number]
                 self._program.set_launches(
-                    number, work.row, work.mark, [spec.native for spec in specs]
+                    number, segment.row, segment.mark, [spec.native for spec in specs]
                 )
-            self._use(frozenset(specs_by_work))
+            self._use(frozenset(specs_by_segment))
         except InputError:
             raise
         except (EngineError, ValueError, _native.GpuError) as reason:
@@ -208,43 +191,38 @@ class Launches:
         self.native, self.state = native, object()
 
     def _described(self, view: View, copy: int) -> dict[int, list[LaunchSpec]]:
-        specs_by_work: dict[int, list[LaunchSpec]] = {}
-        for number, launches in self._gated.items():
-            specs = [
-                self._kernels.described(
-                    prepared, self._operands_of(launch, view, copy), self._places_of(launch)
-                )
-                for launch, prepared in launches
-            ]
-            specs_by_work[number] = [spec for spec in specs if spec is not None]
+        """Return the launch of every segment; none for a work without elements."""
+        specs: dict[int, LaunchSpec | None] = {}
+        for number, (work, prepared) in self._gated.items():
+            operands, places = self._operands_of(work, view, copy), self._places_of(work)
+            specs[number] = self._kernels.described(prepared, operands, places)
         if self._whole is not None:
-            operands, places = self._handles(view), self._one_kernel(self._place_of)
-            specs_by_work[0] = [self._kernels.described_one_kernel(self._whole, operands, places)]
+            whole, prepared = self._whole
+            handles, where = self._handles(whole, view), self._one_kernel(whole, self._place_of)
+            specs[0] = self._kernels.described_one_kernel(prepared, handles, where)
         for number, total in self._sums.items():
-            spec = self._described_sum(total, view)
-            specs_by_work[number] = [] if spec is None else [spec]
-        return specs_by_work
+            specs[number] = self._described_sum(total, view)
+        return {number: [] if spec is None else [spec] for number, spec in specs.items()}
 
-    def _one_kernel(self, of: Callable[[Region], Any]) -> OneKernelOperands:
-        """Return `of` applied to every matrix of a plan that is one kernel."""
-        regions = self._matrices
+    def _one_kernel(self, work: OneKernel, of: Callable[[Region], Any]) -> OneKernelOperands:
+        """Return `of` applied to every matrix of a call that is one kernel."""
+        regions, kept = self._matrices, getattr(work.table, "kept", "")
         outputs = [
             OneKernelOutput(
                 of(regions[names.w]),
                 of(regions[names.bias]) if names.bias else None,
                 of(regions[names.y]),
             )
-            for names in self._outputs
+            for names in work.table.outputs
         ]
-        return OneKernelOperands(
-            of(regions["x"]), outputs, of(regions[self._kept]) if self._kept else None
-        )
+        kept_x = of(regions[kept]) if isinstance(work.table, GatherTable) and kept else None
+        return OneKernelOperands(of(regions["x"]), outputs, kept_x)
 
-    def _handles(self, view: View) -> OneKernelOperands:
-        operands = self._one_kernel(view)
+    def _handles(self, work: OneKernel, view: View) -> OneKernelOperands:
+        operands = self._one_kernel(work, view)
         outputs = [
             output._replace(w=output.w.T) if names.turned else output
-            for names, output in zip(self._outputs, operands.outputs, strict=True)
+            for names, output in zip(work.table.outputs, operands.outputs, strict=True)
         ]
         return operands._replace(outputs=outputs)
 
@@ -262,7 +240,7 @@ class Launches:
             operands, places, total.number, total.distance, total.own_at
         )
 
-    def _operands_of(self, launch: Launch, view: View, copy: int) -> GatedOperands:
+    def _operands_of(self, launch: Gated, view: View, copy: int) -> GatedOperands:
         def handle(region: Region | None) -> Any:
             return None if region is None else view(region)
 
@@ -273,7 +251,7 @@ class Launches:
             handle(launch.recv), self._words[copy], copy,
         )  # fmt: skip
 
-    def _places_of(self, launch: Launch) -> GatedOperands:
+    def _places_of(self, launch: Gated) -> GatedOperands:
         def place(region: Region | None) -> Slot | None:
             return None if region is None else self._place_of(region)
 

@@ -16,8 +16,8 @@ from typing import Any
 from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
 from ficco.engines.window_layout import COPIES, WORDS_BYTES, Layout, Window
 from ficco.errors import EngineError
-from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.plan import Signal, WindowBytes, signal_place
+from ficco.tables import VACANT
 
 try:
     from ficco import _native

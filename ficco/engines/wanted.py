@@ -17,14 +17,14 @@ from ficco.compute import (
     SumOperands,
 )
 from ficco.compute.own_kernels import OwnKernels
-from ficco.engines.gating import launches_of
-from ficco.engines.one_kernel import is_one_launch, table_of
-from ficco.engines.work import sum_of
 from ficco.kernels import gated
 from ficco.kernels.arrays import Address, Arrays, Described, DescribedArrays
-from ficco.kernels.tiling import Tile
 from ficco.kernels.variants import Launch
+from ficco.passes import compile_plan
 from ficco.plan import RankPlan, Region
+from ficco.program import Gated, OneKernel, Sum
+from ficco.target import cuda_target
+from ficco.tiling import Tile
 
 __all__ = [
     "DescribedKernels",
@@ -61,23 +61,22 @@ def matrix(rows: int, cols: int, dtype: str, turned: bool = False) -> Described:
 
 def launches_in(plan: RankPlan, kernels: OwnKernels) -> Iterator[Launch]:
     """Yield all launches of a plan, for both weight layouts."""
-    if is_one_launch(plan):
-        table, _ = table_of(plan)
-        for turned in (True, False):
-            yield _one_kernel(plan, table, kernels, turned)
-        return
-    yield from gated_launches(plan, kernels, (True, False))
-    for step in plan.steps:
-        total = sum_of(step.reads, step.writes[0]) if step.kind == "reduce" else None
-        if total is not None:
-            view = _view(plan)
+    both = (True, False)
+    view = _view(plan)
+    for launch in compile_plan(plan, cuda_target()).launches:
+        work = launch.work
+        if isinstance(work, OneKernel):
+            for turned in both:
+                yield _one_kernel(plan, work.table, kernels, turned)
+        elif isinstance(work, Gated):
+            yield from _gated(plan, work, kernels, both)
+        elif isinstance(work, Sum):
             operands = SumOperands(
-                view(total.slots), view(total.own), total.bias and view(total.bias),
-                view(total.target),
-            )  # fmt: skip
-            launch = kernels.sum_launch(operands, total.number, total.distance, total.own_at)
-            if launch is not None:
-                yield launch
+                view(work.slots), view(work.own), work.bias and view(work.bias), view(work.target)
+            )
+            total = kernels.sum_launch(operands, work.number, work.distance, work.own_at)
+            if total is not None:
+                yield total
 
 
 def _view(plan: RankPlan) -> Any:
@@ -121,33 +120,41 @@ def gated_launches(
         ways: weight layouts; True: weights are column-major.
         tile: tile of the products; None: the best tile.
     """
-    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    for launch in compile_plan(plan, cuda_target()).launches:
+        if isinstance(launch.work, Gated):
+            yield from _gated(plan, launch.work, kernels, ways, tile)
 
-    def described(region: Any) -> Described | None:
+
+def _gated(
+    plan: RankPlan,
+    gemm: Gated,
+    kernels: OwnKernels,
+    ways: Sequence[bool],
+    tile: Tile | None = None,
+) -> Iterator[Launch]:
+    """Yield a gated GEMM's launches, for these weight layouts."""
+
+    def described(region: Region | None) -> Described | None:
         if region is None:
             return None
-        buffer = buffers[region.buffer]
+        buffer = plan.buffer(region.buffer)
         return matrix(buffer.rows, buffer.cols, buffer.dtype)
 
-    for step in plan.steps:
-        for gemm in launches_of(plan, step) if step.parts else ():
-            prepared = kernels.prepare(
-                gemm.parts, gemm.n, gemm.k, gemm.dtype, 1.0, lambda: 0, gemm.begun
-            )
-            if tile is not None:
-                table = gated.prepare(
-                    gemm.parts, gemm.n, gemm.k, gemm.dtype, kernels.arrays(), tile, gemm.begun
-                )
-                prepared = prepared._replace(table=table)
-            for turned in ways:
-                operands = GatedOperands(
-                    described(gemm.own), described(gemm.window),
-                    matrix(gemm.k, gemm.n, gemm.dtype, turned), described(gemm.bias),
-                    described(gemm.c), described(gemm.partial), described(gemm.recv), _WORDS, 0,
-                )  # fmt: skip
-                launch = kernels.launch_of(prepared, operands)
-                if launch is not None:
-                    yield launch
+    prepared = kernels.prepare(gemm.parts, gemm.n, gemm.k, gemm.dtype, 1.0, lambda: 0, gemm.begun)
+    if tile is not None:
+        table = gated.prepare(
+            gemm.parts, gemm.n, gemm.k, gemm.dtype, kernels.arrays(), tile, gemm.begun
+        )
+        prepared = prepared._replace(table=table)
+    for turned in ways:
+        operands = GatedOperands(
+            described(gemm.own), described(gemm.window),
+            matrix(gemm.k, gemm.n, gemm.dtype, turned), described(gemm.bias),
+            described(gemm.c), described(gemm.partial), described(gemm.recv), _WORDS, 0,
+        )  # fmt: skip
+        launch = kernels.launch_of(prepared, operands)
+        if launch is not None:
+            yield launch
 
 
 def whole_launch(kernels: OwnKernels, table: Any, operands: OneKernelOperands) -> Launch:

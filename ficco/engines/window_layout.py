@@ -77,6 +77,7 @@ class Window:
     ) -> None:
         layout = Layout(sizes)
         self.sizes, self.rank, self.keep = layout.sizes, rank, keep
+        self.writable = writable
         self.held: list[Any] = []
         self.recent: deque[Any] = deque(maxlen=_RECENT)
 

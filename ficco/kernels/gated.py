@@ -25,9 +25,9 @@ from ficco.kernels import loading
 from ficco.kernels.arrays import Bulk, address, dtype_name, item_bytes, stride
 from ficco.kernels.arrays import turned as turned_of
 from ficco.kernels.declarations import GATED, PUSHING, SUMMING
-from ficco.kernels.gated_parts import Arrived, GatedPart
 from ficco.kernels.gated_tables import Signalling, Table, prepare
 from ficco.kernels.variants import Launch, is_aligned
+from ficco.tables import Arrived, GatedPart
 
 __all__ = [
     "Arrived",

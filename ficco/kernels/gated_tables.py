@@ -16,9 +16,9 @@ import numpy as np
 
 from ficco.errors import InputError
 from ficco.kernels.arrays import Arrays, address, dtype_name, has_bulk_loads, item_bytes, library_of
-from ficco.kernels.gated_parts import Arrived, GatedPart
-from ficco.kernels.tiling import Shares, Tile, choose_tile, count_tiles, shared_tiles
 from ficco.kernels.window_release import ReleaseTable
+from ficco.tables import Arrived, GatedPart
+from ficco.tiling import Shares, Tile, choose_tile, count_tiles, shared_tiles
 
 __all__ = ["Shared", "Signalling", "Table", "prepare"]
 

@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import num_threads
 
-from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.kernels.one_kernel_handshake import tell
 from ficco.kernels.signal_sets import await_words, raise_words
 from ficco.plan import Signal, signal_place
+from ficco.tables import VACANT
 
 __all__ = [
     "call_number",

@@ -32,9 +32,9 @@ from ficco.kernels.one_kernel import (
     ranks_as_bits,
     signed,
 )
-from ficco.kernels.one_kernel_all_reduce_table import COUNTS, THREADS, OneKernelTable
 from ficco.kernels.variants import Launch
 from ficco.lowering.one_kernel_all_reduce import is_made_before
+from ficco.tables import COUNTS, THREADS, OneKernelTable
 
 __all__ = [
     "Control",

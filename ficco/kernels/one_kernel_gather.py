@@ -31,9 +31,9 @@ from ficco.kernels.one_kernel import (
     signed,
 )
 from ficco.kernels.one_kernel_all_reduce import OneKernelTile, choose_tile
-from ficco.kernels.one_kernel_gather_table import GATES, GatherTable
 from ficco.kernels.variants import Launch
 from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
+from ficco.tables import GATES, GatherTable
 
 __all__ = ["Gather", "Matrices", "Operands", "choose", "gather", "launch_of", "prepare", "warm"]
 

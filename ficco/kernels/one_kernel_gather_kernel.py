@@ -23,7 +23,6 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import GATHER
-from ficco.kernels.one_kernel_gather_table import GATES
 from ficco.kernels.one_kernel_handshake import (
     MET,
     OPEN,
@@ -36,6 +35,7 @@ from ficco.kernels.one_kernel_handshake import (
 from ficco.kernels.one_kernel_product import product
 from ficco.kernels.signal_sets import await_all_words, await_words, raise_words
 from ficco.plan import SIGNALS
+from ficco.tables import GATES
 
 __all__ = ["one_kernel_gather_gemm"]
 

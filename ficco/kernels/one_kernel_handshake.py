@@ -12,9 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.one_kernel_gather_table import GATES
 from ficco.kernels.signal_sets import await_words, raise_words
 from ficco.plan import Signal, signal_place
+from ficco.tables import GATES
 
 __all__ = ["MET", "OPEN", "give_back", "leave", "meet", "open_window", "tell"]
 

@@ -11,10 +11,9 @@ import functools
 import hashlib
 from pathlib import Path
 
-from ficco.kernels.one_kernel_all_reduce_table import VACANT
-from ficco.kernels.one_kernel_gather_table import GATES
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.problem import MAX_WORLD
+from ficco.tables import GATES, VACANT
 
 __all__ = ["MODULES", "digest"]
 

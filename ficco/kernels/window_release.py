@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ficco.kernels.arrays import library_of
-from ficco.kernels.gated_parts import WindowRelease
 from ficco.kernels.one_kernel import ranks_as_bits
 from ficco.problem import MAX_WORLD
+from ficco.tables import WindowRelease
 
 __all__ = ["ReleaseTable", "release_table"]
 

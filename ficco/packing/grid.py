@@ -15,15 +15,16 @@ from typing import NamedTuple
 
 from ficco.compute import OneKernelOperands, OneKernelOutput
 from ficco.engines.wanted import DescribedKernels, gated_launches, matrix, whole_launch
-from ficco.kernels import one_kernel_all_reduce_table, one_kernel_gather_table, pooling, summing
+from ficco.kernels import pooling, summing
 from ficco.kernels.arrays import Described
-from ficco.kernels.tiling import TILES
 from ficco.kernels.variants import Launch, Variant, variant_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.passes.one_kernel import table_of
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
+from ficco.tiling import TILES
 
 __all__ = ["COVERAGE", "Coverage", "variants"]
 
@@ -143,7 +144,7 @@ def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
             for m in _heights(schedule.shots == "two"):
                 problem = Problem.chunked("matmul_all_reduce", world, m, n, depth, dtype)
                 plan = lower_rank(problem, schedule, 0)
-                table = one_kernel_all_reduce_table.table_of(plan)
+                table = table_of(plan)
                 for turned in (True, False):
                     outputs = [
                         OneKernelOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))
@@ -169,7 +170,7 @@ def _gathers(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
             rows = tuple([max(min(share, m - i * share), 0) for i in range(world)])
             problem = Problem("all_gather_matmul", world, rows, k, outputs, dtype)
             for rank in {min(count, 2): i for i, count in enumerate(rows)}.values():
-                table = one_kernel_gather_table.table_of(lower_rank(problem, schedule, rank))
+                table = table_of(lower_rank(problem, schedule, rank))
                 for turned in (True, False):
                     matrices = [
                         OneKernelOutput(matrix(k, n, dtype, turned), None, matrix(m, n, dtype))

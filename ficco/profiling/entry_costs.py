@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ficco.engines.gating import launches_of, steps_within
-from ficco.engines.rows import encode
-from ficco.engines.work import calls_of, sum_of
-from ficco.grouping import joined_copies, stores_of
+from ficco.passes import compile_plan
 from ficco.plan import RankPlan
 from ficco.profiling.figures import least_squares
+from ficco.program import Copy, Launch, SignalWrite
+from ficco.target import cuda_target, own_signals
 
 __all__ = ["Tally", "submission_costs", "tally"]
 
@@ -22,7 +21,7 @@ class Tally(NamedTuple):
         launches: library calls.
         kernels: ficco's own kernels.
         copies: pushes, copies within the device, and signals if these are copies.
-        signals: steps that raise, wait for or clear signals.
+        signals: entries that raise, wait for or clear signals.
     """
 
     launches: int
@@ -33,34 +32,18 @@ class Tally(NamedTuple):
 
 def tally(plan: RankPlan, signal_kind: str = "write") -> Tally:
     """Count the host's submissions for a plan, with a kind of signals."""
-    within = steps_within(plan)  # the host does not submit steps within a kernel
-    works = encode(plan, {}, one_launch=True, within=within).works
-    stored = stores_of(plan, within, signal_kind)
-    copied = [
-        step
-        for step in plan.steps
-        if (signal_kind, step.kind) == ("copy", "raise") and step.id not in {*stored, *within}
-    ]
-    kinds = [s.kind for s in plan.steps if s.id not in within and s not in copied]
-    launches = kernels = 0
-    for work in works:
-        if work.step.parts:
-            kernels += len(launches_of(plan, work.step))
-        elif work.step.kind == "reduce" and sum_of(work.step.reads, work.step.writes[0]):
-            kernels += 1
-        else:
-            launches += len(calls_of(plan, work))
+    writable = () if signal_kind == "write" else own_signals(plan.rank)
+    entries = compile_plan(plan, cuda_target(writable)).entries
+    launches = [entry for entry in entries if isinstance(entry, Launch)]
+    writes = [entry for entry in entries if isinstance(entry, SignalWrite)]
+    copied = [entry for entry in writes if entry.how == "copy"]
+    kernels = sum(launch.by == "native" for launch in launches)
+    copies = sum(isinstance(entry, Copy) for entry in entries)
     return Tally(
-        launches,
-        kernels,
-        sum(len(step.writes) for step in plan.steps if step.kind == "copy")
-        + sum(
-            len(joined_copies(step.reads, step.writes))
-            for step in plan.steps
-            if step.kind == "local_copy"
-        )
-        + sum(len(step.signals) for step in copied),
-        sum(kinds.count(kind) for kind in ("raise", "wait", "clear")),
+        launches=len(launches) - kernels,
+        kernels=kernels,
+        copies=copies + sum(len(entry.raises) for entry in copied),
+        signals=len(entries) - len(launches) - copies - len(copied),
     )
 
 

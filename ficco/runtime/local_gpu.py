@@ -22,6 +22,7 @@ from ficco.engines.window_layout import LEAST, Window
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Machine
+from ficco.passes import compile_plan
 from ficco.plan import WindowBytes, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PLANS, BoundPlans, check_machine, timeline_of
@@ -202,10 +203,10 @@ class CudaLocalRuntime:
 
         def bind(rank: int) -> cuda.BoundPlan:
             with self._compute.on(rank, streams[rank]):
-                return cuda.BoundPlan(
-                    plan.ranks[rank], place.devices[rank], place.views[rank], self._compute,
-                    plan.digest,
-                )  # fmt: skip
+                device, view = place.devices[rank], place.views[rank]
+                target = cuda.target_of(device, view, self._compute)
+                program = compile_plan(plan.ranks[rank], target)
+                return cuda.BoundPlan(program, device, view, self._compute, plan.digest)
 
         return _Bound(self._results(bind, "cannot bind its plan"), set())
 

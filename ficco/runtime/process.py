@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ficco.encoding import trace_rows
 from ficco.engines import host, shared_memory
-from ficco.engines.rows import trace_rows
 from ficco.errors import EngineError, InputError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.passes import compile_plan
 from ficco.plan import Plan, RankPlan, WindowBytes, digest_of, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime import forks
@@ -38,6 +39,7 @@ from ficco.runtime.members import members_of, note_turn
 from ficco.runtime.peers import Breaks, condition_of, refusal_of_a_peer, someone_left
 from ficco.runtime.rendezvous import Agenda, Facts, Rendezvous
 from ficco.schedule import Schedule
+from ficco.target import Target
 from ficco.timeline import Timeline
 
 __all__ = ["INHERITED", "OPENING_S", "RESET", "Call", "ProcessRuntime", "room_in"]
@@ -387,13 +389,18 @@ class ProcessRuntime:
         """Return the name of a row of a rank's program, if it ran the same call as this rank."""
         call = self._last
         if call is not None and shared_memory.state_of(self._group, rank).digest == call.digest:
-            plan = call.bound.plan
+            program = call.bound.program
             if rank != self.rank:
                 plan = lower_rank(call.problem, call.schedule, rank)
-            names = [row.name for row in trace_rows(plan)]
+                program = compile_plan(plan, self._target_of(rank, program.target))
+            names = [row.name for row in trace_rows(program)]
             if row < len(names):
                 return names[row]
         return f"number {row} of another call"
+
+    def _target_of(self, rank: int, own: Target) -> Target:
+        """Return the target of a rank, given this rank's own."""
+        return own
 
     def _notes(self, failure: Failure) -> str:
         """Say which ranks have left or stalled, and whether the rank waited for is late."""

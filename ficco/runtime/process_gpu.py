@@ -23,8 +23,8 @@ from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives,
 from ficco.engines.prepared import PreparedCall
 from ficco.engines.window_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
 from ficco.errors import DevicesRefused, EngineError, InputError
-from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.machine import Machine
+from ficco.passes import compile_plan
 from ficco.plan import RankPlan, Signal, WindowBytes, signal_place, window_bytes_of
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem
@@ -34,6 +34,8 @@ from ficco.runtime.gpus_of_group import facts_of_gpu, here, ordinal, reason_of
 from ficco.runtime.process import INHERITED, RESET, Call, ProcessRuntime, room_in
 from ficco.runtime.rendezvous import Facts
 from ficco.schedule import Schedule
+from ficco.tables import VACANT
+from ficco.target import Target
 from ficco.timeline import Timeline
 
 __all__ = ["CudaProcessRuntime"]
@@ -94,7 +96,8 @@ class CudaProcessRuntime(ProcessRuntime):
         self.traced = False
         self._remembered: dict[str, None] = {}  # problems passed to `repeats`, oldest first
         self._without_room: set[tuple[str, Schedule]] = set()  # calls that `load` had no room for
-        self._writable: list[bool] = []  # per rank, after a probe has found the kind of signals
+        # Per rank, the ranks whose signals its streams write, after a probe has found the kind.
+        self._writable: list[list[bool]] = []
         super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
 
     def _agree_to_open(self) -> None:
@@ -145,7 +148,9 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def _bound_plan(self, plan: RankPlan, digest: int) -> cuda.BoundPlan:
         place = self._places[-1]
-        return cuda.BoundPlan(plan, place.device, place.window, self._compute, digest)
+        target = cuda.target_of(place.device, place.window, self._compute)
+        program = compile_plan(plan, target)
+        return cuda.BoundPlan(program, place.device, place.window, self._compute, digest)
 
     def _run(self, call: Call, arrays: Mapping[str, Any]) -> None:
         copy = self._calls % 2
@@ -390,13 +395,14 @@ class CudaProcessRuntime(ProcessRuntime):
         words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
         self.gathered(None)  # all words are set before any rank raises one
-        return Window(bases, self.rank, self._agreed_sizes, (memory, handle), self._writable)
+        keep, writable = (memory, handle), self._writable[self.rank]
+        return Window(bases, self.rank, self._agreed_sizes, keep, writable)
 
-    def _probe_signals(self, bases: list[int], layout: Layout) -> list[bool]:
+    def _probe_signals(self, bases: list[int], layout: Layout) -> list[list[bool]]:
         """Find the kind of signals that reaches all ranks; a collective call on zeroed windows.
 
         Returns:
-            Per rank, whether this rank's streams write to its words.
+            Per rank and other rank, whether the streams of the one write to words of the other.
 
         Raises:
             InputError: the ranks allow different kinds.
@@ -420,7 +426,7 @@ class CudaProcessRuntime(ProcessRuntime):
                 )
         devices = [pci for pci, _, _ in facts]
         if self.world == 1:
-            return [True]
+            return [[True]]
 
         def complaints(kind: str, value: int) -> list[str]:
             writable = writable_words(kind, devices, self.rank)
@@ -434,7 +440,10 @@ class CudaProcessRuntime(ProcessRuntime):
 
         kind = first_that_arrives(kinds, complaints)
         _log.info("rank %d raises words at peers by kind %r", self.rank, kind)
-        return writable_words(kind, devices, self.rank)
+        return [writable_words(kind, devices, rank) for rank in range(self.world)]
+
+    def _target_of(self, rank: int, own: Target) -> Target:
+        return own._replace(writable=tuple(self._writable[rank]))
 
     def close(self) -> None:
         """Wait for this rank's enqueued work, then free it. Later calls raise EngineError."""

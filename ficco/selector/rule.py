@@ -19,7 +19,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ficco.kernels.tiling import busiest
 from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.one_kernel import slices
 from ficco.lowering.one_kernel_all_reduce import is_made_before
@@ -27,6 +26,7 @@ from ficco.lowering.scattering import finishes_between
 from ficco.machine import SLICED_ROWS, Link, Machine
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts
+from ficco.tiling import busiest
 
 __all__ = ["MARGIN", "estimate_us", "reasons"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficco.dtypes import ELEMENT_BYTES
-from ficco.grouping import joined_copies, runs_of
-from ficco.kernels.tiling import busiest
 from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.lowering.scattering import RECV
 from ficco.machine import Machine
+from ficco.passes.copies import joined_copies
+from ficco.passes.gemms import runs_of
 from ficco.plan import Product, RankPlan, Region, Step
+from ficco.tiling import busiest
 
 __all__ = ["Calls"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -20,11 +20,12 @@ import numpy.typing as npt
 
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import PlanError
-from ficco.grouping import ends_of, stores_of
 from ficco.machine import Link, Machine
+from ficco.passes.release import ends_of
 from ficco.plan import Plan, RankPlan, Region, Signal, Step, copy_unit
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
+from ficco.target import FEWEST_STORED, MOST_STORED
 
 __all__ = [
     "ACTION",
@@ -358,3 +359,22 @@ class Encoder:
             else:
                 self.transfers += self.wires.transfer(link, size, row_bytes, turned)
         return number
+
+
+def stores_of(
+    plan: RankPlan, within: Collection[str], signal_kind: str = "write"
+) -> dict[str, int]:
+    """Return the steps whose signals kernels store on a GPU, and the kernels that begin at each."""
+    kernels: dict[str, int] = {}
+    computing = {step.lane for step in plan.steps if step.kind in ("gemm", "reduce", "bag")}
+    before: list[Step] = []  # the steps that one kernel would store
+    for step in plan.steps:
+        if step.lane not in computing or step.id in within:
+            continue
+        joins = [s.kind for s in before] == ["clear"] and step.kind == "raise" and not step.after
+        before = [*before, step] if joins else [step] if step.kind in ("clear", "raise") else []
+        signals = sum(len(s.signals) for s in before)
+        at_peers = any(w.rank != plan.rank for s in before if s.kind == "raise" for w in s.signals)
+        if signals >= FEWEST_STORED or (signal_kind == "copy" and at_peers):
+            kernels.update({s.id: 0 for s in before} | {before[0].id: -(-signals // MOST_STORED)})
+    return kernels

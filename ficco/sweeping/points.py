@@ -14,9 +14,9 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from ficco import registry
-from ficco.engines.gating import check_served
 from ficco.errors import InputError
 from ficco.machine import Machine
+from ficco.passes.served import check_served
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector import Choice

@@ -47,7 +47,7 @@ def check_memory(order: Order, signals: WordUses) -> list[Violation]:
         violations += _races(order, place, of_place)
         if roles[place[:2]] == "window":
             violations += _handover(order, signals, place, of_place)
-    if any(has_mailbox(entry) for entry in order.plan.ranks):
+    if any(has_mailbox(entry.buffers) for entry in order.plan.ranks):
         violations += _turns(order, signals)
     else:
         violations += _word_handover(order, signals)

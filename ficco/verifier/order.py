@@ -100,7 +100,7 @@ class Order:
         self._ends: dict[tuple[int, str], list[Event]] = {}  # of parts
         for entry in plan.ranks:
             self._rank(entry.rank, entry.steps)
-        if any(has_mailbox(entry) for entry in plan.ranks):
+        if any(has_mailbox(entry.buffers) for entry in plan.ranks):
             for start in self.starts:
                 self._after[start] += [
                     before for (rank, _), before in self.before.items() if rank != start.rank

@@ -66,7 +66,7 @@ def words_of(plan: Plan) -> WordUses:
 def check_uses(plan: Plan, signals: WordUses) -> list[Violation]:
     """Return violations that need no order: wrong owners, missing or repeated uses."""
     violations = [violation for uses in signals.values() for violation in _owners(plan, uses)]
-    mailbox = any(has_mailbox(entry) for entry in plan.ranks)
+    mailbox = any(has_mailbox(entry.buffers) for entry in plan.ranks)
     for uses in signals.values():
         if mailbox and (uses.signal.name == "free" or uses.signal.copy):
             use = (uses.raises + uses.waits + uses.clears)[0]

@@ -49,6 +49,11 @@ class Rows {
         return row({segment_, lane_, 0, step_, from.slot, from.row, from.byte, to.slot, to.row,
                     to.byte, rows, row_bytes, link.from, link.to, link.latency_ns, copies});
     }
+    // How later words are raised and cleared.
+    Rows& by(Raising how) {
+        how_ = how;
+        return *this;
+    }
     Rows& raise(int rank, int word, std::int64_t value = 1, bool digest = false,
                 int other_copy = 0) {
         return word_row(1, rank, word, value, digest, other_copy);
@@ -71,8 +76,9 @@ class Rows {
 
   private:
     Rows& word_row(int kind, int rank, int word, std::int64_t value, bool digest, int other_copy) {
-        return row({segment_, lane_, kind, step_, rank, word, value, digest ? 1 : 0, 0, 0, 0, 0, 0,
-                    0, 0, other_copy});
+        const std::int64_t how = kind == 1 || kind == 3 ? static_cast<std::int64_t>(how_) : 0;
+        return row({segment_, lane_, kind, step_, rank, word, value, digest ? 1 : 0, how, 0, 0, 0,
+                    0, 0, 0, other_copy});
     }
     Rows& row(std::initializer_list<std::int64_t> fields) {
         for (const std::int64_t field : fields) fields_.push_back(field);
@@ -82,6 +88,7 @@ class Rows {
     int segment_ = 0;
     int lane_ = 0;
     int step_ = 0;
+    Raising how_ = Raising::write;
     std::vector<std::int64_t> fields_;
 };
 

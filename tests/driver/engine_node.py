@@ -21,11 +21,11 @@ from numpy_on_stream import NumpyOnStream
 from ficco import oracle
 from ficco.compute import dtype_of
 from ficco.engines.window_layout import COPIES, Layout
-from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.machine import Machine
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
+from ficco.tables import VACANT
 
 CUDA = Machine.named("cuda")
 Arrays = list[dict[str, Any]]

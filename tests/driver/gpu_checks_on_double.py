@@ -36,10 +36,10 @@ from rank import CUDA, problems, refused  # noqa: E402
 from scenarios import ways  # noqa: E402
 
 from ficco.dtypes import DTYPES  # noqa: E402
-from ficco.engines.gating import check_served  # noqa: E402
 from ficco.errors import ScheduleError  # noqa: E402
 from ficco.lowering import lower_rank  # noqa: E402
 from ficco.operators import OPERATORS  # noqa: E402
+from ficco.passes.served import check_served  # noqa: E402
 from ficco.problem import Problem  # noqa: E402
 from ficco.schedule import Schedule  # noqa: E402
 

@@ -32,9 +32,9 @@ from ficco.kernels.arrays import Address
 from ficco.kernels.compiling import compile_variant
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
 from ficco.kernels.native_launch import Pitch, Place, Signal, Slot, described
-from ficco.kernels.tiling import Tile
 from ficco.kernels.variants import variant_of
 from ficco.plan import WindowBytes
+from ficco.tiling import Tile
 
 WORLD, ROWS, DATA, ENTERED = 2, 37, 5, 11  # ranks, rows of each, words
 X, WINDOW, PEER, B, C = range(5)  # slots

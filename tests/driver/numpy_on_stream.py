@@ -31,10 +31,8 @@ from ficco.compute import (
 )
 from ficco.compute.numpy import NumpyCompute
 from ficco.errors import EngineError
-from ficco.kernels.gated_parts import GatedPart, WindowRelease
 from ficco.kernels.native_launch import LaunchSpec
-from ficco.kernels.one_kernel_all_reduce_table import OneKernelTable
-from ficco.kernels.one_kernel_gather_table import GatherTable
+from ficco.tables import GatedPart, GatherTable, OneKernelTable, WindowRelease
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ficco.compute import OneKernelOperands, OneKernelWindows, dtype_of
-from ficco.kernels.one_kernel_all_reduce_table import VACANT
 from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
+from ficco.tables import VACANT
 
 __all__ = ["GatherCall", "OneKernelCall"]
 

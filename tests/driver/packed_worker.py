@@ -38,9 +38,9 @@ from ficco.compute.own_kernels import OwnKernels  # noqa: E402
 from ficco.errors import EngineError  # noqa: E402
 from ficco.kernels import loading  # noqa: E402
 from ficco.kernels.arrays import Arrays  # noqa: E402
-from ficco.kernels.gated_parts import GatedPart  # noqa: E402
 from ficco.kernels.native_launch import Code, Copy, Signal, Slot  # noqa: E402
 from ficco.kernels.variants import Variant  # noqa: E402
+from ficco.tables import GatedPart
 
 ROWS, DATA = 300, 5
 errors: list[BaseException] = []

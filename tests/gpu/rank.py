@@ -84,7 +84,7 @@ class Rank:
         self.meet()
         window = self.runtime._places[-1].window  # the test's own reach inside
         from ficco.engines.window_layout import COPIES, Layout
-        from ficco.kernels.one_kernel_all_reduce_table import VACANT
+        from ficco.tables import VACANT
 
         layout, memory = Layout(window.sizes), window.keep[0]
         memory[layout.data : layout.data + COPIES * layout.sizes.window].fill_(0xFF)

@@ -20,9 +20,9 @@ from rank import CUDA, NAMED, WHOLE, Arrays, Rank, problems, refused
 import ficco
 from ficco import oracle, registry
 from ficco.errors import EngineError, InputError, ScheduleError
-from ficco.grouping import joined_copies
 from ficco.lowering import lower_rank
 from ficco.lowering.cutting import is_edged
+from ficco.passes.copies import joined_copies
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 

@@ -67,7 +67,7 @@ def wanted(plan: Plan, arrays: list[Arrays]) -> list[np.ndarray]:
 def test_calls_on_mailboxes_and_on_windows_in_any_order() -> None:
     """They share windows here, whose copies all calls take in turn."""
     shared, known = random.Random(5), plans()
-    mailed = [plan for plan in known if has_mailbox(plan.ranks[0])]
+    mailed = [plan for plan in known if has_mailbox(plan.ranks[0].buffers)]
     assert len(mailed) == 6
     calls = [shared.choice(shared.choice((known, mailed))) for _ in range(CALLS)]
     arrays = [drawn(plan, number) for number, plan in enumerate(calls)]

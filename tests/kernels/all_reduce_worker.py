@@ -35,12 +35,13 @@ from ficco.kernels.one_kernel_all_reduce import (
     prepare,
     warm,
 )
-from ficco.kernels.one_kernel_all_reduce_table import VACANT, table_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.passes.one_kernel_all_reduce import table_of
 from ficco.plan import Signal, digest_of, signal_place, window_places
 from ficco.problem import MAX_WORLD, Problem
 from ficco.schedule import Schedule
+from ficco.tables import VACANT
 
 CPU = torch.device("cpu")
 AGES = 10**15  # ns

@@ -20,13 +20,14 @@ import torch
 from interpreting import make_ready
 from triton.runtime import interpreter
 
+from ficco import tiling
 from ficco.errors import InputError
-from ficco.kernels import gated, loading, tiling
+from ficco.kernels import gated, loading
 from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
-from ficco.kernels.gated_parts import WindowRelease
-from ficco.kernels.tiling import TILES, Tile
 from ficco.kernels.variants import Variant, variant_of
 from ficco.kernels.window_release import release_table
+from ficco.tables import WindowRelease
+from ficco.tiling import TILES, Tile
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CPU = torch.device("cpu")

@@ -25,9 +25,9 @@ from ficco.kernels import one_kernel_gather as direct
 from ficco.kernels.one_kernel import Places
 from ficco.kernels.one_kernel_all_reduce import OneKernelTile
 from ficco.kernels.one_kernel_gather import Matrices, Operands, gather, prepare, warm
-from ficco.kernels.one_kernel_gather_table import table_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.passes.one_kernel_gather import table_of
 from ficco.plan import SIGNALS_PER_COPY, Signal, digest_of, signal_place, window_places
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule

@@ -22,14 +22,14 @@ from ficco.kernels.compiling import compile_variant, why_unknown
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
 from ficco.kernels.native_launch import Code, Pitch, Place, Signal, Slot, described, parameter_rows
 from ficco.kernels.one_kernel import Control, Places
-from ficco.kernels.one_kernel_all_reduce_table import table_of as reduce_table
-from ficco.kernels.one_kernel_gather_table import table_of as gather_table
-from ficco.kernels.tiling import Tile
 from ficco.kernels.variants import Launch, Passed, passed, variant_of
 from ficco.lowering import lower_rank
+from ficco.passes.one_kernel_all_reduce import table_of as reduce_table
+from ficco.passes.one_kernel_gather import table_of as gather_table
 from ficco.private import triton_core
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
+from ficco.tiling import Tile
 
 Case = tuple[Launch, dict[str, Place]]
 # Triton 3.8 has one launcher for all kernels, which takes a kernel's arguments as one.

@@ -35,10 +35,10 @@ from gated_worker import (
 )
 from interpreting import make_ready
 
-from ficco.kernels import tiling
+from ficco import tiling
 from ficco.kernels.gated import Arrived, Gate, GatedPart, Matrices, gated_matmul, prepare, warm
 from ficco.kernels.summing import sum_partials
-from ficco.kernels.tiling import TILES, Tile
+from ficco.tiling import TILES, Tile
 
 Pad = tuple[int, int]
 QUICK = Tile(32, 32, 32, 4, 1, 2, 1, 1.0)  # small parts still have several tiles

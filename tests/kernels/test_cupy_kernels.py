@@ -13,8 +13,8 @@ import pytest
 from ficco.compute import GatedOperands
 from ficco.errors import InputError
 from ficco.kernels import pack
-from ficco.kernels.gated_parts import GatedPart
 from ficco.kernels.variants import variant_of
+from ficco.tables import GatedPart
 
 
 class Array(np.ndarray):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forking import run_forked
 
-from ficco.kernels.tiling import TILES, UNSHARED, Shares, choose_tile, count_tiles, shared_tiles
+from ficco.tiling import TILES, UNSHARED, Shares, choose_tile, count_tiles, shared_tiles
 
 FOLDER = Path(__file__).parent
 

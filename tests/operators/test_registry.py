@@ -111,7 +111,7 @@ NAMING = {
     "__init__.py", "node.py", "modules/functions.py", "modules/operators.py",
     "modules/autograd.py", "modules/explaining.py", "modules/layer_timing.py", "modules/sizing.py",
     "modules/layers/choosing.py", "modules/layers/layer.py", "modules/layers/sample_call.py",
-    "kernels/one_kernel_all_reduce_table.py", "kernels/one_kernel_gather_table.py",
+    "passes/one_kernel_all_reduce.py", "passes/one_kernel_gather.py",
     "packing/grid.py", "profiling/call_overhead.py", "profiling/gpu/host_costs.py",
     "profiling/host/rig.py", "cli/arguments.py", "registry.py", "selector/book.py",
     "sweeping/grid.py",

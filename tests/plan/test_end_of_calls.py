@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from ficco.engines.gating import launches_of, steps_within
 from ficco.engines.rows import encode
 from ficco.grouping import stores_of
+
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.plan import RankPlan, Signal, signal_place

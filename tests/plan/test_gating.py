@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from ficco.engines.gating import launches_of
 from handmade import signalling_reduce_scatter
 
-from ficco.engines.gating import launches_of
 from ficco.errors import ScheduleError
 from ficco.lowering import lower_rank
 from ficco.problem import Problem

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ficco.grouping import joined_copies
 from ficco.lowering import lower
 from ficco.lowering.recv_copies import GROWTH, SMALL_BYTES, Arrival, moves
 from ficco.machine import Machine
+from ficco.passes.copies import joined_copies
 from ficco.plan import Region, Signal
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule

@@ -9,11 +9,11 @@ import torch
 
 from ficco.compute import GatedOperands
 from ficco.compute.torch_kernels import TorchKernels
-from ficco.kernels.gated_parts import GatedPart
 from ficco.profiling.figures import slower
 from ficco.profiling.gpu.operands import Pool
 from ficco.profiling.gpu.ranks import Ranks, captured
 from ficco.profiling.grids import Shape
+from ficco.tables import GatedPart
 
 __all__ = ["measure"]
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.compute.torch_dtypes import TORCH_DTYPE
-from ficco.engines.rows import Work
-from ficco.engines.work import calls_of
+from ficco.engines.library_calls import call_of
 from ficco.lowering import lower_rank
+from ficco.passes import compile_plan
 from ficco.plan import Region
+from ficco.program import Gemm
 from ficco.schedule import Schedule
 from ficco.sweeping.gpu.operands import Operands, Run, Tensor, plain
+from ficco.target import cuda_target
 
 __all__ = ["pieces_of"]
 
@@ -37,7 +39,8 @@ def pieces_of(operands: Operands, schedule: Schedule) -> Run | None:
         if buffer.name in used and buffer.role not in ("input", "weight")
     }
     compute = TorchDeviceCompute()
-    calls = [call for step in steps for call in calls_of(plan, Work(0, step, step, -1))]
+    launches = compile_plan(plan, cuda_target()).launches
+    calls = [call_of(launch.work, {}) for launch in launches if isinstance(launch.work, Gemm)]
 
     def run(i: int) -> Tensor:
         x, w = operands.x[i % operands.sets], operands.w[i % operands.sets]

@@ -30,13 +30,6 @@ struct GpuAction {
     int last;
 };
 
-// Ways to raise a word.
-//
-//     write   by the stream (a memory operation), several words in one driver call
-//     copy    by a copy engine: four bytes from a constant, after the stream's earlier work
-//     store   by a kernel, several words in one launch
-enum class Raising { write, copy, store };
-
 // Selects the way. `writable`: whether the stream may write to the word: one of its own device, or
 // one at a peer if the driver allows that. `behind_kernels`: whether the stream is the caller's,
 // whose commands follow kernels; on other streams, a storing kernel would need room beside a kernel

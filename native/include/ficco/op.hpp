@@ -29,12 +29,20 @@ struct CopyOp {
     std::int64_t latency_ns;
 };
 
+// Ways to raise or clear a word.
+//
+//     write   by the stream (a memory operation), several words in one driver call
+//     copy    by a copy engine: four bytes from a constant, after the stream's earlier work
+//     store   by a kernel on the caller's stream, all words of a step in one launch
+enum class Raising { write, copy, store };
+
 struct WordOp {
     int rank;
     int index;
     std::uint32_t value;
     bool digest;  // use the call's digest instead of `value`
     int other_copy;
+    Raising how;  // for raise and clear
 };
 
 struct Op {

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace ficco {
 
 namespace {
-
-constexpr int kFewestStored = 3;  // for fewer words, stream writes are faster than a kernel
 
 // Facts about all rows that the compilation of the first row needs.
 struct Survey {
@@ -45,8 +45,7 @@ struct Survey {
 
 class Compiler {
   public:
-    Compiler(int segments, const GpuTarget& target, bool timed)
-        : target_(target), timed_(timed), stores_(target.gpu.no_store().empty()) {
+    Compiler(int segments, const GpuTarget& target, bool timed) : target_(target), timed_(timed) {
         result_.segments.resize(static_cast<std::size_t>(segments));
     }
 
@@ -84,7 +83,6 @@ class Compiler {
             if (survey.recorded.contains(op.step)) push(op, GpuAction::Kind::record, op.step, 0);
         }
         if (expecting_) take_back();
-        if (stores_) store_words();
         return std::move(result_);
     }
 
@@ -98,14 +96,11 @@ class Compiler {
     }
 
     // A row joins the previous batch if that is the last action, so that no row is submitted
-    // earlier than in the plan. The lane's word at the watchdog is set from before the lane's first
-    // wait until after its last one.
+    // earlier than in the program. The lane's word at the watchdog is set from before the lane's
+    // first wait until after its last one.
     void add_words(const Op& op, bool last_wait) {
         const bool waits = op.kind == Op::Kind::wait;
-        const auto how =
-            waits ? Raising::write
-                  : raising(target_.window.writable(op.word.rank), op.lane == kInline, stores_);
-        if (how == Raising::copy) {
+        if (!waits && op.word.how == Raising::copy) {
             add_signal(op);
             return;
         }
@@ -113,9 +108,36 @@ class Compiler {
         if (waits) set_lane_word(op);
         const std::uint32_t value = value_of(op);
         add(waits ? WordCommand::Kind::wait : WordCommand::Kind::write, word_of(op, 0),
-            word_of(op, 1), value, value, how == Raising::store);
+            word_of(op, 1), value, value);
         if (last_wait) clear_lane_word(op);
-        submit(op, op.segment, begin);
+        if (!waits && op.word.how == Raising::store) {
+            store(op, begin);
+        } else {
+            submit(op, op.segment, begin);
+        }
+    }
+
+    // One kernel stores the words of a step. It also clears the watchdog's word, if a command of
+    // its own would do so just before.
+    void store(const Op& op, int begin) {
+        auto& actions = segment_of(op);
+        const bool follows =
+            !actions.empty() && actions.back().lane == op.lane && actions.back().last == begin;
+        if (follows && actions.back().kind == GpuAction::Kind::stores && stored_ == op.step) {
+            actions.back().last = begin + 1;
+            if (begin + 1 - actions.back().first > static_cast<int>(kMostStored)) {
+                throw std::invalid_argument("step " + std::to_string(op.step) +
+                                            " has more words than one kernel stores");
+            }
+            return;
+        }
+        stored_ = op.step;
+        if (follows && actions.back().kind == GpuAction::Kind::words &&
+            actions.back().first + 1 == begin && cleared_ == begin - 1) {
+            actions.back() = {GpuAction::Kind::stores, op.lane, begin - 1, begin + 1};
+            return;
+        }
+        actions.push_back({GpuAction::Kind::stores, op.lane, begin, begin + 1});
     }
 
     // A copy of a constant. Consecutive signals are one action.
@@ -153,6 +175,7 @@ class Compiler {
     }
 
     void clear_lane_word(const Op& op) {
+        cleared_ = count();
         add(WordCommand::Kind::write, lane_word(op), lane_word(op), 0, 0);
     }
 
@@ -174,71 +197,12 @@ class Compiler {
         }
     }
 
-    // On the caller's stream, kernels store words if they are many, or if the stream may not write
-    // one of them. On other lanes these kernels would need room on the device, which a kernel that
-    // waits for words may occupy.
-    void store_words() {
-        for (auto& segment : result_.segments) {
-            std::vector<GpuAction> actions;
-            for (const GpuAction& action : segment) {
-                if (action.kind == GpuAction::Kind::words && action.lane == kInline) {
-                    cut(action, actions);
-                } else {
-                    actions.push_back(action);
-                }
-            }
-            segment = std::move(actions);
-        }
-    }
-
-    // Appends a batch as actions: stores of kernels, and operations of the stream.
-    void cut(const GpuAction& batch, std::vector<GpuAction>& actions) const {
-        int begin = batch.first;  // of the commands that are not appended yet
-        const auto append = [&](GpuAction::Kind kind, int end) {
-            if (begin < end) actions.push_back({kind, batch.lane, begin, end});
-            begin = end;
-        };
-        for (int first = batch.first; first < batch.last;) {
-            const int last = end_of_stored(first, batch.last);
-            if (last - first >= kFewestStored || must_store(first, last)) {
-                append(GpuAction::Kind::words, first);
-                append(GpuAction::Kind::stores, last);
-            }
-            first = std::max(last, first + 1);
-        }
-        append(GpuAction::Kind::words, batch.last);
-    }
-
-    // Whether the stream may not write one of the words.
-    bool must_store(int first, int last) const {
-        return std::any_of(must_store_.begin() + first, must_store_.begin() + last,
-                           [](bool must) { return must; });
-    }
-
-    // One kernel stores up to kMostStored writes, with all zeros before other values.
-    int end_of_stored(int first, int end) const {
-        end = std::min(end, first + static_cast<int>(kMostStored));
-        bool others = false;
-        for (int i = first; i < end; ++i) {
-            for (const auto& words : result_.words) {
-                const WordCommand& command = words[static_cast<std::size_t>(i)];
-                if (command.kind == WordCommand::Kind::wait) return i;
-                if (command.value == 0 && others) return i;
-            }
-            for (const auto& words : result_.words) {
-                others |= words[static_cast<std::size_t>(i)].value != 0;
-            }
-        }
-        return end;
-    }
-
     int count() const { return static_cast<int>(result_.words[0].size()); }
 
     void add(WordCommand::Kind kind, GpuAddress address0, GpuAddress address1, std::uint32_t value0,
-             std::uint32_t value1, bool must_store = false) {
+             std::uint32_t value1) {
         result_.words[0].push_back({kind, address0, value0});
         result_.words[1].push_back({kind, address1, value1});
-        must_store_.push_back(must_store);
     }
 
     std::uint32_t value_of(const Op& op) const {
@@ -253,8 +217,8 @@ class Compiler {
 
     const GpuTarget& target_;
     const bool timed_;
-    const bool stores_;                    // whether the device has a kernel that stores words
-    std::vector<bool> must_store_;         // by word
+    int stored_ = -1;   // the step whose words the last store has
+    int cleared_ = -1;  // the last command that clears the watchdog's word of a lane
     std::set<int> watched_;                // lanes whose word is set
     std::set<std::pair<int, int>> after_;  // lanes, and steps that they have waited for
     const Op* expecting_ = nullptr;  // the last row that expects, until its lane's word is cleared

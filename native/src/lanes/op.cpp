@@ -39,6 +39,9 @@ WordOp read_word(const Row& row, const OpLimits& limits, Op::Kind kind) {
             row.in(6, 0, std::numeric_limits<std::uint32_t>::max(), "value"));
         word.digest = row.flag(7, "digest");
     }
+    if (kind == Op::Kind::raise || kind == Op::Kind::clear) {
+        word.how = static_cast<Raising>(row.in(8, 0, static_cast<int>(Raising::store), "how"));
+    }
     word.other_copy = row.flag(15, "other copy") ? 1 : 0;
     return word;
 }

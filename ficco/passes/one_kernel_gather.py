@@ -1,50 +1,16 @@
 """The one-kernel gather's table of a plan. Numbers only: no torch and no Triton.
 
-As in `one_kernel_all_reduce_table`, the steps themselves are read, in the order of
+As in `one_kernel_all_reduce`, the steps themselves are read, in the order of
 `ficco.lowering.one_kernel_gather`, and a step that the kernel does not do is refused.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from ficco.kernels.plan_reader import OutputNames, PlanReader
+from ficco.passes.plan_reader import PlanReader
 from ficco.plan import Product, RankPlan, Region, Signal, window_places
+from ficco.tables import GatherTable, OutputNames
 
-__all__ = ["GATES", "GatherTable", "table_of"]
-
-GATES = 4  # int32 words of the handshake; see `one_kernel_handshake`
-
-
-class GatherTable(NamedTuple):
-    """One rank's part of an all_gather_matmul, as one launch.
-
-    Attributes:
-        rank, world: of the plan.
-        m, k: rows of all shards, and the depth.
-        dtype: dtype of all operands.
-        own_row, own_rows: rows of the own shard among all rows.
-        width: columns of a slice of the own shard, if it has rows; the last one may be narrower.
-        slices: number of slices of a shard; each has a signal, in their order.
-        sources: other ranks that have rows.
-        gathered: byte offset of the window of all rows in a window copy.
-        outputs: the products that have columns.
-        kept: name of the output that is the gathered x, or "" without one.
-    """
-
-    rank: int
-    world: int
-    m: int
-    k: int
-    dtype: str
-    own_row: int
-    own_rows: int
-    width: int
-    slices: int
-    sources: tuple[int, ...]
-    gathered: int
-    outputs: tuple[OutputNames, ...]
-    kept: str
+__all__ = ["table_of"]
 
 
 def table_of(plan: RankPlan) -> GatherTable:

@@ -7,85 +7,24 @@
 
 Scattering and summing parts may accumulate into their target.
 
-A gathering launch may release the window when all its programs have read it.
-
 Parts are in the plan's order. The kernel itself waits for and raises the parts' signals, so the
 engine enqueues nothing between them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ficco.errors import EngineError, ScheduleError
-from ficco.grouping import ends_of
-from ficco.kernels.gated_parts import Arrived, GatedPart, WindowRelease
-from ficco.lowering import lower_rank
 from ficco.plan import Part, Product, RankPlan, Region, Step, signal_place
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.program import Gated
+from ficco.tables import Arrived, GatedPart
 
-__all__ = ["Launch", "check_served", "launches_of", "steps_within"]
+__all__ = ["launches_of"]
 
 _OWN, _WINDOW, _RESULT, _PARTIAL, _RECV = "own", "window", "c", "partial", "recv"
 _Entries = list[tuple[Part, Product]]
 
 
-class Launch(NamedTuple):
-    """One launch of a gated step. Regions are whole buffers.
-
-    Attributes:
-        parts: its parts, in the plan's order.
-        n, k: columns of the product, and depth.
-        dtype: of the operands.
-        b: the second operand.
-        turned: whether b is stored transposed.
-        bias: one row, or None.
-        c: the target of the result, or of all parts if every part is pushed.
-        own: the buffer that own parts read, or None.
-        window: the buffer that the other parts read, or None.
-        partial: the target of pushed parts if other parts go to c; else None.
-        recv: the receive buffer whose rows are added to own parts, or None.
-        begun: whether parts accumulate into their targets.
-        release: the signals by which the launch releases the window when it ends, or None.
-    """
-
-    parts: tuple[GatedPart, ...]
-    n: int
-    k: int
-    dtype: str
-    b: Region
-    turned: bool
-    bias: Region | None
-    c: Region
-    own: Region | None
-    window: Region | None
-    partial: Region | None
-    recv: Region | None
-    begun: bool
-    release: WindowRelease | None = None
-
-
-def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> None:
-    """Refuse a schedule that an engine cannot run.
-
-    Args:
-        problem: the problem.
-        schedule: resolved.
-        engine: name of the engine; None: nothing runs, so a plan is enough.
-
-    Raises:
-        ScheduleError: no engine code implements the schedule.
-    """
-    if engine not in ("host", None) and schedule.transport == "collective":
-        return  # torch.distributed runs it without a plan
-    plan = lower_rank(problem, schedule, 0)
-    for step in plan.steps if engine == "cuda" else ():
-        if step.parts:
-            launches_of(plan, step)  # raises for parts that no kernel supports
-
-
-def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
+def launches_of(plan: RankPlan, step: Step) -> list[Gated]:
     """Return a gated step as launches.
 
     Raises:
@@ -99,33 +38,10 @@ def launches_of(plan: RankPlan, step: Step) -> list[Launch]:
         for product in part.products:
             key = (product.b.buffer, "" if pushes else product.c.buffer)
             entries_by_target.setdefault(key, []).append((part, product))
-    launches = [_launch(plan, step, entries) for entries in entries_by_target.values()]
-    ends = ends_of(plan).get(step.id)
-    if ends and _waits(launches[-1]):  # the other launches have ended before the last
-        clear, leave = ends
-        signals = tuple([signal_place(signal) for signal in clear.signals])
-        peers = tuple([signal.rank for signal in leave.signals])
-        (raised,) = {signal_place(signal) for signal in leave.signals}
-        launches[-1] = launches[-1]._replace(release=WindowRelease(signals, raised, peers))
-    return launches
+    return [_launch(plan, step, entries) for entries in entries_by_target.values()]
 
 
-def steps_within(plan: RankPlan) -> set[str]:
-    """Return ids of the steps that launches perform themselves: those that release the window."""
-    steps = {step.id: step for step in plan.steps}
-    names: set[str] = set()
-    for name, ends in ends_of(plan).items():
-        if launches_of(plan, steps[name])[-1].release:
-            names.update(end.id for end in ends)
-    return names
-
-
-def _waits(launch: Launch) -> bool:
-    """Return whether a launch reads tiles of the window."""
-    return any(part.source == _WINDOW and part.rows and part.cols for part in launch.parts)
-
-
-def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
+def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Gated:
     first = entries[0][1]
     roles = {buffer.name: buffer.role for buffer in plan.buffers}
     results = [product for part, product in entries if not part.raises]
@@ -176,7 +92,7 @@ def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Launch:
         raise _refusal(step, "parts that wait for their rows must be results and raise no signal")
     whole = {role: _whole(plan, region) for role, region in used.items()}
     b = whole["b"]
-    return Launch(
+    return Gated(
         parts=tuple(parts),
         n=b.rows if step.transpose_b else b.cols,
         k=first.a.cols,

@@ -8,77 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ficco.kernels.plan_reader import OutputNames, PlanReader
+from ficco.passes.plan_reader import PlanReader
 from ficco.plan import RankPlan, Region, Signal, window_places
+from ficco.tables import OneKernelChunk, OneKernelTable, OutputNames
 
-__all__ = ["COUNTS", "THREADS", "VACANT", "OneKernelChunk", "OneKernelTable", "table_of"]
-
-# 32 bits of vacant mailbox elements, which no rank sends. As two float16 or bfloat16 they are -0,
-# as float32 -4.6e-41. Both values are sent as 0.
-VACANT = 0x80008000
-
-COUNTS = 3  # int32 words with a rank's call counts of its mailbox
-THREADS = 32  # of a warp
-
-
-class OneKernelChunk(NamedTuple):
-    """Columns [begin, end) of the product.
-
-    Attributes:
-        begin, end: columns.
-        partial: index among a writer's `data` signals of the signal after its products.
-        total: the same for the signal after its sums; unused if no sums are passed on.
-    """
-
-    begin: int
-    end: int
-    partial: int
-    total: int
-
-
-class OneKernelTable(NamedTuple):
-    """One rank's part of a matmul_all_reduce, as one launch.
-
-    Attributes:
-        rank, world: of the plan.
-        m, n, k: rows and columns of y, and this rank's depth.
-        dtype: dtype of all operands.
-        bias: whether there is a bias.
-        twice: whether the owners of sums pass them on.
-        chunks: in the order of their computation; none is empty.
-        own_row, own_rows: rows of y that this rank sums.
-        bias_row, bias_rows: rows of this rank's products that get the bias; if `twice` none, as
-            the bias is added to the sums.
-        slot_rows: rows of the mailbox for one rank's products.
-        rows_to: targets (rank, row of its mailbox of products) of the rows; for each row once, or,
-            if not `twice`, for all rows and every rank, the own one last.
-        targets: other ranks that get products.
-        owners: other ranks that pass sums on.
-        recv: byte offset of the products in a copy of the mailbox.
-        kept: byte offset of the sums, if `twice`.
-        outputs: the single output.
-    """
-
-    rank: int
-    world: int
-    m: int
-    n: int
-    k: int
-    dtype: str
-    bias: bool
-    twice: bool
-    chunks: tuple[OneKernelChunk, ...]
-    own_row: int
-    own_rows: int
-    bias_row: int
-    bias_rows: int
-    slot_rows: int
-    rows_to: tuple[tuple[int, int], ...]
-    targets: tuple[int, ...]
-    owners: tuple[int, ...]
-    recv: int
-    kept: int
-    outputs: tuple[OutputNames]
+__all__ = ["table_of"]
 
 
 def table_of(plan: RankPlan) -> OneKernelTable:

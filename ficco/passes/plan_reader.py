@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from ficco.errors import PlanError
 from ficco.plan import RankPlan, Signal, Step, has_mailbox
 
-__all__ = ["OutputNames", "PlanReader"]
-
-
-class OutputNames(NamedTuple):
-    """The names of the matrices of a product of x and a weight of this rank.
-
-    Attributes:
-        y, w: names of the result and of the weight.
-        bias: name of the bias, or "" without one.
-        n: columns, 1 or more in a gather.
-        turned: whether the weight is stored transposed.
-    """
-
-    y: str
-    w: str
-    bias: str
-    n: int
-    turned: bool
+__all__ = ["PlanReader"]
 
 
 class PlanReader:
@@ -45,14 +28,14 @@ class PlanReader:
     def read_beginning(self) -> None:
         """Read the steps by which the call enters, and set `peers`."""
         rank = self.rank
-        free = () if has_mailbox(self.plan) else self.take("wait").signals
+        free = () if has_mailbox(self.plan.buffers) else self.take("wait").signals
         if free:
             self.all_signals(self.take("clear").signals, set(free))
         entered = self.take("raise").signals
         self.peers = peers = tuple([signal.rank for signal in entered])
         self.expect(set(peers) == set(range(len(peers) + 1)) - {rank}, "notify every peer")
         self.all_signals(entered, {Signal(peer, "entered", rank) for peer in peers})
-        if not has_mailbox(self.plan):
+        if not has_mailbox(self.plan.buffers):
             self.all_signals(free, {Signal(rank, "free", peer) for peer in peers})
 
     def read_entered(self) -> None:
@@ -62,7 +45,7 @@ class PlanReader:
     def read_end(self, heard: set[Signal]) -> None:
         """Read the steps by which the call ends, after waits for these signals."""
         self.all_signals(self.take("clear").signals, heard | self._entered())
-        if not has_mailbox(self.plan):
+        if not has_mailbox(self.plan.buffers):
             free = {Signal(peer, "free", self.rank) for peer in self.peers}
             self.all_signals(self.take("raise").signals, free)
         self.expect(self.at == len(self.plan.steps), "end here")

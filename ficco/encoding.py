@@ -1,0 +1,256 @@
+"""A program as rows of numbers for the native core, and the launches between its segments.
+
+All engines use the same rows; `Program` in ficco/_native.pyi describes them. Rows are in submission
+order. Launches, which a library or native code enqueues, divide the rows into segments.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco.dtypes import ELEMENT_BYTES
+from ficco.errors import EngineError
+from ficco.machine import Link
+from ficco.plan import Region, Signal, signal_at, signal_place, window_places
+from ficco.program import (
+    Copy,
+    Entry,
+    Gated,
+    Launch,
+    OneKernel,
+    Program,
+    SignalWrite,
+    Wait,
+    kind_of,
+    operands_of,
+)
+
+__all__ = ["INLINE", "Encoded", "Row", "Segment", "encode", "lanes_of", "trace_rows"]
+
+INLINE = -1
+_COPY, _RAISE, _WAIT, _CLEAR, _AFTER, _EXPECT, _MISSED = range(7)
+_HOW = {"thread": 0, "stream": 0, "copy": 1, "kernel": 2}
+_COLUMNS = 16  # of a row
+_PADDING = (0,) * 11
+
+
+class Row(NamedTuple):
+    """A row of the trace: an entry, or a wait of an entry for others or for signals."""
+
+    name: str
+    entry: Entry
+    kind: str
+
+
+class Segment(NamedTuple):
+    """A launch, which ends a segment.
+
+    Attributes:
+        row: of the launch in the trace.
+        launch: the entry.
+        mark: the entry to mark as done afterwards, or -1.
+    """
+
+    row: int
+    launch: Launch
+    mark: int
+
+
+class Encoded(NamedTuple):
+    """A program in the form that an engine binds.
+
+    Attributes:
+        ops: [count, 16], sorted by segment.
+        windows: [count, 4]: slot, rank, byte offset, pitch.
+        slots: (rank, buffer) -> slot number.
+        leading: launches before the first segment.
+        segments: launches, one between every two segments.
+    """
+
+    ops: npt.NDArray[np.int64]
+    windows: npt.NDArray[np.int64]
+    slots: dict[tuple[int, str], int]
+    leading: list[Segment]
+    segments: list[Segment]
+
+    @property
+    def segment_count(self) -> int:
+        """Number of segments of rows."""
+        return len(self.segments) + 1
+
+
+def trace_rows(program: Program) -> list[Row]:
+    """Return the rows of a program's trace: its entries, then the further waits of each entry."""
+    rows = [Row(entry.id, entry, kind_of(entry)) for entry in program.entries]
+    for entry in program.entries:
+        if entry.after:
+            rows.append(Row(f"{entry.id}.after", entry, "wait"))
+        if isinstance(entry, Launch):
+            rows += [Row(name, entry, "wait") for name, _ in _awaited(program.rank, entry)]
+    return rows
+
+
+def lanes_of(program: Program) -> dict[str, int]:
+    """Number the lanes without launches; launches, and their lanes, are on the caller's lane."""
+    computing = {entry.lane for entry in program.entries if isinstance(entry, Launch)}
+    lanes: dict[str, int] = {}
+    for entry in program.entries:
+        if entry.lane not in computing:
+            lanes.setdefault(entry.lane, len(lanes))
+    return lanes
+
+
+def encode(program: Program, lanes: dict[str, int], link: Link | None = None) -> Encoded:
+    """Turn a program into rows.
+
+    Args:
+        program: of one rank.
+        lanes: number of each native lane; entries of other lanes run on the caller's lane.
+        link: the paced link, whose latency goes into rows of copies; None: links are not paced.
+
+    Raises:
+        EngineError: compute on another rank's buffers.
+    """
+    return _Encoder(program, lanes, link).encoded()
+
+
+def _awaited(rank: int, launch: Launch) -> list[tuple[str, tuple[Signal, ...]]]:
+    """Return the waits of a kernel by name, each with the signals that no earlier one has."""
+    if isinstance(launch.work, OneKernel):
+        return list(launch.work.waits)
+    if not isinstance(launch.work, Gated):
+        return []
+    known: set[int] = set()
+    waits = []
+    for number, part in enumerate(launch.work.parts):
+        places = [term.word for term in part.terms if term is not None] or [part.word]
+        fresh = [place for place in dict.fromkeys(places) if place >= 0 and place not in known]
+        known.update(fresh)
+        if fresh:
+            signals = tuple([signal_at(rank, place) for place in fresh])
+            waits.append((f"{launch.id}[{number}].wait", signals))
+    return waits
+
+
+class _Encoder:
+    """Builder of flat rows; tracks the segment that rows of the caller's lane go to.
+
+    Rows are built for every new shape, so this is written for speed: one tuple per row.
+    """
+
+    def __init__(self, program: Program, lanes: dict[str, int], link: Link | None) -> None:
+        self.program, self.lanes, self.link = program, lanes, link
+        self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in program.buffers}
+        self.ahead: list[int] = []  # rows of threads, which get all at the start of a call
+        self.rows: list[int] = []  # the other rows, in order
+        self.segment = 0
+        self.slots: dict[tuple[int, str], int] = {}
+        self.leading: list[Segment] = []
+        self.segments: list[Segment] = []
+
+    def encoded(self) -> Encoded:
+        """Return all rows."""
+        entries = self.program.entries
+        index_of = {entry.id: i for i, entry in enumerate(entries)}
+        awaited = {name for entry in entries for name in entry.after}
+        whole = any(isinstance(e, Launch) and isinstance(e.work, OneKernel) for e in entries)
+        extra = len(entries)  # the next trace row that is no entry
+        for i, entry in enumerate(entries):
+            lane = self.lanes.get(entry.lane, INLINE)
+            for name in entry.after:
+                rows, segment = self._place(lane)
+                rows += (segment, lane, _AFTER, extra, index_of[name], *_PADDING)
+            extra += bool(entry.after)
+            if isinstance(entry, Copy):
+                self._copy(lane, i, entry.source, entry.target)
+            elif isinstance(entry, SignalWrite):
+                self._signals(lane, _CLEAR, i, entry.clears, _HOW[entry.how])
+                self._signals(lane, _RAISE, i, entry.raises, _HOW[entry.how])
+            elif isinstance(entry, Wait):
+                self._signals(lane, _WAIT, i, entry.signals)
+            else:
+                mark = i if entry.id in awaited else -1
+                extra += self._launch(Segment(i, entry, mark), extra, whole)
+        flat = np.frombuffer(array("q", self.ahead + self.rows), np.int64)
+        return Encoded(
+            flat.reshape(-1, _COLUMNS), self._windows(), self.slots, self.leading, self.segments
+        )
+
+    def _launch(self, segment: Segment, extra: int, whole: bool) -> int:
+        """Add a launch and the signals that it awaits; return the number of its waits."""
+        work, rank = segment.launch.work, self.program.rank
+        if isinstance(work, OneKernel):
+            for buffer in self.program.buffers:
+                if buffer.role != "mailbox":
+                    self.slots.setdefault((rank, buffer.name), len(self.slots))
+        elif whole:  # it runs before all segments, and only its row in the trace is needed
+            self.leading.append(segment)
+            return 0
+        for region in operands_of(work):
+            if region.rank != rank:
+                raise EngineError(
+                    f"step {segment.launch.id!r} computes on {region}; engines compute in their "
+                    "own rank's buffers, so push the result by a copy step"
+                )
+            if segment.launch.by == "native":
+                self.slots.setdefault((rank, region.buffer), len(self.slots))
+        waits = _awaited(rank, segment.launch)
+        kind = _MISSED if isinstance(work, OneKernel) else _EXPECT
+        for number, (_, signals) in enumerate(waits):
+            self._signals(INLINE, kind, extra + number, signals)
+        self.segments.append(segment)
+        self.segment += 1
+        return len(waits)
+
+    def _place(self, lane: int) -> tuple[list[int], int]:
+        """Return the rows that a lane's ops go to, and their segment."""
+        if lane != INLINE and self.program.target.threads:
+            return self.ahead, 0
+        return self.rows, self.segment
+
+    def _windows(self) -> npt.NDArray[np.int64]:
+        buffers = self.program.buffers
+        places, _ = window_places(buffers)
+        pitch = {b.name: b.cols * self.item[b.name] for b in buffers}
+        windows = [
+            (slot, rank, places[name], pitch[name])
+            for (rank, name), slot in self.slots.items()
+            if name in places
+        ]
+        return np.array(windows, np.int64).reshape(-1, 4)
+
+    def _signals(
+        self, lane: int, kind: int, index: int, signals: tuple[Signal, ...], how: int = 0
+    ) -> None:
+        rows, segment = self._place(lane)
+        value = 0 if kind == _CLEAR else 1
+        for signal in signals:
+            digest = 1 if signal.name == "entered" and kind != _CLEAR else 0
+            rows += (
+                segment, lane, kind, index, signal.rank, signal_place(signal), value, digest,
+                how, 0, 0, 0, 0, 0, 0, signal.copy,
+            )  # fmt: skip
+
+    def _copy(self, lane: int, index: int, source: Region, target: Region) -> None:
+        item, link, slots = self.item[source.buffer], self.link, self.slots
+        rank, there = source.rank, target.rank
+        latency_ns = 0
+        if rank == there:
+            from_rank = to_rank = -1
+        else:
+            from_rank, to_rank = rank, there
+            if link is not None:
+                size = source.area * item
+                latency_ns = round(1e3 * (link.transfer_us(size) - size / (link.peak_gbps * 1e3)))
+        rows, segment = self._place(lane)
+        rows += (
+            segment, lane, _COPY, index,
+            slots.setdefault((rank, source.buffer), len(slots)), source.row0, source.col0 * item,
+            slots.setdefault((there, target.buffer), len(slots)), target.row0, target.col0 * item,
+            source.row1 - source.row0, (source.col1 - source.col0) * item,
+            from_rank, to_rank, latency_ns, source.copy | target.copy << 1,
+        )  # fmt: skip

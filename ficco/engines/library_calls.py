@@ -1,0 +1,78 @@
+"""Library launches of a program as functions of a call's arrays.
+
+The functions are made once per program. Every call runs them on a `DeviceCompute` with its own
+arrays. Nothing here depends on streams or windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ficco.compute import DeviceCompute, Slots
+from ficco.errors import EngineError
+from ficco.plan import Buffer, Region
+from ficco.program import Bag, Gemm, Reduce, Sum, Work
+
+__all__ = ["Call", "View", "call_of"]
+
+View = Callable[[Region], Any]  # the handle of a region in this call
+Call = Callable[[DeviceCompute, View], None]
+
+
+def call_of(work: Work, buffers: dict[str, Buffer]) -> Call:
+    """Return a function that enqueues a work by the library.
+
+    Args:
+        work: of a launch.
+        buffers: of the program, by name.
+
+    Raises:
+        EngineError: no library call does this work.
+    """
+    if isinstance(work, Gemm):
+        return _gemm(work)
+    if isinstance(work, Sum):
+        return _sum(work)
+    if isinstance(work, Reduce):
+        reads, target = work
+        return lambda compute, view: compute.reduce([view(r) for r in reads], view(target))
+    if isinstance(work, Bag):
+        return _bag(work, buffers[work.bags.buffer].cols)
+    raise EngineError(f"no library call does {type(work).__name__}; a kernel of ficco does")
+
+
+def _gemm(gemm: Gemm) -> Call:
+    def call(compute: DeviceCompute, view: View) -> None:
+        a, b, c = view(gemm.a), view(gemm.b), view(gemm.c)
+        a, b = a.T if gemm.transpose_a else a, b.T if gemm.transpose_b else b
+        add = [view(region) for region in gemm.add]
+        if gemm.number == 1:
+            compute.gemm(a, b, c, gemm.accumulate, add)
+        else:
+            slots_a, slots_c = (
+                Slots(a, gemm.number, gemm.rows_a),
+                Slots(c, gemm.number, gemm.rows_c),
+            )
+            compute.gemms(slots_a, b, slots_c, gemm.accumulate, add)
+
+    return call
+
+
+def _sum(total: Sum) -> Call:
+    def call(compute: DeviceCompute, view: View) -> None:
+        slots = Slots(view(total.slots), total.number, total.distance)
+        bias = None if total.bias is None else view(total.bias)
+        compute.sum(slots, view(total.own), total.own_at, bias, view(total.target))
+
+    return call
+
+
+def _bag(bag: Bag, columns: int) -> Call:
+    offsets = bag.bags._replace(col0=0, col1=columns)  # a bag ends where the next begins
+
+    def call(compute: DeviceCompute, view: View) -> None:
+        starts, first_last = view(offsets)[0], (bag.bags.col0, bag.bags.col1)
+        compute.bag(view(bag.table), view(bag.indices)[0], starts, first_last, view(bag.target))
+
+    return call

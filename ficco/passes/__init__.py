@@ -1,0 +1,187 @@
+"""Passes compile the plan of a rank into its program for a target.
+
+Each pass turns steps of some kinds into entries:
+
+    one_kernel    a whole plan -> one launch, if its copies are a kernel's stores
+    gated         a gated step -> one launch per output; without kernels: waits, products, signals
+    release       the steps that release the window -> the end of the last launch
+    gemms, sums   products -> strided batches; reductions -> sums of slots in one pass
+    copies        joined boxes; single rows where a target has no 2-D copies
+    signals       how a target stores signals
+
+`readback` turns a program into a plan again, for proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ficco.errors import EngineError
+from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums
+from ficco.plan import Part, RankPlan, Step
+from ficco.program import Bag, Copy, Entry, Launch, Program, Reduce, Wait, Work
+from ficco.target import Target
+
+__all__ = ["COMPUTE", "compile_plan"]
+
+COMPUTE = ("gemm", "reduce", "bag")
+_ADJACENT = ("window", "mailbox", "workspace")  # roles of buffers whose rows are adjacent
+
+
+def compile_plan(plan: RankPlan, target: Target) -> Program:
+    """Return the program of one rank's plan on a target.
+
+    Args:
+        plan: of one rank.
+        target: what the rank's device does.
+
+    Raises:
+        ScheduleError: no kernel of the target supports a gated step.
+        EngineError: the target cannot run a step; the message names it.
+        PlanError: a step's `after` names no earlier step.
+    """
+    if target.kernels and one_kernel.is_one_kernel(plan):
+        entries: Sequence[Entry] = one_kernel.one_kernel_entries(plan)
+    else:
+        entries = _Compiler(plan, target).compiled()
+    return Program(plan.rank, target, plan.buffers, tuple(entries))
+
+
+class _Compiler:
+    """Appends the entries of step after step.
+
+    A step may become no entry, one or several. So `ends` has the entries whose end implies the end
+    of a step, and `pending` the `after` that steps without entries leave to their lane.
+    """
+
+    def __init__(self, plan: RankPlan, target: Target) -> None:
+        self.plan, self.target = plan, target
+        self.entries: list[Entry] = []
+        self.inline = {step.lane for step in plan.steps if step.kind in COMPUTE}
+        self.ends: dict[str, tuple[str, ...]] = {}
+        self.pending: dict[str, tuple[str, ...]] = {}
+        self.last: dict[str, str] = {}  # by lane: the id of its last entry
+        self.wait = "thread" if target.threads else "stream"
+        self.raises = signals.joined_raises(plan, self.inline, target)
+        self.releases = release.ends_of(plan) if target.kernels else {}
+        self.within: set[str] = {step.id for step in self.raises.values()}
+        self.contiguous: dict[str, int] | None = None
+        if not target.copies_2d:
+            self.contiguous = {b.name: b.cols for b in plan.buffers if b.role in _ADJACENT}
+
+    def compiled(self) -> list[Entry]:
+        """Return the entries of all steps."""
+        for step in self.plan.steps:
+            if step.id in self.within:  # an entry of an earlier step does it
+                self.ends[step.id] = (self.last[step.lane],)
+                continue
+            after = self._after(step)
+            made = self._made(step, after)
+            if made:
+                self.entries += made
+                self.last[step.lane] = made[-1].id
+                self.ends[step.id] = (made[-1].id,)
+            else:
+                self.pending[step.lane] = after
+                last = self.last.get(step.lane)
+                self.ends[step.id] = (*after, last) if last else after
+        return self.entries
+
+    def _after(self, step: Step) -> tuple[str, ...]:
+        if not step.after and not self.pending:
+            return ()
+        after = list(self.pending.pop(step.lane, ()))
+        for name in step.after:
+            if name not in self.ends:
+                raise EngineError(
+                    f"rank {self.plan.rank}, step {step.id!r} comes after {name!r}, but no step "
+                    "before it has that id; `ficco plan --check` proves a plan"
+                )
+            after += [end for end in self.ends[name] if end not in after]
+        return tuple(after)
+
+    def _made(self, step: Step, after: tuple[str, ...]) -> Sequence[Entry]:
+        kind = step.kind
+        if kind == "wait":
+            return [Wait(step.id, step.lane, after, step.signals, self.wait)]
+        if kind in ("raise", "clear"):
+            joined = self.raises.get(step.id)
+            more = joined.signals if joined is not None else ()
+            return signals.writes_of(step, after, more, step.lane in self.inline, self.target)
+        if kind in ("copy", "local_copy"):
+            boxes = copies.boxes_of(step, self.contiguous)
+            names = _names(step.id, len(boxes))
+            return [
+                Copy(name, step.lane, () if i else after, *box)
+                for i, (name, box) in enumerate(zip(names, boxes, strict=True))
+            ]
+        if kind not in COMPUTE:
+            raise EngineError(
+                f"rank {self.plan.rank}, step {step.id!r}: target {self.target.name!r} has no "
+                f"{kind} steps; use a schedule with transport='dma'"
+            )
+        if not step.parts:
+            return self._launches(step.id, step, step, after)
+        return self._gated(step, after) if self.target.kernels else self._by_parts(step, after)
+
+    def _gated(self, step: Step, after: tuple[str, ...]) -> list[Launch]:
+        """Return a gated step as launches of one kernel; the last may release the window."""
+        launches = gated.launches_of(self.plan, step)
+        ends = self.releases.get(step.id)
+        releasing = ends and release.with_release(launches[-1], ends)
+        if ends and releasing:  # the other launches have ended before the last
+            launches[-1] = releasing
+            self.within.update(end.id for end in ends)
+        return _launches(step, step.id, launches, after, "native")
+
+    def _by_parts(self, step: Step, after: tuple[str, ...]) -> list[Entry]:
+        """Return a gated step as entries that wait, work and raise signals, part after part."""
+        entries: list[Entry] = []
+        for number, part in enumerate(step.parts):
+            name = f"{step.id}[{number}]"
+            if part.waits:
+                entries.append(Wait(f"{name}.wait", step.lane, after, part.waits, self.wait))
+                after = ()
+            works = self._launches(name, step, part, after)
+            entries += works
+            after = () if works else after
+            if part.raises:
+                write = Step(f"{name}.signal", step.lane, "raise", "none", signals=part.raises)
+                entries += signals.writes_of(write, after, (), True, self.target)
+                after = ()
+        return entries
+
+    def _launches(
+        self, name: str, step: Step, part: Step | Part, after: tuple[str, ...]
+    ) -> list[Launch]:
+        """Return the library calls of a step, or of a part of it, or the sums of ficco's kernel."""
+        works: list[Work] = []
+        by = "library"
+        if step.kind == "gemm":
+            works += gemms.gemms_of(step, part.products, self.target.batches)
+        elif step.kind == "reduce":
+            (written,) = part.writes
+            total = sums.sum_of(part.reads, written) if self.target.batches else None
+            works.append(Reduce(part.reads, written) if total is None else total)
+            by = "native" if total is not None and self.target.kernels else by
+        else:
+            works += [
+                Bag(part.reads[3 * i], part.reads[3 * i + 1], part.reads[3 * i + 2], written)
+                for i, written in enumerate(part.writes)
+            ]
+        return _launches(step, name, works, after, by)
+
+
+def _launches(
+    step: Step, name: str, works: Sequence[Work], after: tuple[str, ...], by: str
+) -> list[Launch]:
+    """Return launches of one step, in order."""
+    return [
+        Launch(each, step.lane, () if i else after, work, by)
+        for i, (each, work) in enumerate(zip(_names(name, len(works)), works, strict=True))
+    ]
+
+
+def _names(name: str, count: int) -> list[str]:
+    """Return the ids of a step's entries: its own, with a number if there are several."""
+    return [name] if count == 1 else [f"{name}[{i}]" for i in range(count)]

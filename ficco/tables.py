@@ -1,0 +1,185 @@
+"""Tables of ficco's own kernels: what one launch does, as numbers. Neither torch nor Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = [
+    "COUNTS", "GATES", "THREADS", "VACANT", "Arrived", "GatedPart", "GatherTable", "OneKernelChunk",
+    "OneKernelTable", "OutputNames", "WindowRelease",
+]  # fmt: skip
+
+# 32 bits of vacant mailbox elements, which no rank sends. As two float16 or bfloat16 they are -0,
+# as float32 -4.6e-41. Both values are sent as 0.
+VACANT = 0x80008000
+
+COUNTS = 3  # int32 words with a rank's call counts of its mailbox
+THREADS = 32  # of a warp
+GATES = 4  # int32 words of the handshake; see `one_kernel_handshake`
+
+
+class Arrived(NamedTuple):
+    """A peer's term of a part, in the peer's dtype, with the part's rows and columns.
+
+    Attributes:
+        row: its first row in `recv`. Its columns are the part's.
+        word: index of the word to wait for, or -1.
+    """
+
+    row: int
+    word: int = -1
+
+
+class GatedPart(NamedTuple):
+    """Rows of the product that become available, or are needed, at one moment.
+
+    Attributes:
+        source: the matrix of its rows of a, "own" or "window".
+        a_row: its first row there.
+        c_row: its first row in its target.
+        rows: number of rows, 0 or more.
+        word: index of the word to wait for, or -1; own rows never wait.
+        signal: index of the word that is raised when the part is stored, or -1. A part without
+            elements raises none.
+        target: "c" or "partial".
+        col: its first column, in b and in its target.
+        cols: number of columns; None: all from the first.
+        terms: the terms of its sum, in the order of ranks, with None in place of the own product.
+            Empty if it is not summed.
+    """
+
+    source: str
+    a_row: int
+    c_row: int
+    rows: int
+    word: int = -1
+    signal: int = -1
+    target: str = "c"
+    col: int = 0
+    cols: int | None = None
+    terms: tuple[Arrived | None, ...] = ()
+
+
+class WindowRelease(NamedTuple):
+    """The release of the window by the last program of a launch, when all have ended.
+
+    Attributes:
+        cleared: indices of own words that are set to 0.
+        raised: index of the word that is then raised at every peer, to 1.
+        peers: ranks of the peers; if empty, nothing is done.
+        homes: [copy][rank], device addresses of the ranks' words.
+    """
+
+    cleared: tuple[int, ...]
+    raised: int
+    peers: tuple[int, ...]
+    homes: Sequence[Sequence[int]] = ()
+
+
+class OutputNames(NamedTuple):
+    """The names of the matrices of a product of x and a weight of this rank.
+
+    Attributes:
+        y, w: names of the result and of the weight.
+        bias: name of the bias, or "" without one.
+        n: columns, 1 or more in a gather.
+        turned: whether the weight is stored transposed.
+    """
+
+    y: str
+    w: str
+    bias: str
+    n: int
+    turned: bool
+
+
+class OneKernelChunk(NamedTuple):
+    """Columns [begin, end) of the product.
+
+    Attributes:
+        begin, end: columns.
+        partial: index among a writer's `data` signals of the signal after its products.
+        total: the same for the signal after its sums; unused if no sums are passed on.
+    """
+
+    begin: int
+    end: int
+    partial: int
+    total: int
+
+
+class OneKernelTable(NamedTuple):
+    """One rank's part of a matmul_all_reduce, as one launch.
+
+    Attributes:
+        rank, world: of the plan.
+        m, n, k: rows and columns of y, and this rank's depth.
+        dtype: dtype of all operands.
+        bias: whether there is a bias.
+        twice: whether the owners of sums pass them on.
+        chunks: in the order of their computation; none is empty.
+        own_row, own_rows: rows of y that this rank sums.
+        bias_row, bias_rows: rows of this rank's products that get the bias; if `twice` none, as
+            the bias is added to the sums.
+        slot_rows: rows of the mailbox for one rank's products.
+        rows_to: targets (rank, row of its mailbox of products) of the rows; for each row once, or,
+            if not `twice`, for all rows and every rank, the own one last.
+        targets: other ranks that get products.
+        owners: other ranks that pass sums on.
+        recv: byte offset of the products in a copy of the mailbox.
+        kept: byte offset of the sums, if `twice`.
+        outputs: the single output.
+    """
+
+    rank: int
+    world: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    bias: bool
+    twice: bool
+    chunks: tuple[OneKernelChunk, ...]
+    own_row: int
+    own_rows: int
+    bias_row: int
+    bias_rows: int
+    slot_rows: int
+    rows_to: tuple[tuple[int, int], ...]
+    targets: tuple[int, ...]
+    owners: tuple[int, ...]
+    recv: int
+    kept: int
+    outputs: tuple[OutputNames]
+
+
+class GatherTable(NamedTuple):
+    """One rank's part of an all_gather_matmul, as one launch.
+
+    Attributes:
+        rank, world: of the plan.
+        m, k: rows of all shards, and the depth.
+        dtype: dtype of all operands.
+        own_row, own_rows: rows of the own shard among all rows.
+        width: columns of a slice of the own shard, if it has rows; the last one may be narrower.
+        slices: number of slices of a shard; each has a signal, in their order.
+        sources: other ranks that have rows.
+        gathered: byte offset of the window of all rows in a window copy.
+        outputs: the products that have columns.
+        kept: name of the output that is the gathered x, or "" without one.
+    """
+
+    rank: int
+    world: int
+    m: int
+    k: int
+    dtype: str
+    own_row: int
+    own_rows: int
+    width: int
+    slices: int
+    sources: tuple[int, ...]
+    gathered: int
+    outputs: tuple[OutputNames, ...]
+    kept: str

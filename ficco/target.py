@@ -1,0 +1,74 @@
+"""Target: what a device, its driver and its array library do. Passes compile plans for a target.
+
+A target is no part of a plan's digest: peers see only windows and signals, so ranks with different
+targets can share a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ficco.problem import MAX_WORLD
+
+__all__ = ["FEWEST_STORED", "HOST", "MOST_STORED", "Target", "cuda_target", "own_signals"]
+
+FEWEST_STORED = 3  # from this many signals on, a kernel stores faster than a CUDA stream writes
+# Signals that one kernel stores: kMostStored of the native core, which may add the watchdog's word.
+MOST_STORED = 127
+
+
+class Target(NamedTuple):
+    """What compiled programs depend on.
+
+    Attributes:
+        name: "host" or "cuda".
+        kernels: whether there are ficco's own kernels: gated GEMMs, sums of slots in one pass, and
+            whole calls as one launch. Without them a gated step becomes waits, products and
+            signals.
+        threads: whether lanes are threads, which get all their entries at the start of a call;
+            otherwise they are streams, which get entries in the order of the program.
+        batches: whether the library has strided-batched GEMMs, and sums of slots in one pass.
+        writable: per rank, whether streams write to its signals; empty: to all. Signals that no
+            stream writes to are raised by 4-byte copies.
+        store_from: on the caller's stream, the fewest signals that one kernel stores, instead of
+            the stream; 0: there is no such kernel.
+        copies_2d: whether one copy moves rows that are not adjacent. Otherwise each row is a copy.
+    """
+
+    name: str
+    kernels: bool
+    threads: bool = False
+    batches: bool = True
+    writable: tuple[bool, ...] = ()
+    store_from: int = 0
+    copies_2d: bool = True
+
+    def writes_to(self, rank: int) -> bool:
+        """Return whether streams write to the signals of a rank."""
+        return not self.writable or self.writable[rank]
+
+
+HOST = Target("host", kernels=False, threads=True, batches=False)
+
+
+def own_signals(rank: int) -> tuple[bool, ...]:
+    """Return `Target.writable` for a driver that allows stream writes only to a rank's own memory.
+
+    Args:
+        rank: whose streams write.
+    """
+    return tuple([other == rank for other in range(MAX_WORLD)])
+
+
+def cuda_target(
+    writable: Sequence[bool] = (), *, kernels: bool = True, stores: bool = True
+) -> Target:
+    """Return the target of a CUDA device.
+
+    Args:
+        writable: see `Target`.
+        kernels: whether the array library has ficco's kernels.
+        stores: whether the device has a kernel that stores signals.
+    """
+    return Target("cuda", kernels, writable=tuple(writable), store_from=FEWEST_STORED * stores)
