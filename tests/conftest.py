@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Helper modules of the tests lie beside them; --import-mode=importlib does not look there.
-for folder in (".", "plan", "host", "kernels", "report", "sweeping"):
+for folder in (".", "plan", "program", "host", "kernels", "report", "sweeping"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # Two files that are there anyway, which the processes of a run lock.

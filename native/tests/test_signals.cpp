@@ -57,9 +57,9 @@ struct Sender {
 };
 
 // A push lane: the call's entry, then a matrix and the signal after it.
-Rows pushing_rows(int lane = kPushLane) {
+Rows pushing_rows(Raising how = Raising::copy) {
     Rows rows;
-    rows.on(0, lane).step(0).raise(1, entered_word(0), 1, true);
+    rows.by(how).on(0, kPushLane).step(0).raise(1, entered_word(0), 1, true);
     rows.step(1).copy({0}, {1}, 4, 256).step(2).raise(1, data_word(0, 0));
     return rows;
 }
@@ -86,15 +86,15 @@ TEST(a_push_lane_signals_by_a_copy_behind_the_data) {
 }
 
 TEST(a_stream_writes_words_where_the_driver_allows_it) {
-    Sender bench(pushing_rows(), true);
+    Sender bench(pushing_rows(Raising::write), true);
     CHECK((bench.call() == Acts{"record", "words", "copy", "words", "record", "record"}));
 }
 
 TEST(signals_that_follow_one_another_keep_their_order) {
     Rows rows;
-    rows.on(0, kPushLane).step(0);
+    rows.by(Raising::copy).on(0, kPushLane).step(0);
     for (int i = 0; i < 3; ++i) rows.raise(1, data_word(0, i));
-    rows.clear(0, data_word(1, 0)).raise(1, free_word(0));
+    rows.by(Raising::write).clear(0, data_word(1, 0)).by(Raising::copy).raise(1, free_word(0));
     Sender bench(rows);
     CHECK((bench.call() ==
            Acts{"record", "copy", "copy", "copy", "words", "copy", "record", "record"}));
@@ -104,20 +104,24 @@ TEST(signals_that_follow_one_another_keep_their_order) {
     }
 }
 
-TEST(on_the_callers_stream_a_kernel_stores_even_one_word_of_a_peer) {
+TEST(on_the_callers_stream_a_kernel_stores_the_words_of_a_step) {
     Rows rows;
-    rows.on(0, kInline).step(0).clear(0, data_word(1, 0)).step(1).raise(1, free_word(0));
+    rows.by(Raising::store).on(0, kInline).step(0).clear(0, data_word(1, 0));
+    rows.raise(1, free_word(0));
     Sender bench(rows);
     CHECK((bench.call() == Acts{"store", "record"}));
     const auto& writes = bench.gpu->stored.at(0).writes;
-    CHECK_EQ(writes.size(), 2U);  // the word that is cleared goes with it
+    CHECK_EQ(writes.size(), 2U);
     CHECK_EQ(writes[0].value, 0U);
     CHECK_EQ(writes[1].address, peer_word(0, free_word(0)));
+    CHECK_THROWS(std::invalid_argument, "it has no kernel", Sender(rows, false, "it has no kernel"));
+}
 
-    Sender written(rows, true);
-    CHECK((written.call() == Acts{"words", "record"}));
-    Sender without(rows, false, "it has no kernel");
-    CHECK((without.call() == Acts{"words", "copy", "record"}));
+TEST(rows_are_refused_where_the_device_cannot_store_so) {
+    Rows aside;
+    aside.by(Raising::store).on(0, kPushLane).step(0).raise(1, free_word(0));
+    CHECK_THROWS(std::invalid_argument, "on the caller's stream", Sender{aside});
+    CHECK_THROWS(std::invalid_argument, "may not write", Sender(pushing_rows(Raising::write)));
 }
 
 TEST(waits_and_own_words_stay_with_the_stream) {

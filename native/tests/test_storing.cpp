@@ -20,13 +20,13 @@ using Acts = std::vector<std::string>;
 
 // A program of one rank, and its commands for a device that has the kernel.
 struct Storing {
-    explicit Storing(const Rows& rows, const std::string& lacks = "") {
-        gpu->lacks = lacks;
+    explicit Storing(const Rows& rows, int segments = 1) {
         const std::vector<GpuAddress> words{kStoredFirst, kStoredOther}, data{0x100000, 0x200000};
         program = std::make_unique<GpuProgram>(
             std::make_shared<GpuRank>(gpu, group, 0),
             std::make_shared<GpuWindow>(words, data, std::size_t{1} << 16),
-            Binding{0, rows.fields(), {}, 1, 4, 0}, 7);
+            Binding{0, rows.fields(), {}, segments, 4, 0}, 7);
+        for (int i = 0; i + 1 < segments; ++i) program->set_launches(i, 0, -1, {});
     }
     // The commands between the call's begin and its end.
     Acts call(int copy = 0, bool traced = false) {
@@ -43,13 +43,21 @@ struct Storing {
     std::unique_ptr<GpuProgram> program;
 };
 
-// A call's end: it waits for a word, and clears and raises numbers of words.
-Rows ending(int cleared, int raised, int lane = kInline) {
+// A call's end: it waits for a word, and clears and raises numbers of words, as one step.
+Rows ending(int cleared, int raised, Raising how = Raising::store) {
     Rows rows;
-    rows.on(0, lane).step(0).wait(0, data_word(0, 0)).step(1);
+    rows.by(how).on(0, kInline).step(0).wait(0, data_word(0, 0)).step(1);
     for (int i = 0; i < cleared; ++i) rows.clear(0, data_word(0, i));
-    rows.step(2);
     for (int i = 0; i < raised; ++i) rows.raise(0, free_word(i));
+    return rows;
+}
+
+// A kernel that expects a word, and then a call's end by a kernel.
+Rows ending_behind_a_kernel() {
+    Rows rows;
+    rows.on(0, kInline).step(0).expect(0, data_word(0, 0));
+    rows.by(Raising::store).on(1, kInline).step(1).clear(0, data_word(0, 0));
+    rows.raise(0, free_word(0));
     return rows;
 }
 
@@ -61,58 +69,59 @@ TEST(a_kernel_stores_what_ends_a_call) {
         CHECK((bench.call(copy) == Acts{"words", "store"}));
         const auto& [writes, stream] = bench.gpu->stored.at(0);
         CHECK_EQ(stream, kStoring);
-        // The watchdog's word after the wait, the cleared words, the raised words.
-        CHECK_EQ(writes.size(), 6U);
+        CHECK_EQ(writes.size(), 5U);  // the cleared words, the raised words
         for (std::size_t i = 0; i < writes.size(); ++i) {
-            CHECK_EQ(writes[i].value, i < 4 ? 0U : 1U);
+            CHECK_EQ(writes[i].value, i < 3 ? 0U : 1U);
             CHECK(writes[i].kind == WordCommand::Kind::write);
         }
         const GpuAddress words = copy == 0 ? kStoredFirst : kStoredOther;
-        CHECK_EQ(writes[1].address, words + 4 * static_cast<GpuAddress>(data_word(0, 0)));
-        CHECK_EQ(writes[5].address, words + 4 * static_cast<GpuAddress>(free_word(1)));
+        CHECK_EQ(writes[0].address, words + 4 * static_cast<GpuAddress>(data_word(0, 0)));
+        CHECK_EQ(writes[4].address, words + 4 * static_cast<GpuAddress>(free_word(1)));
     }
 }
 
-TEST(streams_write_few_words_and_those_of_other_lanes) {
-    CHECK((Storing(ending(1, 0)).call() == Acts{"words"}));  // with the watch's there are two
-    CHECK((Storing(ending(1, 1)).call() == Acts{"words", "store"}));
-    CHECK((Storing(ending(3, 2), "it lacks it").call() == Acts{"words"}));
-    const Acts aside{"record", "words", "record"};  // fork and join
-    CHECK(Storing(ending(3, 2, 0)).call() == aside);
+TEST(a_row_says_whether_the_stream_writes_its_word) {
+    CHECK((Storing(ending(3, 2, Raising::write)).call() == Acts{"words"}));
+    Rows rows;
+    rows.on(0, kInline).step(0).wait(0, data_word(0, 0)).step(1).clear(0, data_word(0, 0));
+    rows.by(Raising::store).step(2).raise(0, free_word(0));
+    CHECK((Storing(rows).call() == Acts{"words", "store"}));
 }
 
-TEST(no_word_is_cleared_before_one_that_stands_before_it_is_raised) {
+TEST(a_kernel_behind_a_kernel_that_waits_clears_the_watchdogs_word_too) {
+    Storing bench(ending_behind_a_kernel(), 2);
+    CHECK((bench.call() == Acts{"words", "store"}));  // the watchdog's word is set before
+    const auto& writes = bench.gpu->stored.at(0).writes;
+    CHECK_EQ(writes.size(), 3U);
+    CHECK_EQ(writes[0].value, 0U);
+    CHECK_EQ(writes[2].value, 1U);
+}
+
+TEST(the_words_of_each_step_are_stored_by_one_kernel) {
     Rows rows;
-    rows.on(0, kInline).step(0);
+    rows.by(Raising::store).on(0, kInline).step(0);
     for (int i = 0; i < 3; ++i) rows.raise(0, free_word(i));
+    rows.step(1);
     for (int i = 0; i < 3; ++i) rows.clear(0, data_word(0, i));
-    rows.raise(0, free_word(3)).clear(0, data_word(0, 3));
-    rows.wait(0, data_word(0, 4)).raise(0, free_word(4));
+    rows.raise(0, free_word(3));
     Storing bench(rows);
-    // Then the last 0, the watchdog's word set, the wait, the watchdog's word cleared, the raise.
-    CHECK((bench.call() == Acts{"store", "store", "words"}));
+    CHECK((bench.call() == Acts{"store", "store"}));
     CHECK_EQ(bench.gpu->stored[0].writes.size(), 3U);
     CHECK_EQ(bench.gpu->stored[1].writes.size(), 4U);
-    CHECK_EQ(bench.gpu->stored[1].writes[2].value, 0U);
-    CHECK_EQ(bench.gpu->stored[1].writes[3].value, 1U);
 }
 
-TEST(many_words_take_several_kernels) {
+TEST(a_step_with_more_words_than_a_kernel_stores_is_refused) {
     Rows rows;
-    rows.on(0, kInline).step(0);
-    const int count = 2 * static_cast<int>(kMostStored) + 2;
-    for (int i = 0; i < count; ++i) rows.clear(0, data_word(0, i));
-    Storing bench(rows);
-    CHECK((bench.call() == Acts{"store", "store", "words"}));
-    for (const auto& stored : bench.gpu->stored) CHECK_EQ(stored.writes.size(), kMostStored);
+    rows.by(Raising::store).on(0, kInline).step(0);
+    for (int i = 0; i <= static_cast<int>(kMostStored); ++i) rows.clear(0, data_word(0, i));
+    CHECK_THROWS(std::invalid_argument, "more words than one kernel stores", Storing{rows});
 }
 
-TEST(a_step_whose_time_is_taken_is_stored_by_itself) {
+TEST(a_traced_step_has_times_around_its_kernel) {
     Storing bench(ending(3, 3));
     const Acts told = bench.call(0, true);
     const Acts wanted{"record", "words", "record",   // waits
-                      "record", "store", "record",   // clears
-                      "record", "store", "record"};  // raises
+                      "record", "store", "record"};  // clears and raises
     CHECK(told == wanted);
 }
 

@@ -40,7 +40,7 @@ from ficco.kernels import loading  # noqa: E402
 from ficco.kernels.arrays import Arrays  # noqa: E402
 from ficco.kernels.native_launch import Code, Copy, Signal, Slot  # noqa: E402
 from ficco.kernels.variants import Variant  # noqa: E402
-from ficco.tables import GatedPart
+from ficco.tables import GatedPart  # noqa: E402
 
 ROWS, DATA = 300, 5
 errors: list[BaseException] = []

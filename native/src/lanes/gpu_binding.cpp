@@ -40,12 +40,25 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
         slot_is_given_[static_cast<std::size_t>(slot.slot)] = false;
     }
 
+    const auto check_stored = [&](const Op& op) {
+        if (op.word.how == Raising::write && !window_->writable(op.word.rank)) {
+            throw std::invalid_argument("a stream may not write the words of rank " +
+                                        std::to_string(op.word.rank) + "; copy or store them");
+        }
+        if (op.word.how != Raising::store) return;
+        if (op.lane != kInline) {
+            throw std::invalid_argument("a kernel stores words on the caller's stream alone");
+        }
+        const std::string lacks = rank_->gpu().no_store();
+        if (!lacks.empty()) throw std::invalid_argument("no kernel stores words: " + lacks);
+    };
     WatchedCalls watched{window_, {}};
     for (const Op& op : ops_) {
         if (op.lane != kInline && std::ranges::find(lanes_, op.lane) == lanes_.end()) {
             lanes_.push_back(op.lane);
             streams_[static_cast<std::size_t>(op.lane)] = rank_->lane(op.lane);
         }
+        if (op.kind == Op::Kind::raise || op.kind == Op::Kind::clear) check_stored(op);
         const bool by_kernel = op.kind == Op::Kind::expect || op.kind == Op::Kind::missed;
         if (by_kernel && (op.lane != kInline || op.segment + 1 >= binding.segments)) {
             throw std::invalid_argument(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ficco.engines.gating import launches_of, steps_within
-from ficco.engines.rows import encode
-from ficco.grouping import stores_of
 
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.passes import compile_plan
 from ficco.plan import RankPlan, Signal, signal_place
 from ficco.problem import Output, Problem
+from ficco.program import Gated, SignalWrite
 from ficco.schedule import Schedule
+from ficco.target import MOST_STORED, cuda_target
 
 WORLD, RANK = 4, 1
 PEERS = [2, 3, 0]
@@ -25,6 +25,21 @@ def plan_of(op: str, schedule: Schedule, grain: int = 2, **fields: object) -> Ra
     problem = Problem.chunked(op, WORLD, 32, 16, 32, "bfloat16")
     found = replace(schedule, grain=grain).resolve(WORLD, CUDA)
     return lower_rank(replace(problem, **fields), found, RANK)
+
+
+def launches(plan: RankPlan) -> list[Gated]:
+    entries = compile_plan(plan, cuda_target()).launches
+    return [entry.work for entry in entries if isinstance(entry.work, Gated)]
+
+
+def writes(plan: RankPlan) -> list[SignalWrite]:
+    entries = compile_plan(plan, cuda_target()).entries
+    return [entry for entry in entries if isinstance(entry, SignalWrite)]
+
+
+def released(plan: RankPlan) -> bool:
+    """Return whether a launch clears the signals of the call and raises `free`."""
+    return any(launch.release is not None for launch in launches(plan))
 
 
 def ends(plan: RankPlan) -> list[tuple[str, str]]:
@@ -42,43 +57,38 @@ def ends(plan: RankPlan) -> list[tuple[str, str]]:
 def test_a_launch_that_gathers_does_it_all(grain: int, route: str) -> None:
     plan = plan_of("all_gather_matmul", replace(GATED, route=route), grain)
     assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
-    assert steps_within(plan) == {"compute.clear", "compute.leave"}
-    (step,) = [step for step in plan.steps if step.parts]
-    (launch,) = launches_of(plan, step)
+    (launch,) = launches(plan)
     assert launch.release is not None
     signals = [Signal(RANK, "data", peer, chunk) for peer in PEERS for chunk in range(grain)]
     signals += [Signal(RANK, "entered", peer) for peer in PEERS]
     assert sorted(launch.release.cleared) == sorted(map(signal_place, signals))
     assert launch.release.raised == signal_place(Signal(0, "free", RANK))
     assert sorted(launch.release.peers) == sorted(PEERS)
-    without = encode(plan, {}, one_launch=True, within=steps_within(plan))
-    rows = encode(plan, {}, one_launch=True)
-    assert len(rows.ops) - len(without.ops) == len(signals) + len(PEERS)
+    assert not {"compute.clear", "compute.leave"} & {entry.id for entry in writes(plan)}
 
 
 def test_of_several_launches_the_last_does_it() -> None:
     outputs = (Output((8, 8, 8, 8), "w0"), Output((4, 4, 4, 4), "w1"))
     plan = plan_of("all_gather_matmul", GATED, outputs=outputs)
-    (step,) = [step for step in plan.steps if step.parts]
-    assert [bool(launch.release) for launch in launches_of(plan, step)] == [False, True]
+    assert [bool(launch.release) for launch in launches(plan)] == [False, True]
 
 
 def test_without_columns_there_is_no_launch_to_do_it() -> None:
     some = (Output((8, 8, 8, 8), "w0"), Output((4, 0, 4, 4), "w1"))  # rank 1 has none of w1
     plan = plan_of("all_gather_matmul", GATED, outputs=some)
-    (step,) = [step for step in plan.steps if step.parts]
-    assert [bool(launch.release) for launch in launches_of(plan, step)] == [True]
+    assert [bool(launch.release) for launch in launches(plan)] == [True]
     plan = plan_of("all_gather_matmul", GATED, outputs=(Output((8, 0, 8, 8)),))
     assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
-    assert not steps_within(plan)
+    assert not released(plan)
 
 
 @pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
 def test_of_sums_one_kernel_does_it(op: str) -> None:
     plan = plan_of(op, GATED)
     assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
-    assert not steps_within(plan)
-    assert stores_of(plan, ()) == {"compute.clear": 1, "compute.leave": 0}
+    assert not released(plan)
+    (last,) = [entry for entry in writes(plan) if entry.id == "compute.clear"]
+    assert last.how == "kernel" and {signal.name for signal in last.raises} == {"free"}
 
 
 @pytest.mark.parametrize("order", ["by_peer", "by_step"])
@@ -103,15 +113,29 @@ def test_what_a_launch_tells_is_cleared_at_the_end(op: str, sums: str, order: st
     ]
 
 
-def test_few_words_are_the_streams_affair() -> None:
+def test_streams_write_few_signals_and_a_kernel_many() -> None:
     problem = Problem.chunked("matmul_reduce_scatter", 2, 8, 16, 8, "bfloat16")
     plan = lower_rank(problem, Schedule.named("shard_p2p").resolve(2, CUDA), 0)
-    assert stores_of(plan, ())  # two that are cleared, one that is raised
+    stored = [entry for entry in writes(plan) if entry.how == "kernel"]
+    (last,) = stored  # two that are cleared, one that is raised
+    assert (len(last.clears), len(last.raises)) == (2, 1)
     (*others, leave) = plan.steps
     assert leave.id == "compute.leave"
-    assert not stores_of(plan._replace(steps=tuple(others)), ())
-    gather = plan_of("all_gather_matmul", GATED)
-    assert stores_of(gather, ()) and not stores_of(gather, steps_within(gather))
+    fewer = plan._replace(steps=tuple(others))
+    assert all(entry.how == "stream" for entry in writes(fewer))
+    without = compile_plan(plan, cuda_target(stores=False)).entries
+    assert all(e.how == "stream" for e in without if isinstance(e, SignalWrite))
+
+
+def test_a_kernel_stores_so_many_signals_and_zeros_first() -> None:
+    names = [Signal(RANK, "data", peer, chunk) for peer in PEERS for chunk in range(60)]
+    leave = tuple([Signal(peer, "free", RANK) for peer in PEERS])
+    plan = plan_of("matmul_reduce_scatter", GATED)
+    steps = [step._replace(signals=tuple(names)) if step.id == "compute.clear" else step
+             for step in plan.steps]  # fmt: skip
+    found = [e for e in writes(plan._replace(steps=tuple(steps))) if "clear" in e.id][-2:]
+    assert [(len(e.clears), len(e.raises)) for e in found] == [(MOST_STORED, 0), (53, 3)]
+    assert found[1].raises == leave and not found[1].after
 
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
@@ -119,7 +143,7 @@ def test_other_schedules_leave_it_to_the_stream_that_works(op: str) -> None:
     """Though there is work behind the last wait: another lane would have to be joined to it."""
     plan = plan_of(op, Schedule.named("hetero_fused_1d"))
     assert ends(plan) == [("compute", "compute.clear"), ("compute", "compute.leave")]
-    assert not steps_within(plan)
+    assert not released(plan)
 
 
 def test_what_another_lane_reads_is_kept_until_it_has() -> None:
@@ -127,4 +151,4 @@ def test_what_another_lane_reads_is_kept_until_it_has() -> None:
     plan = plan_of("all_gather_matmul", GATED, outputs=outputs)
     clear, leave = [step for step in plan.steps if step.id in ("compute.clear", "compute.leave")]
     assert clear.after and not leave.after, "the copies that keep what came"
-    assert not steps_within(plan)
+    assert not released(plan)

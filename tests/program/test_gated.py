@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ficco.engines.gating import launches_of
 from handmade import signalling_reduce_scatter
 
 from ficco.errors import ScheduleError
 from ficco.lowering import lower_rank
+from ficco.passes.gated import launches_of
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 

@@ -1,0 +1,269 @@
+"""Calls that are one kernel as plan steps again, from the kernel's table alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from ficco.errors import PlanError
+from ficco.plan import Buffer, Product, Region, Signal, Step, window_places
+from ficco.tables import GatherTable, OneKernelChunk, OneKernelTable, OutputNames
+
+__all__ = ["steps_of_one_kernel"]
+
+
+def steps_of_one_kernel(
+    name: str,
+    lane: str,
+    table: OneKernelTable | GatherTable,
+    buffers: tuple[Buffer, ...],
+    multiplied: bool,
+) -> list[Step]:
+    """Return the steps of a kernel that runs a whole call.
+
+    Args:
+        name: of the launch.
+        lane: of the launch.
+        table: of the kernel.
+        buffers: of the program.
+        multiplied: whether y holds the products before the launch.
+
+    Raises:
+        PlanError: the table is none of this kernel.
+    """
+    if isinstance(table, GatherTable):
+        return _Gather(name, lane, table, buffers).read()
+    return _AllReduce(name, lane, table, buffers).read(multiplied)
+
+
+class _Rows(NamedTuple):
+    """Rows [begin, end) of the product, and their target: a rank and a row of its mailbox."""
+
+    begin: int
+    end: int
+    rank: int
+    row: int
+
+
+class _Steps:
+    """Appends steps to one lane; a step's name is that of the launch, and what the step does."""
+
+    def __init__(
+        self, name: str, lane: str, rank: int, world: int, buffers: tuple[Buffer, ...]
+    ) -> None:
+        self.name, self.lane, self.rank = name, lane, rank
+        self.peers = [peer for peer in range(world) if peer != rank]
+        self.buffers = {buffer.name: buffer for buffer in buffers}
+        self.steps: list[Step] = []
+        self.heard: list[Signal] = []
+
+    def add(self, what: str, kind: str, unit: str = "sm", **fields: object) -> None:
+        step = Step(f"{self.name}.{what}", self.lane, kind, unit)
+        self.steps.append(step._replace(**fields))
+
+    def signals(self, what: str, kind: str, signals: Sequence[Signal]) -> None:
+        """Append a step for signals, if there are any."""
+        if signals:
+            self.add(what, kind, "none", signals=tuple(signals))
+        if kind == "wait":
+            self.heard += signals
+
+    def stored(self, what: str, boxes: list[tuple[Region, Region]], index: int) -> None:
+        """Append stores at peers, and the signals behind them."""
+        reads, writes = [source for source, _ in boxes], [target for _, target in boxes]
+        self.add(f"push.{what}", "copy", reads=tuple(reads), writes=tuple(writes))
+        targets = [target.rank for target in writes]
+        raised = [Signal(peer, "data", self.rank, index) for peer in targets]
+        self.signals(f"sent.{what}", "raise", raised)
+
+    def enter(self) -> None:
+        self.signals("enter", "raise", [Signal(peer, "entered", self.rank) for peer in self.peers])
+
+    def await_entered(self) -> None:
+        self.signals("entered", "wait", [Signal(self.rank, "entered", p) for p in self.peers])
+
+    def multiply(
+        self,
+        what: str,
+        pieces: list[tuple[Region, Region]],
+        names: OutputNames,
+        bias: Sequence[bool],
+    ) -> None:
+        """Append products (a, c) of rows with a weight; without depth, sums of their bias."""
+        products = []
+        for (a, c), biased in zip(pieces, bias, strict=True):
+            columns = (c.col0, c.col1)
+            add = (Region(self.rank, names.bias, 0, 1, *columns),) if biased else ()
+            if not a.cols:
+                self.add(f"{what}.{c.row0}", "reduce", reads=add, writes=(c,))
+                continue
+            box = (*columns, 0, a.cols) if names.turned else (0, a.cols, *columns)
+            products.append(Product(a, Region(self.rank, names.w, *box), c, add=add))
+        if products:
+            self.add(what, "gemm", products=tuple(products), transpose_b=names.turned)
+
+
+class _Gather(_Steps):
+    """The one-kernel gather."""
+
+    def __init__(
+        self, name: str, lane: str, table: GatherTable, buffers: tuple[Buffer, ...]
+    ) -> None:
+        super().__init__(name, lane, table.rank, table.world, buffers)
+        self.table = table
+        places, _ = window_places(buffers)
+        self.window = next(name for name, place in places.items() if place == table.gathered)
+
+    def read(self) -> list[Step]:
+        """Return all steps."""
+        t, rank = self.table, self.rank
+        free = [Signal(rank, "free", peer) for peer in self.peers]
+        self.signals("free", "wait", free)
+        self.heard.clear()
+        self.signals("taken", "clear", free)
+        self.enter()
+        for number in range(t.slices if t.own_rows else 0):
+            columns = (number * t.width, min((number + 1) * t.width, t.k))
+            source = Region(rank, "x", 0, t.own_rows, *columns)
+            rows = (t.own_row, t.own_row + t.own_rows)
+            boxes = [(source, Region(p, self.window, *rows, *columns)) for p in self.peers]
+            self.stored(f"{number}", boxes, number)
+        self.await_entered()
+        arrived = [Signal(rank, "data", s, i) for s in t.sources for i in range(t.slices)]
+        self.signals("arrived", "wait", arrived)
+        for names in t.outputs:
+            pieces = [(a, Region(rank, names.y, *rows, 0, names.n)) for a, rows in self._rows()]
+            self.multiply(f"gemm.{names.y}", pieces, names, [bool(names.bias)] * len(pieces))
+        if t.kept and t.k:
+            reads = tuple([a for a, _ in self._rows()])
+            writes = tuple([Region(rank, t.kept, *rows, 0, t.k) for _, rows in self._rows()])
+            self.add("keep", "local_copy", reads=reads, writes=writes)
+        self.signals("clear", "clear", self.heard)
+        self.signals("leave", "raise", [Signal(peer, "free", rank) for peer in self.peers])
+        return self.steps
+
+    def _rows(self) -> Iterator[tuple[Region, tuple[int, int]]]:
+        """Yield the pieces of the gathered x: their place, and their rows among all."""
+        t = self.table
+        past = t.own_row + t.own_rows
+        for begin, end in ((0, t.own_row), (past, t.m)):
+            if begin < end:
+                yield Region(self.rank, self.window, begin, end, 0, t.k), (begin, end)
+        if t.own_rows:
+            yield Region(self.rank, "x", 0, t.own_rows, 0, t.k), (t.own_row, past)
+
+
+class _AllReduce(_Steps):
+    """The one-kernel all-reduce."""
+
+    def __init__(
+        self, name: str, lane: str, table: OneKernelTable, buffers: tuple[Buffer, ...]
+    ) -> None:
+        super().__init__(name, lane, table.rank, table.world, buffers)
+        self.table, self.names = table, table.outputs[0]
+        places, _ = window_places(buffers)
+        at = {place: name for name, place in places.items()}
+        self.recv, self.kept = at[table.recv], at[table.kept] if table.twice else ""
+        self.space = next((b.name for b in buffers if b.role == "workspace"), "")
+
+    def read(self, multiplied: bool) -> list[Step]:
+        """Return all steps."""
+        t = self.table
+        self.enter()
+        for chunk in t.chunks:
+            self._make(chunk, multiplied)
+        self.await_entered()
+        for chunk in t.chunks if t.own_rows else ():
+            self._add_up(chunk)
+        for chunk in t.chunks if t.twice and t.owners else ():
+            self._collect(chunk)
+        self.signals("clear", "clear", self.heard)
+        return self.steps
+
+    def _targets(self) -> list[_Rows]:
+        """Return the runs of rows with one target."""
+        t = self.table
+        rows = [(i % t.m, rank, row) for i, (rank, row) in enumerate(t.rows_to)]
+
+        def run(numbered: tuple[int, tuple[int, int, int]]) -> tuple[int, int, int]:
+            number, (row, rank, to) = numbered
+            return rank, row - number, to - number
+
+        runs = []
+        for _, group in groupby(enumerate(rows), run):
+            entries = [entry for _, entry in group]
+            begin, rank, to = entries[0]
+            runs.append(_Rows(begin, begin + len(entries), rank, to))
+        return runs
+
+    def _make(self, chunk: OneKernelChunk, multiplied: bool) -> None:
+        """Append the products of a chunk, and their stores at peers."""
+        t, rank, columns = self.table, self.rank, (chunk.begin, chunk.end)
+        name, targets = f"{chunk.begin}", self._targets()
+        mine = [rows for rows in targets if rows.rank == rank]
+        others = [rows for rows in targets if rows.rank != rank]
+        if t.twice:
+            made = [(r, Region(rank, self.recv, r.row, r.row + r.end - r.begin, *columns))
+                    for r in mine]  # fmt: skip
+            made += [(r, Region(rank, self.space, r.begin, r.end, *columns)) for r in others]
+        else:
+            if len(mine) != 1 or mine[0].end - mine[0].begin != t.m:
+                raise PlanError(
+                    f"rank {rank}, launch {self.name!r}: its table does not store all rows in the "
+                    "rank's own slot"
+                )
+            whole = mine[0]
+            added = (t.bias_row, t.bias_row + t.bias_rows) if t.bias_rows else ()
+            edges = sorted({0, *added, t.m})
+            made = [
+                (_Rows(a, b, rank, whole.row + a),
+                 Region(rank, self.recv, whole.row + a, whole.row + b, *columns))
+                for a, b in pairwise(edges)
+            ]  # fmt: skip
+        if multiplied:
+            reads = tuple([Region(rank, self.names.y, r.begin, r.end, *columns) for r, _ in made])
+            self.add(f"take.{name}", "local_copy", reads=reads, writes=tuple([c for _, c in made]))
+        else:
+            pieces = [(Region(rank, "x", r.begin, r.end, 0, t.k), c) for r, c in made]
+            past = t.bias_row + t.bias_rows
+            bias = [t.bias_row <= r.begin and r.end <= past and t.bias_rows > 0 for r, _ in made]
+            self.multiply(f"gemm.{name}", pieces, self.names, bias)
+        boxes = []
+        for r in others:
+            at = Region(r.rank, self.recv, r.row, r.row + r.end - r.begin, *columns)
+            buffer, first = (self.space, r.begin) if t.twice else (self.recv, mine[0].row + r.begin)
+            boxes.append((Region(rank, buffer, first, first + at.rows, *columns), at))
+        if boxes:
+            self.stored(name, boxes, chunk.partial)
+
+    def _add_up(self, chunk: OneKernelChunk) -> None:
+        """Append the sums of a chunk over all ranks; with two shots, also their stores."""
+        t, rank, columns = self.table, self.rank, (chunk.begin, chunk.end)
+        name, rows = f"{chunk.begin}", (t.own_row, t.own_row + t.own_rows)
+        self.signals(
+            f"wait.{name}", "wait", [Signal(rank, "data", p, chunk.partial) for p in self.peers]
+        )
+        tops = [source * t.slot_rows for source in range(t.world)]
+        reads = [Region(rank, self.recv, top, top + t.own_rows, *columns) for top in tops]
+        if t.twice and t.bias:
+            reads.append(Region(rank, self.names.bias, 0, 1, *columns))
+        sums = Region(rank, self.names.y, *rows, *columns)
+        self.add(f"sum.{name}", "reduce", reads=tuple(reads), writes=(sums,))
+        if t.twice:
+            boxes = [(sums, Region(peer, self.kept, *rows, *columns)) for peer in self.peers]
+            self.stored(f"sum.{name}", boxes, chunk.total)
+
+    def _collect(self, chunk: OneKernelChunk) -> None:
+        """Append the copies of the owners' sums into y."""
+        t, rank, columns = self.table, self.rank, (chunk.begin, chunk.end)
+        name, past = f"{chunk.begin}", t.own_row + t.own_rows
+        self.signals(
+            f"await.{name}", "wait", [Signal(rank, "data", o, chunk.total) for o in t.owners]
+        )
+        spans = [(top, end) for top, end in ((0, t.own_row), (past, t.m)) if top < end]
+        self.add(
+            f"move.{name}", "local_copy",
+            reads=tuple([Region(rank, self.kept, *span, *columns) for span in spans]),
+            writes=tuple([Region(rank, self.names.y, *span, *columns) for span in spans]),
+        )  # fmt: skip

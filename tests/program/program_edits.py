@@ -1,0 +1,262 @@
+"""Edits of programs: every kind of entry loses, moves or exchanges something."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from ficco.plan import Region
+from ficco.program import (
+    Bag,
+    Copy,
+    Entry,
+    Gated,
+    Gemm,
+    Launch,
+    OneKernel,
+    Program,
+    Reduce,
+    SignalWrite,
+    Sum,
+    Wait,
+)
+from ficco.tables import OneKernelTable
+
+Edit = Callable[[Entry, random.Random], "Entry | None"]
+
+
+def edited(program: Program, edit: Edit, rng: random.Random) -> Program | None:
+    """Return the program with one entry edited, or None if the edit applies to none."""
+    entries = list(program.entries)
+    for index in rng.sample(range(len(entries)), len(entries)):
+        changed = edit(entries[index], rng)
+        if changed is not None and changed != entries[index]:
+            entries[index] = changed
+            return program._replace(entries=tuple(entries))
+    return None
+
+
+def without_entry(program: Program, kind: type, rng: random.Random) -> Program | None:
+    """Return the program without one entry of a kind; later entries come after its `after`."""
+    found = [i for i, entry in enumerate(program.entries) if isinstance(entry, kind)]
+    if not found:
+        return None
+    index = rng.choice(found)
+    gone = program.entries[index]
+    lane = [entry.id for entry in program.entries[:index] if entry.lane == gone.lane][-1:]
+    rest: list[Entry] = []
+    for entry in (*program.entries[:index], *program.entries[index + 1 :]):
+        names = [n for a in entry.after for n in ((*lane, *gone.after) if a == gone.id else (a,))]
+        rest.append(entry._replace(after=tuple(dict.fromkeys(names))))
+    return program._replace(entries=tuple(rest))
+
+
+def exchanged(program: Program, rng: random.Random) -> Program | None:
+    """Return the program with two neighbours of a lane exchanged."""
+    entries = list(program.entries)
+    pairs = [
+        (i, j)
+        for i in range(len(entries))
+        for j in [next((j for j in range(i + 1, len(entries))
+                        if entries[j].lane == entries[i].lane), 0)]
+        if j and entries[i].id not in entries[j].after
+    ]  # fmt: skip
+    if not pairs:
+        return None
+    i, j = rng.choice(pairs)
+    entries[i], entries[j] = entries[j], entries[i]
+    seen: set[str] = set()
+    for k, entry in enumerate(entries):  # every `after` names an earlier entry
+        entries[k] = entry._replace(after=tuple(a for a in entry.after if a in seen))
+        seen.add(entry.id)
+    return program._replace(entries=tuple(entries))
+
+
+def _lower(region: Region, rng: random.Random) -> Region:
+    """Move a region by one row, up where it is not the first."""
+    by = -1 if region.row0 else 1
+    return region._replace(row0=region.row0 + by, row1=region.row1 + by)
+
+
+def moved_source(entry: Entry, rng: random.Random) -> Entry | None:
+    return entry._replace(source=_lower(entry.source, rng)) if isinstance(entry, Copy) else None
+
+
+def moved_target(entry: Entry, rng: random.Random) -> Entry | None:
+    return entry._replace(target=_lower(entry.target, rng)) if isinstance(entry, Copy) else None
+
+
+def fewer_waits(entry: Entry, rng: random.Random) -> Entry | None:
+    if not isinstance(entry, Wait) or len(entry.signals) < 2:
+        return None
+    gone = rng.randrange(len(entry.signals))
+    return entry._replace(signals=entry.signals[:gone] + entry.signals[gone + 1 :])
+
+
+def fewer_raises(entry: Entry, rng: random.Random) -> Entry | None:
+    if not isinstance(entry, SignalWrite) or not entry.raises:
+        return None
+    if len(entry.raises) == 1 and not entry.clears:
+        return None
+    return entry._replace(raises=entry.raises[1:])
+
+
+def fewer_clears(entry: Entry, rng: random.Random) -> Entry | None:
+    if not isinstance(entry, SignalWrite) or not entry.clears:
+        return None
+    if len(entry.clears) == 1 and not entry.raises:
+        return None
+    return entry._replace(clears=entry.clears[1:])
+
+
+def without_after(entry: Entry, rng: random.Random) -> Entry | None:
+    return entry._replace(after=entry.after[1:]) if entry.after else None
+
+
+def _work(entry: Entry, kind: type) -> Any:
+    return entry.work if isinstance(entry, Launch) and isinstance(entry.work, kind) else None
+
+
+def other_operand(entry: Entry, rng: random.Random) -> Entry | None:
+    """Multiply, sum or pool other rows."""
+    for kind, field in ((Gemm, "a"), (Sum, "own"), (Bag, "bags")):
+        work = _work(entry, kind)
+        if work is not None:
+            region = getattr(work, field)
+            if field == "bags":
+                by = -1 if region.col0 else 1
+                new = region._replace(col0=region.col0 + by, col1=region.col1 + by)
+            else:
+                new = _lower(region, rng)
+            return entry._replace(work=work._replace(**{field: new}))
+    work = _work(entry, Reduce)
+    if work is not None and work.reads:
+        return entry._replace(work=work._replace(reads=work.reads[1:]))
+    return None
+
+
+def fewer_products(entry: Entry, rng: random.Random) -> Entry | None:
+    work = _work(entry, Gemm)
+    if work is None or work.number < 2:
+        return None
+    return entry._replace(work=work._replace(number=work.number - 1))
+
+
+def fewer_slots(entry: Entry, rng: random.Random) -> Entry | None:
+    work = _work(entry, Sum)
+    if work is None or not work.number:
+        return None
+    return entry._replace(work=work._replace(number=work.number - 1, own_at=0))
+
+
+def other_distance(entry: Entry, rng: random.Random) -> Entry | None:
+    work = _work(entry, Sum)
+    if work is None or work.number < 2:
+        return None
+    return entry._replace(work=work._replace(distance=work.distance - 1))
+
+
+def without_bias(entry: Entry, rng: random.Random) -> Entry | None:
+    for kind in (Sum, Gated):
+        work = _work(entry, kind)
+        if work is not None and work.bias is not None:
+            return entry._replace(work=work._replace(bias=None))
+    return None
+
+
+def _with_part(entry: Entry, rng: random.Random, change: Callable[[Any], Any]) -> Entry | None:
+    work = _work(entry, Gated)
+    if work is None:
+        return None
+    parts = list(work.parts)
+    for index in rng.sample(range(len(parts)), len(parts)):
+        new = change(parts[index])
+        if (
+            new is not None
+            and parts[index].rows
+            and (parts[index].cols is None or parts[index].cols)
+        ):
+            parts[index] = new
+            return entry._replace(work=work._replace(parts=tuple(parts)))
+    return None
+
+
+def part_without_wait(entry: Entry, rng: random.Random) -> Entry | None:
+    return _with_part(entry, rng, lambda part: part._replace(word=-1) if part.word >= 0 else None)
+
+
+def part_without_signal(entry: Entry, rng: random.Random) -> Entry | None:
+    return _with_part(
+        entry, rng, lambda part: part._replace(signal=-1) if part.signal >= 0 else None
+    )
+
+
+def part_of_fewer_rows(entry: Entry, rng: random.Random) -> Entry | None:
+    return _with_part(entry, rng, lambda part: part._replace(rows=part.rows - 1))
+
+
+def part_without_terms(entry: Entry, rng: random.Random) -> Entry | None:
+    def change(part: Any) -> Any:
+        terms = [term for term in part.terms if term is not None]
+        return part._replace(terms=(None, *terms[1:])) if terms else None
+
+    return _with_part(entry, rng, change)
+
+
+def _with_release(entry: Entry, field: str) -> Entry | None:
+    work = _work(entry, Gated)
+    if work is None or work.release is None:
+        return None
+    fewer = work.release._replace(**{field: getattr(work.release, field)[1:]})
+    return entry._replace(work=work._replace(release=fewer))
+
+
+def release_of_fewer_peers(entry: Entry, rng: random.Random) -> Entry | None:
+    return _with_release(entry, "peers")
+
+
+def release_that_clears_less(entry: Entry, rng: random.Random) -> Entry | None:
+    return _with_release(entry, "cleared")
+
+
+def without_release(entry: Entry, rng: random.Random) -> Entry | None:
+    work = _work(entry, Gated)
+    if work is None or work.release is None:
+        return None
+    return entry._replace(work=work._replace(release=None))
+
+
+def other_table(entry: Entry, rng: random.Random) -> Entry | None:
+    """Change what one kernel does for a whole call."""
+    work = _work(entry, OneKernel)
+    if work is None:
+        return None
+    table = work.table
+    if isinstance(table, OneKernelTable):
+        change = rng.choice(["chunks", "targets", "own_rows"])
+        if change == "targets":
+            rows = list(table.rows_to)
+            rank, row = rows[0]
+            rows[0] = ((rank + 1) % table.world, row)
+            table = table._replace(rows_to=tuple(rows))
+        elif change == "chunks" and len(table.chunks) > 1:
+            table = table._replace(chunks=table.chunks[1:])
+        elif table.own_rows:
+            table = table._replace(own_rows=table.own_rows - 1)
+    elif rng.random() < 0.5 and table.sources:
+        table = table._replace(sources=table.sources[1:])
+    elif table.own_rows:
+        table = table._replace(own_row=table.own_row + 1)
+    return entry._replace(work=work._replace(table=table))
+
+
+EDITS: dict[str, Edit] = {
+    edit.__name__: edit
+    for edit in (
+        moved_source, moved_target, fewer_waits, fewer_raises, fewer_clears, without_after,
+        other_operand, fewer_products, fewer_slots, other_distance, without_bias,
+        part_without_wait, part_without_signal, part_of_fewer_rows, part_without_terms,
+        release_of_fewer_peers, release_that_clears_less, without_release, other_table,
+    )
+}  # fmt: skip

@@ -1,0 +1,197 @@
+"""Programs of every operator, schedule and target are proved, and edited programs are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cases import MESH, SWITCH, describe, plans
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interpreter import Wrong, interpret
+from program_edits import EDITS, edited, exchanged, without_entry
+
+from ficco.errors import PlanError, ScheduleError
+from ficco.lowering import lower
+from ficco.operators import OPERATORS
+from ficco.passes import compile_plan
+from ficco.passes.readback import read_back_plan
+from ficco.plan import Plan
+from ficco.plan_json import dumps
+from ficco.problem import Problem
+from ficco.program import Copy, Gemm, Launch, Program, SignalWrite, Wait
+from ficco.schedule import Schedule
+from ficco.target import HOST, Target, cuda_target, own_signals
+from ficco.verifier import verify
+
+MORE = int(os.environ.get("FICCO_EXAMPLES", "1"))  # times as many random programs
+
+TARGETS = {
+    "host": lambda rank: HOST,
+    "cuda": lambda rank: cuda_target(),
+    "signals by copies": lambda rank: cuda_target(own_signals(rank)),
+    "no kernel that stores": lambda rank: cuda_target(own_signals(rank), stores=False),
+    "rows by single copies": lambda rank: cuda_target()._replace(copies_2d=False),
+    "kernels of a library alone": lambda rank: cuda_target(kernels=False),
+    "every rank another": lambda rank: (
+        cuda_target(),
+        cuda_target(own_signals(rank), stores=False),
+        cuda_target()._replace(copies_2d=False),
+    )[rank % 3],
+}
+
+
+def programs_of(plan: Plan, name: str) -> list[Program]:
+    """Compile all ranks' plans for a target by name."""
+    targets: list[Target] = [TARGETS[name](rank) for rank in range(plan.problem.world)]
+    return [compile_plan(entry, t) for entry, t in zip(plan.ranks, targets, strict=True)]
+
+
+def wrong(plan: Plan, seed: int) -> str | None:
+    """Return how a plan goes wrong, by the interpreter, or None."""
+    data = json.loads(dumps(plan))
+    concurrent = any(step.concurrent for entry in plan.ranks for step in entry.steps)
+    for each in (seed, seed + 1):
+        for in_order in (False,) if concurrent else (False, True):
+            try:
+                interpret(data, each, calls=3, in_order=in_order)
+            except Wrong as error:
+                return str(error)
+    return None
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", OPERATORS)
+def test_programs_are_proved_and_interpreted_right(op: str, target: str) -> None:
+    ran = 0
+
+    @settings(max_examples=MORE * 25)
+    @given(plans(op=op), st.integers(0, 2**20))
+    def run(plan: Plan, seed: int) -> None:
+        nonlocal ran
+        try:
+            programs = programs_of(plan, target)
+        except ScheduleError:
+            assert op == "embedding_all_to_all" and plan.schedule.compute == "gated"
+            return
+        back = read_back_plan(plan, programs)
+        found = verify(back)
+        assert not found, f"{found[0]}; {describe(plan)}"
+        assert wrong(back, seed) is None, describe(plan)
+        ran += 1
+
+    run()
+    assert ran > 8
+
+
+def test_no_entry_is_lost_where_steps_are_the_entries() -> None:
+    """On the host, each step but a gated one gives as many entries as it has copies or products."""
+    plan = lower(
+        Problem.chunked("all_gather_matmul", 3, 12, 6, 8, "float32"),
+        Schedule.named("hetero_fused_1d").resolve(3, MESH),
+    )
+    for entry, program in zip(plan.ranks, programs_of(plan, "host"), strict=True):
+        copies = sum(len(step.reads) for step in entry.steps if step.kind == "copy")
+        products = sum(len(step.products) for step in entry.steps)
+        kinds = [type(e) for e in program.entries]
+        assert kinds.count(Copy) == copies
+        assert kinds.count(Launch) == products
+        waits = [step for step in entry.steps if step.kind == "wait"]
+        assert kinds.count(Wait) == len(waits)
+        assert kinds.count(SignalWrite) == len(entry.steps) - len(waits) - sum(
+            step.kind in ("copy", "gemm") for step in entry.steps
+        )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("grain", [1, 3])
+def test_products_before_a_kernel_are_a_part_of_the_proof(
+    world: int, bias: bool, grain: int
+) -> None:
+    """Two shots of many rows: a library multiplies first. One shot may not: it has rounded sums."""
+    problem = Problem.chunked("matmul_all_reduce", world, 100, 40, 9 * world, "bfloat16", bias=bias)
+    schedule = replace(Schedule.named("two_shot_sm"), grain=grain).resolve(world, MESH)
+    plan = lower(problem, schedule)
+    programs = programs_of(plan, "cuda")
+    assert all(isinstance(program.launches[0].work, Gemm) for program in programs)
+    assert not verify(read_back_plan(plan, programs))
+    late = [program._replace(entries=program.entries[::-1]) for program in programs]
+    assert verify(read_back_plan(plan, late))
+
+
+@st.composite
+def even_plans(draw: st.DrawFn) -> Plan:
+    """Plans of equal shards, whose products and sums are batches."""
+    op, name = draw(st.sampled_from([
+        ("all_gather_matmul", "uniform_fused_1d"), ("all_gather_matmul", "gated_1d"), ("matmul_reduce_scatter", "hetero_fused_1d"),
+        ("matmul_reduce_scatter", "gated_sums_1d"), ("matmul_all_reduce", "gated_sums_1d"),
+        ("matmul_all_reduce", "gated_1d"),
+    ]))  # fmt: skip
+    world = draw(st.integers(2, 4))
+    output_bias = op != "all_gather_matmul" and draw(st.booleans())
+    problem = Problem.chunked(op, world, 4 * world, 5, 3 * world, "float32", bias=output_bias)
+    return lower(problem, Schedule.named(name).resolve(world, SWITCH))
+
+
+def judge(plan: Plan, programs: list[Program], seed: int) -> bool:
+    """Return whether the verifier refuses edited programs; what it accepts must run right."""
+    try:
+        back = read_back_plan(plan, programs)
+    except PlanError:
+        return True
+    if verify(back):
+        return True
+    assert wrong(back, seed) is None, describe(plan)
+    return False
+
+
+@pytest.mark.parametrize("name", [*EDITS, "exchanged", "Copy", "SignalWrite", "Wait", "Launch"])
+def test_edited_programs_are_refused_or_right(name: str) -> None:
+    kinds: dict[str, Any] = {
+        "Copy": Copy, "SignalWrite": SignalWrite, "Wait": Wait, "Launch": Launch,
+    }  # fmt: skip
+    applied = refused = 0
+
+    gated = name.startswith(("part", "release", "without_release", "without_bias"))
+    even = name in (
+        "fewer_products", "fewer_slots", "other_distance", "part_without_terms",
+        "part_without_wait", "release_of_fewer_peers", "release_that_clears_less",
+        "without_release",
+    )  # fmt: skip
+    targets = ["cuda"] if gated or even else ["cuda", "host", "signals by copies"]
+
+    @settings(max_examples=MORE * (120 if gated else 50))
+    @given(
+        even_plans() if even else plans(max_world=4, gated=gated),
+        st.sampled_from(targets),
+        st.integers(0, 2**20),
+    )
+    def run(plan: Plan, target: str, seed: int) -> None:
+        nonlocal applied, refused
+        rng = random.Random(seed)
+        try:
+            programs = programs_of(plan, target)
+        except ScheduleError:
+            return
+        rank = rng.randrange(len(programs))
+        program = programs[rank]
+        if name in kinds:
+            changed = without_entry(program, kinds[name], rng)
+        elif name == "exchanged":
+            changed = exchanged(program, rng)
+        else:
+            changed = edited(program, EDITS[name], rng)
+        if changed is None:
+            return
+        programs[rank] = changed
+        applied += 1
+        refused += judge(plan, programs, seed)
+
+    run()
+    assert applied > 1, f"{name} hardly ever applies"
+    assert name in ("exchanged", "Wait", "without_after", "fewer_waits") or refused, name
