@@ -11,9 +11,14 @@ from ficco.cli.arguments import add_problem, request_from
 from ficco.cli.progress_line import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
+from ficco.passes import compile_plan
+from ficco.passes.readback import read_back_plan
 from ficco.plan import Plan
 from ficco.plan_json import dumps, loads
+from ficco.program import Program
 from ficco.report.plan_text import plan_text
+from ficco.report.program_text import program_json, program_text
+from ficco.target import HOST, cuda_target, own_signals
 from ficco.verifier import verify
 
 __all__ = ["add_to"]
@@ -26,16 +31,34 @@ def add_to(commands: Any) -> None:
         description="Print the plan of a problem and schedule, or verify a plan's JSON.",
     )  # fmt: skip
     add_problem(parser, "hetero_fused_1d")
-    parser.add_argument("--check", metavar="FILE", help="verify the plan in FILE (- for stdin)")
+    parser.add_argument(
+        "--check", metavar="FILE", nargs="?", const="",
+        help="verify the plan in FILE (- for stdin), or without FILE that of the problem",
+    )  # fmt: skip
+    parser.add_argument(
+        "--program", action="store_true",
+        help="print what runs on --target: each copy, signal write, wait and launch; with --check, "
+        "prove it",
+    )  # fmt: skip
+    parser.add_argument("--target", choices=("host", "cuda"), help="of --program; default cuda")
+    parser.add_argument(
+        "--signals", choices=("write", "copy"),
+        help="of --program: whether CUDA streams write signals to peers, or copy them; default "
+        "write",
+    )  # fmt: skip
     parser.add_argument("--rank", type=int, help="print only this rank's plan")
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
     parser.set_defaults(main=lambda args: _main(args, parser))
 
 
 def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if args.check is not None:
+    if args.check:
         _check_alone(args, parser)
         return _check(args.check, args.json)
+    if (args.target or args.signals) and not args.program:
+        raise InputError("--target and --signals are for --program; add it, or leave them out")
+    if args.signals and args.target == "host":
+        raise InputError("--signals is for CUDA streams; leave it out with --target host")
     request = request_from(args)
     if len(request.schedules) != 1:
         raise InputError("ficco plan prints one plan; give one --schedule")
@@ -44,13 +67,32 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     with Working("ficco plan") as work:
         work.say("builds the plan")
         plan = lower(request.problem, request.schedules[0])
+        programs = _programs(plan, args.target, args.signals) if args.program else []
+        if args.check is not None:
+            work.say(f"proves {_steps(plan)} steps")
+            return _judge(read_back_plan(plan, programs) if programs else plan, args.json)
     if args.json and args.rank is not None:
-        raise InputError("--rank is for the readable form; --json prints the plan of all ranks")
-    if args.json:
+        raise InputError("--rank is for the readable form; --json prints all ranks")
+    if programs:
+        as_text = (
+            program_json(plan, programs) if args.json else program_text(plan, programs, args.rank)
+        )
+        print(as_text.rstrip("\n"))
+    elif args.json:
         sys.stdout.write(dumps(plan))
     else:
         print(plan_text(plan, args.rank))
     return 0
+
+
+def _programs(plan: Plan, target: str | None, signals: str | None) -> list[Program]:
+    """Return all ranks' programs, for ranks on devices of their own."""
+    if target == "host":
+        return [compile_plan(entry, HOST) for entry in plan.ranks]
+    return [
+        compile_plan(entry, cuda_target(own_signals(entry.rank) if signals == "copy" else ()))
+        for entry in plan.ranks
+    ]
 
 
 def _check_alone(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -79,7 +121,12 @@ def _check(source: str, as_json: bool) -> int:
         work.say("reads the plan")
         plan = loads(text, "stdin" if source == "-" else source)
         work.say(f"proves {_steps(plan)} steps")
-        violations = verify(plan)
+    return _judge(plan, as_json)
+
+
+def _judge(plan: Plan, as_json: bool) -> int:
+    """Prove a plan, and print the verdict; return the exit status."""
+    violations = verify(plan)
     if as_json:
         violation_rows = [violation._asdict() for violation in violations]
         print(json.dumps({"ok": not violations, "violations": violation_rows}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ficco.errors import PlanError
 from ficco.plan import Buffer, Product, Region, Signal, Step, window_places
@@ -58,7 +58,7 @@ class _Steps:
         self.steps: list[Step] = []
         self.heard: list[Signal] = []
 
-    def add(self, what: str, kind: str, unit: str = "sm", **fields: object) -> None:
+    def add(self, what: str, kind: str, unit: str = "sm", **fields: Any) -> None:
         step = Step(f"{self.name}.{what}", self.lane, kind, unit)
         self.steps.append(step._replace(**fields))
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "call_log.hpp"
 #include "faults.hpp"
 
 namespace ficco::driver_double {
@@ -195,6 +196,7 @@ std::shared_ptr<Completion> Driver::submit(Stream& stream, Work work) {
     }
     captures.refuse_null_stream(stream);
     if (!work.body) return stream.last;
+    CallLog::get().add(stream.handle, work.said);
     stream.last = stream.queue->push(stream.context, std::move(work));
     return stream.last;
 }

@@ -8,9 +8,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "call_log.hpp"
 #include "driver.hpp"
 #include "faults.hpp"
 
@@ -154,6 +156,13 @@ Rows rows(const Side& side, std::size_t width, std::size_t height) {
     return {begin, side.pitch};
 }
 
+// The line of a copy in the log: rows of so many bytes.
+std::string said_copy(Address target, Address source, std::size_t rows, std::size_t row_bytes) {
+    if (!CallLog::get().on()) return {};
+    return "copy " + std::to_string(target) + " " + std::to_string(source) + " " +
+           std::to_string(rows) + " " + std::to_string(row_bytes);
+}
+
 void count_copy(std::size_t bytes) {
     Faults::get().count("memcpy", 1);
     Faults::get().count("memcpy_bytes", bytes);
@@ -237,7 +246,8 @@ Work copy(Place target, Place source, std::size_t bytes, Route route) {
     if (bytes == 0) return nothing(NodeType::kMemcpy);
     check_known(target, bytes);
     check_known(source, bytes);
-    return {NodeType::kMemcpy, [=](Context& context) {
+    return {NodeType::kMemcpy,
+            [=](Context& context) {
                 context.sleep(Faults::get().copy_delay());
                 if (context.over()) return;
                 const auto to = pin(context, target, bytes, route);
@@ -258,7 +268,8 @@ Work copy(Place target, Place source, std::size_t bytes, Route route) {
                     return;
                 }
                 std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
-            }};
+            },
+            said_copy(target.address, source.address, 1, bytes)};
 }
 
 Work copy_2d(const Copy2D& copy) {
@@ -269,7 +280,8 @@ Work copy_2d(const Copy2D& copy) {
     if (width == 0 || height == 0) return nothing(NodeType::kMemcpy);
     check_known(target.begin, target.extent(width, height));
     check_known(source.begin, source.extent(width, height));
-    return {NodeType::kMemcpy, [=](Context& context) {
+    return {NodeType::kMemcpy,
+            [=](Context& context) {
                 context.sleep(Faults::get().copy_delay());
                 if (context.over()) return;
                 const auto to = pin(context, target.begin, target.extent(width, height));
@@ -280,7 +292,8 @@ Work copy_2d(const Copy2D& copy) {
                                  bytes_at(source.begin.address) + row * source.pitch, width);
                 }
                 count_copy(width * height);
-            }};
+            },
+            said_copy(target.begin.address, source.begin.address, height, width)};
 }
 
 Work fill(const Context& context, Address target, std::uint32_t value, std::size_t value_bytes,
@@ -300,19 +313,31 @@ Work fill(const Context& context, Address target, std::uint32_t value, std::size
 
 Work memory_operations(const Context& context, std::vector<MemOp> operations) {
     for (const MemOp& operation : operations) check(context, operation);
-    return {NodeType::kBatchMemOp, [operations = std::move(operations)](Context& context) {
+    std::string said;
+    for (const MemOp& operation : operations) {
+        if (!CallLog::get().on() || operation.operation == kOpBarrier) continue;
+        const bool writes = operation.operation == kOpWriteValue32;
+        said += (said.empty() ? "" : "; ") + std::string(writes ? "write " : "wait ") +
+                std::to_string(operation.word.address) + " " +
+                std::to_string(static_cast<std::uint32_t>(operation.word.value));
+    }
+    return {NodeType::kBatchMemOp,
+            [operations = std::move(operations)](Context& context) {
                 for (const MemOp& operation : operations) {
                     if (!context.over()) run(operation, context);
                 }
-            }};
+            },
+            said};
 }
 
 Work host_function(HostFunction function, void* data) {
     if (function == nullptr) throw Failure{kInvalidValue};
-    return {NodeType::kHost, [=](Context&) {
+    return {NodeType::kHost,
+            [=](Context&) {
                 function(data);
                 Faults::get().count("host", 1);
-            }};
+            },
+            "host"};
 }
 
 // The parameters are copied now, each as long as the kernel takes it.
@@ -342,20 +367,27 @@ Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
     for (std::size_t i = 0; i < memory->size(); ++i) {  // none is longer than a tensor map
         std::memcpy(&(*memory)[i], parameters[i], kernel.parameters[i].bytes);
     }
-    return {NodeType::kKernel, [memory, shape, run = kernel.run](Context& context) {
+    return {NodeType::kKernel,
+            [memory, shape, run = kernel.run](Context& context) {
                 Multiprocessors::get().wait(context.device, context);
                 std::vector<TensorMap> copy = *memory;
                 std::vector<void*> given;
                 for (TensorMap& parameter : copy) given.push_back(&parameter);
                 run(given.data(), shape.data());
                 Faults::get().count("kernel", 1);
-            }};
+            },
+            "kernel"};
 }
 
 // As many threads as the launch has, in an order that nobody may count on: the last word of those
 // first, and of the others, goes first.
 Work storing(const StoredWords& words, const Shape& shape) {
-    return {NodeType::kKernel, [words, threads = shape[0] * shape[3]](Context& context) {
+    std::string said = "store";
+    for (unsigned i = 0; CallLog::get().on() && i < words.count; ++i) {
+        said += " " + std::to_string(words.at[i]) + "=" + std::to_string(words.value[i]);
+    }
+    return {NodeType::kKernel,
+            [words, threads = shape[0] * shape[3]](Context& context) {
                 Multiprocessors::get().wait(context.device, context);
                 const auto store_all = [&](unsigned begin, unsigned end) {
                     for (unsigned i = std::min(end, threads); i-- > begin;) {
@@ -366,7 +398,8 @@ Work storing(const StoredWords& words, const Shape& shape) {
                 store_all(words.first, words.count);
                 Faults::get().count("kernel", 1);
                 Faults::get().count("stored", words.count);
-            }};
+            },
+            said};
 }
 
 Work holding(Address begun, Address go, std::uint64_t limit_ns, const Shape& shape) {

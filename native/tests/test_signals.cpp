@@ -114,7 +114,8 @@ TEST(on_the_callers_stream_a_kernel_stores_the_words_of_a_step) {
     CHECK_EQ(writes.size(), 2U);
     CHECK_EQ(writes[0].value, 0U);
     CHECK_EQ(writes[1].address, peer_word(0, free_word(0)));
-    CHECK_THROWS(std::invalid_argument, "it has no kernel", Sender(rows, false, "it has no kernel"));
+    CHECK_THROWS(std::invalid_argument, "it has no kernel",
+                 Sender(rows, false, "it has no kernel"));
 }
 
 TEST(rows_are_refused_where_the_device_cannot_store_so) {

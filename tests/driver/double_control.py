@@ -89,6 +89,25 @@ def count(kind: str) -> int:
     return int(_function("ficcoDoubleCounts", ctypes.c_ulonglong, ctypes.c_char_p)(kind.encode()))
 
 
+def record(on: bool) -> None:
+    """Begin an empty log of the work that is given to streams, or end it."""
+    _function("ficcoDoubleRecord", None, ctypes.c_int)(int(on))
+
+
+def recorded() -> dict[int, list[str]]:
+    """Return the log by stream: a line for each call, in order.
+
+    Lines are "copy TARGET SOURCE ROWS ROW_BYTES", "store ADDRESS=VALUE ...", "host", "kernel", and
+    for a batch of memory operations "wait ADDRESS VALUE; write ADDRESS VALUE; ...".
+    """
+    text: bytes = _function("ficcoDoubleRecorded", ctypes.c_char_p)()
+    lines: dict[int, list[str]] = {}
+    for line in text.decode().splitlines():
+        stream, what = line.split(" ", 1)
+        lines.setdefault(int(stream), []).append(what)
+    return lines
+
+
 def contexts_apart() -> int:
     """Return how many contexts of all devices there are that are not primary ones."""
     return int(_function("ficcoDoubleContextsApart", ctypes.c_int)())

@@ -18,6 +18,7 @@ import double_control as control
 import engine_faults as faults
 from engine_node import CUDA, Node, captured, expected, named, problems, refused
 from numpy_on_stream import NumpyOnStream
+from program_entries import entries
 
 from ficco import oracle, registry
 from ficco.engines.peer_signals import SignalsRefused
@@ -341,7 +342,7 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
-        kernels_that_load,
+        kernels_that_load, entries,
         words_without_kernel, signals, signals_refused, signals_unknown,
         faults.refusals, faults.stalled, faults.absent,
         faults.absent_from_one_launch,

@@ -284,6 +284,28 @@ def test_the_watch_is_done_with_a_call_that_was_given_up(double_folder: Path) ->
     run(double_folder, "abandoned", world=3)
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "own",
+        "rows by single copies",
+        "streams store all signals",
+        "kernels store from one signal on",
+        "no batches",
+    ],
+)
+def test_what_is_submitted_is_the_program(double_folder: Path, target: str) -> None:
+    """Entry by entry, on programs for several targets; every result is right."""
+    run(double_folder, "entries", world=3, target=target)
+
+
+def test_programs_whose_signals_are_written_are_submitted_as_they_are(
+    double_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FICCO_SIGNALS", "write")
+    run(double_folder, "entries", WRITES, world=2, target="own")
+
+
 def test_kernels_that_load_late_stop_no_rank(double_folder: Path) -> None:
     run(double_folder, "kernels_that_load", world=3)
 

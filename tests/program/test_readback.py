@@ -128,7 +128,8 @@ def test_products_before_a_kernel_are_a_part_of_the_proof(
 def even_plans(draw: st.DrawFn) -> Plan:
     """Plans of equal shards, whose products and sums are batches."""
     op, name = draw(st.sampled_from([
-        ("all_gather_matmul", "uniform_fused_1d"), ("all_gather_matmul", "gated_1d"), ("matmul_reduce_scatter", "hetero_fused_1d"),
+        ("all_gather_matmul", "uniform_fused_1d"), ("all_gather_matmul", "gated_1d"),
+        ("matmul_reduce_scatter", "hetero_fused_1d"),
         ("matmul_reduce_scatter", "gated_sums_1d"), ("matmul_all_reduce", "gated_sums_1d"),
         ("matmul_all_reduce", "gated_1d"),
     ]))  # fmt: skip

@@ -217,9 +217,9 @@ class Compiler {
 
     const GpuTarget& target_;
     const bool timed_;
-    int stored_ = -1;   // the step whose words the last store has
-    int cleared_ = -1;  // the last command that clears the watchdog's word of a lane
-    std::set<int> watched_;                // lanes whose word is set
+    int stored_ = -1;        // the step whose words the last store has
+    int cleared_ = -1;       // the last command that clears the watchdog's word of a lane
+    std::set<int> watched_;  // lanes whose word is set
     std::set<std::pair<int, int>> after_;  // lanes, and steps that they have waited for
     const Op* expecting_ = nullptr;  // the last row that expects, until its lane's word is cleared
     GpuCommands result_;

@@ -1,0 +1,134 @@
+"""Programs as readable text and as JSON: the entries of each rank in order of submission."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ficco.plan import Plan, Signal, signal_at
+from ficco.program import (
+    Copy,
+    Entry,
+    Gated,
+    Gemm,
+    Launch,
+    OneKernel,
+    Program,
+    SignalWrite,
+    Wait,
+    kernel_of,
+)
+from ficco.tables import GatedPart
+
+__all__ = ["program_json", "program_text"]
+
+
+def program_text(plan: Plan, programs: Sequence[Program], rank: int | None = None) -> str:
+    """Return the program of one rank, or of all, with the target's facts."""
+    p, target = plan.problem, programs[0].target
+    lines = [
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  ranks={p.world}  {p.dtype}",
+        f"schedule {plan.schedule.name}  digest {plan.digest:#010x}",
+        f"target {target.name}: "
+        + ", ".join(f"{name}={value}" for name, value in target._asdict().items()
+                    if name not in ("name", "writable")),
+    ]  # fmt: skip
+    for program in programs:
+        if rank is None or program.rank == rank:
+            lines += ["", f"rank {program.rank}"]
+            lines += [f"  {line}" for entry in program.entries for line in _entry(program, entry)]
+    return "\n".join(lines)
+
+
+def program_json(plan: Plan, programs: Sequence[Program]) -> str:
+    """Return programs as JSON text, with one entry per line."""
+    head: dict[str, Any] = {
+        "problem": plan.problem.to_json(),
+        "schedule": plan.schedule.to_json(),
+        "digest": plan.digest,
+        "target": programs[0].target._asdict(),
+    }
+    lines = [json.dumps(head)[:-1] + ', "ranks": [']
+    for i, program in enumerate(programs):
+        entries = ",\n  ".join(json.dumps(_fields(entry)) for entry in program.entries)
+        comma = "," if i + 1 < len(programs) else ""
+        lines.append(f' {{"rank": {program.rank}, "entries": [\n  {entries}\n ]}}{comma}')
+    return "\n".join(lines) + "\n]}\n"
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    """Return the fields of an entry, with the kind of entry and of kernel."""
+    fields: dict[str, Any] = {"entry": _NAMES[type(entry)]}
+    for name, value in entry._asdict().items():
+        if name == "work":
+            fields["kernel"] = kernel_of(value)
+        fields[name] = _plain(value)
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    """Return a named tuple as an object, other tuples as lists."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+_NAMES: dict[type, str] = {
+    Copy: "copy", SignalWrite: "signal_write", Wait: "wait", Launch: "launch",
+}  # fmt: skip
+
+
+def _entry(program: Program, entry: Entry) -> list[str]:
+    after = f"  after {', '.join(entry.after)}" if entry.after else ""
+    head = f"{entry.lane:<12} {entry.id:<20} "
+    if isinstance(entry, Copy):
+        return [f"{head}copy {entry.source} -> {entry.target}{after}"]
+    if isinstance(entry, Wait):
+        return [f"{head}wait by {entry.how}: {_signals(entry.signals)}{after}"]
+    if isinstance(entry, SignalWrite):
+        cleared = f" clears {_signals(entry.clears)}" if entry.clears else ""
+        raised = f" raises {_signals(entry.raises)}" if entry.raises else ""
+        return [f"{head}write by {entry.how}:{cleared}{raised}{after}"]
+    lines = _launch(program, entry)
+    return [f"{head}{entry.by} {lines[0]}{after}", *(f"{'':<34}{line}" for line in lines[1:])]
+
+
+def _launch(program: Program, launch: Launch) -> list[str]:
+    """Return the kernel with its operands, then a line for each part."""
+    work = launch.work
+    if isinstance(work, Gated):
+        released = ", releases the window" if work.release else ""
+        head = f"gated_gemm into {work.c.buffer}: {len(work.parts)} parts{released}"
+        return [head, *(_part(program.rank, part) for part in work.parts)]
+    if isinstance(work, OneKernel):
+        products = ", behind the products" if work.multiplied else ""
+        waits = [f"{name}: waits for {_signals(signals)}" for name, signals in work.waits]
+        return [f"one_kernel for the whole call{products}", *waits]
+    if isinstance(work, Gemm):
+        a_t, b_t = "^T" if work.transpose_a else "", "^T" if work.transpose_b else ""
+        added = "".join(f" + {region}" for region in work.add)
+        sign, batch = "+=" if work.accumulate else "=", ""
+        if work.number > 1:
+            batch = f", {work.number} times at distances of {work.rows_c} and {work.rows_a} rows"
+        return [f"gemm {work.c} {sign} {work.a}{a_t} . {work.b}{b_t}{added}{batch}"]
+    fields = [f"{n}={v}" for n, v in work._asdict().items() if n not in ("target", "reads")]
+    reads = " + ".join(str(region) for region in getattr(work, "reads", ()))
+    return [f"{kernel_of(work)} {reads}{', '.join(fields)} -> {work.target}"]
+
+
+def _part(rank: int, part: GatedPart) -> str:
+    places = [part.word, *[term.word for term in part.terms if term is not None]]
+    waits = " ".join(str(signal_at(rank, place)) for place in places if place >= 0)
+    raised = f" raises {signal_at(rank, part.signal)}" if part.signal >= 0 else ""
+    cols = "" if part.cols is None else f", columns {part.col}:{part.col + part.cols}"
+    rows = f"{part.source}[{part.a_row}:{part.a_row + part.rows}] -> {part.target}"
+    terms = f" + {sum(t is not None for t in part.terms)} terms" if part.terms else ""
+    wait = f"[{waits}] " if waits else ""
+    return f"{wait}{rows}[{part.c_row}:{part.c_row + part.rows}]{cols}{terms}{raised}"
+
+
+def _signals(signals: tuple[Signal, ...]) -> str:
+    return " ".join(str(signal) for signal in signals)

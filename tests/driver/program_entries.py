@@ -1,0 +1,191 @@
+"""What the engine submits is the program, entry by entry: scenarios of engine_worker.py.
+
+The double logs the work of every stream. Each lane's log must be that of its entries, in order. The
+watchdog's words, which are outside of windows, are left out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import double_control as control
+from engine_node import Node, named, problems, refused
+
+from ficco.engines import cuda
+from ficco.engines.window_layout import COPIES, WORDS_BYTES, Window
+from ficco.errors import ScheduleError
+from ficco.plan import Region, Signal, signal_place
+from ficco.problem import Problem
+from ficco.program import Copy, Entry, Launch, SignalWrite, Wait
+from ficco.schedule import Schedule
+
+Lines = list[tuple[Any, ...]]
+
+# Programs for other targets than the double's own, each with one field changed.
+TARGETS: dict[str, dict[str, Any]] = {
+    "own": {},
+    "rows by single copies": {"copies_2d": False},
+    "streams store all signals": {"store_from": 0},
+    "kernels store from one signal on": {"store_from": 1},
+    "no batches": {"batches": False},
+}
+
+
+class Expected:
+    """The lines of a bound program's entries, in a call with given arrays on a window copy."""
+
+    def __init__(
+        self, bound: cuda.BoundPlan, arrays: dict[str, Any], copy: int, digest: int
+    ) -> None:
+        self.bound, self.arrays, self.copy, self.digest = bound, arrays, copy, digest
+        self.window: Window = bound._window
+
+    def lanes(self) -> dict[str, Lines]:
+        lanes: dict[str, Lines] = {}
+        for entry in self.bound.program.entries:
+            lanes.setdefault(entry.lane, []).extend(self._lines(entry))
+        return lanes
+
+    def _lines(self, entry: Entry) -> Iterator[tuple[Any, ...]]:
+        if isinstance(entry, Copy):
+            yield ("copy", *self._box(entry.source, entry.target))
+        elif isinstance(entry, Wait):
+            for signal in entry.signals:
+                yield ("wait", self._word(signal), self._value(signal))
+        elif isinstance(entry, Launch):
+            yield ("host",)
+        else:
+            yield from self._written(entry)
+
+    def _written(self, entry: SignalWrite) -> Iterator[tuple[Any, ...]]:
+        values = [(self._word(s), 0) for s in entry.clears]
+        values += [(self._word(s), self._value(s)) for s in entry.raises]
+        if entry.how == "kernel":
+            yield ("store", *values)
+        for word, value in values if entry.how == "stream" else ():
+            yield ("write", word, value)
+        for word, _ in values if entry.how == "copy" else ():
+            yield ("copy", word, 1, 4)
+
+    def _word(self, signal: Signal) -> int:
+        words = self.window.words[self.copy ^ signal.copy][signal.rank]
+        return words + 4 * signal_place(signal)
+
+    def _value(self, signal: Signal) -> int:
+        return self.digest if signal.name == "entered" else 1
+
+    def _box(self, source: Region, target: Region) -> tuple[int, int, int]:
+        """Return address of the target, rows and bytes of a row, as the driver gets them."""
+        (_, tight_source, _), (to, tight, item) = self._place(source), self._place(target)
+        rows, row_bytes = target.rows, target.cols * item
+        whole = rows == 1 or (tight_source == row_bytes and tight == row_bytes)
+        return (to, 1, rows * row_bytes) if whole else (to, rows, row_bytes)
+
+    def _place(self, region: Region) -> tuple[int, int, int]:
+        """Return a region's address, its pitch, and the bytes of an element."""
+        buffer = self.bound._buffers[region.buffer]
+        item = 4 if buffer.dtype == "float32" else 2
+        array = self.arrays.get(region.buffer)
+        if buffer.role == "workspace":
+            return 0, buffer.cols * item, item  # allocated in the call; only peers' are compared
+        if array is not None:
+            base, pitch = array.ctypes.data, array.strides[0]
+        else:
+            pitch = buffer.cols * item
+            base = self.window.data[self.copy ^ region.copy][region.rank]
+            base += self.bound._places[region.buffer]
+        return base + region.row0 * pitch + region.col0 * item, pitch, item
+
+
+def logged(windows: Window) -> list[Lines]:
+    """Return the log of every stream that did something, without words outside of windows."""
+    inside = [(base, base + COPIES * WORDS_BYTES) for base in windows.words[0]]
+
+    def known(address: int) -> bool:
+        return any(first <= address < past for first, past in inside)
+
+    streams = []
+    for lines in control.recorded().values():
+        found: Lines = []
+        for line in lines:
+            if line.startswith("copy"):
+                to, _, rows, row_bytes = map(int, line.split()[1:])
+                found.append(("copy", to, rows, row_bytes))
+            elif line.startswith("store"):
+                pairs = [tuple(map(int, pair.split("="))) for pair in line.split()[1:]]
+                found.append(("store", *[pair for pair in pairs if known(pair[0])]))
+            elif line == "host":
+                found.append(("host",))
+            else:
+                for operation in line.split("; "):
+                    kind, address, value = operation.split()
+                    if known(int(address)):
+                        found.append((kind, int(address), int(value)))
+        if found:
+            streams.append(found)
+    return streams
+
+
+def check(node: Node, problem: Problem, schedule: Schedule) -> None:
+    """Run a call, and hold the log of its streams against the programs' lanes."""
+    arrays, exact = node.arrays(problem, 3)
+    node.execute(problem, schedule, arrays)  # binds it
+    node.runtime.synchronize()
+    copy = node.runtime._calls % COPIES
+    control.record(True)
+    node.execute(problem, schedule, arrays)
+    node.runtime.synchronize()
+    control.record(False)
+    node.judge(problem, arrays, exact, schedule.name, 9)
+    bound = node.runtime._recent[-1].ranks
+    digest = node.runtime._place.group.failure() or _digest(problem, schedule)
+    wanted = [
+        lines
+        for rank, plan in enumerate(bound)
+        for lines in Expected(plan, arrays[rank], copy, digest).lanes().values()
+        if lines
+    ]
+    found = logged(bound[0]._window)
+
+    def without_workspaces(lanes: list[Lines]) -> list[Lines]:
+        known = {
+            line[1] for lines in wanted for line in lines if line[0] == "copy" and line[1] > 99
+        }
+        return sorted(
+            [("copy", 0, *line[2:]) if line[0] == "copy" and line[1] not in known else line
+             for line in lines]
+            for lines in lanes
+        )  # fmt: skip
+
+    left, right = without_workspaces(found), without_workspaces(wanted)
+    about = f"{problem.op} {schedule.name}"
+    assert len(left) == len(right), f"{about}: {len(left)} streams, {len(right)} lanes"
+    for mine, theirs in zip(left, right, strict=True):
+        assert mine == theirs, f"{about}: submitted {mine}, the program has {theirs}"
+
+
+def _digest(problem: Problem, schedule: Schedule) -> int:
+    from ficco.plan import digest_of
+
+    return digest_of(problem, schedule)
+
+
+def entries(world: int, target: str) -> None:
+    """Every operator and schedule, compiled for a target."""
+    own = cuda.target_of
+    fields = TARGETS[target]
+    cuda.target_of = lambda *args: own(*args)._replace(**fields)  # type: ignore[assignment]
+    node, count = Node(world), 0
+    for problem in problems(world, "bfloat16", random.Random(world), 20):
+        for name in Schedule.names(problem.op):
+            if refused(problem, name):
+                continue
+            try:
+                check(node, problem, named(name, world))
+            except ScheduleError:
+                continue
+            count += 1
+    assert count > 20, count
+    node.runtime.close()
