@@ -18,7 +18,7 @@ from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import EngineError, InputError, PlanError, closest
 from ficco.lowering import lower
 from ficco.machine import Machine
-from ficco.plan import Plan
+from ficco.plan import Plan, copy_unit
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.simulator.alike import are_alike, encode_alike
@@ -56,7 +56,7 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
     """
     _check(plan.problem, machine, regime)
     times = _times(plan, encode(plan, machine, regime == "synchronized"), machine)
-    return _timeline(_spans(plan, times), machine)
+    return _timeline(_spans(plan, times, machine), machine)
 
 
 def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float:
@@ -192,7 +192,7 @@ def _why_stuck(plan: Plan, encoded: Encoded, stuck: list[tuple[int, int, int]]) 
     )
 
 
-def _spans(plan: Plan, times: Any) -> list[Span]:
+def _spans(plan: Plan, times: Any, machine: Machine) -> list[Span]:
     item = {
         (entry.rank, buffer.name): ELEMENT_BYTES[buffer.dtype]
         for entry in plan.ranks
@@ -200,12 +200,12 @@ def _spans(plan: Plan, times: Any) -> list[Span]:
     }
     spans = []
     for (rank, step, name), (begin, end) in zip(names(plan), times.tolist(), strict=True):
-        moved = 0
+        moved, unit = 0, step.unit
         if step.kind == "copy":
             moved = sum([box.area * item[rank, box.buffer] for box in step.reads])
-        spans.append(
-            Span(rank, step.lane, name, step.kind, step.unit, begin / 1e3, end / 1e3, moved)
-        )
+        elif step.kind == "local_copy":
+            unit = copy_unit(machine.engine, same_device=True)
+        spans.append(Span(rank, step.lane, name, step.kind, unit, begin / 1e3, end / 1e3, moved))
     return spans
 
 

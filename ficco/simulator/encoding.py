@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -21,11 +21,13 @@ import numpy.typing as npt
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import PlanError
 from ficco.machine import Link, Machine
+from ficco.passes import COMPUTE
 from ficco.passes.release import ends_of
+from ficco.passes.signals import joined_raises, writes_of
 from ficco.plan import Plan, RankPlan, Region, Signal, Step, copy_unit
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
-from ficco.target import FEWEST_STORED, MOST_STORED
+from ficco.target import cuda_target, own_signals
 
 __all__ = [
     "ACTION",
@@ -188,7 +190,7 @@ class Encoder:
         self.cols = {buffer.name: buffer.cols for buffer in entry.buffers}
         if self.machine.engine == "cuda":
             self.within = {end.id for ends in ends_of(entry).values() for end in ends}
-            self.stores = {} if self.once else stores_of(entry, self.within, self.machine.signals)
+            self.stores = {} if self.once else _stored(entry, self.within, self.machine.signals)
         self.calls.use(entry)
         rows, actions, encoders = self.rows, self.actions, self.encoders
         host_ns = 1e3 * self.costs.host_call_us
@@ -361,20 +363,23 @@ class Encoder:
         return number
 
 
-def stores_of(
-    plan: RankPlan, within: Collection[str], signal_kind: str = "write"
-) -> dict[str, int]:
-    """Return the steps whose signals kernels store on a GPU, and the kernels that begin at each."""
-    kernels: dict[str, int] = {}
-    computing = {step.lane for step in plan.steps if step.kind in ("gemm", "reduce", "bag")}
-    before: list[Step] = []  # the steps that one kernel would store
-    for step in plan.steps:
-        if step.lane not in computing or step.id in within:
+def _stored(entry: RankPlan, within: set[str], signal_kind: str) -> dict[str, int]:
+    """Return the steps whose signals kernels store, and the kernels that begin at each."""
+    target = cuda_target(() if signal_kind == "write" else own_signals(entry.rank))
+    inline = {step.lane for step in entry.steps if step.kind in COMPUTE}
+    joined = joined_raises(entry, inline, target)
+    stores: dict[str, int] = {}
+    for step in entry.steps:
+        if step.kind not in ("clear", "raise") or step.lane not in inline or step.id in within:
             continue
-        joins = [s.kind for s in before] == ["clear"] and step.kind == "raise" and not step.after
-        before = [*before, step] if joins else [step] if step.kind in ("clear", "raise") else []
-        signals = sum(len(s.signals) for s in before)
-        at_peers = any(w.rank != plan.rank for s in before if s.kind == "raise" for w in s.signals)
-        if signals >= FEWEST_STORED or (signal_kind == "copy" and at_peers):
-            kernels.update({s.id: 0 for s in before} | {before[0].id: -(-signals // MOST_STORED)})
-    return kernels
+        if step.id in stores:  # the kernel of the `clear` before it stores it
+            continue
+        behind = joined.get(step.id)
+        raises = () if behind is None else behind.signals
+        kernels = [
+            write for write in writes_of(step, (), raises, True, target) if write.how == "kernel"
+        ]
+        if kernels:
+            stores[step.id] = len(kernels)
+            stores |= {} if behind is None else {behind.id: 0}
+    return stores

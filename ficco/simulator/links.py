@@ -94,7 +94,7 @@ class Wires:
 
         Without contention it takes `Link.transfer_us`. The lower rate of a small copy has two
         models. The paced engine delays it and then lets it flow at the link's full rate
-        (`ficco.engines.rows`); machines of that engine do so here, too. Elsewhere the copy flows at
+        (`ficco.encoding`); machines of that engine do so here, too. Elsewhere the copy flows at
         a lower rate, and other copies can use the rest. With one rate for all sizes, as in all
         shipped profiles of the paced engine, both models are equal.
         """

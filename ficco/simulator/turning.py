@@ -117,7 +117,7 @@ class Copies:
         self.sizes = np.array([pair[0].area * item[pair[0].buffer] for pair in pairs], np.int64)
 
     def of(self, rank: int) -> list[int]:
-        """Return the bytes of each copy on a rank, joined as by `ficco.grouping.joined_copies`."""
+        """Return the bytes of each copy on a rank, joined as `ficco.passes.copies` joins them."""
         turned = []
         for buffer, row0, row1, col0, col1, height in [side.T for side in self.sides]:
             top = (row0 + rank * self.block) % height
