@@ -130,7 +130,7 @@ def never_seen_ms() -> dict[str, dict[str, float]]:
             for m in rng.integers(64, 2048, 60):
                 problem = Problem.chunked(op, world, int(m), 256, 64)
                 begin = time.perf_counter()
-                host.BoundPlan(lower_rank(problem, schedule, 1), group, machine, compute)
+                host.BoundProgram(lower_rank(problem, schedule, 1), group, machine, compute)
                 times.append(1e3 * (time.perf_counter() - begin))
             found[f"{op} {world} ranks, grain {grain}"] = spread(times)
     return found

@@ -39,7 +39,7 @@ except ImportError as missing:
         "from outside its source folder"
     ) from missing
 
-__all__ = ["MOST_LANES", "BoundPlan", "new_group"]
+__all__ = ["MOST_LANES", "BoundProgram", "new_group"]
 
 MOST_LANES = _native.MAX_LANES  # native threads of a rank
 
@@ -54,7 +54,7 @@ def new_group(world: int, machine: Machine, timeout_s: float) -> _native.Group:
     return _native.Group(world, timeout_s, fabric)
 
 
-class BoundPlan:
+class BoundProgram:
     """A rank's program, bound to a group's windows and ready to run with any arrays of its shapes.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 Most of a call's host time is spent in Python. A prepared call is a shorter path for calls that
 native code launches whole. A front end stores a call, with a weak reference to its PreparedCall.
-The runtime stores the PreparedCall with the bound plan, so that both end together, for example
+The runtime stores the PreparedCall with the bound program, so that both end together, for example
 when windows grow.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["PreparedCall"]
 
 
 class PreparedCall:
-    """A call of a bound plan that can be repeated with other matrices of the same layout.
+    """A call of a bound program that can be repeated with other matrices of the same layout.
 
     It keeps the plan's window, so callers that do not hold the plan must reference it weakly.
 

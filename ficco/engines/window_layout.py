@@ -64,7 +64,7 @@ class Window:
         words, data: addresses of all ranks' words and data, by copy and rank.
         mail: addresses of the mailboxes, and of this rank's own call counts.
         held: objects that captured graphs use; they are kept as long as the window.
-        recent: objects that recently bound plans use; their calls may still be enqueued.
+        recent: objects that recently bound programs use; their calls may still be enqueued.
     """
 
     def __init__(

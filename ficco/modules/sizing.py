@@ -71,7 +71,7 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
         _check_memory(layer, weights, rows)
     with pack.keeping_blocks(), _compiling(calls):
         _compile_together(calls, rows)
-        for layer, weights, runs_backward in calls:  # first: growing windows drops bound plans
+        for layer, weights, runs_backward in calls:  # first: growing windows drops bound programs
             _call(layer, weights, rows, runs_backward)
         for layer, weights, runs_backward in calls:
             if not runs_backward:

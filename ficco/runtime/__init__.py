@@ -1,1 +1,1 @@
-"""Runtimes: who holds windows and bound plans. `local` has all ranks in this process."""
+"""Runtimes: who holds windows and bound programs. `local` has all ranks in this process."""

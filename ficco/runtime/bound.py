@@ -1,4 +1,4 @@
-"""Code that all runtimes share: machine checks, the cache of bound plans, timelines."""
+"""Code that all runtimes share: machine checks, the cache of bound programs, timelines."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.timeline import Span, Timeline
 
-__all__ = ["BOUND_PLANS", "BoundPlans", "check_machine", "timeline_of"]
+__all__ = ["BOUND_PROGRAMS", "BoundPrograms", "check_machine", "timeline_of"]
 
-BOUND_PLANS = 64  # cached per runtime; the least recently used plan is dropped first
+BOUND_PROGRAMS = 64  # cached per runtime; the least recently used plan is dropped first
 
 Bound = TypeVar("Bound")
 
 
-class BoundPlans(Generic[Bound]):
-    """An LRU cache of bound plans, by problem and schedule."""
+class BoundPrograms(Generic[Bound]):
+    """An LRU cache of bound programs, by problem and schedule."""
 
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple[Problem, Schedule], Bound] = OrderedDict()
@@ -32,9 +32,9 @@ class BoundPlans(Generic[Bound]):
         if bound is None:
             bound = bind()
             self._plans[key] = bound
-            if len(self._plans) > BOUND_PLANS:
+            if len(self._plans) > BOUND_PROGRAMS:
                 self._plans.popitem(last=False)
-        elif len(self._plans) >= BOUND_PLANS // 2:  # below that, order does not matter yet
+        elif len(self._plans) >= BOUND_PROGRAMS // 2:  # below that, order does not matter yet
             self._plans.move_to_end(key)
         return bound
 
@@ -48,7 +48,7 @@ class BoundPlans(Generic[Bound]):
 
     def used(self, problem: Problem, schedule: Schedule) -> None:
         """Mark a cached plan as just used, as `get` does."""
-        if len(self._plans) >= BOUND_PLANS // 2 and (problem, schedule) in self._plans:
+        if len(self._plans) >= BOUND_PROGRAMS // 2 and (problem, schedule) in self._plans:
             self._plans.move_to_end((problem, schedule))
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:

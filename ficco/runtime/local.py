@@ -1,6 +1,6 @@
 """Run all ranks in one process, without torch: one thread per rank, windows in process memory.
 
-A runtime runs problems, caches their bound plans, and turns a failure into one error. It does not
+A runtime runs problems, caches their bound programs, and turns a failure into one error. It does not
 check the user's arguments; `node` does.
 """
 
@@ -23,7 +23,7 @@ from ficco.machine import Machine
 from ficco.plan import Plan, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas_threads import single_threaded
-from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
+from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
@@ -36,7 +36,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 class _Bound(NamedTuple):
     """A plan that is ready to run."""
 
-    ranks: list[host.BoundPlan]
+    ranks: list[host.BoundProgram]
     digest: int
 
 
@@ -64,8 +64,8 @@ class LocalRuntime:
         self._compute, self._in_order = compute, in_order
         self._group = host.new_group(world, machine, timeout_s)
         self._threads = ThreadPoolExecutor(world, thread_name_prefix="ficco-rank")
-        self._bound: BoundPlans[_Bound] = BoundPlans()
-        self._last: list[host.BoundPlan] = []
+        self._bound: BoundPrograms[_Bound] = BoundPrograms()
+        self._last: list[host.BoundProgram] = []
         self._lock = threading.Lock()
         self._calls = 0
         self._closed = False
@@ -112,7 +112,7 @@ class LocalRuntime:
         with self._lock:
             self._run(self._bind(plan), plan.digest, arrays)
 
-    def _bind(self, plan: Plan) -> list[host.BoundPlan]:
+    def _bind(self, plan: Plan) -> list[host.BoundProgram]:
         self._check_alive()
         need = max(window_places(entry.buffers)[1] for entry in plan.ranks)
         grows = need > self._group.capacity
@@ -128,7 +128,7 @@ class LocalRuntime:
         if grows:
             self._group.grow(need)
         return [
-            host.BoundPlan(entry, self._group, self.machine, self._compute, self._in_order)
+            host.BoundProgram(entry, self._group, self.machine, self._compute, self._in_order)
             for entry in plan.ranks
         ]
 
@@ -149,7 +149,7 @@ class LocalRuntime:
                 "call reset() on it first"
             )
 
-    def _run(self, bound: list[host.BoundPlan], digest: int, arrays: Sequence[Arrays]) -> None:
+    def _run(self, bound: list[host.BoundProgram], digest: int, arrays: Sequence[Arrays]) -> None:
         self._check_alive()
         copy = self._calls % 2  # plans with mailboxes rely on copies that alternate
         self._calls += 1
@@ -171,7 +171,9 @@ class LocalRuntime:
                 entry.fill_nan(arrays[rank])
             raise
 
-    def _raise_failure(self, bound: list[host.BoundPlan], futures: Sequence[Future[bool]]) -> None:
+    def _raise_failure(
+        self, bound: list[host.BoundProgram], futures: Sequence[Future[bool]]
+    ) -> None:
         for rank, future in enumerate(futures):
             error = future.exception()
             if error is not None:

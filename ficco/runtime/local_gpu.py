@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from ficco.compute import DeviceCompute
-from ficco.engines import cuda
+from ficco.engines import cuda, gpu
 from ficco.engines.peer_windows import Group, Peers, PeerWindows, new_group
 from ficco.engines.window_layout import LEAST, Window
 from ficco.errors import EngineError, InputError, ScheduleError
@@ -25,7 +25,7 @@ from ficco.machine import Machine
 from ficco.passes import compile_plan
 from ficco.plan import WindowBytes, window_bytes_of
 from ficco.problem import Problem
-from ficco.runtime.bound import BOUND_PLANS, BoundPlans, check_machine, timeline_of
+from ficco.runtime.bound import BOUND_PROGRAMS, BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
@@ -42,11 +42,11 @@ class _Bound(NamedTuple):
     """A problem's plan, bound to every rank's device.
 
     Attributes:
-        ranks: the bound plan of each rank.
+        ranks: the bound program of each rank.
         loaded: layouts of all ranks' arrays with which `rehearse` has loaded all kernels.
     """
 
-    ranks: list[cuda.BoundPlan]
+    ranks: list[gpu.BoundProgram]
     loaded: set[tuple[Hashable, ...]]
 
 
@@ -122,8 +122,8 @@ class CudaLocalRuntime:
         self._compute = compute
         self._peers = Peers(range(world))
         self._lock = threading.Lock()
-        self._bound: BoundPlans[_Bound] = BoundPlans()
-        self._recent: deque[_Bound] = deque(maxlen=BOUND_PLANS)
+        self._bound: BoundPrograms[_Bound] = BoundPrograms()
+        self._recent: deque[_Bound] = deque(maxlen=BOUND_PROGRAMS)
         self._calls = 0
         self._closed = False
         self._captured = False  # whether a graph uses the current place
@@ -201,12 +201,12 @@ class CudaLocalRuntime:
             self._grow(need, streams)
         place = self._place
 
-        def bind(rank: int) -> cuda.BoundPlan:
+        def bind(rank: int) -> gpu.BoundProgram:
             with self._compute.on(rank, streams[rank]):
                 device, view = place.devices[rank], place.views[rank]
                 target = cuda.target_of(device, view, self._compute)
                 program = compile_plan(plan.ranks[rank], target)
-                return cuda.BoundPlan(program, device, view, self._compute, plan.digest)
+                return gpu.BoundProgram(program, device, view, self._compute, plan.digest)
 
         return _Bound(self._results(bind, "cannot bind its plan"), set())
 
@@ -337,7 +337,7 @@ class CudaLocalRuntime:
             self._closed = True
             try:
                 self._wait_idle()
-                self._drop_bound_plans()
+                self._drop_bound_programs()
                 while self._kept_for_graphs:
                     _free(self._kept_for_graphs.pop())
                 _free(self._place)
@@ -385,14 +385,14 @@ class CudaLocalRuntime:
     def _move_to(self, place: _Place) -> None:
         """Replace the current place, whose devices are idle, by a new one."""
         old, self._place = self._place, place
-        self._drop_bound_plans()
+        self._drop_bound_programs()
         captured, self._captured = self._captured, False
         if captured:
             self._kept_for_graphs.append(old)
         else:
             _free(old)
 
-    def _drop_bound_plans(self) -> None:
+    def _drop_bound_programs(self) -> None:
         self._bound.clear()
         self._recent.clear()
         self._calls = 0

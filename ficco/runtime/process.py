@@ -26,7 +26,7 @@ from ficco.plan import Plan, RankPlan, WindowBytes, digest_of, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime import forks
 from ficco.runtime.blas_threads import single_threaded
-from ficco.runtime.bound import BoundPlans, check_machine, timeline_of
+from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import (
     ALIKE,
     Failure,
@@ -56,7 +56,7 @@ class Call:
 
     Attributes:
         problem, schedule, digest: the identity of the call.
-        bound: an engine's BoundPlan.
+        bound: an engine's BoundProgram.
         prepared: prepared calls that repeat it, one per layout of its matrices.
     """
 
@@ -102,7 +102,7 @@ class ProcessRuntime:
         self._compute, self._timeout_s = compute, timeout_s
         self.most_window_bytes: int | None = None
         self._lock = threading.Lock()
-        self._bound: BoundPlans[Call] = BoundPlans()
+        self._bound: BoundPrograms[Call] = BoundPrograms()
         self._calls = 0
         self._last: Call | None = None
         self._rendezvous_error = ""  # why the last rendezvous failed, until a reset
@@ -205,7 +205,7 @@ class ProcessRuntime:
                 roomy = least
             call = _call_in_words(problem, schedule, self.rank)
             self._meet("grow the windows", roomy, digest, call)
-        return Call(problem, schedule, digest, self._bound_plan(plan, digest))
+        return Call(problem, schedule, digest, self._bound_program(plan, digest))
 
     def _need(self, plan: RankPlan) -> WindowBytes:
         """Return the sizes that a plan needs, equal on all ranks; here windows hold mailboxes."""
@@ -216,9 +216,9 @@ class ProcessRuntime:
         """The current size of each copy of each window."""
         return WindowBytes(self._group.capacity)
 
-    def _bound_plan(self, plan: RankPlan, digest: int) -> Any:
+    def _bound_program(self, plan: RankPlan, digest: int) -> Any:
         """Bind a plan to the current windows, which are large enough."""
-        return host.BoundPlan(plan, self._group, self.machine, self._compute)
+        return host.BoundProgram(plan, self._group, self.machine, self._compute)
 
     def _run(self, call: Call, arrays: Mapping[str, Any]) -> None:
         copy = self._calls % 2  # plans with mailboxes rely on copies that alternate
@@ -256,7 +256,7 @@ class ProcessRuntime:
             self._group.refuse(self.rank, f"{type(error).__name__}: {error}")
 
     def reset(self) -> None:
-        """Meet all ranks and make new windows, after a failure. Bound plans are dropped.
+        """Meet all ranks and make new windows, after a failure. Bound programs are dropped.
 
         Peers that are in a call fail within a second, and must reset the group too.
 
@@ -274,7 +274,7 @@ class ProcessRuntime:
         self._lock = threading.Lock()  # another thread of the parent may have held it
         INHERITED.extend([*self._groups, self._last, self._bound])
         self._groups.clear()
-        self._bound, self._last = BoundPlans(), None
+        self._bound, self._last = BoundPrograms(), None
         self._rendezvous.close()  # else peers would see the parent alive as long as this process
 
     def close(self) -> None:

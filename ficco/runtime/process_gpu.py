@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
-from ficco.engines import cuda, shared_memory
+from ficco.engines import cuda, gpu, shared_memory
 from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
 from ficco.engines.prepared import PreparedCall
 from ficco.engines.window_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
@@ -146,11 +146,11 @@ class CudaProcessRuntime(ProcessRuntime):
             cuda.check_runs(schedule, self._compute)
         return super()._bind(problem, schedule)
 
-    def _bound_plan(self, plan: RankPlan, digest: int) -> cuda.BoundPlan:
+    def _bound_program(self, plan: RankPlan, digest: int) -> gpu.BoundProgram:
         place = self._places[-1]
         target = cuda.target_of(place.device, place.window, self._compute)
         program = compile_plan(plan, target)
-        return cuda.BoundPlan(program, place.device, place.window, self._compute, digest)
+        return gpu.BoundProgram(program, place.device, place.window, self._compute, digest)
 
     def _run(self, call: Call, arrays: Mapping[str, Any]) -> None:
         copy = self._calls % 2

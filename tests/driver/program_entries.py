@@ -13,7 +13,7 @@ from typing import Any
 import double_control as control
 from engine_node import Node, named, problems, refused
 
-from ficco.engines import cuda
+from ficco.engines import cuda, gpu
 from ficco.engines.window_layout import COPIES, WORDS_BYTES, Window
 from ficco.errors import ScheduleError
 from ficco.plan import Region, Signal, signal_place
@@ -37,7 +37,7 @@ class Expected:
     """The lines of a bound program's entries, in a call with given arrays on a window copy."""
 
     def __init__(
-        self, bound: cuda.BoundPlan, arrays: dict[str, Any], copy: int, digest: int
+        self, bound: gpu.BoundProgram, arrays: dict[str, Any], copy: int, digest: int
     ) -> None:
         self.bound, self.arrays, self.copy, self.digest = bound, arrays, copy, digest
         self.window: Window = bound._window

@@ -80,7 +80,7 @@ def test_calls_on_mailboxes_and_on_windows_in_any_order() -> None:
         own, bound = random.Random(rank), {}
         for number, plan in enumerate(calls):
             if id(plan) not in bound:
-                bound[id(plan)] = host.BoundPlan(plan.ranks[rank], group, machine, compute)
+                bound[id(plan)] = host.BoundProgram(plan.ranks[rank], group, machine, compute)
             if own.random() < 0.1:
                 time.sleep(own.random() * 4e-3)
             if not bound[id(plan)].run(arrays[number][rank], number % 2, plan.digest):

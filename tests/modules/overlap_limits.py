@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 import ficco
 from ficco.modules import call_cache, functions, groups, overlapping
 from ficco.operators.functions import as_matrix
-from ficco.runtime.bound import BOUND_PLANS
+from ficco.runtime.bound import BOUND_PROGRAMS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_double
@@ -382,7 +382,7 @@ def serving(mesh: DeviceMesh) -> None:
     assert len(os.listdir("/proc/self/task")) <= tasks, "threads grew"
     assert threading.active_count() <= threads
     kept = groups.runtime(mesh)._bound._plans
-    assert len(kept) <= BOUND_PLANS and len(call_cache._cache) <= call_cache.MAX_CALLS
+    assert len(kept) <= BOUND_PROGRAMS and len(call_cache._cache) <= call_cache.MAX_CALLS
     ficco.close(mesh)
     ficco.prepare(mesh, machine="mesh4")
     large = parallelize_module(nn.Linear(256, 64 * world), mesh, ColwiseParallel(

@@ -1,0 +1,324 @@
+"""The CUDA engine: one rank's program on streams, copy engines and a compute library.
+
+A call runs on the caller's stream, which gets the launches. The other lanes are separate streams,
+forked from the caller's stream and joined to it again. One native call enqueues everything between
+two launches. The host never waits for the device.
+
+    caller's stream   fork | waits | gemm | waits | gemm | ... | clear, free | join
+    push lanes             | free, entered | copy data copy data ...  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco import _native
+from ficco.compute import DeviceCompute
+from ficco.encoding import Segment, encode, lanes_of, trace_rows
+from ficco.engines.cuda import Device
+from ficco.engines.launches import Launches
+from ficco.engines.library_calls import Call, View, call_of
+from ficco.engines.prepared import PreparedCall
+from ficco.engines.spans import spans_of
+from ficco.engines.window_layout import COPIES, Window
+from ficco.errors import EngineError
+from ficco.plan import Region, has_mailbox, window_places
+from ficco.program import Gated, OneKernel, Program
+from ficco.timeline import Span
+
+__all__ = ["BoundProgram"]
+
+
+class BoundProgram:
+    """A rank's program, bound to a window and ready to run with any matrices of its shapes.
+
+    Attributes:
+        rows: the meaning of each row of the trace.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        device: Device,
+        window: Window,
+        compute: DeviceCompute,
+        digest: int,
+    ) -> None:
+        self.program, self._compute, self._device = program, compute, device
+        self.rows = trace_rows(program)
+        self._window = window  # keeps the memory alive
+        mailbox = has_mailbox(program.buffers)
+        self._buffers = {buffer.name: buffer for buffer in program.buffers}
+        self._places = {} if mailbox else window_places(program.buffers)[0]
+        encoded = encode(program, _lanes(program))
+        self._count = len(encoded.slots)
+        self._leading, self._segments = encoded.leading, encoded.segments
+        self._calls = {
+            entry.row: call_of(entry.launch.work, self._buffers)
+            for entry in (*self._leading, *self._segments)
+            if not isinstance(entry.launch.work, (Gated, OneKernel))
+        }
+        counts = (encoded.segment_count, len(self.rows), len(encoded.slots))
+        self._native = _native.GpuProgram(
+            device.native, window.native, encoded.ops, encoded.windows, counts, digest
+        )
+        self._handles = [self._window_handles(copy) for copy in range(COPIES)]
+        self._launches = None
+        if compute.kernels is not None:
+            self._launches = Launches(
+                program, encoded, compute, self._native, window, device, digest
+            )
+            window.recent.append(self._launches)
+        # Slots of buffers that are passed to a call or allocated for it.
+        own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == program.rank]
+        # A single launch stores its results for peers directly and needs no workspace.
+        whole = any(isinstance(launch.work, OneKernel) for launch in program.launches)
+        spaces = [buffer for buffer in program.buffers if buffer.role == "workspace"]
+        self._workspaces = [] if whole else spaces
+        elsewhere = {*self._places, *({b.name for b in spaces} if whole else ())}
+        self._numbers = {name: slot for name, slot in own if name not in elsewhere}
+        placed = set() if self._launches is None else self._launches.placed
+        self._slots = [(slot, name) for name, slot in self._numbers.items() if slot not in placed]
+        self._held = False  # whether the window holds the launches
+        self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
+        self._weights = [b.name for b in program.buffers if b.role == "weight"]
+        self._dtype = next(b.dtype for b in program.buffers if b.role == "output")
+
+    def _window_handles(self, copy: int) -> dict[tuple[str, int], Any]:
+        """Return handles of the own window buffers for a call on `copy`, by name and shift."""
+        handles = {}
+        for name, place in self._places.items():
+            buffer = self._buffers[name]
+            for shift in range(buffer.copies):
+                address = self._window.own(copy ^ shift) + place
+                handles[name, shift] = self._compute.at(
+                    address, buffer.rows, buffer.cols, buffer.dtype
+                )
+        return handles
+
+    @property
+    def captured(self) -> bool:
+        """Whether a graph has captured a call of the program, so that its window must stay."""
+        return self._native.captured
+
+    @property
+    def launch_count(self) -> int:
+        """Number of launches of a call."""
+        return len(self._leading) + len(self._segments)
+
+    @property
+    def library_calls(self) -> int:
+        """Number of a call's launches that a library makes."""
+        native = 0 if self._launches is None else len(self._launches.native)
+        return self.launch_count - native
+
+    def run(self, arrays: Mapping[str, Any], copy: int, traced: bool = False) -> None:
+        """Enqueue one call on the library's current stream, on the current device.
+
+        Args:
+            arrays: inputs, weights and outputs by buffer name, of the plan's shapes and dtypes;
+                inputs that copies read have unit stride along rows.
+            copy: the window copy of this call.
+            traced: whether to record times, for `spans`.
+
+        Raises:
+            RuntimeError: the group has failed; no wait and no send was enqueued.
+            GpuError: a driver call failed; the group has then failed, too.
+        """
+        native, launches = self._native, self._launches
+        local, addresses, pitches = self._placed(arrays)
+        try:
+            if launches is None or not launches.suit(addresses, pitches):
+                self._run_by_entries(local, addresses, pitches, copy, traced)
+            else:
+                self._run_natively(local, addresses, pitches, copy, traced)
+        except BaseException:
+            native.abandon()
+            raise
+        finally:
+            if not self._held and launches is not None and native.captured:
+                self._window.held.append(launches)
+                self._held = True
+
+    def prepared_call(self, arrays: Mapping[str, Any]) -> PreparedCall | None:
+        """Return a prepared call for matrices laid out as `arrays`, which `run` has used.
+
+        Its `run` takes addresses in the order of `arrays`. Returns None if native code does not
+        launch the whole call. Enqueues and allocates nothing.
+        """
+        launches = self._launches
+        if launches is None or len(launches.native) < len(self._segments):
+            return None
+        if not all(self._compute.reads(arrays[name]) for name in self._weights):
+            return None  # the library reads a copy of the weight
+        state, parts = launches.state, (self._native, launches, self._compute)
+        before = self._lead if self._leading else None
+        prepared = PreparedCall(
+            *parts, arrays, self._numbers, self._count, self._workspaces, self._window, before
+        )
+        # None: another thread has run with matrices of another layout meanwhile.
+        return prepared if launches.state is state else None
+
+    def load(self, arrays: Mapping[str, Any]) -> None:
+        """Load the kernels of calls with such arrays, as no capture may; enqueue nothing."""
+        local, addresses, pitches = self._placed(arrays)
+        if self._launches is not None:
+            with self._device.preparing():
+                self._launches.ready(self._view(local, 0), 0, addresses, pitches)
+
+    def rehearse(self, arrays: Mapping[str, Any]) -> None:
+        """Load all kernels of calls with such arrays: run the library's calls into scratch memory.
+
+        A library may load a kernel at the kernel's first launch. Outputs hold arbitrary values
+        afterwards.
+        """
+        self.load(arrays)
+        compute, launches = self._compute, self._launches
+        local, _, _ = self._placed(arrays)
+        for name in self._places:
+            buffer = self._buffers[name]
+            local[name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
+        view = self._view(local, 0)
+        native = frozenset[int]() if launches is None else launches.native
+        launched = {self._segments[number].row for number in native}
+        with compute.exact(self._dtype):
+            for row, call in self._calls.items():
+                if row not in launched:
+                    call(compute, view)
+
+    def _placed(self, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[int], list[int]]:
+        """Return a call's matrices by name, and their addresses and pitches by slot."""
+        compute = self._compute
+        local = dict(arrays)
+        for name in self._weights:
+            local[name] = compute.operand(local[name])
+        for buffer in self._workspaces:
+            local[buffer.name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
+        addresses, pitches = [0] * self._count, [0] * self._count
+        for slot, name in self._slots:
+            addresses[slot], pitches[slot] = compute.place(local[name])
+        if self._launches is not None:
+            self._launches.place(local, addresses, pitches)
+        return local, addresses, pitches
+
+    def _run_natively(
+        self,
+        local: dict[str, Any],
+        addresses: list[int],
+        pitches: list[int],
+        copy: int,
+        traced: bool,
+    ) -> None:
+        """Enqueue a call whose launches are all native, but for those before it."""
+        if traced and self._leading:  # their times are recorded after the begin of the call
+            self._run_by_entries(local, addresses, pitches, copy, traced)
+            return
+        if self._leading:
+            self._lead(local)
+        self._native.call(copy, self._compute.stream(), traced, addresses, pitches)
+
+    def _lead(self, matrices: Mapping[str, Any]) -> None:
+        """Enqueue the launches before a call that is one kernel, which read whole matrices."""
+        with self._compute.exact(self._dtype):
+            for entry in self._leading:
+                self._calls[entry.row](self._compute, lambda region: matrices[region.buffer])
+
+    def _run_by_entries(
+        self,
+        local: dict[str, Any],
+        addresses: list[int],
+        pitches: list[int],
+        copy: int,
+        traced: bool,
+    ) -> None:
+        """Enqueue a call launch by launch: native code does not make all launches, or not yet."""
+        native, launches, view = self._native, self._launches, self._view(local, copy)
+        armed: dict[int, Callable[[], None]] = {}
+        if launches is not None:
+            with self._device.preparing():
+                armed = launches.ready(view, copy, addresses, pitches)
+            if not traced and len(launches.native) == len(self._segments):
+                self._run_natively(local, addresses, pitches, copy, traced)
+                return
+        native.start(copy, self._compute.stream(), traced, addresses, pitches)
+        with self._compute.exact(self._dtype):
+            for entry in self._leading:
+                self._launch(entry, self._calls[entry.row], view, traced)
+            self._submit(view, armed, traced)
+        native.finish()
+
+    def _view(self, local: dict[str, Any], copy: int) -> View:
+        """Return a function that maps a region to its handle in this call."""
+        windows, views, part = self._handles[copy], self._views[copy], self._compute.part
+
+        def view(region: Region) -> Any:
+            handle = local.get(region.buffer)
+            if handle is not None:
+                return part(handle, *region[2:6])
+            cached = views.get(region)
+            if cached is None:
+                cached = views[region] = part(windows[region.buffer, region.copy], *region[2:6])
+            return cached
+
+        return view
+
+    def _submit(self, view: View, armed: dict[int, Callable[[], None]], traced: bool) -> None:
+        """Enqueue all segments and the launches between them."""
+        native, launches = self._native, self._launches
+        by_native = frozenset[int]() if launches is None else launches.native
+        for number, entry in enumerate(self._segments):
+            native.submit(number)
+            if number in by_native:
+                native.launch(number)
+                continue
+            launch = armed.get(number)
+            call = self._calls[entry.row] if launch is None else _called(launch)
+            self._launch(entry, call, view, traced)
+            if entry.mark >= 0:
+                native.mark(entry.mark)
+        native.submit(len(self._segments))
+
+    def _launch(self, entry: Segment, call: Call, view: View, traced: bool) -> None:
+        if traced:
+            self._native.stamp(entry.row, False)
+        call(self._compute, view)
+        if traced:
+            self._native.stamp(entry.row, True)
+
+    def fill_nan(self, arrays: Mapping[str, Any]) -> None:
+        """Fill the outputs with NaN, for a call that was not enqueued."""
+        for buffer in self.program.buffers:
+            if buffer.role == "output" and buffer.name in arrays:
+                self._compute.fill_nan(arrays[buffer.name])
+
+    def spans(self) -> list[Span]:
+        """Return the spans of the last traced call once it has ended, in monotonic clock time.
+
+        The device's clock is aligned with the host's after the call, to about 10 us.
+        """
+        times: npt.NDArray[np.int64] = self._native.times()
+        return spans_of(self.program, self.rows, times)
+
+
+def _called(launch: Callable[[], None]) -> Call:
+    """Return a launch that is ready as a function of any arrays."""
+    return lambda compute, view: launch()
+
+
+def _lanes(program: Program) -> dict[str, int]:
+    """Number the lanes that get a stream; the lane with launches uses the caller's stream.
+
+    Raises:
+        EngineError: launches are in several lanes.
+    """
+    computing = sorted({launch.lane for launch in program.launches})
+    if len(computing) > 1:
+        raise EngineError(
+            f"compute in the lanes {computing}; the CUDA engine computes on the caller's stream, "
+            "so put it into one lane"
+        )
+    return lanes_of(program)
