@@ -177,8 +177,8 @@ def measure(
     forward, backward = recorded(operands, schedule)
     result["recorded"], _ = _alone(forward, clock)
     result["backward"], _ = _alone(backward, clock)
-    result["native_calls"] = 3 + len(bound._works)
-    result["library_calls"] = sum(len(calls) for _, calls in bound._works)
+    result["native_calls"] = 3 + bound.launch_count
+    result["library_calls"] = bound.library_calls
     if sharing:
         return result
     result["serial"], result["serial_after_a_wait"] = _alone(operands.serial, clock)

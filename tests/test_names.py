@@ -25,7 +25,9 @@ MODULES = """
     modules/layers/trial profiling/calling profiling/tallies profiling/gpu/beside
     profiling/gpu/landing profiling/gpu/storing profiling/gpu/hosting profiling/gpu/words
     profiling/host/words sweeping/gpu/todo sweeping/gpu/measure cli/choosing cli/meeting_folder
-    cli/working
+    cli/working grouping engines/rows engines/gating engines/work engines/one_kernel
+    kernels/tiling kernels/plan_reader kernels/gated_parts kernels/one_kernel_all_reduce_table
+    kernels/one_kernel_gather_table
 """.split()  # noqa: SIM905 - as a list it is a page
 IDENTIFIERS = set(
     """
@@ -33,7 +35,8 @@ IDENTIFIERS = set(
     landing_stride Room room_of Standing standing call_again can_call_again spoil spoilt
     DirectOperands DirectOutput DirectWindows DirectTable DirectTile DirectChunk direct_gather
     direct_all_reduce arm_direct prepare_direct described_direct Meeting MeetingFolder
-    meeting_folder posing GpuWays kTold told_word
+    meeting_folder posing GpuWays kTold told_word BoundPlan
+    BoundPlans stores_of steps_within calls_of encode_whole kFewestStored
     """.split()  # noqa: SIM905
 )
 

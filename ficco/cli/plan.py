@@ -19,7 +19,7 @@ from ficco.program import Program
 from ficco.report.plan_text import plan_text
 from ficco.report.program_text import program_json, program_text
 from ficco.target import HOST, cuda_target, own_signals
-from ficco.verifier import verify
+from ficco.verifier import Violation, verify
 
 __all__ = ["add_to"]
 
@@ -52,13 +52,13 @@ def add_to(commands: Any) -> None:
 
 
 def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if args.check:
-        _check_alone(args, parser)
-        return _check(args.check, args.json)
     if (args.target or args.signals) and not args.program:
         raise InputError("--target and --signals are for --program; add it, or leave them out")
     if args.signals and args.target == "host":
         raise InputError("--signals is for CUDA streams; leave it out with --target host")
+    if args.check:
+        _check_alone(args, parser)
+        return _check(args)
     request = request_from(args)
     if len(request.schedules) != 1:
         raise InputError("ficco plan prints one plan; give one --schedule")
@@ -70,7 +70,10 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         programs = _programs(plan, args.target, args.signals) if args.program else []
         if args.check is not None:
             work.say(f"proves {_steps(plan)} steps")
-            return _judge(read_back_plan(plan, programs) if programs else plan, args.json)
+            plan = read_back_plan(plan, programs) if programs else plan
+            violations = verify(plan)
+    if args.check is not None:
+        return _tell(plan, violations, args.json)
     if args.json and args.rank is not None:
         raise InputError("--rank is for the readable form; --json prints all ranks")
     if programs:
@@ -97,7 +100,7 @@ def _programs(plan: Plan, target: str | None, signals: str | None) -> list[Progr
 
 def _check_alone(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Refuse a problem or schedule with --check; the plan in the file contains both."""
-    with_check = ("check", "json", "main", "command")
+    with_check = ("check", "json", "main", "command", "program", "target", "signals")
     for name, value in vars(args).items():
         if name not in with_check and value != parser.get_default(name):
             option = name if name == "op" else f"--{name}"
@@ -106,7 +109,9 @@ def _check_alone(args: argparse.Namespace, parser: argparse.ArgumentParser) -> N
             )
 
 
-def _check(source: str, as_json: bool) -> int:
+def _check(args: argparse.Namespace) -> int:
+    """Prove the plan in a file, or the programs that passes compile from it."""
+    source = args.check
     try:
         if source == "-":
             text = sys.stdin.read()
@@ -120,13 +125,15 @@ def _check(source: str, as_json: bool) -> int:
     with Working("ficco plan") as work:
         work.say("reads the plan")
         plan = loads(text, "stdin" if source == "-" else source)
+        if args.program:
+            plan = read_back_plan(plan, _programs(plan, args.target, args.signals))
         work.say(f"proves {_steps(plan)} steps")
-    return _judge(plan, as_json)
+        violations = verify(plan)
+    return _tell(plan, violations, args.json)
 
 
-def _judge(plan: Plan, as_json: bool) -> int:
-    """Prove a plan, and print the verdict; return the exit status."""
-    violations = verify(plan)
+def _tell(plan: Plan, violations: list[Violation], as_json: bool) -> int:
+    """Print the verdict on a plan; return the exit status."""
     if as_json:
         violation_rows = [violation._asdict() for violation in violations]
         print(json.dumps({"ok": not violations, "violations": violation_rows}))

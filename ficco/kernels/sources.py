@@ -1,7 +1,7 @@
 """The sources of the compiled kernels, and a digest of them. No Triton.
 
-The digest covers the compiler's input: the code of all modules with device code, without comments
-and docstrings, and the numbers that the code imports from elsewhere in ficco.
+The digest covers the compiler's input: the code of all modules with device code, without imports,
+comments and docstrings, and the numbers that the code imports from elsewhere in ficco.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def digest() -> str:
 
 
 def _code_of(text: str) -> str:
-    """Return a module's code without comments, docstrings and positions."""
+    """Return a module's code without imports, comments, docstrings and positions."""
     tree = ast.parse(text)
+    imports = (ast.Import, ast.ImportFrom)
+    tree.body = [statement for statement in tree.body if not isinstance(statement, imports)]
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) or not body:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ficco.passes import compile_plan
 from ficco.plan import RankPlan
 from ficco.profiling.figures import least_squares
-from ficco.program import Copy, Launch, SignalWrite
+from ficco.program import Copy, Launch, SignalWrite, Wait
 from ficco.target import cuda_target, own_signals
 
 __all__ = ["Tally", "submission_costs", "tally"]
@@ -21,7 +21,8 @@ class Tally(NamedTuple):
         launches: library calls.
         kernels: ficco's own kernels.
         copies: pushes, copies within the device, and signals if these are copies.
-        signals: entries that raise, wait for or clear signals.
+        signals: waits, clears and raises; a kernel that clears and raises counts twice, as
+            in the simulator.
     """
 
     launches: int
@@ -43,7 +44,8 @@ def tally(plan: RankPlan, signal_kind: str = "write") -> Tally:
         launches=len(launches) - kernels,
         kernels=kernels,
         copies=copies + sum(len(entry.raises) for entry in copied),
-        signals=len(entries) - len(launches) - copies - len(copied),
+        signals=sum(isinstance(entry, Wait) for entry in entries)
+        + sum(bool(w.clears) + bool(w.raises) for w in writes if w.how != "copy"),
     )
 
 

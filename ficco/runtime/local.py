@@ -1,7 +1,7 @@
 """Run all ranks in one process, without torch: one thread per rank, windows in process memory.
 
-A runtime runs problems, caches their bound programs, and turns a failure into one error. It does not
-check the user's arguments; `node` does.
+A runtime runs problems, caches their bound programs, and turns a failure into one error. It does
+not check the user's arguments; `node` does.
 """
 
 from __future__ import annotations

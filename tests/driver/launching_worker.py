@@ -68,11 +68,12 @@ class Rank:
         self.window = Window(ranks.bases, rank, ranks.sizes, ranks, writable)
         self.keep: Any = device
         peer = 1 - rank
+        by_kernel, by_copy = (0, 0) if SIGNALS == "write" else (2, 1)
         ops = [
-            (0, -1, 1, 1, peer, ENTERED, 1),
+            (0, -1, 1, 1, peer, ENTERED, 1, 0, by_kernel),
             (0, 0, 2, 0, rank, ENTERED, 1),
             (0, 0, 0, 0, X, 0, 0, PEER, 0, 0, ROWS, k * dtype.itemsize, -1),
-            (0, 0, 1, 0, peer, DATA, 1),
+            (0, 0, 1, 0, peer, DATA, 1, 0, by_copy),
             (1, -1, 4, 3, 0),
             (1, -1, 3, 3, rank, DATA),
             (1, -1, 3, 3, rank, ENTERED),

@@ -374,6 +374,45 @@ class TestPlan:
         assert code == 1 and not found["ok"]
         assert set(found["violations"][0]) == {"rank", "step", "rule", "message", "mend"}
 
+    @pytest.mark.parametrize("target", ["host", "cuda", "cuda --signals copy"])
+    @pytest.mark.parametrize("name", ["gated_1d", "gated_sums_1d", "two_shot_sm", "shard_p2p"])
+    def test_it_prints_and_proves_what_runs(self, capsys: Any, name: str, target: str) -> None:
+        words = ["plan", "matmul_all_reduce", "--ranks", "3", "--m", "96", "--n", "48", "--k", "36"]
+        words += ["--schedule", name, "--program", "--target", *target.split()]
+        code, out, _ = call(capsys, *words)
+        assert code == 0 and "rank 0" in out and "rank 2" in out
+        whole = "one_kernel for the whole call" in out
+        assert whole == (name == "two_shot_sm" and target != "host")
+        assert whole or ("by copy: raises" in out) == ("copy" in target)
+        code, out, _ = call(capsys, *words, "--json")
+        program = json.loads(out)
+        assert code == 0 and len(program["ranks"]) == 3
+        entries = {entry["entry"] for entry in program["ranks"][0]["entries"]}
+        assert entries <= {"copy", "signal_write", "wait", "launch"} and "launch" in entries
+        code, out, _ = call(capsys, *words, "--check")
+        assert code == 0 and out.startswith("right:")
+
+    def test_the_program_of_a_file_is_proved(self, capsys: Any, tmp_path: Path) -> None:
+        _, out, _ = call(capsys, "plan", *SMALL[:6], "--schedule", "gated_1d", "--json")
+        plan = json.loads(out)
+        file = tmp_path / "plan.json"
+        file.write_text(out)
+        code, out, _ = call(capsys, "plan", "--check", str(file), "--program")
+        assert code == 0 and out.startswith("right:")
+        steps = plan["ranks"][1]["steps"]
+        (gated,) = [step for step in steps if step.get("parts")]
+        del next(part for part in gated["parts"] if part.get("waits"))["waits"]
+        file.write_text(json.dumps(plan))
+        code, out, _ = call(capsys, "plan", "--check", str(file), "--program")
+        assert code == 1 and "gemm" in out
+
+    @pytest.mark.parametrize(
+        "more", ["--target host", "--signals copy", "--program --target host --signals copy"]
+    )
+    def test_options_of_programs_are_for_programs(self, capsys: Any, more: str) -> None:
+        code, out, err = call(capsys, "plan", *more.split())
+        assert code == 2 and out == "" and "leave" in err
+
     def test_broken_json_is_exit_2(self, capsys: Any, tmp_path: Path) -> None:
         file = tmp_path / "plan.json"
         file.write_text('{"version": 1')

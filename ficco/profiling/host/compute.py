@@ -90,7 +90,11 @@ def step_costs(rig: Rig) -> dict[str, float]:
 
 
 def _busy(runs: Sequence[Sequence[Span]], kind: str) -> float:
-    """Return the total time of steps of a kind, on the median rank, in the fastest run."""
+    """Return the total time of steps of a kind, on the median rank, in the fastest run.
+
+    A copy within a rank counts as a copy.
+    """
     return min(
-        statistics.median(lasted(span for span in spans if span.kind == kind)) for spans in runs
+        statistics.median(lasted(span for span in spans if span.kind in (kind, f"local_{kind}")))
+        for spans in runs
     )
