@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import EngineError
 from ficco.machine import Link
-from ficco.plan import Region, Signal, signal_at, signal_place, window_places
+from ficco.plan import Region, Signal, signal_place, window_places
 from ficco.program import (
     Copy,
     Entry,
@@ -36,6 +36,7 @@ _COPY, _RAISE, _WAIT, _CLEAR, _AFTER, _EXPECT, _MISSED = range(7)
 _HOW = {"thread": 0, "stream": 0, "copy": 1, "kernel": 2}
 _COLUMNS = 16  # of a row
 _PADDING = (0,) * 11
+_ENTERED, _FREE = [signal_place(Signal(0, name, 0)) for name in ("entered", "free")]
 
 
 class Row(NamedTuple):
@@ -67,6 +68,7 @@ class Encoded(NamedTuple):
         ops: [count, 16], sorted by segment.
         windows: [count, 4]: slot, rank, byte offset, pitch.
         slots: (rank, buffer) -> slot number.
+        row_count: number of rows of the trace; see `trace_rows`.
         leading: launches before the first segment.
         segments: launches, one between every two segments.
     """
@@ -74,6 +76,7 @@ class Encoded(NamedTuple):
     ops: npt.NDArray[np.int64]
     windows: npt.NDArray[np.int64]
     slots: dict[tuple[int, str], int]
+    row_count: int
     leading: list[Segment]
     segments: list[Segment]
 
@@ -90,7 +93,7 @@ def trace_rows(program: Program) -> list[Row]:
         if entry.after:
             rows.append(Row(f"{entry.id}.after", entry, "wait"))
         if isinstance(entry, Launch):
-            rows += [Row(name, entry, "wait") for name, _ in _awaited(program.rank, entry)]
+            rows += [Row(name, entry, "wait") for name, _ in _awaited(entry)]
     return rows
 
 
@@ -118,22 +121,22 @@ def encode(program: Program, lanes: dict[str, int], link: Link | None = None) ->
     return _Encoder(program, lanes, link).encoded()
 
 
-def _awaited(rank: int, launch: Launch) -> list[tuple[str, tuple[Signal, ...]]]:
-    """Return the waits of a kernel by name, each with the signals that no earlier one has."""
+def _awaited(launch: Launch) -> list[tuple[str, list[int]]]:
+    """Return the waits of a kernel by name, with the places of signals that no earlier one has."""
     if isinstance(launch.work, OneKernel):
-        return list(launch.work.waits)
+        waits = launch.work.waits
+        return [(name, [signal_place(signal) for signal in signals]) for name, signals in waits]
     if not isinstance(launch.work, Gated):
         return []
     known: set[int] = set()
-    waits = []
+    awaited = []
     for number, part in enumerate(launch.work.parts):
-        places = [term.word for term in part.terms if term is not None] or [part.word]
-        fresh = [place for place in dict.fromkeys(places) if place >= 0 and place not in known]
-        known.update(fresh)
+        places = [part.word, *[term.word for term in part.terms if term is not None]]
+        fresh = [place for place in places if place >= 0 and place not in known]
         if fresh:
-            signals = tuple([signal_at(rank, place) for place in fresh])
-            waits.append((f"{launch.id}[{number}].wait", signals))
-    return waits
+            known.update(fresh)
+            awaited.append((f"{launch.id}[{number}].wait", fresh))
+    return awaited
 
 
 class _Encoder:
@@ -156,20 +159,25 @@ class _Encoder:
         """Return all rows."""
         entries = self.program.entries
         index_of = {entry.id: i for i, entry in enumerate(entries)}
-        awaited = {name for entry in entries for name in entry.after}
-        whole = any(isinstance(e, Launch) and isinstance(e.work, OneKernel) for e in entries)
+        awaited = {name for entry in entries if entry.after for name in entry.after}
+        last = entries[-1] if entries else None  # a launch that is a whole call is the last entry
+        whole = isinstance(last, Launch) and isinstance(last.work, OneKernel)
         extra = len(entries)  # the next trace row that is no entry
         for i, entry in enumerate(entries):
             lane = self.lanes.get(entry.lane, INLINE)
-            for name in entry.after:
-                rows, segment = self._place(lane)
-                rows += (segment, lane, _AFTER, extra, index_of[name], *_PADDING)
-            extra += bool(entry.after)
+            if entry.after:
+                for name in entry.after:
+                    rows, segment = self._place(lane)
+                    rows += (segment, lane, _AFTER, extra, index_of[name], *_PADDING)
+                extra += 1
             if isinstance(entry, Copy):
                 self._copy(lane, i, entry.source, entry.target)
             elif isinstance(entry, SignalWrite):
-                self._signals(lane, _CLEAR, i, entry.clears, _HOW[entry.how])
-                self._signals(lane, _RAISE, i, entry.raises, _HOW[entry.how])
+                how = _HOW[entry.how]
+                if entry.clears:
+                    self._signals(lane, _CLEAR, i, entry.clears, how)
+                if entry.raises:
+                    self._signals(lane, _RAISE, i, entry.raises, how)
             elif isinstance(entry, Wait):
                 self._signals(lane, _WAIT, i, entry.signals)
             else:
@@ -177,8 +185,9 @@ class _Encoder:
                 extra += self._launch(Segment(i, entry, mark), extra, whole)
         flat = np.frombuffer(array("q", self.ahead + self.rows), np.int64)
         return Encoded(
-            flat.reshape(-1, _COLUMNS), self._windows(), self.slots, self.leading, self.segments
-        )
+            flat.reshape(-1, _COLUMNS), self._windows(), self.slots, extra, self.leading,
+            self.segments,
+        )  # fmt: skip
 
     def _launch(self, segment: Segment, extra: int, whole: bool) -> int:
         """Add a launch and the signals that it awaits; return the number of its waits."""
@@ -198,10 +207,15 @@ class _Encoder:
                 )
             if segment.launch.by == "native":
                 self.slots.setdefault((rank, region.buffer), len(self.slots))
-        waits = _awaited(rank, segment.launch)
+        waits = _awaited(segment.launch)
         kind = _MISSED if isinstance(work, OneKernel) else _EXPECT
-        for number, (_, signals) in enumerate(waits):
-            self._signals(INLINE, kind, extra + number, signals)
+        for number, (_, places) in enumerate(waits):
+            for place in places:
+                digest = int(_ENTERED <= place < _FREE)
+                self.rows += (
+                    self.segment, INLINE, kind, extra + number, rank, place, 1, digest,
+                    0, 0, 0, 0, 0, 0, 0, 0,
+                )  # fmt: skip
         self.segments.append(segment)
         self.segment += 1
         return len(waits)

@@ -217,9 +217,7 @@ def kernel_of(work: Work) -> str:
 def kind_of(entry: Entry) -> str:
     """Return the kind of an entry's span in timelines: that of the plan's steps."""
     if isinstance(entry, Launch):
-        return {"sum": "reduce", "reduce": "reduce", "bag": "bag"}.get(
-            kernel_of(entry.work), "gemm"
-        )
+        return _KINDS.get(type(entry.work), "gemm")
     if isinstance(entry, Copy):
         return "local_copy" if entry.source.rank == entry.target.rank else "copy"
     if isinstance(entry, Wait):
@@ -236,6 +234,7 @@ def operands_of(work: Work) -> Iterator[Region]:
             yield from (item for item in value if isinstance(item, Region))
 
 
+_KINDS: dict[type, str] = {Sum: "reduce", Reduce: "reduce", Bag: "bag"}
 _KERNELS: dict[type, str] = {
     Gemm: "gemm",
     Sum: "sum",

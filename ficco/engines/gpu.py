@@ -10,6 +10,7 @@ two launches. The host never waits for the device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from ficco import _native
 from ficco.compute import DeviceCompute
-from ficco.encoding import Segment, encode, lanes_of, trace_rows
+from ficco.encoding import Row, Segment, encode, lanes_of, trace_rows
 from ficco.engines.cuda import Device
 from ficco.engines.launches import Launches
 from ficco.engines.library_calls import Call, View, call_of
@@ -37,7 +38,7 @@ class BoundProgram:
     """A rank's program, bound to a window and ready to run with any matrices of its shapes.
 
     Attributes:
-        rows: the meaning of each row of the trace.
+        program: as it was compiled.
     """
 
     def __init__(
@@ -49,7 +50,6 @@ class BoundProgram:
         digest: int,
     ) -> None:
         self.program, self._compute, self._device = program, compute, device
-        self.rows = trace_rows(program)
         self._window = window  # keeps the memory alive
         mailbox = has_mailbox(program.buffers)
         self._buffers = {buffer.name: buffer for buffer in program.buffers}
@@ -62,7 +62,7 @@ class BoundProgram:
             for entry in (*self._leading, *self._segments)
             if not isinstance(entry.launch.work, (Gated, OneKernel))
         }
-        counts = (encoded.segment_count, len(self.rows), len(encoded.slots))
+        counts = (encoded.segment_count, encoded.row_count, len(encoded.slots))
         self._native = _native.GpuProgram(
             device.native, window.native, encoded.ops, encoded.windows, counts, digest
         )
@@ -99,6 +99,11 @@ class BoundProgram:
                     address, buffer.rows, buffer.cols, buffer.dtype
                 )
         return handles
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """The meaning of each row of the trace."""
+        return trace_rows(self.program)
 
     @property
     def captured(self) -> bool:

@@ -14,6 +14,7 @@ order, as on a single shared hardware queue.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import Compute, dtype_of
-from ficco.encoding import Segment, encode, lanes_of, trace_rows
+from ficco.encoding import Row, Segment, encode, lanes_of, trace_rows
 from ficco.engines.spans import spans_of
 from ficco.errors import EngineError
 from ficco.machine import Machine
@@ -58,7 +59,7 @@ class BoundProgram:
     """A rank's program, bound to a group's windows and ready to run with any arrays of its shapes.
 
     Attributes:
-        rows: the meaning of each row of the trace.
+        program: as it was compiled.
     """
 
     def __init__(
@@ -71,7 +72,6 @@ class BoundProgram:
     ) -> None:
         self.program, self.group = compile_plan(plan, HOST), group
         self._compute = compute
-        self.rows = trace_rows(self.program)
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._places, _ = window_places(plan.buffers)
         _check_lanes(plan, in_order)
@@ -79,14 +79,19 @@ class BoundProgram:
         encoded = encode(self.program, lanes, machine.paced_link)
         self._slots, self._segments = encoded.slots, encoded.segments
         self._least_us = [self._modelled_us(entry.launch, machine) for entry in encoded.segments]
-        counts = (encoded.segment_count, len(self.rows), len(encoded.slots))
+        counts = (encoded.segment_count, encoded.row_count, len(encoded.slots))
         self._native = _native.Program(group, plan.rank, encoded.ops, encoded.windows, *counts)
         self._workspaces = {
             buffer.name: np.empty((buffer.rows, buffer.cols), dtype_of(buffer.dtype))
             for buffer in plan.buffers
             if buffer.role == "workspace"
         }
-        self._times: npt.NDArray[np.int64] = np.zeros((len(self.rows), 2), np.int64)
+        self._times: npt.NDArray[np.int64] = np.zeros((encoded.row_count, 2), np.int64)
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """The meaning of each row of the trace."""
+        return trace_rows(self.program)
 
     def _modelled_us(self, launch: Launch, machine: Machine) -> float:
         """Return the minimum duration of a launch by the machine's profile, in us."""

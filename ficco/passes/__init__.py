@@ -70,26 +70,25 @@ class _Compiler:
             self.contiguous = {b.name: b.cols for b in plan.buffers if b.role in _ADJACENT}
 
     def compiled(self) -> list[Entry]:
-        """Return the entries of all steps."""
+        """Return the entries of all steps. Plans are compiled for every new shape: be quick."""
+        ends, last, within = self.ends, self.last, self.within
         for step in self.plan.steps:
-            if step.id in self.within:  # an entry of an earlier step does it
-                self.ends[step.id] = (self.last[step.lane],)
+            name, lane = step.id, step.lane
+            if name in within:  # an entry of an earlier step does it
+                ends[name] = (last[lane],)
                 continue
-            after = self._after(step)
+            after = self._after(step) if step.after or self.pending else ()
             made = self._made(step, after)
             if made:
                 self.entries += made
-                self.last[step.lane] = made[-1].id
-                self.ends[step.id] = (made[-1].id,)
+                last[lane] = made[-1].id
+                ends[name] = (last[lane],)
             else:
-                self.pending[step.lane] = after
-                last = self.last.get(step.lane)
-                self.ends[step.id] = (*after, last) if last else after
+                self.pending[lane] = after
+                ends[name] = (*after, last[lane]) if lane in last else after
         return self.entries
 
     def _after(self, step: Step) -> tuple[str, ...]:
-        if not step.after and not self.pending:
-            return ()
         after = list(self.pending.pop(step.lane, ()))
         for name in step.after:
             if name not in self.ends:
@@ -109,6 +108,8 @@ class _Compiler:
             more = joined.signals if joined is not None else ()
             return signals.writes_of(step, after, more, step.lane in self.inline, self.target)
         if kind in ("copy", "local_copy"):
+            if kind == "copy" and len(step.reads) == 1 and self.contiguous is None:
+                return [Copy(step.id, step.lane, after, step.reads[0], step.writes[0])]
             boxes = copies.boxes_of(step, self.contiguous)
             names = _names(step.id, len(boxes))
             return [

@@ -55,12 +55,12 @@ def distance_of(regions: Sequence[Region]) -> int | None:
 
 def _rows_between(one: Product, other: Product) -> tuple[int, int] | None:
     """Return the row distances of reads and writes of two products, if otherwise alike."""
+    read, written = _rows_below(one.a, other.a), _rows_below(one.c, other.c)
+    if read is None or written is None or not one.c.area:
+        return None
     if (other.b, other.accumulate, other.add) != (one.b, one.accumulate, one.add):
         return None
-    if any(term.rows != 1 for term in one.add) or not (one.c.area and other.c.area):
-        return None
-    read, written = _rows_below(one.a, other.a), _rows_below(one.c, other.c)
-    return None if read is None or written is None else (read, written)
+    return None if any(term.rows != 1 for term in one.add) else (read, written)
 
 
 def _rows_below(one: Region, other: Region) -> int | None:

@@ -17,6 +17,8 @@ def ends_of(plan: RankPlan) -> dict[str, Ends]:
     The two steps directly follow the gated step in its lane and have no `after`, and the parts of
     the gated step wait for the rows that they multiply.
     """
+    if not any(step.parts for step in plan.steps):
+        return {}
     roles = {buffer.name: buffer.role for buffer in plan.buffers}
     lanes: dict[str, list[Step]] = {}
     for step in plan.steps:

@@ -35,6 +35,8 @@ def writes_of(
     raised = tuple(raises) if clears else step.signals
     if target.threads:
         return [SignalWrite(step.id, step.lane, after, clears, raised, "thread")]
+    if not inline and not target.writable:
+        return [SignalWrite(step.id, step.lane, after, clears, raised, "stream")]
     if inline and _by_kernel((*clears, *raised), target):
         pieces = [(*piece, "kernel") for piece in _batches(clears, raised)]
     else:
